@@ -1,0 +1,1 @@
+"""The Dash app on stored runs."""

@@ -1,0 +1,1 @@
+"""headscope: a microscope for the attention heads of rotary language models."""
