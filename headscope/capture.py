@@ -1,0 +1,90 @@
+"""Listen to every attention layer of a model while it runs.
+
+    with capturing(model) as layers:
+        layers.listen(lambda heard: ...)     # called with a seam.Attention for each layer and sequence
+        model.module(input_ids)
+
+Where the model came as a TransformerBridge, the seam also fires its hooks `blocks.{l}.attn.hook_rot_q` and
+`hook_rot_k` ([B, L, heads, d], after rotation), so `run_with_hooks` and `run_with_cache` work at fused-kernel speed
+and hooks that edit take effect. `hook_z` and the projections' hooks fire as they always do.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from headscope import seam
+from headscope.errors import BadInput, UnsupportedModel
+from headscope.models import Model, delegated
+
+
+class Layers:
+    """The attention layers of a model that is being captured."""
+
+    def __init__(self, model: Model, stack: ExitStack):
+        self._model = model
+        self._stack = stack
+
+    def listen(self, listener: seam.Listener, layers: list[int] | None = None) -> None:
+        """Call `listener` for the given layers (default all) until the capture ends. Unknown layers raise BadInput."""
+        for layer in range(len(self._model.attention)) if layers is None else layers:
+            self._stack.enter_context(seam.listening(self._module(layer), listener))
+
+    def edit(self, layer: int, edit: seam.Edit) -> None:
+        """Change q, k and v of one layer before its kernel until the capture ends."""
+        self._stack.enter_context(seam.editing(self._module(layer), edit))
+
+    def _module(self, layer: int) -> nn.Module:
+        if not 0 <= layer < len(self._model.attention):
+            raise BadInput(f"no layer {layer}: the model has layers 0 to {len(self._model.attention) - 1}")
+        return self._model.attention[layer]
+
+
+@contextmanager
+def capturing(model: Model) -> Iterator[Layers]:
+    """Route the model's attention through the seam and yield its layers; leaving restores the model."""
+    with ExitStack() as stack:
+        stack.enter_context(delegated(model.bridge))
+        stack.enter_context(seam.engaged(model.module))
+        for module in model.attention:
+            hook = module.register_forward_pre_hook(_refuse_quantised_cache, with_kwargs=True)
+            stack.callback(hook.remove)
+        if model.bridge is not None:
+            _add_missing_hooks(model.bridge)
+            for block, module in zip(model.bridge.blocks, model.attention, strict=True):
+                stack.enter_context(seam.editing(module, _bridge_edit(block.attn)))
+        yield Layers(model, stack)
+
+
+def _bridge_edit(attn: Any) -> seam.Edit:
+    """Fire hook_rot_q and hook_rot_k as TransformerLens shapes them, [B, L, heads, d]."""
+
+    def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = attn.hook_rot_q(q.transpose(1, 2)).transpose(1, 2)
+        k = attn.hook_rot_k(k.transpose(1, 2)).transpose(1, 2)
+        return q, k, v
+
+    return edit
+
+
+def _add_missing_hooks(bridge: Any) -> None:
+    """Families with a joint QKV projection come without rotary hooks; give them the same two."""
+    from transformer_lens.hook_points import HookPoint
+
+    missing = [
+        (block.attn, name) for block in bridge.blocks for name in ("hook_rot_q", "hook_rot_k") if not hasattr(block.attn, name)
+    ]
+    for attn, name in missing:
+        setattr(attn, name, HookPoint())
+    if missing:
+        bridge.clear_hook_registry()
+        bridge._initialize_hook_registry()
+
+
+def _refuse_quantised_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    cache = kwargs.get("past_key_values")
+    layers = getattr(cache, "layers", ())
+    if any("Quantized" in type(layer).__name__ for layer in layers):
+        raise UnsupportedModel("a quantised KV cache would be measured instead of the model's keys; use a plain cache")

@@ -1,0 +1,133 @@
+"""AdaRoPE's parameters: log-frequencies per KV group, temperature and growth per head (ICML 2026, eq. AdaFreq, AdaScale).
+
+theta_f = exp(xi_f); the query is multiplied by lambda(n) = (1/tau) ln(1 + max(n, L_ref) / L_ref)^gamma, where n is the
+number of keys the query sees, so cached decoding and a full pass agree. Parameters are float32 whatever the model's
+dtype. An adapter file is safetensors (the parameters and what they started from) with json metadata.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from headscope.errors import BadInput, Missing
+from headscope.models import Model
+from headscope.positions.schedule import Schedule
+
+FORMAT = "headscope-adarope/1"
+LEARNED = ("xi", "tau", "gamma")
+
+
+class AdaRoPE(nn.Module):
+    """A schedule with learned parameters. T layers, G kv groups, P rotary pairs, H heads.
+
+    xi [T, G, P] log rad/token; tau, gamma [T, H]; `*_init` buffers hold what they started from (`theta_init` the
+    frequencies themselves, so that an untrained adapter rotates by exactly those). `rotary_factor` [T] multiplies cos and sin: 1 where every dimension rotates (tau then carries YaRN's temperature), YaRN's own
+    factor where some dimensions pass unrotated and tau could not express it.
+    """
+
+    rotates = True
+    scales_queries = True
+
+    def __init__(
+        self,
+        theta: Tensor,
+        tau: Tensor,
+        gamma: Tensor,
+        rotary_factor: Tensor,
+        reference_length: int,
+        metadata: Mapping[str, str] | None = None,
+    ):
+        super().__init__()
+        learned = (theta.float().log(), tau, gamma)
+        self.xi, self.tau, self.gamma = (nn.Parameter(t.detach().float().clone()) for t in learned)
+        self.register_buffer("theta_init", theta.detach().float().clone())
+        for name in LEARNED:
+            self.register_buffer(f"{name}_init", getattr(self, name).detach().clone())
+        self.register_buffer("rotary_factor", rotary_factor.detach().float().clone())
+        self.reference_length = reference_length
+        self.metadata = dict(metadata or {})
+
+    @classmethod
+    def untrained(cls, model: Model, start: Schedule, reference_length: int | None = None) -> "AdaRoPE":
+        """Parameters under which the model behaves exactly as under `start` (YaRN, usually), ready to learn.
+
+        1/tau = m^2 with the start's attention factor m, gamma = 0, L_ref the native context (paper, context extension).
+        """
+        geometry = model.geometry
+        shape = (geometry.kv_groups, geometry.pairs)
+        theta = torch.stack([start.theta(layer).expand(shape) for layer in range(geometry.layers)])
+        factors = torch.tensor([start.factor(layer) for layer in range(geometry.layers)])
+        tau, gamma = start.temperatures()
+        if 2 * geometry.pairs < geometry.head_dim or any(f != 1 for f in model.rotation.factors):
+            tau = torch.ones_like(tau)
+        else:
+            factors = torch.ones_like(factors)
+        metadata = {"checkpoint": model.checkpoint, "weights_sha256": model.weights_sha256}
+        return cls(theta, tau, gamma, factors, reference_length or geometry.native_context, metadata)
+
+    def theta(self, layer: int) -> Tensor:
+        init, start = torch.as_tensor(self.theta_init)[layer], torch.as_tensor(self.xi_init)[layer]
+        # A frequency of 0 has no logarithm and stays 0.
+        return init * (self.xi[layer] - start).nan_to_num(0.0).exp()
+
+    def factor(self, layer: int) -> float:
+        return float(self.rotary_factor[layer])
+
+    def query_scale(self, layer: int, visible: Tensor) -> Tensor:
+        """lambda(n) for every head: n [B, Lq] -> [B, H, Lq]."""
+        grown = torch.log1p(visible.float().clamp(min=self.reference_length) / self.reference_length)
+        tau, gamma = (t[layer].to(visible.device)[None, :, None] for t in (self.tau, self.gamma))
+        return torch.as_tensor(grown[:, None] ** gamma / tau)
+
+    def log_theta_init(self, layer: int) -> Tensor:
+        return torch.as_tensor(self.xi_init)[layer]
+
+    def temperatures(self) -> tuple[Tensor, Tensor]:
+        return self.tau.detach(), self.gamma.detach()
+
+    def save(self, path: Path | str, **metadata: Any) -> Path:
+        """Write the adapter file; keyword arguments join its json metadata."""
+        path = Path(path)
+        tensors = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
+        notes = {**self.metadata, **{name: json.dumps(value) for name, value in metadata.items()}}
+        save_file(tensors, path, {**notes, "format": FORMAT, "reference_length": str(self.reference_length)})
+        return path
+
+    @classmethod
+    def load(cls, path: Path | str, model: Model) -> "AdaRoPE":
+        """Read an adapter file for `model`.
+
+        Raises Missing if there is none, BadInput if it is no adapter or was made for another geometry.
+        """
+        path = Path(path).expanduser()
+        if not path.is_file():
+            raise Missing(f"no adapter at '{path}': check adapter=PATH, or learn one with headscope adapt")
+        try:
+            with safe_open(path, "pt") as file:
+                notes = dict(file.metadata() or {})
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        except (SafetensorError, OSError) as error:
+            raise BadInput(f"'{path}' is not a readable safetensors file ({error})") from error
+        if notes.get("format") != FORMAT:
+            raise BadInput(f"'{path}' is not an AdaRoPE adapter of format {FORMAT} (found {notes.get('format', 'none')})")
+        geometry = model.geometry
+        expected = {
+            "xi": (geometry.layers, geometry.kv_groups, geometry.pairs),
+            "tau": (geometry.layers, geometry.heads),
+        }
+        for name, shape in expected.items():
+            if tuple(tensors[name].shape) != shape:
+                raise BadInput(
+                    f"adapter '{path}' does not fit '{model.checkpoint}': its {name} is {tuple(tensors[name].shape)}, "
+                    f"the model needs {shape}; use an adapter learned on this checkpoint"
+                )
+        start = (tensors["theta_init"], tensors["tau"], tensors["gamma"], tensors["rotary_factor"])
+        made = cls(*start, int(notes.pop("reference_length")), notes)
+        made.load_state_dict(tensors)
+        return made.to(model.device)

@@ -1,0 +1,87 @@
+"""What a position scheme resolves to for one model: frequencies, cos/sin factor and query scale by layer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headscope.models import Model
+
+QueryScale = Callable[[int, Tensor], Tensor]
+"""(layer, visible keys n [B, Lq]) -> what each query is multiplied by, [1|B, 1|H, Lq]."""
+
+
+class Schedule(Protocol):
+    """Positions of one model. Shapes: G kv groups, P rotary pairs, H heads, T layers."""
+
+    rotates: bool
+    """False where the checkpoint's own rotation is left untouched."""
+    reference_length: int
+    """L_ref: the length in tokens up to which the query scale is constant."""
+
+    def theta(self, layer: int) -> Tensor:
+        """Frequencies [1|G, P], rad/token, float32; one row where all groups share them."""
+
+    def factor(self, layer: int) -> float:
+        """What cos and sin are multiplied by."""
+
+    @property
+    def scales_queries(self) -> bool: ...
+
+    def query_scale(self, layer: int, visible: Tensor) -> Tensor: ...
+
+    def log_theta_init(self, layer: int) -> Tensor:
+        """Log-frequencies [1|G, P] that learning started from."""
+
+    def temperatures(self) -> tuple[Tensor, Tensor]:
+        """tau and gamma, each [T, H]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """A schedule without learned parameters; `thetas` [1, P] by layer, equal layers share one tensor."""
+
+    model: Model
+    thetas: tuple[Tensor, ...]
+    factors: tuple[float, ...]
+    rotates: bool = True
+    scale: QueryScale | None = None
+    reference: int | None = None
+
+    @classmethod
+    def own(cls, model: Model, scale: QueryScale | None = None, reference_length: int | None = None) -> "Fixed":
+        """The checkpoint's own rotation, left untouched."""
+        shared: dict[object, Tensor] = {}
+        kinds = zip(model.rotation.layer_types, model.geometry.rotates, strict=True)
+        thetas = tuple(shared.setdefault(kind, row[None]) for kind, row in zip(kinds, model.rotation.theta, strict=True))
+        return cls(model, thetas, model.rotation.factors, rotates=False, scale=scale, reference=reference_length)
+
+    @property
+    def reference_length(self) -> int:
+        return self.reference or self.model.geometry.native_context
+
+    def theta(self, layer: int) -> Tensor:
+        return self.thetas[layer]
+
+    def factor(self, layer: int) -> float:
+        return self.factors[layer]
+
+    @property
+    def scales_queries(self) -> bool:
+        return self.scale is not None
+
+    def query_scale(self, layer: int, visible: Tensor) -> Tensor:
+        assert self.scale is not None
+        return self.scale(layer, visible)
+
+    def log_theta_init(self, layer: int) -> Tensor:
+        return self.thetas[layer].log()
+
+    def temperatures(self) -> tuple[Tensor, Tensor]:
+        """tau = 1 / factor^2 (the factor multiplies q and k), relative to the checkpoint's own; gamma = 0."""
+        geometry = self.model.geometry
+        relative = torch.tensor(self.factors) / torch.tensor(self.model.rotation.factors)
+        tau = (relative**-2)[:, None].expand(geometry.layers, geometry.heads)
+        return tau, torch.zeros_like(tau)

@@ -1,0 +1,229 @@
+"""Position schemes: frozen rules that give every layer its rotation frequencies and logit scale.
+
+The frequency schedules are transformers' own (`ROPE_INIT_FUNCTIONS`) wherever it has them. Where a
+checkpoint keeps separate frequencies for its sliding-window layers, a scheme changes the full-attention layers
+only: a window does not grow with the context.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from headscope.errors import BadInput
+from headscope.models import Model
+from headscope.positions.adarope import AdaRoPE
+from headscope.positions.schedule import Fixed, Schedule
+
+
+class Scheme(Protocol):
+    """A position scheme; `schedule` resolves it for one model."""
+
+    def schedule(self, model: Model) -> Schedule: ...
+
+
+@dataclass(frozen=True)
+class Base:
+    """The checkpoint's own positions."""
+
+    def schedule(self, model: Model) -> Schedule:
+        return Fixed.own(model)
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """YaRN (Peng et al. 2023): frequencies interpolated by wavelength, logits sharpened by m^2.
+
+    `attention_factor` is m, by default 0.1 ln(factor) + 1; `attention_factor=1` is "YaRN without scaling".
+    """
+
+    factor: float
+    attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(1, factor=self.factor)
+        _above(0, attention_factor=self.attention_factor)
+
+    def schedule(self, model: Model) -> Schedule:
+        return _rescheduled(model, "yarn", factor=self.factor, attention_factor=self.attention_factor)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Position interpolation (Chen et al. 2023): every frequency divided by `factor`."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _at_least(1, factor=self.factor)
+
+    def schedule(self, model: Model) -> Schedule:
+        return _rescheduled(model, "linear", factor=self.factor)
+
+
+@dataclass(frozen=True)
+class NTK:
+    """NTK-aware interpolation: the base grows by factor^(r / (r - 2)), r rotary dimensions."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _at_least(1, factor=self.factor)
+
+    def schedule(self, model: Model) -> Schedule:
+        dims = 2 * model.geometry.pairs
+        return _rescheduled(model, "linear", factor=1.0, base_factor=self.factor ** (dims / (dims - 2)))
+
+
+@dataclass(frozen=True)
+class ABF:
+    """Adjusted base frequency (Xiong et al. 2023): the checkpoint's base replaced by `theta`."""
+
+    theta: float
+
+    def __post_init__(self) -> None:
+        _above(1, theta=self.theta)
+
+    def schedule(self, model: Model) -> Schedule:
+        return _rescheduled(model, "linear", factor=1.0, rope_theta=self.theta)
+
+
+@dataclass(frozen=True)
+class Llama3:
+    """Llama 3.1's scheme: long wavelengths divided by `factor`, short ones kept, smooth in between."""
+
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        _at_least(1, factor=self.factor)
+        _above(0, low_freq_factor=self.low_freq_factor)
+        _above(self.low_freq_factor, high_freq_factor=self.high_freq_factor)
+
+    def schedule(self, model: Model) -> Schedule:
+        return _rescheduled(
+            model,
+            "llama3",
+            factor=self.factor,
+            low_freq_factor=self.low_freq_factor,
+            high_freq_factor=self.high_freq_factor,
+        )
+
+
+@dataclass(frozen=True)
+class LogN:
+    """The checkpoint's rotation; beyond `length` visible keys the query grows by ln(n) / ln(length)."""
+
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(2, length=self.length)
+
+    def schedule(self, model: Model) -> Schedule:
+        length = self.length or model.geometry.native_context
+
+        def scale(layer: int, visible: Tensor) -> Tensor:
+            return (visible.float().log() / math.log(length)).clamp(min=1.0)[:, None]
+
+        return Fixed.own(model, scale=scale, reference_length=length)
+
+
+@dataclass(frozen=True)
+class PRoPE:
+    """Partial RoPE (Barbero et al. 2025): the highest `keep` of the frequencies kept, the rest set to 0."""
+
+    keep: float = 0.75
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.keep <= 1:
+            raise BadInput(f"keep={self.keep:g}: expected a share of the rotary pairs between 0 and 1")
+
+    def schedule(self, model: Model) -> Schedule:
+        own = Fixed.own(model)
+        kept = torch.arange(model.geometry.pairs) < round(self.keep * model.geometry.pairs)
+        shared = {id(theta): theta * kept for theta in own.thetas}
+        return Fixed(model, tuple(shared[id(theta)] for theta in own.thetas), own.factors)
+
+
+@dataclass(frozen=True)
+class NoPE:
+    """No rotation at all: every frequency is 0."""
+
+    def schedule(self, model: Model) -> Schedule:
+        return PRoPE(keep=0.0).schedule(model)
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """AdaRoPE: learned frequencies per KV group and temperatures per head, from an adapter file."""
+
+    adapter: str
+
+    def schedule(self, model: Model) -> Schedule:
+        return AdaRoPE.load(Path(self.adapter), model)
+
+
+SCHEMES: Mapping[str, type[Any]] = MappingProxyType(
+    {
+        "base": Base,
+        "yarn": Yarn,
+        "linear": Linear,
+        "ntk": NTK,
+        "abf": ABF,
+        "llama3": Llama3,
+        "logn": LogN,
+        "prope": PRoPE,
+        "nope": NoPE,
+        "adarope": Adapted,
+    }
+)
+
+
+def _rescheduled(
+    model: Model, rope_type: str, *, rope_theta: float | None = None, base_factor: float = 1.0, **parameters: float | None
+) -> Fixed:
+    """Frequencies and factor that transformers computes for these rope parameters, layer by layer."""
+    thetas, factors = list(Fixed.own(model).thetas), list(model.rotation.factors)
+    for layer_type in dict.fromkeys(model.rotation.layer_types):
+        if layer_type == "sliding_attention":
+            continue
+        config = copy.deepcopy(model.module.config.get_text_config())
+        config.standardize_rope_params()
+        own = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
+        rope = {
+            "rope_type": rope_type,
+            "rope_theta": (rope_theta or own["rope_theta"]) * base_factor,
+            "original_max_position_embeddings": model.geometry.native_context,
+            **{name: value for name, value in parameters.items() if value is not None},
+        }
+        if own.get("partial_rotary_factor") is not None:
+            rope["partial_rotary_factor"] = own["partial_rotary_factor"]
+        config.rope_parameters = {**config.rope_parameters, layer_type: rope} if layer_type else rope
+        # Some configs keep a copy outside, which would win over the checkpoint's native context.
+        vars(config).pop("original_max_position_embeddings", None)
+        theta, factor = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), layer_type=layer_type)
+        shared = theta.float()[None]
+        for layer, (kind, rotates) in enumerate(zip(model.rotation.layer_types, model.geometry.rotates, strict=True)):
+            if kind == layer_type and rotates:
+                thetas[layer], factors[layer] = shared, float(factor)
+    return Fixed(model, tuple(thetas), tuple(factors))
+
+
+def _at_least(low: float, **named: float | None) -> None:
+    for name, value in named.items():
+        if value is not None and not (value >= low and math.isfinite(value)):
+            raise BadInput(f"{name}={value:g}: expected a number of at least {low:g}")
+
+
+def _above(low: float, **named: float | None) -> None:
+    for name, value in named.items():
+        if value is not None and not (value > low and math.isfinite(value)):
+            raise BadInput(f"{name}={value:g}: expected a number above {low:g}")

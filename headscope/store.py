@@ -1,0 +1,426 @@
+"""Run directories: written cell by cell, committed by one rename, read back as pandas tables.
+
+Knows the schema of the tables, not what is in them; how cells are made is the study's affair. While it works,
+a run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one folder per finished cell.
+Every step is a rename, so that a kill at any moment leaves either the state before or the state after.
+"""
+
+import errno
+import fcntl
+import hashlib
+import html
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headscope.errors import BadInput, BadRun, CannotWrite
+from headscope.schema import ARROW_TYPES, FORMAT_VERSION, TABLES, Column, Table
+
+Rows = Mapping[str, Sequence[Any] | np.ndarray | str | int | float] | pd.DataFrame
+"""The columns of a table by name; a scalar is repeated for every row."""
+
+ROUNDING = 1e-5
+"""How far `validate` lets a float32 mean fall outside its bounds."""
+
+
+class RunWriter:
+    """Writes one run. Get one from `RunWriter.open`, use it as a context manager, end with `commit`."""
+
+    def __init__(self, partial: Path, lock: int, draft: dict[str, Any]) -> None:
+        self.partial = partial
+        self.cells = partial / "cells"
+        self.draft = draft
+        self.final = _final(partial, draft["started"])
+        self._lock: int | None = lock
+
+    @classmethod
+    def open(cls, out: Path, slug: str, config: Mapping[str, Any], resume: bool = False) -> Self:
+        """Start the run of `config` under `out`, or with `resume` continue the one that was interrupted.
+
+        `config` is what JSON can hold; it names the run. Raises CannotWrite when the same run lies there
+        unfinished and `resume` is off, when another process writes it, or when `out` cannot be written.
+        """
+        canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
+        partial = Path(out) / f".{slug}-{hashlib.sha256(canonical.encode()).hexdigest()[:8]}.partial"
+        with _writing(out):
+            existed = partial.is_dir()
+            (partial / "cells").mkdir(parents=True, exist_ok=True)
+            lock = _locked(partial)
+            try:
+                draft = cls._draft(partial, existed, config, resume)
+            except BaseException:
+                if not existed:
+                    _discard(partial)
+                os.close(lock)
+                raise
+        return cls(partial, lock, draft)
+
+    @staticmethod
+    def _draft(partial: Path, existed: bool, config: Mapping[str, Any], resume: bool) -> dict[str, Any]:
+        """The first lines of run.json: those of the run to continue, or new ones."""
+        shutil.rmtree(partial.with_suffix(".trash"), ignore_errors=True)
+        draft = _read_json(partial / "run.json") if (partial / "run.json").is_file() else None
+        if draft and resume:
+            return draft
+        if draft and _final(partial, draft["started"]).is_dir():
+            shutil.rmtree(partial / "cells")  # a kill fell between the commit and its clean-up: start anew
+            (partial / "cells").mkdir()
+        elif existed and not resume:
+            raise CannotWrite(f"{partial} holds this run, unfinished: add --resume or delete that directory")
+        draft = {"format_version": FORMAT_VERSION, "started": _free_start(partial), "config": dict(config)}
+        _write_json(partial / "draft", draft)
+        os.rename(partial / "draft", partial / "run.json")
+        return draft
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Keep the finished cells of a run that was not committed; with none, leave nothing behind."""
+        if self._lock is not None:
+            if not any(self.cells.iterdir()):
+                _discard(self.partial)
+            os.close(self._lock)
+
+    def done(self, cell_id: str) -> bool:
+        """Whether this cell is stored."""
+        return self._cell(cell_id).is_dir()
+
+    def add(self, cell_id: str, tables: Mapping[str, Rows]) -> None:
+        """Store the rows of one finished cell, all or nothing.
+
+        Raises ValueError naming table and column for rows that break the schema (a bug of the measure):
+        missing or unknown columns, a NaN, a key out of its range. Raises CannotWrite when the disk is full.
+        """
+        ready = {name: to_arrow(TABLES[name], rows) for name, rows in tables.items()}
+        staging = self.partial / "staging"
+        with _writing(self.final.parent, staging):
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir()
+            for name, table in ready.items():
+                _write_table(staging / f"{name}.parquet", table)
+            _fsync(staging)
+            os.rename(staging, self._cell(cell_id))
+            _fsync(self.cells)
+
+    def commit(self, cell_ids: Sequence[str], manifest: Mapping[str, Any]) -> "Run":
+        """Join the cells in the order of `cell_ids` and publish the run under its final name.
+
+        `manifest` holds what else run.json tells (models, versions, seed, hardware, timings). Raises ValueError
+        for a cell that was never added and CannotWrite when the disk is full; the cells are then kept.
+        """
+        if missing := [cell for cell in cell_ids if not self.done(cell)]:
+            raise ValueError(f"cell {missing[0]!r} was never added")
+        build = self.partial / "commit"
+        with _writing(self.final.parent, build):
+            if not self.final.is_dir():  # it exists when a kill fell between the rename and the clean-up
+                shutil.rmtree(build, ignore_errors=True)
+                build.mkdir()
+                self._build(build, [self._cell(cell) for cell in cell_ids], manifest)
+                _fsync(build)
+                os.rename(build, self.final)
+                _fsync(self.final.parent)
+            _discard(self.partial)
+        assert self._lock is not None
+        os.close(self._lock)
+        self._lock = None
+        return Run.open(self.final)
+
+    def _build(self, build: Path, cells: list[Path], manifest: Mapping[str, Any]) -> None:
+        tables = {}
+        for name, table in TABLES.items():
+            if files := [file for cell in cells if (file := cell / f"{name}.parquet").is_file()]:
+                merged = _merge(table, [pq.read_table(file) for file in files])
+                _write_table(build / f"{name}.parquet", merged)
+                tables[name] = {"rows": merged.num_rows, "sha256": _sha256(build / f"{name}.parquet")}
+        finished = datetime.now(UTC).isoformat(timespec="seconds")
+        _write_json(build / "run.json", {**self.draft, **manifest, "finished": finished, "tables": tables})
+
+    def _cell(self, cell_id: str) -> Path:
+        return self.cells / quote(cell_id, safe=" =@,")
+
+
+class Run:
+    """A finished run, read-only: `run.attention` and every other table by name, `run.heads` for the wide one.
+
+    `manifest` is its run.json, `models` the labels in the order of the study, `tables` the names of what is
+    stored, `parts` the runs that are read as one (only itself, unless `concatenate` made it).
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.name = path.name
+        self.manifest = manifest
+        self.models: list[str] = [model["label"] for model in manifest["models"]]
+        self.tables: list[str] = list(manifest["tables"])
+        self.parts: list[Run] = [self]
+        self._frames: dict[str, pd.DataFrame] = {}
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Run":
+        """Open the run directory `path`. Raises BadRun if it is none, unfinished, damaged or of a newer format."""
+        path = Path(path)
+        if not (path / "run.json").is_file():
+            raise BadRun(f"{path} is not a run directory: it has no run.json")
+        manifest = _read_json(path / "run.json")
+        if (version := manifest.get("format_version", 0)) > FORMAT_VERSION:
+            raise BadRun(f"{path} has format {version}, this headscope reads up to {FORMAT_VERSION}: upgrade headscope")
+        if not {"tables", "models"} <= manifest.keys():
+            raise BadRun(f"{path} is not a finished run: its run.json names no tables or no models")
+        return Run(path, manifest)
+
+    def table(self, name: str) -> pd.DataFrame:
+        """The table `name`; labels are categoricals in order of first appearance. Do not edit it: it is cached.
+
+        Raises BadRun when the run has no such table or its file is damaged.
+        """
+        if name not in self.tables:
+            raise BadRun(f"{self.name} has no table '{name}', only {', '.join(self.tables)}")
+        if name not in self._frames:
+            self._frames[name] = self._read(name)
+        return self._frames[name]
+
+    @cached_property
+    def heads(self) -> pd.DataFrame:
+        """One row per (model, layer, head): see `headscope.summary.heads`."""
+        from headscope.summary import heads  # it imports this module
+
+        return heads(self)
+
+    def _read(self, name: str) -> pd.DataFrame:
+        frame: pd.DataFrame = _read_table(self.path / f"{name}.parquet").to_pandas()
+        return frame
+
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        if name in TABLES:
+            return self.table(name)
+        raise AttributeError(f"a run has no attribute '{name}'")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.tables]
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}: {', '.join(self.models)}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><td>{name}<td>{facts['rows']:,}" for name, facts in self.manifest["tables"].items())
+        title = f"<b>{html.escape(self.name)}</b><br>models: {html.escape(', '.join(self.models))}"
+        return f"{title}<table><tr><th>table<th>rows{rows}</table>"
+
+
+class JoinedRun(Run):
+    """Several runs read as one; see `concatenate`. `path` is the first run's."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        models = {model["label"]: model for run in reversed(runs) for model in run.manifest["models"]}
+        labels = dict.fromkeys(label for run in runs for label in run.models)
+        rows = {
+            name: {"rows": sum(run.manifest["tables"].get(name, {"rows": 0})["rows"] for run in runs)}
+            for name in TABLES
+            if any(name in run.tables for run in runs)
+        }
+        super().__init__(runs[0].path, {"models": [models[label] for label in labels], "tables": rows})
+        self.name = " + ".join(run.name for run in runs)
+        self.parts = list(runs)
+
+    def _read(self, name: str) -> pd.DataFrame:
+        parts = [_read_table(run.path / f"{name}.parquet") for run in self.parts if name in run.tables]
+        frame: pd.DataFrame = pa.concat_tables(parts).unify_dictionaries().to_pandas()
+        return frame.drop_duplicates(TABLES[name].keys, ignore_index=True)
+
+
+def concatenate(runs: Sequence[Run]) -> Run:
+    """Read several runs as one; of rows with the same key the first run's is kept.
+
+    Raises BadInput when one label names two different models (by weights or by scheme).
+    """
+    seen: dict[str, tuple[Run, dict[str, Any]]] = {}
+    for run in runs:
+        for model in run.manifest["models"]:
+            other, known = seen.setdefault(model["label"], (run, model))
+            for what in ("weights_sha256", "scheme"):
+                if model[what] != known[what]:
+                    raise BadInput(
+                        f"model '{model['label']}' has {what} {known[what]} in {other.name} but {model[what]} "
+                        f"in {run.name}: give one another label, or read the runs apart"
+                    )
+    return runs[0] if len(runs) == 1 else JoinedRun(runs)
+
+
+def runs(directory: Path | str) -> list[tuple[Path, Run | BadRun]]:
+    """The finished runs in `directory`, newest first; one that cannot be read comes with the reason."""
+    found: list[tuple[Path, Run | BadRun]] = []
+    for file in sorted(Path(directory).glob("[!.]*/run.json"), reverse=True):
+        try:
+            found.append((file.parent, Run.open(file.parent)))
+        except BadRun as reason:
+            found.append((file.parent, reason))
+    return found
+
+
+def validate(run: Run) -> list[str]:
+    """What is wrong with a run's files, one line each: hashes, row counts, schemas, NaN, bounds, duplicate keys."""
+    problems = []
+    for name, facts in run.manifest["tables"].items():
+        table, file = TABLES[name], run.path / f"{name}.parquet"
+        try:
+            stored = _read_table(file)
+        except BadRun as reason:
+            problems.append(str(reason))
+            continue
+        if _sha256(file) != facts["sha256"]:
+            problems.append(f"{name}: sha256 differs from run.json")
+        if stored.num_rows != facts["rows"]:
+            problems.append(f"{name}: {stored.num_rows} rows, run.json says {facts['rows']}")
+        if not stored.schema.equals(table.arrow):
+            problems.append(f"{name}: its schema is not that of format {FORMAT_VERSION}")
+            continue
+        faults = [(column, _fault(column, stored[column.name], ROUNDING)) for column in table.columns]
+        problems += [f"{name}.{column.name}: {fault}" for column, fault in faults if fault]
+        if repeated := int(stored.select(table.keys).to_pandas().duplicated().sum()):
+            problems.append(f"{name}: {repeated} rows repeat the key of another")
+    return problems
+
+
+def to_arrow(table: Table, rows: Rows) -> pa.Table:
+    """`rows` as an arrow table of exactly the schema of `table`. Raises ValueError naming table and column."""
+    frame = pd.DataFrame(rows)
+    if wrong := {column.name for column in table.columns} ^ set(frame.columns):
+        raise ValueError(f"{table.name}: missing or unknown columns {sorted(wrong)}")
+    arrays = []
+    for column in table.columns:
+        cells = frame[column.name]
+        try:
+            if column.kind in ("label", "text"):
+                array = pa.array(cells.to_numpy(dtype=object), pa.string())
+                array = array.dictionary_encode() if column.kind == "label" else array
+            else:
+                array = pa.array(cells.to_numpy(), ARROW_TYPES[column.kind])
+        except pa.ArrowException as error:
+            raise ValueError(f"{table.name}.{column.name}: {error}") from error
+        if fault := _fault(column, array, 0 if column.key else None):
+            raise ValueError(f"{table.name}.{column.name}: {fault}")
+        arrays.append(array)
+    return pa.Table.from_arrays(arrays, schema=table.arrow)
+
+
+def _fault(column: Column, values: pa.Array | pa.ChunkedArray, tolerance: float | None) -> str:
+    """What is wrong with the values of a column, or "". Bounds are checked unless `tolerance` is None."""
+    if values.null_count or (column.kind == "value" and pc.any(pc.is_nan(values)).as_py()):
+        return "holds NaN"
+    if tolerance is None or len(values) == 0 or (column.low is None and column.high is None):
+        return ""
+    least, most = pc.min_max(values).as_py().values()
+    if column.low is not None and least < column.low - tolerance:
+        return f"{least} is below {column.low}"
+    if column.high is not None and most > column.high + tolerance:
+        return f"{most} is above {column.high}"
+    return ""
+
+
+def _merge(table: Table, parts: list[pa.Table]) -> pa.Table:
+    """The parts one after the other; where the table says so, rows of equal key become their weighted mean."""
+    whole = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+    if table.mean_over_cells is None:
+        return whole
+    frame = whole.to_pandas()
+    means = [name for name in table.values if name != table.mean_over_cells]
+    frame[means] = frame[means].astype("float64").mul(frame[table.mean_over_cells], axis=0)
+    frame = frame.groupby(table.keys, sort=False, observed=True)[table.values].sum().reset_index()
+    frame[means] = frame[means].div(frame[table.mean_over_cells], axis=0)
+    return to_arrow(table, frame)
+
+
+@contextmanager
+def _writing(out: Path, scratch: Path | None = None) -> Iterator[None]:
+    """Turn a failure of the disk into CannotWrite, and drop what was half-written in `scratch`."""
+    try:
+        yield
+    except OSError as error:
+        if scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
+        advice = "free some space" if error.errno == errno.ENOSPC else "choose another --out"
+        raise CannotWrite(f"cannot write to {out}: {error.strerror or error}; {advice}") from error
+
+
+def _locked(partial: Path) -> int:
+    lock = os.open(partial / "lock", os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise CannotWrite(f"{partial} is being written by another process: wait for it") from None
+    return lock
+
+
+def _discard(partial: Path) -> None:
+    """Remove a partial directory in one step; what a kill leaves of the rest goes with the next `open`."""
+    trash = partial.with_suffix(".trash")
+    os.rename(partial, trash)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def _final(partial: Path, started: str) -> Path:
+    return partial.with_name(f"{datetime.fromisoformat(started):%Y%m%dT%H%M%SZ}-{partial.stem[1:]}")
+
+
+def _free_start(partial: Path) -> str:
+    """The time now, or the first second after it that no finished run of this name has taken."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    while _final(partial, now.isoformat()).exists():
+        now += timedelta(seconds=1)
+    return now.isoformat()
+
+
+def _write_table(file: Path, table: pa.Table) -> None:
+    pq.write_table(table, file, compression="zstd")
+    _fsync(file)
+
+
+def _write_json(file: Path, value: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    _fsync(file)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise BadRun(f"{file} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise BadRun(f"{file} does not hold a JSON object")
+    return value
+
+
+def _read_table(file: Path) -> pa.Table:
+    try:
+        return pq.read_table(file).unify_dictionaries()
+    except (pa.ArrowException, OSError) as error:
+        raise BadRun(f"{file} is damaged: {str(error).splitlines()[0]}") from error
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,150 @@
+"""Tiny random models of many architectures: what headscope must measure, and what it must refuse.
+
+Every builder is seeded and needs no network. Weights are drawn large, and norms and biases are perturbed, so
+that attention is far from uniform and a forgotten bias or QK-norm shows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
+
+LAYERS, HEADS, VOCAB, WINDOW = 4, 4, 128, 8
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ALTERNATING = ["sliding_attention", "full_attention"] * (LAYERS // 2)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture: its transformers name, what differs from `COMMON`, and the geometry a reader should find."""
+
+    model_type: str
+    options: dict[str, Any]
+    groups: int = 2
+    head_dim: int = 16
+    rotary_dims: int = 16
+    layout: str = "half"
+    windows: tuple[int | None, ...] = (None,) * LAYERS
+    rotates: tuple[bool, ...] = (True,) * LAYERS
+
+    def build(self, seed: int = 0) -> PreTrainedModel:
+        return build(self.model_type, self.options, seed)
+
+
+def build(model_type: str, options: dict[str, Any], seed: int = 0, auto: Any = AutoModelForCausalLM) -> PreTrainedModel:
+    """Build a random float32 model in eval mode; `options` override `COMMON`, and None drops a key."""
+    settings = {key: value for key, value in (COMMON | options).items() if value is not None}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = auto.from_config(AutoConfig.for_model(model_type, **settings), dtype=torch.float32).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 1:  # norms and biases: neither 1 nor 0
+                    parameter.add_(0.3 * torch.randn_like(parameter))
+                if "q_norm" in name or "k_norm" in name:  # unit-norm queries would leave attention nearly flat
+                    parameter.add_(0.8)
+    return model
+
+
+# Options stay away from defaults that coincide: head_dim 32 differs from hidden_size / heads, granite's and
+# gemma's multipliers differ from head_dim ** -0.5, clip_qkv is small enough to clip.
+SPECS: dict[str, Family] = {
+    "llama": Family("llama", {"num_key_value_heads": 4}, groups=4),
+    "llama-gqa": Family("llama", {}),
+    "llama-mqa": Family("llama", {"num_key_value_heads": 1}, groups=1),
+    "mistral-sliding": Family("mistral", {"sliding_window": WINDOW}, windows=(WINDOW,) * LAYERS),
+    "mistral": Family("mistral", {"sliding_window": None}),
+    "qwen2": Family("qwen2", {}),
+    "qwen3": Family("qwen3", {"head_dim": 32}, head_dim=32, rotary_dims=32),
+    "gemma3": Family(
+        "gemma3_text",
+        {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": WINDOW, "layer_types": ALTERNATING},
+        head_dim=32,
+        rotary_dims=32,
+        windows=(WINDOW, None) * (LAYERS // 2),
+    ),
+    "olmo": Family("olmo", {"clip_qkv": 2.0}),
+    "olmo2": Family("olmo2", {}),
+    "olmo3": Family(
+        "olmo3",
+        {"sliding_window": WINDOW, "layer_types": ALTERNATING},
+        windows=(WINDOW, None) * (LAYERS // 2),
+    ),
+    "phi": Family("phi", {}, rotary_dims=8),
+    "phi3": Family("phi3", {}),
+    "gpt_neox": Family("gpt_neox", {"num_key_value_heads": None}, groups=4, rotary_dims=4),
+    "smollm3": Family("smollm3", {"no_rope_layers": [1, 1, 1, 0]}, rotates=(True, True, True, False)),
+    "granite": Family("granite", {"attention_multiplier": 0.2}),
+    "cohere": Family("cohere", {"logit_scale": 1.0}, layout="interleaved"),
+    "glm": Family("glm", {"head_dim": 16}, rotary_dims=8, layout="interleaved"),
+}
+
+_gemma2 = partial(
+    build, "gemma2", {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": WINDOW, "layer_types": ALTERNATING}
+)
+
+MEASURABLE: dict[str, Callable[[], PreTrainedModel]] = {name: family.build for name, family in SPECS.items()}
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = MEASURABLE | {"gemma2": _gemma2}
+"""Rotary families that transformers serves through its attention interface."""
+
+_MLA = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+_MOE = {"n_routed_experts": 2, "num_experts_per_tok": 1, "first_k_dense_replace": LAYERS, "n_group": 1, "topk_group": 1}
+_HALF = COMMON["hidden_size"] // HEADS // 2
+
+REFUSED: dict[str, Callable[[], PreTrainedModel]] = {
+    "gemma2": _gemma2,  # softcapped logits
+    "bert": partial(build, "bert", {}, auto=AutoModelForMaskedLM),  # bidirectional, learned positions
+    "deepseek_v2": partial(build, "deepseek_v2", _MLA | _MOE | {"num_key_value_heads": 4}),  # latent attention
+    "deepseek_v3": partial(build, "deepseek_v3", _MLA | _MOE | {"num_key_value_heads": 4}),
+    "bloom": partial(build, "bloom", {"n_head": HEADS, "n_layer": LAYERS}),  # ALiBi
+    "mpt": partial(build, "mpt", {"d_model": 64, "n_heads": HEADS, "n_layers": LAYERS}),  # ALiBi
+    "gpt2": partial(build, "gpt2", {"n_embd": 64, "n_head": HEADS, "n_layer": LAYERS}),  # learned positions
+    "mamba": partial(build, "mamba", {}),  # no attention at all
+    "llama4-chunked": partial(  # chunked attention; temperature tuning on its NoPE layers
+        build,
+        "llama4_text",
+        {"head_dim": 16, "attention_chunk_size": WINDOW, "num_local_experts": 2, "intermediate_size_mlp": 96},
+    ),
+    "gpt_oss": partial(build, "gpt_oss", {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}),  # sinks
+    "llama-dynamic": partial(
+        build, "llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
+    ),
+    "phi3-longrope": partial(
+        build,
+        "phi3",
+        {
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * _HALF,
+                "long_factor": [4.0] * _HALF,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "llama-bidirectional": partial(build, "llama", {"is_causal": False}),
+    "gemma3-bidirectional": partial(
+        build,
+        "gemma3_text",
+        {"head_dim": 16, "sliding_window": WINDOW, "layer_types": ALTERNATING, "use_bidirectional_attention": True},
+    ),
+}
+"""Models that would be measured wrongly. Each builds and runs under transformers; headscope must say no by name."""

@@ -1,0 +1,198 @@
+"""Slow, obvious references: every formula of the measures, eager, L x L, in float64.
+
+Knows nothing of headscope. Axes: head H, group G (head h reads key head h // (H / G)), query L, key L, dim d,
+pair P. q and k are what the attention function receives: after rotation and QK-norm. Logits are
+scaling * q_i . k_j. Query i sees the keys j with 0 <= i - j < window (window None: all of the past).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import eager_mask
+
+LOCAL = 32
+"""Keys that count as local, the query's own position included."""
+
+
+def visible(length: int, window: int | None = None) -> Tensor:
+    """Return bool [L, L]: may query i see key j?"""
+    distance = _distance(length)
+    return (distance >= 0) & (distance < (length if window is None else window))
+
+
+def _distance(length: int) -> Tensor:
+    """Return i - j as [L, L]."""
+    position = torch.arange(length)
+    return position[:, None] - position[None, :]
+
+
+def _keys_per_head(q: Tensor, k: Tensor) -> Tensor:
+    """Return k [H, L, d] in float64, each group's keys repeated for the heads that share them."""
+    heads, groups = q.shape[0], k.shape[0]
+    return torch.stack([k[head // (heads // groups)] for head in range(heads)]).double()
+
+
+# Rows --------------------------------------------------------------------------------------------------------------
+
+
+def logits(q: Tensor, k: Tensor, scaling: float, window: int | None = None) -> Tensor:
+    """Return s [H, L, L], -inf where key j is invisible. q: [H, L, d], k: [G, L, d]."""
+    s = scaling * torch.einsum("hid,hjd->hij", q.double(), _keys_per_head(q, k))
+    return s.masked_fill(~visible(q.shape[1], window), -torch.inf)
+
+
+def weights(q: Tensor, k: Tensor, scaling: float, window: int | None = None) -> Tensor:
+    """Return alpha [H, L, L]; rows sum to 1."""
+    return logits(q, k, scaling, window).softmax(-1)
+
+
+def row_statistics(alpha: Tensor) -> dict[str, Tensor]:
+    """Return each statistic of each attention row, [H, L], from the weights alpha [H, L, L]."""
+    alpha = alpha.double()
+    length = alpha.shape[-1]
+    ess2 = 1 / alpha.square().sum(-1)
+    log_alpha = torch.where(alpha > 0, alpha, 1).log()  # 0 ln 0 = 0
+    local = (_distance(length) >= 0) & (_distance(length) < LOCAL)
+    return {
+        "ess2": ess2,
+        "log_ess2": ess2.log(),
+        "ess1": (-(alpha * log_alpha).sum(-1)).exp(),
+        "max_weight": alpha.amax(-1),
+        "sink_mass": alpha[:, :, 0],  # an invisible key has weight 0
+        "local_mass": (alpha * local).sum(-1),
+        "mean_distance": (alpha * _distance(length)).sum(-1),
+    }
+
+
+def bin_edges(limit: int) -> list[int]:
+    """Return the upper edges round(16 * 2^(k/4)), k = 0, 1, ..., up to the first that is at least `limit`."""
+    edges = [16]
+    while edges[-1] < limit:
+        edges.append(round(16 * 2 ** (len(edges) / 4)))
+    return edges
+
+
+def binned(statistics: dict[str, Tensor], window: int | None = None) -> dict[int, dict[str, Any]]:
+    """Average rows [H, L] over bins of visible keys: {upper edge: {"rows": int, name: [H]}}; empty bins are left out."""
+    length = next(iter(statistics.values())).shape[-1]
+    bins: dict[int, list[int]] = {}
+    for i in range(length):
+        seen = min(i + 1, length if window is None else window)
+        edge = min(edge for edge in bin_edges(length) if edge >= seen)
+        bins.setdefault(edge, []).append(i)
+    return {
+        edge: {"rows": len(rows)} | {name: values[:, rows].mean(-1) for name, values in statistics.items()}
+        for edge, rows in bins.items()
+    }
+
+
+# Rotary pairs ------------------------------------------------------------------------------------------------------
+
+
+def planes(head_dim: int, rotary_dims: int, layout: str) -> list[tuple[int, int]]:
+    """Return the two dimensions of each pair: rotary pairs first, then the remainder, paired the same way within it."""
+    pairs = []
+    for start, dims in ((0, rotary_dims), (rotary_dims, head_dim - rotary_dims)):
+        for f in range(dims // 2):
+            pairs.append((start + f, start + f + dims // 2) if layout == "half" else (start + 2 * f, start + 2 * f + 1))
+    return pairs
+
+
+def _pairs(q: Tensor, k: Tensor, rotary_dims: int, layout: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the two-dimensional q_f and k_f of each pair, both [H, L, 2]."""
+    keys = _keys_per_head(q, k)
+    for plane in planes(q.shape[-1], rotary_dims, layout):
+        yield q.double()[..., plane], keys[..., plane]
+
+
+def contributions(q: Tensor, k: Tensor, scaling: float, rotary_dims: int, layout: str) -> Tensor:
+    """Return c [H, L, L, P] in logit units for every (i, j), visible or not; sums over P to the unmasked logits."""
+    pairs = _pairs(q, k, rotary_dims, layout)
+    return torch.stack([scaling * torch.einsum("hix,hjx->hij", qf, kf) for qf, kf in pairs], -1)
+
+
+def pair_statistics(
+    q: Tensor, k: Tensor, scaling: float, rotary_dims: int, layout: str, window: int | None = None
+) -> dict[str, Tensor]:
+    """Return mean_abs, mean_signed, rms and norm_product [H, P]: expectations over all visible (i, j)."""
+    seen = visible(q.shape[1], window)
+    c = contributions(q, k, scaling, rotary_dims, layout)[:, seen]  # [H, visible pairs, P]
+    norms = [
+        torch.einsum("hi,hj->hij", qf.norm(dim=-1), kf.norm(dim=-1))[:, seen].mean(-1)
+        for qf, kf in _pairs(q, k, rotary_dims, layout)
+    ]
+    return {
+        "mean_abs": c.abs().mean(1),
+        "mean_signed": c.mean(1),
+        "rms": c.square().mean(1).sqrt(),
+        "norm_product": abs(scaling) * torch.stack(norms, -1),
+    }
+
+
+def distance_profile(q: Tensor, k: Tensor, scaling: float, rotary_dims: int, layout: str, distance: int) -> Tensor:
+    """Return E_i c_{i, i - D} [H, P], over every i >= D. The window is the caller's: ask for D below it."""
+    c = contributions(q, k, scaling, rotary_dims, layout)
+    return torch.stack([c[:, i, i - distance] for i in range(distance, q.shape[1])]).mean(0)
+
+
+# Models ------------------------------------------------------------------------------------------------------------
+
+NAME = "reference_eager"
+"""Attention implementation of `eager_qk`; the name must hold neither "sdpa" nor "flex"."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer's attention function received: q [H, L, d], k [G, L, d], v [G, L, d], mask [L, L] (True: visible)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scaling: float
+    mask: Tensor
+
+
+_layers: list[Layer] = []
+
+
+def _eager_attention(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Record one layer and attend with the dense mask. query [1, H, L, d]; key, value [1, G, L, d]."""
+    unknown = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
+    if unknown:
+        raise NotImplementedError(f"the reference does not know {unknown}")
+    scaling = options["scaling"]
+    _layers.append(Layer(query[0], key[0], value[0], scaling, attention_mask[0, 0] == 0))
+    repeats = query.shape[1] // key.shape[1]
+    scores = scaling * query @ key.repeat_interleave(repeats, 1).mT + attention_mask
+    alpha = scores.float().softmax(-1).to(query.dtype)
+    return (alpha @ value.repeat_interleave(repeats, 1)).transpose(1, 2).contiguous(), alpha
+
+
+AttentionInterface.register(NAME, _eager_attention)
+AttentionMaskInterface.register(NAME, eager_mask)
+
+
+@torch.no_grad()
+def eager_qk(model: PreTrainedModel, input_ids: Tensor) -> tuple[Tensor, list[Layer]]:
+    """Return the logits [1, L, V] and every layer's `Layer`, in order, for one unpadded sequence input_ids [1, L]."""
+    before = model.config._attn_implementation
+    _layers.clear()
+    model.set_attn_implementation(NAME)
+    try:
+        return model(input_ids, use_cache=False).logits, list(_layers)
+    finally:
+        model.set_attn_implementation(before)
+        _layers.clear()
+
+
+@torch.no_grad()
+def nll_reference(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
+    """Return the next-token losses [L - 1] in nats, in float64, for one sequence input_ids [1, L]; entry t predicts t + 1."""
+    predictions = model(input_ids).logits[0, :-1].double().log_softmax(-1)
+    return -predictions.gather(-1, input_ids[0, 1:, None])[:, 0]

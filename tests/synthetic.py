@@ -1,0 +1,140 @@
+"""A run with plausible numbers in every table, made without a model, for tests of what reads runs."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.bins import middle, position_edges, visible_edges
+from headscope.store import Run, RunWriter
+
+
+def manifest(
+    models: Sequence[str], layers: int = 4, heads: int = 6, groups: int = 2, sha256: str = "a" * 64
+) -> dict[str, Any]:
+    """What a study would put into run.json."""
+    geometry = {"layers": layers, "heads": heads, "kv_groups": groups, "head_dim": 16}
+    return {
+        "models": [
+            {
+                "label": label,
+                "spec": f"tiny@{label}",
+                "checkpoint": "tiny",
+                "weights_sha256": sha256,
+                "scheme": label,
+                "step": None,
+                "geometry": geometry,
+            }
+            for label in models
+        ],
+        "seed": 0,
+        "versions": {"headscope": "0.1.0"},
+    }
+
+
+def synthetic_run(
+    out: Path,
+    models: Sequence[str] = ("base", "yarn"),
+    layers: int = 4,
+    heads: int = 6,
+    groups: int = 2,
+    pairs: int = 8,
+    lengths: Sequence[int] = (256, 1024),
+    docs: int = 3,
+    seed: int = 0,
+) -> Run:
+    """Write a run under `out` whose heads range from retrieving (growth 0) to aggregating (growth 1)."""
+    config = {"models": list(models), "lengths": list(lengths), "docs": docs, "seed": seed, "layers": layers}
+    config |= {"heads": heads, "groups": groups, "pairs": pairs}
+    units = pd.DataFrame(list(product(range(layers), range(heads))), columns=["layer", "head"])
+    units["kv_group"] = units["head"] // (heads // groups)
+    units["growth"] = (np.arange(len(units)) * 0.618) % 1
+    cells: dict[str, Mapping[str, Any]] = {}
+    for m, model in enumerate(models):
+        cells[f"{model}/positions"] = _parameters(model, units, pairs, shift=-0.1 * m)
+        for length, d in product(lengths, range(docs)):
+            rng = np.random.default_rng([seed, m, length, d])
+            keys = {"model": model, "context_length": length, "doc": f"synthetic/{d}"}
+            cells[f"{model}/{length}/{d}"] = {
+                "attention": _attention(keys, units, length, rng),
+                "pairs": _pairs(keys, units, pairs, rng),
+                "distance": _distance({k: keys[k] for k in ("model", "context_length")}, units, pairs, length, rng),
+                "nll": _nll(keys, length, m, d),
+            }
+    with RunWriter.open(out, "synthetic", config) as writer:
+        for cell, tables in cells.items():
+            writer.add(cell, tables)
+        return writer.commit(list(cells), manifest(models, layers, heads, groups))
+
+
+def _theta(pairs: int, shift: float = 0.0) -> np.ndarray:
+    return np.asarray(np.exp(-np.log(1e4) * np.arange(pairs) / pairs + shift * np.arange(pairs) / pairs))
+
+
+def _parameters(model: str, units: pd.DataFrame, pairs: int, shift: float) -> dict[str, pd.DataFrame]:
+    shared = units[["layer", "kv_group"]].drop_duplicates()
+    planes = pd.DataFrame({"pair": np.arange(pairs), "theta": _theta(pairs, shift)})
+    positions = shared.merge(planes, how="cross")
+    positions["log_theta"] = np.log(positions["theta"])
+    positions["log_theta_init"] = positions["log_theta_base"] = np.log(_theta(pairs))[positions["pair"]]
+    mean = float(np.log(_theta(pairs, shift)).mean())
+    scales = units[["layer", "head", "kv_group"]].assign(
+        tau=1.0 + 0.05 * units["growth"],
+        gamma=0.02 * units["growth"],
+        reference_length=512,
+        logit_scale=1 / (1.0 + 0.05 * units["growth"]),
+        effective_base=np.exp(-4 * mean * pairs / (2 * pairs - 2)),
+        mean_log_theta=mean,
+    )
+    return {"positions": positions.assign(model=model), "scales": scales.assign(model=model)}
+
+
+def _attention(keys: dict[str, Any], units: pd.DataFrame, length: int, rng: np.random.Generator) -> pd.DataFrame:
+    edges = visible_edges(length)
+    lower = np.concatenate([[0], edges[:-1]])
+    bins = pd.DataFrame({"visible": edges, "rows": np.minimum(edges, length) - lower})
+    bins["n"] = [middle(edge, length) for edge in edges]
+    rows = units.merge(bins, how="cross")
+    noise = rng.normal(0, 0.05, len(rows))
+    rows["log_ess2"] = np.clip(0.4 + rows["growth"] * np.log(rows["n"]) + noise, 0, np.log(rows["n"]))
+    rows["ess2"] = np.exp(rows["log_ess2"]) * 1.02
+    rows["ess1"] = rows["ess2"] * 1.3
+    rows["max_weight"] = 0.9 / np.sqrt(rows["ess2"])
+    rows["sink_mass"] = 0.6 * (1 - rows["growth"]) * rows["max_weight"]
+    rows["local_mass"] = np.minimum(1, 32 / rows["n"]) * 0.8
+    rows["mean_distance"] = rows["n"] * (0.1 + 0.4 * rows["growth"])
+    return rows.drop(columns=["growth", "n"]).assign(**keys)
+
+
+def _pairs(keys: dict[str, Any], units: pd.DataFrame, pairs: int, rng: np.random.Generator) -> pd.DataFrame:
+    planes = pd.DataFrame({"pair": np.arange(pairs), "theta": _theta(pairs)})
+    rows = units.merge(planes, how="cross")
+    rows["mean_abs"] = np.exp(rows["growth"] * rows["pair"] / 2 + rng.normal(0, 0.1, len(rows)))
+    rows["mean_abs_se"] = 0.02 * rows["mean_abs"]
+    rows["mean_signed"] = 0.3 * rows["mean_abs"] * (-1.0) ** rows["pair"]
+    rows["rms"] = 1.25 * rows["mean_abs"]
+    rows["norm_product"] = 1.6 * rows["mean_abs"]
+    return rows.drop(columns="growth").assign(**keys)
+
+
+def _distance(
+    keys: dict[str, Any], units: pd.DataFrame, pairs: int, length: int, rng: np.random.Generator
+) -> pd.DataFrame:
+    far = np.unique(np.round(2 ** np.arange(0, np.log2(length), 0.5)).astype(int))
+    distances = pd.DataFrame({"distance": np.concatenate([[0], far[far < length]])})
+    planes = pd.DataFrame({"pair": np.arange(pairs), "theta": _theta(pairs)})
+    rows = units.merge(planes, how="cross").merge(distances, how="cross")
+    rows["mean_signed"] = np.cos(rows["theta"] * rows["distance"]) * (1 + rows["growth"]) + rng.normal(
+        0, 0.02, len(rows)
+    )
+    rows["n"] = length - rows["distance"]
+    return rows.drop(columns=["growth", "theta"]).assign(**keys)
+
+
+def _nll(keys: dict[str, Any], length: int, model: int, doc: int) -> pd.DataFrame:
+    edges = position_edges(length)
+    nll = 3.0 + 2.0 / np.log(edges + 2) + 0.1 * doc + 0.05 * model
+    return pd.DataFrame({"position": edges, "nll": nll, "tokens": np.diff(edges, prepend=0)}).assign(**keys)
