@@ -74,7 +74,10 @@ def _add_missing_hooks(bridge: Any) -> None:
     from transformer_lens.hook_points import HookPoint
 
     missing = [
-        (block.attn, name) for block in bridge.blocks for name in ("hook_rot_q", "hook_rot_k") if not hasattr(block.attn, name)
+        (block.attn, name)
+        for block in bridge.blocks
+        for name in ("hook_rot_q", "hook_rot_k")
+        if not hasattr(block.attn, name)
     ]
     for attn, name in missing:
         setattr(attn, name, HookPoint())

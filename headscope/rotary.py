@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from headscope import seam
 from headscope.errors import UnsupportedModel
+from headscope.geometry import Layout
 
-Layout = Literal["half", "interleaved"]
 ROTATE = "apply_rotary_pos_emb"
 
 
@@ -97,7 +97,9 @@ def native_context(config: Any) -> int:
 
 
 @contextmanager
-def replaced_rotation(namespace: ModuleType, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def replaced_rotation(
+    namespace: ModuleType, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
     """Wrap a family's rotation function in its module's namespace; the original returns on exit."""
     original = getattr(namespace, ROTATE)
     setattr(namespace, ROTATE, wrap(original))
@@ -135,9 +137,14 @@ def _attention_calls(model: PreTrainedModel) -> list[_Call]:
     calls: list[_Call] = []
 
     def witness(module: nn.Module, q: Tensor, k: Tensor, scaling: float, window: int | None, **kwargs: Any) -> None:
-        for name, why in (("softcap", "its attention logits are soft-capped"), ("s_aux", "its softmax has a learned sink term")):
+        for name, why in (
+            ("softcap", "its attention logits are soft-capped"),
+            ("s_aux", "its softmax has a learned sink term"),
+        ):
             if kwargs.get(name) is not None:
                 raise _refusal(model, why)
+        if kwargs.get("is_causal") is False:
+            raise _refusal(model, "it attends in both directions")
         if q.shape[-1] != k.shape[-1] or q.shape[1] % k.shape[1]:
             raise _refusal(model, "its q and k heads do not match")
         calls.append(_Call(module, (q.shape[1], k.shape[1], q.shape[-1]), window))
@@ -183,7 +190,9 @@ def _look(rotate: Callable[..., Any], q: Tensor, cos: Tensor, sin: Tensor, *args
     layout: Layout = "half" if partner == pairs else "interleaved"
     halves = torch.equal(cos[0, :, :pairs], cos[0, :, pairs:])
     last = cos[0, -1].float().cpu()
-    return _Rotation(pairs, layout, "half" if halves else "interleaved", cos.shape[1] - 1, last[:pairs] if halves else last[::2])
+    return _Rotation(
+        pairs, layout, "half" if halves else "interleaved", cos.shape[1] - 1, last[:pairs] if halves else last[::2]
+    )
 
 
 def _three_tokens(model: PreTrainedModel) -> None:

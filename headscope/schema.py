@@ -94,7 +94,7 @@ VISIBLE = _key(
     "4 bins per octave from 16 [ours]",
     16,
 )
-DISTANCE = _key("distance", "index32", "tokens", "D = i - j; 8 per octave, log-spaced, and 0 [ours]")
+DISTANCE = _key("distance", "index32", "tokens", "D = i - j; 0 and log-spaced, 4 per octave [ours]")
 
 ATTENTION = Table(
     "attention",

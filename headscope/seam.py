@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from headscope.attention import Attention
 from headscope.errors import UnsupportedModel
 
 NAME = "headscope"
@@ -27,39 +28,6 @@ ROWS_PER_BLOCK = 256
 
 Edit = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 """(q [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, d], position_ids [1|B, Lq]) -> edited (q, k, v)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Attention:
-    """What one attention layer computed for one sequence of the batch, padding removed.
-
-    q [H, Lq, d] and k [G, Lk, d] are the kernel's inputs, rotated, normed and scaled; v [G, Lk, d]; z
-    [H, Lq, d] is the head output before o_proj; lse [H, Lq] the natural log-sum-exp of each row's logits,
-    float32. Queries are the last Lq of the Lk keys; k[:, 0] is the sequence's key number `first_key`.
-    """
-
-    layer: int
-    sequence: int
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    z: Tensor
-    lse: Tensor
-    scaling: float
-    window: int | None
-    first_key: int = 0
-
-    @property
-    def query_index(self) -> Tensor:
-        """Index into k of each query's own key, [Lq]."""
-        keys = self.k.shape[1]
-        return torch.arange(keys - self.q.shape[1], keys, device=self.k.device)
-
-    @property
-    def visible(self) -> Tensor:
-        """Number of keys each query sees, [Lq]."""
-        seen = self.query_index + 1
-        return seen if self.window is None else seen.clamp(max=self.window)
 
 
 Listener = Callable[[Attention], None]

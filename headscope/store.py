@@ -51,8 +51,8 @@ class RunWriter:
     def open(cls, out: Path, slug: str, config: Mapping[str, Any], resume: bool = False) -> Self:
         """Start the run of `config` under `out`, or with `resume` continue the one that was interrupted.
 
-        `config` is what JSON can hold; it names the run. Raises CannotWrite when the same run lies there
-        unfinished and `resume` is off, when another process writes it, or when `out` cannot be written.
+        `config` is what JSON can hold; it names the run. Raises CannotWrite when finished cells of the same run
+        lie there and `resume` is off, when another process writes it, or when `out` cannot be written.
         """
         canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
         partial = Path(out) / f".{slug}-{hashlib.sha256(canonical.encode()).hexdigest()[:8]}.partial"
@@ -61,7 +61,7 @@ class RunWriter:
             (partial / "cells").mkdir(parents=True, exist_ok=True)
             lock = _locked(partial)
             try:
-                draft = cls._draft(partial, existed, config, resume)
+                draft = cls._draft(partial, config, resume)
             except BaseException:
                 if not existed:
                     _discard(partial)
@@ -70,7 +70,7 @@ class RunWriter:
         return cls(partial, lock, draft)
 
     @staticmethod
-    def _draft(partial: Path, existed: bool, config: Mapping[str, Any], resume: bool) -> dict[str, Any]:
+    def _draft(partial: Path, config: Mapping[str, Any], resume: bool) -> dict[str, Any]:
         """The first lines of run.json: those of the run to continue, or new ones."""
         shutil.rmtree(partial.with_suffix(".trash"), ignore_errors=True)
         draft = _read_json(partial / "run.json") if (partial / "run.json").is_file() else None
@@ -79,7 +79,7 @@ class RunWriter:
         if draft and _final(partial, draft["started"]).is_dir():
             shutil.rmtree(partial / "cells")  # a kill fell between the commit and its clean-up: start anew
             (partial / "cells").mkdir()
-        elif existed and not resume:
+        elif any((partial / "cells").iterdir()):
             raise CannotWrite(f"{partial} holds this run, unfinished: add --resume or delete that directory")
         draft = {"format_version": FORMAT_VERSION, "started": _free_start(partial), "config": dict(config)}
         _write_json(partial / "draft", draft)
@@ -274,8 +274,10 @@ def runs(directory: Path | str) -> list[tuple[Path, Run | BadRun]]:
 
 def validate(run: Run) -> list[str]:
     """What is wrong with a run's files, one line each: hashes, row counts, schemas, NaN, bounds, duplicate keys."""
-    problems = []
+    problems = [f"{name}: no table of format {FORMAT_VERSION}" for name in run.tables if name not in TABLES]
     for name, facts in run.manifest["tables"].items():
+        if name not in TABLES:
+            continue
         table, file = TABLES[name], run.path / f"{name}.parquet"
         try:
             stored = _read_table(file)
@@ -306,7 +308,7 @@ def to_arrow(table: Table, rows: Rows) -> pa.Table:
         cells = frame[column.name]
         try:
             if column.kind in ("label", "text"):
-                array = pa.array(cells.to_numpy(dtype=object), pa.string())
+                array = pa.array(cells.to_numpy(dtype=object), pa.string(), from_pandas=True)
                 array = array.dictionary_encode() if column.kind == "label" else array
             else:
                 array = pa.array(cells.to_numpy(), ARROW_TYPES[column.kind])
@@ -354,7 +356,8 @@ def _writing(out: Path, scratch: Path | None = None) -> Iterator[None]:
         if scratch:
             shutil.rmtree(scratch, ignore_errors=True)
         advice = "free some space" if error.errno == errno.ENOSPC else "choose another --out"
-        raise CannotWrite(f"cannot write to {out}: {error.strerror or error}; {advice}") from error
+        reason = os.strerror(error.errno) if error.errno else error  # pyarrow's own text is long
+        raise CannotWrite(f"cannot write to {out}: {reason}; {advice}") from error
 
 
 def _locked(partial: Path) -> int:

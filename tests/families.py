@@ -27,6 +27,8 @@ COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+ABSENT = object()
+"""As an option: leave this key of `COMMON` out. None is passed on, since it means something (no window)."""
 ALTERNATING = ["sliding_attention", "full_attention"] * (LAYERS // 2)
 
 
@@ -48,8 +50,8 @@ class Family:
 
 
 def build(model_type: str, options: dict[str, Any], seed: int = 0, auto: Any = AutoModelForCausalLM) -> PreTrainedModel:
-    """Build a random float32 model in eval mode; `options` override `COMMON`, and None drops a key."""
-    settings = {key: value for key, value in (COMMON | options).items() if value is not None}
+    """Build a random float32 model in eval mode; `options` override `COMMON`."""
+    settings = {key: value for key, value in (COMMON | options).items() if value is not ABSENT}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = auto.from_config(AutoConfig.for_model(model_type, **settings), dtype=torch.float32).eval()
@@ -88,7 +90,7 @@ SPECS: dict[str, Family] = {
     ),
     "phi": Family("phi", {}, rotary_dims=8),
     "phi3": Family("phi3", {}),
-    "gpt_neox": Family("gpt_neox", {"num_key_value_heads": None}, groups=4, rotary_dims=4),
+    "gpt_neox": Family("gpt_neox", {"num_key_value_heads": ABSENT}, groups=4, rotary_dims=4),
     "smollm3": Family("smollm3", {"no_rope_layers": [1, 1, 1, 0]}, rotates=(True, True, True, False)),
     "granite": Family("granite", {"attention_multiplier": 0.2}),
     "cohere": Family("cohere", {"logit_scale": 1.0}, layout="interleaved"),

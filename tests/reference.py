@@ -77,7 +77,7 @@ def bin_edges(limit: int) -> list[int]:
 
 
 def binned(statistics: dict[str, Tensor], window: int | None = None) -> dict[int, dict[str, Any]]:
-    """Average rows [H, L] over bins of visible keys: {upper edge: {"rows": int, name: [H]}}; empty bins are left out."""
+    """Average rows [H, L] by visible keys: {upper edge: {"rows": int, name: [H]}}; empty bins are left out."""
     length = next(iter(statistics.values())).shape[-1]
     bins: dict[int, list[int]] = {}
     for i in range(length):
@@ -147,7 +147,7 @@ NAME = "reference_eager"
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer's attention function received: q [H, L, d], k [G, L, d], v [G, L, d], mask [L, L] (True: visible)."""
+    """What one layer's attention function received: q [H, L, d]; k, v [G, L, d]; mask [L, L], True where visible."""
 
     q: Tensor
     k: Tensor
@@ -193,6 +193,6 @@ def eager_qk(model: PreTrainedModel, input_ids: Tensor) -> tuple[Tensor, list[La
 
 @torch.no_grad()
 def nll_reference(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
-    """Return the next-token losses [L - 1] in nats, in float64, for one sequence input_ids [1, L]; entry t predicts t + 1."""
+    """Return next-token losses [L - 1] in nats, float64, for one sequence input_ids [1, L]; entry t predicts t + 1."""
     predictions = model(input_ids).logits[0, :-1].double().log_softmax(-1)
     return -predictions.gather(-1, input_ids[0, 1:, None])[:, 0]

@@ -46,7 +46,7 @@ def synthetic_run(
     docs: int = 3,
     seed: int = 0,
 ) -> Run:
-    """Write a run under `out` whose heads range from retrieving (growth 0) to aggregating (growth 1)."""
+    """Write a run under `out` whose heads range from retrieving (growth 0) to aggregating (growth 0.95)."""
     config = {"models": list(models), "lengths": list(lengths), "docs": docs, "seed": seed, "layers": layers}
     config |= {"heads": heads, "groups": groups, "pairs": pairs}
     units = pd.DataFrame(list(product(range(layers), range(heads))), columns=["layer", "head"])
@@ -99,7 +99,9 @@ def _attention(keys: dict[str, Any], units: pd.DataFrame, length: int, rng: np.r
     bins["n"] = [middle(edge, length) for edge in edges]
     rows = units.merge(bins, how="cross")
     noise = rng.normal(0, 0.05, len(rows))
-    rows["log_ess2"] = np.clip(0.4 + rows["growth"] * np.log(rows["n"]) + noise, 0, np.log(rows["n"]))
+    rows["log_ess2"] = np.clip(
+        0.4 * (1 - rows["growth"]) + 0.95 * rows["growth"] * np.log(rows["n"]) + noise, 0, np.log(rows["n"])
+    )
     rows["ess2"] = np.exp(rows["log_ess2"]) * 1.02
     rows["ess1"] = rows["ess2"] * 1.3
     rows["max_weight"] = 0.9 / np.sqrt(rows["ess2"])

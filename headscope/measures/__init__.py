@@ -1,0 +1,11 @@
+"""Measures: pure functions on q and k, and small accumulators with `update`, `merge` and `compute`.
+
+They know nothing of models or files: never transformers, pandas or the store.
+"""
+
+from headscope.measures.attention_rows import AttentionRows
+from headscope.measures.distance_profile import DistanceProfile
+from headscope.measures.loss_by_position import LossByPosition
+from headscope.measures.rotary_pairs import RotaryPairs
+
+__all__ = ["AttentionRows", "DistanceProfile", "LossByPosition", "RotaryPairs"]

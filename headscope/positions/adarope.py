@@ -5,10 +5,11 @@ number of keys the query sees, so cached decoding and a full pass agree. Paramet
 dtype. An adapter file is safetensors (the parameters and what they started from) with json metadata.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -91,6 +92,12 @@ class AdaRoPE(nn.Module):
     def temperatures(self) -> tuple[Tensor, Tensor]:
         return self.tau.detach(), self.gamma.detach()
 
+    @property
+    def sha256(self) -> str:
+        """Digest of the parameters."""
+        tensors = {name: t.detach().cpu() for name, t in self.state_dict().items()}
+        return hashlib.sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))).hexdigest()
+
     def save(self, path: Path | str, **metadata: Any) -> Path:
         """Write the adapter file; keyword arguments join its json metadata."""
         path = Path(path)
@@ -115,7 +122,9 @@ class AdaRoPE(nn.Module):
         except (SafetensorError, OSError) as error:
             raise BadInput(f"'{path}' is not a readable safetensors file ({error})") from error
         if notes.get("format") != FORMAT:
-            raise BadInput(f"'{path}' is not an AdaRoPE adapter of format {FORMAT} (found {notes.get('format', 'none')})")
+            raise BadInput(
+                f"'{path}' is not an AdaRoPE adapter of format {FORMAT} (found {notes.get('format', 'none')})"
+            )
         geometry = model.geometry
         expected = {
             "xi": (geometry.layers, geometry.kv_groups, geometry.pairs),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope import rotary, seam
+from headscope.geometry import Layout
 from headscope.models import Model, delegated
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.schedule import Fixed, Schedule
@@ -56,7 +57,7 @@ def resolve(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None) -> Sche
     return scheme if isinstance(scheme, Fixed | AdaRoPE) else scheme.schedule(model)
 
 
-def tables(positions: Tensor, theta: Tensor, factor: float, table: rotary.Layout, dtype: torch.dtype) -> Tables:
+def tables(positions: Tensor, theta: Tensor, factor: float, table: Layout, dtype: torch.dtype) -> Tables:
     """cos and sin for positions [B, L] and theta [1|G, P]: [B, L, 2P] if groups share theta, else [B, G, L, 2P].
 
     Angles are float32 products, as transformers computes them.
@@ -85,7 +86,7 @@ def folded(rotate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tables_hook(
-    schedule: Schedule, layer: int, table: rotary.Layout, cache: dict[str, Any]
+    schedule: Schedule, layer: int, table: Layout, cache: dict[str, Any]
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
     def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         positions, (own_cos, _) = kwargs["position_ids"], kwargs["position_embeddings"]

