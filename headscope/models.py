@@ -42,6 +42,7 @@ class Model:
     rotation: rotary.BaseRotation = field(init=False)
 
     def __post_init__(self) -> None:
+        checkpoints.refuse_by_config(self.module.config, self.checkpoint)
         with delegated(self.bridge):
             survey = rotary.survey(self.module)
         self.attention = survey.modules
@@ -61,7 +62,8 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return self.module.device
+        device: torch.device = self.module.device
+        return device
 
     @cached_property
     def weights_sha256(self) -> str:
@@ -109,8 +111,12 @@ def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any
         return spec
     if isinstance(spec, str):
         checkpoint, scheme = split_spec(spec)
-        opened = checkpoints.open_checkpoint(checkpoint, pick_device(device), pick_dtype(dtype, pick_device(device)))
-        return Model(opened.module, tokenizer or opened.tokenizer, opened.identity, scheme)
+        where = pick_device(device)
+        module, identity = checkpoints.open_checkpoint(checkpoint, where, pick_dtype(dtype, where))
+        model = Model(module, tokenizer, identity, scheme)
+        if tokenizer is None:
+            model.tokenizer = checkpoints.load_tokenizer(checkpoint)
+        return model
     if type(spec).__module__.startswith("transformer_lens."):
         return Model(spec.original_model, tokenizer or spec.tokenizer, _identity(spec.original_model), bridge=spec)
     module = spec.get_base_model() if hasattr(spec, "get_base_model") else spec

@@ -136,6 +136,9 @@ class _Rotation:
 def _attention_calls(model: PreTrainedModel) -> list[_Call]:
     calls: list[_Call] = []
 
+    if any(getattr(module, "is_causal", True) is False for module in model.modules()):
+        raise _refusal(model, "it attends in both directions")
+
     def witness(module: nn.Module, q: Tensor, k: Tensor, scaling: float, window: int | None, **kwargs: Any) -> None:
         for name, why in (
             ("softcap", "its attention logits are soft-capped"),
@@ -143,8 +146,6 @@ def _attention_calls(model: PreTrainedModel) -> list[_Call]:
         ):
             if kwargs.get(name) is not None:
                 raise _refusal(model, why)
-        if kwargs.get("is_causal") is False:
-            raise _refusal(model, "it attends in both directions")
         if q.shape[-1] != k.shape[-1] or q.shape[1] % k.shape[1]:
             raise _refusal(model, "its q and k heads do not match")
         calls.append(_Call(module, (q.shape[1], k.shape[1], q.shape[-1]), window))

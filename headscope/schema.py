@@ -85,7 +85,9 @@ DOC = _key("doc", "label", "", "document, as source/name", None)
 LAYER = _key("layer", "index16", "", "decoder layer, from 0")
 HEAD = _key("head", "index16", "", "query head within the layer, from 0")
 GROUP = _key("kv_group", "index16", "", "query heads that share one key head; head // (heads / groups)")
-PAIR = _key("pair", "index16", "", "rotary 2-D plane f; dimensions that are not rotated follow as pairs with theta 0 [ours]")
+PAIR = _key(
+    "pair", "index16", "", "rotary 2-D plane f; dimensions that are not rotated follow as pairs with theta 0 [ours]"
+)
 VISIBLE = _key(
     "visible",
     "index32",
@@ -138,7 +140,13 @@ PAIRS = Table(
             "that hold equally many such pairs [ours]",
             0,
         ),
-        Column("mean_abs_se", "value", "logits", "standard error of mean_abs over its sampled rows; 0 if every row was used", 0),
+        Column(
+            "mean_abs_se",
+            "value",
+            "logits",
+            "standard error of mean_abs over its sampled rows; 0 if every row was used",
+            0,
+        ),
         Column("mean_signed", "value", "logits", "E c_f over all causal pairs (i, j), exact"),
         Column("rms", "value", "logits", "sqrt(E c_f^2) over all causal pairs (i, j), exact", 0),
         Column("norm_product", "value", "logits", "E |q_f| |k_f| over all causal pairs (i, j), exact", 0),
@@ -172,7 +180,12 @@ POSITIONS = Table(
         PAIR,
         Column("theta", "value", "rad/token", "rotation frequency", 0),
         Column("log_theta", "value", "ln rad/token", "ln theta; -inf where theta is 0"),
-        Column("log_theta_init", "value", "ln rad/token", "ln theta that learning started from (log_theta where nothing is learned)"),
+        Column(
+            "log_theta_init",
+            "value",
+            "ln rad/token",
+            "ln theta that learning started from (log_theta where nothing is learned)",
+        ),
         Column("log_theta_base", "value", "ln rad/token", "ln theta of the checkpoint's own scheme"),
     ),
 )
@@ -188,7 +201,13 @@ SCALES = Table(
         Column("tau", "value", "", "temperature; lambda(n) = (1/tau) ln(1 + max(n, L_ref)/L_ref)^gamma", 0),
         Column("gamma", "value", "", "growth exponent of lambda; 0 where the scheme has none"),
         Column("reference_length", "count", "tokens", "L_ref, the length below which lambda is constant", 1),
-        Column("logit_scale", "value", "", "what logits are multiplied by, beyond the checkpoint's own scaling, at n <= L_ref", 0),
+        Column(
+            "logit_scale",
+            "value",
+            "",
+            "what logits are multiplied by, beyond the checkpoint's own scaling, at n <= L_ref",
+            0,
+        ),
         Column(
             "effective_base",
             "value",

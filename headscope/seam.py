@@ -113,8 +113,8 @@ def attention(
     if attention_mask is None:
         out, lse = _attend(module, query, key, value, scale, sliding_window, dropout, with_lse=bool(listeners))
         for sequence in range(len(query)) if listeners else ():
-            one = (t[sequence] for t in (query, key, value, out, _given(lse)))
-            _tell(listeners, module, sequence, *one, scale, sliding_window, position_ids)
+            q, k, v, z = (t[sequence] for t in (query, key, value, out))
+            _tell(listeners, module, sequence, q, k, v, z, _given(lse)[sequence], scale, sliding_window, position_ids)
     else:
         out = torch.zeros_like(query[..., : value.shape[-1]])
         for sequence, roles in enumerate(attention_mask[:, 0, 0].expand(len(query), -1)):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def training_step(folder: Path) -> int | None:
-    """The step in the trainer's state file, else the last number in the folder's name, else None."""
+    """The step in the trainer's state file, else in the folder's name ("step-10", "checkpoint-10", "10"), else None."""
     state = folder / "trainer_state.json"
     if state.is_file():
         return int(json.loads(state.read_text(encoding="utf-8"))["global_step"])
-    numbers = re.findall(r"\d+", folder.name)
-    stepped = re.search(r"(step|checkpoint|ckpt|iter)[-_]?(\d+)", folder.name, re.IGNORECASE)
-    return int(stepped[2]) if stepped else int(numbers[-1]) if numbers and folder.name.isdigit() else None
+    named = re.search(r"(?:step|checkpoint|ckpt|iter)[-_]?(\d+)", folder.name, re.IGNORECASE)
+    named = named or re.fullmatch(r"(\d+)", folder.name)
+    return int(named[1]) if named else None

@@ -1,6 +1,6 @@
 """Run directories: written cell by cell, committed by one rename, read back as pandas tables.
 
-Knows the schema of the tables, not what is in them; how cells are made is the study's affair. While it works,
+What a table file may hold is the affair of `tables`, how cells are made that of the study. While it works,
 a run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one folder per finished cell.
 Every step is a rename, so that a kill at any moment leaves either the state before or the state after.
 """
@@ -21,20 +21,13 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from headscope import tables
 from headscope.errors import BadInput, BadRun, CannotWrite
-from headscope.schema import ARROW_TYPES, FORMAT_VERSION, TABLES, Column, Table
-
-Rows = Mapping[str, Sequence[Any] | np.ndarray | str | int | float] | pd.DataFrame
-"""The columns of a table by name; a scalar is repeated for every row."""
-
-ROUNDING = 1e-5
-"""How far `validate` lets a float32 mean fall outside its bounds."""
+from headscope.schema import FORMAT_VERSION, TABLES
+from headscope.tables import Rows, to_arrow
 
 
 class RunWriter:
@@ -141,14 +134,14 @@ class RunWriter:
         return Run.open(self.final)
 
     def _build(self, build: Path, cells: list[Path], manifest: Mapping[str, Any]) -> None:
-        tables = {}
+        facts = {}
         for name, table in TABLES.items():
             if files := [file for cell in cells if (file := cell / f"{name}.parquet").is_file()]:
-                merged = _merge(table, [pq.read_table(file) for file in files])
+                merged = tables.merged(table, [tables.read(file) for file in files])
                 _write_table(build / f"{name}.parquet", merged)
-                tables[name] = {"rows": merged.num_rows, "sha256": _sha256(build / f"{name}.parquet")}
+                facts[name] = {"rows": merged.num_rows, "sha256": _sha256(build / f"{name}.parquet")}
         finished = datetime.now(UTC).isoformat(timespec="seconds")
-        _write_json(build / "run.json", {**self.draft, **manifest, "finished": finished, "tables": tables})
+        _write_json(build / "run.json", {**self.draft, **manifest, "finished": finished, "tables": facts})
 
     def _cell(self, cell_id: str) -> Path:
         return self.cells / quote(cell_id, safe=" =@,")
@@ -202,7 +195,7 @@ class Run:
         return heads(self)
 
     def _read(self, name: str) -> pd.DataFrame:
-        frame: pd.DataFrame = _read_table(self.path / f"{name}.parquet").to_pandas()
+        frame: pd.DataFrame = tables.read(self.path / f"{name}.parquet").to_pandas()
         return frame
 
     def __getattr__(self, name: str) -> pd.DataFrame:
@@ -238,7 +231,7 @@ class JoinedRun(Run):
         self.parts = list(runs)
 
     def _read(self, name: str) -> pd.DataFrame:
-        parts = [_read_table(run.path / f"{name}.parquet") for run in self.parts if name in run.tables]
+        parts = [tables.read(run.path / f"{name}.parquet") for run in self.parts if name in run.tables]
         frame: pd.DataFrame = pa.concat_tables(parts).unify_dictionaries().to_pandas()
         return frame.drop_duplicates(TABLES[name].keys, ignore_index=True)
 
@@ -278,9 +271,9 @@ def validate(run: Run) -> list[str]:
     for name, facts in run.manifest["tables"].items():
         if name not in TABLES:
             continue
-        table, file = TABLES[name], run.path / f"{name}.parquet"
+        file = run.path / f"{name}.parquet"
         try:
-            stored = _read_table(file)
+            stored = tables.read(file)
         except BadRun as reason:
             problems.append(str(reason))
             continue
@@ -288,63 +281,8 @@ def validate(run: Run) -> list[str]:
             problems.append(f"{name}: sha256 differs from run.json")
         if stored.num_rows != facts["rows"]:
             problems.append(f"{name}: {stored.num_rows} rows, run.json says {facts['rows']}")
-        if not stored.schema.equals(table.arrow):
-            problems.append(f"{name}: its schema is not that of format {FORMAT_VERSION}")
-            continue
-        faults = [(column, _fault(column, stored[column.name], ROUNDING)) for column in table.columns]
-        problems += [f"{name}.{column.name}: {fault}" for column, fault in faults if fault]
-        if repeated := int(stored.select(table.keys).to_pandas().duplicated().sum()):
-            problems.append(f"{name}: {repeated} rows repeat the key of another")
+        problems += tables.faults(TABLES[name], stored)
     return problems
-
-
-def to_arrow(table: Table, rows: Rows) -> pa.Table:
-    """`rows` as an arrow table of exactly the schema of `table`. Raises ValueError naming table and column."""
-    frame = pd.DataFrame(rows)
-    if wrong := {column.name for column in table.columns} ^ set(frame.columns):
-        raise ValueError(f"{table.name}: missing or unknown columns {sorted(wrong)}")
-    arrays = []
-    for column in table.columns:
-        cells = frame[column.name]
-        try:
-            if column.kind in ("label", "text"):
-                array = pa.array(cells.to_numpy(dtype=object), pa.string(), from_pandas=True)
-                array = array.dictionary_encode() if column.kind == "label" else array
-            else:
-                array = pa.array(cells.to_numpy(), ARROW_TYPES[column.kind])
-        except pa.ArrowException as error:
-            raise ValueError(f"{table.name}.{column.name}: {error}") from error
-        if fault := _fault(column, array, 0 if column.key else None):
-            raise ValueError(f"{table.name}.{column.name}: {fault}")
-        arrays.append(array)
-    return pa.Table.from_arrays(arrays, schema=table.arrow)
-
-
-def _fault(column: Column, values: pa.Array | pa.ChunkedArray, tolerance: float | None) -> str:
-    """What is wrong with the values of a column, or "". Bounds are checked unless `tolerance` is None."""
-    if values.null_count or (column.kind == "value" and pc.any(pc.is_nan(values)).as_py()):
-        return "holds NaN"
-    if tolerance is None or len(values) == 0 or (column.low is None and column.high is None):
-        return ""
-    least, most = pc.min_max(values).as_py().values()
-    if column.low is not None and least < column.low - tolerance:
-        return f"{least} is below {column.low}"
-    if column.high is not None and most > column.high + tolerance:
-        return f"{most} is above {column.high}"
-    return ""
-
-
-def _merge(table: Table, parts: list[pa.Table]) -> pa.Table:
-    """The parts one after the other; where the table says so, rows of equal key become their weighted mean."""
-    whole = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
-    if table.mean_over_cells is None:
-        return whole
-    frame = whole.to_pandas()
-    means = [name for name in table.values if name != table.mean_over_cells]
-    frame[means] = frame[means].astype("float64").mul(frame[table.mean_over_cells], axis=0)
-    frame = frame.groupby(table.keys, sort=False, observed=True)[table.values].sum().reset_index()
-    frame[means] = frame[means].div(frame[table.mean_over_cells], axis=0)
-    return to_arrow(table, frame)
 
 
 @contextmanager
@@ -390,7 +328,7 @@ def _free_start(partial: Path) -> str:
 
 
 def _write_table(file: Path, table: pa.Table) -> None:
-    pq.write_table(table, file, compression="zstd")
+    tables.write(file, table)
     _fsync(file)
 
 
@@ -415,13 +353,6 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRun(f"{file} does not hold a JSON object")
     return value
-
-
-def _read_table(file: Path) -> pa.Table:
-    try:
-        return pq.read_table(file).unify_dictionaries()
-    except (pa.ArrowException, OSError) as error:
-        raise BadRun(f"{file} is damaged: {str(error).splitlines()[0]}") from error
 
 
 def _sha256(file: Path) -> str:

@@ -8,7 +8,7 @@ import importlib
 import platform
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,8 @@ from headscope.models import Model
 from headscope.positions import AdaRoPE, parse, resolve
 from headscope.progress import Progress, Silent
 from headscope.steps import training_step
-from headscope.store import Run, Rows, RunWriter
+from headscope.store import Run, RunWriter
+from headscope.tables import Rows
 from headscope.texts import TokenDocument, documents
 
 
@@ -136,13 +137,14 @@ def run(
             raise Interrupted(f"interrupted; finished cells are kept in {writer.partial}: add --resume") from stop
         finally:
             progress.stop()
+        seconds = round(time.monotonic() - started, 1)
         manifest = {
             "models": described,
             "seed": study.seed,
             "versions": {name: version(name) for name in ("headscope", "torch", "transformers", "pandas", "pyarrow")},
-            "hardware": _hardware(library),
+            "hardware": _hardware(),
             "git_commit": _git_commit(),
-            "timings": {"seconds": round(time.monotonic() - started, 1), "cells_done_now": len(todo), "cells": len(plan)},
+            "timings": {"seconds": seconds, "cells_done_now": len(todo), "cells": len(plan)},
         }
         return writer.commit([f"{name}/{cell.id}" for name, cell in plan], manifest)
 
@@ -176,7 +178,7 @@ def _described(label: str, study: Study, library: Library) -> dict[str, Any]:
     }
 
 
-def _hardware(library: Library) -> dict[str, Any]:
+def _hardware() -> dict[str, Any]:
     return {
         "machine": platform.machine(),
         "cpus": torch.get_num_threads(),
@@ -193,7 +195,3 @@ def _git_commit() -> str | None:
     except FileNotFoundError:
         return None
     return answer.stdout.strip() or None
-
-
-def labels_of(cells: Sequence[Cell]) -> list[str]:
-    return list(dict.fromkeys(cell.model for cell in cells))

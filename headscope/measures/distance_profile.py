@@ -18,7 +18,8 @@ def distances(length: int) -> Tensor:
     """0 and the distinct integers nearest to 2^(m / 4), below `length`; int64, ascending."""
     steps = torch.arange(PER_OCTAVE * length.bit_length() + 1) / PER_OCTAVE
     spaced = (2.0**steps).round().long()
-    return torch.cat((torch.zeros(1, dtype=torch.int64), spaced[spaced < length])).unique()
+    found: Tensor = torch.unique(torch.cat((torch.zeros(1, dtype=torch.int64), spaced[spaced < length])))
+    return found
 
 
 def profile_sums(q: Tensor, k: Tensor, at: Tensor) -> Tensor:
@@ -28,7 +29,7 @@ def profile_sums(q: Tensor, k: Tensor, at: Tensor) -> Tensor:
     """
     length = q.shape[-1]
     sums = []
-    for some in at.split(DISTANCE_CHUNK):
+    for some in torch.split(at, DISTANCE_CHUNK):
         shifted = torch.zeros(2, q.shape[1], length, len(some), device=q.device)
         for column, distance in enumerate(some.tolist()):
             shifted[:, :, distance:, column] = k[:, :, 0, : length - distance]

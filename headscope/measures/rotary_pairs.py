@@ -1,8 +1,8 @@
 """How much each rotary pair contributes to a head's logits.
 
 c_ijf = scaling x (q_f . k_f), the contribution of pair f to logit s_ij. Its signed mean, its root mean square and the
-Cauchy-Schwarz bound |q_f| |k_f| are exact over all causal (i, j) in O(L d): running sums over keys of k_f, k_f k_f^T and
-|k_f|, contracted with the queries. E |c_f|, the paper's "mean absolute dot product", needs the pairs (i, j)
+Cauchy-Schwarz bound |q_f| |k_f| are exact over all causal (i, j) in O(L d): running sums over keys of k_f, k_f k_f^T
+and |k_f|, contracted with the queries. E |c_f|, the paper's "mean absolute dot product", needs the pairs (i, j)
 themselves and is estimated from sampled rows.
 """
 

@@ -17,7 +17,8 @@ def log_spaced(length: int, count: int, seed: int) -> Tensor:
     low = min(FIRST, length)
     share = (torch.arange(count) + _jitter(count, seed)) / count
     visible = torch.exp(share * math.log(length / low)) * low
-    return (visible.round().long().clamp(1, length) - 1).unique()
+    rows: Tensor = torch.unique(visible.round().long().clamp(1, length) - 1)
+    return rows
 
 
 def pair_spaced(visible: Tensor, count: int, seed: int) -> Tensor:

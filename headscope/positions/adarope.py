@@ -1,4 +1,6 @@
-"""AdaRoPE's parameters: log-frequencies per KV group, temperature and growth per head (ICML 2026, eq. AdaFreq, AdaScale).
+"""AdaRoPE's parameters: log-frequencies per KV group, temperature and growth per head.
+
+(ICML 2026, equations AdaFreq and AdaScale.)
 
 theta_f = exp(xi_f); the query is multiplied by lambda(n) = (1/tau) ln(1 + max(n, L_ref) / L_ref)^gamma, where n is the
 number of keys the query sees, so cached decoding and a full pass agree. Parameters are float32 whatever the model's
@@ -28,8 +30,9 @@ class AdaRoPE(nn.Module):
     """A schedule with learned parameters. T layers, G kv groups, P rotary pairs, H heads.
 
     xi [T, G, P] log rad/token; tau, gamma [T, H]; `*_init` buffers hold what they started from (`theta_init` the
-    frequencies themselves, so that an untrained adapter rotates by exactly those). `rotary_factor` [T] multiplies cos and sin: 1 where every dimension rotates (tau then carries YaRN's temperature), YaRN's own
-    factor where some dimensions pass unrotated and tau could not express it.
+    frequencies themselves, so that an untrained adapter rotates by exactly those). `rotary_factor` [T] multiplies cos
+    and sin: 1 where every dimension rotates (tau then carries YaRN's temperature), YaRN's own factor where some
+    dimensions pass unrotated and tau could not express it.
     """
 
     rotates = True
@@ -78,7 +81,7 @@ class AdaRoPE(nn.Module):
         return init * (self.xi[layer] - start).nan_to_num(0.0).exp()
 
     def factor(self, layer: int) -> float:
-        return float(self.rotary_factor[layer])
+        return float(torch.as_tensor(self.rotary_factor)[layer])
 
     def query_scale(self, layer: int, visible: Tensor) -> Tensor:
         """lambda(n) for every head: n [B, Lq] -> [B, H, Lq]."""

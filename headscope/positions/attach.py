@@ -69,7 +69,7 @@ def tables(positions: Tensor, theta: Tensor, factor: float, table: Layout, dtype
 
 
 def folded(rotate: Callable[..., Any]) -> Callable[..., Any]:
-    """A family's rotation, extended to 4-D tables [B, G, L, 2P] by folding groups into the batch; inert for 3-D ones."""
+    """A family's rotation, extended to 4-D tables [B, G, L, 2P] by folding groups into the batch; 3-D ones pass."""
 
     def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         if cos.dim() != 4:

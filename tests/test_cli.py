@@ -1,0 +1,229 @@
+"""The command line: every mistake is one line and an exit code, and leaves nothing behind."""
+
+import errno
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import families
+import pytest
+from synthetic import synthetic_run
+from transformers import BertConfig, BertForMaskedLM
+
+import headscope as hs
+from headscope import checkpoints, cli
+from headscope.positions import AdaRoPE, resolve
+
+
+@pytest.fixture
+def headscope(monkeypatch, capsys):
+    """Run the command in this process: (exit code, standard output, standard error)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def refused(headscope, tmp_path):
+    """Run a command that must fail: one line on standard error, the exit code, nothing written. Returns the line."""
+
+    def run(code, *arguments, out=None):
+        out = out or tmp_path / "runs"
+        got, _, err = headscope(*arguments, "--out", out)
+        lines = [line for line in err.splitlines() if not line[:4].strip().endswith("%")]
+        assert got == code, err
+        assert len(lines) == 1, err
+        assert lines[0].startswith("headscope: ")
+        assert not out.is_dir() or not list(out.iterdir()), "something was left behind"
+        return lines[0]
+
+    return run
+
+
+def truncated_gguf(folder: Path) -> Path:
+    shipped = checkpoints.ALIASES["smollm2-135m"]
+    # Located, not imported: the package's own code wants the llm tool, which is not installed.
+    whole = Path(importlib.util.find_spec(shipped.package).origin).parent / shipped.file
+    cut = folder / "cut.gguf"
+    with whole.open("rb") as source:
+        cut.write_bytes(source.read(1_000_000))
+    return cut
+
+
+def test_an_unknown_alias_is_refused_with_the_nearest_one(refused):
+    assert "did you mean 'smollm2-135m'" in refused(2, "run", "--model", "smollm-135m", "--length", 64)
+
+
+def test_a_missing_path_is_reported_as_missing(refused):
+    assert "no checkpoint at './nowhere/model'" in refused(3, "run", "--model", "./nowhere/model", "--length", 64)
+
+
+def test_a_truncated_gguf_is_refused_and_leaves_no_cache(refused, tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADSCOPE_CACHE", str(tmp_path / "cache"))
+    line = refused(2, "run", "--model", f"cut={truncated_gguf(tmp_path)}", "--length", 64)
+    assert "cannot read GGUF file" in line
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_hub_id_without_network_is_reported_as_missing(tmp_path):
+    command = [sys.executable, "-m", "headscope.cli", "run", "--model", "x=nobody/nothing", "--length", "64"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([*command, "--out", tmp_path / "runs"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 3
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("headscope: cannot fetch 'nobody/nothing' from the hub")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "told"),
+    [
+        ("yarm:factor=8", "did you mean 'yarn'"),
+        ("yarn:factor=0", "factor=0: expected a number of at least 1"),
+        ("yarn", "needs factor="),
+        ("yarn:factors=8", "did you mean 'factor'"),
+    ],
+)
+def test_a_bad_scheme_is_refused_before_any_work(refused, scheme, told):
+    assert told in refused(2, "run", "--model", f"x=smollm2-135m@{scheme}", "--length", 64)
+
+
+def test_a_negative_length_is_refused(refused):
+    assert "measure.lengths: context length -5 is too short" in refused(2, "run", "--length", -5)
+
+
+def test_rows_that_are_no_number_are_refused(refused):
+    assert "measure.rows" in refused(2, "run", "--rows", "some")
+
+
+def test_an_unknown_table_is_refused(refused):
+    assert "measure.tables" in refused(2, "run", "--measure", "attentions")
+
+
+@pytest.mark.model
+def test_a_length_beyond_every_document_names_the_longest(refused):
+    line = refused(2, "run", "--text", "pkg:britannica", "--docs", 1, "--length", 10_000_000)
+    assert "the longest, britannica/shakespeare, has" in line
+
+
+def test_an_unknown_study_key_suggests_the_nearest(refused, tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text("measure: {lenghts: [64]}\n")
+    line = refused(2, "run", file)
+    assert "study.yaml" in line
+    assert "unknown key 'measure.lenghts' (did you mean 'lengths'?)" in line
+
+
+@pytest.mark.model
+def test_a_text_that_is_not_utf8_is_refused_with_the_byte(refused, tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"plain and then \xff\xfe")
+    line = refused(2, "run", "--text", f"file:{tmp_path}/bad.txt", "--docs", 1, "--length", 64)
+    assert "bad.txt is not UTF-8 text (byte 15)" in line
+
+
+@pytest.mark.model
+def test_an_adapter_of_another_geometry_is_refused(refused, tmp_path):
+    other = hs.load(families.MEASURABLE["llama-gqa"]())
+    AdaRoPE.untrained(other, resolve(other, "base")).save(tmp_path / "other.safetensors")
+    spec = f"x=smollm2-135m@adarope:adapter={tmp_path}/other.safetensors"
+    line = refused(2, "run", "--model", spec, "--length", 64, "--docs", 1)
+    assert "does not fit 'smollm2-135m'" in line
+
+
+def test_an_encoder_checkpoint_is_refused_by_name(refused, tmp_path):
+    tiny = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=32)
+    BertForMaskedLM(tiny).save_pretrained(tmp_path / "bert")
+    line = refused(2, "run", "--model", f"x={tmp_path}/bert", "--length", 64, "--docs", 1)
+    assert "bert" in line
+
+
+@pytest.mark.model
+def test_a_full_disk_is_one_line_and_leaves_nothing(refused, monkeypatch):
+    def full(fd):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert "No space left on device" in refused(2, "run", "--length", 64, "--docs", 1)
+
+
+@pytest.mark.model
+def test_an_output_path_that_is_a_file_is_refused(refused, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    line = refused(2, "run", "--length", 64, "--docs", 1, out=tmp_path / "file")
+    assert str(tmp_path / "file") in line
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_run_of_a_newer_format_is_refused_by_version(refused, tmp_path):
+    run = synthetic_run(tmp_path / "made")
+    manifest = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps({**manifest, "format_version": 99}))
+    assert "99" in refused(2, "report", run.path, out=tmp_path / "report.html")
+
+
+def test_a_corrupt_table_is_refused_by_file(refused, tmp_path):
+    run = synthetic_run(tmp_path / "made")
+    (run.path / "attention.parquet").write_bytes(b"PAR1 and no more")
+    assert "attention.parquet" in refused(2, "report", run.path, out=tmp_path / "report.html")
+
+
+def test_ls_names_damaged_runs_and_lists_the_rest(headscope, tmp_path):
+    good = synthetic_run(tmp_path)
+    shutil.copytree(good.path, tmp_path / "20260101T000000Z-broken-00000000")
+    (tmp_path / "20260101T000000Z-broken-00000000" / "run.json").write_text("{")
+    code, out, _ = headscope("ls", tmp_path)
+    assert code == 0
+    assert good.name in out
+    assert "cannot be read" in out
+
+
+def test_validate_finds_a_table_that_was_altered(headscope, tmp_path):
+    run = synthetic_run(tmp_path)
+    assert headscope("validate", run.path)[0] == 0
+    run.nll.assign(nll=1.0).to_parquet(run.path / "nll.parquet")
+    code, out, err = headscope("validate", run.path)
+    assert code == 2
+    assert "nll" in out
+    assert "problem(s) found" in err
+
+
+def test_help_answers_without_torch():
+    script = """
+import sys
+sys.argv = ["headscope", "--help"]
+from headscope.cli import app
+try:
+    app()
+except SystemExit:
+    pass
+assert not {"torch", "transformers", "pandas"} & set(sys.modules), "heavy import"
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for command in ("demo", "run", "report", "ls", "validate", "bench"):
+        assert command in done.stdout
+
+
+@pytest.mark.model
+def test_run_prints_its_result_as_json(headscope, tmp_path):
+    arguments = ("run", "--length", 64, "--docs", 1, "--measure", "attention,nll", "--json", "--out", tmp_path)
+    code, out, err = headscope(*arguments)
+    assert code == 0, err
+    result = json.loads(out)
+    assert Path(result["path"]).is_dir()
+    assert set(result["tables"]) == {"attention", "nll", "positions", "scales"}
+    assert result["summary"][0]["model"] == "base"

@@ -1,0 +1,56 @@
+"""Every measure faces the laws of `measure_laws`; a new one costs one line of `CASES`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from measure_laws import LAWS, LENGTH, Case, geometry_of, layers_of
+
+from headscope.measures import AttentionRows, DistanceProfile, LossByPosition, RotaryPairs
+
+GEOMETRY = geometry_of(windows=(None, 9, None))
+
+
+def layered(measure: Callable[..., Any], rows: int | None) -> Case:
+    """A measure that listens to the layers of a document."""
+    return Case(
+        lambda: measure(GEOMETRY, LENGTH, rows, 5),
+        lambda document: [(heard,) for heard in layers_of(GEOMETRY, LENGTH, document)],
+    )
+
+
+def _chunks_of_logits(document: int) -> list[tuple[Any, ...]]:
+    generator = torch.Generator().manual_seed(document)
+    logits = torch.randn(LENGTH - 1, 11, generator=generator)
+    starts = range(0, LENGTH - 1, 7)
+    targets = torch.randint(11, (LENGTH - 1,), generator=generator)
+    return [(logits[n : n + 7], targets[n : n + 7], n + 1) for n in starts]
+
+
+CASES = {
+    "attention": layered(AttentionRows, None),
+    "attention-sampled": layered(AttentionRows, 12),
+    "pairs": layered(RotaryPairs, None),
+    "pairs-sampled": layered(RotaryPairs, 12),
+    "distance": layered(DistanceProfile, None),
+    "nll": Case(lambda: LossByPosition(LENGTH), _chunks_of_logits),
+}
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("measure", CASES)
+def test_every_measure_obeys_the_law(measure: str, law: Callable[[Case], None]) -> None:
+    law(CASES[measure])
+
+
+@pytest.mark.parametrize("measure", CASES)
+def test_an_empty_accumulator_computes_an_empty_table(measure: str) -> None:
+    assert {len(column) for column in CASES[measure].empty().compute().values()} == {0}
+
+
+@pytest.mark.parametrize("measure", CASES)
+def test_two_documents_differ(measure: str) -> None:
+    """Else the laws above would say nothing."""
+    one, other = CASES[measure].after(1).compute(), CASES[measure].after(2).compute()
+    assert any((one[name] != other[name]).any() for name in one)

@@ -1,0 +1,406 @@
+"""Measures against the eager L x L formulas and against laws of the paper, on small random layers.
+
+Tiles are made so small that every test crosses their borders; `test_measure_model` runs them in full size.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from measure_laws import geometry_of, heard, random_heard
+from torch import Tensor
+
+from headscope.attention import Attention
+from headscope.bins import position_edges
+from headscope.geometry import Geometry
+from headscope.measures import AttentionRows, DistanceProfile, LossByPosition, RotaryPairs
+from headscope.measures import attention_rows as rows_module
+from headscope.measures import distance_profile as profile_module
+from headscope.measures import rotary_pairs as pairs_module
+from headscope.measures.attention_rows import STATISTICS, row_statistics
+from headscope.measures.distance_profile import distances, profile_sums
+from headscope.measures.planes import by_head, planes
+from headscope.measures.rotary_pairs import moment_sums, row_means
+from headscope.measures.rows import log_spaced, pair_spaced
+
+EAGER = 1e-5
+"""What streaming in float32 may differ from eager in float64, relative."""
+TOKENS = {"mean_distance": 1e-5}
+"""Absolute share of that, in tokens: a mean distance may be as near to 0 as rounding."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_tiles() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "ROW_TILE", 7)
+        patch.setattr(rows_module, "KEY_TILE", 11)
+        patch.setattr(pairs_module, "MOMENT_CHUNK", 13)
+        patch.setattr(profile_module, "DISTANCE_CHUNK", 3)
+        yield
+
+
+@st.composite
+def layers(draw: st.DrawFn, max_length: int = 40) -> tuple[Geometry, Attention]:
+    """One random layer: MHA, GQA or MQA, both layouts, all or some dimensions rotary, windowed or not."""
+    length = draw(st.integers(1, max_length))
+    groups, per_group = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    rotary, rest = draw(st.integers(1, 3)), draw(st.integers(0, 2))
+    window = draw(st.none() | st.integers(1, max_length + 4))
+    geometry = geometry_of(
+        groups * per_group,
+        groups,
+        2 * (rotary + rest),
+        rotary,
+        draw(st.sampled_from(["half", "interleaved"])),
+        [window],
+    )
+    return geometry, random_heard(geometry, length, draw(st.integers(0, 2**32)), size=draw(st.floats(0.1, 4)))
+
+
+def all_rows(layer: Attention) -> dict[str, Tensor]:
+    found = row_statistics(layer, torch.arange(layer.q.shape[1]))
+    return dict(zip(STATISTICS, found.double(), strict=True))
+
+
+def by_unit(columns: Any, name: str, geometry: Geometry) -> np.ndarray:
+    """A column of a one-layer table as [H, what remains]."""
+    shaped: np.ndarray = columns[name].reshape(geometry.heads, -1)
+    return shaped
+
+
+properties = settings(max_examples=60, deadline=None)
+
+# Attention rows ----------------------------------------------------------------------------------------------------
+
+
+@properties
+@given(layers())
+def test_streamed_rows_equal_eager_rows(drawn: tuple[Geometry, Attention]) -> None:
+    _, layer = drawn
+    expected = reference.row_statistics(reference.weights(layer.q, layer.k, layer.scaling, layer.window))
+    for name, found in all_rows(layer).items():
+        torch.testing.assert_close(found, expected[name], rtol=EAGER, atol=TOKENS.get(name, 1e-6), msg=name)
+
+
+@properties
+@given(layers())
+def test_effective_lengths_lie_between_one_and_the_visible_keys_and_fall_with_their_order(drawn: Any) -> None:
+    _, layer = drawn
+    found = all_rows(layer)
+    rounding = 1 + 1e-5
+    assert (found["ess2"] >= 1).all()
+    assert (found["ess2"] <= found["ess1"] * rounding).all()
+    assert (found["ess1"] <= layer.visible * rounding).all()
+    assert (found["log_ess2"] - found["ess2"].log()).abs().max() < 1e-5
+    assert (1 / found["max_weight"] <= found["ess2"] * rounding).all()
+    for name in ("max_weight", "sink_mass", "local_mass"):
+        assert ((found[name] >= 0) & (found[name] <= 1)).all(), name
+    assert ((found["mean_distance"] >= 0) & (found["mean_distance"] <= layer.visible - 1 + 1e-4)).all()
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_uniform_rows_have_the_effective_length_of_their_visible_keys(window: int | None) -> None:
+    layer = heard(torch.zeros(2, 50, 4), torch.ones(1, 50, 4), window=window)
+    found = all_rows(layer)
+    for name in ("ess2", "ess1"):
+        torch.testing.assert_close(found[name], layer.visible.double().expand(2, -1), rtol=1e-5, atol=0)
+
+
+def one_hot(length: int, height: float, at: int) -> Attention:
+    """Every row has logit `height` at key `at` and 0 elsewhere."""
+    q, k = torch.full((1, length, 2), height), torch.zeros(1, length, 2)
+    k[0, at, 0] = 1
+    return heard(q, k, scaling=1.0)
+
+
+def test_one_hot_rows_have_an_effective_length_of_one() -> None:
+    found = all_rows(one_hot(50, 90.0, 0))
+    for name in ("ess2", "ess1", "max_weight", "sink_mass"):
+        torch.testing.assert_close(found[name], torch.ones(1, 50, dtype=torch.float64), rtol=1e-6, atol=0)
+    torch.testing.assert_close(found["mean_distance"], torch.arange(50.0)[None].double())
+
+
+@properties
+@given(st.floats(0, 40), st.integers(2, 60), st.integers(0, 59))
+def test_one_hot_logits_have_the_closed_form_of_the_paper(height: float, length: int, at: int) -> None:
+    found = all_rows(one_hot(length, height, at % length))
+    height = float(np.float32(height))
+    z = math.exp(height) + length - 1
+    ess2 = z**2 / (math.exp(2 * height) + length - 1)
+    ess1 = math.exp(math.log(z) - height * math.exp(height) / z)
+    assert float(found["ess2"][0, -1]) == pytest.approx(ess2, rel=EAGER)
+    assert float(found["ess1"][0, -1]) == pytest.approx(ess1, rel=EAGER)
+
+
+@properties
+@given(layers(), st.floats(-20, 20))
+def test_rows_do_not_change_when_a_constant_is_added_to_their_logits(drawn: Any, shift: float) -> None:
+    _, layer = drawn
+    direction = torch.ones(layer.k.shape[-1]) / layer.k.shape[-1]
+    moved = heard(layer.q, layer.k + shift * direction, layer.scaling, layer.window)
+    before, after = all_rows(layer), all_rows(moved)
+    for name in STATISTICS:  # the shift is as large as 20 |q|, and float32 logits that large are known to 1e-5
+        torch.testing.assert_close(after[name], before[name], rtol=1e-4, atol=1e-4, msg=name)
+
+
+@properties
+@given(layers(), st.randoms(use_true_random=False))
+def test_effective_length_does_not_depend_on_the_order_of_keys(drawn: Any, chance: Any) -> None:
+    _, layer = drawn
+    order = list(range(layer.k.shape[1]))
+    chance.shuffle(order)
+    before, after = (all_rows(heard(layer.q, k, layer.scaling)) for k in (layer.k, layer.k[:, order]))
+    for name in ("ess2", "log_ess2", "ess1", "max_weight"):
+        torch.testing.assert_close(after[name][:, -1], before[name][:, -1], rtol=EAGER, atol=1e-6, msg=name)
+
+
+@properties
+@given(layers(), st.integers(1, 30), st.integers(0, 1000))
+def test_sampled_rows_have_the_numbers_that_they_have_among_all_rows(drawn: Any, count: int, seed: int) -> None:
+    geometry, layer = drawn
+    length = layer.q.shape[1]
+    rows = log_spaced(length, count, seed)
+    whole = row_statistics(layer, torch.arange(length))
+    torch.testing.assert_close(row_statistics(layer, rows), whole[..., rows], rtol=2e-6, atol=2e-6)
+    q, k = planes(layer.q, geometry), planes(layer.k, geometry)
+    rows = pair_spaced(layer.visible, count, seed)
+    whole = row_means(q, k, torch.arange(length), layer.visible)
+    torch.testing.assert_close(row_means(q, k, rows, layer.visible[rows]), whole[rows], rtol=1e-6, atol=1e-7)
+
+
+@properties
+@given(layers(max_length=70))
+def test_bins_hold_every_row_once_and_their_eager_means(drawn: tuple[Geometry, Attention]) -> None:
+    geometry, layer = drawn
+    measure = AttentionRows(geometry, layer.q.shape[1], None, 0)
+    measure.update(layer)
+    columns = measure.compute()
+    assert (columns["rows"].reshape(-1, geometry.heads).sum(0) == layer.q.shape[1]).all()
+    alpha = reference.weights(layer.q, layer.k, layer.scaling, layer.window)
+    expected = reference.binned(reference.row_statistics(alpha), layer.window)
+    assert sorted(set(columns["visible"].tolist())) == sorted(expected)
+    for edge, values in expected.items():
+        here = columns["visible"] == edge
+        assert columns["head"][here].tolist() == list(range(geometry.heads))
+        assert (columns["kv_group"][here] == columns["head"][here] // geometry.heads_per_group).all()
+        assert (columns["rows"][here] == values["rows"]).all()
+        for name in STATISTICS:
+            atol = TOKENS.get(name, 1e-6)
+            np.testing.assert_allclose(columns[name][here], values[name], rtol=EAGER, atol=atol, err_msg=name)
+
+
+def test_the_mean_distance_of_a_local_head_is_known_as_well_far_from_the_start() -> None:
+    """Key indices are large there and the distance small: their difference must not be taken in float32."""
+    length = 8000
+    layer = random_heard(geometry_of(1, 1, 4, 2), length, 0)
+    near = torch.zeros(1, length, 4)
+    near[0, -3:] = 30.0
+    layer = heard(torch.ones(1, length, 4)[:, -1:], near, scaling=1.0)
+    found = row_statistics(layer, torch.tensor([0]))[STATISTICS.index("mean_distance")]
+    assert float(found) == pytest.approx(1.0, rel=EAGER)
+
+
+# Rotary pairs ------------------------------------------------------------------------------------------------------
+
+
+def exact_pairs(geometry: Geometry, layer: Attention) -> dict[str, np.ndarray]:
+    measure = RotaryPairs(geometry, layer.q.shape[1], None, 0)
+    measure.update(layer)
+    columns = measure.compute()
+    names = ("mean_abs", "mean_abs_se", "mean_signed", "rms", "norm_product")
+    return {name: by_unit(columns, name, geometry) for name in names}
+
+
+@properties
+@given(layers())
+def test_pair_statistics_equal_the_l_by_l_formula(drawn: tuple[Geometry, Attention]) -> None:
+    geometry, layer = drawn
+    expected = reference.pair_statistics(
+        layer.q, layer.k, layer.scaling, 2 * geometry.pairs, geometry.layout, layer.window
+    )
+    found = exact_pairs(geometry, layer)
+    for name, values in expected.items():
+        error = np.abs(found[name] - values.numpy()) / expected["rms"].numpy()
+        assert error.max() <= EAGER, name
+    assert (found["mean_abs_se"] == 0).all()
+
+
+@properties
+@given(layers())
+def test_pair_statistics_are_ordered(drawn: tuple[Geometry, Attention]) -> None:
+    found = exact_pairs(*drawn)
+    rounding = EAGER * found["rms"]
+    assert (np.abs(found["mean_signed"]) <= found["mean_abs"] + rounding).all()
+    assert (found["mean_abs"] <= found["rms"] + rounding).all()
+    assert (found["mean_abs"] <= found["norm_product"] + rounding).all()
+
+
+@properties
+@given(layers())
+def test_signed_means_of_all_pairs_sum_to_the_mean_logit(drawn: tuple[Geometry, Attention]) -> None:
+    geometry, layer = drawn
+    s = reference.logits(layer.q, layer.k, layer.scaling, layer.window)
+    seen = reference.visible(layer.q.shape[1], layer.window)
+    found = exact_pairs(geometry, layer)
+    error = found["mean_signed"].sum(-1) - s[:, seen].mean(-1).numpy()
+    assert (np.abs(error) <= EAGER * found["rms"].sum(-1)).all()
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_sampled_usage_is_unbiased_and_its_standard_error_is_not_too_small(window: int | None) -> None:
+    geometry = geometry_of(4, 2, 8, 3, windows=[window])
+    layer = random_heard(geometry, 60, 3)
+    exact = exact_pairs(geometry, layer)["mean_abs"]
+    estimates, errors = [], []
+    for seed in range(400):
+        measure = RotaryPairs(geometry, 60, 6, seed)
+        measure.update(layer)
+        columns = measure.compute()
+        estimates.append(by_unit(columns, "mean_abs", geometry))
+        errors.append(by_unit(columns, "mean_abs_se", geometry))
+    spread = np.std(estimates, axis=0)
+    bias = np.abs(np.mean(estimates, axis=0) - exact)
+    assert (bias <= 4.5 * spread / math.sqrt(400)).all()
+    assert (np.sqrt(np.mean(np.square(errors), axis=0)) >= 0.8 * spread).all()
+
+
+# Rows that are chosen ----------------------------------------------------------------------------------------------
+
+
+@properties
+@given(st.integers(1, 5000), st.integers(1, 200), st.integers(0, 2**31))
+def test_log_spaced_rows_are_distinct_sorted_rows_of_the_sequence(length: int, count: int, seed: int) -> None:
+    rows = log_spaced(length, count, seed)
+    assert 1 <= len(rows) <= count
+    assert (rows.diff() > 0).all()
+    assert min(16, length) - 1 <= int(rows[0])
+    assert int(rows[-1]) <= length - 1
+    assert torch.equal(rows, log_spaced(length, count, seed))
+
+
+@given(st.integers(0, 2**31))
+def test_log_spaced_rows_give_every_octave_its_share(seed: int) -> None:
+    visible = log_spaced(16 * 2**6, 60, seed) + 1
+    octaves = torch.bincount((visible / 16).log2().floor().long().clamp(max=5), minlength=6)
+    assert ((octaves - 10).abs() <= 2).all()
+
+
+@properties
+@given(st.integers(1, 3000), st.none() | st.integers(1, 500), st.integers(1, 100), st.integers(0, 2**31))
+def test_pair_spaced_rows_come_one_from_each_stratum_of_equally_many_pairs(
+    length: int, window: int | None, count: int, seed: int
+) -> None:
+    visible = torch.arange(1, length + 1).clamp(max=window)
+    rows = pair_spaced(visible, count, seed)
+    assert len(rows) == count
+    ends = visible.cumsum(0).double()
+    edges = torch.arange(count + 1) * ends[-1] / count
+    assert (ends[rows] >= edges[:-1] - 1e-3 * ends[-1]).all()  # the row's own pairs overlap its stratum
+    assert ((ends - visible)[rows] <= edges[1:] + 1e-3 * ends[-1]).all()
+
+
+def test_averages_over_pair_spaced_rows_approach_the_mean_over_all_pairs() -> None:
+    visible = torch.arange(1, 201).clamp(max=90)
+    value = torch.sin(torch.arange(200) / 30.0).double() + torch.arange(200) / 100
+    exact = float((visible * value).sum() / visible.sum())
+    estimates = torch.stack([value[pair_spaced(visible, 4, seed)].mean() for seed in range(2000)])
+    assert abs(float(estimates.mean()) - exact) <= 4 * float(estimates.std()) / math.sqrt(2000)
+
+
+def test_another_seed_chooses_other_rows() -> None:
+    assert not torch.equal(log_spaced(4096, 64, 0), log_spaced(4096, 64, 1))
+    visible = torch.arange(1, 4097)
+    assert not torch.equal(pair_spaced(visible, 64, 0), pair_spaced(visible, 64, 1))
+
+
+# Distances ---------------------------------------------------------------------------------------------------------
+
+
+@properties
+@given(layers(max_length=30))
+def test_the_distance_profile_equals_eager_at_every_distance(drawn: tuple[Geometry, Attention]) -> None:
+    geometry, layer = drawn
+    length = layer.q.shape[1]
+    measure = DistanceProfile(geometry, length)
+    measure.update(layer)
+    columns = measure.compute()
+    wanted = [d for d in distances(length).tolist() if layer.window is None or d < layer.window]
+    assert sorted(set(columns["distance"].tolist())) == wanted
+    rms = exact_pairs(geometry, layer)["rms"].reshape(-1)
+    for distance in wanted:
+        here = columns["distance"] == distance
+        assert (columns["n"][here] == length - distance).all()
+        expected = reference.distance_profile(
+            layer.q, layer.k, layer.scaling, 2 * geometry.pairs, geometry.layout, distance
+        )
+        units = columns["head"][here] * geometry.all_pairs + columns["pair"][here]
+        assert units.tolist() == list(range(expected.numel()))
+        error = columns["mean_signed"][here] - expected.reshape(-1).numpy()
+        # A mean over few products is as large as those, not as the rms over all pairs.
+        largest = np.maximum(rms, np.abs(expected.reshape(-1).numpy()))
+        assert (np.abs(error) <= EAGER * largest).all()
+
+
+@properties
+@given(layers(max_length=30))
+def test_profiles_over_all_distances_sum_to_the_signed_moment(drawn: tuple[Geometry, Attention]) -> None:
+    geometry, layer = drawn
+    length = layer.q.shape[1]
+    q, k = planes(layer.q, geometry), planes(layer.k, geometry)
+    at = torch.arange(min(length, layer.window or length))
+    sums, moments = profile_sums(q, k, at).double().sum(-1), moment_sums(q, k, layer.window)
+    scale = (moments[1] * float(layer.visible.sum())).sqrt()
+    assert ((sums - moments[0]).abs() <= EAGER * scale).all()
+
+
+@given(st.integers(1, 20_000))
+def test_distances_are_zero_and_log_spaced_below_the_length(length: int) -> None:
+    at = distances(length)
+    assert at[0] == 0
+    assert int(at[-1]) < length
+    assert (at.diff() > 0).all()
+    assert length == 1 or (at[1:].diff() <= at[1:-1].clamp(min=2) / 4 + 1).all()
+
+
+@properties
+@given(layers())
+def test_planes_of_a_head_come_back_by_head(drawn: tuple[Geometry, Attention]) -> None:
+    geometry, layer = drawn
+    found = planes(layer.q, geometry)
+    pairs = reference.planes(geometry.head_dim, 2 * geometry.pairs, geometry.layout)
+    for axis in range(2):
+        for i in range(layer.q.shape[1]):
+            expected = layer.q[:, i][:, [pair[axis] for pair in pairs]]
+            assert torch.equal(by_head(found[axis, ..., i], geometry), expected)
+
+
+# Loss --------------------------------------------------------------------------------------------------------------
+
+
+@properties
+@given(st.integers(2, 90), st.integers(1, 40), st.integers(0, 2**31))
+def test_loss_by_position_is_the_cross_entropy_of_the_whole_sequence(length: int, chunk: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 5 * torch.randn(length - 1, 13, generator=generator)
+    targets = torch.randint(13, (length - 1,), generator=generator)
+    measure = LossByPosition(length)
+    for start in range(0, length - 1, chunk):
+        measure.update(logits[start : start + chunk], targets[start : start + chunk], start + 1)
+    columns = measure.compute()
+    losses = torch.nn.functional.cross_entropy(logits.double(), targets, reduction="none")
+    assert columns["position"].tolist() == position_edges(length).tolist()
+    assert columns["tokens"].sum() == length - 1
+    first = 1
+    for last, nll, tokens in zip(*columns.values(), strict=True):
+        expected = losses[first - 1 : last]
+        assert tokens == len(expected)
+        assert nll == pytest.approx(float(expected.mean()), rel=EAGER, abs=1e-6)
+        first = last + 1
+    overall = (columns["nll"] * columns["tokens"]).sum() / (length - 1)
+    assert overall == pytest.approx(float(losses.mean()), rel=EAGER, abs=1e-6)
