@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from headscope.capture import capturing
     from headscope.models import Model, load
     from headscope.positions import AdaRoPE, attached
-    from headscope.report import write as report
     from headscope.store import Run
 
 __version__ = "0.1.0"
-__all__ = ["AdaRoPE", "Model", "Run", "attached", "capturing", "load", "measure", "report"]
+__all__ = ["AdaRoPE", "Model", "Run", "attached", "capturing", "load", "measure"]
 
 _HOMES = {
     "AdaRoPE": "headscope.positions:AdaRoPE",
@@ -30,7 +29,6 @@ _HOMES = {
     "capturing": "headscope.capture:capturing",
     "load": "headscope.models:load",
     "measure": "headscope.api:measure",
-    "report": "headscope.report:write",
 }
 
 

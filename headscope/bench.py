@@ -15,7 +15,7 @@ import torch
 
 from headscope import models
 from headscope.errors import Missing
-from headscope.measure import measure_tokens
+from headscope.measuring import measure_tokens
 from headscope.models import Model
 from headscope.texts import documents
 

@@ -87,7 +87,7 @@ def _add_missing_hooks(bridge: Any) -> None:
 
 
 def _refuse_quantised_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    cache = kwargs.get("past_key_values")
+    cache = kwargs.get("past_key_values", kwargs.get("layer_past"))  # GPT-NeoX has its own name for it
     layers = getattr(cache, "layers", ())
     if any("Quantized" in type(layer).__name__ for layer in layers):
         raise UnsupportedModel("a quantised KV cache would be measured instead of the model's keys; use a plain cache")

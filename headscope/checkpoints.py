@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel, nearest
@@ -54,11 +55,16 @@ def open_checkpoint(name: str, device: torch.device, dtype: torch.dtype) -> tupl
         config = AutoConfig.from_pretrained(folder)
         refuse_by_config(config, name)
         # An explicit flag: the hub may offer pickled weights beside safetensors.
-        module = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True)
+        module, loading = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+        )
     except HeadscopeError:
         raise
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise _translated(error, name, folder) from error
+    if loading["missing_keys"]:
+        # transformers would fill them with random numbers.
+        raise BadInput(f"checkpoint '{name}' lacks weights, e.g. {min(loading['missing_keys'])}; fetch it again")
     return module.to(device).eval(), identity
 
 

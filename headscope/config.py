@@ -16,7 +16,7 @@ from headscope.errors import BadInput, nearest
 
 TableName = Literal["attention", "pairs", "distance", "nll"]
 
-SECTIONS: Mapping[str, str] = {"measure": "headscope.measure:MeasureSection"}
+SECTIONS: Mapping[str, str] = {"measure": "headscope.measuring:MeasureSection"}
 """Section of a study -> the class that runs it, as module:name, imported only when asked for."""
 
 

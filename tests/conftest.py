@@ -13,8 +13,13 @@ import headscope
 from headscope import texts
 from headscope.models import Model
 
-torch.set_num_threads(2)
 transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> None:
+    """Tiny models are fastest on one thread; the real checkpoint gets two."""
+    torch.set_num_threads(2 if request.node.get_closest_marker("model") else 1)
 
 
 @pytest.fixture(scope="session")

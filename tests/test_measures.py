@@ -31,18 +31,21 @@ from headscope.measures.rows import log_spaced, pair_spaced
 
 EAGER = 1e-5
 """What streaming in float32 may differ from eager in float64, relative."""
-TOKENS = {"mean_distance": 1e-5}
-"""Absolute share of that, in tokens: a mean distance may be as near to 0 as rounding."""
+NEAR_ZERO = {"mean_distance": EAGER, "log_ess2": EAGER}
+"""Absolute share of that where a statistic may be 0: a mean distance in tokens, a logarithm of what is relative."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_tiles() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more would cost these small layers more than they give
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows_module, "ROW_TILE", 7)
         patch.setattr(rows_module, "KEY_TILE", 11)
         patch.setattr(pairs_module, "MOMENT_CHUNK", 13)
         patch.setattr(profile_module, "DISTANCE_CHUNK", 3)
         yield
+    torch.set_num_threads(threads)
 
 
 @st.composite
@@ -60,7 +63,7 @@ def layers(draw: st.DrawFn, max_length: int = 40) -> tuple[Geometry, Attention]:
         draw(st.sampled_from(["half", "interleaved"])),
         [window],
     )
-    return geometry, random_heard(geometry, length, draw(st.integers(0, 2**32)), size=draw(st.floats(0.1, 4)))
+    return geometry, random_heard(geometry, length, draw(st.integers(0, 2**32)), size=draw(st.floats(0.1, 3)))
 
 
 def all_rows(layer: Attention) -> dict[str, Tensor]:
@@ -85,7 +88,7 @@ def test_streamed_rows_equal_eager_rows(drawn: tuple[Geometry, Attention]) -> No
     _, layer = drawn
     expected = reference.row_statistics(reference.weights(layer.q, layer.k, layer.scaling, layer.window))
     for name, found in all_rows(layer).items():
-        torch.testing.assert_close(found, expected[name], rtol=EAGER, atol=TOKENS.get(name, 1e-6), msg=name)
+        torch.testing.assert_close(found, expected[name], rtol=EAGER, atol=NEAR_ZERO.get(name, 1e-6), msg=name)
 
 
 @properties
@@ -167,7 +170,7 @@ def test_sampled_rows_have_the_numbers_that_they_have_among_all_rows(drawn: Any,
     length = layer.q.shape[1]
     rows = log_spaced(length, count, seed)
     whole = row_statistics(layer, torch.arange(length))
-    torch.testing.assert_close(row_statistics(layer, rows), whole[..., rows], rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(row_statistics(layer, rows), whole[..., rows], rtol=EAGER, atol=EAGER)
     q, k = planes(layer.q, geometry), planes(layer.k, geometry)
     rows = pair_spaced(layer.visible, count, seed)
     whole = row_means(q, k, torch.arange(length), layer.visible)
@@ -191,17 +194,17 @@ def test_bins_hold_every_row_once_and_their_eager_means(drawn: tuple[Geometry, A
         assert (columns["kv_group"][here] == columns["head"][here] // geometry.heads_per_group).all()
         assert (columns["rows"][here] == values["rows"]).all()
         for name in STATISTICS:
-            atol = TOKENS.get(name, 1e-6)
+            atol = NEAR_ZERO.get(name, 1e-6)
             np.testing.assert_allclose(columns[name][here], values[name], rtol=EAGER, atol=atol, err_msg=name)
 
 
 def test_the_mean_distance_of_a_local_head_is_known_as_well_far_from_the_start() -> None:
     """Key indices are large there and the distance small: their difference must not be taken in float32."""
     length = 8000
-    layer = random_heard(geometry_of(1, 1, 4, 2), length, 0)
     near = torch.zeros(1, length, 4)
     near[0, -3:] = 30.0
-    layer = heard(torch.ones(1, length, 4)[:, -1:], near, scaling=1.0)
+    q, last = torch.ones(1, 1, 4), near.sum(-1).logsumexp(-1)[:, None]
+    layer = Attention(0, 0, q, near, near, q, last, 1.0, None)
     found = row_statistics(layer, torch.tensor([0]))[STATISTICS.index("mean_distance")]
     assert float(found) == pytest.approx(1.0, rel=EAGER)
 
@@ -288,7 +291,8 @@ def test_log_spaced_rows_are_distinct_sorted_rows_of_the_sequence(length: int, c
 def test_log_spaced_rows_give_every_octave_its_share(seed: int) -> None:
     visible = log_spaced(16 * 2**6, 60, seed) + 1
     octaves = torch.bincount((visible / 16).log2().floor().long().clamp(max=5), minlength=6)
-    assert ((octaves - 10).abs() <= 2).all()
+    assert ((octaves[1:] - 10).abs() <= 2).all()
+    assert octaves[0] <= 11  # there, rows often fall together and count once
 
 
 @properties
@@ -296,7 +300,7 @@ def test_log_spaced_rows_give_every_octave_its_share(seed: int) -> None:
 def test_pair_spaced_rows_come_one_from_each_stratum_of_equally_many_pairs(
     length: int, window: int | None, count: int, seed: int
 ) -> None:
-    visible = torch.arange(1, length + 1).clamp(max=window)
+    visible = torch.arange(1, length + 1).clamp(max=window or length)
     rows = pair_spaced(visible, count, seed)
     assert len(rows) == count
     ends = visible.cumsum(0).double()

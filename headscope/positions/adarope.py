@@ -129,10 +129,14 @@ class AdaRoPE(nn.Module):
                 f"'{path}' is not an AdaRoPE adapter of format {FORMAT} (found {notes.get('format', 'none')})"
             )
         geometry = model.geometry
-        expected = {
-            "xi": (geometry.layers, geometry.kv_groups, geometry.pairs),
-            "tau": (geometry.layers, geometry.heads),
-        }
+        by_pair = (geometry.layers, geometry.kv_groups, geometry.pairs)
+        by_head = (geometry.layers, geometry.heads)
+        expected: dict[str, tuple[int, ...]] = {"xi": by_pair, "tau": by_head, "gamma": by_head}
+        expected |= {f"{name}_init": shape for name, shape in expected.items()}
+        expected |= {"theta_init": by_pair, "rotary_factor": (geometry.layers,)}
+        lacking = expected.keys() - tensors.keys()
+        if lacking:
+            raise BadInput(f"adapter '{path}' lacks {', '.join(sorted(lacking))}: it is damaged, so learn it again")
         for name, shape in expected.items():
             if tuple(tensors[name].shape) != shape:
                 raise BadInput(

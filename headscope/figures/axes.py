@@ -1,0 +1,40 @@
+"""Log axes that read well: ticks at 1, 2, 5, 10 or at powers of ten, and the same on colour bars."""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def log_ticks(values: npt.ArrayLike, sparse: bool = False) -> dict[str, Any]:
+    """Tick values (in data units) and their text for a log axis over `values`: 1, 2, 5, 10 ... or powers of ten."""
+    numbers = np.asarray(values, dtype=np.float64).ravel()
+    numbers = numbers[np.isfinite(numbers) & (numbers > 0)]
+    if not len(numbers):
+        return {}
+    low, high = math.log10(numbers.min()), math.log10(numbers.max())
+    steps = (1, 2, 5) if high - low < (1.5 if sparse else 3) else (1,)
+    ticks = [step * 10.0**power for power in range(math.floor(low) - 1, math.ceil(high) + 1) for step in steps]
+    near = [tick for tick in ticks if low - 0.31 <= math.log10(tick) <= high + 0.31]
+    return {"tickvals": near, "ticktext": [readable(tick) for tick in near]}
+
+
+def readable(value: float) -> str:
+    """A round number as tick text: 0.05, 1, 2,000, 10<sup>-4</sup>."""
+    if 1e-3 <= value < 1e6:
+        return f"{value:,.12g}"
+    mantissa, power = f"{value:.0e}".split("e")
+    head = "" if mantissa == "1" else f"{mantissa}×"
+    return f"{head}10<sup>{int(power)}</sup>".replace("-", "−")
+
+
+def log_axis(values: npt.ArrayLike, sparse: bool = False) -> dict[str, Any]:
+    """Axis settings for a log axis over `values`; `sparse` for small panels."""
+    return {"type": "log", **log_ticks(values, sparse)}
+
+
+def log_bar(values: npt.ArrayLike) -> dict[str, Any]:
+    """Colour bar settings for colours that are the log10 of `values`."""
+    ticks = log_ticks(values)
+    return {**ticks, "tickvals": [math.log10(tick) for tick in ticks["tickvals"]]} if ticks else {}

@@ -1,0 +1,64 @@
+"""Each head under a method against the same head in the base model: the paper's scatter of effective lengths."""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.figures import axes, style
+from headscope.summary import statistic
+
+HEAD = ["layer", "head", "kv_group"]
+
+
+def against(heads: pd.DataFrame, name: str, baseline: str) -> go.Figure:
+    """The statistic `name` of every head under each other model against `baseline`, one panel a model.
+
+    Both axes are equal, the dashed line is y = x; colour is the layer.
+    """
+    shown = statistic(name)
+    title = f"{shown.label[0].upper()}{shown.label[1:]} of each head, against {style.text(baseline)}"
+    if why := style.lacks(heads, "model", name):
+        return style.nothing(title, why)
+    looks = style.looks(heads)
+    others = [label for label in looks if label != baseline]
+    if baseline not in looks or not others:
+        return style.nothing(title, "a comparison needs the base model and at least one other")
+    base = heads[heads["model"] == baseline].set_index(HEAD)[name].rename("x")
+    names = [looks[label].name for label in others]
+    made = style.panels(title, names, height=360)
+    for at, label in enumerate(others):
+        both = heads[heads["model"] == label].set_index(HEAD)[name].rename("y").to_frame().join(base).reset_index()
+        made.add_scatter(
+            x=both["x"],
+            y=both["y"],
+            mode="markers",
+            marker={"color": both["layer"], "coloraxis": "coloraxis", "size": 6, "opacity": 0.85},
+            customdata=both[HEAD].to_numpy(),
+            hovertemplate="layer %{customdata[0]}, head %{customdata[1]}, key group %{customdata[2]}<br>"
+            f"{style.text(baseline)} %{{x:.4g}}{style.suffix(shown.unit)}<br>"
+            f"{looks[label].name} %{{y:.4g}}{style.suffix(shown.unit)}<extra></extra>",
+            showlegend=False,
+            **style.place(at, others),
+        )
+    values = heads.loc[heads["model"].isin([baseline, *others]), name].to_numpy(dtype=np.float64)
+    values = values[np.isfinite(values) & ((values > 0) | (not shown.log_scale))]
+    if not len(values):
+        return style.nothing(title, "no finite values to show")
+    ends = [values.min() / 1.2, values.max() * 1.2] if shown.log_scale else [values.min(), values.max()]
+    for at in range(len(others)):
+        made.add_scatter(
+            x=ends,
+            y=ends,
+            mode="lines",
+            line={"color": "#D55E00", "dash": "dash", "width": 1.3},
+            hoverinfo="skip",
+            showlegend=False,
+            **style.place(at, others),
+        )
+    axis = axes.log_axis(values) | {"range": list(np.log10(ends))} if shown.log_scale else {}
+    made.update_xaxes(axis)
+    made.update_yaxes(axis)
+    unit = f" ({shown.unit})" if shown.unit else ""
+    style.outer_titles(made, len(others), f"{style.text(baseline)}{unit}", f"model named above{unit}")
+    bar = {"title": {"text": "layer"}, "thickness": 12, "outlinewidth": 0}
+    return made.update_layout(coloraxis={"colorscale": style.SEQUENTIAL, "colorbar": bar}, margin_t=74)

@@ -1,0 +1,134 @@
+"""All heads of a model at once: as a layer x head matrix, and as the spread of a statistic over heads.
+
+`heads` is always the wide table of `headscope.summary.heads`.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.figures import axes, style
+from headscope.summary import statistic
+
+
+def matrix(heads: pd.DataFrame, name: str, model: str) -> go.Figure:
+    """The statistic `name` of every head of `model`, layer by head; colour is logarithmic where the statistic says."""
+    shown = statistic(name)
+    title = f"{shown.label[0].upper()}{shown.label[1:]}: {style.text(model)}"
+    if why := style.lacks(heads, "model", name) or style.lacks(heads[heads["model"] == model], name):
+        return style.nothing(title, why)
+    grid = _grid(heads[heads["model"] == model], name)
+    bar = {"title": {"text": shown.unit}} | (axes.log_bar(grid) if shown.log_scale else {})
+    made = _heatmap(title, heads, model, grid, f"{shown.label} %{{customdata[1]:.4g}}{style.suffix(shown.unit)}")
+    made.update_traces(z=_log10(grid) if shown.log_scale else grid, colorscale=style.SEQUENTIAL, colorbar=bar)
+    return made
+
+
+def change(heads: pd.DataFrame, name: str, model: str, baseline: str) -> go.Figure:
+    """The statistic `name` of `model` against `baseline`, as ratio if logarithmic, else difference.
+
+    White is no change; the colour range is symmetric and reaches the 99 % quantile of the absolute change.
+    """
+    shown = statistic(name)
+    title = f"Change of {shown.label}: {style.text(model)} against {style.text(baseline)}"
+    for label in (model, baseline):
+        if why := style.lacks(heads, "model", name) or style.lacks(heads[heads["model"] == label], name):
+            return style.nothing(title, why)
+    new, old = (_grid(heads[heads["model"] == label], name) for label in (model, baseline))
+    if new.shape != old.shape:
+        return style.nothing(title, "the two models have different heads")
+    with np.errstate(invalid="ignore"):
+        grid = np.divide(new, old, where=old > 0, out=np.full_like(new, np.nan)) if shown.log_scale else new - old
+    colour = _log10(grid) if shown.log_scale else grid
+    finite = np.abs(colour[np.isfinite(colour)])
+    reach = float(np.quantile(finite, 0.99)) if len(finite) else 0.0
+    reach = max(reach, 0.01)
+    if shown.log_scale:
+        bar = {"title": {"text": "ratio"}} | axes.log_bar([10**-reach, 10**reach])
+        hover = f"{shown.label} × %{{customdata[1]:.3f}}"
+    else:
+        bar, hover = {"title": {"text": shown.unit}}, f"{shown.label} %{{customdata[1]:+.3g}}{style.suffix(shown.unit)}"
+    made = _heatmap(title, heads, model, grid, hover)
+    made.update_traces(z=colour, zmin=-reach, zmax=reach, colorscale=style.DIVERGING, colorbar=bar)
+    return made
+
+
+def spread(heads: pd.DataFrame, name: str = "cov") -> go.Figure:
+    """The statistic over heads, a box per model: minimum, quartiles, median, maximum, mean; a dot is a head.
+
+    The dots of a model run from its first layer on the left to its last on the right.
+    """
+    shown = statistic(name)
+    title = f"{shown.label[0].upper()}{shown.label[1:]} over all heads"
+    if why := style.lacks(heads, "model", name):
+        return style.nothing(title, why)
+    heads = heads[np.isfinite(heads[name])]
+    looks = style.looks(heads)
+    made = style.figure(title, 420)
+    for at, (label, look) in enumerate(looks.items()):
+        mine = heads[heads["model"] == label]
+        values = mine[name].to_numpy(dtype=np.float64)
+        low, lower, median, upper, high = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])
+        depth = mine["layer"] / max(int(heads["layer"].max()), 1)
+        made.add_scatter(
+            x=at + 0.06 + 0.34 * depth,
+            y=values,
+            mode="markers",
+            marker={"color": look.colour, "size": 5, "opacity": 0.55},
+            customdata=mine[["layer", "head"]].to_numpy(),
+            hovertemplate="layer %{customdata[0]}, head %{customdata[1]}<br>"
+            f"{shown.label} %{{y:.4g}}{style.suffix(shown.unit)}<extra>{look.name}</extra>",
+        )
+        made.add_box(
+            x=[at - 0.2],
+            lowerfence=[low],
+            q1=[lower],
+            median=[median],
+            q3=[upper],
+            upperfence=[high],
+            mean=[values.mean()],
+            width=0.3,
+            name=look.name,
+            line_color=look.colour,
+            fillcolor=look.shade,
+            hoverinfo="y",
+        )
+    made.update_layout(showlegend=False, margin_t=46)
+    made.update_xaxes(tickvals=list(range(len(looks))), ticktext=[look.name for look in looks.values()])
+    made.update_xaxes(range=[-0.55, len(looks) - 0.4])
+    made.update_yaxes(title_text=style.worded(shown))
+    if shown.log_scale:
+        made.update_yaxes(axes.log_axis(heads[name]))
+    return made
+
+
+def _heatmap(title: str, heads: pd.DataFrame, model: str, grid: npt.NDArray[np.float64], hover: str) -> go.Figure:
+    layers, across = grid.shape
+    made = style.figure(title, int(np.clip(130 + 18 * layers, 280, 760)))
+    made.add_heatmap(
+        x=list(range(across)),
+        y=list(range(layers)),
+        customdata=np.dstack([_grid(heads[heads["model"] == model], "kv_group"), grid]),
+        hovertemplate=f"layer %{{y}}, head %{{x}}, key group %{{customdata[0]}}<br>{hover}<extra></extra>",
+        xgap=1,
+        ygap=1,
+        colorbar={"thickness": 12, "outlinewidth": 0, "ticks": "outside"},
+    )
+    made.update_xaxes(title_text="head", dtick=max(1, across // 16), showgrid=False, showline=False)
+    made.update_yaxes(title_text="layer", dtick=max(1, layers // 16), showgrid=False, showline=False)
+    return made.update_layout(margin_t=46)
+
+
+def _grid(heads: pd.DataFrame, name: str) -> npt.NDArray[np.float64]:
+    """The column as an array [layers, heads]; NaN where a head is absent."""
+    grid = np.full((int(heads["layer"].max()) + 1, int(heads["head"].max()) + 1), np.nan)
+    grid[heads["layer"], heads["head"]] = heads[name]
+    return grid
+
+
+def _log10(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """log10, NaN (a gap) where it is not finite."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs: npt.NDArray[np.float64] = np.log10(values)
+    return np.where(np.isfinite(logs), logs, np.nan)

@@ -1,0 +1,77 @@
+"""How many tokens a head attends to as it sees more of them: effective length against visible keys."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.bins import middle
+from headscope.figures import axes, style
+
+
+def growth(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) -> go.Figure:
+    """ESS2 (tokens) against visible keys for chosen (layer, head), one panel a head and one line a model.
+
+    A point is exp of the mean of ln ESS2 over the rows of a bin, all documents, at the model's longest length.
+    Both axes are logarithmic: the dotted line of slope 1 is uniform attention, ESS2 = n; the dotted line of
+    slope 0 starts at the first model's first point.
+    """
+    title = "Effective length as the context grows"
+    if why := style.lacks(attention, "model", "log_ess2", "visible", "rows"):
+        return style.nothing(title, why)
+    if not heads:
+        return style.nothing(title, "choose a head")
+    looks = style.looks(attention)
+    made = style.panels(title, [f"layer {layer}, head {head}" for layer, head in heads])
+    lines = _lines(attention, heads)
+    for at, (layer, head) in enumerate(heads):
+        panel = lines[(lines["layer"] == layer) & (lines["head"] == head)]
+        for label, look in looks.items():
+            line = panel[panel["model"] == label]
+            made.add_scatter(
+                x=line["n"],
+                y=line["ess2"],
+                mode="lines+markers",
+                line={"color": look.colour, "dash": look.dash},
+                marker={"size": 5, "symbol": look.symbol},
+                name=look.name,
+                legendgroup=label,
+                showlegend=at == 0,
+                hovertemplate=f"%{{x:,.0f}} visible keys: ESS₂ %{{y:.4g}} tokens<extra>{look.name}</extra>",
+                **style.place(at, heads),
+            )
+        if len(panel):
+            _guides(made, panel, style.place(at, heads))
+    made.update_xaxes(axes.log_axis(lines["n"], sparse=True))
+    made.update_yaxes(axes.log_axis(lines[["ess2", "n"]].to_numpy(), sparse=True))
+    style.outer_titles(made, len(heads), "visible keys n", "ESS₂ (tokens)")
+    return made
+
+
+def _lines(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) -> pd.DataFrame:
+    wanted = pd.MultiIndex.from_tuples(heads)
+    rows = attention[pd.MultiIndex.from_frame(attention[["layer", "head"]]).isin(wanted)]
+    longest = rows.groupby("model", observed=True)["context_length"].transform("max")
+    rows = rows[rows["context_length"] == longest]
+    unit = ["model", "layer", "head", "context_length", "visible"]
+    logs = rows["log_ess2"].astype("float64") * rows["rows"]
+    sums = rows[[*unit, "rows"]].assign(logs=logs).groupby(unit, observed=True)[["logs", "rows"]].sum().reset_index()
+    ess2 = np.exp(sums["logs"] / sums["rows"])
+    return sums.assign(ess2=ess2, n=middle(sums["visible"], sums["context_length"]))
+
+
+def _guides(made: go.Figure, panel: pd.DataFrame, place: dict[str, int]) -> None:
+    ends = [panel["n"].min(), panel["n"].max()]
+    flat = [panel["ess2"].iloc[0]] * 2
+    for y, says in ((ends, "slope 1: uniform attention"), (flat, "slope 0")):
+        line = {"color": style.INK, "dash": "dot", "width": 1}
+        made.add_scatter(
+            x=ends,
+            y=y,
+            mode="lines",
+            line=line,
+            hovertemplate=f"{says}<extra></extra>",
+            showlegend=False,
+            **place,
+        )

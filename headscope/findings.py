@@ -1,0 +1,220 @@
+"""What a run says, in sentences with numbers, and which heads deserve a closer look.
+
+Reads the wide tables of `headscope.summary`, knows nothing of figures or HTML. Sentences state what was measured on
+these documents; they never guess at causes.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+
+from headscope.store import Run
+from headscope.summary import models as models_table
+
+LOCAL = 8
+"""Effective length, in tokens, below which a head is called local [ours]."""
+RETRIEVAL, AGGREGATION = 0.25, 0.75
+"""Growth exponents below and above which a head is said to resemble retrieval and aggregation [ours]."""
+
+Head = tuple[int, int]
+
+
+def longest(heads: pd.DataFrame) -> str | None:
+    """The column `ess2_<L>` of the longest length that the first model was measured at; None without attention."""
+    if heads.empty:
+        return None
+    first = heads[heads["model"] == heads["model"].iloc[0]]
+    lengths = [name for name in map(str, first) if name.startswith("ess2_") and name[5:].isdecimal()]
+    measured = [name for name in lengths if first[name].notna().any()]
+    return max(measured, key=lambda name: int(name[5:]), default=None)
+
+
+def notable(heads: pd.DataFrame) -> dict[Head, str]:
+    """Heads (layer, head) to show, each with the reason, judged by the first model and by change against it."""
+    name = longest(heads)
+    if name is None:
+        return {}
+    wide = heads.set_index(["layer", "head"])
+    first = wide[wide["model"] == heads["model"].iloc[0]]
+    order = first[name].dropna().sort_values().index
+    reasons: list[tuple[Head, str]] = [
+        (order[-1], "most global"),
+        (order[0], "most local"),
+        (order[len(order) // 2], "median effective length"),
+    ]
+    if (growth := first["growth"].dropna()).size:
+        reasons.append((growth.index[int(growth.argmax())], "highest growth exponent"))
+        reasons.append((growth.index[int(growth.argmin())], "lowest growth exponent"))
+    for label in list(heads["model"].unique())[1:]:
+        moved = _moved(heads, name, str(label))
+        if moved.size:
+            reasons.append(
+                (moved.index[int(moved.abs().argmax())], f"largest change of effective length under {label}")
+            )
+    chosen: dict[Head, str] = {}
+    for head, reason in reasons:
+        chosen[head] = f"{chosen[head]}; {reason}" if head in chosen else reason
+    return {(int(layer), int(head)): reason for (layer, head), reason in chosen.items()}
+
+
+def few(labels: Sequence[str], most: int = 6) -> list[str]:
+    """At most `most` of the labels, the first and the last among them, evenly spaced."""
+    at = np.unique(np.linspace(0, len(labels) - 1, min(most, len(labels))).round().astype(int))
+    return [labels[i] for i in at]
+
+
+def sentences(run: Run) -> dict[str, list[str]]:
+    """The findings of a run by topic, those that its tables allow; of many models, `few` are told."""
+    labels = few(run.models)
+    heads = run.heads[run.heads["model"].isin(labels)]
+    topics = {
+        "Effective length": [*_lengths(heads)],
+        "Growth with context": [*_growth(heads)],
+        "Change against the first model": [*_changes(heads)],
+        "Loss": [*_losses(run, labels)],
+        "Rotary pairs": [*_pairs(heads)],
+        "Position parameters": [*_parameters(heads)],
+    }
+    return {topic: told for topic, told in topics.items() if told}
+
+
+def number(value: float) -> str:
+    """Three significant digits, or all digits of the integer part, with thousands separated."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _by_model(heads: pd.DataFrame, name: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Label and heads of each model that has the statistic, those heads that lack it left out."""
+    if name in heads:
+        for label, block in heads.dropna(subset=[name]).groupby("model", observed=True):
+            yield str(label), block
+
+
+def _moved(heads: pd.DataFrame, name: str, label: str) -> pd.Series:
+    """ln ratio of the statistic, `label` over the first model, by (layer, head)."""
+    wide = heads.set_index(["layer", "head"])
+    first = wide.loc[wide["model"] == heads["model"].iloc[0], name].astype("float64")
+    second = wide.loc[wide["model"] == label, name].astype("float64")
+    ratio: pd.Series = np.log(second / first).dropna()
+    return ratio
+
+
+def _count(true: pd.Series) -> str:
+    return f"{int(true.sum())} of {len(true)} heads"
+
+
+def _name(row: pd.Series) -> str:
+    return f"layer {row['layer']}, head {row['head']}"
+
+
+def _lengths(heads: pd.DataFrame) -> Iterator[str]:
+    name = longest(heads)
+    if name is None:
+        return
+    context = f"{int(name[5:]):,} tokens of context"
+    found = list(_by_model(heads, name))
+    label, block = found[0]
+    yield (
+        f"In {label}, with {context}, {_count(block[name] < LOCAL)} attend in effect to fewer than {LOCAL} tokens; "
+        f"the median head attends to {number(block[name].median())}."
+    )
+    for other, theirs in found[1:]:
+        yield (
+            f"Under {other} it is {_count(theirs[name] < LOCAL)}, and the median head attends to "
+            f"{number(theirs[name].median())} tokens."
+        )
+    order = block.sort_values(name)
+    local, far = order.iloc[0], order.iloc[-1]
+    yield (
+        f"The most global head of {label} is {_name(far)}, with an effective length of {number(far[name])} tokens; "
+        f"the most local is {_name(local)}, with {number(local[name])}."
+    )
+    yield f"In {label}, {_count(block['sink_mass'] > 0.5)} put more than half of their weight on the first token."
+
+
+def _growth(heads: pd.DataFrame) -> Iterator[str]:
+    for at, (label, block) in enumerate(_by_model(heads, "growth")):
+        low, high = _count(block["growth"] < RETRIEVAL), _count(block["growth"] > AGGREGATION)
+        middle = f"{block['growth'].median():.2f}"
+        if at == 0:
+            yield (
+                f"In {label}, {low} hold their effective length nearly constant as the context grows (exponent below "
+                f"{RETRIEVAL}, as retrieval asks) and {high} widen almost in proportion (above {AGGREGATION}, as "
+                f"aggregation asks); the median exponent is {middle}."
+            )
+        else:
+            yield f"In {label} these are {low} and {high}; the median exponent is {middle}."
+
+
+def _changes(heads: pd.DataFrame) -> Iterator[str]:
+    name = longest(heads)
+    if name is None:
+        return
+    labels = [label for label, _ in _by_model(heads, name)]
+    for label in labels[1:]:
+        moved = _moved(heads, name, label)
+        if moved.empty:
+            continue
+        top = moved.reindex(moved.abs().sort_values(ascending=False).index)[:3]
+        named = ", ".join(
+            f"layer {head[0]} head {head[1]} (× {np.exp(value):.2g})"
+            for head, value in zip(top.index.tolist(), top.tolist(), strict=True)
+        )
+        yield (
+            f"Against {labels[0]}, {label} multiplies the effective length of the median head by "
+            f"{np.exp(moved.median()):.2f}; {_count(moved > 0)} widen. "
+            f"Most changed: {named}."
+        )
+
+
+def _losses(run: Run, labels: Sequence[str]) -> Iterator[str]:
+    if "nll" not in run.tables:
+        return
+    table = models_table(run).set_index("model").astype("float64").to_dict("index")
+    length = int(run.nll["context_length"].max())
+    name, docs, first = f"nll_{length}", run.nll["doc"].nunique(), labels[0]
+    if np.isnan(table[first][name]):
+        return
+    told = f"{docs} document{'s' if docs > 1 else ''}"
+    yield f"The loss of {first} in contexts of {length:,} tokens is {table[first][name]:.3f} nats/token ({told})."
+    for label in labels[1:]:
+        gap, low, high = (table[label][f"{name}_diff{end}"] for end in ("", "_low", "_high"))
+        if np.isnan(gap):
+            continue
+        side = "higher" if gap > 0 else "lower"
+        sure = "; one document gives no interval" if np.isnan(low) else f" (95 % interval {low:+.3f} to {high:+.3f})"
+        caution = f" With {told} the interval is too narrow." if 1 < docs < 4 else ""
+        zero = " The interval includes zero." if low <= 0 <= high else ""
+        yield f"The loss of {label} is {abs(gap):.3f} nats/token {side} than that of {first}{sure}.{zero}{caution}"
+
+
+def _pairs(heads: pd.DataFrame) -> Iterator[str]:
+    medians = {label: block["cov"].median() for label, block in _by_model(heads, "cov")}
+    if not medians:
+        return
+    told = ", ".join(f"{value:.2f} in {label}" for label, value in medians.items())
+    best = min(medians, key=lambda label: medians[label])
+    more = f" Usage is most even in {best}." if len(medians) > 1 else ""
+    yield f"The median coefficient of variation of rotary-pair usage is {told}; lower is more even.{more}"
+
+
+def _parameters(heads: pd.DataFrame) -> Iterator[str]:
+    for label, block in _by_model(heads, "effective_base"):
+        finite = block[np.isfinite(block["effective_base"])]
+        if finite.empty:
+            yield f"In {label} some rotary pairs do not turn, so no head has a finite effective base."
+            continue
+        low, high = finite["effective_base"].min(), finite["effective_base"].max()
+        if high / low < 1.001:
+            yield f"Every head of {label} has the effective base {number(high)}."
+        else:
+            depth = finite["effective_base"].corr(finite["layer"], method="spearman")
+            yield (
+                f"The effective base of {label} ranges from {number(low)} to {number(high)} over heads; its rank "
+                f"correlation with depth is {depth:+.2f}."
+            )
+    for label, block in _by_model(heads, "gamma"):
+        if block["gamma"].abs().max() > 0:
+            middle = f"{block['gamma'].median():.3g}"
+            yield f"In {label}, gamma is positive in {_count(block['gamma'] > 0)}, with median {middle}."

@@ -1,0 +1,153 @@
+"""A TransformerBridge is served by the same seam: the model's own forward, TransformerLens's own hooks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import families
+import pytest
+import torch
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+from headscope.attention import Attention
+from headscope.capture import capturing
+from headscope.models import Model, load
+from headscope.positions import AdaRoPE, attached, resolve
+
+SERVED = ["llama-gqa", "mistral-sliding", "qwen3", "gemma3", "olmo2", "gpt_neox", "phi3", "granite", "cohere"]
+FAMILY = pytest.mark.parametrize("family", SERVED)
+LENGTH = 24
+IDS = torch.randint(3, families.VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(9))
+
+
+def bridged(family: str) -> Model:
+    module = families.MEASURABLE[family]()
+    return load(build_bridge_from_module(module, type(module).__name__, hf_config=module.config))
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape
+    return (a - b).abs().max().item()
+
+
+def learned(model: Model) -> AdaRoPE:
+    generator = torch.Generator().manual_seed(7)
+    adapter = AdaRoPE.untrained(model, resolve(model, "yarn:factor=4"), 16)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return adapter
+
+
+@torch.no_grad()
+def run(model: Model) -> tuple[Tensor, list[Attention]]:
+    """Logits of the bridge, or of the bare model, and what its layers computed."""
+    heard: list[Attention] = []
+    with capturing(model) as layers:
+        layers.listen(heard.append)
+        logits = model.bridge(IDS) if model.bridge is not None else model.module(IDS, use_cache=False).logits
+    return logits, heard
+
+
+@FAMILY
+def test_a_bridge_is_heard_as_the_model_it_wraps(family: str) -> None:
+    plain, wrapped = load(families.MEASURABLE[family]()), bridged(family)
+    assert wrapped.geometry == plain.geometry
+    assert wrapped.weights_sha256 == plain.weights_sha256
+    expected, records = run(plain)
+    logits, heard = run(wrapped)
+    assert difference(logits, expected) <= 1e-5
+    for found, single in zip(heard, records, strict=True):
+        assert (found.layer, found.sequence) == (single.layer, single.sequence)
+        for name in ("q", "k", "v", "z", "lse"):
+            assert difference(getattr(found, name), getattr(single, name)) <= 1e-5, name
+
+
+@FAMILY
+def test_rotary_and_output_hooks_fire_in_transformerlens_shapes(family: str) -> None:
+    model, spec = bridged(family), families.SPECS[family]
+    heard: list[Attention] = []
+    with torch.no_grad(), capturing(model) as layers:
+        layers.listen(heard.append)
+        _, cache = model.bridge.run_with_cache(
+            IDS, names_filter=lambda name: name.endswith(("rot_q", "rot_k", "hook_z"))
+        )
+    for layer in range(families.LAYERS):
+        q, k, z = (cache[f"blocks.{layer}.attn.{hook}"] for hook in ("hook_rot_q", "hook_rot_k", "hook_z"))
+        assert q.shape == (2, LENGTH, families.HEADS, spec.head_dim)
+        assert k.shape == (2, LENGTH, spec.groups, spec.head_dim)
+        for found in (each for each in heard if each.layer == layer):
+            assert torch.equal(q[found.sequence].transpose(0, 1), found.q)
+            assert torch.equal(k[found.sequence].transpose(0, 1), found.k)
+            heads = z[found.sequence].reshape(LENGTH, families.HEADS, spec.head_dim)
+            assert torch.equal(heads.transpose(0, 1), found.z)
+    assert not any("pattern" in name for name in cache)
+
+
+@FAMILY
+def test_a_hook_that_edits_queries_takes_effect(family: str) -> None:
+    """Zero queries attend evenly: the log-sum-exp of a row is the log of the keys it sees."""
+    model = bridged(family)
+    heard: list[Attention] = []
+    hooks: list[tuple[str, Callable[..., Tensor]]] = [("blocks.2.attn.hook_rot_q", lambda q, hook: torch.zeros_like(q))]
+    with torch.no_grad(), capturing(model) as layers:
+        layers.listen(heard.append, [2])
+        plain = model.bridge(IDS)
+        edited = model.bridge.run_with_hooks(IDS, fwd_hooks=hooks)
+        again = model.bridge(IDS)
+    assert difference(heard[2].lse, heard[2].visible.log().expand(families.HEADS, -1)) <= 1e-5
+    assert difference(edited, plain) > 1e-2
+    assert torch.equal(again, plain)
+
+
+@FAMILY
+@pytest.mark.parametrize("scheme", ["yarn:factor=4", "logn:length=4", "adapter"])
+def test_a_scheme_does_to_a_bridge_what_it_does_to_its_model(family: str, scheme: str) -> None:
+    found: list[Tensor] = []
+    for model in (load(families.MEASURABLE[family]()), bridged(family)):
+        with attached(model, learned(model) if scheme == "adapter" else scheme), torch.no_grad():
+            found.append(run(model)[0])
+            alone = model.bridge(IDS) if model.bridge is not None else model.module(IDS, use_cache=False).logits
+            assert difference(alone, found[-1]) <= 1e-4
+    assert difference(*found) <= 1e-5
+
+
+@FAMILY
+def test_leaving_gives_the_bridge_back_as_it_was(family: str) -> None:
+    model = bridged(family)
+    with torch.no_grad():
+        before, names, expected = traces(model), set(model.bridge.hook_dict), model.bridge(IDS)
+        run(model)
+        with pytest.raises(RuntimeError, match="inside"), attached(model, learned(model)), capturing(model):
+            raise RuntimeError("inside")
+        assert traces(model) == before
+        assert set(model.bridge.hook_dict) == names
+        assert torch.equal(model.bridge(IDS), expected)
+
+
+def traces(model: Model) -> tuple[Any, ...]:
+    return (
+        model.module.config._attn_implementation,
+        ["forward" in block.attn.__dict__ for block in model.bridge.blocks],
+        sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.module.modules()),
+        [name for name, _ in model.bridge.named_modules()],
+    )
+
+
+@pytest.mark.model
+def test_the_real_checkpoint_is_served_through_a_bridge(smollm2: Model, tokens: Tensor) -> None:
+    """On a copy, since building a bridge rewrites the model that it wraps."""
+    ids = tokens[:, :64]
+    copy = load("smollm2-135m", device="cpu")
+    bridge = TransformerBridge.boot_transformers("smollm2", hf_model=copy.module, tokenizer=copy.tokenizer)
+    model = load(bridge)
+    assert model.tokenizer is not None
+    assert model.geometry == smollm2.geometry
+    assert model.weights_sha256 == smollm2.weights_sha256
+    with torch.no_grad():
+        expected = smollm2.module(ids, use_cache=False).logits
+        with capturing(model):
+            logits, cache = bridge.run_with_cache(ids, names_filter="blocks.17.attn.hook_rot_k")
+    assert difference(logits, expected) <= 1e-4
+    assert cache["blocks.17.attn.hook_rot_k"].shape == (1, 64, 3, 64)

@@ -1,0 +1,368 @@
+"""The seam hears exactly what each layer computed: in full passes, padded batches, caches and chunks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import families
+import pytest
+import reference
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, DynamicCache, StaticCache
+
+from headscope import seam
+from headscope.attention import Attention
+from headscope.capture import capturing
+from headscope.errors import BadInput, UnsupportedModel
+from headscope.models import Model, load
+
+MEASURABLE = pytest.mark.parametrize("family", families.MEASURABLE)
+LENGTH = 24
+"""Longer than the families' window of 8, so that windows bind."""
+IDS = torch.randint(3, families.VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(3))
+
+
+def tiny(family: str) -> Model:
+    return load(families.MEASURABLE[family]())
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape
+    return (a - b).abs().max().item()
+
+
+@torch.no_grad()
+def hear(model: Model, ids: Tensor, **options: Any) -> tuple[Tensor, list[Attention]]:
+    """The logits of one call and what every layer computed in it, in the order heard."""
+    heard: list[Attention] = []
+    with capturing(model) as layers:
+        layers.listen(heard.append)
+        logits = model.module(ids, **options).logits
+    return logits, heard
+
+
+def check_records(heard: list[Attention], expected: list[reference.Layer], windows: tuple[int | None, ...]) -> None:
+    """Every field of the records, against the formulas applied to what eager attention received."""
+    assert [each.layer for each in heard] == list(range(len(expected)))
+    for found, layer, window in zip(heard, expected, windows, strict=True):
+        assert (found.window, found.first_key, found.sequence) == (window, 0, 0)
+        assert found.scaling == pytest.approx(layer.scaling, rel=1e-12)
+        for name in ("q", "k", "v"):
+            assert difference(getattr(found, name), getattr(layer, name)) <= 1e-4, name
+        logits = reference.logits(layer.q, layer.k, layer.scaling, window)
+        assert difference(found.lse.double(), logits.logsumexp(-1)) <= 1e-4
+        values = layer.v.repeat_interleave(len(layer.q) // len(layer.v), 0).double()
+        assert difference(found.z.double(), logits.softmax(-1) @ values) <= 1e-4
+        assert found.lse.dtype == torch.float32
+        assert torch.equal(found.visible, layer.mask.sum(-1))
+
+
+@MEASURABLE
+def test_what_is_heard_is_what_eager_attention_computes(family: str) -> None:
+    model = tiny(family)
+    expected, layers = reference.eager_qk(model.module, IDS[:1])
+    logits, heard = hear(model, IDS[:1], use_cache=False)
+    assert difference(logits, expected) <= 1e-4
+    check_records(heard, layers, families.SPECS[family].windows)
+
+
+@pytest.mark.model
+def test_what_is_heard_of_the_real_checkpoint_is_what_eager_attention_computes(smollm2: Model, tokens: Tensor) -> None:
+    ids = tokens[:, :256]
+    expected, layers = reference.eager_qk(smollm2.module, ids)
+    logits, heard = hear(smollm2, ids, use_cache=False)
+    assert difference(logits, expected) <= 1e-3  # of logits up to 30, through 30 layers
+    for found, layer in zip(heard, layers, strict=True):
+        assert difference(found.q, layer.q) <= 1e-3
+        assert difference(found.k, layer.k) <= 1e-3
+        lse = reference.logits(layer.q, layer.k, layer.scaling).logsumexp(-1)
+        assert difference(found.lse.double(), lse) <= 1e-3
+
+
+@MEASURABLE
+def test_a_seam_that_nobody_listens_to_changes_nothing(family: str) -> None:
+    model = tiny(family)
+    with torch.no_grad():
+        plain = model.module(IDS).logits
+        with capturing(model):
+            seamed = model.module(IDS).logits
+    # Windows are cut into blocks of rows instead of masked, so only those may round differently.
+    assert difference(seamed, plain) <= (1e-4 if any(families.SPECS[family].windows) else 0.0)
+
+
+# Padding -----------------------------------------------------------------------------------------------------------
+
+
+@MEASURABLE
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_sequence_in_a_padded_batch_is_heard_as_it_is_alone(
+    family: str, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny(family)
+    lengths = (LENGTH, 15, 9)
+    masks = spied_masks(monkeypatch)
+    at = torch.arange(LENGTH)
+    real = torch.stack([at < n if side == "right" else at >= LENGTH - n for n in lengths])
+    ids = torch.where(real, IDS, 0)
+    positions = (real.cumsum(-1) - 1).clamp(min=0)
+    logits, heard = hear(model, ids, attention_mask=real.long(), position_ids=positions, use_cache=False)
+    assert {tuple(m.shape) for m in masks if m is not None} == {(3, 1, 1, LENGTH)}
+    for sequence, row in enumerate(real):
+        alone, expected = hear(model, ids[sequence][row][None], use_cache=False)
+        assert difference(logits[sequence][row], alone[0]) <= 1e-4
+        records = [each for each in heard if each.sequence == sequence]
+        assert [each.layer for each in records] == [each.layer for each in expected]
+        for found, single in zip(records, expected, strict=True):
+            for name in ("q", "k", "v", "z", "lse"):
+                assert difference(getattr(found, name), getattr(single, name)) <= 1e-4, name
+            assert torch.equal(found.visible, single.visible)
+
+
+def spied_masks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
+    """Collect the masks that reach the attention function."""
+    masks: list[Tensor | None] = []
+
+    def spy(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Any:
+        masks.append(mask)
+        return seam.attention(module, q, k, v, mask, **options)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, seam.NAME, spy)
+    return masks
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "gemma3"])
+def test_long_unpadded_sequences_need_no_mask_at_all(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(family)
+    masks = spied_masks(monkeypatch)
+    hear(model, IDS.repeat(1, 12), use_cache=False)
+    assert masks == [None] * families.LAYERS
+
+
+# Caches ------------------------------------------------------------------------------------------------------------
+
+SPLITS = pytest.mark.parametrize("split", [[16] + [1] * 8, [10, 14], [3, 9, 1, 11]], ids=str)
+
+
+@torch.no_grad()
+def in_parts(model: Model, ids: Tensor, split: list[int], cache: Any) -> tuple[Tensor, list[list[Attention]]]:
+    """Run ids [1, L] in parts over a cache; the joined logits and what each part's layers computed."""
+    logits, parts = [], []
+    for part in ids.split(split, dim=1):
+        out, heard = hear(model, part, past_key_values=cache, use_cache=True)
+        logits.append(out)
+        parts.append(heard)
+    return torch.cat(logits, 1), parts
+
+
+def check_parts(parts: list[list[Attention]], whole: list[Attention], split: list[int]) -> None:
+    stop = 0
+    for heard, length in zip(parts, split, strict=True):
+        rows, stop = slice(stop, stop + length), stop + length
+        assert [each.layer for each in heard] == [each.layer for each in whole]
+        for found, full in zip(heard, whole, strict=True):
+            keys = slice(found.first_key, stop)
+            assert found.window is not None or found.first_key == 0
+            for name in ("q", "z"):
+                assert difference(getattr(found, name), getattr(full, name)[:, rows]) <= 1e-3, name
+            for name in ("k", "v"):
+                assert difference(getattr(found, name), getattr(full, name)[:, keys]) <= 1e-3, name
+            assert difference(found.lse, full.lse[:, rows]) <= 1e-3
+            assert torch.equal(found.visible, full.visible[rows])
+            assert torch.equal(found.query_index + found.first_key, torch.arange(rows.start, rows.stop))
+
+
+@MEASURABLE
+@SPLITS
+def test_a_cached_pass_is_heard_as_the_rows_of_the_full_pass(family: str, split: list[int]) -> None:
+    model = tiny(family)
+    expected, whole = hear(model, IDS[:1], use_cache=False)
+    logits, parts = in_parts(model, IDS[:1], split, DynamicCache(config=model.module.config))
+    assert difference(logits, expected) <= 1e-3
+    check_parts(parts, whole, split)
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "gpt_neox"])
+@SPLITS
+def test_empty_slots_of_a_static_cache_are_not_heard(family: str, split: list[int]) -> None:
+    model = tiny(family)
+    expected, whole = hear(model, IDS[:1], use_cache=False)
+    logits, parts = in_parts(model, IDS[:1], split, StaticCache(config=model.module.config, max_cache_len=40))
+    assert difference(logits, expected) <= 1e-3
+    check_parts(parts, whole, split)
+
+
+# Refusals ----------------------------------------------------------------------------------------------------------
+
+
+@MEASURABLE
+def test_packed_sequences_are_refused(family: str) -> None:
+    packed = torch.cat([torch.arange(10), torch.arange(LENGTH - 10)])[None]
+    with pytest.raises(UnsupportedModel, match="packed sequences"):
+        hear(tiny(family), IDS[:1], position_ids=packed, use_cache=False)
+
+
+@MEASURABLE
+def test_a_custom_dense_mask_is_refused(family: str) -> None:
+    dense = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
+    with pytest.raises(UnsupportedModel, match="4-D attention mask"):
+        hear(tiny(family), IDS[:1], attention_mask=dense, use_cache=False)
+
+
+@MEASURABLE
+def test_a_quantised_cache_is_refused(family: str) -> None:
+    model = tiny(family)
+    cache = DynamicCache(config=model.module.config)
+    quantised = type("QuantoQuantizedLayer", (type(cache.layers[0]),), {})
+    for layer in cache.layers:
+        layer.__class__ = quantised
+    with pytest.raises(UnsupportedModel, match="quantised KV cache"):
+        hear(model, IDS[:1], past_key_values=cache, use_cache=True)
+
+
+@pytest.mark.parametrize("layer", [-1, families.LAYERS])
+def test_an_unknown_layer_is_bad_input(layer: int) -> None:
+    with capturing(tiny("llama")) as layers:
+        with pytest.raises(BadInput, match=f"no layer {layer}: the model has layers 0 to 3"):
+            layers.listen(print, [layer])
+        with pytest.raises(BadInput, match=f"no layer {layer}"):
+            layers.edit(layer, lambda q, k, v, positions: (q, k, v))
+
+
+# Edits and restoration ---------------------------------------------------------------------------------------------
+
+
+def test_an_edit_changes_the_output_as_by_hand() -> None:
+    """Queries of zero attend evenly, so each head returns the running mean of its group's values."""
+    model = tiny("llama-gqa")
+    seen: list[Tensor] = []
+
+    def silence(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        seen.append(positions)
+        return torch.zeros_like(q), k, v
+
+    heard: list[Attention] = []
+    with torch.no_grad(), capturing(model) as layers:
+        layers.edit(1, silence)
+        layers.listen(heard.append, [1])
+        edited = model.module(IDS[:1], use_cache=False).logits
+    assert torch.equal(seen[0], torch.arange(LENGTH)[None])
+    assert not heard[0].q.any()
+    assert difference(heard[0].lse, heard[0].visible.log().expand(families.HEADS, -1)) <= 1e-5
+
+    def mean_of_values(module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
+        v = heard[0].v.repeat_interleave(families.HEADS // 2, 0)
+        means = v.cumsum(1) / torch.arange(1, LENGTH + 1)[:, None]
+        return (means.transpose(0, 1).reshape(1, LENGTH, -1),)
+
+    hook = model.module.model.layers[1].self_attn.o_proj.register_forward_pre_hook(mean_of_values)
+    with torch.no_grad():
+        by_hand = model.module(IDS[:1], use_cache=False).logits
+        hook.remove()
+        plain = model.module(IDS[:1], use_cache=False).logits
+    assert difference(edited, by_hand) <= 1e-4
+    assert difference(edited, plain) > 0.1
+
+
+def test_edits_apply_in_the_order_given_and_end_with_the_capture() -> None:
+    model = tiny("qwen3")
+    calls: list[str] = []
+
+    def named(name: str) -> seam.Edit:
+        def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            calls.append(name)
+            return q, k, v
+
+        return edit
+
+    with torch.no_grad(), capturing(model) as layers:
+        layers.edit(2, named("first"))
+        layers.edit(2, named("second"))
+        model.module(IDS)
+    with torch.no_grad(), capturing(model):
+        model.module(IDS)
+    assert calls == ["first", "second"]
+
+
+def test_only_the_layers_asked_for_are_heard() -> None:
+    model = tiny("olmo3")
+    heard: list[int] = []
+    with torch.no_grad(), capturing(model) as layers:
+        layers.listen(lambda one: heard.append(one.layer), [3, 1])
+        model.module(IDS[:1])
+    assert heard == [1, 3]
+
+
+def traces(model: Model) -> tuple[Any, ...]:
+    """What a capture might leave behind."""
+    taps = [seam._taps.get(module) for module in model.attention]
+    return (
+        model.module.config._attn_implementation,
+        sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.module.modules()),
+        sum(len(each.edits) + len(each.listeners) for each in taps if each is not None),
+    )
+
+
+@MEASURABLE
+def test_leaving_restores_the_model_bit_for_bit_even_by_an_exception(family: str) -> None:
+    model = tiny(family)
+    before = traces(model)
+    with torch.no_grad():
+        expected = model.module(IDS).logits
+    heard: list[Attention] = []
+
+    def failing(one: Attention) -> None:
+        heard.append(one)
+        raise RuntimeError("a listener failed")
+
+    def run() -> None:
+        with torch.no_grad(), capturing(model) as layers:
+            layers.edit(0, lambda q, k, v, positions: (q * 0, k, v))
+            layers.listen(failing)
+            model.module(IDS)
+
+    with pytest.raises(RuntimeError, match="a listener failed"):
+        run()
+    assert traces(model) == before
+    with torch.no_grad():
+        assert torch.equal(model.module(IDS).logits, expected)
+    assert len(heard) == 1
+
+
+# The kernels -------------------------------------------------------------------------------------------------------
+
+
+def causal(queries: int, keys: int, window: int | None) -> Tensor:
+    return reference.visible(keys, window)[keys - queries :]
+
+
+def fused_elsewhere(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """The path of devices without the CPU's kernel, which values of another width take too."""
+    out, lse = seam.fused(q, k, torch.cat((v, v[..., :1]), -1), *args, **options)
+    return out[..., :-1], lse
+
+
+@pytest.mark.parametrize("fused", [seam.fused, fused_elsewhere])
+@pytest.mark.parametrize(("queries", "keys", "window"), [(600, 600, None), (1, 600, None), (300, 600, 50), (9, 600, 7)])
+def test_output_and_log_sum_exp_are_exact(
+    fused: Callable[..., tuple[Tensor, Tensor]], queries: int, keys: int, window: int | None
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 4, queries, 16, generator=generator)
+    k, v = (torch.randn(2, 2, keys, 16, generator=generator) for _ in range(2))
+    seen = causal(queries, keys, window)
+    logits = 0.5 * q.double() @ k.double().repeat_interleave(2, 1).mT
+    logits = logits.masked_fill(~seen, -torch.inf)
+    plain = queries in (1, keys)
+    out, lse = fused(q, k, v, 0.5, plain and queries > 1, None if plain else seen)
+    assert difference(lse.double(), logits.logsumexp(-1)) <= 1e-5
+    assert difference(out.double(), logits.softmax(-1) @ v.double().repeat_interleave(2, 1)) <= 1e-5
+
+
+@pytest.mark.parametrize("window", [None, 1, 300])
+def test_blocks_of_rows_cover_each_visible_pair_once(window: int | None) -> None:
+    count = torch.zeros(600, 1000, dtype=torch.int64)
+    for rows, cols, seen in seam.row_blocks(600, 1000, window):
+        count[rows, cols] += seen
+        assert seen.numel() <= seam.ROWS_PER_BLOCK * 1000
+    assert torch.equal(count.bool(), causal(600, 1000, window))
+    assert count.max() == 1

@@ -1,0 +1,256 @@
+"""`measure_tokens` against the eager L x L references: on every tiny family, and on the real SmolLM2."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import reference
+import torch
+from measure_laws import geometry_of
+from torch import Tensor
+
+import headscope
+from headscope.measuring import measure_tokens, position_tables
+from headscope.models import Model
+from headscope.schema import TABLES
+from headscope.tables import to_arrow
+
+EAGER = 1e-4
+IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
+ROWS = ("ess2", "log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
+
+
+def tiny(family: str) -> Model:
+    return headscope.load(families.MEASURABLE[family](), device="cpu")
+
+
+def of_layer(columns: dict[str, np.ndarray], layer: int) -> dict[str, np.ndarray]:
+    here = columns["layer"] == layer
+    return {name: column[here] for name, column in columns.items()}
+
+
+def row_errors(
+    columns: dict[str, np.ndarray], layer: int, seen: reference.Layer, window: int | None
+) -> Iterator[float]:
+    """Relative errors of one layer's attention table; absolute ones where a mean distance or ln ESS is below 1."""
+    found = of_layer(columns, layer)
+    alpha = reference.weights(seen.q, seen.k, seen.scaling, window)
+    expected = reference.binned(reference.row_statistics(alpha), window)
+    assert sorted(set(found["visible"].tolist())) == sorted(expected)
+    for edge, values in expected.items():
+        here = found["visible"] == edge
+        assert (found["rows"][here] == values["rows"]).all()
+        for name in ROWS:
+            value = values[name].numpy()
+            assert found["head"][here].tolist() == list(range(len(value)))
+            floor = {"mean_distance": 1.0, "log_ess2": 1.0}.get(name, 1e-3)
+            yield float((np.abs(found[name][here] - value) / np.maximum(np.abs(value), floor)).max())
+
+
+def pair_errors(
+    columns: dict[str, np.ndarray], layer: int, seen: reference.Layer, geometry: Any, names: tuple[str, ...]
+) -> Iterator[tuple[str, float]]:
+    """Errors of one layer's pairs table relative to the rms of the head, one head at a time."""
+    found = of_layer(columns, layer)
+    for head in range(geometry.heads):
+        group = head // geometry.heads_per_group
+        q, k = seen.q[head : head + 1], seen.k[group : group + 1]
+        expected = tiled_pair_statistics(q, k, seen.scaling, geometry, geometry.windows[layer])
+        here = found["head"] == head
+        assert found["pair"][here].tolist() == list(range(geometry.all_pairs))
+        rms = float(expected["rms"].square().sum().sqrt())
+        for name in names:
+            yield name, float(np.abs(found[name][here] - expected[name].numpy()).max()) / rms
+
+
+def tiled_pair_statistics(
+    q: Tensor, k: Tensor, scaling: float, geometry: Any, window: int | None, tile: int = 64
+) -> dict[str, Tensor]:
+    """`reference.pair_statistics` [P] of one head, q and k [1, L, d]: the same L x L formula, `tile` rows at a time."""
+    pairs = reference.planes(q.shape[-1], 2 * geometry.pairs, geometry.layout)
+    qf, kf = (t[0].double()[:, pairs].transpose(0, 1).contiguous() for t in (q, k))  # [P, L, 2]
+    seen = reference.visible(q.shape[1], window)
+    total = {name: torch.zeros(len(pairs), dtype=torch.float64) for name in ("mean_abs", "mean_signed", "rms", "norms")}
+    for start in range(0, q.shape[1], tile):
+        rows, keys = slice(start, start + tile), slice(0, start + tile)
+        shown = seen[rows, keys].double()
+        c = (scaling * qf[:, rows] @ kf[:, keys].mT).mul_(shown).flatten(1)  # [P, rows x keys]
+        total["mean_signed"] += c.sum(1)
+        total["mean_abs"] += torch.linalg.vector_norm(c, 1, dim=1)
+        total["rms"] += torch.linalg.vecdot(c, c)
+        norms = qf[:, rows].norm(dim=-1)[:, None] @ shown @ kf[:, keys].norm(dim=-1)[..., None]
+        total["norms"] += abs(scaling) * norms[:, 0, 0]
+    means = {name: value / seen.sum() for name, value in total.items()}
+    return {**means, "rms": means["rms"].sqrt(), "norm_product": means.pop("norms")}
+
+
+def test_the_tiled_reference_is_the_reference() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(1, 40, 8, generator=generator), torch.randn(1, 40, 8, generator=generator)
+    geometry = geometry_of(1, 1, 8, 3, "interleaved")
+    for window in (None, 9):
+        expected = reference.pair_statistics(q, k, -0.3, 6, "interleaved", window)
+        found = tiled_pair_statistics(q, k, -0.3, geometry, window, tile=7)
+        for name, values in expected.items():
+            torch.testing.assert_close(found[name], values[0], msg=name)
+
+
+# Tiny families -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", families.MEASURABLE)
+def test_every_family_is_measured_as_its_eager_attention_is(family: str) -> None:
+    model = tiny(family)
+    found = measure_tokens(model, IDS, ["attention", "pairs"], None)
+    _, layers = reference.eager_qk(model.module, IDS[None])
+    for layer, seen in enumerate(layers):
+        assert max(row_errors(found["attention"], layer, seen, model.geometry.windows[layer])) <= EAGER
+        names = ("mean_abs", "mean_signed", "rms", "norm_product")
+        assert max(e for _, e in pair_errors(found["pairs"], layer, seen, model.geometry, names)) <= EAGER
+
+
+@pytest.mark.parametrize("family", families.MEASURABLE)
+def test_every_family_has_the_loss_of_its_full_logits(family: str) -> None:
+    model = tiny(family)
+    assert_loss(model, IDS)
+
+
+def assert_loss(model: Model, ids: Tensor) -> None:
+    found = measure_tokens(model, ids, ["nll"], None)["nll"]
+    losses = reference.nll_reference(model.module, ids[None]).numpy()
+    starts = [0, *found["position"][:-1]]
+    for first, last, nll, tokens in zip(starts, found["position"], found["nll"], found["tokens"], strict=True):
+        assert tokens == last - first
+        assert nll == pytest.approx(losses[first:last].mean(), rel=1e-5)
+
+
+SCHEMES = ["base", "yarn:factor=4", "nope", "prope:keep=0.5", "logn:length=16", "linear:factor=2", "ntk:factor=2"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("family", ["llama-gqa", "phi", "smollm3", "gemma3"])
+def test_every_scheme_gives_tables_that_can_be_stored(family: str, scheme: str) -> None:
+    model = tiny(family).with_scheme(scheme)
+    found = measure_tokens(model, IDS, ["attention", "pairs", "distance", "nll"], 8)
+    keys: dict[str, Any] = {"model": "m", "context_length": len(IDS)}
+    stored = {name: to_arrow(TABLES[name], with_keys(name, columns, keys)) for name, columns in found.items()}
+    stored |= {name: to_arrow(TABLES[name], columns) for name, columns in position_tables("m", model).items()}
+    for name, table in stored.items():
+        assert table.num_rows > 0, name
+        for column in TABLES[name].columns:
+            logarithm = "log_theta" in column.name or column.name == "effective_base"  # infinite where theta is 0
+            if column.kind == "value" and not logarithm:
+                assert np.isfinite(table[column.name].to_numpy()).all(), f"{name}.{column.name}"
+
+
+def with_keys(name: str, columns: Any, keys: dict[str, Any]) -> dict[str, Any]:
+    return {**keys, **({} if name == "distance" else {"doc": "d"}), **columns}
+
+
+def test_measuring_leaves_the_model_as_it_was() -> None:
+    model = tiny("llama-gqa").with_scheme("yarn:factor=4")
+    with torch.no_grad():
+        before = model.module(IDS[None]).logits
+        model.module.train()
+        measure_tokens(model, IDS, ["attention", "pairs", "distance", "nll"], 8)
+        assert model.module.training
+        model.module.eval()
+        assert torch.equal(model.module(IDS[None]).logits, before)
+    assert "forward" not in vars(model.module.base_model)
+
+
+def test_effective_base_of_plain_rope_is_the_base() -> None:
+    model = tiny("llama-gqa")
+    found = position_tables("m", model)["scales"]
+    assert np.allclose(found["effective_base"], model.module.config.rope_parameters["rope_theta"], rtol=1e-5)
+
+
+# SmolLM2 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def captured(smollm2: Model, tokens: Tensor) -> list[reference.Layer]:
+    return reference.eager_qk(smollm2.module, tokens)[1]
+
+
+@pytest.fixture(scope="module")
+def exact(smollm2: Model, tokens: Tensor) -> dict[str, dict[str, np.ndarray]]:
+    return measure_tokens(smollm2, tokens[0], ["attention", "pairs"], None)
+
+
+@pytest.mark.model
+def test_smollm2_rows_equal_eager_in_every_head(exact: Any, captured: Any, report: Callable[..., None]) -> None:
+    errors = [max(row_errors(exact["attention"], layer, seen, None)) for layer, seen in enumerate(captured)]
+    report("rows: largest relative error", max(errors))
+    assert len(errors) == 30
+    assert max(errors) <= EAGER
+
+
+@pytest.mark.model
+def test_smollm2_pair_moments_equal_the_l_by_l_formula_in_every_head(
+    smollm2: Model, exact: Any, captured: Any, report: Callable[..., None]
+) -> None:
+    names = ("mean_signed", "rms", "norm_product", "mean_abs")
+    largest = dict.fromkeys(names, 0.0)
+    for layer, seen in enumerate(captured):
+        for name, error in pair_errors(exact["pairs"], layer, seen, smollm2.geometry, names):
+            largest[name] = max(largest[name], error)
+    report("pairs: largest error relative to the head's rms", largest)
+    assert max(largest.values()) <= 1e-5
+
+
+@pytest.mark.model
+def test_smollm2_sampled_usage_is_within_its_standard_error(
+    smollm2: Model, tokens: Tensor, exact: Any, report: Callable[..., None]
+) -> None:
+    sampled = measure_tokens(smollm2, tokens[0], ["pairs"], 64, seed=1)["pairs"]
+    assert (sampled["mean_abs_se"] > 0).all()
+    scores = (sampled["mean_abs"] - exact["pairs"]["mean_abs"]) / sampled["mean_abs_se"]
+    within = float((np.abs(scores) <= 4).mean())
+    relative = np.median(sampled["mean_abs_se"] / sampled["mean_abs"])
+    report("sampled usage: share within 4 SE, spread in SE, median SE", (within, scores.std(), relative))
+    assert within >= 0.99
+
+
+@pytest.mark.model
+def test_smollm2_has_the_loss_of_its_full_logits(smollm2: Model, tokens: Tensor) -> None:
+    assert_loss(smollm2, tokens[0, :700])  # not a multiple of the chunk
+
+
+@pytest.mark.model
+def test_smollm2_rows_equal_the_patterns_of_transformer_lens(
+    smollm2: Model, tokens: Tensor, report: Callable[..., None]
+) -> None:
+    bridge = pytest.importorskip("transformer_lens.model_bridge").TransformerBridge
+    from transformers import AutoModelForCausalLM
+
+    from headscope.checkpoints import locate
+
+    fresh = AutoModelForCausalLM.from_pretrained(locate("smollm2-135m")[0], dtype=torch.float32)
+    lens = bridge.boot_transformers("any", hf_model=fresh, tokenizer=smollm2.tokenizer)
+    ids = tokens[:, :256]
+    with torch.no_grad():
+        _, cache = lens.run_with_cache(ids, names_filter=lambda name: name.endswith("hook_pattern"))
+    found = measure_tokens(smollm2, ids[0], ["attention"], None)["attention"]
+    errors = []
+    for layer in range(smollm2.geometry.layers):
+        pattern = cache[f"blocks.{layer}.attn.hook_pattern"][0]
+        here = of_layer(found, layer)
+        for edge, values in reference.binned(reference.row_statistics(pattern)).items():
+            ess2 = here["ess2"][here["visible"] == edge]
+            errors.append(float(np.abs(ess2 / values["ess2"].numpy() - 1).max()))
+    report("ESS against transformer-lens: largest relative error", max(errors))
+    assert max(errors) <= 1e-3
+
+
+@pytest.fixture
+def report(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """Print a figure that was measured (shown with -s) and keep it in the junit report."""
+
+    def say(what: str, figure: object) -> None:
+        print(f"\n{what}: {figure}")
+        record_property(what, figure)
+
+    return say

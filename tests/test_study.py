@@ -1,0 +1,429 @@
+"""Studies end to end, on a tiny checkpoint in a folder and texts in files: stored, resumed, refused."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import families
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import headscope
+from headscope import models as headscope_models
+from headscope import study
+from headscope.config import build_study, expand_checkpoints, read_study
+from headscope.errors import BadInput, Interrupted, Missing
+from headscope.progress import Silent
+from headscope.schema import TABLES
+from headscope.store import Run, runs, validate
+
+LENGTHS = [24, 40]
+MEASURED = ["attention", "pairs", "distance", "nll"]
+ALL = [*MEASURED, "positions", "scales"]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Words w0 .. w124, one token each."""
+    vocabulary = {word: n for n, word in enumerate(["<unk>", "<s>", "</s>", *(f"w{n}" for n in range(125))])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+def save_checkpoint(folder: Path, seed: int = 0) -> Path:
+    families.SPECS["llama-gqa"].build(seed).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_texts(folder: Path, words: int = 60) -> str:
+    folder.mkdir()
+    for name in "abcd":
+        chance = random.Random(name)
+        (folder / f"{name}.txt").write_text(" ".join(f"w{chance.randrange(125)}" for _ in range(words)))
+    return f"file:{folder}/*.txt"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads cost a tiny model more than they give, most of all on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoint `tiny` and four `texts` of 60 words."""
+    place = tmp_path_factory.mktemp("study")
+    save_checkpoint(place / "tiny")
+    save_texts(place / "texts")
+    return place
+
+
+def content(place: Path, **changes: Any) -> dict[str, Any]:
+    """A study of one checkpoint under two schemes."""
+    tiny = str(place / "tiny")
+    return {
+        "name": "tiny",
+        "models": {"base": tiny, "yarn": f"{tiny}@yarn:factor=4"},
+        "texts": {"source": f"file:{place}/texts/*.txt", "docs": 2},
+        "device": "cpu",
+        "measure": {"lengths": LENGTHS, "rows": 8},
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The study, uninterrupted."""
+    return study.run(build_study(content(place)), tmp_path_factory.mktemp("whole"))
+
+
+def contents(run: Run) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(run.path.glob("*.parquet"))}
+
+
+def assert_clean(out: Path, *committed: Path) -> None:
+    assert sorted(out.iterdir() if out.is_dir() else []) == sorted(committed)
+
+
+class Loads:
+    """Counts the checkpoints that are opened."""
+
+    def __init__(self, load: Callable[..., Any]):
+        self.load, self.opened = load, []
+
+    def __call__(self, spec: Any, **options: Any) -> Any:
+        self.opened.append(spec)
+        return self.load(spec, **options)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
+    counter = Loads(headscope_models.load)
+    monkeypatch.setattr(headscope_models, "load", counter)
+    return counter
+
+
+# What a run holds --------------------------------------------------------------------------------------------------
+
+
+def test_a_study_fills_every_table_with_unique_keys_within_bounds(whole: Run) -> None:
+    assert sorted(whole.tables) == sorted(ALL)
+    assert validate(whole) == []
+    for name in ALL:
+        assert list(whole.table(name).columns) == [column.name for column in TABLES[name].columns]
+    for name in MEASURED:
+        assert sorted(whole.table(name)["context_length"].unique()) == LENGTHS
+    heads = families.LAYERS * families.HEADS
+    assert len(whole.scales) == 2 * heads
+    assert len(whole.positions) == 2 * families.LAYERS * 2 * 8
+    assert len(whole.pairs) == 2 * len(LENGTHS) * 2 * heads * 8
+    per_bin = whole.nll.groupby(["model", "context_length", "doc"], observed=True)["tokens"].sum()
+    assert (per_bin == per_bin.index.get_level_values("context_length") - 1).all()
+    assert (whole.attention["kv_group"] == whole.attention["head"] // 2).all()
+
+
+def test_models_share_documents_and_lengths_share_texts(whole: Run) -> None:
+    documents = {key: set(rows["doc"]) for key, rows in whole.attention.groupby(["model", "context_length"])}
+    assert len(documents) == 4
+    assert len({frozenset(names) for names in documents.values()}) == 1
+    assert len(next(iter(documents.values()))) == 2
+
+
+def test_schemes_of_one_run_are_measured_apart(whole: Run) -> None:
+    theta = whole.positions.pivot_table("theta", ["layer", "kv_group", "pair"], "model", observed=True)
+    assert (theta["yarn"] < theta["base"]).any()
+    rms = whole.pairs.pivot_table("rms", ["context_length", "doc", "layer", "head", "pair"], "model", observed=True)
+    assert (rms["yarn"] != rms["base"]).mean() > 0.9
+
+
+def test_the_wide_table_has_a_row_for_each_head(whole: Run) -> None:
+    assert len(whole.heads) == 2 * families.LAYERS * families.HEADS
+
+
+def test_the_manifest_tells_how_the_run_was_made(whole: Run, place: Path) -> None:
+    manifest = json.loads((whole.path / "run.json").read_text())
+    wanted = {"format_version", "config", "models", "versions", "seed", "hardware", "git_commit", "tables", "timings"}
+    assert wanted | {"started", "finished"} <= manifest.keys()
+    assert {"headscope", "torch", "transformers"} <= manifest["versions"].keys()
+    base, yarn = manifest["models"]
+    assert (base["label"], base["scheme"], yarn["label"], yarn["scheme"]) == ("base", "base", "yarn", "yarn:factor=4")
+    assert base["spec"] == base["checkpoint"] == str(place / "tiny")
+    assert re.fullmatch("[0-9a-f]{64}", base["weights_sha256"])
+    assert base["weights_sha256"] == yarn["weights_sha256"]
+    assert base["step"] is None
+    assert base["geometry"]["heads"] == families.HEADS
+    for name, facts in manifest["tables"].items():
+        assert facts["rows"] == len(whole.table(name))
+        assert re.fullmatch("[0-9a-f]{64}", facts["sha256"])
+
+
+def test_the_config_of_a_run_can_be_fed_back(whole: Run, place: Path, tmp_path: Path) -> None:
+    again = build_study(json.loads((whole.path / "run.json").read_text())["config"])
+    assert again == build_study(content(place))
+    (tmp_path / "study.yaml").write_text(json.dumps(whole.manifest["config"]))
+    assert read_study(tmp_path / "study.yaml", {}) == again
+    assert contents(study.run(again, tmp_path / "out")) == contents(whole)
+
+
+def test_the_names_of_the_package_are_not_modules_after_use() -> None:
+    """A module headscope/measure.py would take the place of `headscope.measure` as soon as it is imported."""
+    package = Path(headscope.__file__).parent
+    taken = {path.stem for path in package.iterdir()}
+    assert {name for name in headscope.__all__ if name in taken} == set()
+
+
+def test_another_seed_gives_other_numbers(whole: Run, place: Path, tmp_path: Path) -> None:
+    assert contents(study.run(build_study(content(place, seed=1)), tmp_path)) != contents(whole)
+
+
+def test_hs_measure_is_the_same_study(whole: Run, place: Path, tmp_path: Path) -> None:
+    plan = content(place)
+    run = headscope.measure(
+        plan["models"], plan["texts"]["source"], 2, LENGTHS, rows=8, out=tmp_path, device="cpu", quiet=True
+    )
+    assert contents(run) == contents(whole)
+
+
+def test_models_in_memory_are_measured_like_those_in_folders(whole: Run, place: Path, tmp_path: Path) -> None:
+    base = headscope.load(str(place / "tiny"), device="cpu")
+    given = {"base": base, "yarn": base.with_scheme("yarn:factor=4")}
+    source = f"file:{place}/texts/*.txt"
+    run = headscope.measure(given, source, 2, LENGTHS, rows=8, out=tmp_path, quiet=True)
+    assert contents(run) == contents(whole)
+    assert [model["scheme"] for model in run.manifest["models"]] == ["base", "yarn:factor=4"]
+
+
+def test_a_model_in_memory_without_tokenizer_is_refused(place: Path, tmp_path: Path) -> None:
+    bare = families.SPECS["llama-gqa"].build()
+    with pytest.raises(BadInput, match="tokenizer"):
+        headscope.measure(bare, f"file:{place}/texts/*.txt", 2, [24], out=tmp_path, quiet=True)
+    assert_clean(tmp_path)
+
+
+def test_other_weights_in_memory_are_another_run(place: Path, tmp_path: Path) -> None:
+    source = f"file:{place}/texts/*.txt"
+    for seed in (0, 1):
+        model = headscope.load(families.SPECS["llama-gqa"].build(seed), device="cpu", tokenizer=tokenizer())
+        headscope.measure(model, source, 1, [24], ["nll"], out=tmp_path, quiet=True)
+    hashes = {run.name.rpartition("-")[2] for _, run in runs(tmp_path) if isinstance(run, Run)}
+    assert len(hashes) == 2
+
+
+def test_one_checkpoint_under_two_schemes_is_opened_once(place: Path, tmp_path: Path, loads: Loads) -> None:
+    study.run(build_study(content(place)), tmp_path)
+    assert loads.opened == [str(place / "tiny")]
+
+
+def test_two_checkpoints_are_opened_one_after_the_other(place: Path, tmp_path: Path, loads: Loads) -> None:
+    other = save_checkpoint(tmp_path / "other", seed=1)
+    plan = content(place)
+    plan["models"] |= {"other": str(other)}
+    run = study.run(build_study(plan), tmp_path / "out")
+    assert loads.opened[:2] == [str(place / "tiny"), str(other)]
+    first, _, last = (model["weights_sha256"] for model in run.manifest["models"])
+    assert first != last
+    assert sorted(run.nll["model"].cat.categories) == ["base", "other", "yarn"]
+
+
+# Interrupted -------------------------------------------------------------------------------------------------------
+
+
+class StopsAfter(Silent):
+    """Ctrl-C in the middle of a cell."""
+
+    def __init__(self, cells: int):
+        self.cells = cells
+
+    def doing(self, what: str) -> None:
+        if self.cells == 0:
+            raise KeyboardInterrupt
+        self.cells -= 1
+
+
+@pytest.mark.parametrize("cells", [1, 4, 9])
+def test_ctrl_c_keeps_finished_cells_and_a_resume_ends_byte_identical(
+    place: Path, whole: Run, tmp_path: Path, cells: int
+) -> None:
+    plan = build_study(content(place))
+    with pytest.raises(Interrupted, match="--resume") as stop:
+        study.run(plan, tmp_path, progress=StopsAfter(cells))
+    assert stop.value.exit_code == 4
+    (partial,) = tmp_path.iterdir()
+    assert len(list((partial / "cells").iterdir())) == cells
+    run = study.run(plan, tmp_path, resume=True)
+    assert contents(run) == contents(whole)
+    assert run.manifest["timings"]["cells_done_now"] == 10 - cells
+    assert_clean(tmp_path, run.path)
+
+
+def test_ctrl_c_before_the_first_cell_leaves_nothing(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        study.run(build_study(content(place)), tmp_path, progress=StopsAfter(0))
+    assert_clean(tmp_path)
+
+
+CHILD = """
+import json, os, sys, time
+import torch
+from headscope import measuring, study
+from headscope.config import build_study
+from headscope.progress import Silent
+
+class Slow(Silent):
+    def doing(self, what):
+        time.sleep(0.05)
+
+torch.set_num_threads(1)
+for out in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        study.run(build_study(json.loads(sys.argv[1])), out.strip(), progress=Slow())
+        os._exit(0)
+    print(child, flush=True)
+    print(os.WTERMSIG(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def test_killed_at_ten_random_moments_it_resumes_to_the_same_bytes(place: Path, whole: Run, tmp_path: Path) -> None:
+    """One process, begun once, forks a study for each kill, so that torch is imported once."""
+    plan, chance, killed = content(place), random.Random(0), 0
+    command = [sys.executable, "-c", CHILD, json.dumps(plan)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        for attempt in range(10):
+            out = tmp_path / str(attempt)
+            print(out, file=server.stdin)
+            process = int(server.stdout.readline())
+            time.sleep(chance.uniform(0, 1.2))
+            os.kill(process, signal.SIGKILL)
+            killed += int(server.stdout.readline()) == signal.SIGKILL
+            run = study.run(build_study(plan), out, resume=True)
+            assert contents(run) == contents(whole)
+            assert validate(run) == []
+            assert_clean(out, *(path for path, _ in runs(out)))
+        server.stdin.close()
+    assert killed >= 8
+
+
+# Refused -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_length_beyond_every_document_is_refused_and_leaves_nothing(place: Path, tmp_path: Path) -> None:
+    plan = content(place, measure={"lengths": [24, 500]})
+    with pytest.raises(BadInput, match="500 tokens"):
+        study.run(build_study(plan), tmp_path / "out")
+    assert_clean(tmp_path / "out")
+
+
+def test_a_study_without_a_section_is_refused(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no section"):
+        study.run(build_study(content(place, measure=None)), tmp_path / "out")
+    assert_clean(tmp_path / "out")
+
+
+@pytest.mark.parametrize("spec", ["{tiny}@yarm:factor=4", "{tiny}@yarn:factr=4", "{tiny}@yarn:factor=x"])
+def test_a_bad_scheme_is_refused_before_any_work(place: Path, tmp_path: Path, loads: Loads, spec: str) -> None:
+    plan = content(place)
+    plan["models"] |= {"last": spec.format(tiny=place / "tiny")}
+    with pytest.raises(BadInput):
+        study.run(build_study(plan), tmp_path / "out")
+    assert loads.opened == []
+    assert_clean(tmp_path / "out")
+
+
+def test_a_missing_checkpoint_is_refused_before_any_work(place: Path, tmp_path: Path, loads: Loads) -> None:
+    plan = content(place)
+    plan["models"] |= {"last": str(tmp_path / "nowhere" / "else")}
+    with pytest.raises(Missing, match="nowhere"):
+        study.run(build_study(plan), tmp_path / "out")
+    assert_clean(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"modles": {}}, r"unknown key 'modles' \(did you mean 'models'\?\)"),
+        ({"measure": {"lenghts": [8]}}, r"unknown key 'measure.lenghts' \(did you mean 'lengths'\?\)"),
+        ({"texts": {"sorce": "x"}}, r"unknown key 'texts.sorce' \(did you mean 'source'\?\)"),
+        ({"measure": {"lengths": [1]}}, "measure.lengths: context length 1 is too short"),
+        ({"measure": {"lengths": []}}, "measure.lengths: give a length"),
+        ({"measure": {"rows": 1}}, "rows"),
+        ({"measure": {"tables": ["atention"]}}, "measure.tables"),
+        ({"models": {}}, "models: give at least one model"),
+        ({"name": "a/b"}, "name"),
+    ],
+)
+def test_a_mistake_in_a_study_file_is_one_line_that_names_file_and_key(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(json.dumps(changes))
+    with pytest.raises(BadInput, match=message) as mistake:
+        read_study(file, {})
+    assert str(file) in str(mistake.value)
+    assert "\n" not in str(mistake.value)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "measure: [", "\x00"])
+def test_a_file_that_is_no_study_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(BadInput, match=r"study\.yaml"):
+        read_study(tmp_path / "study.yaml", {})
+
+
+def test_overrides_lie_on_top_of_the_file_key_by_key(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("texts: {docs: 7, source: 'file:x'}\nmeasure: {rows: 9}\n")
+    found = read_study(tmp_path / "study.yaml", {"texts": {"docs": 3, "source": None}, "measure": {"lengths": [64, 8]}})
+    assert (found.texts.docs, found.texts.source) == (3, "file:x")
+    assert found.measure is not None
+    assert (found.measure.rows, found.measure.lengths) == (9, [8, 64])
+
+
+# Checkpoints of a training run -------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_ordered_by_training_step(tmp_path: Path) -> None:
+    for name in ("step-10", "step-9", "last", "step-100"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "step-1").mkdir()  # no checkpoint
+    (tmp_path / "last" / "trainer_state.json").write_text(json.dumps({"global_step": 50}))
+    found = expand_checkpoints(f"{tmp_path}/*@yarn:factor=4")
+    assert list(found) == ["step-9", "step-10", "last", "step-100"]
+    assert found["last"] == f"{tmp_path}/last@yarn:factor=4"
+    assert list(expand_checkpoints(f"{tmp_path}/step-*")) == ["step-9", "step-10", "step-100"]
+    with pytest.raises(BadInput, match="no checkpoint folder"):
+        expand_checkpoints(f"{tmp_path}/epoch-*")
+
+
+def test_checkpoints_of_one_name_in_two_folders_are_two_models(tmp_path: Path) -> None:
+    for parent in ("a", "b"):
+        (tmp_path / parent / "step-1").mkdir(parents=True)
+        (tmp_path / parent / "step-1" / "config.json").write_text("{}")
+    found = expand_checkpoints(f"{tmp_path}/*/step-1")
+    assert found == {str(tmp_path / parent / "step-1"): str(tmp_path / parent / "step-1") for parent in "ab"}
+
+
+def test_training_steps_land_in_the_manifest(place: Path, tmp_path: Path) -> None:
+    for step in (9, 10):
+        shutil.copytree(place / "tiny", tmp_path / f"step-{step}")
+    plan = content(place, models=expand_checkpoints(f"{tmp_path}/step-*"), measure={"lengths": [24], "tables": ["nll"]})
+    run = study.run(build_study(plan), tmp_path / "out")
+    assert [(model["label"], model["step"]) for model in run.manifest["models"]] == [("step-9", 9), ("step-10", 10)]
+    assert sorted(run.tables) == ["nll", "positions", "scales"]
