@@ -52,38 +52,19 @@ def capturing(model: Model) -> Iterator[Layers]:
             hook = module.register_forward_pre_hook(_refuse_quantised_cache, with_kwargs=True)
             stack.callback(hook.remove)
         if model.bridge is not None:
-            _add_missing_hooks(model.bridge)
             for block, module in zip(model.bridge.blocks, model.attention, strict=True):
-                stack.enter_context(seam.editing(module, _bridge_edit(block.attn)))
+                if hasattr(block.attn, "hook_rot_q"):  # which a bridge has wherever its architecture is rotary
+                    stack.enter_context(seam.editing(module, _bridge_edit(block.attn)))
         yield Layers(model, stack)
 
 
 def _bridge_edit(attn: Any) -> seam.Edit:
-    """Fire hook_rot_q and hook_rot_k as TransformerLens shapes them, [B, L, heads, d]."""
+    """Fire hook_rot_q and hook_rot_k; the hook points themselves show hooks [B, L, heads, d]."""
 
     def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q = attn.hook_rot_q(q.transpose(1, 2)).transpose(1, 2)
-        k = attn.hook_rot_k(k.transpose(1, 2)).transpose(1, 2)
-        return q, k, v
+        return attn.hook_rot_q(q), attn.hook_rot_k(k), v
 
     return edit
-
-
-def _add_missing_hooks(bridge: Any) -> None:
-    """Families with a joint QKV projection come without rotary hooks; give them the same two."""
-    from transformer_lens.hook_points import HookPoint
-
-    missing = [
-        (block.attn, name)
-        for block in bridge.blocks
-        for name in ("hook_rot_q", "hook_rot_k")
-        if not hasattr(block.attn, name)
-    ]
-    for attn, name in missing:
-        setattr(attn, name, HookPoint())
-    if missing:
-        bridge.clear_hook_registry()
-        bridge._initialize_hook_registry()
 
 
 def _refuse_quantised_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ A figure is drawn only when its table is there, and a comparison only when there
 `findings.few` are drawn line by line; matrices are drawn for the first and compared for at most three others.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +35,7 @@ def sections(run: Run) -> dict[str, list[Chart]]:
     """Charts of a run by section title; a section without charts is left out."""
     models = few(run.models)
     heads = run.heads[run.heads["model"].isin(models)]
-    chosen = list(notable(heads))[:MOST_HEADS]
+    chosen = dict(list(notable(heads).items())[:MOST_HEADS])
     made = {
         "How many tokens each head attends to": [*_lengths(run, heads, models, chosen)],
         "How attention is spread": [*_spread(heads)],
@@ -56,7 +56,7 @@ def table(run: Run, name: str, models: Sequence[str]) -> pd.DataFrame | None:
     return frame.assign(model=frame["model"].astype(pd.CategoricalDtype(run.models)))
 
 
-def _lengths(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Sequence[Head]) -> Iterator[Chart]:
+def _lengths(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Mapping[Head, str]) -> Iterator[Chart]:
     name = longest(heads)
     if name is None:
         return
@@ -82,6 +82,7 @@ def _lengths(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Seque
             f"A point is a head. On the dashed line it attends to as many tokens as under {first}; above it, to more. "
             "A scheme that keeps local heads and extends global ones follows the line at the left and rises at the "
             "right.",
+            half=len(others) == 1,
         )
     for label in others[:3]:
         yield Chart(
@@ -93,9 +94,9 @@ def _lengths(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Seque
     attention = table(run, "attention", models)
     if attention is not None and chosen:
         yield Chart(
-            lengths.growth(attention, chosen),
+            lengths.growth(attention, list(chosen)),
             "A panel is a head, chosen as listed in the table of heads. The dotted diagonal is uniform attention, "
-            "which uses every visible key; the dotted horizontal is a length that does not grow. Both axes are logarithmic.",
+            "which uses every visible key; the dotted horizontal is a length that does not grow.",
         )
 
 
@@ -111,7 +112,7 @@ def _spread(heads: pd.DataFrame) -> Iterator[Chart]:
             yield Chart(layers.by_layer(heads, name), caption, half=True)
 
 
-def _pairs(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Sequence[Head]) -> Iterator[Chart]:
+def _pairs(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Mapping[Head, str]) -> Iterator[Chart]:
     pairs, distance = table(run, "pairs", models), table(run, "distance", models)
     if pairs is not None:
         yield Chart(
@@ -120,15 +121,18 @@ def _pairs(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Sequenc
             "layer on the left. A low value means that the head uses its pairs evenly.",
             "; ".join(f"median of {label} {number(block.median())}" for label, block in _finite(heads, "cov").items()),
         )
-        for layer, head in chosen:
+        how = (
+            " Above: the frequency of each rotary pair. Below: how much the pair moves the logits. Error bars are one "
+            "standard error. Where two lines coincide, the later, dashed one lies on top."
+        )
+        for at, ((layer, head), why) in enumerate(chosen.items()):
             yield Chart(
                 rotary.spectrum(pairs, layer, head),
-                "Above: the frequency of each rotary pair. Below: how much the pair moves the logits. Error bars are "
-                "one standard error. Where two lines coincide, the dashed one lies over the other.",
+                f"Shown for: {why}.{how if at < 2 else ''}",
                 half=True,
             )
     if distance is not None:
-        for layer, head in chosen[:2]:
+        for layer, head in list(chosen)[:2]:
             for label in dict.fromkeys([models[0], models[-1]]):
                 yield Chart(
                     rotary.profile(distance, layer, head, label),
@@ -175,7 +179,7 @@ def _loss(run: Run, models: Sequence[str]) -> Iterator[Chart]:
         )
 
 
-def _training(run: Run, chosen: Sequence[Head]) -> Iterator[Chart]:
+def _training(run: Run, chosen: Mapping[Head, str]) -> Iterator[Chart]:
     steps = {model["label"]: int(model["step"]) for model in run.manifest["models"] if model.get("step") is not None}
     if len(steps) < 2:
         return
@@ -183,7 +187,7 @@ def _training(run: Run, chosen: Sequence[Head]) -> Iterator[Chart]:
     for statistic_name in [name, "growth", "cov", "sink_mass", "effective_base", "gamma"]:
         if statistic_name and _finite(run.heads, statistic_name):
             yield Chart(
-                layers.over_steps(run.heads, statistic_name, steps, chosen[:4]),
+                layers.over_steps(run.heads, statistic_name, steps, list(chosen)[:4]),
                 "Grey: the median head and the middle 80 % of heads at each checkpoint. Coloured: the chosen heads.",
                 half=True,
             )

@@ -80,8 +80,11 @@ def sentences(run: Run) -> dict[str, list[str]]:
 
 
 def number(value: float) -> str:
-    """Three significant digits, or all digits of the integer part, with thousands separated."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    """Three significant digits from 1 on, or all of the integer part, thousands separated; below 1, three decimals."""
+    if np.isinf(value):
+        return "infinite"
+    decimals = next((digits for digits, limit in enumerate((100, 10, 1)) if abs(value) >= limit), 3)
+    return f"{round(value, decimals) + 0.0:,.{decimals}f}".replace("-", "−")
 
 
 def _by_model(heads: pd.DataFrame, name: str) -> Iterator[tuple[str, pd.DataFrame]]:

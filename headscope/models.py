@@ -8,7 +8,6 @@ knows position schemes only as the text after the "@" of a spec.
 """
 
 import hashlib
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -69,13 +68,13 @@ class Model:
     def weights_sha256(self) -> str:
         """Digest of all parameters by name, the same for a GGUF, a folder and an in-memory model of one checkpoint."""
         digest = hashlib.sha256()
-        named = {
-            re.sub(r"_original_component\.|base_layer\.", "", name): p for name, p in self.module.named_parameters()
-        }
-        for name in sorted(named):
-            tensor = named[name].detach().cpu().contiguous()
+        names: dict[nn.Parameter, str] = {}
+        for name, parameter in _parameters(self.module):
+            names.setdefault(parameter, name)  # tied weights count once
+        for parameter, name in sorted(names.items(), key=lambda item: item[1]):
+            tensor = parameter.detach().cpu().contiguous()
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def with_scheme(self, scheme: str) -> "Model":
@@ -178,6 +177,16 @@ def _restore_forward(attn: nn.Module, previous: Any) -> None:
         attn.__dict__.pop("forward", None)
     else:
         attn.__dict__["forward"] = previous
+
+
+def _parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters by the names that they have without the wrappers of TransformerLens and peft."""
+    if "_original_component" in module._modules:
+        yield from _parameters(module.get_submodule("_original_component"), prefix)
+        return
+    yield from ((prefix + name, p) for name, p in module._parameters.items() if p is not None)
+    for name, child in module.named_children():
+        yield from _parameters(child, prefix if name == "base_layer" else f"{prefix}{name}.")
 
 
 def _identity(module: PreTrainedModel) -> str:

@@ -9,14 +9,13 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
-from importlib import resources
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
@@ -52,7 +51,6 @@ def render(runs: Sequence[Run]) -> str:
     run = concatenate(runs)
     sections = charts.sections(run)
     drawn = [chart for group in sections.values() for chart in group]
-    scripts = [get_plotlyjs(), _resource("report.js")]
     page = _environment().get_template("report.html.jinja")
     return page.render(
         title=f"Attention heads of {', '.join(findings.few(run.models, 3))}",
@@ -65,12 +63,11 @@ def render(runs: Sequence[Run]) -> str:
         findings=findings.sentences(run),
         summary=_rows(summary.models(run)),
         sections=sections,
-        numbered={id(chart): at for at, chart in enumerate(drawn)},
+        starts=dict(zip(sections, accumulate(map(len, sections.values()), initial=0), strict=False)),
         heads=_head_rows(run),
         statistics=_statistics(run),
         tables=[schema.TABLES[name] for name in run.tables],
-        scripts=[Markup(script) for script in scripts],
-        hashes=" ".join(f"'sha256-{_sha256(script)}'" for script in scripts),
+        plotly=Markup(get_plotlyjs()),
         figures=[_json(compact(chart.figure.to_plotly_json())) for chart in drawn],
         config=_json(GRAPH_CONFIG),
     )
@@ -171,7 +168,7 @@ def _head_rows(run: Run) -> dict[str, Any]:
     rows = []
     for (layer, head), reason in why.items():
         found = heads[(heads["layer"] == layer) & (heads["head"] == head)]
-        rows.append(found.assign(**{"why it is here": reason}))
+        rows.append(found.assign(**{"why it is here": [reason, *[""] * (len(found) - 1)]}))
     kept = [column for column in [*columns, *ends, "why it is here"] if rows and column in rows[0]]
     return _rows(pd.concat(rows)[kept]) if rows else {"names": [], "rows": []}
 
@@ -182,19 +179,18 @@ def _statistics(run: Run) -> Iterable[summary.Statistic]:
     return [*lengths, *(known for column, known in summary.HEAD_STATISTICS.items() if column in run.heads)]
 
 
-def _resource(name: str) -> str:
-    return resources.files("headscope").joinpath(name).read_text(encoding="utf-8")
-
-
 def _sha256(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    """The name of an inline script in a content security policy, so that no other script can run."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("headscope", "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["sha256"] = _sha256
+    return environment

@@ -123,9 +123,10 @@ def run(
     plan = [(name, cell) for name, section in sections.items() for cell in section.cells()]
     started = time.monotonic()
     with RunWriter.open(Path(out), study.name, config, resume) as writer:
-        # Grouped by model, in the order of the study, so that a checkpoint is loaded once.
+        # Grouped by checkpoint, so that each is loaded once.
+        turn = _turns(study)
         todo = [(name, cell) for name, cell in plan if not writer.done(f"{name}/{cell.id}")]
-        todo.sort(key=lambda item: list(study.models).index(item[1].model))
+        todo.sort(key=lambda item: turn[item[1].model])
         progress.start(sum(cell.cost for _, cell in plan), sum(c.cost for _, c in plan) - sum(c.cost for _, c in todo))
         try:
             for name, cell in todo:
@@ -147,6 +148,13 @@ def run(
             "timings": {"seconds": seconds, "cells_done_now": len(todo), "cells": len(plan)},
         }
         return writer.commit([f"{name}/{cell.id}" for name, cell in plan], manifest)
+
+
+def _turns(study: Study) -> dict[str, tuple[int, int]]:
+    """When each model has its turn: by the first mention of its checkpoint, then by its own."""
+    checkpoint_of = {label: models.split_spec(spec)[0] for label, spec in study.models.items()}
+    first = {checkpoint: turn for turn, checkpoint in enumerate(dict.fromkeys(checkpoint_of.values()))}
+    return {label: (first[checkpoint], turn) for turn, (label, checkpoint) in enumerate(checkpoint_of.items())}
 
 
 def _section(name: str) -> type[Section]:

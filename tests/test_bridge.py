@@ -15,8 +15,7 @@ from headscope.capture import capturing
 from headscope.models import Model, load
 from headscope.positions import AdaRoPE, attached, resolve
 
-SERVED = ["llama-gqa", "mistral-sliding", "qwen3", "gemma3", "olmo2", "gpt_neox", "phi3", "granite", "cohere"]
-FAMILY = pytest.mark.parametrize("family", SERVED)
+FAMILY = pytest.mark.parametrize("family", families.MEASURABLE)
 LENGTH = 24
 IDS = torch.randint(3, families.VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(9))
 
@@ -61,7 +60,7 @@ def test_a_bridge_is_heard_as_the_model_it_wraps(family: str) -> None:
     for found, single in zip(heard, records, strict=True):
         assert (found.layer, found.sequence) == (single.layer, single.sequence)
         for name in ("q", "k", "v", "z", "lse"):
-            assert difference(getattr(found, name), getattr(single, name)) <= 1e-5, name
+            assert difference(getattr(found, name), getattr(single, name)) <= 1e-4, name
 
 
 @FAMILY
@@ -110,7 +109,7 @@ def test_a_scheme_does_to_a_bridge_what_it_does_to_its_model(family: str, scheme
             found.append(run(model)[0])
             alone = model.bridge(IDS) if model.bridge is not None else model.module(IDS, use_cache=False).logits
             assert difference(alone, found[-1]) <= 1e-4
-    assert difference(*found) <= 1e-5
+    assert difference(*found) <= 1e-4  # TransformerLens computes some norms itself
 
 
 @FAMILY

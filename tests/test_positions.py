@@ -534,6 +534,8 @@ def test_a_file_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
         AdaRoPE.load(path, model)
     with pytest.raises(Missing, match="no adapter at"):
         AdaRoPE.load(tmp_path / "none.safetensors", model)
+    with pytest.raises(Missing, match="no adapter at"):
+        parse(f"adarope:adapter={tmp_path / 'none.safetensors'}")
 
 
 # Spec strings ------------------------------------------------------------------------------------------------------
@@ -568,10 +570,12 @@ def test_a_mistake_in_a_scheme_is_named(text: str, said: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_a_spec_string_gives_its_scheme() -> None:
+def test_a_spec_string_gives_its_scheme(tmp_path: Path) -> None:
     scheme = parse("yarn:factor=8,attention_factor=1")
     assert replace(scheme, factor=2) == parse("yarn:factor=2,attention_factor=1")  # type: ignore[type-var]
-    assert parse("adarope:adapter=/a/b=c.safetensors").adapter == "/a/b=c.safetensors"  # type: ignore[attr-defined]
+    path = tmp_path / "b=c.safetensors"
+    path.touch()
+    assert parse(f"adarope:adapter={path}").adapter == str(path)  # type: ignore[attr-defined]
 
 
 def test_a_resolved_schedule_is_taken_as_it_is() -> None:

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 from headscope.figures import axes, style
 from headscope.summary import statistic
 
+OUTLINE = {"color": "rgba(128,128,128,0.8)", "width": 0.7}
 HEAD = ["layer", "head", "kv_group"]
 
 
@@ -32,7 +33,7 @@ def against(heads: pd.DataFrame, name: str, baseline: str) -> go.Figure:
             x=both["x"],
             y=both["y"],
             mode="markers",
-            marker={"color": both["layer"], "coloraxis": "coloraxis", "size": 6, "opacity": 0.85},
+            marker={"color": both["layer"], "coloraxis": "coloraxis", "size": 6, "line": OUTLINE},
             customdata=both[HEAD].to_numpy(),
             hovertemplate="layer %{customdata[0]}, head %{customdata[1]}, key group %{customdata[2]}<br>"
             f"{style.text(baseline)} %{{x:.4g}}{style.suffix(shown.unit)}<br>"
@@ -60,5 +61,5 @@ def against(heads: pd.DataFrame, name: str, baseline: str) -> go.Figure:
     made.update_yaxes(axis)
     unit = f" ({shown.unit})" if shown.unit else ""
     style.outer_titles(made, len(others), f"{style.text(baseline)}{unit}", f"model named above{unit}")
-    bar = {"title": {"text": "layer"}, "thickness": 12, "outlinewidth": 0}
-    return made.update_layout(coloraxis={"colorscale": style.SEQUENTIAL, "colorbar": bar}, margin_t=74)
+    made.update_layout(coloraxis={"colorscale": style.SEQUENTIAL, "colorbar": {"title": {"text": "layer"}}})
+    return made.update_layout(margin_t=74)

@@ -113,7 +113,6 @@ def _heatmap(title: str, heads: pd.DataFrame, model: str, grid: npt.NDArray[np.f
         hovertemplate=f"layer %{{y}}, head %{{x}}, key group %{{customdata[0]}}<br>{hover}<extra></extra>",
         xgap=1,
         ygap=1,
-        colorbar={"thickness": 12, "outlinewidth": 0, "ticks": "outside"},
     )
     made.update_xaxes(title_text="head", dtick=max(1, across // 16), showgrid=False, showline=False)
     made.update_yaxes(title_text="layer", dtick=max(1, layers // 16), showgrid=False, showline=False)

@@ -76,11 +76,11 @@ def profile(distance: pd.DataFrame, layer: int, head: int, model: str) -> go.Fig
         z=grid.to_numpy(dtype=np.float64),
         customdata=np.broadcast_to(far, grid.shape),
         hovertemplate="pair %{y}, %{customdata:,} tokens back<br>mean contribution %{z:+.3g} logits<extra></extra>",
-        colorbar={"title": {"text": "logits"}, "thickness": 12, "outlinewidth": 0},
+        colorbar={"title": {"text": "logits"}},
         **MIDDLE,
     )
     named = [at for at, value in enumerate(far) if value & (value - 1) == 0]  # 0 and the powers of two
-    named = named if len(named) <= 9 else [named[0], *named[1::2]]
+    named = named if len(named) <= 9 else [named[0], *named[3::2]]
     made.update_xaxes(title_text="distance i − j (tokens)", tickvals=named, ticktext=[f"{far[at]:,}" for at in named])
     made.update_yaxes(title_text="rotary pair f (0 is fastest)", autorange="reversed")
     return made.update_layout(margin_t=46)
@@ -109,7 +109,7 @@ def frequency_change(positions: pd.DataFrame, model: str, against: str = "log_th
         z=grid.to_numpy(),
         customdata=np.exp(grid.to_numpy()),
         hovertemplate="layer %{y}, pair %{x}<br>ln θ %{z:+.3g}, θ × %{customdata:.3g}<extra></extra>",
-        colorbar={"title": {"text": "Δ ln θ"}, "thickness": 12, "outlinewidth": 0},
+        colorbar={"title": {"text": "Δ ln θ"}},
         **MIDDLE,
     )
     made.update_xaxes(title_text="rotary pair f, from highest frequency to lowest", showgrid=False)

@@ -30,8 +30,8 @@ INK = "#777777"
 GRID = "rgba(128,128,128,0.22)"
 SEQUENTIAL = sequential.Viridis
 DIVERGING = diverging.RdBu_r
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B8A900", "#8C8C8C")
-"""Okabe and Ito's colours; yellow is darkened for white paper, black is grey for dark paper."""
+PALETTE = ("#1F83C4", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B8A900", "#8C8C8C")
+"""Okabe and Ito's colours; blue is lightened and black greyed for dark paper, yellow darkened for white."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x")
 
@@ -47,20 +47,23 @@ _AXIS = {
     "tickangle": 0,
     "automargin": True,
 }
+_BAR = {"thickness": 12, "outlinewidth": 0, "ticks": "outside", "title": {"font": {"size": 12}}}
 TEMPLATE = go.layout.Template(
+    data={"heatmap": [{"colorbar": _BAR}]},
     layout={
         "font": {"family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 13, "color": INK},
         "title": {"x": 0, "xref": "paper", "xanchor": "left", "y": 0.985, "yanchor": "top", "font": {"size": 15}},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "colorway": PALETTE,
+        "coloraxis": {"colorbar": _BAR},
         "xaxis": _AXIS,
         "yaxis": _AXIS,
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.01, "yanchor": "bottom"},
         "hoverlabel": {"bgcolor": "#22262b", "bordercolor": "#22262b", "font": {"color": "#ffffff"}},
         "margin": {"l": 60, "r": 20, "t": 70, "b": 50},
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "rgba(128,128,128,0.5)", "activecolor": INK},
-    }
+    },
 )
 
 

@@ -26,6 +26,14 @@ FORMAT = "headscope-adarope/1"
 LEARNED = ("xi", "tau", "gamma")
 
 
+def adapter_file(path: Path | str) -> Path:
+    """The path of an adapter that is there; Missing if it is not."""
+    found = Path(path).expanduser()
+    if not found.is_file():
+        raise Missing(f"no adapter at '{path}': check adapter=PATH")
+    return found
+
+
 class AdaRoPE(nn.Module):
     """A schedule with learned parameters. T layers, G kv groups, P rotary pairs, H heads.
 
@@ -113,11 +121,9 @@ class AdaRoPE(nn.Module):
     def load(cls, path: Path | str, model: Model) -> "AdaRoPE":
         """Read an adapter file for `model`.
 
-        Raises Missing if there is none, BadInput if it is no adapter or was made for another geometry.
+        Raises Missing if there is none, BadInput if it is no readable adapter or was made for another geometry.
         """
-        path = Path(path).expanduser()
-        if not path.is_file():
-            raise Missing(f"no adapter at '{path}': check adapter=PATH, or learn one with headscope adapt")
+        path = adapter_file(path)
         try:
             with safe_open(path, "pt") as file:
                 notes = dict(file.metadata() or {})

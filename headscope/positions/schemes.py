@@ -9,7 +9,6 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -19,7 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from headscope.errors import BadInput
 from headscope.models import Model
-from headscope.positions.adarope import AdaRoPE
+from headscope.positions.adarope import AdaRoPE, adapter_file
 from headscope.positions.schedule import Fixed, Schedule
 
 
@@ -167,8 +166,11 @@ class Adapted:
 
     adapter: str
 
+    def __post_init__(self) -> None:
+        adapter_file(self.adapter)  # told when the spec is read, not after other models have been measured
+
     def schedule(self, model: Model) -> Schedule:
-        return AdaRoPE.load(Path(self.adapter), model)
+        return AdaRoPE.load(self.adapter, model)
 
 
 SCHEMES: Mapping[str, type[Any]] = MappingProxyType(
