@@ -119,7 +119,9 @@ def _pairs(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Mapping
             head_figures.spread(heads, "cov"),
             "Box: minimum, quartiles, median and maximum over heads, the mean dashed. Each dot is a head, the first "
             "layer on the left. A low value means that the head uses its pairs evenly.",
-            "; ".join(f"median of {label} {number(block.median())}" for label, block in _finite(heads, "cov").items()),
+            "Medians: "
+            + ", ".join(f"{label} {number(block.median())}" for label, block in _finite(heads, "cov").items())
+            + ".",
         )
         how = (
             " Above: the frequency of each rotary pair. Below: how much the pair moves the logits. Error bars are one "
@@ -128,7 +130,7 @@ def _pairs(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Mapping
         for at, ((layer, head), why) in enumerate(chosen.items()):
             yield Chart(
                 rotary.spectrum(pairs, layer, head),
-                f"Shown for: {why}.{how if at < 2 else ''}",
+                f"Chosen for: {why}.{how if at < 2 else ''}",
                 half=True,
             )
     if distance is not None:

@@ -260,6 +260,7 @@ def _quiet_libraries() -> None:
     """Let headscope's own log lines through to standard error and silence the bars of others."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("headscope").setLevel(logging.INFO)
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries; our one line says what failed
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -275,9 +276,17 @@ def _write_report(paths: list[Path], out: Path) -> None:
 
 
 def _summarise(run: "Run") -> None:
+    from rich.markup import escape
+
     _say(f"Run: {run.path}")
     if "attention" in run.tables or "nll" in run.tables:
+        from headscope.findings import sentences
+
         _print_table(_side_by_side(_records(run)), title="Median head, and mean loss")
+        for heading, told in sentences(run).items():
+            _say(f"[bold]{heading}[/bold]")
+            for sentence in told:
+                _say(f"  {escape(sentence)}")
 
 
 def _brief(run: "Run") -> dict[str, Any]:

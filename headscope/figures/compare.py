@@ -56,7 +56,7 @@ def against(heads: pd.DataFrame, name: str, baseline: str) -> go.Figure:
             showlegend=False,
             **style.place(at, others),
         )
-    axis = axes.log_axis(values) | {"range": list(np.log10(ends))} if shown.log_scale else {}
+    axis = axes.log_axis(values, sparse=True) | {"range": list(np.log10(ends))} if shown.log_scale else {}
     made.update_xaxes(axis)
     made.update_yaxes(axis)
     unit = f" ({shown.unit})" if shown.unit else ""

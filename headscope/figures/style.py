@@ -119,7 +119,7 @@ def panels(title: str, names: Sequence[str], columns: int = 3, height: int = 330
         shared_yaxes="all",
         subplot_titles=list(names),
         horizontal_spacing=0.06 if across > 1 else 0.0,
-        vertical_spacing=0.28 / down if down > 1 else 0.0,
+        vertical_spacing=0.22 / down if down > 1 else 0.0,
     )
     total = height * down + 60
     legend = {"yref": "container", "y": 1 - 36 / total, "yanchor": "top"}
