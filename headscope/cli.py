@@ -260,8 +260,12 @@ def _quiet_libraries() -> None:
     """Let headscope's own log lines through to standard error and silence the bars of others."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("headscope").setLevel(logging.INFO)
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its retries; our one line says what failed
+    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging as transformers_logging
+
+    hub_logging.set_verbosity_error()
+    disable_progress_bars()
 
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()

@@ -160,9 +160,8 @@ def _cell(row: dict[Any, Any], name: str) -> str:
 
 def _head_rows(run: Run) -> dict[str, Any]:
     """The notable heads under the models that are shown, and why each was chosen."""
-    why = findings.notable(run.heads)
-    name = findings.longest(run.heads)
     heads = run.heads[run.heads["model"].isin(findings.few(run.models))]
+    why, name = findings.notable(heads), findings.longest(heads)
     columns = ["layer", "head", "kv_group", "model", name, "growth", "cov", "sink_mass", "local_mass", "effective_base"]
     ends = [f"{column}{end}" for column in columns for end in ("_low", "_high")]
     rows = []

@@ -203,6 +203,7 @@ def test_labels_cannot_smuggle_html_into_a_figure(run: Run) -> None:
 def test_log_ticks_are_round() -> None:
     assert axes.log_ticks([3, 60])["ticktext"] == ["2", "5", "10", "20", "50", "100"]
     assert axes.log_ticks([1e-6, 1])["ticktext"][0] == "10<sup>−6</sup>"
+    assert axes.log_ticks([0.9, 1 / 0.9])["ticktext"] == ["0.9", "0.949", "1", "1.05", "1.11"]
     assert axes.log_ticks([np.nan, 0, np.inf]) == {}
 
 

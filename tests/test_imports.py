@@ -19,6 +19,8 @@ WITHOUT_TORCH = [
     "store",
     "summary",
     "figures",
+    "findings",
+    "charts",
     "report",
     "config",
     "steps",
@@ -46,9 +48,11 @@ BELOW = {
     "measures": {"errors", "attention", "bins", "geometry"},
     "summary": {"errors", "schema", "bins", "store", "tables"},
     "figures": {"errors", "schema", "bins", "summary", "store"},
-    "report": {"errors", "schema", "bins", "store", "summary", "figures"},
+    "findings": {"errors", "schema", "store", "summary"},
+    "charts": {"errors", "schema", "store", "summary", "figures", "findings"},
+    "report": {"errors", "schema", "bins", "store", "summary", "figures", "findings", "charts"},
 }
-"""Module or package of headscope -> what else of headscope it may import. `study`, `measure` and above may all."""
+"""Module or package of headscope -> what else of headscope it may import. `study`, `measuring` and above may all."""
 
 
 def files(*places: str) -> list[Path]:

@@ -24,7 +24,7 @@ def by_layer(heads: pd.DataFrame, name: str) -> go.Figure:
     for label, look in looks.items():
         table = _bands(heads[heads["model"] == label], "layer", name, shown.log_scale)
         style.band(made, table, look, f"layer %{{x}}: {shown.label} %{{y:.4g}}{style.suffix(shown.unit)}")
-    made.update_xaxes(title_text="layer")
+    made.update_xaxes(title_text="layer", dtick=max(1, int(heads["layer"].max()) // 6))
     return _finish(made, heads[name], name)
 
 
@@ -76,4 +76,4 @@ def _finish(made: go.Figure, values: pd.Series, name: str) -> go.Figure:
     made.update_yaxes(title_text=style.worded(shown))
     if shown.log_scale:
         made.update_yaxes(axes.log_axis(values))
-    return made.update_layout(showlegend=True)
+    return style.room_for_legend(made)

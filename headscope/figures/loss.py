@@ -64,4 +64,4 @@ def _documents(nll: pd.DataFrame, context_length: int | None) -> dict[str, pd.Da
 def _finish(made: go.Figure, nll: pd.DataFrame, y: str) -> go.Figure:
     made.update_xaxes(title_text="position (tokens, end of bin)", **axes.log_axis(nll["position"]))
     made.update_yaxes(title_text=y)
-    return made.update_layout(showlegend=True)
+    return style.room_for_legend(made)

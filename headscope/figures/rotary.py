@@ -55,7 +55,7 @@ def spectrum(pairs: pd.DataFrame, layer: int, head: int) -> go.Figure:
     made.update_yaxes(title_text="log₁₀ θ (rad/token)", row=1, col=1)
     made.update_yaxes(title_text="mean |dot product| (logits)", rangemode="tozero", row=2, col=1)
     made.update_xaxes(title_text="rotary pair f, from highest frequency to lowest", row=2, col=1)
-    return made
+    return style.room_for_legend(made)
 
 
 def profile(distance: pd.DataFrame, layer: int, head: int, model: str) -> go.Figure:

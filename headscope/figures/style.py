@@ -189,6 +189,12 @@ def band(made: go.Figure, line: pd.DataFrame, look: Look, hover: str) -> None:
     )
 
 
+def room_for_legend(made: go.Figure, across: int = 62) -> go.Figure:
+    """Raise the top margin so that a legend that wraps, at about `across` characters a row, stays below the title."""
+    names = [len(trace.name) + 7 for trace in made.data if trace.name and trace.showlegend is not False]
+    return made.update_layout(margin_t=46 + 24 * max(1, math.ceil(sum(names) / across)), showlegend=True)
+
+
 def stack(title: str, height: int) -> go.Figure:
     """Two plots, one above the other, that share their x axis; `height` in px."""
     made = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.42, 0.58])
