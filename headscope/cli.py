@@ -92,10 +92,12 @@ def demo(
     )
     # A demo that was interrupted simply goes on.
     run = _execute(study, out, resume=True, quiet=quiet)
-    _summarise(run)
+    from headscope.terminal import say, summarise
+
+    summarise(run)
     _write_report([run.path], report)
-    _say(f"Open [bold]{report}[/bold] in a browser: start with 'How to read this', then the ESS scatter.")
-    _say(f"Next: headscope run --model base=smollm2-135m --model nope=smollm2-135m@nope --length 1024 --out {out}")
+    say(f"Open [bold]{report}[/bold] in a browser: start with 'How to read this', then the ESS scatter.")
+    say(f"Next: headscope run --model base=smollm2-135m --model nope=smollm2-135m@nope --length 1024 --out {out}")
 
 
 @app.command("run")
@@ -151,11 +153,13 @@ def run_study(
     if limit is not None:
         study.texts.docs = min(study.texts.docs, limit)
     run = _execute(study, out, resume, quiet or as_json)
+    from headscope.terminal import as_data, say, summarise
+
     if as_json:
-        _print_json(run)
+        print(json.dumps(as_data(run)))
     else:
-        _summarise(run)
-        _say(f"Next: headscope report {run.path}")
+        summarise(run)
+        say(f"Next: headscope report {run.path}")
 
 
 @app.command()
@@ -180,22 +184,23 @@ def list_runs(
 
     if not directory.is_dir():
         raise BadInput(f"no directory '{directory}': make a run first, e.g. headscope demo")
+    from headscope.terminal import as_data, list_run, say
+
     found = stored(directory)
     if as_json:
-        print(
-            json.dumps(
-                [_brief(run) if isinstance(run, Run) else {"path": str(path), "error": str(run)} for path, run in found]
-            )
-        )
+        entries = [
+            as_data(run, summary=False) if isinstance(run, Run) else {"path": str(path), "error": str(run)}
+            for path, run in found
+        ]
+        print(json.dumps(entries))
         return
     if not found:
-        _say(f"No runs in {directory} yet; make one with: headscope demo")
+        say(f"No runs in {directory} yet; make one with: headscope demo")
     for path, run in found:
         if isinstance(run, Run):
-            rows = ", ".join(f"{name} {table['rows']:,}" for name, table in run.manifest["tables"].items())
-            _say(f"[bold]{path.name}[/bold]  {', '.join(run.models)}\n    {rows}")
+            list_run(run)
         else:
-            _say(f"[bold]{path.name}[/bold]  [red]cannot be read:[/red] {run}")
+            say(f"[bold]{path.name}[/bold]  [red]cannot be read:[/red] {run}")
 
 
 @app.command()
@@ -211,7 +216,7 @@ def validate(
         print(problem)
     if problems:
         raise BadInput(f"{len(problems)} problem(s) found in {len(runs)} run(s); measure the damaged runs again")
-    _say(f"{len(runs)} run(s) valid")
+    print(f"{len(runs)} run(s) valid")
 
 
 @app.command()
@@ -233,7 +238,9 @@ def bench(
     if as_json:
         print(json.dumps(rows))
         return
-    _print_table(rows)
+    from headscope.terminal import print_table
+
+    print_table(rows)
 
 
 def main() -> None:
@@ -276,92 +283,7 @@ def _write_report(paths: list[Path], out: Path) -> None:
     from headscope.store import Run
 
     written = write([Run.open(path) for path in paths], out)
-    _say(f"Report: {written}")
-
-
-def _summarise(run: "Run") -> None:
-    from rich.markup import escape
-
-    _say(f"Run: {run.path}")
-    if "attention" in run.tables or "nll" in run.tables:
-        from headscope.findings import sentences
-
-        _print_table(_side_by_side(_records(run)), title="Median head, and mean loss")
-        for heading, told in sentences(run).items():
-            _say(f"[bold]{heading}[/bold]")
-            for sentence in told:
-                _say(f"  {escape(sentence)}")
-
-
-def _brief(run: "Run") -> dict[str, Any]:
-    tables = {name: table["rows"] for name, table in run.manifest["tables"].items()}
-    return {
-        "path": str(run.path),
-        "models": run.models,
-        "tables": tables,
-        "seconds": run.manifest["timings"]["seconds"],
-    }
-
-
-def _print_json(run: "Run") -> None:
-    print(json.dumps({**_brief(run), "summary": _records(run)}))
-
-
-def _records(run: "Run") -> list[dict[str, Any]]:
-    """`summary.models` as plain rows, None where there is no interval."""
-    from headscope.summary import models
-
-    records: list[dict[str, Any]] = json.loads(models(run).to_json(orient="records"))
-    return records
-
-
-def _side_by_side(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a statistic and one column a model; an interval goes behind its value."""
-    rows = []
-    for name in records[0]:
-        if name == "model" or name.endswith(("_low", "_high")):
-            continue
-        row: dict[str, Any] = {"": _label(name, records[0]["model"])}
-        for record in records:
-            low, high = record.get(f"{name}_low"), record.get(f"{name}_high")
-            interval = "" if low is None or low == high else f" [{low:.3g}, {high:.3g}]"
-            row[record["model"]] = f"{_shown(record[name])}{interval}"
-        rows.append(row)
-    return rows
-
-
-def _label(name: str, first: str) -> str:
-    """Words for a column of `summary.models`."""
-    from headscope.summary import statistic
-
-    if name.startswith("nll"):
-        length = name.split("_")[1]
-        return f"  difference to {first}" if name.endswith("_diff") else f"loss at {length} tokens, nats/token"
-    known = statistic(name)
-    return f"{known.label}{f', {known.unit}' if known.unit else ''}"
-
-
-def _print_table(rows: list[dict[str, Any]], title: str | None = None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", title=title, title_justify="left")
-    for position, name in enumerate(rows[0]):
-        first = position == 0
-        table.add_column(name.replace("_", " "), justify="left" if first else "right", no_wrap=first)
-    for row in rows:
-        table.add_row(*(_shown(value) for value in row.values()))
-    Console().print(table)
-
-
-def _shown(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _say(text: str) -> None:
-    from rich.console import Console
-
-    Console(soft_wrap=True, highlight=False).print(text)
+    print(f"Report: {written}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache, StaticCache
 
-from headscope import seam
+from headscope import kernel, seam
 from headscope.attention import Attention
 from headscope.capture import capturing
 from headscope.errors import BadInput, UnsupportedModel
@@ -337,11 +337,11 @@ def causal(queries: int, keys: int, window: int | None) -> Tensor:
 
 def fused_elsewhere(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
     """The path of devices without the CPU's kernel, which values of another width take too."""
-    out, lse = seam.fused(q, k, torch.cat((v, v[..., :1]), -1), *args, **options)
+    out, lse = kernel.fused(q, k, torch.cat((v, v[..., :1]), -1), *args, **options)
     return out[..., :-1], lse
 
 
-@pytest.mark.parametrize("fused", [seam.fused, fused_elsewhere])
+@pytest.mark.parametrize("fused", [kernel.fused, fused_elsewhere])
 @pytest.mark.parametrize(("queries", "keys", "window"), [(600, 600, None), (1, 600, None), (300, 600, 50), (9, 600, 7)])
 def test_output_and_log_sum_exp_are_exact(
     fused: Callable[..., tuple[Tensor, Tensor]], queries: int, keys: int, window: int | None
@@ -361,8 +361,8 @@ def test_output_and_log_sum_exp_are_exact(
 @pytest.mark.parametrize("window", [None, 1, 300])
 def test_blocks_of_rows_cover_each_visible_pair_once(window: int | None) -> None:
     count = torch.zeros(600, 1000, dtype=torch.int64)
-    for rows, cols, seen in seam.row_blocks(600, 1000, window):
+    for rows, cols, seen in kernel.row_blocks(600, 1000, window):
         count[rows, cols] += seen
-        assert seen.numel() <= seam.ROWS_PER_BLOCK * 1000
+        assert seen.numel() <= kernel.ROWS_PER_BLOCK * 1000
     assert torch.equal(count.bool(), causal(600, 1000, window))
     assert count.max() == 1

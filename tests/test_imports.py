@@ -21,6 +21,7 @@ WITHOUT_TORCH = [
     "figures",
     "findings",
     "charts",
+    "terminal",
     "report",
     "config",
     "steps",
@@ -42,7 +43,8 @@ BELOW = {
     "checkpoints": {"errors"},
     "rotary": {"errors", "geometry", "seam", "checkpoints"},
     "models": {"errors", "geometry", "seam", "checkpoints", "rotary"},
-    "seam": {"errors", "attention"},
+    "kernel": set(),
+    "seam": {"errors", "attention", "kernel"},
     "positions": {"errors", "geometry", "seam", "models", "rotary"},
     "capture": {"errors", "attention", "seam", "models", "positions"},
     "measures": {"errors", "attention", "bins", "geometry"},
@@ -50,6 +52,7 @@ BELOW = {
     "figures": {"errors", "schema", "bins", "summary", "store"},
     "findings": {"errors", "schema", "store", "summary"},
     "charts": {"errors", "schema", "store", "summary", "figures", "findings"},
+    "terminal": {"findings", "store", "summary"},
     "report": {"errors", "schema", "bins", "store", "summary", "figures", "findings", "charts"},
 }
 """Module or package of headscope -> what else of headscope it may import. `study`, `measuring` and above may all."""
