@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import hypothesis
 import pytest
 import torch
 import transformers
@@ -14,6 +15,11 @@ from headscope import texts
 from headscope.models import Model
 
 transformers.logging.disable_progress_bar()
+
+# CI repeats the same examples, so that a red run is a change's doing; elsewhere every run explores new ones.
+hypothesis.settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True)

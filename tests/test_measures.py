@@ -159,8 +159,10 @@ def test_effective_length_does_not_depend_on_the_order_of_keys(drawn: Any, chanc
     order = list(range(layer.k.shape[1]))
     chance.shuffle(order)
     before, after = (all_rows(heard(layer.q, k, layer.scaling)) for k in (layer.k, layer.k[:, order]))
-    for name in ("ess2", "log_ess2", "ess1", "max_weight"):
+    for name in ("ess2", "ess1", "max_weight"):
         torch.testing.assert_close(after[name][:, -1], before[name][:, -1], rtol=EAGER, atol=1e-6, msg=name)
+    # The absolute error of the logarithm is the relative error of the length.
+    torch.testing.assert_close(after["log_ess2"][:, -1], before["log_ess2"][:, -1], rtol=0, atol=EAGER)
 
 
 @properties
@@ -229,8 +231,9 @@ def test_pair_statistics_equal_the_l_by_l_formula(drawn: tuple[Geometry, Attenti
     )
     found = exact_pairs(geometry, layer)
     for name, values in expected.items():
-        error = np.abs(found[name] - values.numpy()) / expected["rms"].numpy()
-        assert error.max() <= EAGER, name
+        # mean_abs adds float32 products, known relative to |q_f| |k_f|; the others are float64 throughout.
+        size = expected["norm_product" if name == "mean_abs" else "rms"].numpy()
+        assert (np.abs(found[name] - values.numpy()) / size).max() <= EAGER, name
     assert (found["mean_abs_se"] == 0).all()
 
 
@@ -238,7 +241,7 @@ def test_pair_statistics_equal_the_l_by_l_formula(drawn: tuple[Geometry, Attenti
 @given(layers())
 def test_pair_statistics_are_ordered(drawn: tuple[Geometry, Attention]) -> None:
     found = exact_pairs(*drawn)
-    rounding = EAGER * found["rms"]
+    rounding = EAGER * found["norm_product"]
     assert (np.abs(found["mean_signed"]) <= found["mean_abs"] + rounding).all()
     assert (found["mean_abs"] <= found["rms"] + rounding).all()
     assert (found["mean_abs"] <= found["norm_product"] + rounding).all()
@@ -336,7 +339,7 @@ def test_the_distance_profile_equals_eager_at_every_distance(drawn: tuple[Geomet
     columns = measure.compute()
     wanted = [d for d in distances(length).tolist() if layer.window is None or d < layer.window]
     assert sorted(set(columns["distance"].tolist())) == wanted
-    rms = exact_pairs(geometry, layer)["rms"].reshape(-1)
+    size = exact_pairs(geometry, layer)["norm_product"].reshape(-1)
     for distance in wanted:
         here = columns["distance"] == distance
         assert (columns["n"][here] == length - distance).all()
@@ -346,8 +349,8 @@ def test_the_distance_profile_equals_eager_at_every_distance(drawn: tuple[Geomet
         units = columns["head"][here] * geometry.all_pairs + columns["pair"][here]
         assert units.tolist() == list(range(expected.numel()))
         error = columns["mean_signed"][here] - expected.reshape(-1).numpy()
-        # A mean over few products is as large as those, not as the rms over all pairs.
-        largest = np.maximum(rms, np.abs(expected.reshape(-1).numpy()))
+        # A mean over few products is as large as those, not as the mean over all pairs.
+        largest = np.maximum(size, np.abs(expected.reshape(-1).numpy()))
         assert (np.abs(error) <= EAGER * largest).all()
 
 
@@ -359,8 +362,8 @@ def test_profiles_over_all_distances_sum_to_the_signed_moment(drawn: tuple[Geome
     q, k = planes(layer.q, geometry), planes(layer.k, geometry)
     at = torch.arange(min(length, layer.window or length))
     sums, moments = profile_sums(q, k, at).double().sum(-1), moment_sums(q, k, layer.window)
-    scale = (moments[1] * float(layer.visible.sum())).sqrt()
-    assert ((sums - moments[0]).abs() <= EAGER * scale).all()
+    # float32 products of nearly orthogonal q_f and k_f are known relative to |q_f| |k_f|, not to their own size.
+    assert ((sums - moments[0]).abs() <= EAGER * moments[2]).all()
 
 
 @given(st.integers(1, 20_000))
