@@ -538,6 +538,21 @@ def test_a_file_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
         parse(f"adarope:adapter={tmp_path / 'none.safetensors'}")
 
 
+def test_lambda_by_sequence_gives_every_query_the_length_of_the_whole(tmp_path: Path) -> None:
+    model = tiny("llama")
+    learned = AdaRoPE.untrained(model, resolve(model, "base"), reference_length=4)
+    with torch.no_grad():
+        learned.gamma.fill_(0.5)
+    path = learned.save(tmp_path / "x.safetensors")
+    visible = torch.arange(1, 21)[None]
+    whole = resolve(model, f"adarope:adapter={path},length=sequence").query_scale(0, visible)
+    each = resolve(model, f"adarope:adapter={path}").query_scale(0, visible)
+    assert torch.equal(whole, each[..., -1:].expand_as(whole))
+    assert (each[..., 0] < each[..., -1]).all()
+    with pytest.raises(BadInput, match="expected visible or sequence"):
+        resolve(model, f"adarope:adapter={path},length=all")
+
+
 # Spec strings ------------------------------------------------------------------------------------------------------
 
 

@@ -63,6 +63,7 @@ class AdaRoPE(nn.Module):
             self.register_buffer(f"{name}_init", getattr(self, name).detach().clone())
         self.register_buffer("rotary_factor", rotary_factor.detach().float().clone())
         self.reference_length = reference_length
+        self.by_sequence = False
         self.metadata = dict(metadata or {})
 
     @classmethod
@@ -92,7 +93,9 @@ class AdaRoPE(nn.Module):
         return float(torch.as_tensor(self.rotary_factor)[layer])
 
     def query_scale(self, layer: int, visible: Tensor) -> Tensor:
-        """lambda(n) for every head: n [B, Lq] -> [B, H, Lq]."""
+        """lambda(n) for every head: n [B, Lq] -> [B, H, Lq]; `by_sequence` takes the longest n for every query."""
+        if self.by_sequence:
+            visible = visible.amax(-1, keepdim=True).expand_as(visible)
         grown = torch.log1p(visible.float().clamp(min=self.reference_length) / self.reference_length)
         tau, gamma = (t[layer].to(visible.device)[None, :, None] for t in (self.tau, self.gamma))
         return torch.as_tensor(grown[:, None] ** gamma / tau)

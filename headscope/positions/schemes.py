@@ -162,15 +162,24 @@ class NoPE:
 
 @dataclass(frozen=True)
 class Adapted:
-    """AdaRoPE: learned frequencies per KV group and temperatures per head, from an adapter file."""
+    """AdaRoPE: learned frequencies per KV group and temperatures per head, from an adapter file.
+
+    lambda(n) takes n = the keys that each query sees (`length=visible`), or, as the paper writes it, the length of the
+    whole sequence for every query (`length=sequence`).
+    """
 
     adapter: str
+    length: str = "visible"
 
     def __post_init__(self) -> None:
+        if self.length not in ("visible", "sequence"):
+            raise BadInput(f"length={self.length}: expected visible or sequence")
         adapter_file(self.adapter)  # told when the spec is read, not after other models have been measured
 
     def schedule(self, model: Model) -> Schedule:
-        return AdaRoPE.load(self.adapter, model)
+        learned = AdaRoPE.load(self.adapter, model)
+        learned.by_sequence = self.length == "sequence"
+        return learned
 
 
 SCHEMES: Mapping[str, type[Any]] = MappingProxyType(
