@@ -11,11 +11,15 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.figures import compare, layers, lengths, loss, rotary
+from headscope.figures import compare, layers, lengths, loss, rotary, window
 from headscope.figures import heads as head_figures
 from headscope.findings import Head, few, longest, notable, number
 from headscope.store import Run
 from headscope.summary import statistic
+
+WINDOW_TITLE = "Needle retrieval from a window"
+PROFILED = (1, 32, 128, 512)
+"""Window widths whose pairs are drawn, as in the paper."""
 
 MOST_HEADS = 6
 """Heads that are drawn one by one."""
@@ -33,6 +37,8 @@ class Chart:
 
 def sections(run: Run) -> dict[str, list[Chart]]:
     """Charts of a run by section title; a section without charts is left out."""
+    if not run.models:
+        return {WINDOW_TITLE: [*_window(run)]}
     models = few(run.models)
     heads = run.heads[run.heads["model"].isin(models)]
     chosen = dict(list(notable(heads).items())[:MOST_HEADS])
@@ -43,6 +49,7 @@ def sections(run: Run) -> dict[str, list[Chart]]:
         "What the position schemes changed": [*_parameters(run, heads, models)],
         "Loss along the context": [*_loss(run, models)],
         "During training": [*_training(run, chosen)],
+        WINDOW_TITLE: [*_window(run)],
     }
     return {title: charts for title, charts in made.items() if charts}
 
@@ -221,3 +228,28 @@ def _extremes(heads: pd.DataFrame, name: str, model: str) -> str:
         f"From {number(low[name])} (layer {low['layer']}, head {low['head']}) to {number(high[name])} "
         f"(layer {high['layer']}, head {high['head']}); median {number(mine[name].median())}."
     )
+
+
+def _window(run: Run) -> Iterator[Chart]:
+    if "window" not in run.tables:
+        return
+    found = run.window
+    yield Chart(
+        window.by_width(found),
+        "A model sees one needle in a row of background tokens and must tell whether its distance lies in a window "
+        "around c. Lines are means over initial weights, bands their 95 % interval.",
+        half=True,
+    )
+    yield Chart(
+        window.mass(found),
+        "A point is a trained model that solves the task; its frequency mass is the average of its frequencies, "
+        "weighted by how much each pair can move the logit. Theorem 1 bounds it from both sides, up to two constants: "
+        "here the tightest that hold for every point.",
+        half=True,
+    )
+    if "window_pairs" in run.tables:
+        center, widths = int(found["center"].iloc[0]), set(found["width"])
+        for width in (width for width in PROFILED if width in widths):
+            for scheme in ("fixed", "learned"):
+                caption = "Contribution of each pair to the needle's logit. Dashed lines mark the window."
+                yield Chart(window.profile(run.window_pairs, scheme, width, center), caption, half=True)

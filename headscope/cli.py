@@ -152,14 +152,34 @@ def run_study(
         study = study.model_copy(update={"models": named})
     if limit is not None:
         study.texts.docs = min(study.texts.docs, limit)
-    run = _execute(study, out, resume, quiet or as_json)
-    from headscope.terminal import as_data, say, summarise
+    _finish(_execute(study, out, resume, quiet or as_json), as_json)
 
-    if as_json:
-        print(json.dumps(as_data(run)))
-    else:
-        summarise(run)
-        say(f"Next: headscope report {run.path}")
+
+@app.command()
+def window(
+    center: Annotated[int | None, typer.Option("--center", help="Window centre c in tokens. \\[default: 512]")] = None,
+    width: Annotated[
+        list[int] | None,
+        typer.Option("--width", help="Window width W, repeatable. \\[default: 1, 2, 4, ..., 512]"),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Initial weights a width. \\[default: 8]")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Training steps. \\[default: 3000]")] = None,
+    out: Out = Path("runs"),
+    config: Config = None,
+    seed: Seed = None,
+    resume: Resume = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Needle retrieval from a window: which frequencies one head needs, with fixed, learned, partial and no RoPE.
+
+    Trains one-layer, one-head models on synthetic sequences (paper, Figure 1); no checkpoint, some minutes of CPU.
+    """
+    from headscope.config import read_study
+
+    section = {"center": center, "widths": width or None, "seeds": seeds, "steps": steps}
+    study = read_study(config, {"name": None if config else "window", "seed": seed, "window": section})
+    _finish(_execute(study, out, resume, quiet or as_json), as_json)
 
 
 @app.command()
@@ -261,6 +281,17 @@ def _execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
     from headscope.study import run
 
     return run(study, out, resume=resume, progress=for_console(quiet))
+
+
+def _finish(run: "Run", as_json: bool) -> None:
+    """Show a finished run: its summary and the next step, or the same as JSON."""
+    from headscope.terminal import as_data, say, summarise
+
+    if as_json:
+        print(json.dumps(as_data(run)))
+    else:
+        summarise(run)
+        say(f"Next: headscope report {run.path}")
 
 
 def _quiet_libraries() -> None:

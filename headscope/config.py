@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headscope.errors import BadInput, nearest
 
 TableName = Literal["attention", "pairs", "distance", "nll"]
 
-SECTIONS: Mapping[str, str] = {"measure": "headscope.measuring:MeasureSection"}
+SECTIONS: Mapping[str, str] = {
+    "measure": "headscope.measuring:MeasureSection",
+    "window": "probes.window:WindowSection",
+}
 """Section of a study -> the class that runs it, as module:name, imported only when asked for."""
 
 
@@ -59,6 +62,23 @@ class Measure(Part):
         return rows
 
 
+class Window(Part):
+    """Needle retrieval from a window: one-layer, one-head models trained on synthetic sequences."""
+
+    center: int = Field(512, ge=2, description="distance c at the window's centre; sequences hold 2 c tokens")
+    widths: list[int] = Field([1, 2, 4, 8, 16, 32, 64, 128, 256, 512], description="window widths W in tokens")
+    dims: int = Field(8, ge=4, multiple_of=2, description="head dimension d")
+    seeds: int = Field(8, ge=2, description="initial weights a width and scheme")
+    steps: int = Field(3000, ge=1, description="training steps")
+
+    @model_validator(mode="after")
+    def _widths_fit(self) -> "Window":
+        wrong = [width for width in self.widths if not 1 <= width < 2 * self.center - 1]
+        if wrong or not self.widths:
+            raise ValueError(f"widths lie between 1 and 2 c - 2 = {2 * self.center - 2}, found {wrong or 'none'}")
+        return self
+
+
 class Study(Part):
     """A whole study: every section that is present lands in one run."""
 
@@ -69,13 +89,7 @@ class Study(Part):
     device: str = "auto"
     dtype: str = "auto"
     measure: Measure | None = None
-
-    @field_validator("models")
-    @classmethod
-    def _some_models(cls, models: dict[str, str]) -> dict[str, str]:
-        if not models:
-            raise ValueError("give at least one model")
-        return models
+    window: Window | None = None
 
     @property
     def sections(self) -> list[str]:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from headscope.store import Run
 from headscope.summary import models as models_table
+from headscope.windows import accuracy, mass_bounds
 
 LOCAL = 8
 """Effective length, in tokens, below which a head is called local [ours]."""
@@ -66,6 +67,8 @@ def few(labels: Sequence[str], most: int = 6) -> list[str]:
 
 def sentences(run: Run) -> dict[str, list[str]]:
     """The findings of a run by topic, those that its tables allow; of many models, `few` are told."""
+    if not run.models:
+        return {"Needle retrieval from a window": [*_window(run)]} if "window" in run.tables else {}
     labels = few(run.models)
     heads = run.heads[run.heads["model"].isin(labels)]
     topics = {
@@ -75,6 +78,7 @@ def sentences(run: Run) -> dict[str, list[str]]:
         "Loss": [*_losses(run, labels)],
         "Rotary pairs": [*_pairs(heads)],
         "Position parameters": [*_parameters(heads)],
+        "Needle retrieval from a window": [*_window(run)],
     }
     return {topic: told for topic, told in topics.items() if told}
 
@@ -221,3 +225,26 @@ def _parameters(heads: pd.DataFrame) -> Iterator[str]:
         if block["gamma"].abs().max() > 0:
             middle = f"{block['gamma'].median():.3g}"
             yield f"In {label}, gamma is positive in {_count(block['gamma'] > 0)}, with median {middle}."
+
+
+def _window(run: Run) -> Iterator[str]:
+    """What the window probe found, scheme by scheme, and Theorem 1's constants."""
+    if "window" not in run.tables:
+        return
+    found = accuracy(run.window)
+    for scheme, mine in found.groupby("scheme", observed=True, sort=False):
+        worst = mine.sort_values("accuracy").iloc[0]
+        yield (
+            f"With {scheme} RoPE the mean accuracy over widths is {mine['accuracy'].mean():.3f}, lowest at "
+            f"W = {worst['width']:,} with {worst['accuracy']:.3f} (95 % interval {worst['low']:.3f} to "
+            f"{worst['high']:.3f}); {mine['solved'].sum()} of {mine['seeds'].sum()} models solve the task."
+        )
+    fixed = found[found["scheme"] == "fixed"]
+    if len(fixed) > 2:
+        falls = fixed["width"].rank().corr(fixed["frequency_mass"].rank())
+        yield f"The frequency mass of fixed RoPE follows the width with a rank correlation of {falls:+.2f}."
+    if bounds := mass_bounds(run.window):
+        yield (
+            f"The frequency mass of all {bounds.solved} solved models lies between C1 / (W/2 + 1) with C1 = "
+            f"{number(bounds.c1)} and pi / (W + 1) + C2 with C2 = {number(bounds.c2)} rad/token (Theorem 1, r = 1)."
+        )

@@ -12,6 +12,7 @@ from torch import Tensor
 from headscope.attention import Attention
 from headscope.capture import capturing
 from headscope.config import Study
+from headscope.errors import BadInput
 from headscope.geometry import Geometry
 from headscope.measures import AttentionRows, DistanceProfile, LossByPosition, RotaryPairs
 from headscope.models import Model
@@ -57,20 +58,23 @@ class MeasureSection:
         self.study, self.config, self.library = study, study.measure, library
 
     def cells(self) -> list[Cell]:
+        if not self.study.models:
+            raise BadInput("there is no model to measure: give at least one, --model NAME=CHECKPOINT[@SCHEME]")
         cells = []
         for label in self.study.models:
             docs = self.library.documents(label, max(self.config.lengths))
-            cells.append(Cell(f"{label} positions", label, 0.0))
+            cells.append(Cell(f"{label}: positions", label, 0.0))
             for length in self.config.lengths:
                 # A forward pass costs a part per token and a part per pair of tokens, about equal at 4k tokens.
                 cost = length * (1 + length / 4096)
                 cells += [
-                    Cell(f"{label} {length} tokens, document {doc}", label, cost, _Task(length, doc))
+                    Cell(f"{label}: {length} tokens, document {doc}", label, cost, _Task(length, doc))
                     for doc in range(len(docs))
                 ]
         return cells
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+        assert cell.model is not None
         if cell.task is None:
             return position_tables(cell.model, model)
         length, document = cell.task.length, self.library.documents(cell.model, max(self.config.lengths))[cell.task.doc]

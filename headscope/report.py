@@ -53,7 +53,7 @@ def render(runs: Sequence[Run]) -> str:
     drawn = [chart for group in sections.values() for chart in group]
     page = _environment().get_template("report.html.jinja")
     return page.render(
-        title=f"Attention heads of {', '.join(findings.few(run.models, 3))}",
+        title=f"Attention heads of {', '.join(findings.few(run.models, 3))}" if run.models else "Probes",
         run=run,
         facts=[_facts(each) for each in runs],
         models=run.manifest["models"],
@@ -61,11 +61,11 @@ def render(runs: Sequence[Run]) -> str:
         lengths=_distinct(run, "context_length"),
         documents=_distinct(run, "doc"),
         findings=findings.sentences(run),
-        summary=_rows(summary.models(run)),
+        summary=_rows(summary.models(run)) if run.models else None,
         sections=sections,
         starts=dict(zip(sections, accumulate(map(len, sections.values()), initial=0), strict=False)),
-        heads=_head_rows(run),
-        statistics=_statistics(run),
+        heads=_head_rows(run) if run.models else None,
+        statistics=_statistics(run) if run.models else (),
         tables=[schema.TABLES[name] for name in run.tables],
         plotly=Markup(get_plotlyjs()),
         figures=[_json(compact(chart.figure.to_plotly_json())) for chart in drawn],

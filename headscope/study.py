@@ -30,25 +30,25 @@ from headscope.texts import TokenDocument, documents
 
 @dataclass(frozen=True)
 class Cell:
-    """The smallest unit of work that is stored and resumed: one model (by label) and what to do with it.
+    """The smallest unit of work that is stored and resumed: what to do, and with which model (by label) if any.
 
     `id` names it within the run; `cost` is its share of the work in any unit, for the time estimate.
     """
 
     id: str
-    model: str
+    model: str | None
     cost: float = 1.0
     task: Any = None
 
 
 class Section(Protocol):
-    """One section of a study. `tables` says what it fills; cells come in the order of the stored rows."""
+    """One section of a study. Cells come in the order of the stored rows; one without a model gets None."""
 
     def __init__(self, study: Study, library: "Library") -> None: ...
 
     def cells(self) -> list[Cell]: ...
 
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]: ...
+    def rows(self, cell: Cell, model: Any) -> Mapping[str, Rows]: ...
 
 
 @dataclass
@@ -118,22 +118,24 @@ def run(
         if label not in library.given:
             parse(models.split_spec(spec)[1])
     sections = {name: _section(name)(study, library) for name in study.sections}
-    config = study.model_dump(mode="json", exclude_none=True)
-    config["models"] = {label: _identified(label, spec, library) for label, spec in study.models.items()}
     plan = [(name, cell) for name, section in sections.items() for cell in section.cells()]
+    used = {label: spec for label, spec in study.models.items() if any(cell.model == label for _, cell in plan)}
+    config = study.model_dump(mode="json", exclude_none=True)
+    config["models"] = {label: _identified(label, spec, library) for label, spec in used.items()}
     started = time.monotonic()
     with RunWriter.open(Path(out), study.name, config, resume) as writer:
         # Grouped by checkpoint, so that each is loaded once.
         turn = _turns(study)
         todo = [(name, cell) for name, cell in plan if not writer.done(f"{name}/{cell.id}")]
-        todo.sort(key=lambda item: turn[item[1].model])
+        todo.sort(key=lambda item: turn.get(item[1].model, (-1, -1)))
         progress.start(sum(cell.cost for _, cell in plan), sum(c.cost for _, c in plan) - sum(c.cost for _, c in todo))
         try:
             for name, cell in todo:
-                progress.doing(f"{cell.model}: {cell.id.removeprefix(cell.model).strip()}")
-                writer.add(f"{name}/{cell.id}", sections[name].rows(cell, library.model(cell.model)))
+                progress.doing(cell.id)
+                model = None if cell.model is None else library.model(cell.model)
+                writer.add(f"{name}/{cell.id}", sections[name].rows(cell, model))
                 progress.done(cell.cost)
-            described = [_described(label, study, library) for label in study.models]
+            described = [_described(label, study, library) for label in used]
         except KeyboardInterrupt as stop:
             raise Interrupted(f"interrupted; finished cells are kept in {writer.partial}: add --resume") from stop
         finally:
@@ -150,7 +152,7 @@ def run(
         return writer.commit([f"{name}/{cell.id}" for name, cell in plan], manifest)
 
 
-def _turns(study: Study) -> dict[str, tuple[int, int]]:
+def _turns(study: Study) -> dict[str | None, tuple[int, int]]:
     """When each model has its turn: by the first mention of its checkpoint, then by its own."""
     checkpoint_of = {label: models.split_spec(spec)[0] for label, spec in study.models.items()}
     first = {checkpoint: turn for turn, checkpoint in enumerate(dict.fromkeys(checkpoint_of.values()))}

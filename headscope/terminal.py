@@ -22,10 +22,10 @@ def summarise(run: Run) -> None:
     say(f"Run: {escape(str(run.path))}")
     if "attention" in run.tables or "nll" in run.tables:
         print_table(_side_by_side(_records(run)), title="Median head, and mean loss")
-        for heading, told in sentences(run).items():
-            say(f"[bold]{heading}[/bold]")
-            for sentence in told:
-                say(f"  {escape(sentence)}")
+    for heading, told in sentences(run).items():
+        say(f"[bold]{heading}[/bold]")
+        for sentence in told:
+            say(f"  {escape(sentence)}")
 
 
 def list_run(run: Run) -> None:
@@ -42,7 +42,7 @@ def as_data(run: Run, summary: bool = True) -> dict[str, Any]:
         "tables": {name: table["rows"] for name, table in run.manifest["tables"].items()},
         "seconds": run.manifest["timings"]["seconds"],
     }
-    return {**brief, "summary": _records(run)} if summary else brief
+    return {**brief, "summary": _records(run) if run.models else []} if summary else brief
 
 
 def print_table(rows: list[dict[str, Any]], title: str | None = None) -> None:
