@@ -11,13 +11,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.figures import compare, layers, lengths, loss, rotary, window
+from headscope.figures import compare, layers, lengths, loss, rotary, scaling, window
 from headscope.figures import heads as head_figures
 from headscope.findings import Head, few, longest, notable, number
 from headscope.store import Run
 from headscope.summary import statistic
 
-WINDOW_TITLE = "Needle retrieval from a window"
 PROFILED = (1, 32, 128, 512)
 """Window widths whose pairs are drawn, as in the paper."""
 
@@ -37,8 +36,6 @@ class Chart:
 
 def sections(run: Run) -> dict[str, list[Chart]]:
     """Charts of a run by section title; a section without charts is left out."""
-    if not run.models:
-        return {WINDOW_TITLE: [*_window(run)]}
     models = few(run.models)
     heads = run.heads[run.heads["model"].isin(models)]
     chosen = dict(list(notable(heads).items())[:MOST_HEADS])
@@ -49,7 +46,8 @@ def sections(run: Run) -> dict[str, list[Chart]]:
         "What the position schemes changed": [*_parameters(run, heads, models)],
         "Loss along the context": [*_loss(run, models)],
         "During training": [*_training(run, chosen)],
-        WINDOW_TITLE: [*_window(run)],
+        "Needle retrieval from a window": [*_window(run)],
+        "Scaling theorems": [*_scaling(run)],
     }
     return {title: charts for title, charts in made.items() if charts}
 
@@ -253,3 +251,10 @@ def _window(run: Run) -> Iterator[Chart]:
             for scheme in ("fixed", "learned"):
                 caption = "Contribution of each pair to the needle's logit. Dashed lines mark the window."
                 yield Chart(window.profile(run.window_pairs, scheme, width, center), caption, half=True)
+
+
+def _scaling(run: Run) -> Iterator[Chart]:
+    if "scaling" in run.tables:
+        for scheme in run.scaling["scheme"].unique():
+            caption = "Means over sampled rows of Gaussian logits; bars are one standard error. At 1 the theorem holds."
+            yield Chart(scaling.convergence(run.scaling, scheme), caption, half=True)

@@ -19,6 +19,7 @@ TableName = Literal["attention", "pairs", "distance", "nll"]
 SECTIONS: Mapping[str, str] = {
     "measure": "headscope.measuring:MeasureSection",
     "window": "probes.window:WindowSection",
+    "scaling": "probes.scaling:ScalingSection",
 }
 """Section of a study -> the class that runs it, as module:name, imported only when asked for."""
 
@@ -68,7 +69,7 @@ class Window(Part):
     center: int = Field(512, ge=2, description="distance c at the window's centre; sequences hold 2 c tokens")
     widths: list[int] = Field([1, 2, 4, 8, 16, 32, 64, 128, 256, 512], description="window widths W in tokens")
     dims: int = Field(8, ge=4, multiple_of=2, description="head dimension d")
-    seeds: int = Field(8, ge=2, description="initial weights a width and scheme")
+    seeds: int = Field(16, ge=2, description="initial weights a width and scheme")
     steps: int = Field(3000, ge=1, description="training steps")
 
     @model_validator(mode="after")
@@ -76,6 +77,25 @@ class Window(Part):
         wrong = [width for width in self.widths if not 1 <= width < 2 * self.center - 1]
         if wrong or not self.widths:
             raise ValueError(f"widths lie between 1 and 2 c - 2 = {2 * self.center - 2}, found {wrong or 'none'}")
+        return self
+
+
+class Scaling(Part):
+    """Numerical check of the scaling theorems."""
+
+    lengths: list[int] = Field([100, 1_000, 10_000, 100_000, 1_000_000], description="row lengths L in tokens")
+    exponents: list[float] = Field([0.9, 0.8, 0.5, 0.0], description="targets ESS*(L) = L^exponent")
+    betas: list[float] = Field([2.0], description="orders of ESS")
+    seeds: int = Field(16, ge=2, description="sampled rows a length and target")
+
+    @model_validator(mode="after")
+    def _make_sense(self) -> "Scaling":
+        if min(self.lengths, default=0) < 10:
+            raise ValueError("give lengths of at least 10")
+        if not self.exponents or not all(0 <= exponent < 1 for exponent in self.exponents):
+            raise ValueError("exponents lie in [0, 1)")
+        if not self.betas or not all(beta > 0 and beta != 1 for beta in self.betas):
+            raise ValueError("orders of ESS are positive and not 1")
         return self
 
 
@@ -90,6 +110,13 @@ class Study(Part):
     dtype: str = "auto"
     measure: Measure | None = None
     window: Window | None = None
+    scaling: Scaling | None = None
+
+    @model_validator(mode="after")
+    def _something_to_measure(self) -> "Study":
+        if self.measure is not None and not self.models:
+            raise ValueError("models: give at least one model to measure")
+        return self
 
     @property
     def sections(self) -> list[str]:
@@ -176,7 +203,8 @@ def _first_mistake(error: ValidationError) -> str:
             part = next(t for t in _types(part.model_fields[parent].annotation) if issubclass(t, Part))
         known = list(part.model_fields)
         return f"unknown key '{path}'{nearest(key, known)}; known are {', '.join(known)}"
-    return f"{path}: {mistake['msg'].removeprefix('Value error, ')}"
+    said = mistake["msg"].removeprefix("Value error, ")
+    return f"{path}: {said}" if path else said
 
 
 def _types(annotation: Any) -> list[type]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from headscope.store import Run
 from headscope.summary import models as models_table
-from headscope.windows import accuracy, mass_bounds
+from headscope.windows import NAMES, accuracy, mass_bounds
 
 LOCAL = 8
 """Effective length, in tokens, below which a head is called local [ours]."""
@@ -67,8 +67,6 @@ def few(labels: Sequence[str], most: int = 6) -> list[str]:
 
 def sentences(run: Run) -> dict[str, list[str]]:
     """The findings of a run by topic, those that its tables allow; of many models, `few` are told."""
-    if not run.models:
-        return {"Needle retrieval from a window": [*_window(run)]} if "window" in run.tables else {}
     labels = few(run.models)
     heads = run.heads[run.heads["model"].isin(labels)]
     topics = {
@@ -79,6 +77,7 @@ def sentences(run: Run) -> dict[str, list[str]]:
         "Rotary pairs": [*_pairs(heads)],
         "Position parameters": [*_parameters(heads)],
         "Needle retrieval from a window": [*_window(run)],
+        "Scaling theorems": [*_scaling(run)],
     }
     return {topic: told for topic, told in topics.items() if told}
 
@@ -235,7 +234,7 @@ def _window(run: Run) -> Iterator[str]:
     for scheme, mine in found.groupby("scheme", observed=True, sort=False):
         worst = mine.sort_values("accuracy").iloc[0]
         yield (
-            f"With {scheme} RoPE the mean accuracy over widths is {mine['accuracy'].mean():.3f}, lowest at "
+            f"With {NAMES[str(scheme)]} the mean accuracy over widths is {mine['accuracy'].mean():.3f}, lowest at "
             f"W = {worst['width']:,} with {worst['accuracy']:.3f} (95 % interval {worst['low']:.3f} to "
             f"{worst['high']:.3f}); {mine['solved'].sum()} of {mine['seeds'].sum()} models solve the task."
         )
@@ -247,4 +246,18 @@ def _window(run: Run) -> Iterator[str]:
         yield (
             f"The frequency mass of all {bounds.solved} solved models lies between C1 / (W/2 + 1) with C1 = "
             f"{number(bounds.c1)} and pi / (W + 1) + C2 with C2 = {number(bounds.c2)} rad/token (Theorem 1, r = 1)."
+        )
+
+
+def _scaling(run: Run) -> Iterator[str]:
+    """How close the effective length comes to its target at the largest length."""
+    if "scaling" not in run.tables:
+        return
+    far = run.scaling[run.scaling["context_length"] == run.scaling["context_length"].max()]
+    for (scheme, beta, exponent), rows in far.groupby(["scheme", "beta", "exponent"], observed=True, sort=False):
+        ratio = rows["ratio"].astype("float64")
+        yield (
+            f"{scheme} logits, ESS_{beta:g} with target L^{exponent:g} (case {rows['regime'].iloc[0]}): at "
+            f"L = {rows['context_length'].iloc[0]:,} the effective length is {ratio.mean():.3f} times its target "
+            f"(standard error {ratio.sem():.3f}, {len(rows)} rows)."
         )

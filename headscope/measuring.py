@@ -12,7 +12,6 @@ from torch import Tensor
 from headscope.attention import Attention
 from headscope.capture import capturing
 from headscope.config import Study
-from headscope.errors import BadInput
 from headscope.geometry import Geometry
 from headscope.measures import AttentionRows, DistanceProfile, LossByPosition, RotaryPairs
 from headscope.models import Model
@@ -58,8 +57,6 @@ class MeasureSection:
         self.study, self.config, self.library = study, study.measure, library
 
     def cells(self) -> list[Cell]:
-        if not self.study.models:
-            raise BadInput("there is no model to measure: give at least one, --model NAME=CHECKPOINT[@SCHEME]")
         cells = []
         for label in self.study.models:
             docs = self.library.documents(label, max(self.config.lengths))

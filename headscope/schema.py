@@ -266,6 +266,32 @@ WINDOW_PAIRS = Table(
     ),
 )
 
+SCALING = Table(
+    "scaling",
+    "effective length of Gaussian logits under the scale that the scaling theorems give for a target",
+    (
+        SCHEME,
+        _key(
+            "regime",
+            "label",
+            "",
+            "case of Theorems 4 and 5: i above the critical exponent, ii at it, iii target 1",
+            None,
+        ),
+        _key("exponent", "value", "", "the target is ESS*(L) = L^exponent", 0, 1),
+        _key("beta", "value", "", "order of ESS", 0),
+        LENGTH,
+        SEED,
+        Column("scale", "value", "", "lambda(L), the factor on the logits", 0),
+        Column("target", "value", "tokens", "ESS*(L)", 1),
+        Column("ess", "value", "tokens", "ESS of one sampled row", 1),
+        Column("ratio", "value", "", "ess / target; approaches 1 as L grows", 0),
+    ),
+)
+
 TABLES: Mapping[str, Table] = MappingProxyType(
-    {table.name: table for table in (ATTENTION, PAIRS, DISTANCES, POSITIONS, SCALES, NLL, WINDOW, WINDOW_PAIRS)}
+    {
+        table.name: table
+        for table in (ATTENTION, PAIRS, DISTANCES, POSITIONS, SCALES, NLL, WINDOW, WINDOW_PAIRS, SCALING)
+    }
 )

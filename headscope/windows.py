@@ -12,6 +12,10 @@ SOLVED = 0.99
 """Balanced accuracy from which a trained model counts as a solution [ours]."""
 
 
+NAMES = {"fixed": "fixed RoPE", "learned": "learned frequencies", "partial": "partial RoPE", "nope": "NoPE"}
+"""The probe's position schemes in words."""
+
+
 @dataclass(frozen=True)
 class MassBounds:
     """C1 / (r W / 2 + 1) <= M <= pi / (W + 1) + C2 with r = 1 [ours]: the tightest constants that hold for every
@@ -51,7 +55,7 @@ def accuracy(window: pd.DataFrame) -> pd.DataFrame:
 
 def mass_bounds(window: pd.DataFrame) -> MassBounds | None:
     """The constants of Theorem 1 that fit every solved model that rotates; None if there is none."""
-    solved = window[(window["accuracy"] >= SOLVED) & (window["scheme"] != "none")]
+    solved = window[(window["accuracy"] >= SOLVED) & (window["scheme"] != "nope")]
     if solved.empty:
         return None
     mass, width = (solved[name].to_numpy(dtype=np.float64) for name in ("frequency_mass", "width"))

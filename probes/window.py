@@ -18,7 +18,7 @@ from headscope.config import Study, Window
 from headscope.study import Cell, Library
 from headscope.tables import Rows
 
-SCHEMES = ("fixed", "learned", "partial", "none")
+SCHEMES = ("fixed", "learned", "partial", "nope")
 """RoPE with base 10,000; the same frequencies, learned from there; its highest three quarters; no rotation."""
 BASE = 10_000.0
 KEEP = 0.75
@@ -74,7 +74,7 @@ class WindowModels(nn.Module):
                 matrix.div_(math.sqrt(3 * dims))  # the spread of nn.Linear's default
         self.bias = nn.Parameter(torch.zeros(schemes, seeds, 1))
         plain = BASE ** (-torch.arange(pairs) / pairs)
-        start = {"partial": plain * (torch.arange(pairs) < round(KEEP * pairs)), "none": torch.zeros(pairs)}
+        start = {"partial": plain * (torch.arange(pairs) < round(KEEP * pairs)), "nope": torch.zeros(pairs)}
         theta = torch.stack([start.get(scheme, plain) for scheme in SCHEMES])
         self.register_buffer("start", theta[:, None].repeat(1, seeds, 1))
         self.register_buffer("learns", torch.tensor([scheme == "learned" for scheme in SCHEMES])[:, None, None])

@@ -365,7 +365,7 @@ def test_a_missing_checkpoint_is_refused_before_any_work(place: Path, tmp_path: 
         ({"measure": {"lengths": []}}, "measure.lengths: give a length"),
         ({"measure": {"rows": 1}}, "rows"),
         ({"measure": {"tables": ["atention"]}}, "measure.tables"),
-        ({"models": {}}, "models: give at least one model"),
+        ({"models": {}, "measure": {}}, "models: give at least one model"),
         ({"name": "a/b"}, "name"),
     ],
 )

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from headscope.figures import axes, style
 from headscope.figures.rotary import MIDDLE
-from headscope.windows import SOLVED, accuracy, mass_bounds
+from headscope.windows import NAMES, SOLVED, accuracy, mass_bounds
 
 
 def by_width(window: pd.DataFrame) -> go.Figure:
@@ -14,13 +14,13 @@ def by_width(window: pd.DataFrame) -> go.Figure:
     title = "Does the needle lie in the window?"
     if why := style.lacks(window, "scheme", "width", "accuracy"):
         return style.nothing(title, why)
-    found = accuracy(window).rename(columns={"scheme": "model", "accuracy": "mean"})
+    found = _worded(accuracy(window)).rename(columns={"accuracy": "mean"})
     made = style.figure(title)
     made.add_hline(y=0.5, line={"color": style.INK, "dash": "dot", "width": 1}, annotation_text="chance")
     for label, look in style.looks(found).items():
         line = found[found["model"] == label].set_index("width").sort_index()
         style.band(made, line[["mean", "low", "high"]], look, "W = %{x:,}: accuracy %{y:.3f}")
-    made.update_xaxes(title_text="window width W (tokens)", **axes.log_axis(found["width"]))
+    made.update_xaxes(title_text="window width W (tokens)", **_width_axis(found["width"]))
     made.update_yaxes(title_text="balanced accuracy", range=[0.45, 1.03])
     return style.room_for_legend(made)
 
@@ -37,7 +37,7 @@ def mass(window: pd.DataFrame) -> go.Figure:
     if bounds is None:
         return style.nothing(title, "no trained model solves the task")
     made = style.figure(title)
-    named = window.rename(columns={"scheme": "model"})
+    named = _worded(window)
     for label, look in style.looks(named).items():
         mine = named[(named["model"] == label) & (named["accuracy"] >= SOLVED) & (named["frequency_mass"] > 0)]
         if len(mine):
@@ -59,14 +59,14 @@ def mass(window: pd.DataFrame) -> go.Figure:
         made.add_scatter(
             x=widths, y=form, mode="lines", name=name, line={"color": style.INK, "dash": dash, "width": 1.5}
         )
-    made.update_xaxes(title_text="window width W (tokens)", **axes.log_axis(window["width"]))
+    made.update_xaxes(title_text="window width W (tokens)", **_width_axis(window["width"]))
     made.update_yaxes(title_text="frequency mass M (rad/token)", **axes.log_axis([*forms.values()]))
     return style.room_for_legend(made)
 
 
 def profile(pairs: pd.DataFrame, scheme: str, width: int, center: int) -> go.Figure:
     """What each rotary pair adds to the needle's logit at each distance, for one model; lines mark the window."""
-    title = f"{scheme} RoPE, W = {width:,}"
+    title = f"Pairs by distance: {NAMES[scheme]}, W = {width:,}"
     mine = pairs[(pairs["scheme"] == scheme) & (pairs["width"] == width)]
     if mine.empty:
         return style.nothing(title, "not measured")
@@ -86,3 +86,14 @@ def profile(pairs: pd.DataFrame, scheme: str, width: int, center: int) -> go.Fig
     made.update_xaxes(title_text="distance D (tokens)", showgrid=False)
     made.update_yaxes(title_text="pair: θ (rad/token)", autorange="reversed", showgrid=False, type="category")
     return made.update_layout(margin_t=46)
+
+
+def _worded(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with its schemes in words under `model`, where the house style looks for what to tell apart."""
+    order = [NAMES[scheme] for scheme in frame["scheme"].unique()]
+    return frame.assign(model=pd.Categorical(frame["scheme"].astype("str").map(NAMES), order))
+
+
+def _width_axis(widths: pd.Series) -> dict[str, object]:
+    measured = sorted(set(widths))
+    return {"type": "log", "tickvals": measured, "ticktext": [f"{width:,}" for width in measured]}

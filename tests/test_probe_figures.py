@@ -1,0 +1,78 @@
+"""The probes' figures and sentences carry the numbers of their tables, and a run without models makes a report."""
+
+from pathlib import Path
+
+import pytest
+
+from headscope import charts, findings, report, study
+from headscope.config import build_study
+from headscope.figures import scaling, window
+from headscope.store import Run, validate
+from headscope.windows import NAMES, accuracy, mass_bounds
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    plan = {
+        "name": "probes",
+        "models": {},
+        "window": {"center": 32, "widths": [1, 2, 4], "seeds": 3, "steps": 400},
+        "scaling": {"lengths": [100, 1000], "seeds": 4},
+    }
+    return study.run(build_study(plan), tmp_path_factory.mktemp("runs"))
+
+
+def test_both_probes_land_in_one_valid_run(run: Run) -> None:
+    assert set(run.tables) == {"window", "window_pairs", "scaling"}
+    assert validate(run) == []
+
+
+def test_accuracy_lines_carry_the_means_over_seeds(run: Run) -> None:
+    figure = window.by_width(run.window)
+    means = accuracy(run.window).set_index(["scheme", "width"])["accuracy"]
+    lines = {trace.name: trace for trace in figure.data if trace.mode == "lines+markers"}
+    assert list(lines) == list(NAMES.values())
+    for scheme, name in NAMES.items():
+        assert list(lines[name].x) == [1, 2, 4]
+        assert list(lines[name].y) == pytest.approx(list(means[scheme]))
+
+
+def test_mass_points_are_the_solved_models_between_the_stated_bounds(run: Run) -> None:
+    solved = run.window[(run.window["accuracy"] >= 0.99) & (run.window["scheme"] != "nope")]
+    assert len(solved), "the probe must solve narrow windows at this size"
+    figure = window.mass(run.window)
+    points = [value for trace in figure.data if trace.mode == "markers" for value in trace.y]
+    assert sorted(points) == pytest.approx(sorted(solved["frequency_mass"].astype(float)))
+    bounds = mass_bounds(run.window)
+    assert bounds is not None
+    named = " ".join(trace.name for trace in figure.data if trace.mode == "lines")
+    assert f"C₁ = {bounds.c1:.3g}" in named
+    assert f"C₂ = {bounds.c2:.3g}" in named
+
+
+def test_the_profile_is_the_stored_logit_of_each_pair_and_distance(run: Run) -> None:
+    heat = window.profile(run.window_pairs, "learned", 2, 32).data[0]
+    mine = run.window_pairs.query("scheme == 'learned' and width == 2 and pair == 1 and distance == 40")
+    assert heat.z[1][list(heat.x).index(40)] == pytest.approx(float(mine["logit"].iloc[0]))
+
+
+def test_convergence_lines_carry_the_mean_ratio(run: Run) -> None:
+    figure = scaling.convergence(run.scaling, "nope")
+    rows = run.scaling.query("scheme == 'nope' and context_length == 1000").astype({"exponent": float})
+    line = next(trace for trace in figure.data if trace.name.startswith("L^0.9"))
+    expected = rows[rows["exponent"].round(3) == 0.9]["ratio"].astype(float).mean()
+    assert line.y[list(line.x).index(1000)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("draw", [window.by_width, window.mass])
+def test_an_empty_window_table_is_explained(run: Run, draw) -> None:
+    assert "no rows to show" in draw(run.window.head(0)).to_json()
+
+
+def test_a_run_without_models_makes_a_report_of_its_probes(run: Run, tmp_path: Path) -> None:
+    assert set(findings.sentences(run)) == {"Needle retrieval from a window", "Scaling theorems"}
+    assert set(charts.sections(run)) == {"Needle retrieval from a window", "Scaling theorems"}
+    page = report.write([run], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Needle retrieval from a window" in page
+    assert "Heads worth a closer look" not in page
+    assert "NaN" not in page.split("<main>")[1].split("</main>")[0]

@@ -1,0 +1,163 @@
+"""Needle retrieval from a window: the closed form is the ordinary transformer; what it finds is stored, and resumed."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from headscope import study
+from headscope.config import Window, build_study
+from headscope.errors import BadInput, Interrupted
+from headscope.windows import accuracy, mass_bounds
+from probes import window
+from probes.window import SCHEMES, WindowModels, train
+
+SMALL = Window(center=12, widths=[3, 7], seeds=2, steps=150)
+DISTANCES = torch.arange(1, 2 * SMALL.center).float()
+
+
+def ordinary(models: WindowModels, scheme: int, seed: int, length: int) -> Tensor:
+    """YES - NO logits of the plain transformer, token by token, for the needle at each distance 1..length-1.
+
+    One batch row a distance: embed, project, rotate by position, attend causally from the last token, read out.
+    """
+    needle, background, query = range(3)
+    tokens = torch.full((length - 1, length), background)
+    tokens[:, -1] = query
+    for row, distance in enumerate(range(1, length)):
+        tokens[row, length - 1 - distance] = needle
+    x = models.embedding[scheme, seed][tokens]
+    q, k, v = (x @ getattr(models, name)[scheme, seed] for name in ("query", "key", "value"))
+    angle = torch.arange(length)[:, None] * models.theta()[scheme, seed]
+    turn = torch.polar(torch.ones_like(angle), angle)
+    q, k = (torch.view_as_real(torch.view_as_complex(t.unflatten(-1, (-1, 2)).contiguous()) * turn) for t in (q, k))
+    q, k = q.flatten(-2), k.flatten(-2)
+    logits = (q[:, -1:] @ k.mT) / math.sqrt(q.shape[-1])
+    attended = (logits.softmax(-1) @ v)[:, 0] @ models.output[scheme, seed]
+    return ((x[:, -1] + attended) @ models.read_out[scheme, seed])[:, 0] + models.bias[scheme, seed]
+
+
+def test_the_closed_form_is_the_ordinary_transformer() -> None:
+    models = WindowModels(8, 2, 0)
+    with torch.no_grad():
+        models.log_change.normal_(generator=torch.Generator().manual_seed(1))
+        answer = models(DISTANCES)
+        for scheme in range(len(SCHEMES)):
+            for seed in range(2):
+                expected = ordinary(models, scheme, seed, 2 * SMALL.center)
+                torch.testing.assert_close(answer[scheme, seed], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_ordinary_transformer_trained_alike_finds_the_same_profile() -> None:
+    width, length = 7, 2 * SMALL.center
+    found = train(width, SMALL, seed=3)
+    models = WindowModels(SMALL.dims, SMALL.seeds, 3)
+    inside = ((DISTANCES - SMALL.center).abs() <= width / 2).float()
+    balance = torch.where(inside > 0, 0.5 / inside.sum(), 0.5 / (1 - inside).sum())
+    weights = [p for name, p in models.named_parameters() if name != "log_change"]
+    optimiser = torch.optim.Adam(
+        [{"params": weights, "lr": window.RATE}, {"params": [models.log_change], "lr": window.FREQUENCY_RATE}]
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: window._rate(step, SMALL.steps))
+    learned = SCHEMES.index("learned")
+    for _ in range(SMALL.steps):
+        optimiser.zero_grad()
+        answer = ordinary(models, learned, 0, length)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(answer, inside, reduction="none")
+        (loss * balance).sum().backward()
+        optimiser.step()
+        schedule.step()
+    with torch.no_grad():
+        even, odd = (wave[learned, 0, 0] for wave in models.waves())
+        angle = models.theta()[learned, 0][:, None] * DISTANCES
+        profile = even[:, None] * angle.cos() + odd[:, None] * angle.sin()
+    torch.testing.assert_close(found.logits(DISTANCES)[learned, 0], profile, rtol=1e-2, atol=1e-2)
+    assert float(found.loss[learned, 0]) == pytest.approx(float((loss * balance).sum().detach()), abs=1e-2)
+
+
+def test_amplitude_and_phase_rebuild_the_waves() -> None:
+    models = WindowModels(8, 2, 5)
+    with torch.no_grad():
+        even, odd = (wave[:, :, 0] for wave in models.waves())
+        made = window.Trained(even, odd, models.theta(), torch.hypot(even, odd), -torch.atan2(odd, even))
+        angle = models.theta()[..., None] * DISTANCES
+        expected = even[..., None] * angle.cos() + odd[..., None] * angle.sin()
+    torch.testing.assert_close(made.logits(DISTANCES), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_other_positions_are_summed_without_the_needles() -> None:
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 30
+    for at in range(20):
+        expected = torch.cat((logits[:, :at], logits[:, at + 1 :]), -1).logsumexp(-1)
+        torch.testing.assert_close(window._sum_of_others(logits)[:, at], expected)
+
+
+def test_without_rotation_no_window_is_found() -> None:
+    found = train(7, SMALL)
+    nope = SCHEMES.index("nope")
+    assert (found.accuracy[nope] - 0.5).abs().max() < 1e-6
+    assert (found.frequency_mass[nope] == 0).all()
+
+
+def test_learned_frequencies_start_from_the_fixed_ones_and_leave_them() -> None:
+    found = train(7, SMALL)
+    fixed, learned = SCHEMES.index("fixed"), SCHEMES.index("learned")
+    assert torch.equal(WindowModels(8, 2, 0).theta()[fixed], WindowModels(8, 2, 0).theta()[learned])
+    assert not torch.allclose(found.theta[fixed], found.theta[learned], rtol=1e-3)
+
+
+def test_training_is_the_same_for_one_seed_and_differs_for_another() -> None:
+    first, again, other = train(3, SMALL, 1), train(3, SMALL, 1), train(3, SMALL, 2)
+    assert torch.equal(first.amplitude, again.amplitude)
+    assert not torch.equal(first.amplitude, other.amplitude)
+
+
+def test_the_fitted_bounds_hold_for_every_solved_model_and_are_tight() -> None:
+    rows = pd.DataFrame(
+        {
+            "scheme": ["fixed", "fixed", "learned", "nope"],
+            "width": [2, 64, 64, 64],
+            "accuracy": [1.0, 1.0, 0.7, 0.5],
+            "frequency_mass": [0.4, 0.1, 9.0, 0.0],
+        }
+    )
+    bounds = mass_bounds(rows)
+    assert bounds is not None
+    assert bounds.solved == 2
+    for width, mass in ((2, 0.4), (64, 0.1)):
+        assert bounds.low(width) <= mass + 1e-12
+        assert mass <= bounds.high(width) + 1e-12
+    assert bounds.low(2) == pytest.approx(0.4)
+    assert bounds.high(64) == pytest.approx(0.1)
+
+
+def test_an_interrupted_window_study_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = build_study({"name": "window", "models": {}, "window": SMALL.model_dump() | {"steps": 5}})
+    whole = study.run(plan, tmp_path / "whole")
+    real = window.train
+
+    def stopping(width: int, config: Window, seed: int = 0) -> window.Trained:
+        if width == 7:
+            raise KeyboardInterrupt
+        return real(width, config, seed)
+
+    monkeypatch.setattr(window, "train", stopping)
+    with pytest.raises(Interrupted):
+        study.run(plan, tmp_path / "cut")
+    monkeypatch.setattr(window, "train", real)
+    resumed = study.run(plan, tmp_path / "cut", resume=True)
+    for table in ("window", "window_pairs"):
+        assert (resumed.path / f"{table}.parquet").read_bytes() == (whole.path / f"{table}.parquet").read_bytes()
+    assert resumed.models == []
+    found = accuracy(resumed.window)
+    assert list(found["scheme"].unique()) == list(SCHEMES)
+    assert np.isfinite(found[["accuracy", "low", "high"]].to_numpy()).all()
+
+
+def test_a_width_beyond_the_sequence_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"window: widths lie between 1 and 2 c - 2 = 22, found \[30\]"):
+        build_study({"window": {"center": 12, "widths": [30]}})
