@@ -245,6 +245,11 @@ def _window(run: Run) -> Iterator[Chart]:
         "here the tightest that hold for every point.",
         half=True,
     )
+    yield Chart(
+        window.dominant(found),
+        "Median over initial weights of the frequency whose pair can move the needle's logit most. Wider windows ask "
+        "for slower pairs.",
+    )
     if "window_pairs" in run.tables:
         center, widths = int(found["center"].iloc[0]), set(found["width"])
         for width in (width for width in PROFILED if width in widths):

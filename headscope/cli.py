@@ -162,7 +162,7 @@ def window(
         list[int] | None,
         typer.Option("--width", help="Window width W, repeatable. \\[default: 1, 2, 4, ..., 512]"),
     ] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", help="Initial weights a width. \\[default: 16]")] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Initial weights a width. \\[default: 12]")] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Training steps. \\[default: 3000]")] = None,
     out: Out = Path("runs"),
     config: Config = None,

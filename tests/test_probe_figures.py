@@ -37,6 +37,13 @@ def test_accuracy_lines_carry_the_means_over_seeds(run: Run) -> None:
         assert list(lines[name].y) == pytest.approx(list(means[scheme]))
 
 
+def test_dominant_frequencies_are_medians_over_seeds(run: Run) -> None:
+    lines = {trace.name: trace for trace in window.dominant(run.window).data}
+    assert set(lines) == set(NAMES.values()) - {"NoPE"}
+    mine = run.window.query("scheme == 'learned' and width == 4")["dominant_theta"]
+    assert lines["learned frequencies"].y[2] == pytest.approx(float(mine.median()))
+
+
 def test_mass_points_are_the_solved_models_between_the_stated_bounds(run: Run) -> None:
     solved = run.window[(run.window["accuracy"] >= 0.99) & (run.window["scheme"] != "nope")]
     assert len(solved), "the probe must solve narrow windows at this size"
@@ -64,7 +71,7 @@ def test_convergence_lines_carry_the_mean_ratio(run: Run) -> None:
     assert line.y[list(line.x).index(1000)] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("draw", [window.by_width, window.mass])
+@pytest.mark.parametrize("draw", [window.by_width, window.mass, window.dominant])
 def test_an_empty_window_table_is_explained(run: Run, draw) -> None:
     assert "no rows to show" in draw(run.window.head(0)).to_json()
 

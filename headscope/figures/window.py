@@ -64,6 +64,30 @@ def mass(window: pd.DataFrame) -> go.Figure:
     return style.room_for_legend(made)
 
 
+def dominant(window: pd.DataFrame) -> go.Figure:
+    """Frequency of the strongest pair (rad/token) against the width: the median over seeds, a line per scheme."""
+    title = "Frequency of the strongest pair"
+    if why := style.lacks(window, "scheme", "width", "dominant_theta"):
+        return style.nothing(title, why)
+    found = _worded(accuracy(window))
+    found = found[found["dominant_theta"] > 0]
+    made = style.figure(title)
+    for label, look in style.looks(found).items():
+        mine = found[found["model"] == label].sort_values("width")
+        made.add_scatter(
+            x=mine["width"],
+            y=mine["dominant_theta"],
+            mode="lines+markers",
+            name=look.name,
+            line={"color": look.colour, "dash": look.dash},
+            marker={"symbol": look.symbol, "size": 6},
+            hovertemplate=f"W = %{{x:,}}: %{{y:.3g}} rad/token<extra>{look.name}</extra>",
+        )
+    made.update_xaxes(title_text="window width W (tokens)", **_width_axis(window["width"]))
+    made.update_yaxes(title_text="θ of the strongest pair (rad/token)", **axes.log_axis(found["dominant_theta"]))
+    return style.room_for_legend(made)
+
+
 def profile(pairs: pd.DataFrame, scheme: str, width: int, center: int) -> go.Figure:
     """What each rotary pair adds to the needle's logit at each distance, for one model; lines mark the window."""
     title = f"Pairs by distance: {NAMES[scheme]}, W = {width:,}"
