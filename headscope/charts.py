@@ -248,7 +248,8 @@ def _window(run: Run) -> Iterator[Chart]:
     yield Chart(
         window.dominant(found),
         "Median over initial weights of the frequency whose pair can move the needle's logit most. The slowest pair "
-        "hardly turns within the context and may serve as an offset: where it is strongest, the frequency mass says more.",
+        "hardly turns within the context and may serve as an offset: where it is strongest, the frequency mass "
+        "says more.",
     )
     if "window_pairs" in run.tables:
         center, widths = int(found["center"].iloc[0]), set(found["width"])
