@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types bench docs browser clean
+.PHONY: demo test lint types bench docs paper browser clean
 
 demo: .venv/ready  ## measure the embedded model under three position schemes and write report.html
 	$(BIN)/headscope demo
@@ -19,6 +19,10 @@ types: .venv/ready-dev
 
 bench: .venv/ready-dev  ## time and memory as ratios to the plain forward pass
 	$(BIN)/headscope bench
+
+paper: .venv/ready  ## measure what the paper claims, about an hour, and rewrite headscope/PAPER.md
+	$(BIN)/headscope run headscope/studies/paper.yaml --out runs --resume
+	$(BIN)/python -m headscope.claims $$(ls -d runs/*-paper-* | tail -1)
 
 docs: .venv/ready  ## regenerate headscope/REFERENCE.md from the commands and the schema
 	$(BIN)/python -m headscope.reference

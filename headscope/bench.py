@@ -15,8 +15,10 @@ import torch
 
 from headscope import models
 from headscope.errors import Missing
+from headscope.learning import Learner, frozen
 from headscope.measuring import measure_tokens
 from headscope.models import Model
+from headscope.positions import AdaRoPE, attached, resolve
 from headscope.texts import documents
 
 SAMPLED = 64
@@ -25,11 +27,13 @@ SAMPLED = 64
 def compare(spec: str, length: int, repeats: int, lens_length: int) -> list[dict[str, Any]]:
     """One row per way to run the model: seconds, ratio to the plain forward, peak MiB and its ratio.
 
-    The plain forward is the model with its logits at every position. `lens_length` > 0 adds transformer-lens's
-    run_with_cache of hook_pattern, and our own measures, at that length. Peak memory needs Linux or CUDA.
+    The plain forward is the model with its logits at every position; an adapter and a step of learning are compared
+    with the forward under YaRN. `lens_length` > 0 adds transformer-lens's run_with_cache of hook_pattern, and our own
+    measures, at that length. Peak memory needs Linux or CUDA.
     """
     model = models.load(spec)
     rows = _compared(length, _ways(model, _tokens(model, length)), repeats, model.device)
+    rows += _compared(length, _positions(model, _tokens(model, length)), repeats, model.device)
     if lens_length:
         ids = _tokens(model, lens_length)
         ways = _ways(model, ids)
@@ -56,6 +60,26 @@ def _ways(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
         SAMPLED_ROWS: lambda: measure_tokens(model, ids, ["attention", "pairs", "nll"], SAMPLED),
         EXACT_ROWS: lambda: measure_tokens(model, ids, ["attention"], None),
         EVERYTHING: lambda: measure_tokens(model, ids, ["attention", "pairs", "distance", "nll"], SAMPLED),
+    }
+
+
+def _positions(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """The forward under YaRN, under an adapter, and a step of learning one."""
+    yarn = resolve(model, "yarn:factor=8")
+    adapter = AdaRoPE.untrained(model, yarn).to(model.device)
+
+    def under(schedule: Any) -> None:
+        with attached(model, schedule), torch.no_grad():
+            model.module(ids.to(model.device)[None], use_cache=False)
+
+    def step() -> None:
+        with frozen(model):
+            Learner(model, AdaRoPE.untrained(model, yarn).to(model.device), (0.03, 0.003, 0.0)).step([ids], 1.0)
+
+    return {
+        "forward under YaRN": lambda: under(yarn),
+        "forward under an AdaRoPE adapter": lambda: under(adapter),
+        "step of learning an adapter, activations recomputed": step,
     }
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.figures import compare, layers, lengths, loss, rotary, scaling, window
+from headscope.figures import compare, layers, lengths, loss, rotary, scaling, training, window
 from headscope.figures import heads as head_figures
-from headscope.findings import Head, few, longest, notable, number
+from headscope.findings import Head, few, notable, number
 from headscope.store import Run
-from headscope.summary import statistic
+from headscope.summary import longest, statistic
 
 PROFILED = (1, 32, 128, 512)
 """Window widths whose pairs are drawn, as in the paper."""
@@ -45,7 +45,7 @@ def sections(run: Run) -> dict[str, list[Chart]]:
         "Which rotary pairs the heads use": [*_pairs(run, heads, models, chosen)],
         "What the position schemes changed": [*_parameters(run, heads, models)],
         "Loss along the context": [*_loss(run, models)],
-        "During training": [*_training(run, chosen)],
+        "During training": [*_learning(run), *_training(run, chosen)],
         "Needle retrieval from a window": [*_window(run)],
         "Scaling theorems": [*_scaling(run)],
     }
@@ -158,6 +158,12 @@ def _parameters(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Iterato
                 "Mean over key groups. Blue pairs turn more slowly than in the checkpoint, red pairs faster.",
                 half=True,
             )
+            if _learned(positions, label, "log_theta_init"):
+                yield Chart(
+                    rotary.frequency_change(positions, label, "log_theta_init"),
+                    "The same against where learning started: what was learned. Mean over key groups.",
+                    half=True,
+                )
     for name in ("effective_base", "tau", "gamma"):
         if any(values.max() - values.min() > 1e-3 * abs(values.max()) for values in _finite(heads, name).values()):
             yield Chart(
@@ -166,6 +172,12 @@ def _parameters(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Iterato
                 "the band holds the middle 80 % of heads.",
                 half=True,
             )
+            if name != "effective_base":
+                yield Chart(
+                    head_figures.spread(heads, name),
+                    f"The same by head: how far heads came to differ in {statistic(name).label}. A dot is a head.",
+                    half=True,
+                )
 
 
 def _loss(run: Run, models: Sequence[str]) -> Iterator[Chart]:
@@ -184,6 +196,29 @@ def _loss(run: Run, models: Sequence[str]) -> Iterator[Chart]:
             "95 % bootstrap interval over documents.",
             half=True,
         )
+
+
+def _learning(run: Run) -> Iterator[Chart]:
+    if "training" in run.tables:
+        yield Chart(
+            training.batches(run.training),
+            "Loss of each step's own batch, before the step: noisy, because batches differ in how hard they are, and "
+            "lower where sequences are longer.",
+            half=True,
+        )
+    if "validation" in run.tables:
+        yield Chart(
+            training.held_out(run.validation),
+            "Held-out documents, never learned from. The line is the mean over documents, the band reaches from the "
+            "document that gained most to the one that gained least. Below zero is better than the start.",
+            half=True,
+        )
+        for adapter in run.validation["adapter"].unique():
+            yield Chart(
+                training.held_out_by_position(run.validation, str(adapter)),
+                "The same documents by position: what each kept adapter gained over the untrained start.",
+                half=True,
+            )
 
 
 def _training(run: Run, chosen: Mapping[Head, str]) -> Iterator[Chart]:
@@ -208,11 +243,11 @@ def _finite(heads: pd.DataFrame, name: str) -> dict[str, pd.Series]:
     return {str(label): block[name] for label, block in kept.groupby("model", observed=True)}
 
 
-def _learned(positions: pd.DataFrame, label: str) -> bool:
+def _learned(positions: pd.DataFrame, label: str, against: str = "log_theta_base") -> bool:
     """Whether the model's frequencies differ from the checkpoint's, and not by the same amount in every layer."""
     rows = positions[positions["model"] == label]
-    rows = rows[np.isfinite(rows["log_theta"]) & np.isfinite(rows["log_theta_base"])]
-    change = (rows["log_theta"] - rows["log_theta_base"]).groupby(rows["pair"])
+    rows = rows[np.isfinite(rows["log_theta"]) & np.isfinite(rows[against])]
+    change = (rows["log_theta"] - rows[against]).groupby(rows["pair"])
     return bool((change.max() - change.min() > 1e-4).any())
 
 

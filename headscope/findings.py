@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from headscope.claims import claims
 from headscope.store import Run
+from headscope.summary import longest
 from headscope.summary import models as models_table
 from headscope.windows import NAMES, accuracy, mass_bounds
 
@@ -19,16 +21,6 @@ RETRIEVAL, AGGREGATION = 0.25, 0.75
 """Growth exponents below and above which a head is said to resemble retrieval and aggregation [ours]."""
 
 Head = tuple[int, int]
-
-
-def longest(heads: pd.DataFrame) -> str | None:
-    """The column `ess2_<L>` of the longest length that the first model was measured at; None without attention."""
-    if heads.empty:
-        return None
-    first = heads[heads["model"] == heads["model"].iloc[0]]
-    lengths = [name for name in map(str, first) if name.startswith("ess2_") and name[5:].isdecimal()]
-    measured = [name for name in lengths if first[name].notna().any()]
-    return max(measured, key=lambda name: int(name[5:]), default=None)
 
 
 def notable(heads: pd.DataFrame) -> dict[Head, str]:
@@ -76,6 +68,8 @@ def sentences(run: Run) -> dict[str, list[str]]:
         "Loss": [*_losses(run, labels)],
         "Rotary pairs": [*_pairs(heads)],
         "Position parameters": [*_parameters(heads)],
+        "Training": [*_training(run)],
+        "Against the paper": [f"{claim.said}: {claim.verdict}. {claim.found}." for claim in claims(run)],
         "Needle retrieval from a window": [*_window(run)],
         "Scaling theorems": [*_scaling(run)],
     }
@@ -224,6 +218,23 @@ def _parameters(heads: pd.DataFrame) -> Iterator[str]:
         if block["gamma"].abs().max() > 0:
             middle = f"{block['gamma'].median():.3g}"
             yield f"In {label}, gamma is positive in {_count(block['gamma'] > 0)}, with median {middle}."
+
+
+def _training(run: Run) -> Iterator[str]:
+    if "validation" not in run.tables:
+        return
+    rows = run.validation.astype({"nll": "float64"})
+    sums = rows.assign(nll=rows["nll"] * rows["tokens"]).groupby(["adapter", "step"], observed=True)
+    losses = sums["nll"].sum() / sums["tokens"].sum()
+    for label, block in losses.rename("loss").reset_index().groupby("adapter", observed=True):
+        order = block.sort_values("step")
+        start, last = order.iloc[0]["loss"], order.iloc[-1]
+        best = order.sort_values("loss").iloc[0]
+        yield (
+            f"{label}: held-out loss {start:.4f} nats/token at the untrained start, {last['loss']:.4f} "
+            f"({last['loss'] - start:+.4f}) after {last['step']} steps; lowest at step {best['step']} with "
+            f"{best['loss']:.4f}."
+        )
 
 
 def _window(run: Run) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """The `measure` section: attention, pairs, distance and loss of every model on every document and length."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +12,8 @@ from headscope.attention import Attention
 from headscope.capture import capturing
 from headscope.config import Study
 from headscope.geometry import Geometry
-from headscope.measures import AttentionRows, DistanceProfile, LossByPosition, RotaryPairs
+from headscope.logits import evaluating, last_hidden, loss_by_position
+from headscope.measures import AttentionRows, DistanceProfile, RotaryPairs
 from headscope.models import Model
 from headscope.positions import attached, resolve
 from headscope.positions.schedule import Fixed, Schedule
@@ -38,9 +38,6 @@ ACCUMULATORS: Mapping[str, Callable[[Geometry, int, int | None, int], Accumulato
     "distance": DistanceProfile,
 }
 """Table -> its measure, called with (geometry, length, rows or None for all, seed)."""
-
-LOGIT_CHUNK = 512
-"""Positions whose logits are held at once: memory O(LOGIT_CHUNK x vocabulary)."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +89,14 @@ def measure_tokens(
     """
     length = len(ids)
     listeners = [ACCUMULATORS[name](model.geometry, length, rows, seed) for name in tables if name in ACCUMULATORS]
-    with attached(model) as schedule, capturing(model) as layers, _evaluating(model):
+    with attached(model) as schedule, capturing(model) as layers, evaluating(model):
         for listener in listeners:
             layers.listen(listener.update)
         ids = ids.to(model.device)[None]
-        hidden = model.module.base_model(ids, use_cache=False).last_hidden_state
+        hidden = last_hidden(model, ids)
         found: dict[str, dict[str, Any]] = {listener.name: dict(listener.compute()) for listener in listeners}
         if "nll" in tables:
-            found["nll"] = dict(_loss(model, ids, hidden).compute())
+            found["nll"] = dict(loss_by_position(model, ids, hidden).compute())
     if "pairs" in found:
         found["pairs"]["theta"] = _theta_column(model, schedule, found["pairs"])
     return found
@@ -174,43 +171,6 @@ def _padded(model: Model, thetas: list[Tensor]) -> Tensor:
 def _theta_column(model: Model, schedule: Schedule, columns: Mapping[str, np.ndarray]) -> np.ndarray:
     theta: np.ndarray = all_theta(model, schedule).numpy()[columns["layer"], columns["kv_group"], columns["pair"]]
     return theta
-
-
-def _loss(model: Model, ids: Tensor, hidden: Tensor) -> LossByPosition:
-    """Loss of ids [1, L] from the backbone's last hidden states, chunk by chunk through the model's own head."""
-    length = ids.shape[1]
-    loss = LossByPosition(length)
-    for start in range(0, length - 1, LOGIT_CHUNK):
-        stop = min(start + LOGIT_CHUNK, length - 1)
-        with _backbone_returning(model, hidden[:, start:stop]):
-            # The model's own forward, so that every family's scaling of logits is its own code.
-            logits = model.module(ids[:, start:stop], use_cache=False).logits[0]
-        loss.update(logits, ids[0, start + 1 : stop + 1], start + 1)
-    return loss
-
-
-@contextmanager
-def _backbone_returning(model: Model, hidden: Tensor) -> Iterator[None]:
-    """Let the decoder stack return given hidden states instead of running."""
-    from transformers.modeling_outputs import BaseModelOutputWithPast
-
-    backbone = model.module.base_model
-    backbone.__dict__["forward"] = lambda *args, **kwargs: BaseModelOutputWithPast(last_hidden_state=hidden)
-    try:
-        yield
-    finally:
-        del backbone.__dict__["forward"]
-
-
-@contextmanager
-def _evaluating(model: Model) -> Iterator[None]:
-    was_training = model.module.training
-    model.module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.module.train(was_training)
 
 
 def _grid(*sizes: int) -> tuple[Tensor, ...]:

@@ -66,14 +66,17 @@ class Model:
 
     @cached_property
     def weights_sha256(self) -> str:
-        """Digest of all parameters by name, the same for a GGUF, a folder and an in-memory model of one checkpoint."""
+        """Digest of all parameters by name, the same for a GGUF, a folder and an in-memory model of one checkpoint.
+
+        Values count as bfloat16, so that float32 and bfloat16 of one checkpoint have one digest.
+        """
         digest = hashlib.sha256()
         names: dict[nn.Parameter, str] = {}
         for name, parameter in _parameters(self.module):
             names.setdefault(parameter, name)  # tied weights count once
         for parameter, name in sorted(names.items(), key=lambda item: item[1]):
-            tensor = parameter.detach().cpu().contiguous()
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            tensor = parameter.detach().bfloat16().cpu().contiguous()
+            digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
@@ -186,7 +189,8 @@ def _parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.P
         return
     yield from ((prefix + name, p) for name, p in module._parameters.items() if p is not None)
     for name, child in module.named_children():
-        yield from _parameters(child, prefix if name == "base_layer" else f"{prefix}{name}.")
+        if not name.startswith("lora_"):
+            yield from _parameters(child, prefix if name == "base_layer" else f"{prefix}{name}.")
 
 
 def _identity(module: PreTrainedModel) -> str:

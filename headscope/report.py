@@ -161,7 +161,7 @@ def _cell(row: dict[Any, Any], name: str) -> str:
 def _head_rows(run: Run) -> dict[str, Any]:
     """The notable heads under the models that are shown, and why each was chosen."""
     heads = run.heads[run.heads["model"].isin(findings.few(run.models))]
-    why, name = findings.notable(heads), findings.longest(heads)
+    why, name = findings.notable(heads), summary.longest(heads)
     columns = ["layer", "head", "kv_group", "model", name, "growth", "cov", "sink_mass", "local_mass", "effective_base"]
     ends = [f"{column}{end}" for column in columns for end in ("_low", "_high")]
     rows = []
@@ -173,7 +173,7 @@ def _head_rows(run: Run) -> dict[str, Any]:
 
 
 def _statistics(run: Run) -> Iterable[summary.Statistic]:
-    name = findings.longest(run.heads)
+    name = summary.longest(run.heads)
     lengths = [summary.statistic(name)] if name else []
     return [*lengths, *(known for column, known in summary.HEAD_STATISTICS.items() if column in run.heads)]
 

@@ -31,11 +31,15 @@ from headscope.tables import Rows, to_arrow
 
 
 class RunWriter:
-    """Writes one run. Get one from `RunWriter.open`, use it as a context manager, end with `commit`."""
+    """Writes one run. Get one from `RunWriter.open`, use it as a context manager, end with `commit`.
+
+    What lies under `files` at the commit becomes part of the run as it is.
+    """
 
     def __init__(self, partial: Path, lock: int, draft: dict[str, Any]) -> None:
         self.partial = partial
         self.cells = partial / "cells"
+        self.files = partial / "files"
         self.draft = draft
         self.final = _final(partial, draft["started"])
         self._lock: int | None = lock
@@ -140,8 +144,15 @@ class RunWriter:
                 merged = tables.merged(table, [tables.read(file) for file in files])
                 _write_table(build / f"{name}.parquet", merged)
                 facts[name] = {"rows": merged.num_rows, "sha256": _sha256(build / f"{name}.parquet")}
+        kept = {}
+        for file in sorted(each for each in self.files.rglob("*") if each.is_file()):
+            name = file.relative_to(self.files).as_posix()
+            (build / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, build / name)
+            kept[name] = _sha256(file)
         finished = datetime.now(UTC).isoformat(timespec="seconds")
-        _write_json(build / "run.json", {**self.draft, **manifest, "finished": finished, "tables": facts})
+        whole = {**self.draft, **manifest, "finished": finished, "tables": facts, "files": kept}
+        _write_json(build / "run.json", whole)
 
     def _cell(self, cell_id: str) -> Path:
         return self.cells / quote(cell_id, safe=" =@,")
@@ -282,6 +293,9 @@ def validate(run: Run) -> list[str]:
         if stored.num_rows != facts["rows"]:
             problems.append(f"{name}: {stored.num_rows} rows, run.json says {facts['rows']}")
         problems += tables.faults(TABLES[name], stored)
+    for name, digest in run.manifest.get("files", {}).items():
+        if not (run.path / name).is_file() or _sha256(run.path / name) != digest:
+            problems.append(f"{name}: missing or changed")
     return problems
 
 

@@ -55,11 +55,14 @@ class Section(Protocol):
 class Library:
     """Opens what a study names: models, one checkpoint at a time, and documents, by each model's own tokenizer.
 
-    `given` holds models that came in memory, by label.
+    `given` holds models that came in memory, by label; `files` is where a section keeps what no table holds.
     """
 
     study: Study
     given: Mapping[str, Model] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Silent)
+    files: Path = Path()
+    advanced: float = 0.0
     _open: tuple[str, Model] | None = None
     _tokenizers: dict[str, Any] = field(default_factory=dict)
     _documents: dict[tuple[int, int], list[TokenDocument]] = field(default_factory=dict)
@@ -74,19 +77,25 @@ class Library:
             self._open = (checkpoint, models.load(checkpoint, device=self.study.device, dtype=self.study.dtype))
         return self._open[1].with_scheme(scheme)
 
+    def advance(self, cost: float, doing: str) -> None:
+        """Tell of progress within a long cell: a share of its cost, and what is being done."""
+        self.advanced += cost
+        self.progress.done(cost)
+        self.progress.doing(doing)
+
     def documents(self, label: str, length: int) -> list[TokenDocument]:
         """The study's documents in this model's tokens, each exactly `length` long.
 
         Every length takes the documents that hold the longest one, so lengths are compared on the same texts.
         """
-        tokenizer = self._tokenizer(label)
+        tokenizer = self.tokenizer(label)
         key = (id(tokenizer), length)
         if key not in self._documents:
             texts = self.study.texts
             self._documents[key] = documents(texts.source, tokenizer, texts.docs, length, self.study.seed)
         return self._documents[key]
 
-    def _tokenizer(self, label: str) -> Any:
+    def tokenizer(self, label: str) -> Any:
         if label in self.given:
             if self.given[label].tokenizer is None:
                 raise BadInput(f"model '{label}' came without a tokenizer: hs.load(model, tokenizer=...)")
@@ -113,7 +122,7 @@ def run(
     progress = progress or Silent()
     if not study.sections:
         raise BadInput(f"the study has no section: add one of {', '.join(SECTIONS)}")
-    library = Library(study, given or {})
+    library = Library(study, given or {}, progress)
     for label, spec in study.models.items():
         if label not in library.given:
             parse(models.split_spec(spec)[1])
@@ -124,6 +133,7 @@ def run(
     config["models"] = {label: _identified(label, spec, library) for label, spec in used.items()}
     started = time.monotonic()
     with RunWriter.open(Path(out), study.name, config, resume) as writer:
+        library.files = writer.files
         # Grouped by checkpoint, so that each is loaded once.
         turn = _turns(study)
         todo = [(name, cell) for name, cell in plan if not writer.done(f"{name}/{cell.id}")]
@@ -132,9 +142,10 @@ def run(
         try:
             for name, cell in todo:
                 progress.doing(cell.id)
+                library.advanced = 0.0
                 model = None if cell.model is None else library.model(cell.model)
                 writer.add(f"{name}/{cell.id}", sections[name].rows(cell, model))
-                progress.done(cell.cost)
+                progress.done(cell.cost - library.advanced)
             described = [_described(label, study, library) for label in used]
         except KeyboardInterrupt as stop:
             raise Interrupted(f"interrupted; finished cells are kept in {writer.partial}: add --resume") from stop
@@ -174,15 +185,17 @@ def _described(label: str, study: Study, library: Library) -> dict[str, Any]:
     """What run.json tells of one model."""
     model = library.model(label)
     schedule = resolve(model, None)
+    learned = schedule if isinstance(schedule, AdaRoPE) else None
     folder = Path(models.split_spec(study.models[label])[0]).expanduser()
+    step = training_step(folder) if folder.is_dir() else None
     return {
         "label": label,
         "spec": study.models[label],
         "checkpoint": model.checkpoint,
         "weights_sha256": model.weights_sha256,
         "scheme": model.scheme,
-        "adapter_sha256": schedule.sha256 if isinstance(schedule, AdaRoPE) else None,
-        "step": training_step(folder) if folder.is_dir() else None,
+        "adapter_sha256": None if learned is None else learned.sha256,
+        "step": step if learned is None else learned.step,
         "geometry": asdict(model.geometry),
         "dtype": str(model.module.dtype).removeprefix("torch."),
     }

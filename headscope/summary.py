@@ -97,6 +97,16 @@ def heads(run: Run) -> pd.DataFrame:
     return wide.sort_values(HEAD, ignore_index=True)
 
 
+def longest(heads: pd.DataFrame) -> str | None:
+    """The column `ess2_<L>` of the longest length that the first model was measured at; None without attention."""
+    if heads.empty:
+        return None
+    first = heads[heads["model"] == heads["model"].iloc[0]]
+    lengths = [name for name in map(str, first) if name.startswith("ess2_") and name[5:].isdecimal()]
+    measured = [name for name in lengths if first[name].notna().any()]
+    return max(measured, key=lambda name: int(name[5:]), default=None)
+
+
 def models(run: Run) -> pd.DataFrame:
     """One row per model, in the order of the study: medians over heads, and the loss.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.colors import diverging, sequential
+from plotly.colors import diverging, sample_colorscale, sequential
 from plotly.subplots import make_subplots
 
 from headscope.summary import Statistic
@@ -95,6 +95,12 @@ def looks(frame: pd.DataFrame) -> dict[str, Look]:
         for at, label in enumerate(order)
         if label in present
     }
+
+
+def graded(count: int) -> list[str]:
+    """Colours from early to late for an ordered series, dark to bright."""
+    shades: list[str] = sample_colorscale(SEQUENTIAL, [0.1 + 0.75 * at / max(1, count - 1) for at in range(count)])
+    return shades
 
 
 def text(label: object) -> str:

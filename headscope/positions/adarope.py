@@ -20,18 +20,27 @@ from torch import Tensor, nn
 
 from headscope.errors import BadInput, Missing
 from headscope.models import Model
+from headscope.positions import lora
 from headscope.positions.schedule import Schedule
 
 FORMAT = "headscope-adarope/1"
+METADATA = "headscope"
+"""The one entry of a file's metadata: a JSON object."""
 LEARNED = ("xi", "tau", "gamma")
 
 
+SHIPPED = Path(__file__).parents[1] / "adapters"
+"""Adapters that come with headscope, by the alias of their checkpoint."""
+
+
 def adapter_file(path: Path | str) -> Path:
-    """The path of an adapter that is there; Missing if it is not."""
+    """The file of an adapter, given by path or by the name of a shipped one; Missing if it is not there."""
     found = Path(path).expanduser()
-    if not found.is_file():
-        raise Missing(f"no adapter at '{path}': check adapter=PATH")
-    return found
+    shipped = SHIPPED / f"{path}.safetensors"
+    if not found.is_file() and not shipped.is_file():
+        names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.safetensors")))
+        raise Missing(f"no adapter at '{path}': check adapter=PATH, or name a shipped one: {names}")
+    return found if found.is_file() else shipped
 
 
 class AdaRoPE(nn.Module):
@@ -53,7 +62,7 @@ class AdaRoPE(nn.Module):
         gamma: Tensor,
         rotary_factor: Tensor,
         reference_length: int,
-        metadata: Mapping[str, str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ):
         super().__init__()
         learned = (theta.float().log(), tau, gamma)
@@ -64,6 +73,7 @@ class AdaRoPE(nn.Module):
         self.register_buffer("rotary_factor", rotary_factor.detach().float().clone())
         self.reference_length = reference_length
         self.by_sequence = False
+        self.lora: Path | None = None
         self.metadata = dict(metadata or {})
 
     @classmethod
@@ -96,7 +106,7 @@ class AdaRoPE(nn.Module):
         """lambda(n) for every head: n [B, Lq] -> [B, H, Lq]; `by_sequence` takes the longest n for every query."""
         if self.by_sequence:
             visible = visible.amax(-1, keepdim=True).expand_as(visible)
-        grown = torch.log1p(visible.float().clamp(min=self.reference_length) / self.reference_length)
+        grown = torch.log1p(visible.to(self.tau.dtype).clamp(min=self.reference_length) / self.reference_length)
         tau, gamma = (t[layer].to(visible.device)[None, :, None] for t in (self.tau, self.gamma))
         return torch.as_tensor(grown[:, None] ** gamma / tau)
 
@@ -107,29 +117,44 @@ class AdaRoPE(nn.Module):
         return self.tau.detach(), self.gamma.detach()
 
     @property
+    def step(self) -> int | None:
+        """Optimiser steps that made it, if known."""
+        return self.metadata.get("step")
+
+    @property
     def sha256(self) -> str:
-        """Digest of the parameters."""
-        tensors = {name: t.detach().cpu() for name, t in self.state_dict().items()}
-        return hashlib.sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))).hexdigest()
+        """Digest of the parameters, and of the LoRA beside them if there is one."""
+        tensors = self.tensors()
+        digest = hashlib.sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors)))
+        if self.lora is not None:
+            digest.update(lora.sha256(self.lora).encode())
+        return digest.hexdigest()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What an adapter file holds: the learned parameters as they now are, and what they started from."""
+        stored = {name: tensor for name, tensor in self.named_buffers() if "." not in name}
+        stored |= {name: torch.as_tensor(getattr(self, name)) for name in LEARNED}
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}
 
     def save(self, path: Path | str, **metadata: Any) -> Path:
         """Write the adapter file; keyword arguments join its json metadata."""
         path = Path(path)
-        tensors = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
-        notes = {**self.metadata, **{name: json.dumps(value) for name, value in metadata.items()}}
-        save_file(tensors, path, {**notes, "format": FORMAT, "reference_length": str(self.reference_length)})
+        notes = {"format": FORMAT, "reference_length": self.reference_length, **self.metadata, **metadata}
+        # One entry: safetensors writes several in no fixed order, and the same adapter should be the same bytes.
+        save_file(self.tensors(), path, {METADATA: json.dumps(notes)})
         return path
 
     @classmethod
-    def load(cls, path: Path | str, model: Model) -> "AdaRoPE":
-        """Read an adapter file for `model`.
+    def load(cls, path: Path | str, model: Model, any_weights: bool = False) -> "AdaRoPE":
+        """Read an adapter file for `model`, with the LoRA beside it if it was learned with one.
 
-        Raises Missing if there is none, BadInput if it is no readable adapter or was made for another geometry.
+        Raises Missing if there is none, BadInput if it is no readable adapter, was made for another geometry or, unless
+        `any_weights`, learned on other weights.
         """
         path = adapter_file(path)
         try:
             with safe_open(path, "pt") as file:
-                notes = dict(file.metadata() or {})
+                notes = json.loads((file.metadata() or {}).get(METADATA, "{}"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         except (SafetensorError, OSError) as error:
             raise BadInput(f"'{path}' is not a readable safetensors file ({error})") from error
@@ -152,7 +177,15 @@ class AdaRoPE(nn.Module):
                     f"adapter '{path}' does not fit '{model.checkpoint}': its {name} is {tuple(tensors[name].shape)}, "
                     f"the model needs {shape}; use an adapter learned on this checkpoint"
                 )
+        learned_on = notes.get("weights_sha256")
+        if learned_on not in (None, model.weights_sha256) and not any_weights:
+            raise BadInput(
+                f"adapter '{path}' was learned on other weights ('{notes['checkpoint']}', sha256 {learned_on[:12]}) "
+                f"than those of '{model.checkpoint}' ({model.weights_sha256[:12]}): learn one on these, or use it all "
+                "the same with adarope:adapter=PATH,weights=any"
+            )
         start = (tensors["theta_init"], tensors["tau"], tensors["gamma"], tensors["rotary_factor"])
-        made = cls(*start, int(notes.pop("reference_length")), notes)
+        made = cls(*start, notes.pop("reference_length"), notes)
         made.load_state_dict(tensors)
+        made.lora = lora.beside(path) if "lora" in notes else None
         return made.to(model.device)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from headscope import rotary, seam
 from headscope.geometry import Layout
 from headscope.models import Model, delegated
+from headscope.positions import lora
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.schedule import Fixed, Schedule
 from headscope.positions.schemes import Scheme
@@ -35,6 +36,8 @@ def attached(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None)
     with ExitStack() as stack:
         # A TransformerBridge rotates and attends by its own code unless it runs the wrapped module's.
         stack.enter_context(delegated(model.bridge))
+        if isinstance(schedule, AdaRoPE) and schedule.lora is not None:
+            stack.enter_context(lora.attached(model, schedule.lora))
         if schedule.rotates:
             cache: dict[str, Any] = {}
             for layer, module in enumerate(model.attention):
@@ -60,9 +63,9 @@ def resolve(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None) -> Sche
 def tables(positions: Tensor, theta: Tensor, factor: float, table: Layout, dtype: torch.dtype) -> Tables:
     """cos and sin for positions [B, L] and theta [1|G, P]: [B, L, 2P] if groups share theta, else [B, G, L, 2P].
 
-    Angles are float32 products, as transformers computes them.
+    Angles are products in theta's float32, as transformers computes them.
     """
-    angles = positions[:, None, :, None].float() * theta.to(positions.device)[None, :, None, :]
+    angles = positions[:, None, :, None].to(theta.dtype) * theta.to(positions.device)[None, :, None, :]
     doubled = torch.cat((angles, angles), -1) if table == "half" else angles.repeat_interleave(2, -1)
     cos, sin = ((t * factor).to(dtype) for t in (doubled.cos(), doubled.sin()))
     return (cos[:, 0], sin[:, 0]) if theta.shape[0] == 1 else (cos, sin)
@@ -105,6 +108,6 @@ def _tables_hook(
 def _scale_edit(schedule: Schedule, layer: int) -> seam.Edit:
     def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scale = schedule.query_scale(layer, positions + 1)[..., None]
-        return (q.float() * scale).to(q.dtype), k, v
+        return (q * scale).to(q.dtype), k, v  # the product of bfloat16 and float32 is float32
 
     return edit

@@ -9,6 +9,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from headscope.errors import BadInput
+from headscope.errors import BadInput, Missing
 from headscope.models import Model
 from headscope.positions.adarope import AdaRoPE, adapter_file
+from headscope.positions.keymap import mapped
 from headscope.positions.schedule import Fixed, Schedule
 
 
@@ -165,19 +167,31 @@ class Adapted:
     """AdaRoPE: learned frequencies per KV group and temperatures per head, from an adapter file.
 
     lambda(n) takes n = the keys that each query sees (`length=visible`), or, as the paper writes it, the length of the
-    whole sequence for every query (`length=sequence`).
+    whole sequence for every query (`length=sequence`). `weights=any` puts it on weights it was not learned on.
+    With `keys`, `adapter` is a checkpoint trained with AdaRoPE inside, read by that key map (`positions.keymap`).
     """
 
     adapter: str
     length: str = "visible"
+    weights: str = "same"
+    keys: str | None = None
 
     def __post_init__(self) -> None:
         if self.length not in ("visible", "sequence"):
             raise BadInput(f"length={self.length}: expected visible or sequence")
-        adapter_file(self.adapter)  # told when the spec is read, not after other models have been measured
+        if self.weights not in ("same", "any"):
+            raise BadInput(f"weights={self.weights}: expected same or any")
+        # Told when the spec is read, not after other models have been measured.
+        if self.keys is None:
+            adapter_file(self.adapter)
+        elif not Path(self.adapter).exists():
+            raise Missing(f"no checkpoint at '{self.adapter}': check adapter=PATH")
 
     def schedule(self, model: Model) -> Schedule:
-        learned = AdaRoPE.load(self.adapter, model)
+        if self.keys is not None:
+            learned = mapped(self.adapter, self.keys, model)
+        else:
+            learned = AdaRoPE.load(self.adapter, model, any_weights=self.weights == "any")
         learned.by_sequence = self.length == "sequence"
         return learned
 

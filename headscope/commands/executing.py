@@ -1,0 +1,45 @@
+"""How a command runs a study and shows what came of it."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headscope.config import Study
+    from headscope.store import Run
+
+
+def execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
+    quiet_libraries()
+    from headscope.progress import for_console
+    from headscope.study import run
+
+    return run(study, out, resume=resume, progress=for_console(quiet))
+
+
+def finish(run: "Run", as_json: bool) -> None:
+    """Show a finished run: its summary and the next step, or the same as JSON."""
+    from headscope.terminal import as_data, say, summarise
+
+    if as_json:
+        print(json.dumps(as_data(run)))
+    else:
+        summarise(run)
+        say(f"Next: headscope report {run.path}")
+
+
+def quiet_libraries() -> None:
+    """Let headscope's own log lines through to standard error and silence the bars of others."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("headscope").setLevel(logging.INFO)
+    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging as transformers_logging
+
+    hub_logging.set_verbosity_error()
+    disable_progress_bars()
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()

