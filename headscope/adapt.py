@@ -24,7 +24,7 @@ from headscope.learning import Learner, frozen, wsd
 from headscope.logits import evaluating, last_hidden, loss_by_position
 from headscope.models import Model
 from headscope.positions import AdaRoPE, attached, lora, resolve
-from headscope.positions.adarope import METADATA
+from headscope.positions.adarope import METADATA, adapter_file
 from headscope.positions.variants import VARIANTS
 from headscope.samples import Slices
 from headscope.study import Cell, Library
@@ -44,6 +44,8 @@ class AdaptSection:
         assert study.adapt is not None
         self.study, self.config, self.library = study, study.adapt, library
         (self.label,) = study.models
+        if self.config.adapter is not None:
+            adapter_file(self.config.adapter)
         self.held_out = library.documents(self.label, self.config.validation_length)
         self.slices = Slices(
             self.config.train, library.tokenizer(self.label), [document.name for document in self.held_out], study.seed

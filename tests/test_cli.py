@@ -102,6 +102,23 @@ def test_a_bad_scheme_is_refused_before_any_work(refused, scheme, told):
     assert told in refused(2, "run", "--model", f"x=smollm2-135m@{scheme}", "--length", 64)
 
 
+@pytest.mark.parametrize(
+    ("code", "arguments", "told"),
+    [
+        (2, ["--factor", 0.5], "adapt.factor: Input should be greater than or equal to 1"),
+        (2, ["--phase", "2048"], "bad phase '2048': expected LENGTH:STEPS"),
+        (2, ["--phase", "100000:1"], "no training document holds 100000 tokens; the longest"),
+        (2, ["--variant", "freq"], "adapt.variant"),
+        (2, ["--model", "smollm2-135m@yarn:factor=8"], "adapt: give one checkpoint to learn on, without a scheme"),
+        (2, ["--strategy", "adarope-joint"], "strategy adarope-joint needs adapter to start from"),
+        (3, ["--strategy", "adarope-joint", "--adapter", "./none.safetensors"], "no adapter at './none.safetensors'"),
+        (3, ["--train", "file:./none/*.txt"], "none"),
+    ],
+)
+def test_a_mistake_in_a_training_is_refused_before_any_work(refused, code, arguments, told):
+    assert told in refused(code, "adapt", *arguments)
+
+
 def test_a_negative_length_is_refused(refused):
     assert "measure.lengths: context length -5 is too short" in refused(2, "run", "--length", -5)
 

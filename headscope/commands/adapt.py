@@ -67,8 +67,8 @@ def adapt(
 ) -> None:
     """Learn AdaRoPE on a frozen checkpoint: frequencies per KV group, temperature and growth per head.
 
-    --text and --docs are held out: never learned from, and what the loss by position is reported on. Adapters are kept
-    in the run, adapters/step-NNNN.safetensors; interrupted, it goes on with --resume to the very same adapter.
+    The documents of --text are held out: never learned from, and what the loss by position is reported on.
+    Adapters are kept in the run as adapters/step-NNNN.safetensors; --resume goes on to the very same adapter.
     """
     from headscope.config import parse_phases, read_study
 
@@ -95,3 +95,12 @@ def adapt(
     }
     run = execute(read_study(config, overrides), out, resume, quiet or as_json)
     finish(run, as_json)
+    if not as_json:
+        from headscope.terminal import say
+
+        adapters = run.path / "adapters"
+        checkpoint = run.manifest["models"][0]["spec"]
+        last = sorted(adapters.glob("*.safetensors"))[-1]
+        say(f"Adapter: {last}")
+        say(f"Measure it: headscope run --model base={checkpoint} --model adarope={checkpoint}@adarope:adapter={last}")
+        say(f"Or how it came about: headscope run --checkpoints '{checkpoint}@adarope:adapter={adapters}/step-*'")

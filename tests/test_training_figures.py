@@ -1,0 +1,53 @@
+"""Figures of a training, from small tables with known numbers."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from headscope.figures import training
+
+TRAINING = pd.DataFrame(
+    {
+        "adapter": "x",
+        "step": [1, 2, 3],
+        "context_length": [64, 64, 128],
+        "loss": [4.0, 3.5, 3.0],
+        "tokens": 64,
+        "rate": 1.0,
+    }
+)
+VALIDATION = pd.DataFrame(
+    [
+        {"adapter": "x", "step": step, "context_length": 64, "doc": doc, "position": position, "tokens": tokens}
+        | {"nll": 4.0 - 0.1 * step * (1 + (doc == "b")) * (position == 64)}
+        for step in (0, 1, 2)
+        for doc in ("a", "b")
+        for position, tokens in ((16, 16), (64, 48))
+    ]
+)
+
+
+def test_batches_show_every_step_and_tell_lengths_apart() -> None:
+    (line,) = training.batches(TRAINING).data
+    assert list(line.x) == [1, 2, 3]
+    assert list(line.y) == [4.0, 3.5, 3.0]
+    assert len(set(line.marker.symbol)) == 2
+
+
+def test_held_out_is_the_change_against_step_zero_per_token() -> None:
+    made = training.held_out(VALIDATION)
+    line = next(trace for trace in made.data if trace.mode == "lines+markers" or trace.name == "x")
+    assert list(line.x) == [0, 1, 2]
+    assert list(line.y) == pytest.approx([0.0, -0.15 * 48 / 64, -0.3 * 48 / 64])
+
+
+def test_held_out_by_position_has_a_line_a_kept_step() -> None:
+    made = training.held_out_by_position(VALIDATION, "x")
+    assert [trace.name for trace in made.data] == ["step 1", "step 2"]
+    assert np.allclose(made.data[1].y, [0.0, -0.3])
+
+
+@pytest.mark.parametrize("figure", [training.batches, training.held_out])
+def test_an_empty_table_gives_a_figure_that_says_so(figure: object) -> None:
+    made = figure(pd.DataFrame())  # type: ignore[operator]
+    assert made.layout.annotations
