@@ -156,6 +156,46 @@ def run_study(
 
 
 @app.command()
+def needle(
+    model: Models = None,
+    text: Text = None,
+    lengths: Annotated[
+        str | None, typer.Option("--lengths", help="How many, or a list: 512,2048. \\[default: 4]")
+    ] = None,
+    max_length: Annotated[int | None, typer.Option("--max-length", help="Longest context. \\[default: 2048]")] = None,
+    depths: Annotated[str | None, typer.Option("--depths", help="How many, or a list: 0,0.5,1. \\[default: 5]")] = None,
+    needles: Annotated[int | None, typer.Option("--needles", help="How many needles. \\[default: 6]")] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", help="Needles, JSON lines: name, question, opening, fact.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Haystacks a needle. \\[default: 1]")] = None,
+    mode: Annotated[str | None, typer.Option("--mode", help="strict or wu. \\[default: strict]")] = None,
+    template: Annotated[str | None, typer.Option("--template", help="prefix, plain, chat. \\[default: prefix]")] = None,
+    out: Out = Path("runs"),
+    config: Config = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    seed: Seed = None,
+    resume: Resume = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Needle-in-a-Haystack: does the model find a hidden fact, and which heads copy it.
+
+    The paper's grid: [bold]headscope needle --lengths 20 --max-length 10000 --depths 10 --needles 1[/bold]
+    """
+    from headscope.config import parse_models, read_study
+
+    section = {"max_length": max_length, "needles": needles, "file": file, "seeds": seeds, "mode": mode}
+    section |= {"lengths": _listed(lengths), "depths": _listed(depths), "template": template}
+    shared = {"texts": {"source": text}, "seed": seed, "device": device, "dtype": dtype}
+    study = read_study(config, {"name": None if config else "needle", **shared, "needle": section})
+    if model:
+        study = study.model_copy(update={"models": parse_models(model)})
+    _finish(_execute(study, out, resume, quiet or as_json), as_json)
+
+
+@app.command()
 def window(
     center: Annotated[int | None, typer.Option("--center", help="Window centre c in tokens. \\[default: 512]")] = None,
     width: Annotated[
@@ -301,6 +341,11 @@ def main() -> None:
     except KeyboardInterrupt:
         print("headscope: interrupted", file=sys.stderr)
         sys.exit(4)
+
+
+def _listed(value: str | None) -> Any:
+    """A number as it is, a comma-separated list as a list."""
+    return value.strip(",").split(",") if value and "," in value else value
 
 
 def _execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":

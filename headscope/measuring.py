@@ -14,7 +14,7 @@ from headscope.capture import capturing
 from headscope.config import Study
 from headscope.geometry import Geometry
 from headscope.measures import AttentionRows, DistanceProfile, LossByPosition, RotaryPairs
-from headscope.models import Model
+from headscope.models import Model, evaluating
 from headscope.positions import attached, resolve
 from headscope.positions.schedule import Fixed, Schedule
 from headscope.study import Cell, Library
@@ -92,7 +92,7 @@ def measure_tokens(
     """
     length = len(ids)
     listeners = [ACCUMULATORS[name](model.geometry, length, rows, seed) for name in tables if name in ACCUMULATORS]
-    with attached(model) as schedule, capturing(model) as layers, _evaluating(model):
+    with attached(model) as schedule, capturing(model) as layers, evaluating(model):
         for listener in listeners:
             layers.listen(listener.update)
         ids = ids.to(model.device)[None]
@@ -200,17 +200,6 @@ def _backbone_returning(model: Model, hidden: Tensor) -> Iterator[None]:
         yield
     finally:
         del backbone.__dict__["forward"]
-
-
-@contextmanager
-def _evaluating(model: Model) -> Iterator[None]:
-    was_training = model.module.training
-    model.module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.module.train(was_training)
 
 
 def _grid(*sizes: int) -> tuple[Tensor, ...]:

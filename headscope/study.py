@@ -79,14 +79,15 @@ class Library:
 
         Every length takes the documents that hold the longest one, so lengths are compared on the same texts.
         """
-        tokenizer = self._tokenizer(label)
+        tokenizer = self.tokenizer(label)
         key = (id(tokenizer), length)
         if key not in self._documents:
             texts = self.study.texts
             self._documents[key] = documents(texts.source, tokenizer, texts.docs, length, self.study.seed)
         return self._documents[key]
 
-    def _tokenizer(self, label: str) -> Any:
+    def tokenizer(self, label: str) -> Any:
+        """The tokenizer of the model of that label, which need not be open."""
         if label in self.given:
             if self.given[label].tokenizer is None:
                 raise BadInput(f"model '{label}' came without a tokenizer: hs.load(model, tokenizer=...)")
