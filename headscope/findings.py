@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from headscope.needles import PUBLISHED, RETRIEVAL_HEAD, by_seed, overview, retest
 from headscope.store import Run
 from headscope.summary import models as models_table
 from headscope.windows import NAMES, accuracy, mass_bounds
@@ -76,6 +77,7 @@ def sentences(run: Run) -> dict[str, list[str]]:
         "Loss": [*_losses(run, labels)],
         "Rotary pairs": [*_pairs(heads)],
         "Position parameters": [*_parameters(heads)],
+        "Needle in a haystack": [*_needle(run)],
         "Needle retrieval from a window": [*_window(run)],
         "Scaling theorems": [*_scaling(run)],
     }
@@ -224,6 +226,38 @@ def _parameters(heads: pd.DataFrame) -> Iterator[str]:
         if block["gamma"].abs().max() > 0:
             middle = f"{block['gamma'].median():.3g}"
             yield f"In {label}, gamma is positive in {_count(block['gamma'] > 0)}, with median {middle}."
+
+
+def _needle(run: Run) -> Iterator[str]:
+    """Success and retrieval heads of each model, set against published shares, and how far haystacks agree."""
+    if "needles" not in run.tables:
+        return
+    for row in overview(run).to_dict("records"):
+        model, how = row["model"], "" if row["mode"] == "strict" else f" (mode {row['mode']})"
+        if not row["successes"]:
+            yield f"{model} answered none of {row['trials']} trials{how}, so none of its heads has a retrieval score."
+            continue
+        yield (
+            f"{model} answers {row['successes']} of {row['trials']} trials{how}, {row['share']:.0%} (95 % interval "
+            f"{row['low']:.0%} to {row['high']:.0%}). Its top retrieval head is layer {row['layer']:.0f}, head "
+            f"{row['head']:.0f}, with a score of {row['top']:.2f}; without the needle no head scores above "
+            f"{row['control']:.3f}."
+        )
+        yield (
+            f"In {model}, {row['above']:.1%} of heads score above {RETRIEVAL_HEAD} "
+            f"({_published(row['above'], 'above')}) and {row['zero']:.1%} never copy "
+            f"({_published(row['zero'], 'zero')})."
+        )
+    for row in retest(by_seed(run)).to_dict("records"):
+        yield (
+            f"Haystacks {row['first']} and {row['second']} rank the heads of {row['model']} with a correlation of "
+            f"{row['spearman']:.2f} and share {row['overlap']:.0%} of their top 10."
+        )
+
+
+def _published(share: float, what: str) -> str:
+    low, high = PUBLISHED[what]
+    return f"{'within' if low <= share <= high else 'outside'} the {low:.0%} to {high:.0%} of published models"
 
 
 def _window(run: Run) -> Iterator[str]:

