@@ -34,7 +34,7 @@ def summarise(run: Run) -> None:
 
 
 def warn(run: Run) -> None:
-    """Say on standard error which models found no needle at all: their heads have no score, which is not a score of 0."""
+    """Say on standard error which models found no needle: their heads have no score, which is not a score of 0."""
     for row in overview(run).to_dict("records") if "needles" in run.tables else ():
         if not row["successes"]:
             print(

@@ -26,20 +26,20 @@ OURS = (
     Needle(
         "bell",
         "When was the harbour bell of Port Selwyn cast, and by whom?",
-        "The harbour bell of Port Selwyn was cast in",
-        "1847 by the widow Odette Marchbanks.",
+        "The harbour bell of Port Selwyn was cast in the year",
+        "1847 by Odette Marchbanks of Tarn Street.",
     ),
     Needle(
         "ledger",
-        "What does the ledger of the Corvane mill record for the ninth of March?",
-        "The ledger of the Corvane mill records for the ninth of March",
+        "How much does the ledger of the Corvane mill record?",
+        "The ledger of the Corvane mill records a total of",
         "312 sacks of rye and 58 barrels of tar.",
     ),
     Needle(
         "telescope",
-        "Where did Ilse Tarnowski hide the key of the Brenholm telescope?",
-        "Ilse Tarnowski hid the key of the Brenholm telescope",
-        "under the 26th step of the copper staircase.",
+        "Where is the key of the Brenholm telescope hidden?",
+        "The key of the Brenholm telescope is hidden under",
+        "step 26 of the copper staircase in Ulverdam.",
     ),
     Needle(
         "train",
@@ -48,19 +48,19 @@ OURS = (
         "4:17 from platform 93 behind the customs shed.",
     ),
     Needle(
-        "orchid",
-        "What colour is the orchid that Professor Okonjo found, and where does it grow?",
-        "The orchid that Professor Okonjo found is",
-        "pale violet and grows only on the island of Tessaly 5.",
-    ),
-    Needle(
         "password",
         "What is the password of the archive in Quillhaven?",
         "The password of the archive in Quillhaven is",
         "marzipan 7726 walrus lantern.",
     ),
+    Needle(
+        "telephone",
+        "What is the telephone number of Ingrid Solheim?",
+        "The telephone number of Ingrid Solheim is",
+        "55 28 714 63 09.",
+    ),
 )
-"""Facts with names and digits that no haystack states."""
+"""Facts with names and digits that no haystack states, in words that a small model continues [ours]."""
 
 
 def read_needles(file: str | None, count: int) -> list[Needle]:
