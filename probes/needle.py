@@ -143,6 +143,10 @@ class NeedleSection:
             "retrieval": {**keys, **_per_head(found.copies, model.geometry, trial.depths)},
         }
 
+    def forget(self) -> None:
+        """Drop the cached prefix: the next prompt is read from its start."""
+        self._reader = None
+
     def _ground(self, label: str) -> tuple[list[Haystack], list[Prompter]]:
         """Haystacks and needles in this model's tokens; models of one tokenizer share them."""
         tokenizer = self.library.tokenizer(label)

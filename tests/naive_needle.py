@@ -76,7 +76,7 @@ def wu_prompt(
 
 
 def trial(model: PreTrainedModel, tokenizer: Any, ids: list[int], start: int, end: int, wu: bool) -> Naive:
-    """Prefill all but the last token, then decode greedily with every attention row in hand. `model` attends eagerly."""
+    """Prefill all but the last token, then decode greedily with every attention row in hand; `model` is eager."""
     cache = DynamicCache()
     rows: list[torch.Tensor] = []
     tokens: list[int] = []

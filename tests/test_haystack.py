@@ -77,7 +77,7 @@ def test_no_later_sentence_start_would_do(kind: str) -> None:
         for later in range(at + 1, target + 1):
             left = decoded(prompter.tokenizer, haystack.ids[:later])
             right = decoded(prompter.tokenizer, haystack.ids[: later + 6])[len(left) :]
-            assert not (re.search(r"[a-z][.!?]$", left) and right[:1].isspace()), left[-40:]
+            assert not (re.search(r"[a-z][.!?]\Z", left) and right[:1].isspace()), left[-40:]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -173,10 +173,13 @@ def test_a_bad_file_of_needles_is_refused_by_line(tmp_path: Path, content: str, 
         read_needles(str(tmp_path / "none.jsonl"), 6)
 
 
-def test_wu_prompts_survive_the_round_trip_and_the_fuzzy_span_finds_the_fact() -> None:
+def test_wu_prompts_survive_the_round_trip_and_the_fuzzy_span_lies_on_the_fact() -> None:
     haystack, prompter = ground("byte-level")
     prompt = wu.hidden(prompter, haystack, 1200, 0.5)
-    assert decoded(prompter.tokenizer, prompt.ids[prompt.start : prompt.end]).strip() == OURS[0].fact
+    text = decoded(prompter.tokenizer, prompt.ids)
+    true = len(prompter.tokenizer(text[: text.index(OURS[0].fact)])["input_ids"])
+    assert prompt.end - prompt.start == len(prompter.needle) - prompter.given
+    assert prompt.start <= true < prompt.end  # the fuzzy span of so small a vocabulary may begin early
     tail = len(prompter.after)
     assert abs(len(prompt.ids) - (1200 - wu.RESERVED + tail)) <= 3
     with pytest.raises(BadInput, match="mode wu needs"):

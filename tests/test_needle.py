@@ -16,7 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import headscope as hs
 from headscope import needles as found_needles
-from headscope import study
 from headscope.config import build_study
 from headscope.errors import BadInput, Interrupted
 from headscope.models import Model
