@@ -44,7 +44,7 @@ def strict_prompt(
     at = int(depth * room)
     while at > 0:
         before, after = tokenizer.decode(document.ids[:at]), tokenizer.decode(document.ids[at : at + 5])
-        if re.search(r"[^\sA-Z][.!?…]+[\"'’”)\]»_]*$", before) and after[0].isspace():
+        if re.search(r"[^\sA-Z][.!?…]+[\"'’”)\]»_]*\Z", before) and after[0].isspace():
             break
         at -= 1
     ids = document.ids[:at] + hidden + document.ids[at:room] + tail
@@ -62,7 +62,7 @@ def wu_prompt(
     at = room if depth == 1 else int(depth * room)
     while 0 < at < room or (at == room and depth != 1):
         before, after = tokenizer.decode(document.ids[:at]), tokenizer.decode(document.ids[at : at + 5])
-        if re.search(r"[^\sA-Z][.!?…]+[\"'’”)\]»_]*$", before) and after[0].isspace():
+        if re.search(r"[^\sA-Z][.!?…]+[\"'’”)\]»_]*\Z", before) and after[0].isspace():
             break
         at -= 1
     text = tokenizer.decode(document.ids[:at] + hidden + document.ids[at:room])

