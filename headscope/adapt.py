@@ -21,8 +21,8 @@ from safetensors import safe_open
 from headscope.config import Study
 from headscope.errors import BadInput, Diverged
 from headscope.learning import Learner, frozen, wsd
-from headscope.logits import evaluating, last_hidden, loss_by_position
-from headscope.models import Model
+from headscope.logits import last_hidden, loss_by_position
+from headscope.models import Model, evaluating
 from headscope.positions import AdaRoPE, attached, lora, resolve
 from headscope.positions.adarope import METADATA, adapter_file
 from headscope.positions.variants import VARIANTS

@@ -32,20 +32,23 @@ def measure(
     `model` is a spec string, an opened Model, a transformers model or a TransformerBridge, or a mapping from label to
     any of these; a single one is called "base". The other arguments are those of `headscope run`.
     """
+    content = {
+        "name": name,
+        "texts": {"source": text, "docs": docs},
+        "seed": seed,
+        "device": device,
+        "dtype": dtype,
+        "measure": {"lengths": list(lengths), "tables": list(tables), "rows": rows},
+    }
+    return run_on(model, content, out, resume=resume, quiet=quiet)
+
+
+def run_on(model: Any, content: Mapping[str, Any], out: Path | str, *, resume: bool, quiet: bool) -> Run:
+    """Run a study, given as plain data without its models, on what `measure` takes as `model`."""
     named: Mapping[str, Any] = model if isinstance(model, Mapping) else {"base": model}
     given = {label: models.load(m) for label, m in named.items() if not isinstance(m, str)}
     specs = {label: m if isinstance(m, str) else _spec_of(given[label]) for label, m in named.items()}
-    plan = build_study(
-        {
-            "name": name,
-            "models": specs,
-            "texts": {"source": text, "docs": docs},
-            "seed": seed,
-            "device": device,
-            "dtype": dtype,
-            "measure": {"lengths": list(lengths), "tables": list(tables), "rows": rows},
-        }
-    )
+    plan = build_study({**content, "models": specs})
     return study.run(plan, out, resume=resume, given=given, progress=for_console(quiet))
 
 

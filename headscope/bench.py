@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from headscope import models
+from headscope import models, study
+from headscope.config import build_study
 from headscope.errors import Missing
 from headscope.learning import Learner, frozen
 from headscope.measuring import measure_tokens
@@ -22,14 +23,17 @@ from headscope.positions import AdaRoPE, attached, resolve
 from headscope.texts import documents
 
 SAMPLED = 64
+NEEDLE_GRID = (20, 10)
+"""Context lengths and depths of the needle grid that is timed, as many as in the paper."""
 
 
-def compare(spec: str, length: int, repeats: int, lens_length: int) -> list[dict[str, Any]]:
+def compare(spec: str, length: int, repeats: int, lens_length: int, needle_length: int) -> list[dict[str, Any]]:
     """One row per way to run the model: seconds, ratio to the plain forward, peak MiB and its ratio.
 
     The plain forward is the model with its logits at every position; an adapter and a step of learning are compared
     with the forward under YaRN. `lens_length` > 0 adds transformer-lens's run_with_cache of hook_pattern, and our own
-    measures, at that length. Peak memory needs Linux or CUDA.
+    measures, at that length; `needle_length` > 0 a needle grid up to that length, once, as ratios to one prompt at a
+    time. Peak memory needs Linux or CUDA.
     """
     model = models.load(spec)
     rows = _compared(length, _ways(model, _tokens(model, length)), repeats, model.device)
@@ -41,6 +45,8 @@ def compare(spec: str, length: int, repeats: int, lens_length: int) -> list[dict
         # The bridge alters its model, so it gets one of its own.
         kept["transformer-lens run_with_cache(hook_pattern)"] = _lens(models.load(spec), ids)
         rows += _compared(lens_length, kept, repeats, model.device)
+    if needle_length:
+        rows += _compared(needle_length, _needle_ways(model, needle_length), 1, model.device, warm=False)
     return rows
 
 
@@ -83,6 +89,28 @@ def _positions(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
     }
 
 
+def _needle_ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:
+    """One needle on NEEDLE_GRID lengths and depths: every prompt from its start, and only from where it differs."""
+    lengths, depths = NEEDLE_GRID
+    grid = {"lengths": lengths, "max_length": length, "depths": depths, "needles": 1}
+    plan = build_study({"models": {"bench": model.checkpoint}, "needle": grid})
+    section: Any = study.section("needle")(plan, study.Library(plan, {"bench": model}))
+    cells = [cell for cell in section.cells() if cell.task.mode == "strict"]
+
+    def run(shared: bool) -> Callable[[], Any]:
+        def way() -> None:
+            section.forget()
+            for cell in cells:
+                section.rows(cell, model)
+                if not shared:
+                    section.forget()
+
+        return way
+
+    name = f"needle grid {lengths} x {depths}"
+    return {f"{name}, one prompt at a time": run(shared=False), f"{name}, shared prefixes": run(shared=True)}
+
+
 def _lens(model: Model, ids: torch.Tensor) -> Callable[[], Any]:
     try:
         from transformer_lens.model_bridge import TransformerBridge
@@ -98,11 +126,12 @@ def _lens(model: Model, ids: torch.Tensor) -> Callable[[], Any]:
 
 
 def _compared(
-    length: int, ways: dict[str, Callable[[], Any]], repeats: int, device: torch.device
+    length: int, ways: dict[str, Callable[[], Any]], repeats: int, device: torch.device, warm: bool = True
 ) -> list[dict[str, Any]]:
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     peaks: dict[str, list[float]] = {name: [] for name in ways}
-    next(iter(ways.values()))()  # the first pass of a process pays for page faults and thread pools
+    if warm:
+        next(iter(ways.values()))()  # the first pass of a process pays for page faults and thread pools
     for _ in range(repeats):
         for name, way in ways.items():
             elapsed, peak = _timed(way, device)

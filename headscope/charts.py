@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.figures import compare, layers, lengths, loss, rotary, scaling, training, window
+from headscope.figures import compare, layers, lengths, loss, needle, rotary, scaling, training, window
 from headscope.figures import heads as head_figures
 from headscope.findings import Head, few, notable, number
+from headscope.needles import by_seed, seed_columns
 from headscope.store import Run
 from headscope.summary import longest, statistic
 
@@ -46,6 +47,7 @@ def sections(run: Run) -> dict[str, list[Chart]]:
         "What the position schemes changed": [*_parameters(run, heads, models)],
         "Loss along the context": [*_loss(run, models)],
         "During training": [*_learning(run), *_training(run, chosen)],
+        "Needle in a haystack": [*_needle(run, heads, models)],
         "Needle retrieval from a window": [*_window(run)],
         "Scaling theorems": [*_scaling(run)],
     }
@@ -261,6 +263,54 @@ def _extremes(heads: pd.DataFrame, name: str, model: str) -> str:
         f"From {number(low[name])} (layer {low['layer']}, head {low['head']}) to {number(high[name])} "
         f"(layer {high['layer']}, head {high['head']}); median {number(mine[name].median())}."
     )
+
+
+def _needle(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
+    needles = table(run, "needles", models)
+    if needles is None:
+        return
+    strict = "strict" in set(needles["mode"])
+    for label in models:
+        yield Chart(
+            needle.success_map(needles, label, "strict" if strict else "wu"),
+            "A cell is a context length and a depth; it succeeds where the answer holds more than half of the needle's "
+            "words.",
+            half=True,
+        )
+    scored = [label for label in models if label in _finite(heads, "retrieval")]
+    for label in scored:
+        yield Chart(
+            head_figures.matrix(heads, "retrieval", label),
+            "Share of the needle that a head copies while the model answers right: at the step that writes a token, "
+            "the head's largest weight lies on that very token of the needle.",
+            _extremes(heads, "retrieval", label),
+            half=True,
+        )
+    if scored:
+        yield Chart(
+            needle.ranked(heads),
+            "Heads above the dotted line, a score of 0.1, are called retrieval heads. Bands: 95 % bootstrap interval "
+            "over trials.",
+            half=True,
+        )
+    for label in scored:
+        if label in _finite(heads, "growth"):
+            yield Chart(
+                needle.against_growth(heads, label),
+                "A point is a head. Theory asks a retrieval head to keep its effective length: a growth exponent "
+                "near 0.",
+                half=True,
+            )
+    if len(scored) > 1:
+        yield Chart(
+            compare.against(heads, "retrieval", scored[0]),
+            f"A point is a head. On the dashed line it copies as much as under {scored[0]}.",
+        )
+    scores = by_seed(run)
+    for label in scored if len(seed_columns(scores)) > 1 else ():
+        yield Chart(
+            needle.between_seeds(scores, label), "The same needles in two haystacks; a point is a head.", half=True
+        )
 
 
 def _window(run: Run) -> Iterator[Chart]:

@@ -136,6 +136,7 @@ def run_study(
 
 
 app.command()(adapt.adapt)
+app.command()(probes.needle)
 app.command()(probes.window)
 app.command()(probes.scaling)
 
@@ -206,13 +207,14 @@ def bench(
         int,
         typer.Option("--lens-length", min=0, help="Length for the comparison with transformer-lens; 0 leaves it out."),
     ] = 1024,
+    needle: Annotated[int, typer.Option("--needle", min=0, help="Longest context of a 20 x 10 needle grid.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Time and peak memory of measuring, as ratios to the plain forward pass of the same model in this process."""
     quiet_libraries()
     from headscope.bench import compare
 
-    rows = compare(model, length, repeats, lens_length)
+    rows = compare(model, length, repeats, lens_length, needle)
     if as_json:
         print(json.dumps(rows))
         return

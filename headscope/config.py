@@ -22,6 +22,7 @@ Strategy = Literal["adarope", "yarn-lora", "joint", "adarope-lora", "adarope-joi
 SECTIONS: Mapping[str, str] = {
     "adapt": "headscope.adapt:AdaptSection",
     "measure": "headscope.measuring:MeasureSection",
+    "needle": "probes.needle:NeedleSection",
     "window": "probes.window:WindowSection",
     "scaling": "probes.scaling:ScalingSection",
 }
@@ -124,6 +125,48 @@ class Adapt(Part):
         return next(phase for phase, end in zip(self.phases, ends, strict=True) if step < end)
 
 
+class Needle(Part):
+    """Needle-in-a-Haystack: lengths x depths x needles x seeds, every head scored on every answer."""
+
+    lengths: int | list[int] = Field(
+        4, description="how many, evenly spaced up to max_length; or the lengths in tokens"
+    )
+    max_length: int = Field(2048, ge=1, description="longest context in tokens, where lengths is a number")
+    depths: int | list[float] = Field(5, description="how many, evenly spaced from 0 to 1; or the depths")
+    needles: int = Field(6, ge=1, description="how many of the needles to hide, from the first")
+    file: str | None = Field(None, description="JSON lines of your own needles: name, question, opening, fact")
+    seeds: int = Field(1, ge=1, description="haystacks: documents of the source, in its seeded order")
+    mode: Literal["strict", "wu"] = Field("strict", description="how copies count: exactly, or as the public code does")
+    template: Literal["prefix", "plain", "chat"] = Field(
+        "prefix", description="after the question: the needle's opening words, nothing, or the model's chat template"
+    )
+
+    @model_validator(mode="after")
+    def _make_a_grid(self) -> "Needle":
+        numbers = (self.lengths, self.depths)
+        if any(isinstance(number, int) and number < 1 for number in numbers) or [] in numbers:
+            raise ValueError("give at least one length and one depth")
+        if wrong := [depth for depth in self.grid_depths if not 0 <= depth <= 1]:
+            raise ValueError(f"depth {wrong[0]:g} lies outside 0 (start of the haystack) to 1 (its end)")
+        if min(self.grid_lengths) < 1:
+            raise ValueError(f"context length {min(self.grid_lengths)} is too short")
+        return self
+
+    @property
+    def grid_lengths(self) -> list[int]:
+        """Context lengths in tokens, ascending."""
+        if isinstance(self.lengths, list):
+            return sorted(set(self.lengths))
+        return sorted({round(self.max_length * n / self.lengths) for n in range(1, self.lengths + 1)})
+
+    @property
+    def grid_depths(self) -> list[float]:
+        """Depths, ascending; a single one lies in the middle."""
+        if isinstance(self.depths, list):
+            return sorted(set(self.depths))
+        return [0.5] if self.depths == 1 else [n / (self.depths - 1) for n in range(self.depths)]
+
+
 class Window(Part):
     """Needle retrieval from a window: one-layer, one-head models trained on synthetic sequences."""
 
@@ -171,12 +214,13 @@ class Study(Part):
     dtype: str = "auto"
     adapt: Adapt | None = None
     measure: Measure | None = None
+    needle: Needle | None = None
     window: Window | None = None
     scaling: Scaling | None = None
 
     @model_validator(mode="after")
     def _something_to_measure(self) -> "Study":
-        if self.measure is not None and not self.models:
+        if (self.measure is not None or self.needle is not None) and not self.models:
             raise ValueError("models: give at least one model to measure")
         if self.adapt is not None and (len(self.models) != 1 or "@" in next(iter(self.models.values()))):
             raise ValueError("adapt: give one checkpoint to learn on, without a scheme")

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.claims import claims
+from headscope.needles import PUBLISHED, RETRIEVAL_HEAD, by_group, by_seed, overview, retest
 from headscope.store import Run
 from headscope.summary import longest
 from headscope.summary import models as models_table
@@ -70,6 +71,7 @@ def sentences(run: Run) -> dict[str, list[str]]:
         "Position parameters": [*_parameters(heads)],
         "Training": [*_training(run)],
         "Against the paper": [f"{claim.said}: {claim.verdict}. {claim.found}." for claim in claims(run)],
+        "Needle in a haystack": [*_needle(run)],
         "Needle retrieval from a window": [*_window(run)],
         "Scaling theorems": [*_scaling(run)],
     }
@@ -235,6 +237,40 @@ def _training(run: Run) -> Iterator[str]:
             f"({last['loss'] - start:+.4f}) after {last['step']} steps; lowest at step {best['step']} with "
             f"{best['loss']:.4f}."
         )
+
+
+def _needle(run: Run) -> Iterator[str]:
+    """Success and retrieval heads of each model, set against published shares, and how far haystacks agree."""
+    if "needles" not in run.tables:
+        return
+    for row in overview(run).to_dict("records"):
+        model, how = row["model"], "" if row["mode"] == "strict" else f" (mode {row['mode']})"
+        if not row["successes"]:
+            yield f"{model} answered none of {row['trials']} trials{how}, so none of its heads has a retrieval score."
+            continue
+        yield (
+            f"{model} answers {row['successes']} of {row['trials']} trials{how}, {row['share']:.0%} (95 % interval "
+            f"{row['low']:.0%} to {row['high']:.0%}). Its top retrieval head is layer {row['layer']:.0f}, head "
+            f"{row['head']:.0f}, with a score of {row['top']:.2f}; without the needle no head scores above "
+            f"{row['control']:.3f}."
+        )
+        yield (
+            f"In {model}, {row['above']:.1%} of heads score above {RETRIEVAL_HEAD} "
+            f"({_published(row['above'], 'above')}) and {row['zero']:.1%} never copy "
+            f"({_published(row['zero'], 'zero')})."
+        )
+    for label, groups in by_group(run.heads).groupby("model", observed=True) if "retrieval" in run.heads else ():
+        yield f"{(groups['max'] > RETRIEVAL_HEAD).sum()} of {len(groups)} key groups of {label} hold such a head."
+    for row in retest(by_seed(run)).to_dict("records"):
+        yield (
+            f"Haystacks {row['first']} and {row['second']} rank the heads of {row['model']} with a correlation of "
+            f"{row['spearman']:.2f} and share {row['overlap']:.0%} of their top 10."
+        )
+
+
+def _published(share: float, what: str) -> str:
+    low, high = PUBLISHED[what]
+    return f"{'within' if low <= share <= high else 'outside'} the {low:.0%} to {high:.0%} of published models"
 
 
 def _window(run: Run) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 
 from headscope.measures import LossByPosition
@@ -52,15 +51,3 @@ def backbone_returning(model: Model, hidden: Tensor) -> Iterator[None]:
         yield
     finally:
         del backbone.__dict__["forward"]
-
-
-@contextmanager
-def evaluating(model: Model) -> Iterator[None]:
-    """No dropout, no gradients."""
-    was_training = model.module.training
-    model.module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.module.train(was_training)

@@ -12,9 +12,9 @@ from headscope.attention import Attention
 from headscope.capture import capturing
 from headscope.config import Study
 from headscope.geometry import Geometry
-from headscope.logits import evaluating, last_hidden, loss_by_position
+from headscope.logits import last_hidden, loss_by_position
 from headscope.measures import AttentionRows, DistanceProfile, RotaryPairs
-from headscope.models import Model
+from headscope.models import Model, evaluating
 from headscope.positions import attached, resolve
 from headscope.positions.schedule import Fixed, Schedule
 from headscope.study import Cell, Library

@@ -152,6 +152,18 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 @contextmanager
+def evaluating(model: Model) -> Iterator[None]:
+    """Run the model without dropout or gradients; leaving restores its mode."""
+    was_training = model.module.training
+    model.module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.module.train(was_training)
+
+
+@contextmanager
 def delegated(bridge: Any) -> Iterator[None]:
     """Let a TransformerBridge's attention run its wrapped module's own forward, and so reach the seam."""
     with ExitStack() as stack:

@@ -96,6 +96,7 @@ class Library:
         return self._documents[key]
 
     def tokenizer(self, label: str) -> Any:
+        """The tokenizer of the model of that label, which need not be open."""
         if label in self.given:
             if self.given[label].tokenizer is None:
                 raise BadInput(f"model '{label}' came without a tokenizer: hs.load(model, tokenizer=...)")
@@ -126,7 +127,7 @@ def run(
     for label, spec in study.models.items():
         if label not in library.given:
             parse(models.split_spec(spec)[1])
-    sections = {name: _section(name)(study, library) for name in study.sections}
+    sections = {name: section(name)(study, library) for name in study.sections}
     plan = [(name, cell) for name, section in sections.items() for cell in section.cells()]
     used = {label: spec for label, spec in study.models.items() if any(cell.model == label for _, cell in plan)}
     config = study.model_dump(mode="json", exclude_none=True)
@@ -170,10 +171,11 @@ def _turns(study: Study) -> dict[str | None, tuple[int, int]]:
     return {label: (first[checkpoint], turn) for turn, (label, checkpoint) in enumerate(checkpoint_of.items())}
 
 
-def _section(name: str) -> type[Section]:
+def section(name: str) -> type[Section]:
+    """The class that runs the section of that name, imported now."""
     module, _, attribute = SECTIONS[name].partition(":")
-    section: type[Section] = getattr(importlib.import_module(module), attribute)
-    return section
+    found: type[Section] = getattr(importlib.import_module(module), attribute)
+    return found
 
 
 def _identified(label: str, spec: str, library: Library) -> str:

@@ -16,6 +16,7 @@ import pandas as pd
 
 from headscope.bins import PER_OCTAVE, last_octave, middle
 from headscope.errors import BadInput, nearest
+from headscope.schema import TABLES
 from headscope.store import Run
 
 HEAD = ["model", "layer", "head", "kv_group"]
@@ -59,6 +60,15 @@ HEAD_STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         ),
         "mean_log_theta": Statistic("mean log-frequency", "ln rad/token", "mean of ln theta over rotary pairs"),
         "effective_base": Statistic("effective base", "", "base of the plain RoPE with the same mean ln theta", True),
+        "retrieval": Statistic(
+            "retrieval score",
+            "",
+            "mean share of the needle's scored tokens that the head copied (strict), over the trials that succeeded; "
+            "missing where none did",
+        ),
+        "retrieval_mass": Statistic("needle mass", "", "mean weight on the needle at the answer steps, same trials"),
+        "retrieval_wu": Statistic("retrieval score (wu)", "", "mean score as the public code of Wu et al. counts it"),
+        "retrieval_control": Statistic("retrieval score, no needle", "", "mean strict score in the control trials"),
         "tau": Statistic("temperature tau", "", "lambda(n) = (1/tau) ln(1 + max(n, L_ref)/L_ref)^gamma"),
         "gamma": Statistic("growth of logits gamma", "", "exponent of ln(1 + n/L_ref) in lambda(n)"),
         "logit_scale": Statistic("logit multiplier", "", "factor on logits up to L_ref, beyond the checkpoint's own"),
@@ -85,11 +95,14 @@ def heads(run: Run) -> pd.DataFrame:
     last octave of visible keys, those that see more than about half of the context [ours]; `growth`; and at the
     model's longest length `ess1`, `max_weight`, `sink_mass`, `local_mass`, `mean_distance` over the same rows.
     From `pairs`, at the longest length: `cov`, `cov_rms`, `cov_norm`, `weighted_log_theta`. From `scales`:
-    `tau`, `gamma`, `logit_scale`, `effective_base`, `mean_log_theta`. `ess2_<L>`, `growth` and `cov` come with
+    `tau`, `gamma`, `logit_scale`, `effective_base`, `mean_log_theta`. From `retrieval`: `retrieval`, `retrieval_mass`,
+    `retrieval_wu` over successful trials, `retrieval_control`. `ess2_<L>`, `growth`, `cov` and `retrieval` come with
     `_low` and `_high`. `HEAD_STATISTICS` tells units and meanings.
     """
     parts = {"attention": _attention, "pairs": _pairs, "scales": _scales}
     found = [part(_plain(run.table(name))) for name, part in parts.items() if name in run.tables]
+    if "retrieval" in run.tables:
+        found.append(_retrieval(retrieval_rows(run)))
     if not found:
         return pd.DataFrame(columns=HEAD)
     wide = pd.concat(found, axis=1).reset_index()
@@ -195,6 +208,28 @@ def _pairs(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _scales(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.set_index(HEAD)[["tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"]]
+
+
+def retrieval_rows(run: Run) -> pd.DataFrame:
+    """The `retrieval` table with `success` and `trial`, the number of the trial."""
+    trials = _plain(run.needles)
+    trials["trial"] = np.arange(len(trials))
+    keys = TABLES["needles"].keys
+    return _plain(run.retrieval).merge(trials[[*keys, "success", "trial"]], on=keys)
+
+
+def _retrieval(rows: pd.DataFrame) -> pd.DataFrame:
+    good = rows[rows["success"]]
+    strict = good[good["mode"] == "strict"]
+    columns: list[pd.DataFrame | pd.Series] = [
+        rows[rows["mode"] == "absent"].groupby(HEAD)["score"].mean().rename("retrieval_control")
+    ]
+    if len(strict):
+        by_trial = strict.set_index([*HEAD, "trial"])["score"].rename_axis(index={"trial": "doc"})
+        columns = [_with_interval(by_trial, "retrieval"), strict.groupby(HEAD)["mass"].mean(), *columns]
+    if len(counted := good[good["mode"] == "wu"]):
+        columns.append(counted.groupby(HEAD)["score"].mean().rename("retrieval_wu"))
+    return pd.concat(columns, axis=1).rename(columns={"mass": "retrieval_mass"})
 
 
 def _losses(frame: pd.DataFrame, first: str) -> pd.DataFrame:

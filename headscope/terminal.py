@@ -1,13 +1,16 @@
 """What the terminal shows of a run: a summary table, the findings, or the same as plain data."""
 
 import json
+import sys
 from typing import Any
 
+import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from headscope.findings import sentences
+from headscope.needles import overview
 from headscope.store import Run
 from headscope.summary import models, statistic
 
@@ -22,10 +25,23 @@ def summarise(run: Run) -> None:
     say(f"Run: {escape(str(run.path))}")
     if "attention" in run.tables or "nll" in run.tables:
         print_table(_side_by_side(_records(run)), title="Median head, and mean loss")
+    if "needles" in run.tables:
+        print_table(_needles(run), title="Needle in a haystack")
     for heading, told in sentences(run).items():
         say(f"[bold]{heading}[/bold]")
         for sentence in told:
             say(f"  {escape(sentence)}")
+
+
+def warn(run: Run) -> None:
+    """Say on standard error which models found no needle: their heads have no score, which is not a score of 0."""
+    for row in overview(run).to_dict("records") if "needles" in run.tables else ():
+        if not row["successes"]:
+            print(
+                f"headscope: {row['model']} found the needle in none of {row['trials']} trials, so its heads have no "
+                "retrieval score; its answers are in the table needles",
+                file=sys.stderr,
+            )
 
 
 def list_run(run: Run) -> None:
@@ -35,14 +51,19 @@ def list_run(run: Run) -> None:
 
 
 def as_data(run: Run, summary: bool = True) -> dict[str, Any]:
-    """The run as what JSON can hold: path, models, rows of each table, seconds and, on request, `summary.models`."""
-    brief = {
+    """The run as what JSON can hold: path, models, rows of each table, seconds and, on request, `summary.models` and,
+    where needles were hidden, `needles.overview`."""
+    brief: dict[str, Any] = {
         "path": str(run.path),
         "models": run.models,
         "tables": {name: table["rows"] for name, table in run.manifest["tables"].items()},
         "seconds": run.manifest["timings"]["seconds"],
     }
-    return {**brief, "summary": _records(run) if run.models else []} if summary else brief
+    if summary:
+        brief["summary"] = _records(run) if run.models else []
+        if "needles" in run.tables:
+            brief["needles"] = _plain(overview(run))
+    return brief
 
 
 def print_table(rows: list[dict[str, Any]], title: str | None = None) -> None:
@@ -58,8 +79,33 @@ def print_table(rows: list[dict[str, Any]], title: str | None = None) -> None:
 
 def _records(run: Run) -> list[dict[str, Any]]:
     """`summary.models` as plain rows, None where there is no interval."""
-    records: list[dict[str, Any]] = json.loads(models(run).to_json(orient="records"))
+    return _plain(models(run))
+
+
+def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records"))
     return records
+
+
+def _needles(run: Run) -> list[dict[str, Any]]:
+    """One row a model and mode: success with its interval, shares of heads and the top head, in words."""
+    rows = []
+    for row in overview(run).to_dict("records"):
+        heads = {
+            "heads > 0.1": f"{row['above']:.1%}",
+            "heads at 0": f"{row['zero']:.1%}",
+            "top head": f"L{row['layer']:.0f} H{row['head']:.0f}: {row['top']:.2f}",
+        }
+        rows.append(
+            {
+                "model": row["model"],
+                "mode": row["mode"],
+                "found": f"{row['successes']}/{row['trials']} [{row['low']:.0%}, {row['high']:.0%}]",
+                **(heads if row["successes"] else dict.fromkeys(heads, "no score")),
+                "without needle": row["control"],
+            }
+        )
+    return rows
 
 
 def _side_by_side(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -55,6 +55,7 @@ def synthetic_run(
     cells: dict[str, Mapping[str, Any]] = {}
     for m, model in enumerate(models):
         cells[f"{model}/positions"] = _parameters(model, units, pairs, shift=-0.1 * m)
+        cells[f"{model}/needle"] = _needles(model, units, lengths, 0.15 * m, np.random.default_rng([seed, m]))
         for length, d in product(lengths, range(docs)):
             rng = np.random.default_rng([seed, m, length, d])
             keys = {"model": model, "context_length": length, "doc": f"synthetic/{d}"}
@@ -140,3 +141,30 @@ def _nll(keys: dict[str, Any], length: int, model: int, doc: int) -> pd.DataFram
     edges = position_edges(length)
     nll = 3.0 + 2.0 / np.log(edges + 2) + 0.1 * doc + 0.05 * model
     return pd.DataFrame({"position": edges, "nll": nll, "tokens": np.diff(edges, prepend=0)}).assign(**keys)
+
+
+def _needles(
+    model: str, units: pd.DataFrame, lengths: Sequence[int], harder: float, rng: np.random.Generator
+) -> dict[str, pd.DataFrame]:
+    """Trials at 4 depths of 2 needles in 2 haystacks; heads of low growth copy, and deep or long ones fail more."""
+    trials = pd.DataFrame(
+        list(product(("strict", "absent"), ("bell", "ledger"), lengths, (0.0, 0.33, 0.67, 1.0), (0, 1))),
+        columns=["mode", "needle", "context_length", "depth", "seed"],
+    ).assign(model=model)
+    trials["doc"] = "synthetic/" + trials["seed"].astype(str)
+    trials["prompt_tokens"] = trials["context_length"]
+    trials["span_start"] = (trials["depth"] * (trials["context_length"] - 60)).astype(int) + 9
+    trials["span_end"] = trials["span_start"] + 8
+    hidden = trials["mode"] == "strict"
+    chance = np.where(hidden, 0.95 - harder - 0.2 * trials["depth"] * (trials["context_length"] == max(lengths)), 0.0)
+    trials["success"] = rng.random(len(trials)) < chance
+    trials["recall"] = np.where(trials["success"], 1.0, 0.1)
+    trials["answer"] = np.where(trials["success"], "1847 by Odette Marchbanks.", "the king.")
+    trials["steps"] = 10
+    keys = ["model", "mode", "needle", "context_length", "depth", "doc", "seed"]
+    rows = units.merge(trials[[*keys, "success"]], how="cross")
+    skill = np.clip(1 - 4 * rows["growth"], 0, 1) * np.where(rows["mode"] == "strict", 0.3 + 0.7 * rows["success"], 0)
+    rows["copies"] = rng.binomial(8, 0.95 * skill)
+    rows["score"] = rows["copies"] / 8
+    rows["mass"] = np.clip(0.7 * skill + 0.01 * rng.random(len(rows)), 0, 1)
+    return {"needles": trials, "retrieval": rows.drop(columns=["growth", "success"])}

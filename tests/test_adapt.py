@@ -25,8 +25,7 @@ from headscope import study, texts
 from headscope.config import build_study, expand_checkpoints
 from headscope.errors import BadInput, Diverged, Missing
 from headscope.learning import Learner, frozen, wsd
-from headscope.logits import evaluating
-from headscope.models import Model
+from headscope.models import Model, evaluating
 from headscope.positions import AdaRoPE, attached, resolve
 from headscope.positions.adarope import LEARNED
 from headscope.positions.variants import VARIANTS

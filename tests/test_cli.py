@@ -127,6 +127,23 @@ def test_rows_that_are_no_number_are_refused(refused):
     assert "measure.rows" in refused(2, "run", "--rows", "some")
 
 
+def test_a_depth_outside_the_haystack_is_refused(refused):
+    assert "depth 1.5 lies outside 0" in refused(2, "needle", "--depths", "0,1.5")
+
+
+def test_needles_that_are_not_there_are_reported_as_missing(refused, tmp_path):
+    assert "no needles at" in refused(3, "needle", "--file", tmp_path / "none.jsonl")
+
+
+def test_a_length_that_is_no_number_is_refused(refused):
+    assert "needle.lengths" in refused(2, "needle", "--lengths", "many")
+
+
+@pytest.mark.model
+def test_a_context_too_short_for_the_needle_is_refused(refused):
+    assert "leaves no haystack in a context of 40" in refused(2, "needle", "--lengths", "40,80")
+
+
 def test_an_unknown_table_is_refused(refused):
     assert "measure.tables" in refused(2, "run", "--measure", "attentions")
 

@@ -11,8 +11,8 @@ from safetensors import safe_open
 
 from headscope import study, texts
 from headscope.config import build_study
-from headscope.logits import evaluating, last_hidden, loss_by_position
-from headscope.models import Model
+from headscope.logits import last_hidden, loss_by_position
+from headscope.models import Model, evaluating
 from headscope.positions import AdaRoPE, attached, resolve
 from headscope.positions.adarope import METADATA, SHIPPED, adapter_file
 

@@ -21,8 +21,9 @@ def execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
 
 def finish(run: "Run", as_json: bool) -> None:
     """Show a finished run: its summary and the next step, or the same as JSON."""
-    from headscope.terminal import as_data, say, summarise
+    from headscope.terminal import as_data, say, summarise, warn
 
+    warn(run)
     if as_json:
         print(json.dumps(as_data(run)))
     else:

@@ -1,12 +1,51 @@
 """The commands of the probes."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from headscope.commands.executing import execute, finish
-from headscope.commands.flags import Config, Json, Out, Quiet, Resume, Seed
+from headscope.commands.flags import Config, Device, Dtype, Json, Models, Out, Quiet, Resume, Seed, Text
+
+
+def needle(
+    model: Models = None,
+    text: Text = None,
+    lengths: Annotated[
+        str | None, typer.Option("--lengths", help="How many, or a list: 512,2048. \\[default: 4]")
+    ] = None,
+    max_length: Annotated[int | None, typer.Option("--max-length", help="Longest context. \\[default: 2048]")] = None,
+    depths: Annotated[str | None, typer.Option("--depths", help="How many, or a list: 0,0.5,1. \\[default: 5]")] = None,
+    needles: Annotated[int | None, typer.Option("--needles", help="How many needles. \\[default: 6]")] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", help="Needles, JSON lines: name, question, opening, fact.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Haystacks a needle. \\[default: 1]")] = None,
+    mode: Annotated[str | None, typer.Option("--mode", help="strict or wu. \\[default: strict]")] = None,
+    template: Annotated[str | None, typer.Option("--template", help="prefix, plain, chat. \\[default: prefix]")] = None,
+    out: Out = Path("runs"),
+    config: Config = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    seed: Seed = None,
+    resume: Resume = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Needle-in-a-Haystack: does the model find a hidden fact, and which heads copy it.
+
+    The paper's grid: [bold]headscope needle --lengths 20 --max-length 10000 --depths 10 --needles 1[/bold]
+    """
+    from headscope.config import parse_models, read_study
+
+    section = {"max_length": max_length, "needles": needles, "file": file, "seeds": seeds, "mode": mode}
+    section |= {"lengths": _listed(lengths), "depths": _listed(depths), "template": template}
+    shared = {"texts": {"source": text}, "seed": seed, "device": device, "dtype": dtype}
+    study = read_study(config, {"name": None if config else "needle", **shared, "needle": section})
+    if model:
+        study = study.model_copy(update={"models": parse_models(model)})
+    finish(execute(study, out, resume, quiet or as_json), as_json)
 
 
 def window(
@@ -60,3 +99,8 @@ def scaling(
     section = {"lengths": length or None, "exponents": exponent or None, "seeds": seeds}
     study = read_study(config, {"name": None if config else "scaling", "seed": seed, "scaling": section})
     finish(execute(study, out, resume, quiet or as_json), as_json)
+
+
+def _listed(value: str | None) -> Any:
+    """A number as it is, a comma-separated list as a list."""
+    return value.strip(",").split(",") if value and "," in value else value

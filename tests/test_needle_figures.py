@@ -1,0 +1,149 @@
+"""What is told of needle trials, in tables, figures and sentences, carries the numbers of the stored trials."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import spearmanr
+from synthetic import synthetic_run
+
+from headscope import charts, findings, report
+from headscope.figures import heads, needle
+from headscope.needles import by_group, by_seed, overview, retest, success
+from headscope.store import Run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return synthetic_run(tmp_path_factory.mktemp("runs"))
+
+
+def scores(run: Run, model: str, **only: object) -> pd.Series:
+    """Mean strict score by (layer, head) over the successful trials, by plain selection."""
+    trials = run.needles[(run.needles["model"] == model) & (run.needles["mode"] == "strict") & run.needles["success"]]
+    for name, value in only.items():
+        trials = trials[trials[name] == value]
+    wanted = set(trials[["needle", "context_length", "depth", "seed"]].itertuples(index=False, name=None))
+    rows = run.retrieval[(run.retrieval["model"] == model) & (run.retrieval["mode"] == "strict")]
+    kept = [
+        key in wanted for key in rows[["needle", "context_length", "depth", "seed"]].itertuples(index=False, name=None)
+    ]
+    return rows[kept].astype({"score": "float64"}).groupby(["layer", "head"])["score"].mean()
+
+
+def test_the_headline_is_the_mean_over_successful_trials_alone(run: Run) -> None:
+    for model in run.models:
+        mine = run.heads[run.heads["model"] == model].set_index(["layer", "head"])
+        expected = scores(run, model)
+        np.testing.assert_allclose(mine["retrieval"], expected, rtol=1e-6)
+        assert (mine["retrieval_low"] <= mine["retrieval"]).all()
+        assert (mine["retrieval"] <= mine["retrieval_high"]).all()
+        assert mine["retrieval_high"].max() <= 1
+        assert (mine["retrieval_control"] == 0).all()
+        assert mine["retrieval_mass"].between(0, 1).all()
+
+
+def test_a_model_without_success_has_no_headline_but_its_control(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = run.needles.assign(success=run.needles["success"] & (run.needles["model"] != "yarn"))
+    other = Run(run.path, run.manifest)
+    monkeypatch.setitem(other._frames, "needles", failed)
+    yarn = other.heads[other.heads["model"] == "yarn"]
+    assert yarn["retrieval"].isna().all()
+    assert yarn["retrieval_control"].notna().all()
+    seen = overview(other).set_index("model")
+    assert np.isnan(seen.loc["yarn", "above"]) or seen.loc["yarn", "successes"] == 0
+    assert np.isnan(seen.loc["yarn", "top"])
+    told = " ".join(findings.sentences(other)["Needle in a haystack"])
+    assert "yarn answered none of 32 trials, so none of its heads has a retrieval score." in told
+    titles = [chart.figure.layout.title.text for chart in charts.sections(other)["Needle in a haystack"]]
+    assert "Retrieval score: base" in titles
+    assert "Retrieval score: yarn" not in titles
+
+
+def test_success_has_the_wilson_interval(run: Run) -> None:
+    cell = success(run.needles).query("model == 'base' and mode == 'strict' and context_length == 256 and depth == 0")
+    (row,) = cell.to_dict("records")
+    n, p, z = row["trials"], row["share"], 1.959963984540054
+    middle, half = p + z * z / (2 * n), z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    assert n == 4
+    assert row["low"] == pytest.approx((middle - half) / (1 + z * z / n))
+    assert row["high"] == pytest.approx((middle + half) / (1 + z * z / n))
+
+
+def test_the_overview_counts_heads_above_a_tenth_and_at_zero(run: Run) -> None:
+    seen = overview(run).set_index("model")
+    for model in run.models:
+        mine = scores(run, model)
+        assert seen.loc[model, "above"] == pytest.approx((mine > 0.1).mean())
+        assert seen.loc[model, "zero"] == pytest.approx((mine == 0).mean())
+        assert (seen.loc[model, "layer"], seen.loc[model, "head"]) == mine.idxmax()
+        assert seen.loc[model, "top"] == pytest.approx(mine.max())
+
+
+def test_seeds_agree_as_their_own_means_do(run: Run) -> None:
+    found = retest(by_seed(run)).set_index("model")
+    first, second = (scores(run, "base", seed=seed) for seed in (0, 1))
+    assert found.loc["base", "spearman"] == pytest.approx(spearmanr(first, second).statistic)
+    best = [set(each.sort_values(ascending=False, kind="stable").index[:10]) for each in (first, second)]
+    assert found.loc["base", "overlap"] == len(best[0] & best[1]) / 10
+
+
+def test_groups_hold_the_mean_and_the_largest_of_their_heads(run: Run) -> None:
+    groups = by_group(run.heads).set_index(["model", "layer", "kv_group"])
+    mine = scores(run, "base")
+    assert groups.loc[("base", 2, 1), "mean"] == pytest.approx(mine[2][3:].mean())
+    assert groups.loc[("base", 2, 1), "max"] == pytest.approx(mine[2][3:].max())
+
+
+def test_the_map_holds_the_share_of_each_length_and_depth(run: Run) -> None:
+    heat = needle.success_map(run.needles, "yarn").data[0]
+    trials = run.needles.query("model == 'yarn' and mode == 'strict' and context_length == 1024")
+    deepest = trials[trials["depth"] == 1]["success"]
+    assert heat.z[3][1] == pytest.approx(deepest.mean())
+    assert (heat.x[1], heat.y[3]) == ("1,024", "100%")
+    assert heat.customdata[3][1][0] == len(deepest)
+
+
+def test_heads_are_ranked_with_their_intervals(run: Run) -> None:
+    figure = needle.ranked(run.heads)
+    line = next(trace for trace in figure.data if trace.name == "base" and trace.mode == "lines+markers")
+    mine = scores(run, "base").sort_values(ascending=False, kind="stable")
+    np.testing.assert_allclose(list(line.y), mine)
+    assert list(line.x) == list(range(1, 25))
+    assert tuple(line.customdata[0]) == mine.index[0]
+
+
+def test_dots_are_heads(run: Run) -> None:
+    grown = needle.against_growth(run.heads, "base").data[0]
+    mine = run.heads[run.heads["model"] == "base"]
+    np.testing.assert_allclose(grown.x, mine["growth"])
+    np.testing.assert_allclose(grown.y, mine["retrieval"])
+    seeds = needle.between_seeds(by_seed(run), "base").data[0]
+    np.testing.assert_allclose(seeds.x, scores(run, "base", seed=0))
+    np.testing.assert_allclose(seeds.y, scores(run, "base", seed=1))
+    matrix = heads.matrix(run.heads, "retrieval", "base").data[0]
+    assert matrix.z[1][2] == pytest.approx(scores(run, "base")[1, 2])
+
+
+def test_what_is_missing_is_said_in_the_figure(run: Run) -> None:
+    for figure in (
+        needle.success_map(run.needles.iloc[:0], "base"),
+        needle.success_map(pd.DataFrame(), "base"),
+        needle.ranked(run.heads.drop(columns="retrieval")),
+        needle.against_growth(run.heads.drop(columns="growth"), "base"),
+        needle.between_seeds(by_seed(run).drop(columns=[1]), "base"),
+        needle.between_seeds(pd.DataFrame(), "base"),
+    ):
+        assert figure.layout.annotations[0].text
+
+
+def test_the_report_shows_every_needle_figure_and_sentence(run: Run, tmp_path: Path) -> None:
+    titles = {chart.figure.layout.title.text for chart in charts.sections(run)["Needle in a haystack"]}
+    for label in run.models:
+        named = ("Needle found", "Retrieval score", "Retrieval against growth", "Retrieval in two haystacks")
+        assert {f"{name}: {label}" for name in named} < titles
+    assert {"Retrieval score, heads ranked", "Retrieval score of each head, against base"} < titles
+    page = report.write([run], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Needle in a haystack" in page
+    assert "rank the heads of base with a correlation" in page

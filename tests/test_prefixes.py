@@ -1,0 +1,166 @@
+"""Prompts that share their beginnings: answers and rows as one at a time, to the last bit, for fewer tokens."""
+
+from collections.abc import Sequence
+
+import families
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headscope as hs
+from headscope.attention import Attention
+from headscope.models import Model
+from headscope.positions import AdaRoPE, resolve
+from headscope.prefixes import Ids, PrefixReader, last_block, read_tokens, shared_tokens
+
+BLOCK = 8
+
+
+def model(name: str = "llama-gqa", scheme: str = "base") -> Model:
+    return hs.load(families.MEASURABLE[name]()).with_scheme(scheme)
+
+
+def prompts(seed: int = 0, sizes: Sequence[int] = (0, 13, 24, 30)) -> list[Ids]:
+    """A trunk of 40 tokens that the prompts leave at the given places, 10 tokens each, and the trunk itself."""
+    made = np.random.default_rng(seed)
+    trunk = made.integers(3, families.VOCAB, 40)
+    branches = [np.concatenate([trunk[:at], made.integers(3, families.VOCAB, 10)]) for at in sizes]
+    return [each.astype(np.int32) for each in [*branches, trunk]]
+
+
+class Heard:
+    """Keeps the last row of q and the keys of every layer and step."""
+
+    def __init__(self) -> None:
+        self.rows: list[torch.Tensor] = []
+
+    def __call__(self, heard: Attention) -> None:
+        k = heard.k.repeat_interleave(heard.q.shape[0] // heard.k.shape[0], 0)
+        self.rows.append((heard.q[:, -1:] @ k.mT)[:, 0] * heard.scaling)
+
+
+def answered(reader: PrefixReader, prompt: Ids, most: int = 5) -> tuple[list[int], list[torch.Tensor]]:
+    heard = Heard()
+    return reader.answer(prompt, heard, most, lambda token: False), heard.rows
+
+
+def small(made: Model) -> PrefixReader:
+    reader = PrefixReader(made)
+    reader.block = BLOCK
+    return reader
+
+
+SCHEMES = ["base", "yarn:factor=4", "logn:length=16", "nope"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_is_read_depends_on_the_prompt_alone_to_the_last_bit(scheme: str) -> None:
+    opened = model(scheme=scheme)
+    shared, backwards = small(opened), small(opened)
+    together = {prompt.tobytes(): answered(shared, prompt) for prompt in prompts()}
+    reverse = {prompt.tobytes(): answered(backwards, prompt) for prompt in reversed(prompts())}
+    for prompt in prompts():
+        tokens, rows = answered(small(opened), prompt)
+        for other_tokens, other_rows in (together[prompt.tobytes()], reverse[prompt.tobytes()]):
+            assert other_tokens == tokens
+            assert all(torch.equal(a, b) for a, b in zip(other_rows, rows, strict=True))
+    assert shared.tokens < sum(map(len, prompts())) + 5 * len(prompts())
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "mistral-sliding", "gemma3", "qwen3", "gpt_neox", "cohere", "smollm3"])
+def test_answers_are_the_models_own_greedy_ones_and_rows_those_of_a_full_pass(name: str) -> None:
+    opened = model(name)
+    reader = small(opened)
+    for prompt in prompts():
+        ids = torch.from_numpy(prompt.astype(np.int64))[None]
+        tokens, rows = answered(reader, prompt)
+        own = opened.module.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
+        assert own[0, len(prompt) :].tolist() == tokens
+        heard = Heard()
+        with torch.no_grad(), hs.attached(opened), hs.capturing(opened) as layers:
+            layers.listen(heard)
+            for step in range(5):
+                opened.module(own[:, : len(prompt) + step], use_cache=False)
+        assert len(heard.rows) == len(rows)
+        for mine, theirs in zip(rows, heard.rows, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_an_untrained_adapter_shares_like_the_scheme_it_starts_from(tmp_path) -> None:
+    opened = model()
+    AdaRoPE.untrained(opened, resolve(opened, "yarn:factor=4")).save(tmp_path / "a.safetensors")
+    adapted = opened.with_scheme(f"adarope:adapter={tmp_path}/a.safetensors")
+    yarn, ada = small(opened.with_scheme("yarn:factor=4")), small(adapted)
+    assert ada.shares
+    for prompt in prompts():
+        assert answered(ada, prompt)[0] == answered(yarn, prompt)[0]
+
+
+def test_queries_that_depend_on_the_total_length_are_read_again_at_every_step(tmp_path) -> None:
+    opened = model()
+    learned = AdaRoPE.untrained(opened, resolve(opened, "yarn:factor=4"), reference_length=16)
+    with torch.no_grad():
+        learned.gamma.add_(0.5)
+    learned.save(tmp_path / "a.safetensors")
+    adapted = opened.with_scheme(f"adarope:adapter={tmp_path}/a.safetensors,length=sequence")
+    reader, prompt = small(adapted), prompts()[2]
+    tokens, rows = answered(reader, prompt)
+    assert not reader.shares
+    assert reader.tokens == sum(len(prompt) + step for step in range(5))
+    heard = Heard()
+    sequence = torch.from_numpy(np.append(prompt, tokens).astype(np.int64))[None]
+    with torch.no_grad(), hs.attached(adapted), hs.capturing(adapted) as layers:
+        layers.listen(heard)
+        for step in range(5):
+            logits = adapted.module(sequence[:, : len(prompt) + step], use_cache=False).logits
+            assert int(logits[0, -1].argmax()) == tokens[step]
+    for mine, theirs in zip(rows, heard.rows, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_an_answer_ends_with_the_first_ending_token() -> None:
+    reader, prompt = small(model()), prompts()[0]
+    free = answered(reader, prompt)[0]
+    first = free.index(free[2])
+    assert reader.answer(prompt, Heard(), 5, lambda token: token == free[2]) == free[: first + 1]
+
+
+def test_the_tokens_read_are_those_counted_beforehand() -> None:
+    reader, order = small(model()), prompts()
+    for prompt in order:
+        reader.answer(prompt, Heard(), 1, lambda token: False)
+    assert reader.tokens == read_tokens(order, BLOCK) < sum(map(len, order))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(0, 1), max_size=30), st.lists(st.integers(0, 1), min_size=1, max_size=30), st.integers(1, 9)
+)
+def test_shared_tokens_are_whole_blocks_of_the_common_beginning(
+    cached: list[int], prompt: list[int], block: int
+) -> None:
+    before, after = np.array(cached, np.int32), np.array(prompt, np.int32)
+    shared = shared_tokens(before, after, block)
+    assert shared % block == 0
+    assert cached[:shared] == prompt[:shared]
+    assert shared <= last_block(len(prompt), block) < len(prompt)
+    longer = shared + block
+    assert longer > last_block(len(prompt), block) or cached[:longer] != prompt[:longer] or longer > len(cached)
+
+
+def test_a_model_in_training_mode_is_read_without_dropout_and_left_in_it() -> None:
+    opened = model()
+    opened.module.train()
+    answered(small(opened), prompts()[1])
+    assert opened.module.training
+
+
+@pytest.mark.model
+def test_smollm2_continues_in_blocks_as_it_does_in_one_pass(smollm2: Model, tokens: torch.Tensor) -> None:
+    prompt = tokens[0, :700].numpy().astype(np.int32)
+    reader = PrefixReader(smollm2)
+    shared = answered(reader, prompt, 4)[0]
+    own = smollm2.module.generate(tokens[:, :700], max_new_tokens=4, do_sample=False, eos_token_id=None)
+    assert own[0, 700:].tolist() == shared

