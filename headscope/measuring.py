@@ -1,7 +1,6 @@
 """The `measure` section: attention, pairs, distance and loss of every model on every document and length."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from headscope.measures import AttentionRows, DistanceProfile, LossByPosition, R
 from headscope.models import Model
 from headscope.positions import attached, resolve
 from headscope.positions.schedule import Fixed, Schedule
+from headscope.replay import evaluating, head_logits
 from headscope.study import Cell, Library
 from headscope.tables import Rows
 
@@ -92,7 +92,7 @@ def measure_tokens(
     """
     length = len(ids)
     listeners = [ACCUMULATORS[name](model.geometry, length, rows, seed) for name in tables if name in ACCUMULATORS]
-    with attached(model) as schedule, capturing(model) as layers, _evaluating(model):
+    with attached(model) as schedule, capturing(model) as layers, evaluating(model):
         for listener in listeners:
             layers.listen(listener.update)
         ids = ids.to(model.device)[None]
@@ -182,35 +182,9 @@ def _loss(model: Model, ids: Tensor, hidden: Tensor) -> LossByPosition:
     loss = LossByPosition(length)
     for start in range(0, length - 1, LOGIT_CHUNK):
         stop = min(start + LOGIT_CHUNK, length - 1)
-        with _backbone_returning(model, hidden[:, start:stop]):
-            # The model's own forward, so that every family's scaling of logits is its own code.
-            logits = model.module(ids[:, start:stop], use_cache=False).logits[0]
+        logits = head_logits(model, ids[:, start:stop], hidden[:, start:stop])
         loss.update(logits, ids[0, start + 1 : stop + 1], start + 1)
     return loss
-
-
-@contextmanager
-def _backbone_returning(model: Model, hidden: Tensor) -> Iterator[None]:
-    """Let the decoder stack return given hidden states instead of running."""
-    from transformers.modeling_outputs import BaseModelOutputWithPast
-
-    backbone = model.module.base_model
-    backbone.__dict__["forward"] = lambda *args, **kwargs: BaseModelOutputWithPast(last_hidden_state=hidden)
-    try:
-        yield
-    finally:
-        del backbone.__dict__["forward"]
-
-
-@contextmanager
-def _evaluating(model: Model) -> Iterator[None]:
-    was_training = model.module.training
-    model.module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.module.train(was_training)
 
 
 def _grid(*sizes: int) -> tuple[Tensor, ...]:
