@@ -25,7 +25,7 @@ from headscope.positions.schedule import Fixed
 Objective = Callable[[Tensor, Tensor], Tensor]
 """(logits [n, vocabulary] float32, tokens that they predict [n]) -> a sum over these positions."""
 
-LOGIT_CHUNK = 256
+LOGIT_CHUNK = 128
 """Positions whose logits are held at once: memory O(LOGIT_CHUNK x vocabulary)."""
 
 
@@ -114,7 +114,7 @@ class Replay:
         hidden = self._finish(stream)
         chunks = (hidden[:, start:stop] for start, stop in self._chunks())
         told = (self._predict(chunk, *at) for chunk, at in zip(chunks, self._chunks(), strict=True))
-        return torch.cat([nn.functional.cross_entropy(logits, tokens, reduction="none") for logits, tokens in told])
+        return torch.cat([token_losses(logits, tokens) for logits, tokens in told])
 
     def backwards(
         self, objectives: Sequence[Objective], hear: Callable[[int, Tensor, seam.Call, list[Tensor]], None]
@@ -166,6 +166,14 @@ class Replay:
         """Logits [n, vocabulary] float32 of the positions start..stop-1 and the tokens [n] that they predict."""
         logits = head_logits(self.model, self.ids[:, start:stop], chunk)
         return logits.float(), self.ids[0, start + 1 : stop + 1]
+
+
+def token_losses(logits: Tensor, tokens: Tensor) -> Tensor:
+    """-ln p of each token [n] under logits [n, vocabulary], float32.
+
+    Not cross_entropy: its running sum over a large vocabulary is off by 1e-5, logsumexp adds pairwise.
+    """
+    return logits.logsumexp(-1) - logits.gather(1, tokens[:, None])[:, 0]
 
 
 def head_logits(model: Model, ids: Tensor, hidden: Tensor) -> Tensor:

@@ -24,8 +24,9 @@ if os.environ.get("CI"):
 
 @pytest.fixture(autouse=True)
 def threads(request: pytest.FixtureRequest) -> None:
-    """Tiny models are fastest on one thread; the real checkpoint gets two."""
-    torch.set_num_threads(2 if request.node.get_closest_marker("model") else 1)
+    """Tiny models are fastest on one thread; the real checkpoint gets two, or OMP_NUM_THREADS."""
+    real = request.node.get_closest_marker("model")
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")) if real else 1)
 
 
 @pytest.fixture(scope="session")
