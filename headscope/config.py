@@ -7,7 +7,7 @@ whose class says how to run it in `SECTIONS`; a new probe adds one field and one
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -18,6 +18,7 @@ TableName = Literal["attention", "pairs", "distance", "nll"]
 
 SECTIONS: Mapping[str, str] = {
     "measure": "headscope.measuring:MeasureSection",
+    "influence": "probes.influence:InfluenceSection",
     "window": "probes.window:WindowSection",
     "scaling": "probes.scaling:ScalingSection",
 }
@@ -61,6 +62,27 @@ class Measure(Part):
         if isinstance(rows, int) and rows < 2:
             raise ValueError(f"{rows} rows are too few: give at least 2, or exact")
         return rows
+
+
+class Influence(Part):
+    """Head influence: the loss when the position parameters of one unit are reset."""
+
+    models: list[str] | None = Field(None, description="labels of the models to sweep; default all")
+    lengths: list[Annotated[int, Field(ge=2)]] = Field([1024], min_length=1, description="context lengths in tokens")
+    components: list[Literal["joint", "freq", "scale", "z-zero", "z-mean", "q-uniform"]] = Field(
+        ["joint", "freq", "scale"], description="what is reset, or a named ablation, which needs no adapter"
+    )
+    targets: list[Literal["init", "base"]] = Field(["init"], min_length=1, description="what parameters go back to")
+    unit: Literal["auto", "group", "head"] = Field(
+        "auto", description="auto: KV groups for freq and joint, heads for the others; head un-ties one query head"
+    )
+    method: Literal["exact", "screen", "verify"] = Field("verify", description="evaluate, estimate, or both")
+    order: Literal[1, 2] = Field(1, description="order of the estimate; 2 adds the curvature of the loss")
+    top: int = Field(10, ge=1, description="units of largest estimate that verify evaluates")
+    random: int = Field(10, ge=0, description="random other units that verify evaluates")
+    curve: bool = Field(True, description="reset the top 1, 2, 4, ... units together, too")
+    draws: int = Field(2, ge=0, description="random sets beside each top set of the curve")
+    memory: int = Field(2048, ge=0, description="MiB of residual streams kept in memory; others go to disk")
 
 
 class Window(Part):
@@ -109,6 +131,7 @@ class Study(Part):
     device: str = "auto"
     dtype: str = "auto"
     measure: Measure | None = None
+    influence: Influence | None = None
     window: Window | None = None
     scaling: Scaling | None = None
 

@@ -8,12 +8,13 @@ import importlib
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
+import pandas as pd
 import torch
 
 from headscope import checkpoints, models
@@ -55,11 +56,12 @@ class Section(Protocol):
 class Library:
     """Opens what a study names: models, one checkpoint at a time, and documents, by each model's own tokenizer.
 
-    `given` holds models that came in memory, by label.
+    `given` holds models that came in memory, by label. `stored(cell, table)` reads a finished cell, "section/id", back.
     """
 
     study: Study
     given: Mapping[str, Model] = field(default_factory=dict)
+    stored: Callable[[str, str], pd.DataFrame] = field(init=False)
     _open: tuple[str, Model] | None = None
     _tokenizers: dict[str, Any] = field(default_factory=dict)
     _documents: dict[tuple[int, int], list[TokenDocument]] = field(default_factory=dict)
@@ -124,6 +126,7 @@ def run(
     config["models"] = {label: _identified(label, spec, library) for label, spec in used.items()}
     started = time.monotonic()
     with RunWriter.open(Path(out), study.name, config, resume) as writer:
+        library.stored = writer.stored
         # Grouped by checkpoint, so that each is loaded once.
         turn = _turns(study)
         todo = [(name, cell) for name, cell in plan if not writer.done(f"{name}/{cell.id}")]
