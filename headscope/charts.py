@@ -11,11 +11,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.figures import compare, layers, lengths, loss, rotary, scaling, window
+from headscope.figures import compare, influence, layers, lengths, loss, rotary, scaling, window
 from headscope.figures import heads as head_figures
 from headscope.findings import Head, few, longest, notable, number
+from headscope.influences import shown
 from headscope.store import Run
-from headscope.summary import statistic
+from headscope.summary import SWEEP, statistic
 
 PROFILED = (1, 32, 128, 512)
 """Window widths whose pairs are drawn, as in the paper."""
@@ -46,6 +47,7 @@ def sections(run: Run) -> dict[str, list[Chart]]:
         "What the position schemes changed": [*_parameters(run, heads, models)],
         "Loss along the context": [*_loss(run, models)],
         "During training": [*_training(run, chosen)],
+        "Head influence": [*_influence(run, heads)],
         "Needle retrieval from a window": [*_window(run)],
         "Scaling theorems": [*_scaling(run)],
     }
@@ -226,6 +228,59 @@ def _extremes(heads: pd.DataFrame, name: str, model: str) -> str:
         f"From {number(low[name])} (layer {low['layer']}, head {low['head']}) to {number(high[name])} "
         f"(layer {high['layer']}, head {high['head']}); median {number(mine[name].median())}."
     )
+
+
+def _influence(run: Run, heads: pd.DataFrame) -> Iterator[Chart]:
+    if "influence" not in run.tables:
+        return
+    for key, units in shown(run.influence).groupby(SWEEP, observed=True, sort=False):
+        label, length, component, target = key
+        mine = heads[heads["model"] == label]
+        yield Chart(
+            influence.histogram(units, _retriever(mine)),
+            "Loss added when the position parameters of one unit are reset, all others kept. Most units near zero and "
+            "a thin tail on the right mean that few units carry the gain one by one.",
+            half=True,
+        )
+        yield Chart(
+            influence.matrix(units), "Red units are missed when reset, blue ones were better before.", half=True
+        )
+        if component in ("freq", "joint") and "positions" in run.tables:
+            top = units.sort_values("delta").iloc[-1]
+            drawn = influence.spectrum(run.positions, str(label), int(top["layer"]), int(top["kv_group"]))
+            yield Chart(
+                drawn, "The unit of largest influence: its frequencies as learned, at the start and in base.", half=True
+            )
+        name, first = longest(heads), run.models[0]
+        if name is not None and label != first:
+            change = _log_ratio(heads, name, str(label), first)
+            drawn = influence.against(units, change, "change", f"ln ratio of ESS₂, {label} over {first}")
+            yield Chart(drawn, "Do the units that matter also change how many tokens they attend to?", half=True)
+        if "retrieval" in mine:
+            yield Chart(influence.against(units, mine, "retrieval", "retrieval score"), "A dot is a unit.", half=True)
+        if "influence_sets" in run.tables:
+            sets = run.influence_sets
+            same = (sets["model"] == label) & (sets["component"] == component) & (sets["target"] == target)
+            caption = (
+                "Units reset together, the most influential first, against as many random ones of the same layers; the "
+                "last point resets all. A steep start means few units, a steady rise that many units act together."
+            )
+            yield Chart(influence.cumulative(sets[same & (sets["context_length"] == length)]), caption, half=True)
+
+
+def _retriever(heads: pd.DataFrame) -> tuple[int, int, int] | None:
+    """Layer, KV group and head of the highest retrieval score, where one was measured."""
+    if "retrieval" not in heads or heads["retrieval"].isna().all():
+        return None
+    top = heads.iloc[int(heads["retrieval"].fillna(-1).argmax())]
+    return int(top["layer"]), int(top["kv_group"]), int(top["head"])
+
+
+def _log_ratio(heads: pd.DataFrame, name: str, label: str, first: str) -> pd.DataFrame:
+    """Layer, kv_group, head and `change`, ln of the statistic under `label` over that under `first`."""
+    place = ["layer", "kv_group", "head"]
+    mine, base = (heads[heads["model"] == model].set_index(place)[name].astype("float64") for model in (label, first))
+    return pd.DataFrame({"change": np.log(mine / base)}).reset_index()
 
 
 def _window(run: Run) -> Iterator[Chart]:

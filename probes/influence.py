@@ -29,6 +29,7 @@ from headscope.interventions import (
     heads,
     on_layer,
 )
+from headscope.measuring import position_tables
 from headscope.models import Model
 from headscope.positions import AdaRoPE, resolve
 from headscope.positions.schedule import Fixed, Schedule
@@ -216,6 +217,8 @@ class InfluenceSection:
             if label not in self.study.models:
                 raise BadInput(f"influence: no model '{label}' in this study, only {', '.join(self.study.models)}")
             sweep = self._plan(label, self.library.model(label))
+            if self.study.measure is None:  # which stores them itself
+                cells.append(Cell(f"{label}: positions", label, 0.0))
             for length in self.config.lengths:
                 docs = range(len(self.library.documents(label, max(self.config.lengths))))
                 cells += self._cells(label, length, docs, sweep)
@@ -223,6 +226,8 @@ class InfluenceSection:
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
+        if cell.task is None:
+            return position_tables(cell.model, model)
         sweep, task = self._plan(cell.model, model), cell.task
         document = self.library.documents(cell.model, max(self.config.lengths))[task.doc]
         keys = {"model": cell.model, "context_length": task.length, "doc": document.name}

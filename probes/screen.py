@@ -3,8 +3,8 @@
 The head's own softmax is recomputed exactly: its output z under the intervention comes from one attention pass. What
 follows o_proj is expanded around the adapted model. First order: <dNLL/dz, z' - z>, summed over positions. Second
 order [ours]: plus half of E <dNLL*/dz, z' - z>^2, where NLL* is the loss of tokens drawn from the model's own
-predictions; that is the curvature of KL(adapted || changed), the Fisher form of the loss's Hessian. Blocks of
-positions are squared apart, which leaves out how far blocks act on one token together and steadies few draws.
+predictions; that is the curvature of KL(adapted || changed), the Fisher form of the loss's Hessian. Each position of z
+is squared apart: that leaves out how far two positions act on one token together, and steadies few draws.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,6 @@ from headscope.replay import Objective, Replay
 
 DRAWS = 2
 """Draws of tokens behind a second-order term: each costs a backward pass."""
-BLOCK = 1
-"""Positions that are squared together."""
 
 Key = TypeVar("Key")
 
@@ -68,7 +66,7 @@ def estimate(replay: Replay, interventions: Mapping[Key, Intervention], draws: i
             for other in others:
                 together = other.view(kv_groups, -1, other.shape[-1]).sum(1)
                 for term, product in ((made.of_heads, other), (made.of_groups, together)):
-                    term[layer] += _squared(product) / (2 * len(others) * tokens)
+                    term[layer] += product.square().sum(-1) / (2 * len(others) * tokens)
 
     replay.backwards([actual, *(drawn(seed * DRAWS + number) for number in range(draws))], hear)
     return found
@@ -90,9 +88,3 @@ def drawn(seed: int) -> Objective:
         return nn.functional.cross_entropy(logits, own, reduction="sum")
 
     return objective
-
-
-def _squared(product: Tensor) -> Tensor:
-    """Sum over blocks of positions of the squared sum within the block, [units, L] -> [units]."""
-    padded = nn.functional.pad(product, (0, -product.shape[-1] % BLOCK))
-    return padded.view(len(product), -1, BLOCK).sum(-1).square().sum(-1)

@@ -141,7 +141,7 @@ def test_the_interval_of_a_head_holds_its_value(tmp_path):
 def test_one_document_gives_no_interval(tmp_path):
     run = synthetic_run(tmp_path, docs=1)
     bounds = [name for name in run.heads if name.endswith(("_low", "_high"))]
-    assert len(bounds) == 8
+    assert len(bounds) == 14
     assert run.heads[bounds].isna().all(axis=None)
     assert run.heads[["ess2_256", "growth", "cov"]].notna().all(axis=None)
     assert summary.models(run)["nll_256_diff_low"].isna().all()
