@@ -24,8 +24,9 @@ from headscope.replay import Replay, Streams
 from headscope.store import Run, validate
 from headscope.texts import TokenDocument
 from probes import influence as probe
-from probes.influence import Sweep, head_influence
+from probes.influence import head_influence
 from probes.screen import actual
+from probes.sweep import Sweep, matched
 
 LENGTH, DOCS = 40, 3
 
@@ -171,7 +172,7 @@ def test_sets_grow_from_the_top_unit_to_all_and_random_ones_match_their_layers(e
         assert (component, "random", count) not in found.index
     rng = np.random.default_rng(0)
     every = groups(hs.load(families.MEASURABLE["llama-gqa"]()).geometry)
-    drawn = probe._matched(every[2:6], every, rng)
+    drawn = matched(every[2:6], every, rng)
     assert sorted(unit.layer for unit in drawn) == sorted(unit.layer for unit in every[2:6])
 
 
