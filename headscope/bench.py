@@ -9,20 +9,26 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
+from torch import Tensor
 
 from headscope import models, study
 from headscope.config import build_study
 from headscope.errors import Missing
+from headscope.interventions import Component, Reset, Unit, groups, on_layer
 from headscope.learning import Learner, frozen
 from headscope.measuring import measure_tokens
 from headscope.models import Model
 from headscope.positions import AdaRoPE, attached, resolve
+from headscope.replay import Replay, token_losses
+from headscope.seam import Call
 from headscope.texts import documents
 
 SAMPLED = 64
+RESETS = 6
+"""Units that are reset one by one; a sweep costs as much a unit."""
 NEEDLE_GRID = (20, 10)
 """Context lengths and depths of the needle grid that is timed, as many as in the paper."""
 
@@ -54,6 +60,8 @@ PLAIN = "plain forward with logits"
 SAMPLED_ROWS = f"{SAMPLED} sampled rows + pairs + nll"
 EXACT_ROWS = "exact rows: every attention statistic of every row"
 EVERYTHING = f"all measures, {SAMPLED} sampled rows"
+SCREENED = "head influence: all heads screened for three components"
+EVALUATED = f"head influence: {RESETS} units evaluated, layers spread evenly"
 
 
 def _ways(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
@@ -61,11 +69,36 @@ def _ways(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
         with torch.no_grad():
             model.module(ids.to(model.device)[None], use_cache=False)
 
+    schedule = AdaRoPE.untrained(model, resolve(model, "yarn:factor=8"))
+    resets = [Reset(component, schedule, schedule.initial(), model.geometry) for component in get_args(Component)]
+    replay = Replay(model, schedule, ids.to(model.device)[None], memory=2**31)
+    with replay.ready():
+        replay.rehearse()
+
+    def screen() -> None:
+        def hear(layer: int, z: Tensor, call: Call, gradients: list[Tensor]) -> None:
+            units = [unit for unit in groups(model.geometry) if unit.layer == layer]
+            for reset in resets:
+                (gradients[0] * (on_layer(reset, units, model.geometry)(z, call) - z)).sum(-1)
+
+        again = Replay(model, schedule, replay.ids, memory=2**31)
+        with again.ready():
+            again.rehearse()
+            again.backwards([lambda logits, tokens: token_losses(logits, tokens).sum()], hear)
+
+    def evaluate() -> None:
+        layers = model.geometry.layers
+        with replay.ready():
+            for unit in (Unit((2 * n + 1) * layers // (2 * RESETS), 0) for n in range(RESETS)):
+                replay.losses({unit.layer: on_layer(resets[-1], [unit], model.geometry)})
+
     return {
         PLAIN: plain,
         SAMPLED_ROWS: lambda: measure_tokens(model, ids, ["attention", "pairs", "nll"], SAMPLED),
         EXACT_ROWS: lambda: measure_tokens(model, ids, ["attention"], None),
         EVERYTHING: lambda: measure_tokens(model, ids, ["attention", "pairs", "distance", "nll"], SAMPLED),
+        SCREENED: screen,
+        EVALUATED: evaluate,
     }
 
 

@@ -36,6 +36,10 @@ class Layers:
         """Change q, k and v of one layer before its kernel until the capture ends."""
         self._stack.enter_context(seam.editing(self._module(layer), edit))
 
+    def change(self, layer: int, change: seam.Change) -> None:
+        """Replace the head outputs z of one layer before its o_proj until the capture ends."""
+        self._stack.enter_context(seam.changing(self._module(layer), change))
+
     def _module(self, layer: int) -> nn.Module:
         if not 0 <= layer < len(self._model.attention):
             raise BadInput(f"no layer {layer}: the model has layers 0 to {len(self._model.attention) - 1}")

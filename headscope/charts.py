@@ -5,34 +5,20 @@ A figure is drawn only when its table is there, and a comparison only when there
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 
-from headscope.figures import compare, layers, lengths, loss, needle, rotary, scaling, training, window
+from headscope import probe_charts
+from headscope.chart import Chart, extremes, finite, table
+from headscope.figures import compare, layers, lengths, loss, rotary, training
 from headscope.figures import heads as head_figures
 from headscope.findings import Head, few, notable, number
-from headscope.needles import by_seed, seed_columns
 from headscope.store import Run
 from headscope.summary import longest, statistic
 
-PROFILED = (1, 32, 128, 512)
-"""Window widths whose pairs are drawn, as in the paper."""
-
 MOST_HEADS = 6
 """Heads that are drawn one by one."""
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure, how to read it, and what it shows in words for those who do not see it."""
-
-    figure: go.Figure
-    caption: str
-    summary: str = ""
-    half: bool = False
 
 
 def sections(run: Run) -> dict[str, list[Chart]]:
@@ -47,20 +33,12 @@ def sections(run: Run) -> dict[str, list[Chart]]:
         "What the position schemes changed": [*_parameters(run, heads, models)],
         "Loss along the context": [*_loss(run, models)],
         "During training": [*_learning(run), *_training(run, chosen)],
-        "Needle in a haystack": [*_needle(run, heads, models)],
-        "Needle retrieval from a window": [*_window(run)],
-        "Scaling theorems": [*_scaling(run)],
+        "Needle in a haystack": [*probe_charts.needle_charts(run, heads, models)],
+        "Head influence": [*probe_charts.influence_charts(run, heads)],
+        "Needle retrieval from a window": [*probe_charts.window_charts(run)],
+        "Scaling theorems": [*probe_charts.scaling_charts(run)],
     }
     return {title: charts for title, charts in made.items() if charts}
-
-
-def table(run: Run, name: str, models: Sequence[str]) -> pd.DataFrame | None:
-    """A table of the run with only these models, its categories in the order of the study; None if not stored."""
-    if name not in run.tables:
-        return None
-    frame = run.table(name)
-    frame = frame[frame["model"].isin(list(models))]
-    return frame.assign(model=frame["model"].astype(pd.CategoricalDtype(run.models)))
 
 
 def _lengths(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Mapping[Head, str]) -> Iterator[Chart]:
@@ -72,14 +50,14 @@ def _lengths(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Mappi
         head_figures.matrix(heads, name, first),
         "A cell is a head, the first layer at the bottom. The colour scale is logarithmic: dark "
         "heads attend to a few tokens, bright heads to many.",
-        _extremes(heads, name, first),
+        extremes(heads, name, first),
         half=True,
     )
     yield Chart(
         head_figures.matrix(heads, "growth", first),
         "Slope of ln ESS₂ on the logarithm of the number of visible keys. Near 0, a head keeps its effective length; "
         "near 1, it widens in proportion to the context.",
-        _extremes(heads, "growth", first),
+        extremes(heads, "growth", first),
         half=True,
     )
     others = [label for label in models[1:] if heads.loc[heads["model"] == label, name].notna().any()]
@@ -127,7 +105,7 @@ def _pairs(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Mapping
             "Box: minimum, quartiles, median and maximum over heads, the mean dashed. Each dot is a head, the first "
             "layer on the left. A low value means that the head uses its pairs evenly.",
             "Medians: "
-            + ", ".join(f"{label} {number(block.median())}" for label, block in _finite(heads, "cov").items())
+            + ", ".join(f"{label} {number(block.median())}" for label, block in finite(heads, "cov").items())
             + ".",
         )
         how = (
@@ -167,7 +145,7 @@ def _parameters(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Iterato
                     half=True,
                 )
     for name in ("effective_base", "tau", "gamma"):
-        if any(values.max() - values.min() > 1e-3 * abs(values.max()) for values in _finite(heads, name).values()):
+        if any(values.max() - values.min() > 1e-3 * abs(values.max()) for values in finite(heads, name).values()):
             yield Chart(
                 layers.by_layer(heads, name),
                 f"{statistic(name).label.capitalize()}: {statistic(name).meaning}. Mean over the heads of a layer; "
@@ -229,20 +207,12 @@ def _training(run: Run, chosen: Mapping[Head, str]) -> Iterator[Chart]:
         return
     name = longest(run.heads)
     for statistic_name in [name, "growth", "cov", "sink_mass", "effective_base", "gamma"]:
-        if statistic_name and _finite(run.heads, statistic_name):
+        if statistic_name and finite(run.heads, statistic_name):
             yield Chart(
                 layers.over_steps(run.heads, statistic_name, steps, list(chosen)[:4]),
                 "Grey: the median head and the middle 80 % of heads at each checkpoint. Coloured: the chosen heads.",
                 half=True,
             )
-
-
-def _finite(heads: pd.DataFrame, name: str) -> dict[str, pd.Series]:
-    """The finite values of the column by model; models without one are left out."""
-    if name not in heads:
-        return {}
-    kept = heads[np.isfinite(heads[name].astype("float64"))]
-    return {str(label): block[name] for label, block in kept.groupby("model", observed=True)}
 
 
 def _learned(positions: pd.DataFrame, label: str, against: str = "log_theta_base") -> bool:
@@ -251,101 +221,3 @@ def _learned(positions: pd.DataFrame, label: str, against: str = "log_theta_base
     rows = rows[np.isfinite(rows["log_theta"]) & np.isfinite(rows[against])]
     change = (rows["log_theta"] - rows[against]).groupby(rows["pair"])
     return bool((change.max() - change.min() > 1e-4).any())
-
-
-def _extremes(heads: pd.DataFrame, name: str, model: str) -> str:
-    mine = heads[(heads["model"] == model) & heads[name].notna()]
-    if mine.empty:
-        return ""
-    order = mine.sort_values(name)
-    low, high = order.iloc[0], order.iloc[-1]
-    return (
-        f"From {number(low[name])} (layer {low['layer']}, head {low['head']}) to {number(high[name])} "
-        f"(layer {high['layer']}, head {high['head']}); median {number(mine[name].median())}."
-    )
-
-
-def _needle(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
-    needles = table(run, "needles", models)
-    if needles is None:
-        return
-    strict = "strict" in set(needles["mode"])
-    for label in models:
-        yield Chart(
-            needle.success_map(needles, label, "strict" if strict else "wu"),
-            "A cell is a context length and a depth; it succeeds where the answer holds more than half of the needle's "
-            "words.",
-            half=True,
-        )
-    scored = [label for label in models if label in _finite(heads, "retrieval")]
-    for label in scored:
-        yield Chart(
-            head_figures.matrix(heads, "retrieval", label),
-            "Share of the needle that a head copies while the model answers right: at the step that writes a token, "
-            "the head's largest weight lies on that very token of the needle.",
-            _extremes(heads, "retrieval", label),
-            half=True,
-        )
-    if scored:
-        yield Chart(
-            needle.ranked(heads),
-            "Heads above the dotted line, a score of 0.1, are called retrieval heads. Bands: 95 % bootstrap interval "
-            "over trials.",
-            half=True,
-        )
-    for label in scored:
-        if label in _finite(heads, "growth"):
-            yield Chart(
-                needle.against_growth(heads, label),
-                "A point is a head. Theory asks a retrieval head to keep its effective length: a growth exponent "
-                "near 0.",
-                half=True,
-            )
-    if len(scored) > 1:
-        yield Chart(
-            compare.against(heads, "retrieval", scored[0]),
-            f"A point is a head. On the dashed line it copies as much as under {scored[0]}.",
-        )
-    scores = by_seed(run)
-    for label in scored if len(seed_columns(scores)) > 1 else ():
-        yield Chart(
-            needle.between_seeds(scores, label), "The same needles in two haystacks; a point is a head.", half=True
-        )
-
-
-def _window(run: Run) -> Iterator[Chart]:
-    if "window" not in run.tables:
-        return
-    found = run.window
-    yield Chart(
-        window.by_width(found),
-        "A model sees one needle in a row of background tokens and must tell whether its distance lies in a window "
-        "around c. Lines are means over initial weights, bands their 95 % interval.",
-        half=True,
-    )
-    yield Chart(
-        window.mass(found),
-        "A point is a trained model that solves the task; its frequency mass is the average of its frequencies, "
-        "weighted by how much each pair can move the logit. Theorem 1 bounds it from both sides, up to two constants: "
-        "here the tightest that hold for every point.",
-        half=True,
-    )
-    yield Chart(
-        window.dominant(found),
-        "Median over initial weights of the frequency whose pair can move the needle's logit most. The slowest pair "
-        "hardly turns within the context and may serve as an offset: where it is strongest, the frequency mass "
-        "says more.",
-    )
-    if "window_pairs" in run.tables:
-        center, widths = int(found["center"].iloc[0]), set(found["width"])
-        for width in (width for width in PROFILED if width in widths):
-            for scheme in ("fixed", "learned"):
-                caption = "Contribution of each pair to the needle's logit. Dashed lines mark the window."
-                yield Chart(window.profile(run.window_pairs, scheme, width, center), caption, half=True)
-
-
-def _scaling(run: Run) -> Iterator[Chart]:
-    if "scaling" in run.tables:
-        for scheme in run.scaling["scheme"].unique():
-            caption = "Means over sampled rows of Gaussian logits; bars are one standard error. At 1 the theorem holds."
-            yield Chart(scaling.convergence(run.scaling, scheme), caption, half=True)

@@ -137,6 +137,7 @@ def run_study(
 
 app.command()(adapt.adapt)
 app.command()(probes.needle)
+app.command()(probes.influence)
 app.command()(probes.window)
 app.command()(probes.scaling)
 

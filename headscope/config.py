@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -23,6 +23,7 @@ SECTIONS: Mapping[str, str] = {
     "adapt": "headscope.adapt:AdaptSection",
     "measure": "headscope.measuring:MeasureSection",
     "needle": "probes.needle:NeedleSection",
+    "influence": "probes.influence:InfluenceSection",
     "window": "probes.window:WindowSection",
     "scaling": "probes.scaling:ScalingSection",
 }
@@ -167,6 +168,27 @@ class Needle(Part):
         return [0.5] if self.depths == 1 else [n / (self.depths - 1) for n in range(self.depths)]
 
 
+class Influence(Part):
+    """Head influence: the loss when the position parameters of one unit are reset."""
+
+    models: list[str] | None = Field(None, description="labels of the models to sweep; default all")
+    lengths: list[Annotated[int, Field(ge=2)]] = Field([1024], min_length=1, description="context lengths in tokens")
+    components: list[Literal["joint", "freq", "scale", "z-zero", "z-mean", "q-uniform"]] = Field(
+        ["joint", "freq", "scale"], description="what is reset, or a named ablation, which needs no adapter"
+    )
+    targets: list[Literal["init", "base"]] = Field(["init"], min_length=1, description="what parameters go back to")
+    unit: Literal["auto", "group", "head"] = Field(
+        "auto", description="auto: KV groups for freq and joint, heads for the others; head un-ties one query head"
+    )
+    method: Literal["exact", "screen", "verify"] = Field("verify", description="evaluate, estimate, or both")
+    order: Literal[1, 2] = Field(1, description="order of the estimate; 2 adds the curvature of the loss")
+    top: int = Field(10, ge=1, description="units of largest estimate that verify evaluates")
+    random: int = Field(10, ge=0, description="random other units that verify evaluates")
+    curve: bool = Field(True, description="reset the top 1, 2, 4, ... units together, too")
+    draws: int = Field(2, ge=0, description="random sets beside each top set of the curve")
+    memory: int = Field(2048, ge=0, description="MiB of residual streams kept in memory; others go to disk")
+
+
 class Window(Part):
     """Needle retrieval from a window: one-layer, one-head models trained on synthetic sequences."""
 
@@ -215,12 +237,13 @@ class Study(Part):
     adapt: Adapt | None = None
     measure: Measure | None = None
     needle: Needle | None = None
+    influence: Influence | None = None
     window: Window | None = None
     scaling: Scaling | None = None
 
     @model_validator(mode="after")
     def _something_to_measure(self) -> "Study":
-        if (self.measure is not None or self.needle is not None) and not self.models:
+        if any(part is not None for part in (self.measure, self.needle, self.influence)) and not self.models:
             raise ValueError("models: give at least one model to measure")
         if self.adapt is not None and (len(self.models) != 1 or "@" in next(iter(self.models.values()))):
             raise ValueError("adapt: give one checkpoint to learn on, without a scheme")

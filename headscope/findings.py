@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 
 from headscope.claims import claims
+from headscope.influences import TOP, agreement, curve, gini, shown, top_share, words
+from headscope.influences import name as unit_name
 from headscope.needles import PUBLISHED, RETRIEVAL_HEAD, by_group, by_seed, overview, retest
 from headscope.store import Run
-from headscope.summary import longest
+from headscope.summary import SWEEP, longest
 from headscope.summary import models as models_table
 from headscope.windows import NAMES, accuracy, mass_bounds
 
@@ -72,6 +74,7 @@ def sentences(run: Run) -> dict[str, list[str]]:
         "Training": [*_training(run)],
         "Against the paper": [f"{claim.said}: {claim.verdict}. {claim.found}." for claim in claims(run)],
         "Needle in a haystack": [*_needle(run)],
+        "Head influence": [*_influence(run)],
         "Needle retrieval from a window": [*_window(run)],
         "Scaling theorems": [*_scaling(run)],
     }
@@ -271,6 +274,39 @@ def _needle(run: Run) -> Iterator[str]:
 def _published(share: float, what: str) -> str:
     low, high = PUBLISHED[what]
     return f"{'within' if low <= share <= high else 'outside'} the {low:.0%} to {high:.0%} of published models"
+
+
+def _influence(run: Run) -> Iterator[str]:
+    """How the influence is spread over units, who leads, how good the estimates are, and what sets of units carry."""
+    if "influence" not in run.tables:
+        return
+    for (label, length, *what), block in shown(run.influence).groupby(SWEEP, observed=True, sort=False):
+        block = block.sort_values("delta", ascending=False)
+        first, last, method = block.iloc[0], block.iloc[-1], block["method"].iloc[0]
+        how = "evaluated" if method == "exact" else f"estimated ({'first' if method == 'screen' else 'second'} order)"
+        sure = "" if np.isnan(first["low"]) else f" (95 % interval {first['low']:+.2g} to {first['high']:+.2g})"
+        clear = int((block["p_adjusted"] < 0.05).sum())
+        yield (
+            f"{label}, {words(*map(str, what))} one unit at a time, {length:,} tokens, {how}: most harmful at "
+            f"{unit_name(first)} with {first['delta']:+.2g} nats/token{sure}, least at {unit_name(last)} with "
+            f"{last['delta']:+.2g}. The top {TOP:.0%} of {len(block)} units hold {top_share(block['delta']):.0%} of "
+            f"the summed |Δ| (Gini {gini(block['delta']):.2f}); {clear} differ from zero (false discovery rate 5 %)."
+        )
+    for _, row in agreement(run.influence).iterrows():
+        order = "first" if row["method"] == "screen" else "second"
+        yield (
+            f"{row['model']}, {row['component']} to {row['target']}, {row['context_length']:,} tokens: on "
+            f"{row['compared']} evaluated units the {order}-order estimate has a rank correlation of "
+            f"{row['spearman']:.3f} with them and shares {row['shared']} of the top {row['top']}."
+        )
+    if "influence_sets" in run.tables:
+        found = curve(run.influence_sets)
+        for (label, length, *what, unit), block in found.groupby([*SWEEP, "unit"], observed=True, sort=False):
+            top = block[block["choice"] == "top"].set_index("size")["mean"].sort_index()
+            yield (
+                f"{label}, {words(*map(str, what))}, {length:,} tokens: all {top.index[-1]} {unit}s together add "
+                f"{top.iloc[-1]:+.2g} nats/token, the most influential one alone {top.iloc[0]:+.2g}."
+            )
 
 
 def _window(run: Run) -> Iterator[str]:

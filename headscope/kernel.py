@@ -51,18 +51,27 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    module: nn.Module,
+    module: nn.Module | None,
     scale: float,
     window: int | None,
     dropout: float,
     with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Causal (and windowed) attention of the last Lq of Lk keys: out [B, H, Lq, d] and lse [B, H, Lq] or None."""
+    """Causal (and windowed) attention of the last Lq of Lk keys: out [B, H, Lq, d] and lse [B, H, Lq] or None.
+
+    `module` is the attention module whose heads these are; None where they are only some of a layer's heads.
+    """
     queries, keys = q.shape[2], k.shape[2]
     unwindowed = window is None or window >= keys
     if unwindowed and queries in (1, keys):
         if with_lse:
             return fused(q, k, v, scale, causal=queries > 1)
+        if module is None:
+            causal = queries > 1
+            out = nn.functional.scaled_dot_product_attention(
+                q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=True
+            )
+            return out, None
         # The model's own kernel, so that a seam nobody listens to changes no bit.
         out, _ = sdpa_attention_forward(module, q, k, v, None, dropout=dropout, scaling=scale)
         return out.transpose(1, 2), None

@@ -5,98 +5,27 @@ The pyarrow schemas, the column reference in the docs and `headscope validate` a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
-import pyarrow as pa
-
-FORMAT_VERSION = 1
-"""Major version of the run directory. Readers refuse a newer one by name."""
-
-Kind = Literal["label", "index16", "index32", "count", "value", "flag", "text"]
-
-ARROW_TYPES: Mapping[Kind, pa.DataType] = MappingProxyType(
-    {
-        "label": pa.dictionary(pa.int32(), pa.string()),
-        "index16": pa.int16(),
-        "index32": pa.int32(),
-        "count": pa.int64(),
-        "value": pa.float32(),
-        "flag": pa.bool_(),
-        "text": pa.string(),
-    }
+from headscope.columns import (
+    ARROW_TYPES,
+    DISTANCE,
+    DOC,
+    FORMAT_VERSION,
+    GROUP,
+    HEAD,
+    LAYER,
+    LENGTH,
+    MODEL,
+    PAIR,
+    VISIBLE,
+    Column,
+    Table,
+    key,
 )
+from headscope.probe_tables import INFLUENCE, INFLUENCE_SETS, NEEDLES, RETRIEVAL, SCALING, WINDOW, WINDOW_PAIRS
 
-
-@dataclass(frozen=True)
-class Column:
-    """One stored column. `low` and `high` are inclusive bounds; None means unbounded."""
-
-    name: str
-    kind: Kind
-    unit: str
-    meaning: str
-    low: float | None = None
-    high: float | None = None
-    key: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """One stored table: key columns first, then values.
-
-    `mean_over_cells` names the count column that weights the value columns when several cells
-    (documents) contribute rows with the same key; None means that keys are unique as written.
-    """
-
-    name: str
-    meaning: str
-    columns: tuple[Column, ...]
-    mean_over_cells: str | None = None
-
-    @property
-    def keys(self) -> list[str]:
-        return [column.name for column in self.columns if column.key]
-
-    @property
-    def values(self) -> list[str]:
-        return [column.name for column in self.columns if not column.key]
-
-    @property
-    def arrow(self) -> pa.Schema:
-        """The table's pyarrow schema; units and meanings travel as field metadata."""
-        return pa.schema(
-            [
-                pa.field(c.name, ARROW_TYPES[c.kind], nullable=False, metadata={"unit": c.unit, "meaning": c.meaning})
-                for c in self.columns
-            ],
-            metadata={"headscope": f"{self.name}/{FORMAT_VERSION}"},
-        )
-
-
-def _key(name: str, kind: Kind, unit: str, meaning: str, low: float | None = 0, high: float | None = None) -> Column:
-    return Column(name, kind, unit, meaning, low, high, key=True)
-
-
-MODEL = _key("model", "label", "", "label of the model: a checkpoint under a position scheme", None)
-LENGTH = _key("context_length", "index32", "tokens", "length of the context that was measured", 1)
-DOC = _key("doc", "label", "", "document, as source/name", None)
-LAYER = _key("layer", "index16", "", "decoder layer, from 0")
-HEAD = _key("head", "index16", "", "query head within the layer, from 0")
-GROUP = _key("kv_group", "index16", "", "query heads that share one key head; head // (heads / groups)")
-PAIR = _key(
-    "pair", "index16", "", "rotary 2-D plane f; dimensions that are not rotated follow as pairs with theta 0 [ours]"
-)
-VISIBLE = _key(
-    "visible",
-    "index32",
-    "keys",
-    "bin of query rows by the number of keys they see (i+1, at most the window), named by its upper edge; "
-    "4 bins per octave from 16 [ours]",
-    16,
-)
-DISTANCE = _key("distance", "index32", "tokens", "D = i - j; 0 and log-spaced, 4 per octave [ours]")
+__all__ = ["ARROW_TYPES", "FORMAT_VERSION", "TABLES", "Column", "Table"]
 
 ATTENTION = Table(
     "attention",
@@ -226,71 +155,14 @@ NLL = Table(
         MODEL,
         LENGTH,
         DOC,
-        _key("position", "index32", "tokens", "last predicted token of the bin of positions"),
+        key("position", "index32", "tokens", "last predicted token of the bin of positions"),
         Column("nll", "value", "nats/token", "mean next-token loss over the bin", 0),
         Column("tokens", "count", "tokens", "predicted tokens in the bin", 1),
     ),
 )
 
-SCHEME = _key("scheme", "label", "", "positions of the probe's model: fixed RoPE, learned, partial or none", None)
-WIDTH = _key("width", "index32", "tokens", "window width W: the answer is YES within W/2 of the centre", 1)
-SEED = _key("seed", "index32", "", "seed of the initial weights")
-
-WINDOW = Table(
-    "window",
-    "needle retrieval from a window: how well a one-layer, one-head model tells whether the needle lies in it",
-    (
-        SCHEME,
-        WIDTH,
-        _key("center", "index32", "tokens", "distance c at the window's centre", 1),
-        SEED,
-        Column("accuracy", "value", "", "balanced accuracy over every distance, exact [ours]", 0, 1),
-        Column("loss", "value", "nats", "balanced cross-entropy after training", 0),
-        Column("steps", "count", "steps", "training steps", 1),
-        Column("frequency_mass", "value", "rad/token", "M = sum_f a_f theta_f, a_f = |q_f||k_f| / sum (Theorem 1)", 0),
-        Column("dominant_theta", "value", "rad/token", "frequency of the pair with the largest a_f", 0),
-    ),
-)
-
-WINDOW_PAIRS = Table(
-    "window_pairs",
-    "what each rotary pair of the trained model adds to the needle's logit at each distance",
-    (
-        SCHEME,
-        WIDTH,
-        SEED,
-        PAIR,
-        _key("distance", "index32", "tokens", "distance D of the needle from the query", 1),
-        Column("logit", "value", "logits", "A_f cos(theta_f D + phi_f), exact"),
-        Column("theta", "value", "rad/token", "frequency of the pair", 0),
-    ),
-)
-
-SCALING = Table(
-    "scaling",
-    "effective length of Gaussian logits under the scale that the scaling theorems give for a target",
-    (
-        SCHEME,
-        _key(
-            "regime",
-            "label",
-            "",
-            "case of Theorems 4 and 5: i above the critical exponent, ii at it, iii target 1",
-            None,
-        ),
-        _key("exponent", "value", "", "the target is ESS*(L) = L^exponent", 0, 1),
-        _key("beta", "value", "", "order of ESS", 0),
-        LENGTH,
-        SEED,
-        Column("scale", "value", "", "lambda(L), the factor on the logits", 0),
-        Column("target", "value", "tokens", "ESS*(L)", 1),
-        Column("ess", "value", "tokens", "ESS of one sampled row", 1),
-        Column("ratio", "value", "", "ess / target; approaches 1 as L grows", 0),
-    ),
-)
-
-ADAPTER = _key("adapter", "label", "", "name of what is being learned: the study's name", None)
-STEP = _key("step", "index32", "steps", "optimiser steps taken; 0 is the untrained start")
+ADAPTER = key("adapter", "label", "", "name of what is being learned: the study's name", None)
+STEP = key("step", "index32", "steps", "optimiser steps taken; 0 is the untrained start")
 
 TRAINING = Table(
     "training",
@@ -313,76 +185,9 @@ VALIDATION = Table(
         STEP,
         LENGTH,
         DOC,
-        _key("position", "index32", "tokens", "last predicted token of the bin of positions"),
+        key("position", "index32", "tokens", "last predicted token of the bin of positions"),
         Column("nll", "value", "nats/token", "mean next-token loss over the bin", 0),
         Column("tokens", "count", "tokens", "predicted tokens in the bin", 1),
-    ),
-)
-
-NEEDLE_KEYS = (
-    _key("needle", "label", "", "name of the needle, the fact that was hidden", None),
-    LENGTH,
-    _key(
-        "depth",
-        "value",
-        "",
-        "where the needle was to begin, as a share of the haystack's tokens; it begins at the last sentence start "
-        "that lies there or before, and span_start tells where that was",
-        0,
-        1,
-    ),
-    DOC,
-    _key("seed", "index32", "", "seed of the study plus the number of the haystack in its order"),
-)
-MODE = _key(
-    "mode",
-    "label",
-    "",
-    "strict: exact span, score at most 1; wu: as the public code of Wu et al. counts; absent: the control, a strict "
-    "trial without the needle, scored where it would have been [ours]",
-    None,
-)
-
-NEEDLES = Table(
-    "needles",
-    "Needle-in-a-Haystack trials: what each model answered",
-    (
-        MODEL,
-        MODE,
-        *NEEDLE_KEYS,
-        Column("prompt_tokens", "index32", "tokens", "length of the whole prompt", 1),
-        Column("span_start", "index32", "tokens", "first token of the scored part of the needle in the prompt", 0),
-        Column("span_end", "index32", "tokens", "end of the scored part (exclusive)", 0),
-        Column("answer", "text", "", "what the model said, greedily, before the end token or a line break"),
-        Column(
-            "recall", "value", "", "ROUGE-1 recall of the scored part's words in the answer, no stemming [ours]", 0, 1
-        ),
-        Column("success", "flag", "", "whether recall is above 0.5"),
-        Column("steps", "index32", "tokens", "answer steps that were scored", 0),
-    ),
-)
-
-RETRIEVAL = Table(
-    "retrieval",
-    "how much of the needle each head copied in each trial, successful or not",
-    (
-        MODEL,
-        MODE,
-        LAYER,
-        HEAD,
-        GROUP,
-        *NEEDLE_KEYS,
-        Column(
-            "score",
-            "value",
-            "",
-            "strict, absent: share of the scored part's tokens that the head copied at some step; wu: copies / tokens, "
-            "which repeats can take above 1. A copy: the row that produced a token has its largest weight on a token "
-            "of the scored part that is equal to it",
-            0,
-        ),
-        Column("copies", "index32", "steps", "answer steps at which the head copied", 0),
-        Column("mass", "value", "", "mean weight on the scored part over answer steps; 0 without a step [ours]", 0, 1),
     ),
 )
 
@@ -393,6 +198,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             *(ATTENTION, PAIRS, DISTANCES, POSITIONS, SCALES, NLL),
             *(TRAINING, VALIDATION),
             *(NEEDLES, RETRIEVAL),
+            *(INFLUENCE, INFLUENCE_SETS),
             *(WINDOW, WINDOW_PAIRS, SCALING),
         )
     }

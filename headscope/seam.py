@@ -1,9 +1,9 @@
 """The one seam between headscope and a model: an attention function and a mask function for transformers.
 
 After rotation, QK-norm and cache update, every attention layer hands its q, k and v to `attention`. Edits
-registered for that layer change them, the fused kernel computes the output, and listeners see what was
-computed. Nothing L x L is built and nothing is kept once the listeners return. This file knows nothing
-of position schemes, measures or files.
+registered for that layer change them, the fused kernel computes the output, changes may replace heads of it,
+and listeners see what was computed. Nothing L x L is built and nothing is kept once the listeners return.
+This file knows nothing of position schemes, measures or files.
 
 Axes: B batch, H query heads, G key (kv) groups, Lq queries, Lk keys, d head dimension.
 """
@@ -29,12 +29,29 @@ Edit = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 """(q [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, d], position_ids [1|B, Lq]) -> edited (q, k, v)."""
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What the kernel of one layer was given, edits included; `attend` runs it again on other q, k, v.
+
+    `attend` takes any number of query heads, a multiple of the key heads, and returns z [B, heads, Lq, d].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    positions: Tensor
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+Change = Callable[[Tensor, Call], Tensor]
+"""(z [B, H, Lq, d], what it was computed from) -> the z that o_proj is to read."""
 Listener = Callable[[Attention], None]
 
 
 @dataclass
 class _Taps:
     edits: list[Edit] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
     listeners: list[Listener] = field(default_factory=list)
 
 
@@ -56,6 +73,11 @@ def engaged(model: PreTrainedModel) -> Iterator[None]:
 def editing(module: nn.Module, edit: Edit) -> AbstractContextManager[None]:
     """Apply `edit` to every (q, k, v) of one attention module, after the edits that are already there."""
     return _joined(_taps.setdefault(module, _Taps()).edits, edit)
+
+
+def changing(module: nn.Module, change: Change) -> AbstractContextManager[None]:
+    """Apply `change` to every head output of one attention module, before o_proj and before listeners hear it."""
+    return _joined(_taps.setdefault(module, _Taps()).changes, change)
 
 
 def listening(module: nn.Module, listener: Listener) -> AbstractContextManager[None]:
@@ -107,9 +129,18 @@ def attention(
             for listener in list(taps.listeners):
                 listener(heard)
 
+    def again(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, None, scale, sliding_window, dropout, False)[0]
+
+    def changed(z: Tensor, q: Tensor, k: Tensor, v: Tensor, at: Tensor) -> Tensor:
+        for change in taps.changes:
+            z = change(z, Call(q, k, v, at, again))
+        return z
+
     options = (module, scale, sliding_window, dropout, bool(taps.listeners))
     if attention_mask is None:
         out, lse = attend(query, key, value, *options)
+        out = changed(out, query, key, value, positions)
         # A sliding cache keeps only the last keys, so key 0 of k may be a later key of the sequence.
         first = 0 if sliding_window is None else max(0, int(positions[0, -1]) + 1 - key.shape[2])
         for sequence, (q, k, v, z) in enumerate(zip(query, key, value, out, strict=True)):
@@ -123,6 +154,7 @@ def attention(
             continue
         q, k, v = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
         z, lse = attend(q, k, v, *options)
+        z = changed(z, q, k, v, positions.expand(len(query), -1)[sequence, None, rows])
         out[sequence, :, rows] = z[0]
         tell(sequence, q[0], k[0], v[0], z[0], None if lse is None else lse[0])
     return out.transpose(1, 2).contiguous(), None

@@ -97,6 +97,11 @@ class RunWriter:
         """Whether this cell is stored."""
         return self._cell(cell_id).is_dir()
 
+    def stored(self, cell_id: str, table: str) -> pd.DataFrame:
+        """The rows of a table that a finished cell added. Raises BadRun if they are not there."""
+        frame: pd.DataFrame = tables.read(self._cell(cell_id) / f"{table}.parquet").to_pandas()
+        return frame
+
     def add(self, cell_id: str, tables: Mapping[str, Rows]) -> None:
         """Store the rows of one finished cell, all or nothing.
 

@@ -8,12 +8,13 @@ import importlib
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
+import pandas as pd
 import torch
 
 from headscope import checkpoints, models
@@ -56,6 +57,7 @@ class Library:
     """Opens what a study names: models, one checkpoint at a time, and documents, by each model's own tokenizer.
 
     `given` holds models that came in memory, by label; `files` is where a section keeps what no table holds.
+    `stored(cell, table)` reads a finished cell, "section/id", back.
     """
 
     study: Study
@@ -63,6 +65,7 @@ class Library:
     progress: Progress = field(default_factory=Silent)
     files: Path = Path()
     advanced: float = 0.0
+    stored: Callable[[str, str], pd.DataFrame] = field(init=False)
     _open: tuple[str, Model] | None = None
     _tokenizers: dict[str, Any] = field(default_factory=dict)
     _documents: dict[tuple[int, int], list[TokenDocument]] = field(default_factory=dict)
@@ -135,6 +138,7 @@ def run(
     started = time.monotonic()
     with RunWriter.open(Path(out), study.name, config, resume) as writer:
         library.files = writer.files
+        library.stored = writer.stored
         # Grouped by checkpoint, so that each is loaded once.
         turn = _turns(study)
         todo = [(name, cell) for name, cell in plan if not writer.done(f"{name}/{cell.id}")]

@@ -22,6 +22,9 @@ from headscope.store import Run
 HEAD = ["model", "layer", "head", "kv_group"]
 """What names a row of the wide table."""
 
+SWEEP = ["model", "context_length", "component", "target"]
+"""What names one sweep of the influence probe."""
+
 DRAWS = 2000
 GROWTH_FROM = 64
 """Fewest visible keys, in the middle of a bin, of the rows that the growth exponent is fitted to."""
@@ -36,6 +39,8 @@ class Statistic:
     meaning: str
     log_scale: bool = False
 
+
+_RESET = "reset, of the head or of its whole KV group, as measured; to init where measured, else to base"
 
 HEAD_STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
@@ -71,6 +76,9 @@ HEAD_STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "retrieval_control": Statistic("retrieval score, no needle", "", "mean strict score in the control trials"),
         "tau": Statistic("temperature tau", "", "lambda(n) = (1/tau) ln(1 + max(n, L_ref)/L_ref)^gamma"),
         "gamma": Statistic("growth of logits gamma", "", "exponent of ln(1 + n/L_ref) in lambda(n)"),
+        "influence_joint": Statistic("influence", "nats/token", f"loss added when frequencies and scale are {_RESET}"),
+        "influence_freq": Statistic("influence of frequencies", "nats/token", f"loss added when they are {_RESET}"),
+        "influence_scale": Statistic("influence of scale", "nats/token", f"loss added when tau, gamma are {_RESET}"),
         "logit_scale": Statistic("logit multiplier", "", "factor on logits up to L_ref, beyond the checkpoint's own"),
     }
 )
@@ -96,13 +104,16 @@ def heads(run: Run) -> pd.DataFrame:
     model's longest length `ess1`, `max_weight`, `sink_mass`, `local_mass`, `mean_distance` over the same rows.
     From `pairs`, at the longest length: `cov`, `cov_rms`, `cov_norm`, `weighted_log_theta`. From `scales`:
     `tau`, `gamma`, `logit_scale`, `effective_base`, `mean_log_theta`. From `retrieval`: `retrieval`, `retrieval_mass`,
-    `retrieval_wu` over successful trials, `retrieval_control`. `ess2_<L>`, `growth`, `cov` and `retrieval` come with
-    `_low` and `_high`. `HEAD_STATISTICS` tells units and meanings.
+    `retrieval_wu` over successful trials, `retrieval_control`. From `influence`, at the longest length:
+    `influence_<component>`. `ess2_<L>`, `growth`, `cov`, `retrieval` and influences come with `_low` and `_high`.
+    `HEAD_STATISTICS` tells units and meanings.
     """
     parts = {"attention": _attention, "pairs": _pairs, "scales": _scales}
     found = [part(_plain(run.table(name))) for name, part in parts.items() if name in run.tables]
     if "retrieval" in run.tables:
         found.append(_retrieval(retrieval_rows(run)))
+    if "influence" in run.tables:
+        found.append(_influence(_plain(run.influence), run))
     if not found:
         return pd.DataFrame(columns=HEAD)
     wide = pd.concat(found, axis=1).reset_index()
@@ -230,6 +241,40 @@ def _retrieval(rows: pd.DataFrame) -> pd.DataFrame:
     if len(counted := good[good["mode"] == "wu"]):
         columns.append(counted.groupby(HEAD)["score"].mean().rename("retrieval_wu"))
     return pd.concat(columns, axis=1).rename(columns={"mass": "retrieval_mass"})
+
+
+def chosen_influence(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the `influence` table at each model's longest length, by the method that knows every unit best: exact
+    if it covers as many units as the estimates do, else the estimate of highest order."""
+    frame = _longest(_plain(frame))
+    places = frame["layer"].astype("str") + "/" + frame["kv_group"].astype("str") + "/" + frame["head"].astype("str")
+    frame = frame.assign(known=places.groupby([frame[n] for n in [*SWEEP, "method"]]).transform("nunique"))
+    frame["known"] += frame["method"].map({"exact": 0.2, "curved": 0.1}).fillna(0.0)
+    best = frame.groupby(SWEEP)["known"].transform("max")
+    return frame[frame["known"] == best].drop(columns="known")
+
+
+def _influence(frame: pd.DataFrame, run: Run) -> pd.DataFrame:
+    """influence_<component> of every query head; a group's influence is that of each of its heads."""
+    frame = chosen_influence(frame)
+    order = {"init": 0, "base": 1}
+    first = frame["target"].map(order).fillna(0).groupby([frame["model"], frame["component"]]).transform("min")
+    frame = frame[frame["target"].map(order).fillna(0) == first]
+    members = []
+    for model in run.manifest["models"]:
+        geometry = model["geometry"]
+        heads = np.arange(geometry["heads"])
+        group = heads // (geometry["heads"] // geometry["kv_groups"])
+        members.append(pd.DataFrame({"model": model["label"], "kv_group": group, "member": heads}))
+    rows = frame.merge(pd.concat(members), on=["model", "kv_group"])
+    rows = rows[(rows["head"] < 0) | (rows["head"] == rows["member"])].assign(head=lambda f: f["member"])
+    return pd.concat(
+        [
+            _with_interval(block.set_index([*HEAD, "doc"])["delta_nll"], f"influence_{component}")
+            for component, block in rows.groupby("component")
+        ],
+        axis=1,
+    )
 
 
 def _losses(frame: pd.DataFrame, first: str) -> pd.DataFrame:

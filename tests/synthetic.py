@@ -65,6 +65,9 @@ def synthetic_run(
                 "distance": _distance({k: keys[k] for k in ("model", "context_length")}, units, pairs, length, rng),
                 "nll": _nll(keys, length, m, d),
             }
+        for d in range(docs):
+            keys = {"model": model, "context_length": max(lengths), "doc": f"synthetic/{d}"}
+            cells[f"{model}/influence/{d}"] = _influences(keys, units, np.random.default_rng([seed, m, d]))
     with RunWriter.open(out, "synthetic", config) as writer:
         for cell, tables in cells.items():
             writer.add(cell, tables)
@@ -168,3 +171,28 @@ def _needles(
     rows["score"] = rows["copies"] / 8
     rows["mass"] = np.clip(0.7 * skill + 0.01 * rng.random(len(rows)), 0, 1)
     return {"needles": trials, "retrieval": rows.drop(columns=["growth", "success"])}
+
+
+def _influences(keys: dict[str, Any], units: pd.DataFrame, rng: np.random.Generator) -> dict[str, pd.DataFrame]:
+    """A heavy tail: a few units matter, the most at growth near 0; the screen sees them with a little noise."""
+    heads = units.assign(effect=0.05 * np.exp(-12 * units["growth"]))
+    groups = heads.groupby(["layer", "kv_group"], as_index=False)["effect"].sum().assign(head=-1)
+    blocks, sets = [], []
+    for component, chosen, unit in (("freq", groups, "group"), ("scale", heads, "head"), ("joint", groups, "group")):
+        told = {"component": component, "target": "init", "nll_before": 3.2}
+        delta = chosen["effect"] + rng.normal(0, 0.0005, len(chosen))
+        block = chosen[["layer", "head", "kv_group"]].assign(**told)
+        blocks.append(block.assign(method="exact", delta_nll=delta))
+        blocks.append(block.assign(method="screen", delta_nll=1.2 * delta + rng.normal(0, 0.0002, len(chosen))))
+        ranked = np.sort(chosen["effect"])[::-1]
+        for size in (1, 2, 4, len(chosen)):
+            draws = [("top", 0, ranked[:size].sum())]
+            draws += [("random", n, rng.choice(ranked, size, replace=False).sum()) for n in range(2)]
+            sets += [
+                {**told, "unit": unit, "choice": c, "size": size, "draw": n, "delta_nll": 0.9 * total}
+                for c, n, total in draws
+            ]
+    return {
+        "influence": pd.concat(blocks, ignore_index=True).assign(**keys),
+        "influence_sets": pd.DataFrame(sets).assign(**keys),
+    }

@@ -162,6 +162,24 @@ def test_an_unknown_study_key_suggests_the_nearest(refused, tmp_path):
     assert "unknown key 'measure.lenghts' (did you mean 'lengths'?)" in line
 
 
+def test_mistakes_of_head_influence_are_refused_before_any_work(refused):
+    model = ("--model", "learned=smollm2-135m@adarope:adapter=nowhere.safetensors")
+    assert "no adapter at 'nowhere.safetensors'" in refused(3, "influence", *model)
+    assert "influence.components.1" in refused(2, "influence", "--component", "freq,frequency")
+    assert "influence.targets.0" in refused(2, "influence", "--target", "start")
+    assert "influence.unit" in refused(2, "influence", "--unit", "layer")
+    assert "influence.top" in refused(2, "influence", "--top", 0)
+
+
+@pytest.mark.model
+def test_head_influence_needs_an_adapter_and_documents_of_the_length(refused):
+    line = refused(2, "influence", "--model", "yarn=smollm2-135m@yarn:factor=8", "--unit", "head")
+    assert "model 'yarn' has no adapter, so there is no joint to reset" in line
+    flags = ("--component", "z-zero", "--text", "pkg:britannica", "--docs", 1, "--length", 10_000_000)
+    assert "the longest, britannica/shakespeare, has" in refused(2, "influence", *flags)
+    assert "more than the 270 units" in refused(2, "influence", "--component", "z-zero", "--top", 271, "--length", 64)
+
+
 @pytest.mark.model
 def test_a_text_that_is_not_utf8_is_refused_with_the_byte(refused, tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"plain and then \xff\xfe")

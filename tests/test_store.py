@@ -344,7 +344,16 @@ def test_infinities_are_values():
 def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path):
     run = synthetic_run(tmp_path, models=("zeta", "alpha"))
     assert run.models == list(run.attention["model"].cat.categories) == ["zeta", "alpha"]
-    assert list(run.tables) == ["attention", "pairs", "distance", "positions", "scales", "nll"]
+    assert list(run.tables) == [
+        "attention",
+        "pairs",
+        "distance",
+        "positions",
+        "scales",
+        "nll",
+        "influence",
+        "influence_sets",
+    ]
     assert run.attention is run.table("attention")
     assert validate(run) == []
     assert "alpha" in run._repr_html_()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from headscope.commands.executing import execute, finish
-from headscope.commands.flags import Config, Device, Dtype, Json, Models, Out, Quiet, Resume, Seed, Text
+from headscope.commands.flags import Config, Device, Docs, Dtype, Json, Limit, Models, Out, Quiet, Resume, Seed, Text
 
 
 def needle(
@@ -45,6 +45,51 @@ def needle(
     study = read_study(config, {"name": None if config else "needle", **shared, "needle": section})
     if model:
         study = study.model_copy(update={"models": parse_models(model)})
+    finish(execute(study, out, resume, quiet or as_json), as_json)
+
+
+def influence(
+    model: Models = None,
+    text: Text = None,
+    docs: Docs = None,
+    length: Annotated[list[int] | None, typer.Option(help="Context length, repeatable. \\[default: 1024]")] = None,
+    component: Annotated[
+        str | None, typer.Option(help="joint,freq,scale,z-zero,z-mean,q-uniform: some of them.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="What is reset goes back to: init,base. \\[default: init]")] = None,
+    unit: Annotated[str | None, typer.Option(help="group, head or auto: groups for freq, joint; else heads.")] = None,
+    method: Annotated[str | None, typer.Option(help="exact, screen or verify: screen all, evaluate some.")] = None,
+    order: Annotated[int | None, typer.Option(help="Order of the screen; 2 adds curvature. \\[default: 1]")] = None,
+    top: Annotated[int | None, typer.Option(help="Top units that verify evaluates. \\[default: 10]")] = None,
+    random: Annotated[int | None, typer.Option(help="Random units that verify evaluates. \\[default: 10]")] = None,
+    curve: Annotated[bool | None, typer.Option(help="Reset the top 1, 2, 4, ... units together, too.")] = None,
+    memory: Annotated[int | None, typer.Option(help="MiB of streams held in memory. \\[default: 2048]")] = None,
+    out: Out = Path("runs"),
+    config: Config = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    seed: Seed = None,
+    limit: Limit = None,
+    resume: Resume = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Head influence: what the loss becomes when the position parameters of one head or KV group are reset.
+
+    [bold]headscope influence --model learned=smollm2-135m@adarope:adapter=PATH --length 2048[/bold]
+    """
+    from headscope.config import parse_models, read_study
+
+    section: dict[str, Any] = {"lengths": length or None, "unit": unit, "method": method, "order": order, "top": top}
+    section |= {"components": component and component.split(","), "targets": target and target.split(",")}
+    section |= {"random": random, "curve": curve, "memory": memory}
+    overrides: dict[str, Any] = {"name": None if config else "influence", "texts": {"source": text, "docs": docs}}
+    overrides |= {"seed": seed, "device": device, "dtype": dtype, "influence": section}
+    study = read_study(config, overrides)
+    if model:
+        study = study.model_copy(update={"models": parse_models(model)})
+    if limit is not None:
+        study.texts.docs = min(study.texts.docs, limit)
     finish(execute(study, out, resume, quiet or as_json), as_json)
 
 

@@ -7,6 +7,7 @@ number of keys the query sees, so cached decoding and a full pass agree. Paramet
 dtype. An adapter file is safetensors (the parameters and what they started from) with json metadata.
 """
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping
@@ -115,6 +116,14 @@ class AdaRoPE(nn.Module):
 
     def temperatures(self) -> tuple[Tensor, Tensor]:
         return self.tau.detach(), self.gamma.detach()
+
+    def initial(self) -> "AdaRoPE":
+        """The same adapter as it was before learning."""
+        twin = copy.deepcopy(self)
+        with torch.no_grad():
+            for name in LEARNED:
+                getattr(twin, name).copy_(getattr(twin, f"{name}_init"))
+        return twin
 
     @property
     def step(self) -> int | None:

@@ -1,0 +1,95 @@
+"""What a stored column and table are, and the key columns that tables share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import pyarrow as pa
+
+FORMAT_VERSION = 1
+"""Major version of the run directory. Readers refuse a newer one by name."""
+
+Kind = Literal["label", "index16", "index32", "count", "value", "flag", "text"]
+
+ARROW_TYPES: Mapping[Kind, pa.DataType] = MappingProxyType(
+    {
+        "label": pa.dictionary(pa.int32(), pa.string()),
+        "index16": pa.int16(),
+        "index32": pa.int32(),
+        "count": pa.int64(),
+        "value": pa.float32(),
+        "flag": pa.bool_(),
+        "text": pa.string(),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One stored column. `low` and `high` are inclusive bounds; None means unbounded."""
+
+    name: str
+    kind: Kind
+    unit: str
+    meaning: str
+    low: float | None = None
+    high: float | None = None
+    key: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One stored table: key columns first, then values.
+
+    `mean_over_cells` names the count column that weights the value columns when several cells
+    (documents) contribute rows with the same key; None means that keys are unique as written.
+    """
+
+    name: str
+    meaning: str
+    columns: tuple[Column, ...]
+    mean_over_cells: str | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        return [column.name for column in self.columns if column.key]
+
+    @property
+    def values(self) -> list[str]:
+        return [column.name for column in self.columns if not column.key]
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """The table's pyarrow schema; units and meanings travel as field metadata."""
+        return pa.schema(
+            [
+                pa.field(c.name, ARROW_TYPES[c.kind], nullable=False, metadata={"unit": c.unit, "meaning": c.meaning})
+                for c in self.columns
+            ],
+            metadata={"headscope": f"{self.name}/{FORMAT_VERSION}"},
+        )
+
+
+def key(name: str, kind: Kind, unit: str, meaning: str, low: float | None = 0, high: float | None = None) -> Column:
+    return Column(name, kind, unit, meaning, low, high, key=True)
+
+
+MODEL = key("model", "label", "", "label of the model: a checkpoint under a position scheme", None)
+LENGTH = key("context_length", "index32", "tokens", "length of the context that was measured", 1)
+DOC = key("doc", "label", "", "document, as source/name", None)
+LAYER = key("layer", "index16", "", "decoder layer, from 0")
+HEAD = key("head", "index16", "", "query head within the layer, from 0")
+GROUP = key("kv_group", "index16", "", "query heads that share one key head; head // (heads / groups)")
+PAIR = key(
+    "pair", "index16", "", "rotary 2-D plane f; dimensions that are not rotated follow as pairs with theta 0 [ours]"
+)
+VISIBLE = key(
+    "visible",
+    "index32",
+    "keys",
+    "bin of query rows by the number of keys they see (i+1, at most the window), named by its upper edge; "
+    "4 bins per octave from 16 [ours]",
+    16,
+)
+DISTANCE = key("distance", "index32", "tokens", "D = i - j; 0 and log-spaced, 4 per octave [ours]")

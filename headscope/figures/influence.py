@@ -1,0 +1,170 @@
+"""Head influence: how it is spread, where it sits, what the strongest unit learned, and what sets of units carry.
+
+`units` is the table of `headscope.influences.units`, cut to one sweep; every title says what was reset to what, and
+how it was found.
+"""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.figures import axes, style
+from headscope.figures.rotary import MIDDLE
+from headscope.influences import curve, name, words
+
+METHODS = {"exact": "exact", "screen": "first-order estimate", "curved": "second-order estimate"}
+HIGHLIGHT = "#D55E00"
+Head = tuple[int, int, int]
+"""Layer, KV group and query head."""
+
+
+def histogram(units: pd.DataFrame, retrieval: Head | None = None) -> go.Figure:
+    """Units by influence (nats/token), counts on a log axis; a line marks the unit of the top retrieval head."""
+    if why := style.lacks(units, "delta"):
+        return style.nothing("Head influence", why)
+    made = style.figure(_title(units))
+    values = units["delta"].to_numpy(dtype=np.float64)
+    counts, edges = np.histogram(values, bins=min(60, max(12, len(values) // 4)))
+    made.add_bar(
+        x=(edges[1:] + edges[:-1]) / 2,
+        y=np.where(counts > 0, counts, np.nan),
+        width=np.diff(edges),
+        marker={"color": style.PALETTE[0], "line_width": 0},
+        hovertemplate="Δ about %{x:.2g} nats/token: %{y} units<extra></extra>",
+        showlegend=False,
+    )
+    made.add_vline(x=0, line={"color": style.INK, "dash": "dot", "width": 1})
+    found = units.iloc[:0] if retrieval is None else _holding(units, retrieval)
+    for _, unit in found.iterrows():
+        told = f"top retrieval head: {name(unit)}, Δ {unit['delta']:+.2g}"
+        made.add_vline(x=unit["delta"], line={"color": HIGHLIGHT, "dash": "dash", "width": 1.5}, annotation_text=told)
+    made.update_xaxes(title_text="influence Δ (nats/token)")
+    made.update_yaxes(title_text="units", **axes.log_axis([1, counts.max()]))
+    return made.update_layout(margin_t=58, bargap=0)
+
+
+def matrix(units: pd.DataFrame) -> go.Figure:
+    """Influence (nats/token) by layer and unit; red where the reset hurts. Colours reach the 99 % quantile of |Δ|."""
+    if why := style.lacks(units, "delta"):
+        return style.nothing("Head influence", why)
+    whole = bool((units["head"] < 0).all())
+    across = units["kv_group"] if whole else units["head"]
+    grid = np.full((int(units["layer"].max()) + 1, int(across.max()) + 1), np.nan)
+    low, high = grid.copy(), grid.copy()
+    for into, column in ((grid, "delta"), (low, "low"), (high, "high")):
+        into[units["layer"], across] = units[column]
+    reach = max(float(np.nanquantile(np.abs(grid), 0.99)), 1e-9)
+    called = "key group" if whole else "head"
+    made = style.figure(_title(units), int(np.clip(130 + 18 * len(grid), 280, 760)))
+    made.add_heatmap(
+        x=list(range(grid.shape[1])),
+        y=list(range(grid.shape[0])),
+        z=grid,
+        zmin=-reach,
+        zmax=reach,
+        customdata=np.dstack([low, high]),
+        hovertemplate=f"layer %{{y}}, {called} %{{x}}<br>Δ %{{z:+.3g}} nats/token"
+        "<br>95 % interval %{customdata[0]:+.2g} to %{customdata[1]:+.2g}<extra></extra>",
+        colorbar={"title": {"text": "nats/token"}},
+        xgap=1,
+        ygap=1,
+        **MIDDLE,
+    )
+    made.update_xaxes(title_text=called, dtick=max(1, grid.shape[1] // 16), showgrid=False, showline=False)
+    made.update_yaxes(title_text="layer", dtick=max(1, len(grid) // 16), showgrid=False, showline=False)
+    return made.update_layout(margin_t=46)
+
+
+def spectrum(positions: pd.DataFrame, model: str, layer: int, kv_group: int) -> go.Figure:
+    """Learned frequencies of one KV group against where learning started and against the checkpoint's own.
+
+    Above log10 theta (rad/token) by pair, below ln of the ratio to the checkpoint's.
+    """
+    title = f"Spectrum of layer {layer}, key group {kv_group}: {style.text(model)}"
+    if why := style.lacks(positions, "model", "log_theta", "log_theta_init", "log_theta_base"):
+        return style.nothing(title, why)
+    place = (positions["model"] == model) & (positions["layer"] == layer) & (positions["kv_group"] == kv_group)
+    rows = positions[place].sort_values("pair").astype({n: "float64" for n in positions if str(n).startswith("log_")})
+    if rows.empty:
+        return style.nothing(title, "this group was not measured")
+    made = style.stack(title, 460)
+    lines = {"base": "log_theta_base", "where learning started": "log_theta_init", "learned": "log_theta"}
+    for at, (label, column) in enumerate(lines.items()):
+        drawn = {
+            "x": rows["pair"],
+            "mode": "lines+markers",
+            "line": {"color": style.PALETTE[(7, 1, 0)[at]], "dash": style.DASHES[(2, 1, 0)[at]]},
+            "marker": {"size": 4},
+            "name": label,
+            "legendgroup": label,
+        }
+        values = rows[column].where(np.isfinite(rows[column]))
+        hover = f"pair %{{x}}: %{{y:.3f}}<extra>{label}</extra>"
+        made.add_scatter(y=values / np.log(10), showlegend=False, hovertemplate=hover, row=1, col=1, **drawn)
+        made.add_scatter(y=values - rows["log_theta_base"], hovertemplate=hover, row=2, col=1, **drawn)
+    made.update_yaxes(title_text="log₁₀ θ (rad/token)", row=1, col=1)
+    made.update_yaxes(title_text="ln θ against base", row=2, col=1)
+    made.update_xaxes(title_text="rotary pair f, from highest frequency to lowest", row=2, col=1)
+    return style.room_for_legend(made)
+
+
+def against(units: pd.DataFrame, heads: pd.DataFrame, column: str, label: str) -> go.Figure:
+    """Influence (nats/token) of every unit against a column of the wide per-head table, its mean over the heads of a
+    group where units are groups; `label` names the axis. Colour is the layer."""
+    title = f"{_title(units)}, against {label}" if len(units) else "Head influence"
+    if why := style.lacks(units, "delta") or style.lacks(heads, column):
+        return style.nothing(title, why)
+    place = ["layer", "kv_group", "head"] if (units["head"] >= 0).all() else ["layer", "kv_group"]
+    x = heads.groupby(place)[column].mean().rename("x")
+    points = units.join(x, on=place).dropna(subset=["x", "delta"])
+    if points.empty:
+        return style.nothing(title, "no unit has both numbers")
+    made = style.figure(title)
+    made.add_scatter(
+        x=points["x"],
+        y=points["delta"],
+        mode="markers",
+        marker={"color": points["layer"], "coloraxis": "coloraxis", "size": 7},
+        customdata=[name(unit) for _, unit in points.iterrows()],
+        hovertemplate=f"%{{customdata}}<br>{label} %{{x:.3g}}<br>Δ %{{y:+.3g}} nats/token<extra></extra>",
+        showlegend=False,
+    )
+    made.add_hline(y=0, line={"color": style.INK, "dash": "dot", "width": 1})
+    made.update_xaxes(title_text=label)
+    made.update_yaxes(title_text="influence Δ (nats/token)")
+    made.update_layout(coloraxis={"colorscale": style.SEQUENTIAL, "colorbar": {"title": {"text": "layer"}}})
+    return made.update_layout(margin_t=46)
+
+
+def cumulative(sets: pd.DataFrame) -> go.Figure:
+    """Loss added (nats/token) when the top 1, 2, 4, ... units are reset together, against random sets of the same
+    layers; mean over documents and draws with a 95 % bootstrap band over documents. One model and one sweep."""
+    title = "Resetting the most influential units together"
+    if why := style.lacks(sets, "model", "choice", "size", "delta_nll"):
+        return style.nothing(title, why)
+    found = curve(sets)
+    made = style.figure(f"{title}: {words(found['component'].iloc[0], found['target'].iloc[0])}")
+    made.add_hline(y=0, line={"color": style.INK, "dash": "dot", "width": 1})
+    kinds = {"top": ("most influential", 0), "random": ("random, same layers", 7)}
+    unit = "key groups" if found["unit"].iloc[0] == "group" else "heads"
+    for choice, (label, colour) in kinds.items():
+        line = found[found["choice"] == choice].set_index("size").sort_index()
+        if len(line):
+            look = style.Look(label, style.PALETTE[colour], style.DASHES[colour // 7], style.SYMBOLS[colour // 7])
+            style.band(made, line[["mean", "low", "high"]], look, f"%{{x}} {unit}: Δ %{{y:+.4f}} nats/token")
+    sizes = sorted(set(found["size"]))
+    made.update_xaxes(title_text=f"{unit} reset together", type="log", tickvals=sizes, ticktext=[str(s) for s in sizes])
+    made.update_yaxes(title_text="loss added Δ (nats/token)")
+    return style.room_for_legend(made)
+
+
+def _title(units: pd.DataFrame) -> str:
+    first = units.iloc[0]
+    told = f"{words(str(first['component']), str(first['target']))} ({METHODS[str(first['method'])]})"
+    return f"Influence, {told}: {style.text(first['model'])}"
+
+
+def _holding(units: pd.DataFrame, head: Head) -> pd.DataFrame:
+    """The unit that is this query head, or the group that it belongs to."""
+    here = units[(units["layer"] == head[0]) & (units["kv_group"] == head[1])]
+    return here[here["head"].isin([-1, head[2]])]

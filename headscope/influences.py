@@ -1,0 +1,131 @@
+"""What the influence probe found: means over documents with intervals and p-values, concentration, agreement, curves.
+
+Everything is paired by document, since each difference is formed within one. Reads the tables, knows no figures.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy import stats
+
+from headscope.summary import SWEEP, bootstrap, chosen_influence
+
+PLACE = ["layer", "kv_group", "head"]
+"""What names a unit of a sweep."""
+TOP = 0.05
+"""Share of units whose part of the whole influence is told."""
+ESTIMATES = ("screen", "curved")
+COMPONENTS = {
+    "joint": "frequencies and temperature",
+    "freq": "frequencies",
+    "scale": "temperature",
+    "z-zero": "output set to zero",
+    "z-mean": "output set to its mean",
+    "q-uniform": "attention made uniform",
+}
+"""Components in words; a user's own intervention goes by its name."""
+
+
+def units(influence: pd.DataFrame) -> pd.DataFrame:
+    """One row per unit of every sweep and method, in nats/token over documents.
+
+    delta (mean), low, high (95 % bootstrap), p (two-sided t-test of zero) and p_adjusted (Benjamini-Hochberg over the
+    units of the sweep), documents. Below two documents low, high, p and p_adjusted are NaN.
+    """
+    blocks = []
+    for _, block in influence.groupby([*SWEEP, "method"], observed=True, sort=False):
+        # Documents are the columns, so that every unit of a sweep shares the bootstrap's draws.
+        table = block.astype({"delta_nll": "float64", "doc": "str"}).pivot_table(
+            index=PLACE, columns="doc", values="delta_nll", observed=True
+        )
+        numbers = table.to_numpy(dtype=np.float64)
+        low, high = bootstrap(numbers)
+        p = _t_test(numbers)
+        told = {"delta": numbers.mean(axis=1), "low": low, "high": high, "p": p, "p_adjusted": adjusted(p)}
+        same = {name: block[name].iloc[0] for name in [*SWEEP, "method"]}
+        blocks.append(
+            pd.DataFrame({**told, "documents": numbers.shape[1]}, index=table.index).reset_index().assign(**same)
+        )
+    columns = [*SWEEP, "method", *PLACE, "delta", "low", "high", "p", "p_adjusted", "documents"]
+    return pd.concat(blocks, ignore_index=True)[columns] if blocks else pd.DataFrame(columns=columns)
+
+
+def shown(influence: pd.DataFrame) -> pd.DataFrame:
+    """`units` of the sweeps to show: the longest length of each model, the method that knows every unit best."""
+    return units(chosen_influence(influence))
+
+
+def adjusted(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Benjamini-Hochberg adjusted p-values, which bound the false discovery rate; NaN stay NaN."""
+    if not len(p) or np.isnan(p).any():
+        return np.full_like(p, np.nan)
+    found: npt.NDArray[np.float64] = stats.false_discovery_control(p)
+    return found
+
+
+def gini(values: npt.ArrayLike) -> float:
+    """Gini coefficient of the absolute values: 0 where all are equal, towards 1 where one holds everything."""
+    sizes = np.sort(np.abs(np.asarray(values, dtype=np.float64)))
+    if not sizes.sum():
+        return 0.0
+    count = len(sizes)
+    return float((2 * np.arange(1, count + 1) - count - 1) @ sizes / (count * sizes.sum()))
+
+
+def top_share(values: npt.ArrayLike, share: float = TOP) -> float:
+    """Part of the summed absolute values that the largest `share` of units (at least one) holds, 0..1."""
+    sizes = np.sort(np.abs(np.asarray(values, dtype=np.float64)))[::-1]
+    return float(sizes[: max(1, round(share * len(sizes)))].sum() / sizes.sum()) if sizes.sum() else 0.0
+
+
+def agreement(influence: pd.DataFrame) -> pd.DataFrame:
+    """Each estimate against exact, on the units that have both: spearman and pearson of the means over documents,
+    `shared` of the `top` (10, or fewer) largest |delta|, and how many units were `compared`."""
+    rows = []
+    for sweep, block in units(influence).groupby(SWEEP, observed=True, sort=False):
+        by_method = block.pivot_table(index=PLACE, columns="method", values="delta", observed=True)
+        for method in ESTIMATES:
+            if method not in by_method or "exact" not in by_method:
+                continue
+            both = by_method[[method, "exact"]].dropna()
+            top = min(10, len(both))
+            largest = [set(both[name].abs().nlargest(top).index) for name in both]
+            ranks, line = (both.corr(kind).iloc[0, 1] if len(both) > 2 else np.nan for kind in ("spearman", "pearson"))
+            told = {"method": method, "spearman": ranks, "pearson": line, "top": top, "compared": len(both)}
+            rows.append({**dict(zip(SWEEP, sweep, strict=True)), **told, "shared": len(largest[0] & largest[1])})
+    return pd.DataFrame(rows, columns=[*SWEEP, "method", "spearman", "pearson", "shared", "top", "compared"])
+
+
+def curve(sets: pd.DataFrame) -> pd.DataFrame:
+    """Effect of resetting sets together: by sweep, unit, choice and size the mean over documents and draws
+    (nats/token) with a 95 % bootstrap over documents."""
+    frame = sets.astype({"delta_nll": "float64", "doc": "str"})
+    rows = []
+    for key, block in frame.groupby([*SWEEP, "unit", "choice", "size"], observed=True, sort=False):
+        by_doc = block.groupby("doc")["delta_nll"].mean().to_numpy()[None]
+        low, high = bootstrap(by_doc)
+        rows.append((*key, by_doc.mean(), low[0], high[0]))
+    return pd.DataFrame(rows, columns=[*SWEEP, "unit", "choice", "size", "mean", "low", "high"])
+
+
+def name(unit: pd.Series) -> str:
+    """A unit in words."""
+    who = f"key group {unit['kv_group']}" if unit["head"] < 0 else f"head {unit['head']}"
+    return f"layer {unit['layer']}, {who}"
+
+
+def words(component: str, target: str) -> str:
+    """What was done, in words: "frequencies reset to init"."""
+    told = COMPONENTS.get(component, component)
+    return told if target == "none" else f"{told} reset to {target}"
+
+
+def _t_test(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Two-sided p of a zero mean for each row; 1 where a row never differs from zero."""
+    if numbers.shape[1] < 2:
+        return np.full(len(numbers), np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = numbers.std(axis=1, ddof=1) / np.sqrt(numbers.shape[1])
+        t = np.abs(numbers.mean(axis=1)) / error
+    p: npt.NDArray[np.float64] = 2 * stats.t.sf(np.nan_to_num(t, nan=0.0), numbers.shape[1] - 1)
+    return p

@@ -1,0 +1,305 @@
+"""Head influence: sweeps, estimates and sets, stored, resumed, and refused where they would mean nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from adapters import noisy
+from torch import Tensor
+
+import headscope as hs
+from headscope import study
+from headscope.config import build_study
+from headscope.errors import BadInput, Interrupted
+from headscope.influences import adjusted, agreement, curve, gini, top_share, units
+from headscope.interventions import groups
+from headscope.models import Model
+from headscope.positions import AdaRoPE, resolve
+from headscope.replay import Replay, Streams
+from headscope.store import Run, validate
+from headscope.texts import TokenDocument
+from probes import influence as probe
+from probes.influence import head_influence
+from probes.screen import actual
+from probes.sweep import Sweep, matched
+
+LENGTH, DOCS = 40, 3
+
+
+@pytest.fixture(autouse=True)
+def texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random tokens for models that have no tokenizer."""
+
+    def made(source: str, tokenizer: Any, docs: int, length: int, seed: int = 0) -> list[TokenDocument]:
+        drawn = [torch.Generator().manual_seed(n) for n in range(docs)]
+        return [
+            TokenDocument(f"random/{n}", torch.randint(3, families.VOCAB, (length,), generator=g).tolist())
+            for n, g in enumerate(drawn)
+        ]
+
+    monkeypatch.setattr(study, "documents", made)
+    monkeypatch.setattr(probe, "documents", made)
+    monkeypatch.setattr(study.Library, "_tokenizer", lambda self, label: None)
+
+
+def adapted(tmp_path: Path, size: float = 0.05, family: str = "llama-gqa", adapter: AdaRoPE | None = None) -> Model:
+    model = hs.load(families.MEASURABLE[family]())
+    file = (adapter or noisy(model, size)).save(tmp_path / "adapter.safetensors")
+    return model.with_scheme(f"adarope:adapter={file}")
+
+
+def swept(model: Model, out: Path, resume: bool = False, **section: Any) -> Run:
+    plan = {"models": {"learned": "tiny"}, "texts": {"docs": DOCS}, "influence": {"lengths": [LENGTH], **section}}
+    return study.run(build_study(plan), out, given={"learned": model}, resume=resume)
+
+
+@pytest.fixture
+def exact(tmp_path: Path) -> Run:
+    return swept(adapted(tmp_path), tmp_path / "runs", method="exact")
+
+
+def test_a_sweep_has_every_unit_component_and_document_and_says_which_is_which(exact: Run) -> None:
+    assert validate(exact) == []
+    rows = exact.influence
+    counts = rows.groupby("component", observed=True).size().to_dict()
+    assert counts == {"joint": 8 * DOCS, "freq": 8 * DOCS, "scale": 16 * DOCS}
+    assert set(rows.loc[rows["component"] != "scale", "head"]) == {-1}
+    assert set(rows.loc[rows["component"] == "scale", "head"]) == {0, 1, 2, 3}
+    assert set(rows["target"]) == {"init"}
+    assert set(rows["method"]) == {"exact"}
+    assert {"positions", "scales"} <= set(exact.tables)
+
+
+def test_the_run_and_the_scripted_sweep_agree(exact: Run, tmp_path: Path) -> None:
+    scripted = head_influence(adapted(tmp_path), docs=DOCS, length=LENGTH, method="exact")
+    keys = ["doc", "component", "layer", "kv_group", "head"]
+    both = exact.influence.astype({"doc": "str", "component": "str"}).merge(scripted, on=keys)
+    assert len(both) == len(scripted) == len(exact.influence)
+    np.testing.assert_allclose(both["delta_nll_x"], both["delta_nll_y"], atol=1e-9)
+
+
+def test_only_the_group_that_learned_has_influence(tmp_path: Path) -> None:
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    planted, noise = AdaRoPE.untrained(model, resolve(model, "yarn:factor=8")), noisy(model, 0.3)
+    with torch.no_grad():
+        planted.xi[2, 1] = noise.xi[2, 1]
+        planted.tau[2, 2:] = noise.tau[2, 2:]
+    rows = swept(adapted(tmp_path, adapter=planted), tmp_path / "runs", method="exact").influence
+    there = (rows["layer"] == 2) & (rows["kv_group"] == 1)
+    assert (rows.loc[~there, "delta_nll"] == 0).all()
+    assert (rows.loc[there & (rows["component"] != "scale"), "delta_nll"].abs() > 1e-4).all()
+    found = units(rows[rows["component"] == "joint"])
+    assert int((found["delta"] != 0).sum()) == 1
+
+
+def test_the_slope_is_the_derivative_of_the_loss(tmp_path: Path) -> None:
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    adapter = noisy(model)
+    ids = torch.randint(3, families.VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(3))
+    replay = Replay(model, adapter, ids, memory=0)
+    direction = torch.randn(1, model.geometry.heads, LENGTH, model.geometry.head_dim) / 10
+    slopes: dict[int, float] = {}
+
+    def hear(layer: int, z: Tensor, call: Any, gradients: list[Tensor]) -> None:
+        slopes[layer] = float((gradients[0] * direction).sum())
+
+    with replay.ready():
+        replay.rehearse()
+        replay.backwards([actual], hear)
+        for layer in range(model.geometry.layers):
+            step = 2e-3
+            up, down = (
+                float(replay.losses({layer: lambda z, call, by=by: z + by * direction}).double().sum())
+                for by in (step, -step)
+            )
+            assert slopes[layer] == pytest.approx((up - down) / (2 * step), rel=0.02, abs=0.02)
+
+
+@pytest.mark.parametrize("family", families.MEASURABLE)
+@pytest.mark.parametrize(("component", "size"), [("freq", 3e-5), ("scale", 3e-3)])
+def test_small_resets_are_estimated_closely_in_every_family(
+    family: str, component: str, size: float, tmp_path: Path
+) -> None:
+    """Random weights make frequencies far steeper than scales, so each has its own small size above rounding."""
+    model = adapted(tmp_path, size, family)
+    options: dict[str, Any] = {"docs": 1, "length": LENGTH, "components": [component]}
+    rows = [head_influence(model, method=method, **options) for method in ("exact", "screen")]
+    (found,) = agreement(pd.concat(rows).assign(model="m")).to_dict("records")
+    assert found["pearson"] > 0.98, found
+
+
+def test_the_second_order_nears_the_truth_where_the_slope_vanishes(tmp_path: Path) -> None:
+    """At targets drawn from the model itself the mean slope is zero, and what is left is the curvature."""
+    model = adapted(tmp_path, 0.02)
+    rows = head_influence(model, docs=12, length=LENGTH, method="screen", order=2, components=["scale"])
+    means = rows.pivot_table(index=["layer", "head"], columns="method", values="delta_nll")
+    added = means["curved"] - means["screen"]
+    assert (added > 0).all(), "a Fisher form is positive"
+
+
+def test_verify_evaluates_the_top_of_the_screen_and_random_others_exactly(exact: Run, tmp_path: Path) -> None:
+    run = swept(adapted(tmp_path), tmp_path / "verified", method="verify", top=3, random=2, order=2)
+    assert validate(run) == []
+    rows = run.influence.astype({"component": "str", "method": "str"})
+    for component in ("joint", "freq", "scale"):
+        mine = rows[rows["component"] == component]
+        place = ["layer", "kv_group", "head"]
+        means = mine[mine["method"] == "curved"].groupby(place)["delta_nll"].mean().abs()
+        evaluated = set(mine[mine["method"] == "exact"].set_index(place).index)
+        assert len(evaluated) == 5
+        assert set(means.nlargest(3).index) <= evaluated
+    keys = ["doc", "component", "layer", "kv_group", "head"]
+    chosen = rows[rows["method"] == "exact"].merge(exact.influence.astype({"component": "str"}), on=keys)
+    assert len(chosen) == 5 * 3 * DOCS
+    np.testing.assert_allclose(chosen["delta_nll_x"], chosen["delta_nll_y"], atol=1e-7)
+    found = agreement(run.influence)
+    assert set(found["method"]) == {"screen", "curved"}
+    assert set(found["compared"]) == {5}
+
+
+def test_sets_grow_from_the_top_unit_to_all_and_random_ones_match_their_layers(exact: Run) -> None:
+    found = curve(exact.influence_sets).set_index(["component", "choice", "size"])["mean"]
+    for component, count in (("joint", 8), ("freq", 8), ("scale", 16)):
+        single = exact.influence[exact.influence["component"] == component]
+        largest = units(single)["delta"].max()
+        assert found[component, "top", 1] == pytest.approx(largest, abs=1e-7)
+        assert (component, "top", count) in found.index
+        assert (component, "random", count) not in found.index
+    rng = np.random.default_rng(0)
+    every = groups(hs.load(families.MEASURABLE["llama-gqa"]()).geometry)
+    drawn = matched(every[2:6], every, rng)
+    assert sorted(unit.layer for unit in drawn) == sorted(unit.layer for unit in every[2:6])
+
+
+def test_streams_beyond_the_memory_limit_go_to_disk_and_change_nothing(exact: Run, tmp_path: Path) -> None:
+    spilled = swept(adapted(tmp_path), tmp_path / "spilled", method="exact", memory=0)
+    assert np.array_equal(spilled.influence["delta_nll"], exact.influence["delta_nll"])
+    kept = Streams(1000)
+    first, second = torch.randn(1, 10, 20), torch.randn(1, 10, 20)
+    for stream in (first, second):
+        kept.append(stream)
+    assert kept.held == 800
+    assert torch.equal(kept.at(1, torch.device("cpu")), second)
+
+
+@pytest.mark.parametrize("method", ["exact", "verify"])
+def test_an_interrupted_sweep_resumes_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    model = adapted(tmp_path)
+    section: dict[str, Any] = {"method": method, "top": 2, "random": 1, "components": ["joint"]}
+    whole = swept(model, tmp_path / "whole", **section)
+    again = swept(model, tmp_path / "again", **section)
+    calls, real = [], Sweep.exact
+
+    def stopping(self: Sweep, *arguments: Any) -> Iterator[Any]:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Sweep, "exact", stopping)
+    with pytest.raises(Interrupted):
+        swept(model, tmp_path / "cut", **section)
+    monkeypatch.setattr(Sweep, "exact", real)
+    resumed = swept(model, tmp_path / "cut", resume=True, **section)
+    for table in ("influence", "influence_sets"):
+        stored = (whole.path / f"{table}.parquet").read_bytes()
+        assert (resumed.path / f"{table}.parquet").read_bytes() == stored
+        assert (again.path / f"{table}.parquet").read_bytes() == stored
+
+
+def test_a_users_edit_is_swept_like_a_component(tmp_path: Path) -> None:
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+
+    def quiet(q: Tensor, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        return q, k, v * 0
+
+    options: dict[str, Any] = {"docs": 1, "length": LENGTH, "unit": "head"}
+    mine = head_influence(model, components=[], edits={"quiet": quiet}, **options)
+    named = head_influence(model, components=["z-zero"], **options)
+    assert set(mine["component"]) == {"quiet"}
+    np.testing.assert_allclose(mine["delta_nll"], named["delta_nll"], atol=1e-6)
+
+
+def refused(model: Model, out: Path, **section: Any) -> str:
+    with pytest.raises(BadInput) as told:
+        swept(model, out, **section)
+    assert not out.exists(), "something was left behind"
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+def test_a_model_without_adapter_is_refused_but_can_be_ablated(tmp_path: Path) -> None:
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    for scheme in ("base", "yarn:factor=8"):
+        for unit in ("auto", "head"):
+            told = refused(model.with_scheme(scheme), tmp_path / "runs", unit=unit)
+            assert "model 'learned' has no adapter, so there is no joint to reset" in told
+    assert len(swept(model, tmp_path / "fine", components=["z-zero"], method="screen", curve=False).influence)
+
+
+def test_target_base_is_refused_where_the_adapter_started_from_base(tmp_path: Path) -> None:
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    own = adapted(tmp_path, adapter=noisy(model, 0.1, start="base"))
+    assert "has no base to reset to" in refused(own, tmp_path / "runs", targets=["base"])
+
+
+def test_more_units_than_there_are_cannot_be_verified(tmp_path: Path) -> None:
+    told = refused(adapted(tmp_path), tmp_path / "runs", top=7, random=2)
+    assert "top 7 and random 2 are more than the 8 units" in told
+
+
+def test_a_model_that_the_study_lacks_is_named(tmp_path: Path) -> None:
+    assert "no model 'other' in this study, only learned" in refused(
+        adapted(tmp_path), tmp_path / "r", models=["other"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"components": ["frequency"]}, "components.0"),
+        ({"targets": []}, "targets"),
+        ({"lengths": [1]}, "lengths.0"),
+        ({"method": "quick"}, "method"),
+        ({"draw": 3}, "unknown key 'influence.draw' (did you mean 'draws'?)"),
+    ],
+)
+def test_a_mistake_in_the_section_is_named(section: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadInput, match=told.replace("(", r"\(").replace(")", r"\)").replace("?", r"\?")):
+        build_study({"influence": section})
+
+
+def test_concentration_lies_between_even_and_single() -> None:
+    assert gini([1.0] * 8) == pytest.approx(0)
+    assert gini([0.0] * 7 + [1.0]) == pytest.approx(7 / 8)
+    assert gini(np.zeros(3)) == 0
+    assert top_share([1.0] * 40) == pytest.approx(2 / 40)
+    assert top_share([0.0] * 39 + [-3.0]) == 1
+
+
+def test_adjusted_p_values_are_those_of_benjamini_and_hochberg() -> None:
+    p = np.array([0.01, 0.04, 0.03, 0.8])
+    assert adjusted(p) == pytest.approx([0.04, 0.04 * 4 / 3, 0.04 * 4 / 3, 0.8])
+    assert np.isnan(adjusted(np.array([0.1, np.nan]))).all()
+
+
+def test_units_are_paired_by_document_with_intervals_and_p_values() -> None:
+    deltas = {0: [0.1, 0.11, 0.09, 0.1], 1: [0.2, -0.2, 0.1, -0.1], 2: [0.0] * 4}
+    rows = [
+        {"model": "m", "context_length": 8, "component": "freq", "target": "init", "method": "exact"}
+        | {"layer": 0, "kv_group": group, "head": -1, "doc": f"d{doc}", "nll_before": 1.0, "delta_nll": delta}
+        for group, found in deltas.items()
+        for doc, delta in enumerate(found)
+    ]
+    found = units(pd.DataFrame(rows)).set_index("kv_group")
+    assert found.loc[0, "delta"] == pytest.approx(0.1)
+    assert found.loc[0, "low"] > 0.09
+    assert found.loc[0, "p_adjusted"] < 0.01 < found.loc[1, "p_adjusted"]
+    assert found.loc[2, "p"] == 1

@@ -1,0 +1,229 @@
+"""Resets and ablations in the seam equal brute force: the model rebuilt, or its tensors cut by hand."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import families
+import pytest
+import torch
+from adapters import noisy, rebuilt
+from torch import Tensor, nn
+
+import headscope as hs
+from headscope import seam
+from headscope.capture import capturing
+from headscope.interventions import ABLATIONS, Intervention, Reset, Unit, custom, groups, heads, on_layer
+from headscope.models import Model
+from headscope.positions import AdaRoPE, attached, resolve
+from headscope.positions.schedule import Fixed, Schedule
+from headscope.replay import Replay
+
+COMPONENTS = ("freq", "scale", "joint")
+IDS = torch.randint(3, families.VOCAB, (1, 48), generator=torch.Generator().manual_seed(0))
+
+
+def brute(model: Model, schedule: Schedule, ids: Tensor = IDS) -> float:
+    """Mean loss of the whole model, float64, by plain means."""
+    with attached(model, schedule), torch.no_grad():
+        logits = model.module(ids, use_cache=False).logits[0, :-1]
+    return nn.functional.cross_entropy(logits.double(), ids[0, 1:]).item()
+
+
+def replayed(
+    model: Model, schedule: Any, each: Sequence[tuple[Intervention, Sequence[Unit]]], ids: Tensor = IDS
+) -> list[float]:
+    """Mean loss with each intervention on its units; the last is that of nothing changed."""
+    replay = Replay(model, schedule, ids, memory=1e9)
+    with replay.ready():
+        replay.rehearse()
+        found = []
+        for intervention, units in [*each, (ABLATIONS["z-zero"], [])]:
+            layers = {unit.layer for unit in units}
+            mine = {layer: [unit for unit in units if unit.layer == layer] for layer in layers}
+            changes = {layer: on_layer(intervention, at, model.geometry) for layer, at in mine.items()}
+            found.append(replay.losses(changes).double().mean().item())
+        return found
+
+
+@pytest.fixture(params=families.MEASURABLE)
+def model(request: pytest.FixtureRequest) -> Model:
+    return hs.load(families.MEASURABLE[request.param]())
+
+
+@pytest.mark.parametrize("target", ["init", "base"])
+def test_a_reset_group_equals_the_adapter_rebuilt_with_that_group_reset(model: Model, target: str) -> None:
+    adapter = noisy(model)
+    then = adapter.initial() if target == "init" else Fixed.own(model)
+    cases = [(component, unit) for component in COMPONENTS for unit in groups(model.geometry)]
+    if target == "base" and 2 * model.geometry.pairs < model.geometry.head_dim:
+        cases = [case for case in cases if case[0] == "freq"]  # tau cannot express the factor of cos and sin
+    resets = [(Reset(component, adapter, then, model.geometry), [unit]) for component, unit in cases]
+    *found, nothing = replayed(model, adapter, resets)
+    assert nothing == pytest.approx(brute(model, adapter), abs=1e-6)
+    for (component, unit), loss in zip(cases, found, strict=True):
+        written = neutral(model) if target == "base" and component != "freq" else then
+        expected = brute(model, rebuilt(model, adapter, component, [unit], written))
+        assert loss == pytest.approx(expected, abs=1e-5), (component, unit)
+
+
+def neutral(model: Model) -> AdaRoPE:
+    """The checkpoint's own positions written as adapter parameters: lambda = 1."""
+    return AdaRoPE.untrained(model, Fixed.own(model))
+
+
+def test_resetting_nothing_changes_no_bit(model: Model) -> None:
+    adapter = noisy(model)
+    units = [*groups(model.geometry), *heads(model.geometry)]
+    same = [(Reset(component, adapter, adapter, model.geometry), [unit]) for component in COMPONENTS for unit in units]
+    *found, nothing = replayed(model, adapter, same)
+    assert set(found) == {nothing}
+
+
+@pytest.mark.parametrize("target", ["init", "base"])
+def test_resetting_every_unit_jointly_is_the_model_under_the_target(model: Model, target: str) -> None:
+    adapter = noisy(model)
+    then = adapter.initial() if target == "init" else Fixed.own(model)
+    reset = Reset("joint", adapter, then, model.geometry)
+    by_group, by_head, _ = replayed(model, adapter, [(reset, groups(model.geometry)), (reset, heads(model.geometry))])
+    assert by_group == pytest.approx(brute(model, then), abs=1e-5)
+    assert by_head == pytest.approx(by_group, abs=1e-5)
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_an_untied_head_sees_the_keys_of_its_own_reset(model: Model, component: Any) -> None:
+    """By hand: the layer's keys before rotation are turned as the reset adapter turns them, for one head only."""
+    geometry, adapter = model.geometry, noisy(model)
+    unit = heads(geometry)[geometry.heads + 1]
+    then = rebuilt(model, adapter, component, [Unit(unit.layer, unit.kv_group)], adapter.initial())
+    outputs = []
+    # The layer sees the same stream under both, so its z differs through the reset alone.
+    for schedule in (adapter, then):
+        with attached(model, schedule), capturing(model) as layers, torch.no_grad():
+            layers.listen(lambda heard: outputs.append(heard.z.clone()), [unit.layer])
+            model.module(IDS, use_cache=False)
+    before, after = outputs
+
+    def check(z: Tensor, call: seam.Call) -> Tensor:
+        changed = on_layer(Reset(component, adapter, adapter.initial(), geometry), [unit], geometry)(z, call)
+        torch.testing.assert_close(changed[0, unit.head], after[unit.head], rtol=1e-4, atol=1e-4)
+        others = [head for head in range(geometry.heads) if head != unit.head]
+        assert torch.equal(changed[0, others], z[0, others])
+        return z
+
+    with attached(model, adapter), capturing(model) as layers, torch.no_grad():
+        layers.change(unit.layer, check)
+        model.module(IDS, use_cache=False)
+    assert not torch.allclose(before[unit.head], after[unit.head], atol=1e-3)
+
+
+def by_hand(model: Model, unit: Unit, edit: Callable[[Tensor], Tensor]) -> float:
+    """Loss with `edit` on the unit's slice of the input of o_proj, found by its width: no seam."""
+    projection = next(
+        module
+        for name, module in model.attention[unit.layer].named_modules()
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in ("o_proj", "dense")
+    )
+    width = model.geometry.head_dim
+    at = unit.heads(model.geometry)
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+        told = args[0].clone()
+        cut = slice(at.start * width, at.stop * width)
+        told[..., cut] = edit(told[..., cut])
+        return (told,)
+
+    handle = projection.register_forward_pre_hook(hook)
+    try:
+        return brute(model, resolve(model, "base"))
+    finally:
+        handle.remove()
+
+
+def test_z_zero_and_z_mean_equal_the_slice_of_o_projs_input_edited_by_hand(model: Model) -> None:
+    unit, own = heads(model.geometry)[-2], resolve(model, "base")
+    zero, mean, uniform, _ = replayed(model, own, [(ABLATIONS[name], [unit]) for name in ABLATIONS])
+    assert zero == pytest.approx(by_hand(model, unit, torch.zeros_like), abs=1e-6)
+    assert mean == pytest.approx(by_hand(model, unit, lambda z: z.mean(1, keepdim=True)), abs=1e-6)
+    assert abs(uniform - zero) > 1e-4, "uniform attention is not silence"
+
+
+def test_uniform_queries_average_the_visible_values(model: Model) -> None:
+    unit = heads(model.geometry)[1]
+    window = model.geometry.windows[unit.layer]
+
+    def check(z: Tensor, call: seam.Call) -> Tensor:
+        changed = on_layer(ABLATIONS["q-uniform"], [unit], model.geometry)(z, call)
+        v = call.v[0, unit.kv_group]
+        for i in (0, 5, 47):
+            seen = v[max(0, i + 1 - (window or 48)) : i + 1]
+            torch.testing.assert_close(changed[0, unit.head, i], seen.mean(0), rtol=1e-5, atol=1e-5)
+        return z
+
+    with capturing(model) as layers, torch.no_grad():
+        layers.change(unit.layer, check)
+        model.module(IDS, use_cache=False)
+
+
+def test_a_users_edit_gets_the_units_tensors_and_acts_on_them_alone() -> None:
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    shapes = []
+
+    def silent(q: Tensor, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        shapes.append((layer, q.shape[1], k.shape[1], v.shape[1]))
+        return q, k, torch.zeros_like(v)
+
+    own, group, head = resolve(model, "base"), Unit(2, 1), Unit(3, 0, 1)
+    found = replayed(model, own, [(custom(silent), [group]), (custom(silent), [head])])
+    zero = replayed(model, own, [(ABLATIONS["z-zero"], [group]), (ABLATIONS["z-zero"], [head])])
+    assert shapes == [(2, 2, 1, 1), (3, 1, 1, 1)]
+    assert found == pytest.approx(zero, abs=1e-6)
+
+
+def test_an_unused_door_changes_no_bit(model: Model) -> None:
+    with torch.no_grad():
+        plain = model.module(IDS, use_cache=False).logits
+        with capturing(model) as layers:
+            layers.change(1, lambda z, call: z)
+            assert torch.equal(model.module(IDS, use_cache=False).logits, plain)
+        assert torch.equal(model.module(IDS, use_cache=False).logits, plain)
+
+
+def test_changes_reach_each_sequence_of_a_padded_batch_without_its_padding() -> None:
+    model = hs.load(families.MEASURABLE["llama-gqa"]())
+    adapter, unit = noisy(model), Unit(1, 0)
+    change = on_layer(Reset("joint", adapter, adapter.initial(), model.geometry), [unit], model.geometry)
+    short = IDS[:, :20]
+    batch = torch.cat((IDS, nn.functional.pad(short, (28, 0))))
+    mask = torch.cat((torch.ones_like(IDS), nn.functional.pad(torch.ones_like(short), (28, 0))))
+    positions = torch.stack((torch.arange(48), torch.arange(48) - 28)).clamp(min=0)
+    with attached(model, adapter), capturing(model) as layers, torch.no_grad():
+        layers.change(unit.layer, change)
+        together = model.module(batch, attention_mask=mask, position_ids=positions, use_cache=False).logits
+        alone = [model.module(ids, use_cache=False).logits[0] for ids in (IDS, short)]
+    torch.testing.assert_close(together[0], alone[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(together[1, 28:], alone[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.model
+def test_twelve_units_of_the_real_model_equal_brute_force(smollm2: Model, tokens: Tensor) -> None:
+    adapter, ids = noisy(smollm2, 0.1), tokens[:, :512]
+    cases = [
+        (component, Unit(layer, layer % 3), target)
+        for layer, component, target in zip(
+            (0, 2, 5, 8, 10, 13, 16, 18, 21, 24, 27, 29),
+            COMPONENTS * 4,
+            ("init", "base", "init", "base", "base", "init") * 2,
+            strict=True,
+        )
+    ]
+    thens: dict[str, Schedule] = {"init": adapter.initial(), "base": Fixed.own(smollm2)}
+    resets = [(Reset(c, adapter, thens[target], smollm2.geometry), [unit]) for c, unit, target in cases]
+    *found, nothing = replayed(smollm2, adapter, resets, ids)
+    thens["base"] = neutral(smollm2)
+    assert nothing == pytest.approx(brute(smollm2, adapter, ids), abs=1e-6)
+    worst = 0.0
+    for (component, unit, target), loss in zip(cases, found, strict=True):
+        expected = brute(smollm2, rebuilt(smollm2, adapter, component, [unit], thens[target]), ids)
+        worst = max(worst, abs(loss - expected))
+    print(f"worst difference to brute force over 12 units: {worst:.2e} nats")
+    assert worst < 1e-5
