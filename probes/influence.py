@@ -110,7 +110,7 @@ class InfluenceSection:
             sweep = self._plan(label, self.library.model(label))
             if self.study.measure is None:  # which stores them itself
                 cells.append(Cell(f"{label}: positions", label, 0.0))
-            for length in self.config.lengths:
+            for length in sorted(set(self.config.lengths)):
                 docs = range(len(self.library.documents(label, max(self.config.lengths))))
                 cells += self._cells(label, length, docs, sweep)
         return cells

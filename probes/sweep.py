@@ -118,6 +118,8 @@ def plan(label: str, model: Model, config: Influence, edits: Mapping[str, Edit] 
         for target in config.targets:
             then = _target(label, model, schedule, component, target)
             interventions[component, target] = Reset(cast(Component, component), schedule, then, model.geometry)
+    if not interventions:
+        raise BadInput("influence: nothing to do to the units; give components")
     units = {key: _units(model, key[0], config.unit) for key in interventions}
     fewest = min(map(len, units.values()))
     if config.method == "verify" and config.top + config.random > fewest:

@@ -255,6 +255,10 @@ def test_more_units_than_there_are_cannot_be_verified(tmp_path: Path) -> None:
     assert "top 7 and random 2 are more than the 8 units" in told
 
 
+def test_a_sweep_of_nothing_is_refused(tmp_path: Path) -> None:
+    assert "nothing to do to the units; give components" in refused(adapted(tmp_path), tmp_path / "runs", components=[])
+
+
 def test_a_model_that_the_study_lacks_is_named(tmp_path: Path) -> None:
     assert "no model 'other' in this study, only learned" in refused(
         adapted(tmp_path), tmp_path / "r", models=["other"]
