@@ -183,20 +183,20 @@ def _learning(run: Run) -> Iterator[Chart]:
         yield Chart(
             training.batches(run.training),
             "Loss of each step's own batch, before the step: noisy, because batches differ in how hard they are, and "
-            "lower where sequences are longer.",
+            "lower where sequences are longer; the shape of a point tells the length.",
             half=True,
         )
     if "validation" in run.tables:
         yield Chart(
             training.held_out(run.validation),
             "Held-out documents, never learned from. The line is the mean over documents, the band reaches from the "
-            "document that gained most to the one that gained least. Below zero is better than the start.",
+            "document that gained most to the one that gained least. Below zero is better than at step 0.",
             half=True,
         )
         for adapter in run.validation["adapter"].unique():
             yield Chart(
                 training.held_out_by_position(run.validation, str(adapter)),
-                "The same documents by position: what each kept adapter gained over the untrained start.",
+                "The same documents by position: what each kept adapter gained over step 0.",
                 half=True,
             )
 

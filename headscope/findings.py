@@ -236,7 +236,7 @@ def _training(run: Run) -> Iterator[str]:
         start, last = order.iloc[0]["loss"], order.iloc[-1]
         best = order.sort_values("loss").iloc[0]
         yield (
-            f"{label}: held-out loss {start:.4f} nats/token at the untrained start, {last['loss']:.4f} "
+            f"{label}: held-out loss {start:.4f} nats/token at step 0, {last['loss']:.4f} "
             f"({last['loss'] - start:+.4f}) after {last['step']} steps; lowest at step {best['step']} with "
             f"{best['loss']:.4f}."
         )

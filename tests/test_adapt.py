@@ -260,6 +260,11 @@ study.run(build_study(json.loads(sys.argv[1])), sys.argv[2], resume=True)
 """
 
 
+def kept(out: Path) -> list[Path]:
+    """Adapters of an unfinished training."""
+    return list(out.glob(".adapt-*.partial/files/adapters/step-*.safetensors"))
+
+
 def test_killed_and_resumed_it_ends_with_the_same_adapter(place: Path, tmp_path: Path) -> None:
     """kill -9 while it learns, three times; then left alone."""
     content = plan(place, keep=1)
@@ -267,8 +272,8 @@ def test_killed_and_resumed_it_ends_with_the_same_adapter(place: Path, tmp_path:
     out, chance = tmp_path / "killed", random.Random(0)
     for _ in range(3):
         child = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(content), str(out)])
-        seen = len(list(out.rglob("step-*.safetensors")))
-        while len(list(out.rglob("step-*.safetensors"))) == seen and child.poll() is None:
+        seen = len(kept(out))
+        while len(kept(out)) == seen and child.poll() is None:
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 0.2))
         child.send_signal(signal.SIGKILL)

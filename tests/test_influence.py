@@ -44,7 +44,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(study, "documents", made)
     monkeypatch.setattr(probe, "documents", made)
-    monkeypatch.setattr(study.Library, "_tokenizer", lambda self, label: None)
+    monkeypatch.setattr(study.Library, "tokenizer", lambda self, label: None)
 
 
 def adapted(tmp_path: Path, size: float = 0.05, family: str = "llama-gqa", adapter: AdaRoPE | None = None) -> Model:

@@ -105,8 +105,10 @@ def test_a_planted_copying_head_scores_1_and_every_other_0(place: Path, mode: st
     control = run.heads.set_index(["layer", "head"])["retrieval_control"]
     assert (control.drop((0, 2)) == 0).all()
     assert control[0, 2] < 0.2  # so small a vocabulary lets it copy some of any haystack
-    rows = run.retrieval[run.retrieval["mode"] == mode].set_index(["layer", "head"])
-    assert rows.loc[(0, 2), "mass"].min() > 0.99
+    steps = trials[["needle", "context_length", "depth", "seed", "steps"]]
+    rows = run.retrieval[run.retrieval["mode"] == mode].merge(steps).set_index(["layer", "head"])
+    copying = rows.loc[(0, 2)]
+    assert (copying["mass"] * copying["steps"] > 0.99 * copying["copies"]).all()
     assert rows.loc[(1, 0), "mass"].max() < 0.1
 
 

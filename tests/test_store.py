@@ -351,6 +351,8 @@ def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path
         "positions",
         "scales",
         "nll",
+        "needles",
+        "retrieval",
         "influence",
         "influence_sets",
     ]

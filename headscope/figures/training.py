@@ -33,8 +33,8 @@ def batches(training: pd.DataFrame) -> go.Figure:
 
 
 def held_out(validation: pd.DataFrame) -> go.Figure:
-    """Held-out loss less that of the untrained start (nats/token) against step: the mean over documents and tokens."""
-    title = "Held-out loss against the untrained start"
+    """Held-out loss less that of step 0 (nats/token) against step: the mean over documents and tokens."""
+    title = "Held-out loss against step 0"
     if why := style.lacks(validation, "adapter", "step", "nll"):
         return style.nothing(title, why)
     made = style.figure(title)
@@ -50,7 +50,7 @@ def held_out(validation: pd.DataFrame) -> go.Figure:
 
 
 def held_out_by_position(validation: pd.DataFrame, adapter: str) -> go.Figure:
-    """Held-out loss of one training less that of its untrained start, by position; a line a kept step."""
+    """Held-out loss of one training less that of step 0, by position; a line a kept step."""
     title = f"Held-out loss along the context: {style.text(adapter)}"
     if why := style.lacks(validation, "adapter", "step", "nll", "position"):
         return style.nothing(title, why)
