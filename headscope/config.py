@@ -181,7 +181,7 @@ class Influence(Part):
         "auto", description="auto: KV groups for freq and joint, heads for the others; head un-ties one query head"
     )
     method: Literal["exact", "screen", "verify"] = Field("verify", description="evaluate, estimate, or both")
-    order: Literal[1, 2] = Field(1, description="order of the estimate; 2 adds the curvature of the loss")
+    order: Literal[1, 2] = Field(2, description="order of the estimate; 2 adds the curvature of the loss")
     top: int = Field(10, ge=1, description="units of largest estimate that verify evaluates")
     random: int = Field(10, ge=0, description="random other units that verify evaluates")
     curve: bool = Field(True, description="reset the top 1, 2, 4, ... units together, too")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.claims import claims
-from headscope.influences import TOP, agreement, curve, gini, shown, top_share, words
+from headscope.influences import TOP, agreement, curve, gini, how, shown, top_share, words
 from headscope.influences import name as unit_name
 from headscope.needles import PUBLISHED, RETRIEVAL_HEAD, by_group, by_seed, overview, retest
 from headscope.store import Run
@@ -282,12 +282,11 @@ def _influence(run: Run) -> Iterator[str]:
         return
     for (label, length, *what), block in shown(run.influence).groupby(SWEEP, observed=True, sort=False):
         block = block.sort_values("delta", ascending=False)
-        first, last, method = block.iloc[0], block.iloc[-1], block["method"].iloc[0]
-        how = "evaluated" if method == "exact" else f"estimated ({'first' if method == 'screen' else 'second'} order)"
+        first, last = block.iloc[0], block.iloc[-1]
         sure = "" if np.isnan(first["low"]) else f" (95 % interval {first['low']:+.2g} to {first['high']:+.2g})"
         clear = int((block["p_adjusted"] < 0.05).sum())
         yield (
-            f"{label}, {words(*map(str, what))} one unit at a time, {length:,} tokens, {how}: most harmful at "
+            f"{label}, {words(*map(str, what))} one unit at a time, {length:,} tokens, {how(block)}: most harmful at "
             f"{unit_name(first)} with {first['delta']:+.2g} nats/token{sure}, least at {unit_name(last)} with "
             f"{last['delta']:+.2g}. The top {TOP:.0%} of {len(block)} units hold {top_share(block['delta']):.0%} of "
             f"the summed |Δ| (Gini {gini(block['delta']):.2f}); {clear} differ from zero (false discovery rate 5 %)."

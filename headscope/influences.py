@@ -51,8 +51,23 @@ def units(influence: pd.DataFrame) -> pd.DataFrame:
 
 
 def shown(influence: pd.DataFrame) -> pd.DataFrame:
-    """`units` of the sweeps to show: the longest length of each model, the method that knows every unit best."""
-    return units(chosen_influence(influence))
+    """`units` of the sweeps to show: the longest length of each model, each unit by the method that knows it best.
+
+    p-values are adjusted over all units of a sweep, whatever their methods.
+    """
+    best = chosen_influence(influence)
+    methods = best.groupby([*SWEEP, *PLACE], observed=True, sort=False)["method"].first().reset_index()
+    return units(best.assign(method="best")).drop(columns="method").merge(methods, on=[*SWEEP, *PLACE])
+
+
+def how(units: pd.DataFrame) -> str:
+    """How the units of one sweep were found, in words."""
+    methods = units["method"].value_counts()
+    told = {"screen": "first-order estimate", "curved": "second-order estimate"}
+    rest = " and ".join(told[name] for name in told if name in methods)
+    if "exact" not in methods:
+        return rest
+    return f"exact for {methods['exact']} of {len(units)} units, else {rest}" if rest else "exact"
 
 
 def adjusted(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

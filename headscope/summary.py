@@ -244,14 +244,12 @@ def _retrieval(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def chosen_influence(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the `influence` table at each model's longest length, by the method that knows every unit best: exact
-    if it covers as many units as the estimates do, else the estimate of highest order."""
+    """Rows of the `influence` table at each model's longest length, each unit by the method that knows it best: exact
+    where it was evaluated, else the estimate of highest order."""
     frame = _longest(_plain(frame))
-    places = frame["layer"].astype("str") + "/" + frame["kv_group"].astype("str") + "/" + frame["head"].astype("str")
-    frame = frame.assign(known=places.groupby([frame[n] for n in [*SWEEP, "method"]]).transform("nunique"))
-    frame["known"] += frame["method"].map({"exact": 0.2, "curved": 0.1}).fillna(0.0)
-    best = frame.groupby(SWEEP)["known"].transform("max")
-    return frame[frame["known"] == best].drop(columns="known")
+    rank = frame["method"].map({"exact": 0, "curved": 1, "screen": 2})
+    unit = [frame[name] for name in [*SWEEP, "layer", "kv_group", "head"]]
+    return frame[rank == rank.groupby(unit).transform("min")]
 
 
 def _influence(frame: pd.DataFrame, run: Run) -> pd.DataFrame:

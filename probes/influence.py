@@ -37,7 +37,7 @@ def head_influence(
     targets: Sequence[str] = ("init",),
     unit: Literal["auto", "group", "head"] = "auto",
     method: Literal["exact", "screen", "verify"] = "exact",
-    order: Literal[1, 2] = 1,
+    order: Literal[1, 2] = 2,
     top: int = 10,
     random: int = 10,
     edits: Mapping[str, Edit] | None = None,

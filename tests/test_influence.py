@@ -127,7 +127,7 @@ def test_small_resets_are_estimated_closely_in_every_family(
 ) -> None:
     """Random weights make frequencies far steeper than scales, so each has its own small size above rounding."""
     model = adapted(tmp_path, size, family)
-    options: dict[str, Any] = {"docs": 1, "length": LENGTH, "components": [component]}
+    options: dict[str, Any] = {"docs": 1, "length": LENGTH, "components": [component], "order": 1}
     rows = [head_influence(model, method=method, **options) for method in ("exact", "screen")]
     (found,) = agreement(pd.concat(rows).assign(model="m")).to_dict("records")
     assert found["pearson"] > 0.98, found

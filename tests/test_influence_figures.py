@@ -23,11 +23,14 @@ def freq(run: Run):
     return found[(found["model"] == "learned") & (found["component"] == "freq")]
 
 
-def test_what_is_shown_is_exact_where_every_unit_was_evaluated(run: Run) -> None:
+def test_each_unit_is_shown_by_the_method_that_knows_it_best(run: Run) -> None:
     assert set(shown(run.influence)["method"]) == {"exact"}
     rows = run.influence
-    partly = rows[(rows["method"] == "screen") | (rows["layer"] == 0)]
-    assert set(shown(partly)["method"]) == {"screen"}
+    partly = shown(rows[(rows["method"] == "screen") | (rows["layer"] == 0)])
+    assert ((partly["method"] == "exact") == (partly["layer"] == 0)).all()
+    mine = partly[(partly["model"] == "learned") & (partly["component"] == "freq")]
+    assert len(mine) == 8
+    assert "(exact for 2 of 8 units, else first-order estimate)" in influence.matrix(mine).layout.title.text
 
 
 def test_the_histogram_counts_every_unit_and_marks_the_retrieval_heads_group(freq) -> None:

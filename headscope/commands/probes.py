@@ -59,7 +59,7 @@ def influence(
     target: Annotated[str | None, typer.Option(help="What is reset goes back to: init,base. \\[default: init]")] = None,
     unit: Annotated[str | None, typer.Option(help="group, head or auto: groups for freq, joint; else heads.")] = None,
     method: Annotated[str | None, typer.Option(help="exact, screen or verify: screen all, evaluate some.")] = None,
-    order: Annotated[int | None, typer.Option(help="Order of the screen; 2 adds curvature. \\[default: 1]")] = None,
+    order: Annotated[int | None, typer.Option(help="Order of the screen; 2 adds curvature. \\[default: 2]")] = None,
     top: Annotated[int | None, typer.Option(help="Top units that verify evaluates. \\[default: 10]")] = None,
     random: Annotated[int | None, typer.Option(help="Random units that verify evaluates. \\[default: 10]")] = None,
     curve: Annotated[bool | None, typer.Option(help="Reset the top 1, 2, 4, ... units together, too.")] = None,

@@ -10,9 +10,8 @@ import plotly.graph_objects as go
 
 from headscope.figures import axes, style
 from headscope.figures.rotary import MIDDLE
-from headscope.influences import curve, name, words
+from headscope.influences import curve, how, name, words
 
-METHODS = {"exact": "exact", "screen": "first-order estimate", "curved": "second-order estimate"}
 HIGHLIGHT = "#D55E00"
 Head = tuple[int, int, int]
 """Layer, KV group and query head."""
@@ -160,7 +159,7 @@ def cumulative(sets: pd.DataFrame) -> go.Figure:
 
 def _title(units: pd.DataFrame) -> str:
     first = units.iloc[0]
-    told = f"{words(str(first['component']), str(first['target']))} ({METHODS[str(first['method'])]})"
+    told = f"{words(str(first['component']), str(first['target']))} ({how(units)})"
     return f"Influence, {told}: {style.text(first['model'])}"
 
 
