@@ -2,10 +2,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types bench docs paper browser clean
+.PHONY: demo dash test lint types bench docs paper browser clean
 
 demo: .venv/ready  ## measure the embedded model under three position schemes and write report.html
 	$(BIN)/headscope demo
+
+dash: .venv/ready  ## explore the shipped example run in the browser
+	$(BIN)/headscope dash
 
 test: .venv/ready-dev browser  ## every test, on the real model and in a real browser
 	$(BIN)/pytest

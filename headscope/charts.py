@@ -27,12 +27,12 @@ def sections(run: Run) -> dict[str, list[Chart]]:
     heads = run.heads[run.heads["model"].isin(models)]
     chosen = dict(list(notable(heads).items())[:MOST_HEADS])
     made = {
-        "How many tokens each head attends to": [*_lengths(run, heads, models, chosen)],
-        "How attention is spread": [*_spread(heads)],
-        "Which rotary pairs the heads use": [*_pairs(run, heads, models, chosen)],
-        "What the position schemes changed": [*_parameters(run, heads, models)],
-        "Loss along the context": [*_loss(run, models)],
-        "During training": [*_learning(run), *_training(run, chosen)],
+        "How many tokens each head attends to": [*length_charts(run, heads, models, chosen)],
+        "How attention is spread": [*spread_charts(heads)],
+        "Which rotary pairs the heads use": [*pair_charts(run, heads, models, chosen)],
+        "What the position schemes changed": [*parameter_charts(run, heads, models)],
+        "Loss along the context": [*loss_charts(run, models)],
+        "During training": [*learning_charts(run), *checkpoint_charts(run, chosen)],
         "Needle in a haystack": [*probe_charts.needle_charts(run, heads, models)],
         "Head influence": [*probe_charts.influence_charts(run, heads)],
         "Needle retrieval from a window": [*probe_charts.window_charts(run)],
@@ -41,7 +41,7 @@ def sections(run: Run) -> dict[str, list[Chart]]:
     return {title: charts for title, charts in made.items() if charts}
 
 
-def _lengths(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Mapping[Head, str]) -> Iterator[Chart]:
+def length_charts(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Mapping[Head, str]) -> Iterator[Chart]:
     name = longest(heads)
     if name is None:
         return
@@ -62,13 +62,7 @@ def _lengths(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Mappi
     )
     others = [label for label in models[1:] if heads.loc[heads["model"] == label, name].notna().any()]
     if others:
-        yield Chart(
-            compare.against(heads, name, first),
-            f"A point is a head. On the dashed line it attends to as many tokens as under {first}; above it, to more. "
-            "A scheme that keeps local heads and extends global ones follows the line at the left and rises at the "
-            "right.",
-            half=len(others) == 1,
-        )
+        yield against_chart(heads, name, first)
     for label in others[:3]:
         yield Chart(
             head_figures.change(heads, name, label, first),
@@ -85,7 +79,20 @@ def _lengths(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Mappi
         )
 
 
-def _spread(heads: pd.DataFrame) -> Iterator[Chart]:
+def against_chart(heads: pd.DataFrame, name: str, first: str) -> Chart:
+    """Every head's statistic under each other model against `first`."""
+    if not name.startswith("ess2_"):
+        caption = f"A point is a head. On the dashed line it is as under {first}; above it, larger."
+    else:
+        caption = (
+            f"A point is a head. On the dashed line it attends to as many tokens as under {first}; above it, to more. "
+            "A scheme that keeps local heads and extends global ones follows the line at the left and rises at the "
+            "right."
+        )
+    return Chart(compare.against(heads, name, first), caption, half=heads["model"].nunique() == 2)
+
+
+def spread_charts(heads: pd.DataFrame) -> Iterator[Chart]:
     captions = {
         "sink_mass": "Weight on the first token, averaged over the heads of a layer; the band holds the middle 80 % "
         "of heads. Weight above one half makes the first token the head's main target.",
@@ -97,17 +104,10 @@ def _spread(heads: pd.DataFrame) -> Iterator[Chart]:
             yield Chart(layers.by_layer(heads, name), caption, half=True)
 
 
-def _pairs(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Mapping[Head, str]) -> Iterator[Chart]:
+def pair_charts(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Mapping[Head, str]) -> Iterator[Chart]:
     pairs, distance = table(run, "pairs", models), table(run, "distance", models)
     if pairs is not None:
-        yield Chart(
-            head_figures.spread(heads, "cov"),
-            "Box: minimum, quartiles, median and maximum over heads, the mean dashed. Each dot is a head, the first "
-            "layer on the left. A low value means that the head uses its pairs evenly.",
-            "Medians: "
-            + ", ".join(f"{label} {number(block.median())}" for label, block in finite(heads, "cov").items())
-            + ".",
-        )
+        yield box_chart(heads, "cov")
         how = (
             " Above: the frequency of each rotary pair. Below: how much the pair moves the logits. Error bars are one "
             "standard error. Where two lines coincide, the later, dashed one lies on top."
@@ -129,7 +129,20 @@ def _pairs(run: Run, heads: pd.DataFrame, models: Sequence[str], chosen: Mapping
                 )
 
 
-def _parameters(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
+def box_chart(heads: pd.DataFrame, name: str) -> Chart:
+    """The statistic over heads, a box a model."""
+    low = " A low value means that the head uses its pairs evenly." if name == "cov" else ""
+    medians = ", ".join(f"{label} {number(block.median())}" for label, block in finite(heads, name).items())
+    return Chart(
+        head_figures.spread(heads, name),
+        "Box: minimum, quartiles, median and maximum over heads, the mean dashed. Each dot is a head, the first "
+        f"layer on the left.{low}",
+        f"Medians: {medians}.",
+        half=True,
+    )
+
+
+def parameter_charts(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
     positions = table(run, "positions", models)
     for label in models:
         if positions is not None and _learned(positions, label):
@@ -160,7 +173,7 @@ def _parameters(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Iterato
                 )
 
 
-def _loss(run: Run, models: Sequence[str]) -> Iterator[Chart]:
+def loss_charts(run: Run, models: Sequence[str]) -> Iterator[Chart]:
     nll = table(run, "nll", models)
     if nll is None:
         return
@@ -178,7 +191,7 @@ def _loss(run: Run, models: Sequence[str]) -> Iterator[Chart]:
         )
 
 
-def _learning(run: Run) -> Iterator[Chart]:
+def learning_charts(run: Run) -> Iterator[Chart]:
     if "training" in run.tables:
         yield Chart(
             training.batches(run.training),
@@ -201,18 +214,23 @@ def _learning(run: Run) -> Iterator[Chart]:
             )
 
 
-def _training(run: Run, chosen: Mapping[Head, str]) -> Iterator[Chart]:
-    steps = {model["label"]: int(model["step"]) for model in run.manifest["models"] if model.get("step") is not None}
-    if len(steps) < 2:
+def checkpoint_charts(run: Run, chosen: Mapping[Head, str]) -> Iterator[Chart]:
+    known = steps(run)
+    if len(known) < 2:
         return
     name = longest(run.heads)
     for statistic_name in [name, "growth", "cov", "sink_mass", "effective_base", "gamma"]:
         if statistic_name and finite(run.heads, statistic_name):
             yield Chart(
-                layers.over_steps(run.heads, statistic_name, steps, list(chosen)[:4]),
+                layers.over_steps(run.heads, statistic_name, known, list(chosen)[:4]),
                 "Grey: the median head and the middle 80 % of heads at each checkpoint. Coloured: the chosen heads.",
                 half=True,
             )
+
+
+def steps(run: Run) -> dict[str, int]:
+    """The training step of each model that carries one."""
+    return {model["label"]: int(model["step"]) for model in run.manifest["models"] if model.get("step") is not None}
 
 
 def _learned(positions: pd.DataFrame, label: str, against: str = "log_theta_base") -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headscope.commands import adapt, probes
+from headscope.commands import adapt, dash, probes
 from headscope.commands.executing import execute, finish, quiet_libraries
 from headscope.commands.flags import (
     Checkpoints,
@@ -140,6 +140,7 @@ app.command()(probes.needle)
 app.command()(probes.influence)
 app.command()(probes.window)
 app.command()(probes.scaling)
+app.command()(dash.dash)
 
 
 @app.command()

@@ -4,7 +4,7 @@ Reads the wide tables of `headscope.summary`, knows nothing of figures or HTML. 
 these documents; they never guess at causes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,16 +12,12 @@ import pandas as pd
 from headscope.claims import claims
 from headscope.influences import TOP, agreement, curve, gini, how, shown, top_share, words
 from headscope.influences import name as unit_name
-from headscope.needles import PUBLISHED, RETRIEVAL_HEAD, by_group, by_seed, overview, retest
+from headscope.needles import PUBLISHED, by_group, by_seed, overview, retest
+from headscope.roles import AGGREGATION, LOCAL, RETRIEVAL, RETRIEVAL_HEAD, SINK
 from headscope.store import Run
 from headscope.summary import SWEEP, longest
 from headscope.summary import models as models_table
 from headscope.windows import NAMES, accuracy, mass_bounds
-
-LOCAL = 8
-"""Effective length, in tokens, below which a head is called local [ours]."""
-RETRIEVAL, AGGREGATION = 0.25, 0.75
-"""Growth exponents below and above which a head is said to resemble retrieval and aggregation [ours]."""
 
 Head = tuple[int, int]
 
@@ -60,25 +56,57 @@ def few(labels: Sequence[str], most: int = 6) -> list[str]:
     return [labels[i] for i in at]
 
 
-def sentences(run: Run) -> dict[str, list[str]]:
-    """The findings of a run by topic, those that its tables allow; of many models, `few` are told."""
+def sentences(run: Run, wanted: Collection[str] = ()) -> dict[str, list[str]]:
+    """The findings of a run by topic (the `wanted` ones, by default all), those that its tables allow.
+
+    Of many models, `few` are told.
+    """
     labels = few(run.models)
     heads = run.heads[run.heads["model"].isin(labels)]
-    topics = {
-        "Effective length": [*_lengths(heads)],
-        "Growth with context": [*_growth(heads)],
-        "Change against the first model": [*_changes(heads)],
-        "Loss": [*_losses(run, labels)],
-        "Rotary pairs": [*_pairs(heads)],
-        "Position parameters": [*_parameters(heads)],
-        "Training": [*_training(run)],
-        "Against the paper": [f"{claim.said}: {claim.verdict}. {claim.found}." for claim in claims(run)],
-        "Needle in a haystack": [*_needle(run)],
-        "Head influence": [*_influence(run)],
-        "Needle retrieval from a window": [*_window(run)],
-        "Scaling theorems": [*_scaling(run)],
+    topics: dict[str, Callable[[], Iterable[str]]] = {
+        "Effective length": lambda: _lengths(heads),
+        "Growth with context": lambda: _growth(heads),
+        "Change against the first model": lambda: _changes(heads),
+        "Loss": lambda: _losses(run, labels),
+        "Rotary pairs": lambda: _pairs(heads),
+        "Position parameters": lambda: _parameters(heads),
+        "Training": lambda: _training(run),
+        "Against the paper": lambda: (f"{claim.said}: {claim.verdict}. {claim.found}." for claim in claims(run)),
+        "Needle in a haystack": lambda: _needle(run),
+        "Head influence": lambda: _influence(run),
+        "Needle retrieval from a window": lambda: _window(run),
+        "Scaling theorems": lambda: _scaling(run),
     }
-    return {topic: told for topic, told in topics.items() if told}
+    told = {topic: [*tell()] for topic, tell in topics.items() if topic in wanted or not wanted}
+    return {topic: found for topic, found in told.items() if found}
+
+
+def of_head(run: Run, model: str, layer: int, head: int, kv_group: int) -> list[str]:
+    """What stands out about one head: its ranks among the heads of each model, and its influence in `model`."""
+    told = []
+    name = longest(run.heads)
+    ranked = [(name, "effective length"), ("retrieval", "retrieval score")]
+    for column, called in ranked:
+        ranks = []
+        for label, block in _by_model(run.heads, column or ""):
+            values = block.set_index(["layer", "head"])[column]
+            if (layer, head) in values.index:
+                value = float(values.loc[(layer, head)])
+                ranks.append(f"{int((values > value).sum()) + 1} of {len(values)} in {label} ({number(value)})")
+        if ranks:
+            told.append(f"Rank by {called}: {', '.join(ranks)}.")
+    if "influence" in run.tables:
+        swept = run.influence[run.influence["model"] == model]
+        for (_, _, *what), units in shown(swept).groupby(SWEEP, observed=True, sort=False):
+            here = (units["layer"] == layer) & (units["kv_group"] == kv_group) & units["head"].isin([-1, head])
+            for _, unit in units[here].iterrows():
+                above = int((units["delta"] > unit["delta"]).sum())
+                sure = "" if np.isnan(unit["low"]) else f" (95 % interval {unit['low']:+.2g} to {unit['high']:+.2g})"
+                told.append(
+                    f"Influence in {model}, {words(*map(str, what))}: {unit['delta']:+.2g} nats/token{sure} for "
+                    f"{unit_name(unit)}, rank {above + 1} of {len(units)}."
+                )
+    return told
 
 
 def number(value: float) -> str:
@@ -135,7 +163,7 @@ def _lengths(heads: pd.DataFrame) -> Iterator[str]:
         f"The most global head of {label} is {_name(far)}, with an effective length of {number(far[name])} tokens; "
         f"the most local is {_name(local)}, with {number(local[name])}."
     )
-    yield f"In {label}, {_count(block['sink_mass'] > 0.5)} put more than half of their weight on the first token."
+    yield f"In {label}, {_count(block['sink_mass'] > SINK)} put more than half of their weight on the first token."
 
 
 def _growth(heads: pd.DataFrame) -> Iterator[str]:

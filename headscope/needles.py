@@ -8,13 +8,11 @@ from itertools import combinations
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest
 
+from headscope.roles import RETRIEVAL_HEAD
 from headscope.store import Run
 from headscope.summary import HEAD, retrieval_rows
 
-RETRIEVAL_HEAD = 0.1
-"""Mean score above which a head is called a retrieval head (Wu et al. 2024)."""
 PUBLISHED = {"above": (0.03, 0.06), "zero": (0.45, 0.73)}
 """Shares of heads above 0.1 and of exactly 0 over the models of Wu et al. 2024."""
 CONTROL = "absent"
@@ -103,6 +101,8 @@ def _pairs_of_seeds(scores: pd.DataFrame) -> Iterator[tuple[str, int, int, float
 
 
 def _with_wilson(counts: pd.DataFrame) -> pd.DataFrame:
+    from scipy.stats import binomtest  # takes a second to import
+
     intervals = [
         binomtest(row["successes"], row["trials"]).proportion_ci(method="wilson") for row in counts.to_dict("records")
     ]

@@ -1,6 +1,7 @@
 """What a report shows of the probes: needles, head influence, and the synthetic ones."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,12 @@ def needle_charts(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Itera
     needles = table(run, "needles", models)
     if needles is None:
         return
+    yield from success_charts(needles, models)
+    yield from score_charts(run, heads, models)
+
+
+def success_charts(needles: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
+    """Where each model finds the needle."""
     strict = "strict" in set(needles["mode"])
     for label in models:
         yield Chart(
@@ -29,6 +36,10 @@ def needle_charts(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Itera
             "words.",
             half=True,
         )
+
+
+def score_charts(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
+    """Which heads copy it, how scores go with growth, and how far seeds and models agree."""
     scored = [label for label in models if label in finite(heads, "retrieval")]
     for label in scored:
         yield Chart(
@@ -66,41 +77,50 @@ def needle_charts(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Itera
 
 
 def influence_charts(run: Run, heads: pd.DataFrame) -> Iterator[Chart]:
+    for sweep in sweeps(run, heads).values():
+        yield from sweep
+
+
+def sweeps(run: Run, heads: pd.DataFrame) -> dict[tuple[str, int, str, str], list[Chart]]:
+    """Charts of each sweep: model, context length, component, target."""
     if "influence" not in run.tables:
-        return
-    for key, units in shown(run.influence).groupby(SWEEP, observed=True, sort=False):
-        label, length, component, target = key
-        mine = heads[heads["model"] == label]
+        return {}
+    groups: Any = shown(run.influence).groupby(SWEEP, observed=True, sort=False)
+    return {key: [*_sweep(run, heads, key, units)] for key, units in groups}
+
+
+def _sweep(run: Run, heads: pd.DataFrame, key: tuple[str, int, str, str], units: pd.DataFrame) -> Iterator[Chart]:
+    label, length, component, target = key
+    mine = heads[heads["model"] == label]
+    yield Chart(
+        influence.histogram(units, _retriever(mine)),
+        "Loss added when the position parameters of one unit are reset, all others kept. Most units near zero and "
+        "a thin tail on the right mean that few units carry the gain one by one.",
+        half=True,
+    )
+    yield Chart(influence.matrix(units), "Red units are missed when reset, blue ones were better before.", half=True)
+    if component in ("freq", "joint") and "positions" in run.tables:
+        top = units.sort_values("delta").iloc[-1]
+        drawn = influence.spectrum(run.positions, str(label), int(top["layer"]), int(top["kv_group"]))
         yield Chart(
-            influence.histogram(units, _retriever(mine)),
-            "Loss added when the position parameters of one unit are reset, all others kept. Most units near zero and "
-            "a thin tail on the right mean that few units carry the gain one by one.",
-            half=True,
+            drawn, "The unit of largest influence: its frequencies as learned, at the start and in base.", half=True
         )
-        yield Chart(
-            influence.matrix(units), "Red units are missed when reset, blue ones were better before.", half=True
-        )
-        if component in ("freq", "joint") and "positions" in run.tables:
-            top = units.sort_values("delta").iloc[-1]
-            drawn = influence.spectrum(run.positions, str(label), int(top["layer"]), int(top["kv_group"]))
-            yield Chart(
-                drawn, "The unit of largest influence: its frequencies as learned, at the start and in base.", half=True
-            )
-        name, first = longest(heads), run.models[0]
-        if name is not None and label != first:
-            change = _log_ratio(heads, name, str(label), first)
-            drawn = influence.against(units, change, "change", f"ln ratio of ESS₂, {label} over {first}")
-            yield Chart(drawn, "Do the units that matter also change how many tokens they attend to?", half=True)
-        if "retrieval" in mine:
-            yield Chart(influence.against(units, mine, "retrieval", "retrieval score"), "A dot is a unit.", half=True)
-        if "influence_sets" in run.tables:
-            sets = run.influence_sets
-            same = (sets["model"] == label) & (sets["component"] == component) & (sets["target"] == target)
+    name, first = longest(heads), run.models[0]
+    if name is not None and label != first:
+        change = _log_ratio(heads, name, str(label), first)
+        drawn = influence.against(units, change, "change", f"ln ratio of ESS₂, {label} over {first}")
+        yield Chart(drawn, "Do the units that matter also change how many tokens they attend to?", half=True)
+    if "retrieval" in mine:
+        yield Chart(influence.against(units, mine, "retrieval", "retrieval score"), "A dot is a unit.", half=True)
+    if "influence_sets" in run.tables:
+        sets = run.influence_sets
+        same = (sets["model"] == label) & (sets["component"] == component) & (sets["target"] == target)
+        if len(found := sets[same & (sets["context_length"] == length)]):
             caption = (
                 "Units reset together, the most influential first, against as many random ones of the same layers; the "
                 "last point resets all. A steep start means few units, a steady rise that many units act together."
             )
-            yield Chart(influence.cumulative(sets[same & (sets["context_length"] == length)]), caption, half=True)
+            yield Chart(influence.cumulative(found), caption, half=True)
 
 
 def _retriever(heads: pd.DataFrame) -> tuple[int, int, int] | None:

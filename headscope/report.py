@@ -8,7 +8,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from headscope import charts, findings, schema, summary
+from headscope.chart import Chart
 from headscope.errors import BadInput, CannotWrite
 from headscope.figures.style import GRAPH_CONFIG
 from headscope.store import Run, concatenate
@@ -55,22 +56,43 @@ def render(runs: Sequence[Run]) -> str:
     return page.render(
         title=f"Attention heads of {', '.join(findings.few(run.models, 3))}" if run.models else "Probes",
         run=run,
-        facts=[_facts(each) for each in runs],
+        facts=[facts(each) for each in runs],
         models=run.manifest["models"],
         shown=findings.few(run.models),
         lengths=_distinct(run, "context_length"),
         documents=_distinct(run, "doc"),
         findings=findings.sentences(run),
-        summary=_rows(summary.models(run)) if run.models else None,
+        summary=table_rows(summary.models(run)) if run.models else None,
         sections=sections,
         starts=dict(zip(sections, accumulate(map(len, sections.values()), initial=0), strict=False)),
-        heads=_head_rows(run) if run.models else None,
+        heads=_headtable_rows(run) if run.models else None,
         statistics=_statistics(run) if run.models else (),
         tables=[schema.TABLES[name] for name in run.tables],
-        plotly=Markup(get_plotlyjs()),
-        figures=[_json(compact(chart.figure.to_plotly_json())) for chart in drawn],
-        config=_json(GRAPH_CONFIG),
+        **_scripts(drawn),
     )
+
+
+def view(title: str, lead: str, source: str, sections: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """A page of charts, words and tables as HTML text that stands alone.
+
+    A part is `{"chart": Chart}`, `{"heading", "sentences"}` or `{"caption", "names", "rows"}`; `source` says of what.
+    """
+    drawn = [part["chart"] for group in sections.values() for part in group if "chart" in part]
+    at = {id(chart): place for place, chart in enumerate(drawn)}
+    placed = {
+        heading: [{**part, "at": at[id(part["chart"])]} if "chart" in part else part for part in group]
+        for heading, group in sections.items()
+    }
+    page = _environment().get_template("view.html.jinja")
+    return page.render(title=title, lead=lead, source=source, sections=placed, **_scripts(drawn))
+
+
+def _scripts(drawn: Sequence[Chart]) -> dict[str, Any]:
+    return {
+        "plotly": Markup(get_plotlyjs()),
+        "figures": [_json(compact(chart.figure.to_plotly_json())) for chart in drawn],
+        "config": _json(GRAPH_CONFIG),
+    }
 
 
 def compact(value: Any) -> Any:
@@ -97,7 +119,7 @@ def _json(value: Any) -> Markup:
     return Markup(told.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-def _facts(run: Run) -> dict[str, str]:
+def facts(run: Run) -> dict[str, str]:
     """What is known of how one run came about, in words."""
     manifest = run.manifest
     known = {
@@ -131,10 +153,10 @@ def _distinct(run: Run, column: str) -> list[Any]:
     return sorted(found)
 
 
-def _rows(frame: pd.DataFrame) -> dict[str, Any]:
+def table_rows(frame: pd.DataFrame) -> dict[str, Any]:
     """A table for the template: worded column names and cells as text, columns of bounds folded into their value."""
     names = [str(name) for name in frame if not str(name).endswith(("_low", "_high"))]
-    rows = [[_cell(row, name) for name in names] for row in frame.to_dict("records")]
+    rows = [[told(row, name) for name in names] for row in frame.to_dict("records")]
     return {"names": [_column(name) for name in names], "rows": rows}
 
 
@@ -147,7 +169,7 @@ def _column(name: str) -> str:
     return summary.HEAD_STATISTICS[name].label if name in summary.HEAD_STATISTICS else name.replace("_", " ")
 
 
-def _cell(row: dict[Any, Any], name: str) -> str:
+def told(row: dict[Any, Any], name: str) -> str:
     value = row[name]
     if not isinstance(value, float):
         return str(value)
@@ -158,7 +180,7 @@ def _cell(row: dict[Any, Any], name: str) -> str:
     return digits(value) if math.isnan(low) or low == high else f"{digits(value)} ({digits(low)} to {digits(high)})"
 
 
-def _head_rows(run: Run) -> dict[str, Any]:
+def _headtable_rows(run: Run) -> dict[str, Any]:
     """The notable heads under the models that are shown, and why each was chosen."""
     heads = run.heads[run.heads["model"].isin(findings.few(run.models))]
     why, name = findings.notable(heads), summary.longest(heads)
@@ -169,7 +191,7 @@ def _head_rows(run: Run) -> dict[str, Any]:
         found = heads[(heads["layer"] == layer) & (heads["head"] == head)]
         rows.append(found.assign(**{"why it is here": [reason, *[""] * (len(found) - 1)]}))
     kept = [column for column in [*columns, *ends, "why it is here"] if rows and column in rows[0]]
-    return _rows(pd.concat(rows)[kept]) if rows else {"names": [], "rows": []}
+    return table_rows(pd.concat(rows)[kept]) if rows else {"names": [], "rows": []}
 
 
 def _statistics(run: Run) -> Iterable[summary.Statistic]:

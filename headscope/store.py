@@ -281,6 +281,12 @@ def runs(directory: Path | str) -> list[tuple[Path, Run | BadRun]]:
     return found
 
 
+def unfinished(directory: Path | str) -> dict[str, int]:
+    """Stored cells of each run in `directory` that was interrupted or is still going on, by its future name."""
+    found = sorted(Path(directory).glob(".*.partial/cells"))
+    return {cells.parent.stem[1:]: sum(1 for _ in cells.iterdir()) for cells in found}
+
+
 def validate(run: Run) -> list[str]:
     """What is wrong with a run's files, one line each: hashes, row counts, schemas, NaN, bounds, duplicate keys."""
     problems = [f"{name}: no table of format {FORMAT_VERSION}" for name in run.tables if name not in TABLES]

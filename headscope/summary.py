@@ -38,6 +38,7 @@ class Statistic:
     unit: str
     meaning: str
     log_scale: bool = False
+    formula: str = ""
 
 
 _RESET = "reset, of the head or of its whole KV group, as measured; to init where measured, else to base"
@@ -49,19 +50,43 @@ HEAD_STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "",
             "slope of ln ESS2 on ln n, the visible keys, over bins with n >= 64 at the longest length [ours]; "
             "about 0 for a retrieval head, 1 for an aggregation head",
+            formula="ln ESS₂(n) ≈ growth · ln n + const",
         ),
-        "ess1": Statistic("ESS1", "tokens", "mean exp(entropy) of the rows, last octave of visible keys", True),
+        "ess1": Statistic(
+            "ESS1",
+            "tokens",
+            "mean exp(entropy) of the rows, last octave of visible keys",
+            True,
+            "ESS₁(i) = exp(−Σⱼ αᵢⱼ ln αᵢⱼ)",
+        ),
         "max_weight": Statistic("largest weight", "", "mean of a row's largest weight, last octave of visible keys"),
-        "sink_mass": Statistic("sink mass", "", "mean weight on key 0, last octave of visible keys"),
-        "local_mass": Statistic("local mass", "", "mean weight on the last 32 keys, last octave of visible keys"),
-        "mean_distance": Statistic("mean distance", "tokens", "mean of sum_j alpha_ij (i - j), same rows", True),
-        "cov": Statistic("CoV of pairs", "", "std / mean of E|c_f| over rotary pairs; lower is more even"),
-        "cov_rms": Statistic("CoV of pairs (rms)", "", "std / mean of sqrt(E c_f^2) over rotary pairs"),
-        "cov_norm": Statistic("CoV of pairs (norms)", "", "std / mean of E|q_f||k_f| over rotary pairs"),
+        "sink_mass": Statistic("sink mass", "", "mean weight on key 0, last octave of visible keys", formula="αᵢ₀"),
+        "local_mass": Statistic(
+            "local mass",
+            "",
+            "mean weight on the last 32 keys, last octave of visible keys",
+            formula="Σ αᵢⱼ over i − j < 32",
+        ),
+        "mean_distance": Statistic(
+            "mean distance", "tokens", "how far back a head looks on average, same rows", True, "Σⱼ αᵢⱼ (i − j)"
+        ),
+        "cov": Statistic(
+            "CoV of pairs",
+            "",
+            "spread of usage E|c_f| over rotary pairs; lower is more even",
+            formula="CoV = std_f E|c_f| / mean_f E|c_f|, c_f = q_f · k_f",
+        ),
+        "cov_rms": Statistic(
+            "CoV of pairs (rms)", "", "the same of root mean squares", formula="std_f / mean_f of √E c_f²"
+        ),
+        "cov_norm": Statistic(
+            "CoV of pairs (norms)", "", "the same of products of norms", formula="std_f / mean_f of E|q_f||k_f|"
+        ),
         "weighted_log_theta": Statistic(
             "weighted mean log-frequency",
             "ln rad/token",
             "mean of ln theta_f weighted by usage E|c_f|, over the pairs that rotate [ours]",
+            formula="Σ_f E|c_f| ln θ_f / Σ_f E|c_f|",
         ),
         "mean_log_theta": Statistic("mean log-frequency", "ln rad/token", "mean of ln theta over rotary pairs"),
         "effective_base": Statistic("effective base", "", "base of the plain RoPE with the same mean ln theta", True),
@@ -70,6 +95,7 @@ HEAD_STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "",
             "mean share of the needle's scored tokens that the head copied (strict), over the trials that succeeded; "
             "missing where none did",
+            formula="copied needle tokens / needle tokens",
         ),
         "retrieval_mass": Statistic("needle mass", "", "mean weight on the needle at the answer steps, same trials"),
         "retrieval_wu": Statistic("retrieval score (wu)", "", "mean score as the public code of Wu et al. counts it"),
@@ -90,7 +116,7 @@ def statistic(name: str) -> Statistic:
     if _is_length(name):
         length = int(name[5:])
         meaning = f"exp of mean ln ESS2 in contexts of {length} tokens, last octave of visible keys"
-        return Statistic(f"effective length at {length:,}", "tokens", meaning, True)
+        return Statistic(f"effective length at {length:,}", "tokens", meaning, True, "ESS₂(i) = 1 / Σⱼ αᵢⱼ²")
     if name not in HEAD_STATISTICS:
         raise BadInput(f"no statistic '{name}' of a head{nearest(name, HEAD_STATISTICS)}")
     return HEAD_STATISTICS[name]
@@ -144,6 +170,34 @@ def models(run: Run) -> pd.DataFrame:
     if "nll" in run.tables:
         rows = rows.join(_losses(_plain(run.nll), run.models[0]), how="outer")
     return rows.reindex(run.models).rename_axis("model").reset_index()
+
+
+def compared(heads: pd.DataFrame, name: str, model: str, baseline: str) -> pd.DataFrame:
+    """Rows layer, head, kv_group, `value` of the statistic under `model`, `baseline`, and its `change`.
+
+    The change is the ratio where the statistic is logarithmic, else the difference. Heads that both models have.
+    """
+    place = HEAD[1:]
+    new, old = (heads[heads["model"] == label].set_index(place)[name].astype("float64") for label in (model, baseline))
+    both = pd.DataFrame({"value": new, "baseline": old}).dropna(how="all")
+    ratio = both["value"] / both["baseline"].where(both["baseline"] > 0)
+    both["change"] = ratio if statistic(name).log_scale else both["value"] - both["baseline"]
+    return both.reset_index()
+
+
+def beside(heads: pd.DataFrame, name: str, model: str, baseline: str | None = None) -> pd.DataFrame:
+    """The heads of `model` in a row each, `name` with its interval first, every other measured statistic after it.
+
+    With a `baseline`, `baseline` and `change` of `compared` follow the interval. Columns without a value are left out.
+    """
+    place = HEAD[1:]
+    mine = heads[heads["model"] == model].dropna(axis=1, how="all").drop(columns="model")
+    first = [column for column in (name, f"{name}_low", f"{name}_high") if column in mine]
+    rest = [column for column in mine if column not in (*place, *first)]
+    if baseline is None or baseline == model:
+        return mine[[*place, *first, *rest]]
+    both = compared(heads, name, model, baseline)[[*place, "baseline", "change"]]
+    return mine.merge(both, on=place, how="left")[[*place, *first, "baseline", "change", *rest]]
 
 
 def bootstrap(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

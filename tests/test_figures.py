@@ -30,7 +30,7 @@ def test_matrix_shows_every_head_in_log_colour_with_its_value_and_unit_on_hover(
     row = run.heads.query("model == 'yarn' and layer == 2 and head == 5").iloc[0]
     assert trace.z.shape == (4, 6)
     assert trace.z[2][5] == pytest.approx(np.log10(row["ess2_1024"]))
-    assert trace.customdata[2][5].tolist() == pytest.approx([row["kv_group"], row["ess2_1024"]])
+    assert trace.customdata[2][5].tolist() == pytest.approx([2, 5, row["kv_group"], row["ess2_1024"]])
     assert "tokens" in trace.hovertemplate
     assert trace.colorbar.title.text == "tokens"
 
@@ -39,7 +39,7 @@ def test_change_is_a_ratio_for_lengths_and_a_difference_otherwise(run: Run) -> N
     table = run.heads.set_index(["model", "layer", "head"])
     ratio = heads.change(run.heads, "ess2_1024", "yarn", "base").data[0]
     expected = table.loc[("yarn", 1, 3), "ess2_1024"] / table.loc[("base", 1, 3), "ess2_1024"]
-    assert ratio.customdata[1][3][1] == pytest.approx(expected)
+    assert ratio.customdata[1][3][3] == pytest.approx(expected)
     assert ratio.z[1][3] == pytest.approx(np.log10(expected))
     assert ratio.zmin == -ratio.zmax
     difference = heads.change(run.heads, "growth", "yarn", "base").data[0]

@@ -30,7 +30,7 @@ def test_each_unit_is_shown_by_the_method_that_knows_it_best(run: Run) -> None:
     assert ((partly["method"] == "exact") == (partly["layer"] == 0)).all()
     mine = partly[(partly["model"] == "learned") & (partly["component"] == "freq")]
     assert len(mine) == 8
-    assert "(exact for 2 of 8 units, else first-order estimate)" in influence.matrix(mine).layout.title.text
+    assert "exact for 2 of 8 units, else first-order estimate" in influence.matrix(mine).layout.title.subtitle.text
 
 
 def test_the_histogram_counts_every_unit_and_marks_the_retrieval_heads_group(freq) -> None:
@@ -40,7 +40,8 @@ def test_the_histogram_counts_every_unit_and_marks_the_retrieval_heads_group(fre
     lines = [shape for shape in figure.layout.shapes if shape.x0 == pytest.approx(mine["delta"])]
     assert lines
     assert "layer 1, key group 1" in figure.layout.annotations[-1].text
-    assert "frequencies reset to init (exact): learned" in figure.layout.title.text
+    assert figure.layout.title.text == "Influence: learned"
+    assert figure.layout.title.subtitle.text == "frequencies reset to init, exact"
 
 
 def test_the_matrix_holds_each_units_mean_at_its_place(freq) -> None:

@@ -51,7 +51,7 @@ def against(heads: pd.DataFrame, name: str, baseline: str) -> go.Figure:
             x=ends,
             y=ends,
             mode="lines",
-            line={"color": "#D55E00", "dash": "dash", "width": 1.3},
+            line={"color": style.HIGHLIGHT, "dash": "dash", "width": 1.3},
             hoverinfo="skip",
             showlegend=False,
             **style.place(at, others),
@@ -62,4 +62,4 @@ def against(heads: pd.DataFrame, name: str, baseline: str) -> go.Figure:
     unit = f" ({shown.unit})" if shown.unit else ""
     style.outer_titles(made, len(others), f"{style.text(baseline)}{unit}", f"model named above{unit}")
     made.update_layout(coloraxis={"colorscale": style.SEQUENTIAL, "colorbar": {"title": {"text": "layer"}}})
-    return made.update_layout(margin_t=74)
+    return style.of_heads(made.update_layout(margin_t=74))

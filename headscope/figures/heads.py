@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, style
-from headscope.summary import statistic
+from headscope.summary import compared, statistic
 
 
 def matrix(heads: pd.DataFrame, name: str, model: str) -> go.Figure:
@@ -20,7 +20,7 @@ def matrix(heads: pd.DataFrame, name: str, model: str) -> go.Figure:
         return style.nothing(title, why)
     grid = _grid(heads[heads["model"] == model], name)
     bar = {"title": {"text": shown.unit}} | (axes.log_bar(grid) if shown.log_scale else {})
-    made = _heatmap(title, heads, model, grid, f"{shown.label} %{{customdata[1]:.4g}}{style.suffix(shown.unit)}")
+    made = _heatmap(title, heads, model, grid, f"{shown.label} %{{customdata[3]:.4g}}{style.suffix(shown.unit)}")
     made.update_traces(z=_log10(grid) if shown.log_scale else grid, colorscale=style.SEQUENTIAL, colorbar=bar)
     return made
 
@@ -35,20 +35,19 @@ def change(heads: pd.DataFrame, name: str, model: str, baseline: str) -> go.Figu
     for label in (model, baseline):
         if why := style.lacks(heads, "model", name) or style.lacks(heads[heads["model"] == label], name):
             return style.nothing(title, why)
-    new, old = (_grid(heads[heads["model"] == label], name) for label in (model, baseline))
-    if new.shape != old.shape:
+    shapes = [_grid(heads[heads["model"] == label], name).shape for label in (model, baseline)]
+    if shapes[0] != shapes[1]:
         return style.nothing(title, "the two models have different heads")
-    with np.errstate(invalid="ignore"):
-        grid = np.divide(new, old, where=old > 0, out=np.full_like(new, np.nan)) if shown.log_scale else new - old
+    grid = _grid(compared(heads, name, model, baseline), "change")
     colour = _log10(grid) if shown.log_scale else grid
     finite = np.abs(colour[np.isfinite(colour)])
     reach = float(np.quantile(finite, 0.99)) if len(finite) else 0.0
     reach = max(reach, 0.01)
     if shown.log_scale:
         bar = {"title": {"text": "ratio"}} | axes.log_bar([10**-reach, 10**reach])
-        hover = f"{shown.label} × %{{customdata[1]:.3f}}"
+        hover = f"{shown.label} × %{{customdata[3]:.3f}}"
     else:
-        bar, hover = {"title": {"text": shown.unit}}, f"{shown.label} %{{customdata[1]:+.3g}}{style.suffix(shown.unit)}"
+        bar, hover = {"title": {"text": shown.unit}}, f"{shown.label} %{{customdata[3]:+.3g}}{style.suffix(shown.unit)}"
     made = _heatmap(title, heads, model, grid, hover)
     made.update_traces(z=colour, zmin=-reach, zmax=reach, colorscale=style.DIVERGING, colorbar=bar)
     return made
@@ -76,8 +75,8 @@ def spread(heads: pd.DataFrame, name: str = "cov") -> go.Figure:
             y=values,
             mode="markers",
             marker={"color": look.colour, "size": 5, "opacity": 0.55},
-            customdata=mine[["layer", "head"]].to_numpy(),
-            hovertemplate="layer %{customdata[0]}, head %{customdata[1]}<br>"
+            customdata=mine[["layer", "head", "kv_group"]].to_numpy(),
+            hovertemplate="layer %{customdata[0]}, head %{customdata[1]}, key group %{customdata[2]}<br>"
             f"{shown.label} %{{y:.4g}}{style.suffix(shown.unit)}<extra>{look.name}</extra>",
         )
         made.add_box(
@@ -100,23 +99,24 @@ def spread(heads: pd.DataFrame, name: str = "cov") -> go.Figure:
     made.update_yaxes(title_text=style.worded(shown))
     if shown.log_scale:
         made.update_yaxes(axes.log_axis(heads[name]))
-    return made
+    return style.of_heads(made)
 
 
 def _heatmap(title: str, heads: pd.DataFrame, model: str, grid: npt.NDArray[np.float64], hover: str) -> go.Figure:
     layers, across = grid.shape
+    layer, head = np.indices(grid.shape)
     made = style.figure(title, int(np.clip(130 + 18 * layers, 280, 760)))
     made.add_heatmap(
         x=list(range(across)),
         y=list(range(layers)),
-        customdata=np.dstack([_grid(heads[heads["model"] == model], "kv_group"), grid]),
-        hovertemplate=f"layer %{{y}}, head %{{x}}, key group %{{customdata[0]}}<br>{hover}<extra></extra>",
+        customdata=np.dstack([layer, head, _grid(heads[heads["model"] == model], "kv_group"), grid]),
+        hovertemplate=f"layer %{{y}}, head %{{x}}, key group %{{customdata[2]}}<br>{hover}<extra></extra>",
         xgap=1,
         ygap=1,
     )
     made.update_xaxes(title_text="head", dtick=max(1, across // 16), showgrid=False, showline=False)
     made.update_yaxes(title_text="layer", dtick=max(1, layers // 16), showgrid=False, showline=False)
-    return made.update_layout(margin_t=46)
+    return style.of_heads(made.update_layout(margin_t=46))
 
 
 def _grid(heads: pd.DataFrame, name: str) -> npt.NDArray[np.float64]:

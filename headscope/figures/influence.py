@@ -12,7 +12,6 @@ from headscope.figures import axes, style
 from headscope.figures.rotary import MIDDLE
 from headscope.influences import curve, how, name, words
 
-HIGHLIGHT = "#D55E00"
 Head = tuple[int, int, int]
 """Layer, KV group and query head."""
 
@@ -21,7 +20,7 @@ def histogram(units: pd.DataFrame, retrieval: Head | None = None) -> go.Figure:
     """Units by influence (nats/token), counts on a log axis; a line marks the unit of the top retrieval head."""
     if why := style.lacks(units, "delta"):
         return style.nothing("Head influence", why)
-    made = style.figure(_title(units))
+    made = style.figure("").update_layout(title=_title(units))
     values = units["delta"].to_numpy(dtype=np.float64)
     counts, edges = np.histogram(values, bins=min(60, max(12, len(values) // 4)))
     made.add_bar(
@@ -36,10 +35,12 @@ def histogram(units: pd.DataFrame, retrieval: Head | None = None) -> go.Figure:
     found = units.iloc[:0] if retrieval is None else _holding(units, retrieval)
     for _, unit in found.iterrows():
         told = f"top retrieval head: {name(unit)}, Δ {unit['delta']:+.2g}"
-        made.add_vline(x=unit["delta"], line={"color": HIGHLIGHT, "dash": "dash", "width": 1.5}, annotation_text=told)
+        made.add_vline(
+            x=unit["delta"], line={"color": style.HIGHLIGHT, "dash": "dash", "width": 1.5}, annotation_text=told
+        )
     made.update_xaxes(title_text="influence Δ (nats/token)")
     made.update_yaxes(title_text="units", **axes.log_axis([1, counts.max()]))
-    return made.update_layout(margin_t=58, bargap=0)
+    return made.update_layout(margin_t=74, bargap=0)
 
 
 def matrix(units: pd.DataFrame) -> go.Figure:
@@ -49,21 +50,21 @@ def matrix(units: pd.DataFrame) -> go.Figure:
     whole = bool((units["head"] < 0).all())
     across = units["kv_group"] if whole else units["head"]
     grid = np.full((int(units["layer"].max()) + 1, int(across.max()) + 1), np.nan)
-    low, high = grid.copy(), grid.copy()
-    for into, column in ((grid, "delta"), (low, "low"), (high, "high")):
-        into[units["layer"], across] = units[column]
+    told = np.full((*grid.shape, 5), np.nan)
+    grid[units["layer"], across] = units["delta"]
+    told[units["layer"], across] = units[["layer", "head", "kv_group", "low", "high"]]
     reach = max(float(np.nanquantile(np.abs(grid), 0.99)), 1e-9)
     called = "key group" if whole else "head"
-    made = style.figure(_title(units), int(np.clip(130 + 18 * len(grid), 280, 760)))
+    made = style.figure("", int(np.clip(146 + 18 * len(grid), 280, 760))).update_layout(title=_title(units))
     made.add_heatmap(
         x=list(range(grid.shape[1])),
         y=list(range(grid.shape[0])),
         z=grid,
         zmin=-reach,
         zmax=reach,
-        customdata=np.dstack([low, high]),
+        customdata=told,
         hovertemplate=f"layer %{{y}}, {called} %{{x}}<br>Δ %{{z:+.3g}} nats/token"
-        "<br>95 % interval %{customdata[0]:+.2g} to %{customdata[1]:+.2g}<extra></extra>",
+        "<br>95 % interval %{customdata[3]:+.2g} to %{customdata[4]:+.2g}<extra></extra>",
         colorbar={"title": {"text": "nats/token"}},
         xgap=1,
         ygap=1,
@@ -71,7 +72,7 @@ def matrix(units: pd.DataFrame) -> go.Figure:
     )
     made.update_xaxes(title_text=called, dtick=max(1, grid.shape[1] // 16), showgrid=False, showline=False)
     made.update_yaxes(title_text="layer", dtick=max(1, len(grid) // 16), showgrid=False, showline=False)
-    return made.update_layout(margin_t=46)
+    return style.of_heads(made.update_layout(margin_t=62))
 
 
 def spectrum(positions: pd.DataFrame, model: str, layer: int, kv_group: int) -> go.Figure:
@@ -110,35 +111,35 @@ def spectrum(positions: pd.DataFrame, model: str, layer: int, kv_group: int) -> 
 def against(units: pd.DataFrame, heads: pd.DataFrame, column: str, label: str) -> go.Figure:
     """Influence (nats/token) of every unit against a column of the wide per-head table, its mean over the heads of a
     group where units are groups; `label` names the axis. Colour is the layer."""
-    title = f"{_title(units)}, against {label}" if len(units) else "Head influence"
     if why := style.lacks(units, "delta") or style.lacks(heads, column):
-        return style.nothing(title, why)
+        return style.nothing(f"Influence against {label}", why)
     place = ["layer", "kv_group", "head"] if (units["head"] >= 0).all() else ["layer", "kv_group"]
     x = heads.groupby(place)[column].mean().rename("x")
     points = units.join(x, on=place).dropna(subset=["x", "delta"])
     if points.empty:
-        return style.nothing(title, "no unit has both numbers")
-    made = style.figure(title)
+        return style.nothing(f"Influence against {label}", "no unit has both numbers")
+    made = style.figure("").update_layout(title=_title(units, f" against {label}"))
     made.add_scatter(
         x=points["x"],
         y=points["delta"],
         mode="markers",
         marker={"color": points["layer"], "coloraxis": "coloraxis", "size": 7},
-        customdata=[name(unit) for _, unit in points.iterrows()],
-        hovertemplate=f"%{{customdata}}<br>{label} %{{x:.3g}}<br>Δ %{{y:+.3g}} nats/token<extra></extra>",
+        customdata=points[["layer", "head", "kv_group"]].to_numpy(),
+        text=[name(unit) for _, unit in points.iterrows()],
+        hovertemplate=f"%{{text}}<br>{label} %{{x:.3g}}<br>Δ %{{y:+.3g}} nats/token<extra></extra>",
         showlegend=False,
     )
     made.add_hline(y=0, line={"color": style.INK, "dash": "dot", "width": 1})
     made.update_xaxes(title_text=label)
     made.update_yaxes(title_text="influence Δ (nats/token)")
     made.update_layout(coloraxis={"colorscale": style.SEQUENTIAL, "colorbar": {"title": {"text": "layer"}}})
-    return made.update_layout(margin_t=46)
+    return style.of_heads(made.update_layout(margin_t=62))
 
 
 def cumulative(sets: pd.DataFrame) -> go.Figure:
     """Loss added (nats/token) when the top 1, 2, 4, ... units are reset together, against random sets of the same
     layers; mean over documents and draws with a 95 % bootstrap band over documents. One model and one sweep."""
-    title = "Resetting the most influential units together"
+    title = "Units reset together"
     if why := style.lacks(sets, "model", "choice", "size", "delta_nll"):
         return style.nothing(title, why)
     found = curve(sets)
@@ -157,10 +158,12 @@ def cumulative(sets: pd.DataFrame) -> go.Figure:
     return style.room_for_legend(made)
 
 
-def _title(units: pd.DataFrame) -> str:
+def _title(units: pd.DataFrame, against: str = "") -> dict[str, object]:
+    """What was reset to what in which model, and below it how that was found."""
     first = units.iloc[0]
-    told = f"{words(str(first['component']), str(first['target']))} ({how(units)})"
-    return f"Influence, {told}: {style.text(first['model'])}"
+    told = words(str(first["component"]), str(first["target"]))
+    says = f"Influence{against}: {style.text(first['model'])}"
+    return {"text": says, "subtitle": {"text": f"{told}, {how(units)}", "font": {"size": 12, "color": style.INK}}}
 
 
 def _holding(units: pd.DataFrame, head: Head) -> pd.DataFrame:

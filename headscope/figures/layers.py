@@ -61,6 +61,40 @@ def over_steps(
     return _finish(made, heads[name], name)
 
 
+def by_step(heads: pd.DataFrame, name: str, steps: Mapping[str, int]) -> go.Figure:
+    """Median of the statistic over the heads of a layer, layer by training step; colour is logarithmic where it says.
+
+    `steps` gives the training step of each model that has one.
+    """
+    shown = statistic(name)
+    title = f"{shown.label[0].upper()}{shown.label[1:]} by layer during training"
+    if why := style.lacks(heads, "model", name):
+        return style.nothing(title, why)
+    known = heads[heads["model"].isin(list(steps))]
+    known = known.assign(step=known["model"].astype(str).map(dict(steps)))
+    if known.empty:
+        return style.nothing(title, "no model carries a training step")
+    grid = known.groupby(["layer", "step"])[name].median().unstack("step")
+    numbers = grid.to_numpy(dtype=np.float64)
+    made = style.figure(title, int(np.clip(150 + 14 * len(grid), 280, 640)))
+    bar = {"title": {"text": shown.unit}} | (axes.log_bar(numbers) if shown.log_scale else {})
+    made.add_heatmap(
+        x=[f"{step:,}" for step in grid.columns],
+        y=list(grid.index),
+        z=np.log10(numbers) if shown.log_scale else numbers,
+        customdata=numbers,
+        hovertemplate=f"layer %{{y}}, step %{{x}}: {shown.label} %{{customdata:.4g}}{style.suffix(shown.unit)}"
+        "<extra></extra>",
+        colorscale=style.SEQUENTIAL,
+        colorbar=bar,
+        xgap=1,
+        ygap=1,
+    )
+    made.update_xaxes(title_text="training step", type="category", showgrid=False)
+    made.update_yaxes(title_text="layer", showgrid=False)
+    return made.update_layout(margin_t=46)
+
+
 def _bands(heads: pd.DataFrame, by: str, name: str, log_scale: bool) -> pd.DataFrame:
     """mean, low, high of the finite values of the column, by `by`."""
     values = heads[name].astype("float64")

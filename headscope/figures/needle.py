@@ -5,7 +5,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, style
-from headscope.needles import RETRIEVAL_HEAD, seed_columns, success
+from headscope.needles import seed_columns, success
+from headscope.roles import RETRIEVAL_HEAD
 
 OUTLINE = {"color": "rgba(128,128,128,0.8)", "width": 0.7}
 FROM_ZERO = {"zmin": 0, "zmax": 1, "colorscale": style.SEQUENTIAL}
@@ -42,6 +43,39 @@ def success_map(needles: pd.DataFrame, model: str, mode: str = "strict") -> go.F
     return made.update_layout(margin_t=46)
 
 
+def head_map(retrieval: pd.DataFrame, model: str, layer: int, head: int) -> go.Figure:
+    """Copy score of one head over successful trials, context length by depth, mean over needles and haystacks.
+
+    `retrieval` are rows of `summary.retrieval_rows`, of mode strict. A cell without a successful trial is a gap.
+    """
+    title = f"Retrieval of layer {layer}, head {head}: {style.text(model)}"
+    if why := style.lacks(retrieval, "model", "context_length", "depth", "score"):
+        return style.nothing(title, why)
+    place = (retrieval["model"] == model) & (retrieval["layer"] == layer) & (retrieval["head"] == head)
+    rows = retrieval[place & retrieval["success"] & (retrieval["mode"] == "strict")]
+    if rows.empty:
+        return style.nothing(title, "no successful trial of this model")
+    scores, trials = (
+        rows.pivot_table(index="depth", columns="context_length", values="score", aggfunc=how)
+        for how in ("mean", "size")
+    )
+    made = style.figure(title, 320)
+    made.add_heatmap(
+        x=[f"{length:,}" for length in scores.columns],
+        y=[f"{depth:.0%}" for depth in scores.index],
+        z=scores.to_numpy(),
+        customdata=trials.to_numpy(),
+        hovertemplate="%{x} tokens, depth %{y}: score %{z:.3f} over %{customdata:.0f} trials<extra></extra>",
+        xgap=1,
+        ygap=1,
+        colorbar={"title": {"text": "score"}},
+        **FROM_ZERO,
+    )
+    made.update_xaxes(title_text="context length (tokens)", type="category", showgrid=False)
+    made.update_yaxes(title_text="depth", autorange="reversed", type="category", showgrid=False)
+    return made.update_layout(margin_t=46)
+
+
 def ranked(heads: pd.DataFrame) -> go.Figure:
     """Retrieval score of every head, best first, one line a model with the 95 % interval of each head's mean."""
     title = "Retrieval score, heads ranked"
@@ -55,12 +89,12 @@ def ranked(heads: pd.DataFrame) -> go.Figure:
             {"mean": mine["retrieval"], "low": mine["retrieval_low"], "high": mine["retrieval_high"]}
         ).set_axis(np.arange(1, len(mine) + 1))
         style.band(made, line, look, "rank %{x}: layer %{customdata[0]}, head %{customdata[1]}, score %{y:.3f}")
-        made.data[-1].customdata = mine[["layer", "head"]].to_numpy()
+        made.data[-1].customdata = mine[["layer", "head", "kv_group"]].to_numpy()
     made.add_hline(y=RETRIEVAL_HEAD, line={"color": style.INK, "dash": "dot", "width": 1})
     most = int(scored.groupby("model", observed=True).size().max())
     made.update_xaxes(title_text="rank of the head", **axes.log_axis([1, most]))
     made.update_yaxes(title_text="retrieval score", rangemode="tozero")
-    return style.room_for_legend(made)
+    return style.of_heads(style.room_for_legend(made))
 
 
 def against_growth(heads: pd.DataFrame, model: str) -> go.Figure:
@@ -95,7 +129,7 @@ def between_seeds(scores: pd.DataFrame, model: str) -> go.Figure:
     made = style.figure(title)
     made.add_scatter(x=mine[seeds[0]], y=mine[seeds[1]], **_dots(mine, "score %{x:.3f} and %{y:.3f}"))
     top = float(mine[seeds].to_numpy().max())
-    line = {"color": "#D55E00", "dash": "dash", "width": 1.3}
+    line = {"color": style.HIGHLIGHT, "dash": "dash", "width": 1.3}
     made.add_scatter(x=[0, top], y=[0, top], mode="lines", line=line, hoverinfo="skip", showlegend=False)
     made.update_xaxes(title_text=f"score with seed {seeds[0]}")
     made.update_yaxes(title_text=f"score with seed {seeds[1]}")
@@ -116,4 +150,4 @@ def _dots(heads: pd.DataFrame, hover: str) -> dict[str, object]:
 
 def _with_layers(made: go.Figure) -> go.Figure:
     made.update_layout(coloraxis={"colorscale": style.SEQUENTIAL, "colorbar": {"title": {"text": "layer"}}})
-    return made.update_layout(margin_t=46)
+    return style.of_heads(made.update_layout(margin_t=46))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import diverging, sample_colorscale, sequential
@@ -32,6 +33,8 @@ SEQUENTIAL = sequential.Viridis
 DIVERGING = diverging.RdBu_r
 PALETTE = ("#1F83C4", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B8A900", "#8C8C8C")
 """Okabe and Ito's colours; blue is lightened and black greyed for dark paper, yellow darkened for white."""
+HIGHLIGHT = "#D55E00"
+"""For the one thing that a figure points at."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x")
 
@@ -164,6 +167,16 @@ def lacks(frame: pd.DataFrame, *columns: str) -> str:
     if missing := [name for name in columns if name not in frame]:
         return f"not measured: {text(', '.join(missing))}"
     return "" if len(frame.dropna(subset=list(columns))) else "no rows to show"
+
+
+def of_heads(made: go.Figure) -> go.Figure:
+    """Say of a figure that its points are heads: their `customdata` start with layer, head (-1: all) and key group."""
+    for trace in made.data:
+        if trace.type == "scatter" and trace.customdata is not None:
+            # Dash cannot read packed arrays in selections; plotly keeps an equal value, so it goes first.
+            places, trace.customdata = np.asarray(trace.customdata).tolist(), None
+            trace.customdata = places
+    return made.update_layout(meta="heads")
 
 
 def worded(statistic: Statistic) -> str:

@@ -1,0 +1,121 @@
+"""The app: one callback that shows what the URL says, a few that change the URL, and a server on loopback alone."""
+
+import logging
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import dash_mantine_components as dmc
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from flask import Flask, Response, request
+from werkzeug.serving import make_server
+
+from dashboards import frame, saving
+from dashboards.library import Library
+from headscope.errors import HeadscopeError
+
+HOSTS = ["127.0.0.1", "localhost"]
+"""The only names the server answers to, so that no other site's name can be pointed at it."""
+POLICY = (
+    "default-src 'none'; connect-src 'self'; font-src 'self' data:; img-src 'self' data: blob:; "
+    "style-src 'self' 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; script-src 'self' "
+)
+INDEX = """<!doctype html>
+<html lang="en">
+<head>{%metas%}<title>headscope</title>{%favicon%}{%css%}</head>
+<body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body>
+</html>"""
+
+
+def create(folder: Path) -> Dash:
+    """The app on the runs in `folder`."""
+    app = Dash(
+        "dashboards",
+        title="headscope",
+        update_title="",
+        suppress_callback_exceptions=True,  # the parts of a page come and go
+        serve_locally=True,
+        index_string=INDEX,
+        meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
+    )
+    app.server.config.update(LIBRARY=Library(folder), TRUSTED_HOSTS=HOSTS)
+    hidden = [dcc.Location("url", refresh=False), dcc.Download("saved"), dcc.Store("shown"), html.Div(className="busy")]
+    app.layout = dmc.MantineProvider([*hidden, *frame.shell()], defaultColorScheme="auto")
+    _show_what_the_url_says(app)
+    _let_the_browser_change_the_url(app)
+    _close(app)
+    return app
+
+
+def serve(folder: Path, port: int) -> None:
+    """Answer on loopback until interrupted. Raises OSError when the port is taken."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = make_server("127.0.0.1", port, create(folder).server, threaded=True)
+    print(f"headscope shows {folder}\nOpen http://127.0.0.1:{port}  (Ctrl-C ends it)", flush=True)
+    server.serve_forever()
+
+
+def _show_what_the_url_says(app: Dash) -> None:
+    url = [Input("url", "pathname"), Input("url", "search")]
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("content", "children"),
+        Output("controls", "children"),
+        Output("shown", "data"),
+        *url,
+        State("shown", "data"),
+    )
+    def show(path: str, search: str, before: dict[str, Any] | None) -> tuple[Any, Any, dict[str, Any]]:
+        try:
+            page, run, view, content = frame.leads_to(path, _query(search))
+        except HeadscopeError as reason:
+            return frame.nothing(str(reason)), [], {"title": "Nothing to show", "path": "", "values": {}}
+        state = {"title": content.title, "path": page.PATH, "values": frame.values(page, run, view)}
+        # Controls stay in place, and keep the focus, as long as they are about the same page and run.
+        same = before and (before["path"], before["values"].get("run")) == (page.PATH, state["values"]["run"])
+        return frame.body(content, view), no_update if same else frame.controls(page, run, view), state
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("saved", "data"),
+        Input("save", "n_clicks"),
+        State("url", "pathname"),
+        State("url", "search"),
+        prevent_initial_call=True,
+    )
+    def save(clicks: int | None, path: str, search: str) -> Any:
+        if not clicks:
+            return no_update
+        _, run, view, content = frame.leads_to(path, _query(search))
+        return dcc.send_string(saving.saved(content, run, view), "headscope.html")
+
+
+def _let_the_browser_change_the_url(app: Dash) -> None:
+    def in_browser(function: str, *where: Input | Output | State) -> None:
+        app.clientside_callback(ClientsideFunction("headscope", function), *where, prevent_initial_call=True)
+
+    in_browser("reflect", Input("shown", "data"))
+    in_browser("steer", Input({"control": ALL}, "value"), State("shown", "data"))
+    in_browser("open", Input({"chart": ALL, "heads": True}, "clickData"))
+    in_browser("pick", Input({"chart": ALL, "heads": True}, "selectedData"))
+    in_browser("csv", Output("grid", "exportDataAsCsv"), Input("grid-csv", "n_clicks"))
+
+
+def _query(search: str) -> dict[str, str | list[str]]:
+    return {**parse_qs(search.removeprefix("?"))}
+
+
+def _close(app: Dash) -> None:
+    """Headers that let a page load from this server and nowhere else, and run no script that is not ours."""
+    server: Flask = app.server
+
+    @server.after_request
+    def harden(response: Response) -> Response:
+        response.headers["Content-Security-Policy"] = POLICY + " ".join(app.csp_hashes())
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["X-Frame-Options"] = "DENY"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
+        response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
+        if not request.path.startswith(("/_dash-component-suites", "/assets")):
+            response.headers["Cache-Control"] = "no-store"
+        return response

@@ -1,0 +1,131 @@
+"""Parts of a page as Dash components: charts with their captions, tables, and the grid of heads."""
+
+from collections.abc import Iterator
+from functools import singledispatch
+from typing import Any
+
+import dash_ag_grid as dag
+import numpy as np
+from dash import dcc, html
+
+from dashboards.content import Grid, Link, Links, Part, Table, Words
+from dashboards.view import View, described
+from headscope.chart import Chart
+from headscope.figures.marks import mark
+from headscope.figures.style import GRAPH_CONFIG
+from headscope.summary import HEAD, HEAD_STATISTICS, statistic
+
+LASSO = {**GRAPH_CONFIG, "modeBarButtonsToRemove": ["autoScale2d"]}
+
+
+@singledispatch
+def component(part: Part, view: View, key: str) -> Any:
+    """The part on screen; `key` tells it from others of its page."""
+    raise TypeError(f"no component for {type(part).__name__}")
+
+
+@component.register
+def _chart(part: Chart, view: View, key: str) -> html.Figure:
+    figure = mark(part.figure, view.picked)
+    heads = figure.layout.meta == "heads"
+    points = heads and not any(trace.type == "heatmap" for trace in figure.data)
+    if points:
+        figure.update_layout(dragmode="lasso")
+    graph = dcc.Graph(
+        id={"chart": key, "heads": heads},
+        figure=figure,
+        config=LASSO if points else GRAPH_CONFIG,
+        style={"height": f"{figure.layout.height}px"},
+    )
+    hint = " Click a head to open it; draw around points to pick them." if points else " Click a head to open it."
+    caption = [part.caption, html.Span(hint, className="hint") if heads else "", " ", html.B(part.summary)]
+    title = str(figure.layout.title.text)
+    saves = [
+        html.Button(kind.upper(), type="button", **{"data-save": kind, "aria-label": f"{kind.upper()}: {title}"})
+        for kind in ("png", "svg", "csv")
+    ]
+    return html.Figure(
+        [
+            html.Div(graph, role="group", **{"aria-label": title}),
+            html.Figcaption(
+                [html.P(caption), html.Div(saves, className="saves", role="group", **{"aria-label": f"Save {title}"})]
+            ),
+        ],
+        className="half" if part.half else "",
+    )
+
+
+@component.register
+def _words(part: Words, view: View, key: str) -> html.Div:
+    told = html.Ul([html.Li(sentence) for sentence in part.sentences])
+    return html.Div([html.H3(part.heading), told] if part.heading else told, className="words")
+
+
+@component.register
+def _links(part: Links, view: View, key: str) -> html.Div:
+    return html.Div([html.A(link.text, href=link.href) for link in part.links], className="whole tools")
+
+
+@component.register
+def _table(part: Table, view: View, key: str) -> html.Div:
+    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in part.names]))
+    body = html.Tbody([html.Tr([*_cells(part, row)]) for row in part.rows])
+    return html.Div(
+        html.Table([html.Caption(part.caption), head, body]),
+        className="scroll",
+        role="region",
+        tabIndex=0,
+        **{"aria-label": part.caption},
+    )
+
+
+def _cells(table: Table, row: Any) -> Iterator[Any]:
+    for at, cell in enumerate(row):
+        shown = html.A(cell.text, href=cell.href) if isinstance(cell, Link) else cell
+        if at == 0 and cell in table.defined:
+            shown = html.Details([html.Summary(cell), html.P(table.defined[cell])])
+        yield html.Th(shown, scope="row") if at == 0 else html.Td(shown)
+
+
+@component.register
+def _grid(part: Grid, view: View, key: str) -> html.Div:
+    heads = (
+        part.heads[part.heads[["layer", "head"]].apply(tuple, axis=1).isin(view.picked)] if view.picked else part.heads
+    )
+    rows = heads.replace([np.inf, -np.inf], np.nan).astype(object).where(heads.notna(), None)
+    count = f"{len(rows):,} heads" + (", picked" if view.picked else ", filtered" if view.filtering else "")
+    tools = [
+        html.Span(f"{part.caption}: {count}.", id="grid-count"),
+        html.Button("CSV", id="grid-csv", type="button"),
+    ]
+    if view.picked:
+        tools.insert(1, html.A("Show all", href=view.link("", "pick")))
+    grid = dag.AgGrid(
+        id="grid",
+        rowData=rows.to_dict("records"),
+        columnDefs=[_column(str(name), part.highlight) for name in part.heads],
+        defaultColDef={"sortable": True, "filter": "agNumberColumnFilter", "resizable": True, "minWidth": 84},
+        columnSize="autoSize",
+        csvExportParams={"fileName": "heads.csv"},
+        eventListeners={"cellKeyDown": ["openHead(params)"], "cellClicked": ["openHead(params)"]},
+        dashGridOptions={"animateRows": False, "tooltipShowDelay": 200, "enableCellTextSelection": True},
+        style={"height": "min(560px, 70vh)"},
+    )
+    return html.Div([html.Div(tools, className="tools"), grid], className="whole")
+
+
+def _column(name: str, highlight: str) -> dict[str, Any]:
+    """How the grid shows one column of the wide table, or one derived from it."""
+    stem = name.removesuffix("_low").removesuffix("_high")
+    column: dict[str, Any] = {"field": name, "headerName": name}
+    if name in HEAD:
+        shown = {"layer": "layer", "head": "head", "kv_group": "key group"}[name]
+        return column | {"headerName": shown, "pinned": "left" if name != "kv_group" else None, "width": 84}
+    column["valueFormatter"] = {"function": "params.value == null ? '–' : d3.format(',.4~g')(params.value)"}
+    if stem in HEAD_STATISTICS or stem.startswith("ess2_"):
+        known = statistic(stem)
+        end = {"_low": ", low", "_high": ", high"}.get(name.removeprefix(stem), "")
+        column |= {"headerName": known.label + end, "headerTooltip": described(stem)}
+    if stem == highlight:
+        column["cellClass"] = "highlight"
+    return column

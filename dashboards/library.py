@@ -1,0 +1,57 @@
+"""The runs of one folder, opened by name. A name is looked up in the folder's listing, never joined to a path."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from flask import current_app
+
+from headscope.errors import BadInput, BadRun
+from headscope.store import Run, concatenate, runs, unfinished
+
+KEPT = 8
+"""Selections whose tables are kept in memory."""
+
+
+class Library:
+    """What lies in `folder` now; runs that finish later appear by themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def listing(self) -> dict[str, Run | BadRun]:
+        """Every finished run by name, newest first; one that cannot be read comes with the reason."""
+        return {path.name: found for path, found in runs(self.folder)}
+
+    def unfinished(self) -> dict[str, int]:
+        """Cells stored so far of each run that was interrupted or is still going on."""
+        return unfinished(self.folder)
+
+    def opened(self, names: Sequence[str]) -> Run:
+        """These runs read as one; without a name the newest that can be read.
+
+        Raises BadInput for a name that is not in the folder, for none at all, and for runs that contradict each other;
+        BadRun for a damaged one.
+        """
+        found = self.listing()
+        names = list(names) or [name for name, run in found.items() if isinstance(run, Run)][:1]
+        if not names:
+            raise BadInput("there is no finished run in this folder yet")
+        if unknown := [name for name in names if name not in found]:
+            raise BadInput(f"there is no run '{unknown[0]}' in this folder")
+        if broken := [run for name in names if isinstance(run := found[name], BadRun)]:
+            raise broken[0]
+        stamps = tuple((self.folder / name / "run.json").stat().st_mtime_ns for name in names)
+        return _joined(self.folder, tuple(names), stamps)
+
+
+def current() -> Library:
+    """The library of the app that answers this request."""
+    found: Library = current_app.config["LIBRARY"]
+    return found
+
+
+@lru_cache(KEPT)
+def _joined(folder: Path, names: tuple[str, ...], stamps: tuple[int, ...]) -> Run:
+    """The runs as one; `stamps` make a run that was replaced a new one."""
+    return concatenate([Run.open(folder / name) for name in names])

@@ -1,0 +1,36 @@
+"""Any statistic against training step, where models are checkpoints of one training."""
+
+from dashboards.content import Content, Part, Words
+from dashboards.view import View
+from headscope import charts
+from headscope.chart import Chart
+from headscope.figures import layers
+from headscope.findings import notable
+from headscope.store import Run
+
+NAME = "Checkpoints"
+PATH = "/checkpoints"
+CONTROLS = ("stat", "model", "layers", "role")
+
+
+def content(run: Run, view: View) -> Content:
+    """The statistic over steps, for all heads and for the picked ones, and how the training went."""
+    steps = charts.steps(run)
+    sections: dict[str, list[Part]] = {}
+    if len(steps) > 1 and view.stat:
+        heads = view.kept(run.heads)
+        chosen = sorted(view.picked) or list(notable(run.heads))
+        sections["Over checkpoints"] = [
+            Chart(
+                layers.over_steps(heads, view.stat, steps, chosen[:8]),
+                "Grey: the median head and the middle 80 % of heads. Coloured: picked heads, else notable ones.",
+                half=True,
+            ),
+            Chart(layers.by_step(heads, view.stat, steps), "Median over the heads of a layer.", half=True),
+        ]
+    if learning := [*charts.learning_charts(run)]:
+        sections["Training"] = [*learning]
+    if not sections:
+        why = "No two models of these runs carry a training step. Measure checkpoints in a batch: "
+        return Content("Checkpoints", "", {"": [Words([f"{why}headscope run --checkpoints 'ckpts/step-*'."])]})
+    return Content("Checkpoints", f"{len(steps)} models carry a training step.", sections)

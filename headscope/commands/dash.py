@@ -1,0 +1,31 @@
+"""The command that opens the dashboard."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headscope.errors import BadInput, CannotWrite
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+"""Runs that headscope ships."""
+
+
+def dash(
+    directory: Annotated[
+        Path, typer.Argument(metavar="[RUNS_DIR]", help="Directory that holds runs. \\[default: the shipped example]")
+    ] = EXAMPLES,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on this machine.")] = 8050,
+) -> None:
+    """Explore runs in the browser: heads, models side by side, retrieval, influence, checkpoints.
+
+    Reads runs and changes nothing; answers to this machine alone, and asks no other. New runs appear by themselves.
+    """
+    if not directory.is_dir():
+        raise BadInput(f"no directory '{directory}': make a run first, e.g. headscope demo")
+    from dashboards.app import serve
+
+    try:
+        serve(directory.resolve(), port)
+    except OSError as error:
+        raise CannotWrite(f"cannot listen on port {port}: {error.strerror or error}; choose another --port") from error
