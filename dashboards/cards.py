@@ -58,7 +58,9 @@ def _chart(part: Chart, view: View, key: str) -> html.Figure:
 @component.register
 def _words(part: Words, view: View, key: str) -> html.Div:
     told = html.Ul([html.Li(sentence) for sentence in part.sentences])
-    return html.Div([html.H3(part.heading), told] if part.heading else told, className="words")
+    if not part.heading:
+        return html.Div(told, className="whole words")
+    return html.Div([html.H3(part.heading), told], className="words")
 
 
 @component.register
@@ -121,11 +123,12 @@ def _column(name: str, highlight: str) -> dict[str, Any]:
     if name in HEAD:
         shown = {"layer": "layer", "head": "head", "kv_group": "key group"}[name]
         return column | {"headerName": shown, "pinned": "left" if name != "kv_group" else None, "width": 84}
+    column["useValueFormatterForExport"] = False
     column["valueFormatter"] = {"function": "params.value == null ? '–' : d3.format(',.4~g')(params.value)"}
     if stem in HEAD_STATISTICS or stem.startswith("ess2_"):
         known = statistic(stem)
         end = {"_low": ", low", "_high": ", high"}.get(name.removeprefix(stem), "")
         column |= {"headerName": known.label + end, "headerTooltip": described(stem)}
-    if stem == highlight:
+    if name == highlight:
         column["cellClass"] = "highlight"
     return column

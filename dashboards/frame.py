@@ -82,7 +82,7 @@ def values(page: ModuleType, run: Run, view: View) -> dict[str, Any]:
     top = int(run.heads["layer"].max()) if len(run.heads) else 0
     every = {
         "model": view.model,
-        "base": view.base,
+        "base": view.base or (run.models[0] if page is compare and run.models else None),
         "stat": view.stat,
         "layers": list(view.layers or (0, top)),
         "role": view.role,
@@ -108,7 +108,14 @@ def controls(page: ModuleType, run: Run, view: View) -> list[Any]:
         "stat": (dmc.Select, {"label": "Statistic", "data": stats, "searchable": True, "allowDeselect": False}),
         "layers": (
             dmc.RangeSlider,
-            {"min": 0, "max": top, "minRange": 0, "thumbFromLabel": "First layer", "thumbToLabel": "Last layer"},
+            {
+                "min": 0,
+                "max": top,
+                "minRange": 0,
+                "marks": [{"value": end, "label": str(end)} for end in (0, top)],
+                "thumbFromLabel": "First layer",
+                "thumbToLabel": "Last layer",
+            },
         ),
         "role": (dmc.Select, {"label": "Role", "data": roles, "clearable": True, "placeholder": "all heads"}),
         "low": (dmc.NumberInput, {"label": "Statistic at least", "placeholder": "any", "debounce": 600}),
@@ -129,9 +136,9 @@ def meaning(view: View) -> html.Details:
 
 
 def _run_label(name: str) -> str:
-    """A run's name without its hash: example, 2026-11-21 13:35."""
+    """A run's name without its hash: example, 11-21 13:35."""
     stamp, _, rest = name.partition("-")
     if len(stamp) != 16 or not rest:
         return name
     slug = rest.rpartition("-")[0] or rest
-    return f"{slug}, {stamp[:4]}-{stamp[4:6]}-{stamp[6:8]} {stamp[9:11]}:{stamp[11:13]}"
+    return f"{slug}, {stamp[4:6]}-{stamp[6:8]} {stamp[9:11]}:{stamp[11:13]}"

@@ -78,8 +78,8 @@ class View:
         """All rows, so that matrices keep their shape; heads that do not pass the filters lose their numbers."""
         if not self.filtering:
             return heads
-        numbers = heads.columns.difference(HEAD)
-        return heads.assign(**heads[numbers].where(heads.index.isin(self.kept(heads).index)))
+        passes = pd.Series(heads.index.isin(self.kept(heads).index), heads.index)
+        return heads.assign(**{name: heads[name].where(passes) for name in map(str, heads) if name not in HEAD})
 
     @property
     def filtering(self) -> bool:
@@ -102,7 +102,7 @@ def linked(path: str, query: Query) -> str:
 
 def statistics(heads: pd.DataFrame) -> list[str]:
     """Columns of the wide table that can be shown: those with a finite number, effective lengths first."""
-    lengths = sorted((name for name in map(str, heads) if re.fullmatch(r"ess2_\d+", name)), key=lambda n: int(n[5:]))
+    lengths = sorted((name for name in map(str, heads) if re.fullmatch(r"ess2_[0-9]+", name)), key=lambda n: int(n[5:]))
     return [name for name in [*reversed(lengths), *HEAD_STATISTICS] if name in heads and heads[name].notna().any()]
 
 
@@ -119,7 +119,7 @@ def place_of(at: str, run: Run) -> Head:
     Raises BadInput for anything else, and for a head that the run does not have.
     """
     heads = run.heads
-    told = re.fullmatch(r"(\d{1,5})\.(g?)(\d{1,5})", at)
+    told = re.fullmatch(r"([0-9]{1,5})\.(g?)([0-9]{1,5})", at)
     if told is None:
         raise BadInput(f"'{at[:60]}' names no head: write layer.head, such as 3.2")
     layer, column, number = int(told[1]), "kv_group" if told[2] else "head", int(told[3])
@@ -130,12 +130,12 @@ def place_of(at: str, run: Run) -> Head:
 
 
 def _heads(told: str) -> Iterator[Head]:
-    for layer, head in re.findall(r"(\d{1,5})\.(\d{1,5})", told):
+    for layer, head in re.findall(r"([0-9]{1,5})\.([0-9]{1,5})", told):
         yield int(layer), int(head)
 
 
 def _range(told: str) -> tuple[int, int] | None:
-    ends = re.fullmatch(r"(\d{1,5})-(\d{1,5})", told)
+    ends = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", told)
     return (int(ends[1]), int(ends[2])) if ends else None
 
 

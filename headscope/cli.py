@@ -210,13 +210,25 @@ def bench(
         typer.Option("--lens-length", min=0, help="Length for the comparison with transformer-lens; 0 leaves it out."),
     ] = 1024,
     needle: Annotated[int, typer.Option("--needle", min=0, help="Longest context of a 20 x 10 needle grid.")] = 0,
+    dash: Annotated[
+        Path | None,
+        typer.Option("--dash", metavar="RUNS_DIR", help="Time the dashboard on this directory's newest run instead."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Time and peak memory of measuring, as ratios to the plain forward pass of the same model in this process."""
-    quiet_libraries()
-    from headscope.bench import compare
+    """Time and peak memory of measuring, as ratios to the plain forward pass of the same model in this process.
 
-    rows = compare(model, length, repeats, lens_length, needle)
+    With --dash, how long the dashboard lets a user wait, as a real Chromium sees it (needs the dev extra).
+    """
+    if dash:
+        from dashboards.timing import waits
+
+        rows = waits(dash)
+    else:
+        quiet_libraries()
+        from headscope.bench import compare
+
+        rows = compare(model, length, repeats, lens_length, needle)
     if as_json:
         print(json.dumps(rows))
         return

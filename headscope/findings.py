@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.claims import claims
-from headscope.influences import TOP, agreement, curve, gini, how, shown, top_share, words
+from headscope.influences import ESTIMATES, TOP, agreement, curve, gini, how, shown_of, top_share, words
 from headscope.influences import name as unit_name
 from headscope.needles import PUBLISHED, by_group, by_seed, overview, retest
 from headscope.roles import AGGREGATION, LOCAL, RETRIEVAL, RETRIEVAL_HEAD, SINK
@@ -86,6 +86,9 @@ def of_head(run: Run, model: str, layer: int, head: int, kv_group: int) -> list[
     told = []
     name = longest(run.heads)
     ranked = [(name, "effective length"), ("retrieval", "retrieval score")]
+    if "retrieval" in run.heads and not run.heads[_here(run.heads, layer, head)]["retrieval"].any():
+        ranked.pop()
+        told.append("It copies no token of a needle in any successful trial.")
     for column, called in ranked:
         ranks = []
         for label, block in _by_model(run.heads, column or ""):
@@ -96,8 +99,8 @@ def of_head(run: Run, model: str, layer: int, head: int, kv_group: int) -> list[
         if ranks:
             told.append(f"Rank by {called}: {', '.join(ranks)}.")
     if "influence" in run.tables:
-        swept = run.influence[run.influence["model"] == model]
-        for (_, _, *what), units in shown(swept).groupby(SWEEP, observed=True, sort=False):
+        found = run.derived(shown_of)
+        for (_, _, *what), units in found[found["model"] == model].groupby(SWEEP, observed=True, sort=False):
             here = (units["layer"] == layer) & (units["kv_group"] == kv_group) & units["head"].isin([-1, head])
             for _, unit in units[here].iterrows():
                 above = int((units["delta"] > unit["delta"]).sum())
@@ -107,6 +110,10 @@ def of_head(run: Run, model: str, layer: int, head: int, kv_group: int) -> list[
                     f"{unit_name(unit)}, rank {above + 1} of {len(units)}."
                 )
     return told
+
+
+def _here(heads: pd.DataFrame, layer: int, head: int) -> pd.Series:
+    return (heads["layer"] == layer) & (heads["head"] == head)
 
 
 def number(value: float) -> str:
@@ -308,7 +315,7 @@ def _influence(run: Run) -> Iterator[str]:
     """How the influence is spread over units, who leads, how good the estimates are, and what sets of units carry."""
     if "influence" not in run.tables:
         return
-    for (label, length, *what), block in shown(run.influence).groupby(SWEEP, observed=True, sort=False):
+    for (label, length, *what), block in run.derived(shown_of).groupby(SWEEP, observed=True, sort=False):
         block = block.sort_values("delta", ascending=False)
         first, last = block.iloc[0], block.iloc[-1]
         sure = "" if np.isnan(first["low"]) else f" (95 % interval {first['low']:+.2g} to {first['high']:+.2g})"
@@ -320,10 +327,9 @@ def _influence(run: Run) -> Iterator[str]:
             f"the summed |Δ| (Gini {gini(block['delta']):.2f}); {clear} differ from zero (false discovery rate 5 %)."
         )
     for _, row in agreement(run.influence).iterrows():
-        order = "first" if row["method"] == "screen" else "second"
         yield (
             f"{row['model']}, {row['component']} to {row['target']}, {row['context_length']:,} tokens: on "
-            f"{row['compared']} evaluated units the {order}-order estimate has a rank correlation of "
+            f"{row['compared']} evaluated units the {ESTIMATES[row['method']]} estimate has a rank correlation of "
             f"{row['spearman']:.3f} with them and shares {row['shared']} of the top {row['top']}."
         )
     if "influence_sets" in run.tables:

@@ -8,13 +8,15 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import stdtr
 
+from headscope.damping import with_damped
+from headscope.store import Run
 from headscope.summary import SWEEP, bootstrap, chosen_influence
 
 PLACE = ["layer", "kv_group", "head"]
 """What names a unit of a sweep."""
 TOP = 0.05
 """Share of units whose part of the whole influence is told."""
-ESTIMATES = ("screen", "curved")
+ESTIMATES = {"screen": "first-order", "curved": "second-order", "damped": "damped second-order"}
 COMPONENTS = {
     "joint": "frequencies and temperature",
     "freq": "frequencies",
@@ -60,11 +62,15 @@ def shown(influence: pd.DataFrame) -> pd.DataFrame:
     return units(best.assign(method="best")).drop(columns="method").merge(methods, on=[*SWEEP, *PLACE])
 
 
+def shown_of(run: Run) -> pd.DataFrame:
+    """`shown` of the run's sweeps."""
+    return shown(run.influence)
+
+
 def how(units: pd.DataFrame) -> str:
     """How the units of one sweep were found, in words."""
     methods = units["method"].value_counts()
-    told = {"screen": "first-order estimate", "curved": "second-order estimate"}
-    rest = " and ".join(told[name] for name in told if name in methods)
+    rest = " and ".join(f"{told} estimate" for name, told in ESTIMATES.items() if name in methods)
     if "exact" not in methods:
         return rest
     return f"exact for {methods['exact']} of {len(units)} units, else {rest}" if rest else "exact"
@@ -99,7 +105,7 @@ def agreement(influence: pd.DataFrame) -> pd.DataFrame:
     """Each estimate against exact, on the units that have both: spearman and pearson of the means over documents,
     `shared` of the `top` (10, or fewer) largest |delta|, and how many units were `compared`."""
     rows = []
-    for sweep, block in units(influence).groupby(SWEEP, observed=True, sort=False):
+    for sweep, block in units(with_damped(influence)).groupby(SWEEP, observed=True, sort=False):
         by_method = block.pivot_table(index=PLACE, columns="method", values="delta", observed=True)
         for method in ESTIMATES:
             if method not in by_method or "exact" not in by_method:

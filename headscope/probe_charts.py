@@ -9,7 +9,7 @@ import pandas as pd
 from headscope.chart import Chart, extremes, finite, table
 from headscope.figures import compare, influence, needle, scaling, window
 from headscope.figures import heads as head_figures
-from headscope.influences import shown
+from headscope.influences import shown_of
 from headscope.needles import by_seed, seed_columns
 from headscope.store import Run
 from headscope.summary import SWEEP, longest
@@ -85,7 +85,7 @@ def sweeps(run: Run, heads: pd.DataFrame) -> dict[tuple[str, int, str, str], lis
     """Charts of each sweep: model, context length, component, target."""
     if "influence" not in run.tables:
         return {}
-    groups: Any = shown(run.influence).groupby(SWEEP, observed=True, sort=False)
+    groups: Any = run.derived(shown_of).groupby(SWEEP, observed=True, sort=False)
     return {key: [*_sweep(run, heads, key, units)] for key, units in groups}
 
 

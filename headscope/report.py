@@ -175,7 +175,11 @@ def told(row: dict[Any, Any], name: str) -> str:
         return str(value)
     if math.isnan(value):
         return "–"
-    digits = (lambda x: f"{x:.3f}") if name.startswith("nll_") else findings.number
+    digits = findings.number
+    if name.startswith("nll_"):
+        digits = "{:.3f}".format
+    elif name.startswith("influence_"):
+        digits = "{:+.2g}".format
     low, high = row.get(f"{name}_low", math.nan), row.get(f"{name}_high", math.nan)
     return digits(value) if math.isnan(low) or low == high else f"{digits(value)} ({digits(low)} to {digits(high)})"
 

@@ -12,13 +12,13 @@ import html
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import pandas as pd
@@ -28,6 +28,8 @@ from headscope import tables
 from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.schema import FORMAT_VERSION, TABLES
 from headscope.tables import Rows, to_arrow
+
+T = TypeVar("T")
 
 
 class RunWriter:
@@ -178,6 +180,7 @@ class Run:
         self.tables: list[str] = list(manifest["tables"])
         self.parts: list[Run] = [self]
         self._frames: dict[str, pd.DataFrame] = {}
+        self._derived: dict[Callable[[Run], Any], Any] = {}
 
     @classmethod
     def open(cls, path: Path | str) -> "Run":
@@ -209,6 +212,13 @@ class Run:
         from headscope.summary import heads  # it imports this module
 
         return heads(self)
+
+    def derived(self, make: "Callable[[Run], T]") -> "T":
+        """`make(run)`, computed once. Do not edit it: it is cached."""
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        made: T = self._derived[make]
+        return made
 
     def _read(self, name: str) -> pd.DataFrame:
         frame: pd.DataFrame = tables.read(self.path / f"{name}.parquet").to_pandas()

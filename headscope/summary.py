@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.bins import PER_OCTAVE, last_octave, middle
+from headscope.damping import ORDER, with_damped
 from headscope.errors import BadInput, nearest
 from headscope.schema import TABLES
 from headscope.store import Run
@@ -188,16 +189,17 @@ def compared(heads: pd.DataFrame, name: str, model: str, baseline: str) -> pd.Da
 def beside(heads: pd.DataFrame, name: str, model: str, baseline: str | None = None) -> pd.DataFrame:
     """The heads of `model` in a row each, `name` with its interval first, every other measured statistic after it.
 
-    With a `baseline`, `baseline` and `change` of `compared` follow the interval. Columns without a value are left out.
+    With a `baseline`, `baseline` and `change` of `compared` follow the value. Columns without a value are left out.
     """
     place = HEAD[1:]
-    mine = heads[heads["model"] == model].dropna(axis=1, how="all").drop(columns="model")
-    first = [column for column in (name, f"{name}_low", f"{name}_high") if column in mine]
-    rest = [column for column in mine if column not in (*place, *first)]
+    mine = heads[heads["model"] == model].drop(columns="model")
+    mine = mine.dropna(axis=1, how="all") if len(mine) else mine
+    ends = [column for column in (f"{name}_low", f"{name}_high") if column in mine]
+    rest = [column for column in mine if column not in (*place, name, *ends)]
     if baseline is None or baseline == model:
-        return mine[[*place, *first, *rest]]
+        return mine[[*place, name, *ends, *rest]]
     both = compared(heads, name, model, baseline)[[*place, "baseline", "change"]]
-    return mine.merge(both, on=place, how="left")[[*place, *first, "baseline", "change", *rest]]
+    return mine.merge(both, on=place, how="left")[[*place, name, "baseline", "change", *ends, *rest]]
 
 
 def bootstrap(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -299,9 +301,9 @@ def _retrieval(rows: pd.DataFrame) -> pd.DataFrame:
 
 def chosen_influence(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows of the `influence` table at each model's longest length, each unit by the method that knows it best: exact
-    where it was evaluated, else the estimate of highest order."""
-    frame = _longest(_plain(frame))
-    rank = frame["method"].map({"exact": 0, "curved": 1, "screen": 2})
+    where it was evaluated, else the estimate of highest order, damped."""
+    frame = with_damped(_longest(_plain(frame)))
+    rank = frame["method"].map(ORDER.index)
     unit = [frame[name] for name in [*SWEEP, "layer", "kv_group", "head"]]
     return frame[rank == rank.groupby(unit).transform("min")]
 

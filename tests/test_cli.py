@@ -11,12 +11,12 @@ from pathlib import Path
 
 import families
 import pytest
-from synthetic import synthetic_run
 from transformers import BertConfig, BertForMaskedLM
 
 import headscope as hs
 from headscope import checkpoints, cli
 from headscope.positions import AdaRoPE, resolve
+from headscope.synthetic import synthetic_run
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic import synthetic_run
 
 from headscope.bins import middle
 from headscope.figures import axes, compare, heads, layers, lengths, loss, rotary, style
 from headscope.store import Run
+from headscope.synthetic import synthetic_run
 
 
 @pytest.fixture(scope="module")

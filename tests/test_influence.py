@@ -15,6 +15,7 @@ from torch import Tensor
 import headscope as hs
 from headscope import study
 from headscope.config import build_study
+from headscope.damping import with_damped
 from headscope.errors import BadInput, Interrupted
 from headscope.influences import adjusted, agreement, curve, gini, top_share, units
 from headscope.interventions import groups
@@ -142,6 +143,22 @@ def test_the_second_order_nears_the_truth_where_the_slope_vanishes(tmp_path: Pat
     assert (added > 0).all(), "a Fisher form is positive"
 
 
+def test_damping_leaves_small_second_order_terms_and_bounds_large_ones() -> None:
+    keys = {"doc": "d", "component": "freq", "target": "init", "kv_group": 0, "head": -1}
+    first = np.array([1e-3, -1e-3, 2e-3, 0.0])
+    added = np.array([1e-7, 5e-4, 1.0, 0.0])
+    frames = [
+        pd.DataFrame({**keys, "layer": range(4), "method": method, "delta_nll": values})
+        for method, values in (("screen", first), ("curved", first + added))
+    ]
+    rows = with_damped(pd.concat(frames)).query("method == 'damped'").sort_values("layer")
+    scale = 2 * np.abs(first).mean()
+    np.testing.assert_allclose(rows["delta_nll"], first + added / (1 + added / scale), rtol=1e-12)
+    assert rows["delta_nll"].iloc[0] == pytest.approx(first[0] + added[0], rel=1e-6)
+    assert rows["delta_nll"].iloc[2] < first[2] + scale
+    assert len(with_damped(frames[0])) == 4, "without a second order nothing is added"
+
+
 def test_verify_evaluates_the_top_of_the_screen_and_random_others_exactly(exact: Run, tmp_path: Path) -> None:
     run = swept(adapted(tmp_path), tmp_path / "verified", method="verify", top=3, random=2, order=2)
     assert validate(run) == []
@@ -149,7 +166,8 @@ def test_verify_evaluates_the_top_of_the_screen_and_random_others_exactly(exact:
     for component in ("joint", "freq", "scale"):
         mine = rows[rows["component"] == component]
         place = ["layer", "kv_group", "head"]
-        means = mine[mine["method"] == "curved"].groupby(place)["delta_nll"].mean().abs()
+        estimates = with_damped(mine)
+        means = estimates[estimates["method"] == "damped"].groupby(place)["delta_nll"].mean().abs()
         evaluated = set(mine[mine["method"] == "exact"].set_index(place).index)
         assert len(evaluated) == 5
         assert set(means.nlargest(3).index) <= evaluated
@@ -158,7 +176,7 @@ def test_verify_evaluates_the_top_of_the_screen_and_random_others_exactly(exact:
     assert len(chosen) == 5 * 3 * DOCS
     np.testing.assert_allclose(chosen["delta_nll_x"], chosen["delta_nll_y"], atol=1e-7)
     found = agreement(run.influence)
-    assert set(found["method"]) == {"screen", "curved"}
+    assert set(found["method"]) == {"screen", "curved", "damped"}
     assert set(found["compared"]) == {5}
 
 

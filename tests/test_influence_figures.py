@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import synthetic_run
 
 from headscope import charts, findings, report
 from headscope.figures import influence
 from headscope.influences import agreement, curve, shown
 from headscope.store import Run
+from headscope.synthetic import synthetic_run
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_the_histogram_counts_every_unit_and_marks_the_retrieval_heads_group(fre
     assert lines
     assert "layer 1, key group 1" in figure.layout.annotations[-1].text
     assert figure.layout.title.text == "Influence: learned"
-    assert figure.layout.title.subtitle.text == "frequencies reset to init, exact"
+    assert figure.layout.title.subtitle.text == "freq to init: exact"
 
 
 def test_the_matrix_holds_each_units_mean_at_its_place(freq) -> None:

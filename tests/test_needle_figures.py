@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import spearmanr
-from synthetic import synthetic_run
 
 from headscope import charts, findings, report
 from headscope.figures import heads, needle
 from headscope.needles import by_group, by_seed, overview, retest, success
 from headscope.store import Run
+from headscope.synthetic import synthetic_run
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs
-from synthetic import synthetic_run
 
 from headscope import findings, report
 from headscope.errors import BadInput, CannotWrite
 from headscope.store import Run
+from headscope.synthetic import synthetic_run
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 

@@ -12,12 +12,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from synthetic import manifest, synthetic_run
 
 from headscope import store
 from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.schema import FORMAT_VERSION, TABLES
 from headscope.store import Run, RunWriter, concatenate, runs, to_arrow, validate
+from headscope.synthetic import manifest, synthetic_run
 
 CELLS = [f"base/{doc}" for doc in range(4)]
 CONFIG = {"models": {"base": "tiny"}, "docs": 4}

@@ -3,7 +3,6 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic import manifest, synthetic_run
 
 from headscope import summary
 from headscope.bins import middle, visible_edges
@@ -11,6 +10,7 @@ from headscope.errors import BadInput
 from headscope.schema import TABLES
 from headscope.store import RunWriter
 from headscope.summary import HEAD, HEAD_STATISTICS, bootstrap, statistic
+from headscope.synthetic import manifest, synthetic_run
 
 
 def stored(out, models=("m",), **tables):

@@ -27,6 +27,7 @@
     headscope: {
       // The page says what it shows: title, place in the navigation, values of the controls.
       reflect({ title, path, values }) {
+        calm();
         document.title = `${title} · headscope`;
         document.querySelectorAll("nav a").forEach((link) =>
           link.getAttribute("href") === path ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current"));
@@ -59,7 +60,7 @@
 
   // Links inside the app change the URL without loading the app again.
   document.addEventListener("click", (event) => {
-    const link = event.target.closest("a[href]");
+    const link = event.target.closest("a[href]:not([download])");
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey || link.origin !== location.origin) return;
     if (link.getAttribute("href").startsWith("#")) return;
     event.preventDefault();
@@ -77,6 +78,15 @@
     .observe(root, { attributeFilter: ["data-mantine-color-scheme"] });
   system.addEventListener("change", paint);
   paint();
+
+  // Dash resizes a chart twice after drawing it, and plotly then draws it anew even where the size is right.
+  const calm = () => {
+    const { Plots } = window.Plotly ?? {};
+    if (!Plots || Plots.calm) return;
+    const resize = Plots.resize;
+    Plots.calm = true;
+    Plots.resize = (plot) => (plot._fullLayout?.width === plot.clientWidth ? Promise.resolve(plot) : resize(plot));
+  };
 
   const data = (plot) => {
     const rows = [["series", "x", "y", "z"]];

@@ -6,7 +6,7 @@ import pandas as pd
 
 from dashboards.content import Content, Link, Links, Part, Table, Words
 from dashboards.view import View, described, place_of, statistics
-from headscope.chart import Chart, table
+from headscope.chart import Chart
 from headscope.figures import influence, lengths, needle, rotary
 from headscope.findings import notable, of_head
 from headscope.report import told
@@ -41,8 +41,8 @@ def content(run: Run, view: View, at: str = "") -> Content:
 
 
 def _lengths(run: Run, layer: int, head: int) -> Iterator[Chart]:
-    attention = table(run, "attention", run.models)
-    if attention is not None:
+    if "attention" in run.tables:
+        attention = _rows(run, "attention", layer, head)
         yield Chart(
             lengths.growth(attention, [(layer, head)]),
             "Both axes are logarithmic. The dotted diagonal is uniform attention, which uses every visible key; the "
@@ -52,24 +52,22 @@ def _lengths(run: Run, layer: int, head: int) -> Iterator[Chart]:
 
 
 def _pairs(run: Run, view: View, layer: int, head: int, group: int) -> Iterator[Chart]:
-    pairs, distance = table(run, "pairs", run.models), table(run, "distance", run.models)
-    if pairs is not None:
+    if "pairs" in run.tables:
         yield Chart(
-            rotary.spectrum(pairs, layer, head),
+            rotary.spectrum(_rows(run, "pairs", layer, head), layer, head),
             "Above: the frequency of each rotary pair. Below: how much the pair moves the logits. Error bars are one "
             "standard error.",
             half=True,
         )
-    positions = table(run, "positions", [view.model])
-    if positions is not None and len(positions):
+    if "positions" in run.tables:
         yield Chart(
-            influence.spectrum(positions, view.model, layer, group),
+            influence.spectrum(run.positions, view.model, layer, group),
             "Frequencies of the key group: the checkpoint's own, where learning started, and as they are.",
             half=True,
         )
-    if distance is not None:
+    if "distance" in run.tables:
         yield Chart(
-            rotary.profile(distance, layer, head, view.model),
+            rotary.profile(_rows(run, "distance", layer, head), layer, head, view.model),
             "Red pairs raise the logit of a key at that distance, blue pairs lower it.",
             half=True,
         )
@@ -78,7 +76,14 @@ def _pairs(run: Run, view: View, layer: int, head: int, group: int) -> Iterator[
 def _retrieval(run: Run, view: View, layer: int, head: int) -> Iterator[Chart]:
     if "retrieval" in run.tables:
         caption = "Share of the needle that this head copies while the model answers right, by length and depth."
-        yield Chart(needle.head_map(retrieval_rows(run), view.model, layer, head), caption, half=True)
+        yield Chart(needle.head_map(run.derived(retrieval_rows), view.model, layer, head), caption, half=True)
+
+
+def _rows(run: Run, name: str, layer: int, head: int) -> pd.DataFrame:
+    """The head's rows of a table, its models in the order of the study."""
+    frame = run.table(name)
+    mine = frame[(frame["layer"] == layer) & (frame["head"] == head)]
+    return mine.assign(model=mine["model"].astype(pd.CategoricalDtype(run.models)))
 
 
 def _numbers(run: Run, heads: pd.DataFrame) -> Table:

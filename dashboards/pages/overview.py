@@ -17,7 +17,7 @@ def content(run: Run, view: View) -> Content:
     side = report.table_rows(summary.models(run)) if run.models else {"names": [], "rows": []}
     defined = {model["label"]: f"{model['spec']}: {_shape(model['geometry'])}" for model in run.manifest["models"]}
     models = Table("Medians over heads, and loss; 95 % intervals in brackets", side["names"], side["rows"], defined)
-    facts = [Table(each["Run"], ("", "how it was made"), [*each.items()]) for each in map(report.facts, run.parts)]
+    facts = [Table(each.pop("Run"), ("", ""), [*each.items()]) for each in map(_facts, run.parts)]
     sections: dict[str, list[Part]] = {
         "Models side by side": [models],
         "What was found": [Words(sentences, topic) for topic, sentences in told.items()],
@@ -33,6 +33,10 @@ def content(run: Run, view: View) -> Content:
     )
 
 
+def _facts(run: Run) -> dict[str, str]:
+    return report.facts(run) | {"Configuration": "stored in run.json; headscope run takes it back"}
+
+
 def _runs() -> Table:
     rows: list[list[str | Link]] = []
     for name, found in current().listing().items():
@@ -42,9 +46,7 @@ def _runs() -> Table:
             rows.append([name, "cannot be read", str(found)])
     for name, cells in current().unfinished().items():
         rows.append([name, "unfinished", f"{cells} cells stored; the same command with --resume goes on"])
-    return Table(
-        "Choose several under the statistics of any page to read them as one", ("run", "models", "tables"), rows
-    )
+    return Table("Choose several at the left to read them as one", ("run", "models", "tables"), rows)
 
 
 def _shape(geometry: dict[str, int]) -> str:

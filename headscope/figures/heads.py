@@ -38,7 +38,8 @@ def change(heads: pd.DataFrame, name: str, model: str, baseline: str) -> go.Figu
     shapes = [_grid(heads[heads["model"] == label], name).shape for label in (model, baseline)]
     if shapes[0] != shapes[1]:
         return style.nothing(title, "the two models have different heads")
-    grid = _grid(compared(heads, name, model, baseline), "change")
+    changes = compared(heads, name, model, baseline)[["layer", "head", "change"]]
+    grid = _grid(heads[heads["model"] == model].merge(changes, on=["layer", "head"], how="left"), "change")
     colour = _log10(grid) if shown.log_scale else grid
     finite = np.abs(colour[np.isfinite(colour)])
     reach = float(np.quantile(finite, 0.99)) if len(finite) else 0.0

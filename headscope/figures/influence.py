@@ -92,9 +92,8 @@ def spectrum(positions: pd.DataFrame, model: str, layer: int, kv_group: int) -> 
     for at, (label, column) in enumerate(lines.items()):
         drawn = {
             "x": rows["pair"],
-            "mode": "lines+markers",
+            "mode": "lines",
             "line": {"color": style.PALETTE[(7, 1, 0)[at]], "dash": style.DASHES[(2, 1, 0)[at]]},
-            "marker": {"size": 4},
             "name": label,
             "legendgroup": label,
         }
@@ -161,9 +160,10 @@ def cumulative(sets: pd.DataFrame) -> go.Figure:
 def _title(units: pd.DataFrame, against: str = "") -> dict[str, object]:
     """What was reset to what in which model, and below it how that was found."""
     first = units.iloc[0]
-    told = words(str(first["component"]), str(first["target"]))
+    reset = first["component"] if first["target"] == "none" else f"{first['component']} to {first['target']}"
     says = f"Influence{against}: {style.text(first['model'])}"
-    return {"text": says, "subtitle": {"text": f"{told}, {how(units)}", "font": {"size": 12, "color": style.INK}}}
+    subtitle = {"text": f"{style.text(reset)}: {how(units)}", "font": {"size": 12, "color": style.INK}}
+    return {"text": says, "subtitle": subtitle}
 
 
 def _holding(units: pd.DataFrame, head: Head) -> pd.DataFrame:

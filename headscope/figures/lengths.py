@@ -32,9 +32,8 @@ def growth(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) -> go.Figu
             made.add_scatter(
                 x=line["n"],
                 y=line["ess2"],
-                mode="lines+markers",
+                mode="lines",
                 line={"color": look.colour, "dash": look.dash},
-                marker={"size": 5, "symbol": look.symbol},
                 name=look.name,
                 legendgroup=label,
                 showlegend=at == 0,

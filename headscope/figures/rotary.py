@@ -27,9 +27,7 @@ def spectrum(pairs: pd.DataFrame, layer: int, head: int) -> go.Figure:
         line = _usage(mine[mine["context_length"] == mine["context_length"].max()])
         drawn = {
             "x": line.index,
-            "mode": "lines+markers",
             "line": {"color": look.colour, "dash": look.dash},
-            "marker": {"size": 5, "symbol": look.symbol},
             "name": look.name,
             "legendgroup": label,
             "customdata": line["theta"],
@@ -37,6 +35,7 @@ def spectrum(pairs: pd.DataFrame, layer: int, head: int) -> go.Figure:
         frequency = "pair %{x}: θ = %{customdata:.3g} rad/token"
         made.add_scatter(
             y=line["log_theta"],
+            mode="lines",
             showlegend=False,
             hovertemplate=f"{frequency}<extra>{look.name}</extra>",
             row=1,
@@ -45,6 +44,8 @@ def spectrum(pairs: pd.DataFrame, layer: int, head: int) -> go.Figure:
         )
         made.add_scatter(
             y=line["mean_abs"],
+            mode="lines+markers",
+            marker={"size": 5, "symbol": look.symbol},
             error_y={"array": line["error"], "thickness": 1, "width": 2},
             showlegend=True,
             hovertemplate=f"{frequency}<br>E|c| %{{y:.3g}} logits<extra>{look.name}</extra>",

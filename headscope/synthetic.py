@@ -1,4 +1,4 @@
-"""A run with plausible numbers in every table, made without a model, for tests of what reads runs."""
+"""A run with plausible numbers in every table, without a model: to test and time what reads runs, at any size."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -100,7 +100,7 @@ def _attention(keys: dict[str, Any], units: pd.DataFrame, length: int, rng: np.r
     edges = visible_edges(length)
     lower = np.concatenate([[0], edges[:-1]])
     bins = pd.DataFrame({"visible": edges, "rows": np.minimum(edges, length) - lower})
-    bins["n"] = [middle(edge, length) for edge in edges]
+    bins["n"] = middle(edges, length)
     rows = units.merge(bins, how="cross")
     noise = rng.normal(0, 0.05, len(rows))
     rows["log_ess2"] = np.clip(
@@ -179,7 +179,7 @@ def _influences(keys: dict[str, Any], units: pd.DataFrame, rng: np.random.Genera
     groups = heads.groupby(["layer", "kv_group"], as_index=False)["effect"].sum().assign(head=-1)
     blocks, sets = [], []
     for component, chosen, unit in (("freq", groups, "group"), ("scale", heads, "head"), ("joint", groups, "group")):
-        told = {"component": component, "target": "init", "nll_before": 3.2}
+        told: dict[str, Any] = {"component": component, "target": "init", "nll_before": 3.2}
         delta = chosen["effect"] + rng.normal(0, 0.0005, len(chosen))
         block = chosen[["layer", "head", "kv_group"]].assign(**told)
         blocks.append(block.assign(method="exact", delta_nll=delta))

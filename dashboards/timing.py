@@ -1,0 +1,89 @@
+"""How long the app lets a user wait, as a real browser sees it. Needs Playwright and Debian's Chromium."""
+
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headscope.errors import Missing
+
+CLICKS = 9
+# From the click until the new head's page has every chart drawn; the page's own clock tells.
+WATCH = """(title) => {
+  window.waited = new Promise((done) => addEventListener("click", (event) => {
+    const look = () => document.querySelector("h1")?.textContent === title
+      && ![...document.querySelectorAll(".dash-graph")].some((graph) => !graph.querySelector(".main-svg"))
+      && document.querySelector(".dash-graph")
+      ? done(performance.now() - event.timeStamp) : requestAnimationFrame(look);
+    look();
+  }, { capture: true, once: true }));
+}"""
+SHAPE = "() => (({ z }) => [z.length, z[0].length])(document.querySelector('.js-plotly-plot')._fullData[0])"
+PAINTED = "() => performance.timeOrigin + performance.getEntriesByName('first-contentful-paint')[0].startTime"
+
+
+def waits(runs: Path) -> list[dict[str, Any]]:
+    """One row per wait, in seconds: the app's start to its first paint, and the median click to a head's drawn page."""
+    with _chromium() as browser, _serving(runs) as (url, started):
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(url)
+        page.wait_for_selector("h1")
+        first = page.evaluate(PAINTED) / 1000 - started
+        page.goto(f"{url}/heads")
+        seconds = [_click(page, at) for at in range(CLICKS)]
+    return [
+        {"wait": "from the command to the first paint", "seconds": round(first, 2)},
+        {"wait": f"click to a head's drawn page, median of {CLICKS}", "seconds": round(statistics.median(seconds), 2)},
+    ]
+
+
+def _click(page: Any, at: int) -> float:
+    """Click on a cell of the matrix, each time another, and come back."""
+    page.wait_for_selector("main:has(#grid) .heatmaplayer image")
+    layers, heads = page.evaluate(SHAPE)
+    layer, head = at * 7 % layers, at * 5 % heads
+    page.evaluate(WATCH, f"Layer {layer}, head {head}")
+    box = page.locator(".nsewdrag").first.bounding_box()
+    page.mouse.click(
+        box["x"] + box["width"] * (head + 0.5) / heads, box["y"] + box["height"] * (1 - (layer + 0.5) / layers)
+    )
+    waited: float = page.evaluate("() => window.waited") / 1000
+    page.go_back()
+    return waited
+
+
+@contextmanager
+def _serving(runs: Path) -> Iterator[tuple[str, float]]:
+    """The app in a process of its own: its address, and when the command was given."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = time.time()
+    command = [sys.executable, "-m", "headscope.cli", "dash", str(runs), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline(), process.stdout.readline()
+        try:
+            yield f"http://127.0.0.1:{port}", started
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def _chromium() -> Iterator[Any]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError as error:
+        raise Missing("timing the dashboard needs Playwright: pip install 'headscope[dev]'") from error
+    if (found := shutil.which("chromium")) is None:
+        raise Missing("timing the dashboard needs Chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()

@@ -1,0 +1,336 @@
+"""The app in a real Chromium, on the shipped example run: what researchers do, in the order in which they do it."""
+
+import csv
+import io
+import json
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+from werkzeug.serving import make_server
+
+from dashboards.app import create
+from headscope.commands.dash import EXAMPLES
+from headscope.synthetic import synthetic_run
+
+pytestmark = pytest.mark.browser
+PAGES = ("/", "/heads", "/head", "/compare", "/retrieval", "/influence", "/checkpoints")
+EXAMPLE = next(EXAMPLES.glob("*-example-*"))
+MODELS = ["base", "yarn", "yarn without factor", "adarope"]
+LENGTH = 12288
+
+
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Callable[[Path], str]]:
+    """Serve a folder of runs; returns the address."""
+    servers = []
+
+    def start(folder: Path) -> str:
+        server = make_server("127.0.0.1", 0, create(folder).server, threaded=True)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def app(serve: Callable[[Path], str]) -> str:
+    return serve(EXAMPLES)
+
+
+@pytest.fixture
+def browse(chromium: Browser) -> Iterator[Callable[..., Page]]:
+    """Open pages in a context of their own; at the end none has complained or asked another host."""
+    contexts, noise = [], []
+
+    def opened(url: str, width: int = 1440, **how: str) -> Page:
+        context = chromium.new_context(viewport={"width": width, "height": 900}, accept_downloads=True, **how)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: noise.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: noise.append(str(error)))
+        page.on("request", lambda asked: noise.append(asked.url) if not is_home(asked.url) else None)
+        page.goto(url)
+        drawn(page)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert noise == []
+
+
+def is_home(url: str) -> bool:
+    return url.startswith(("http://127.0.0.1:", "data:", "blob:http://127.0.0.1:"))
+
+
+def drawn(page: Page) -> None:
+    """Wait until the page shows its title and every chart is drawn."""
+    expect(page.locator("#content h1")).to_be_visible(timeout=30_000)
+    expect(page.locator(".dash-graph:not(:has(.main-svg))")).to_have_count(0, timeout=30_000)
+
+
+def at_cell(page: Page, layer: int, head: int, layers: int = 30, heads: int = 9) -> tuple[float, float]:
+    """Where the cell of a head lies in the first chart."""
+    box = page.locator(".nsewdrag").first.bounding_box()
+    assert box
+    return box["x"] + box["width"] * (head + 0.5) / heads, box["y"] + box["height"] * (1 - (layer + 0.5) / layers)
+
+
+def stored(table: str, **keys: object) -> pd.DataFrame:
+    frame = pq.read_table(EXAMPLE / f"{table}.parquet").to_pandas()
+    for name, value in keys.items():
+        frame = frame[frame[name] == value]
+    return frame
+
+
+def effective_length(model: str, layer: int, head: int) -> float:
+    """From the parquet alone: exp of the mean over documents of mean ln ESS2, rows that see over half the context."""
+    rows = stored("attention", model=model, layer=layer, head=head, context_length=LENGTH)
+    far = rows[rows["visible"] > 0.55 * rows["visible"].max()]
+    by_doc = [np.average(block["log_ess2"], weights=block["rows"]) for _, block in far.groupby("doc", observed=True)]
+    return float(np.exp(np.mean(by_doc)))
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_draws_its_charts_in_silence_and_is_accessible(app: str, browse: Callable[..., Page], path: str):
+    page = browse(app + path)
+    if path not in ("/", "/checkpoints"):
+        assert page.locator(".dash-graph").count() >= 1
+    assert page.locator("nav [aria-current=page]").get_attribute("href") == path
+    assert page.locator("[data-title*='hare']").count() == 0, "plotly's upload button is back"
+    found = Axe().run(page).response["violations"]
+    grave = [(each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")]
+    assert grave == []
+
+
+def test_a_click_on_a_head_opens_its_page_with_the_numbers_of_the_parquet(app: str, browse: Callable[..., Page]):
+    page = browse(f"{app}/heads?model=base")
+    page.mouse.click(*at_cell(page, 17, 4))
+    expect(page.locator("h1")).to_have_text("Layer 17, head 4")
+    drawn(page)
+    row = page.locator("tr", has_text=f"effective length at {LENGTH:,}").first.locator("td")
+    for model, cell in zip(MODELS, row.all_text_contents(), strict=True):
+        told = float(re.match(r"[\d.,]+", cell)[0].replace(",", ""))
+        assert told == pytest.approx(effective_length(model, 17, 4), rel=5e-3)
+    score = stored("retrieval", model="adarope", layer=17, head=4, mode="strict")
+    assert page.url.endswith("/head/17.4?model=base")
+    assert len(score)
+
+
+def test_a_pinned_baseline_shows_differences_and_keeps_the_focus(app: str, browse: Callable[..., Page]):
+    page = browse(f"{app}/heads?model=adarope")
+    page.get_by_label("Pinned baseline").first.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("option", name="base", exact=True).wait_for()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.locator(".gtitle").first).to_contain_text("adarope against base")
+    assert "base=base" in page.url
+    assert page.locator("aside input:focus").count() == 1
+    page.mouse.move(*at_cell(page, 3, 2))
+    ratio = effective_length("adarope", 3, 2) / effective_length("base", 3, 2)
+    expect(page.locator(".hoverlayer")).to_contain_text(f"× {ratio:.3f}")
+    page.locator(".ag-header-cell", has_text="change").wait_for(state="attached")
+
+
+def test_a_lasso_filters_the_grid_and_marks_the_heads_elsewhere(app: str, browse: Callable[..., Page]):
+    page = browse(f"{app}/compare?model=adarope")
+    box = page.locator(".nsewdrag").first.bounding_box()
+    assert box
+    left, top, right, bottom = 0.02, 0.4, 0.55, 0.98
+    page.mouse.move(box["x"] + box["width"] * left, box["y"] + box["height"] * top)
+    page.mouse.down()
+    for x, y in ((right, top), (right, bottom), (left, bottom), (left, top)):
+        page.mouse.move(box["x"] + box["width"] * x, box["y"] + box["height"] * y, steps=6)
+    page.mouse.up()
+    page.wait_for_url("**pick=*")
+    picked = page.url.split("pick=")[1].split("_")
+    assert 1 < len(picked) < 270
+    page.get_by_role("link", name="Heads", exact=True).click()
+    expect(page.locator("#grid-count")).to_contain_text(f"{len(picked)} heads, picked")
+    expect(page.locator(".scatterlayer .point")).to_have_count(len(picked))
+    page.get_by_role("link", name="Show all").first.click()
+    expect(page.locator("#grid-count")).to_contain_text("270 heads")
+
+
+def test_a_copied_link_shows_the_same_state_elsewhere(app: str, browse: Callable[..., Page]):
+    page = browse(f"{app}/heads?model=yarn&stat=growth&base=base&layers=3-20&role=constant")
+    count = page.locator("#grid-count").inner_text()
+    other = browse(page.url)
+    assert other.locator("#grid-count").inner_text() == count != ""
+    assert other.locator(".gtitle").first.inner_text() == page.locator(".gtitle").first.inner_text()
+    for name, value in {"Model": "yarn", "Pinned baseline": "base", "Statistic": "growth exponent"}.items():
+        assert other.get_by_label(name).first.input_value() == value
+
+
+def test_the_csv_is_the_table(app: str, browse: Callable[..., Page]):
+    from headscope.store import Run
+    from headscope.summary import beside
+
+    page = browse(f"{app}/heads?model=adarope&base=base&stat=cov")
+    page.locator(".ag-row").first.wait_for()
+    with page.expect_download() as download:
+        page.locator("#grid-csv").click()
+    rows = list(csv.reader(io.StringIO(Path(download.value.path()).read_text(encoding="utf-8-sig"))))
+    wide = beside(Run.open(EXAMPLE).heads, "cov", "adarope", "base")
+    assert len(rows) - 1 == len(wide) == 270
+    for told, expected in zip(rows[1:], wide.to_numpy(), strict=True):
+        numbers = [float(cell) if cell else np.nan for cell in told]
+        np.testing.assert_allclose(numbers, expected.astype(float), rtol=1e-9, equal_nan=True)
+
+
+def test_a_chart_saves_its_numbers_and_its_picture(app: str, browse: Callable[..., Page]):
+    page = browse(f"{app}/head/17.4?model=base")
+    figure = page.locator("figure").first
+    figure.hover()
+    with page.expect_download() as download:
+        figure.get_by_role("button", name="CSV").click()
+    rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
+    last = [row for row in rows if row["series"] == "base"][-1]
+    deepest = stored("attention", model="base", layer=17, head=4)
+    top = deepest[deepest["visible"] == deepest["visible"].max()]
+    assert float(last["y"]) == pytest.approx(np.exp(np.average(top["log_ess2"], weights=top["rows"])), rel=1e-4)
+    for kind, magic in (("SVG", b"<svg"), ("PNG", b"\x89PNG")):
+        with page.expect_download() as download:
+            figure.get_by_role("button", name=kind).click()
+        assert Path(download.value.path()).read_bytes().startswith(magic)
+
+
+def test_a_saved_page_stands_alone(app: str, browse: Callable[..., Page], tmp_path: Path, chromium: Browser):
+    page = browse(f"{app}/head/17.4")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save page").click()
+    file = tmp_path / "page.html"
+    shutil.copy(download.value.path(), file)
+    alone, asked = chromium.new_page(), []
+    alone.on("request", lambda request: asked.append(request.url))
+    alone.goto(file.as_uri())
+    alone.wait_for_selector("html[data-drawn]", state="attached")
+    assert alone.locator("h1").inner_text() == "Layer 17, head 4"
+    assert alone.locator(".main-svg").count() >= 4
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    alone.close()
+
+
+def test_the_keyboard_opens_a_head_from_the_grid(app: str, browse: Callable[..., Page]):
+    page = browse(f"{app}/heads?model=base")
+    page.locator(".ag-row[row-index='2'] [col-id='head']").first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("Layer 0, head 2")
+
+
+def test_dark_and_light_follow_the_system_until_the_button_is_pressed(app: str, browse: Callable[..., Page]):
+    page = browse(f"{app}/heads", color_scheme="dark")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    ink = "getComputedStyle(document.querySelector('.gtitle')).fill"
+    grid = "getComputedStyle(document.querySelector('.ag-root-wrapper')).backgroundColor"
+    dark = [page.evaluate(each) for each in (paper, ink, grid)]
+    assert dark[0] == dark[2] == "rgb(21, 24, 28)"
+    page.get_by_role("button", name="Theme").click()
+    light = [page.evaluate(each) for each in (paper, ink, grid)]
+    assert light[0] == light[2] == "rgb(255, 255, 255)"
+    assert light[1] != dark[1]
+    page.reload()
+    drawn(page)
+    assert page.evaluate(paper) == light[0], "the choice is kept"
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_nothing_overflows_on_a_narrow_screen(app: str, browse: Callable[..., Page], path: str):
+    page = browse(app + path, width=800)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 800
+
+
+HOSTILE = [
+    "/../../../../etc/passwd",
+    "/%2e%2e/%2e%2e/etc/passwd",
+    "/head/../../etc/passwd",
+    "/head/99.99",
+    "/head/<script>alert(1)</script>",
+    "/head/3.2.1",
+    "/nothing/here",
+    "/heads?run=../../../../etc",
+    "/heads?run=/etc/passwd",
+    "/heads?run=%00",
+    "/?run=<img src=x onerror=alert(1)>",
+]
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+def test_a_hostile_url_gives_a_friendly_page(app: str, browse: Callable[..., Page], path: str):
+    page = browse(app + path)
+    text = page.locator("#content").inner_text()
+    assert "Nothing to show" in text
+    assert "root:" not in text
+    assert "Traceback" not in text
+    page.get_by_role("link", name="Overview of the newest run").click()
+    expect(page.locator("h1")).to_contain_text("4 models")
+
+
+def test_what_a_url_asks_in_vain_is_told(app: str, browse: Callable[..., Page]):
+    page = browse(f"{app}/heads?model=<script>alert(1)</script>&stat=nonsense&layers=x&low=abc&pick=;drop")
+    assert page.locator(".note").count() == 2
+    assert page.locator(".ag-row").count() > 0
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a good run, a torn manifest, a torn table, and one that was interrupted."""
+    folder = tmp_path_factory.mktemp("mixed")
+    for seed in range(3):
+        synthetic_run(folder, models=("base", "<b>evil</b>"), lengths=(256,), docs=2, seed=seed)
+    first, second, _ = sorted(folder.glob("*-synthetic-*"))
+    (first / "run.json").write_text("{")
+    (second / "attention.parquet").write_bytes(b"PAR1 no more")
+    (folder / ".waiting-0a1b2c3d.partial" / "cells" / "base").mkdir(parents=True)
+    return folder
+
+
+def test_a_corrupt_run_is_listed_as_such_and_the_rest_works(
+    mixed: Path, serve: Callable[[Path], str], browse: Callable[..., Page]
+):
+    url = serve(mixed)
+    first, second, third = sorted(path.name for path in mixed.glob("*-synthetic-*"))
+    page = browse(url)
+    expect(page.locator("h1")).to_contain_text("2 models: base, <b>evil</b>")
+    assert "cannot be read" in page.locator("tr", has_text=first).inner_text()
+    assert "unfinished" in page.locator("tr", has_text="waiting-0a1b2c3d").inner_text()
+    for broken in (first, second):
+        page = browse(f"{url}/heads?run={broken}")
+        assert "Nothing to show" in page.locator("#content").inner_text()
+    page = browse(f"{url}/heads?run={third}")
+    assert page.locator(".ag-row").count() > 0
+
+
+def test_a_new_run_appears_without_a_restart(tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]):
+    page = browse(serve(tmp_path))
+    assert "no finished run" in page.locator("#content").inner_text()
+    synthetic_run(tmp_path, lengths=(256,), docs=2)
+    page.reload()
+    drawn(page)
+    expect(page.locator("h1")).to_contain_text("2 models")
+
+
+def test_checkpoints_are_drawn_against_their_steps(
+    tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]
+):
+    run = synthetic_run(tmp_path, models=("step-10", "step-20", "step-40"), lengths=(256,), docs=2)
+    manifest = json.loads((run.path / "run.json").read_text())
+    for model in manifest["models"]:
+        model["step"] = int(model["label"].split("-")[1])
+    (run.path / "run.json").write_text(json.dumps(manifest))
+    page = browse(f"{serve(tmp_path)}/checkpoints?stat=growth")
+    assert page.locator(".dash-graph").count() == 2
+    expect(page.locator(".gtitle").first).to_have_text("Growth exponent during training")
