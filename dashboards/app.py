@@ -73,7 +73,7 @@ def _show_what_the_url_says(app: Dash) -> None:
         state = {"title": content.title, "path": page.PATH, "values": frame.values(page, run, view)}
         # Controls stay in place, and keep the focus, as long as they are about the same page and run.
         same = before and (before["path"], before["values"].get("run")) == (page.PATH, state["values"]["run"])
-        return frame.body(content, view), no_update if same else frame.controls(page, run, view), state
+        return frame.body(page, content, view), no_update if same else frame.controls(page, run, view), state
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("saved", "data"),

@@ -129,6 +129,8 @@ def _column(name: str, highlight: str) -> dict[str, Any]:
         known = statistic(stem)
         end = {"_low": ", low", "_high": ", high"}.get(name.removeprefix(stem), "")
         column |= {"headerName": known.label + end, "headerTooltip": described(stem)}
+    if name == "change":
+        column["headerTooltip"] = "Value over baseline where the statistic is logarithmic, else value less baseline."
     if name == highlight:
         column["cellClass"] = "highlight"
     return column

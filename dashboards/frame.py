@@ -49,9 +49,13 @@ def leads_to(path: str, query: Query) -> tuple[ModuleType, Run, View, Content]:
     return page, run, view, page.content(run, view, *rest)
 
 
-def body(content: Content, view: View) -> list[Any]:
+def body(page: ModuleType, content: Content, view: View) -> list[Any]:
     """The page as components."""
     parts: list[Any] = [html.H1(content.title), html.P(content.lead, className="lead")]
+    if "stat" in page.CONTROLS and view.stat:
+        # The definition behind the name of the statistic that is shown.
+        told = html.Summary(f"What {statistic(view.stat).label} means")
+        parts.append(html.Details([told, html.P(described(view.stat))], className="meaning"))
     parts += [html.P(note, className="note", role="status") for note in view.notes]
     if view.filtering or view.picked:
         told = f"{len(view.picked)} picked heads. " if view.picked else "Some heads are left out. "
@@ -115,6 +119,7 @@ def controls(page: ModuleType, run: Run, view: View) -> list[Any]:
                 "marks": [{"value": end, "label": str(end)} for end in (0, top)],
                 "thumbFromLabel": "First layer",
                 "thumbToLabel": "Last layer",
+                "mb": 22,
             },
         ),
         "role": (dmc.Select, {"label": "Role", "data": roles, "clearable": True, "placeholder": "all heads"}),
@@ -128,11 +133,6 @@ def controls(page: ModuleType, run: Run, view: View) -> list[Any]:
         parts.append(dmc.InputWrapper(control, label="Layers") if name == "layers" else control)
     buttons = [html.Button("Copy link", id="copy", type="button"), html.Button("Save page", id="save", type="button")]
     return [*parts, html.Div(buttons, className="tools")]
-
-
-def meaning(view: View) -> html.Details:
-    """The definition behind the name of the statistic that is shown."""
-    return html.Details([html.Summary("What it means"), html.P(described(view.stat))], className="meaning")
 
 
 def _run_label(name: str) -> str:

@@ -326,11 +326,15 @@ def _influence(run: Run) -> Iterator[str]:
             f"{last['delta']:+.2g}. The top {TOP:.0%} of {len(block)} units hold {top_share(block['delta']):.0%} of "
             f"the summed |Δ| (Gini {gini(block['delta']):.2f}); {clear} differ from zero (false discovery rate 5 %)."
         )
-    for _, row in agreement(run.influence).iterrows():
+    for key, rows in agreement(run.influence).groupby(SWEEP, sort=False):
+        label, length, component, target = key
+        told = ", ".join(
+            f"{row['spearman']:.3f} and {row['shared']} of the top {row['top']} ({ESTIMATES[row['method']]})"
+            for row in rows.to_dict("records")
+        )
         yield (
-            f"{row['model']}, {row['component']} to {row['target']}, {row['context_length']:,} tokens: on "
-            f"{row['compared']} evaluated units the {ESTIMATES[row['method']]} estimate has a rank correlation of "
-            f"{row['spearman']:.3f} with them and shares {row['shared']} of the top {row['top']}."
+            f"{label}, {component} to {target}, {length:,} tokens: rank correlation of the estimates with "
+            f"{rows['compared'].iloc[0]} evaluated units, and largest units shared: {told}."
         )
     if "influence_sets" in run.tables:
         found = curve(run.influence_sets)

@@ -98,7 +98,7 @@ def test_every_page_survives_filters(client, page, kept: str):
         query["low"] = "99"
     with client.application.app_context():
         _, _, view, content = leads_to(page.PATH, query)
-        assert body(content, view)
+        assert body(page, content, view)
 
 
 def test_the_grid_compares_with_the_pinned_baseline(client):

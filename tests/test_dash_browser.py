@@ -170,7 +170,7 @@ def test_a_copied_link_shows_the_same_state_elsewhere(app: str, browse: Callable
     count = page.locator("#grid-count").inner_text()
     other = browse(page.url)
     assert other.locator("#grid-count").inner_text() == count != ""
-    assert other.locator(".gtitle").first.inner_text() == page.locator(".gtitle").first.inner_text()
+    assert other.locator(".gtitle").first.text_content() == page.locator(".gtitle").first.text_content()
     for name, value in {"Model": "yarn", "Pinned baseline": "base", "Statistic": "growth exponent"}.items():
         assert other.get_by_label(name).first.input_value() == value
 

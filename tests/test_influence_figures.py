@@ -98,7 +98,7 @@ def test_the_wide_table_gives_every_head_the_influence_of_its_unit(run: Run, fre
 def test_the_findings_tell_concentration_agreement_and_the_whole(run: Run) -> None:
     told = findings.sentences(run)["Head influence"]
     best = agreement(run.influence).iloc[0]
-    assert any(f"rank correlation of {best['spearman']:.3f}" in sentence for sentence in told)
+    assert any(f"{best['spearman']:.3f} and {best['shared']} of the top" in sentence for sentence in told)
     assert any("Gini" in sentence and "key group" in sentence for sentence in told)
     assert any("all 8 groups together add" in sentence for sentence in told)
 
