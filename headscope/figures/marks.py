@@ -5,8 +5,6 @@ from collections.abc import Collection
 import numpy as np
 import plotly.graph_objects as go
 
-from headscope.figures.style import HIGHLIGHT
-
 Head = tuple[int, int]
 """Layer and head."""
 
@@ -31,11 +29,12 @@ def mark(made: go.Figure, heads: Collection[Head]) -> go.Figure:
 def _frame(made: go.Figure, trace: go.Heatmap, heads: Collection[Head]) -> None:
     places = np.asarray(trace.customdata)[..., :2]
     rows, columns = np.nonzero([[tuple(place) in heads for place in line] for line in places])
-    made.add_scatter(
-        x=[trace.x[column] for column in columns],
-        y=[trace.y[row] for row in rows],
-        mode="markers",
-        marker={"symbol": "square-open", "size": 13, "color": HIGHLIGHT, "line": {"width": 2.5}},
-        hoverinfo="skip",
-        showlegend=False,
-    )
+    for colour, width in (("black", 5), ("white", 2)):  # to be seen on every colour of a scale
+        made.add_scatter(
+            x=[trace.x[column] for column in columns],
+            y=[trace.y[row] for row in rows],
+            mode="markers",
+            marker={"symbol": "square-open", "size": 12, "color": colour, "line": {"width": width}},
+            hoverinfo="skip",
+            showlegend=False,
+        )
