@@ -27,8 +27,7 @@ def component(part: Part, view: View, key: str) -> Any:
 @component.register
 def _chart(part: Chart, view: View, key: str) -> html.Figure:
     figure = mark(part.figure, view.picked)
-    heads = figure.layout.meta == "heads"
-    points = heads and not any(trace.type == "heatmap" for trace in figure.data)
+    heads, points = figure.layout.meta == "heads", _can_be_picked(part.figure)
     if points:
         figure.update_layout(dragmode="lasso")
     graph = dcc.Graph(
@@ -53,6 +52,13 @@ def _chart(part: Chart, view: View, key: str) -> html.Figure:
         ],
         className="half" if part.half else "",
     )
+
+
+def _can_be_picked(figure: Any) -> bool:
+    """Whether the figure has points that are single heads: not cells, not whole key groups."""
+    if figure.layout.meta != "heads" or any(trace.type == "heatmap" for trace in figure.data):
+        return False
+    return all(place[1] >= 0 for trace in figure.data if trace.customdata is not None for place in trace.customdata)
 
 
 @component.register

@@ -77,6 +77,7 @@ def demo(
     summarise(run)
     _write_report([run.path], report)
     say(f"Open [bold]{report}[/bold] in a browser: start with 'How to read this', then the ESS scatter.")
+    say(f"Explore the same run, head by head: headscope dash {out}")
     say(f"Next: headscope run --model base=smollm2-135m --model nope=smollm2-135m@nope --length 1024 --out {out}")
 
 
