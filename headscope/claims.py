@@ -8,12 +8,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from headscope.influences import COMPONENTS, TOP, curve, gini, shown_of, top_share
 from headscope.store import Run, concatenate
-from headscope.summary import bootstrap, longest
+from headscope.summary import SWEEP, bootstrap, longest
 
 PAGE = Path(__file__).with_name("PAPER.md")
 
@@ -53,24 +55,28 @@ class Cast:
 
 
 def claims(run: Run) -> list[Claim]:
-    """The claims that the run's tables can speak to; empty without a base model and a learned one."""
+    """The claims that the run's tables can speak to.
+
+    Those on influence need an adapter, all others a base model and a learned one.
+    """
     cast = Cast.of(run)
-    if cast is None:
-        return []
-    found: list[Claim] = []
+    found = [*_compared(run, cast)] if cast else []
+    return found + ([*_influence(run)] if "influence" in run.tables else [])
+
+
+def _compared(run: Run, cast: Cast) -> Iterator[Claim]:
     if "nll" in run.tables and cast.yarn is not None:
-        found += _loss(run, cast.learned, cast.yarn)
+        yield from _loss(run, cast.learned, cast.yarn)
     if "positions" in run.tables:
-        found += _frequencies(run.positions[run.positions["model"] == cast.learned])
+        yield from _frequencies(run.positions[run.positions["model"] == cast.learned])
     heads = run.heads
     if "tau" in heads:
         start = heads.loc[heads["model"] == cast.yarn, "tau"].median() if cast.yarn else None
-        found += _temperatures(heads[heads["model"] == cast.learned], start)
+        yield from _temperatures(heads[heads["model"] == cast.learned], start)
     if longest(heads):
-        found += _lengths(heads, cast)
+        yield from _lengths(heads, cast)
     if "cov" in heads:
-        found += _evenness(heads, cast)
-    return found
+        yield from _evenness(heads, cast)
 
 
 def page(run: Run) -> str:
@@ -243,6 +249,51 @@ def _by_position(run: Run, learned: str, yarn: str, base: str) -> list[str]:
         *rows,
         "",
     ]
+
+
+def _influence(run: Run) -> Iterator[Claim]:
+    """Of each sweep back to the initialisation: how influence is spread, where the top retrieval head lies, the sum."""
+    adapted = {model["label"] for model in run.manifest["models"] if str(model["scheme"]).startswith("adarope:")}
+    sweeps: Any = run.derived(shown_of).groupby(SWEEP, observed=True, sort=False)
+    for key, units in sweeps:
+        label, length, component, target = key
+        if label not in adapted or target != "init" or component not in ("joint", "freq", "scale"):
+            continue
+        what = f"Resetting the {COMPONENTS[component]} of one head at a time"
+        order = units.sort_values("delta", ascending=False, ignore_index=True)
+        share = top_share(order["delta"])
+        yield Claim(
+            f"{what}: most matter little, a small set forms a heavy tail",
+            "holds" if share > 0.5 else "holds in part" if share > 0.25 else "differs",
+            f"{label}, {length:,} tokens: the top {TOP:.0%} of {len(order)} units hold {share:.0%} of the summed "
+            f"|delta|, Gini {gini(order['delta']):.2f}",
+        )
+        yield from _retriever(run.heads[run.heads["model"] == label], order, what)
+        if component == "joint" and "influence_sets" in run.tables:
+            found = curve(run.influence_sets).set_index(SWEEP).loc[[key]]
+            whole = float(found[found["choice"] == "top"].sort_values("size")["mean"].iloc[-1])
+            most = float(order["delta"].iloc[0])
+            yield Claim(
+                f"{what}: even the largest loss is modest against that of resetting all",
+                "holds" if most < whole / 4 else "differs",
+                f"{label}: {most:+.2g} nats/token against {whole:+.2g}",
+            )
+
+
+def _retriever(heads: pd.DataFrame, order: pd.DataFrame, what: str) -> Iterator[Claim]:
+    """Where the unit of the top retrieval head stands; `order` has the most harmful reset first."""
+    if "retrieval" not in heads or heads["retrieval"].isna().all():
+        return
+    top = heads.sort_values("retrieval", ascending=False).iloc[0]
+    here = (order["layer"] == top["layer"]) & (order["kv_group"] == top["kv_group"])
+    unit = order[here & order["head"].isin([-1, top["head"]])].iloc[0]
+    rank = int((order["delta"] > unit["delta"]).sum()) + 1
+    yield Claim(
+        f"{what}: the top retrieval head lies in the tail",
+        "holds" if rank <= TOP * len(order) else "differs",
+        f"{unit['model']}: layer {top['layer']}, head {top['head']}, retrieval score {top['retrieval']:.2f}, has rank "
+        f"{rank} of {len(order)} with {unit['delta']:+.2g} nats/token",
+    )
 
 
 def _interval(row: pd.Series) -> str:

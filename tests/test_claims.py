@@ -6,6 +6,7 @@ import pytest
 
 from headscope.claims import Cast, claims, page
 from headscope.findings import sentences
+from headscope.influences import shown
 from headscope.synthetic import synthetic_run
 
 LEARNED, YARN, BARE = "adarope:adapter=x", "yarn:factor=8", "yarn:factor=8,attention_factor=1"
@@ -51,3 +52,15 @@ def test_the_page_tells_every_claim_and_every_bin_of_position(tmp_path: Path) ->
     for position in run.nll[run.nll["context_length"] == 1024]["position"].unique():
         assert f"\n| {position:,} " in text
     assert "synthetic/0" in text
+
+
+def test_influence_is_judged_by_its_spread_its_top_and_its_sum(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, models=("base", LEARNED))
+    judged = {claim.said: claim for claim in claims(run) if claim.said.startswith("Resetting")}
+    assert len(judged) == 7
+    top = shown(run.influence).query("model == @LEARNED and component == 'freq'").sort_values("delta").iloc[-1]
+    tail = judged["Resetting the frequencies of one head at a time: the top retrieval head lies in the tail"]
+    scores = run.heads[run.heads["model"] == LEARNED].set_index(["layer", "kv_group"])["retrieval"]
+    assert (scores.idxmax() == (top["layer"], top["kv_group"])) == ("has rank 1 of 8" in tail.found)
+    (whole,) = [claim for said, claim in judged.items() if "against that of resetting all" in said]
+    assert whole.verdict in ("holds", "differs")

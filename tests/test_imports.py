@@ -69,7 +69,7 @@ BELOW = {
     "learning": {"errors", "models", "positions", "logits"},
     "damping": set(),
     "summary": {"errors", "schema", "bins", "store", "tables", "damping"},
-    "claims": {"store", "summary"},
+    "claims": {"store", "summary", "influences"},
     "figures": {"errors", "schema", "bins", "summary", "store", "windows", "needles", "influences", "roles"},
     "windows": {"summary"},
     "roles": {"summary"},
