@@ -1,6 +1,8 @@
 """The app: one callback that shows what the URL says, a few that change the URL, and a server on loopback alone."""
 
 import logging
+import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -50,9 +52,11 @@ def create(folder: Path) -> Dash:
 def serve(folder: Path, port: int) -> None:
     """Answer on loopback until interrupted. Raises OSError when the port is taken."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = make_server("127.0.0.1", port, create(folder).server, threaded=True)
-    print(f"headscope shows {folder}\nOpen http://127.0.0.1:{port}  (Ctrl-C ends it)", flush=True)
-    server.serve_forever()
+    with socket.create_server(("127.0.0.1", port)) as listening, suppress(KeyboardInterrupt):
+        app = create(folder).server
+        server = make_server("127.0.0.1", port, app, threaded=True, fd=listening.fileno())
+        print(f"headscope shows {folder}\nOpen http://127.0.0.1:{port}  (Ctrl-C ends it)", flush=True)
+        server.serve_forever()
 
 
 def _show_what_the_url_says(app: Dash) -> None:

@@ -1,5 +1,6 @@
 """The command that opens the dashboard."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 def dash(
     directory: Annotated[
-        Path, typer.Argument(metavar="[RUNS_DIR]", help="Directory that holds runs. \\[default: the shipped example]")
+        Path,
+        typer.Argument(metavar="[RUNS_DIR]", show_default="the shipped example", help="Directory that holds runs."),
     ] = EXAMPLES,
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on this machine.")] = 8050,
 ) -> None:
@@ -28,4 +30,4 @@ def dash(
     try:
         serve(directory.resolve(), port)
     except OSError as error:
-        raise CannotWrite(f"cannot listen on port {port}: {error.strerror or error}; choose another --port") from error
+        raise CannotWrite(f"cannot listen on port {port}: {os.strerror(error.errno or 0)}; choose another --port") from error
