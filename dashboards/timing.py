@@ -1,7 +1,6 @@
 """How long the app lets a user wait, as a real browser sees it. Needs Playwright and Debian's Chromium."""
 
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -72,16 +71,14 @@ def _click(page: Any, at: int) -> float:
 @contextmanager
 def _serving(runs: Path) -> Iterator[tuple[str, float]]:
     """The app in a process of its own: its address, and when the command was given."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     started = time.time()
-    command = [sys.executable, "-m", "headscope.cli", "dash", str(runs), "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-m", "headscope.cli", "dash", str(runs), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        process.stdout.readline(), process.stdout.readline()
+        process.stdout.readline()
+        url = process.stdout.readline().split()[1]
         try:
-            yield f"http://127.0.0.1:{port}", started
+            yield url, started
         finally:
             process.terminate()
 

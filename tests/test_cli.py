@@ -5,6 +5,8 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -279,3 +281,23 @@ def test_run_prints_its_result_as_json(headscope, tmp_path):
     assert Path(result["path"]).is_dir()
     assert set(result["tables"]) == {"attention", "nll", "positions", "scales"}
     assert result["summary"][0]["model"] == "base"
+
+
+def test_the_dashboard_needs_a_folder_and_a_free_port(headscope, tmp_path):
+    code, out, err = headscope("dash", tmp_path / "none")
+    assert (code, out) == (2, "")
+    assert "headscope demo" in err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, out, err = headscope("dash", tmp_path, "--port", taken.getsockname()[1])
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "choose another --port" in err
+
+
+def test_the_dashboard_ends_quietly_on_ctrl_c(tmp_path):
+    command = [sys.executable, "-m", "headscope.cli", "dash", tmp_path, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert str(tmp_path) in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")

@@ -17,7 +17,9 @@ def dash(
         Path,
         typer.Argument(metavar="[RUNS_DIR]", show_default="the shipped example", help="Directory that holds runs."),
     ] = EXAMPLES,
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on this machine.")] = 8050,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port on this machine; 0 takes a free one.")
+    ] = 8050,
 ) -> None:
     """Explore runs in the browser: heads, models side by side, retrieval, influence, checkpoints.
 
@@ -30,4 +32,6 @@ def dash(
     try:
         serve(directory.resolve(), port)
     except OSError as error:
-        raise CannotWrite(f"cannot listen on port {port}: {os.strerror(error.errno or 0)}; choose another --port") from error
+        raise CannotWrite(
+            f"cannot listen on port {port}: {os.strerror(error.errno or 0)}; choose another --port"
+        ) from error
