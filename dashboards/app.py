@@ -55,7 +55,10 @@ def serve(folder: Path, port: int) -> None:
     with socket.create_server(("127.0.0.1", port)) as listening, suppress(KeyboardInterrupt):
         app = create(folder).server
         server = make_server("127.0.0.1", port, app, threaded=True, fd=listening.fileno())
-        print(f"headscope shows {folder}\nOpen http://127.0.0.1:{server.server_port}  (Ctrl-C ends it)", flush=True)
+        print(
+            f"headscope shows {folder}\nOpen http://127.0.0.1:{listening.getsockname()[1]}  (Ctrl-C ends it)",
+            flush=True,
+        )
         server.serve_forever()
 
 
