@@ -38,9 +38,7 @@ def success_map(needles: pd.DataFrame, model: str, mode: str = "strict") -> go.F
         colorbar={"title": {"text": "share"}, "tickformat": ".0%"},
         **FROM_ZERO,
     )
-    made.update_xaxes(title_text="context length (tokens)", type="category", showgrid=False)
-    made.update_yaxes(title_text="depth", autorange="reversed", type="category", showgrid=False)
-    return made.update_layout(margin_t=46)
+    return _length_by_depth(made, *shares.shape)
 
 
 def head_map(retrieval: pd.DataFrame, model: str, layer: int, head: int) -> go.Figure:
@@ -71,9 +69,7 @@ def head_map(retrieval: pd.DataFrame, model: str, layer: int, head: int) -> go.F
         colorbar={"title": {"text": "score"}},
         **FROM_ZERO,
     )
-    made.update_xaxes(title_text="context length (tokens)", type="category", showgrid=False)
-    made.update_yaxes(title_text="depth", autorange="reversed", type="category", showgrid=False)
-    return made.update_layout(margin_t=46)
+    return _length_by_depth(made, *scores.shape)
 
 
 def ranked(heads: pd.DataFrame) -> go.Figure:
@@ -134,6 +130,13 @@ def between_seeds(scores: pd.DataFrame, model: str) -> go.Figure:
     made.update_xaxes(title_text=f"score with seed {seeds[0]}")
     made.update_yaxes(title_text=f"score with seed {seeds[1]}")
     return _with_layers(made)
+
+
+def _length_by_depth(made: go.Figure, depths: int, lengths: int) -> go.Figure:
+    """Axes of a map by length and depth, with labels that have room."""
+    made.update_xaxes(title_text="context length (tokens)", type="category", dtick=-(-lengths // 7), showgrid=False)
+    made.update_yaxes(title_text="depth", autorange="reversed", type="category", dtick=-(-depths // 12), showgrid=False)
+    return made.update_layout(margin_t=46)
 
 
 def _dots(heads: pd.DataFrame, hover: str) -> dict[str, object]:
