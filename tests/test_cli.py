@@ -296,8 +296,16 @@ def test_the_dashboard_needs_a_folder_and_a_free_port(headscope, tmp_path):
 
 def test_the_dashboard_ends_quietly_on_ctrl_c(tmp_path):
     command = [sys.executable, "-m", "headscope.cli", "dash", tmp_path, "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert str(tmp_path) in process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+
+    def heed_ctrl_c() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it, and so would its children
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, preexec_fn=heed_ctrl_c, **pipes) as process:
+        try:
+            assert str(tmp_path) in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert (process.returncode, err) == (0, "")
