@@ -37,7 +37,7 @@ def _chart(part: Chart, view: View, key: str) -> html.Figure:
         style={"height": f"{figure.layout.height}px"},
     )
     hint = " Click a head to open it; draw around points to pick them." if points else " Click a head to open it."
-    caption = [part.caption, html.Span(hint, className="hint") if heads else "", " ", html.B(part.summary)]
+    caption = [part.caption, hint if heads else "", " ", html.B(part.summary)]
     title = str(figure.layout.title.text)
     saves = [
         html.Button(kind.upper(), type="button", **{"data-save": kind, "aria-label": f"{kind.upper()}: {title}"})

@@ -220,9 +220,9 @@ def bench(
     shipped example, and on a made-up run of 1,024 heads with 64 rotary pairs under 4 models.
     """
     if dashboard:
-        from dashboards.timing import compare as waits
+        from dashboards import timing
 
-        rows = waits(dash.EXAMPLES)
+        rows = timing.compare(dash.EXAMPLES)
     else:
         quiet_libraries()
         from headscope.bench import compare

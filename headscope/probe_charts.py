@@ -77,16 +77,17 @@ def score_charts(run: Run, heads: pd.DataFrame, models: Sequence[str]) -> Iterat
 
 
 def influence_charts(run: Run, heads: pd.DataFrame) -> Iterator[Chart]:
-    for sweep in sweeps(run, heads).values():
-        yield from sweep
+    for _, charts in sweeps(run, heads):
+        yield from charts
 
 
-def sweeps(run: Run, heads: pd.DataFrame) -> dict[tuple[str, int, str, str], list[Chart]]:
-    """Charts of each sweep: model, context length, component, target."""
+def sweeps(run: Run, heads: pd.DataFrame) -> Iterator[tuple[tuple[str, int, str, str], Iterator[Chart]]]:
+    """Each sweep, (model, context length, component, target), and its charts, drawn as they are asked for."""
     if "influence" not in run.tables:
-        return {}
+        return
     groups: Any = run.derived(shown_of).groupby(SWEEP, observed=True, sort=False)
-    return {key: [*_sweep(run, heads, key, units)] for key, units in groups}
+    for key, units in groups:
+        yield key, _sweep(run, heads, key, units)
 
 
 def _sweep(run: Run, heads: pd.DataFrame, key: tuple[str, int, str, str], units: pd.DataFrame) -> Iterator[Chart]:

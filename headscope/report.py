@@ -65,7 +65,7 @@ def render(runs: Sequence[Run]) -> str:
         summary=table_rows(summary.models(run)) if run.models else None,
         sections=sections,
         starts=dict(zip(sections, accumulate(map(len, sections.values()), initial=0), strict=False)),
-        heads=_headtable_rows(run) if run.models else None,
+        heads=_head_rows(run) if run.models else None,
         statistics=_statistics(run) if run.models else (),
         tables=[schema.TABLES[name] for name in run.tables],
         **_scripts(drawn),
@@ -184,7 +184,7 @@ def told(row: dict[Any, Any], name: str) -> str:
     return digits(value) if math.isnan(low) or low == high else f"{digits(value)} ({digits(low)} to {digits(high)})"
 
 
-def _headtable_rows(run: Run) -> dict[str, Any]:
+def _head_rows(run: Run) -> dict[str, Any]:
     """The notable heads under the models that are shown, and why each was chosen."""
     heads = run.heads[run.heads["model"].isin(findings.few(run.models))]
     why, name = findings.notable(heads), summary.longest(heads)

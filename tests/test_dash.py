@@ -142,3 +142,12 @@ def test_the_app_draws_nothing_itself_and_its_callbacks_are_short():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and any("callback" in ast.dump(each) for each in node.decorator_list):
                 assert node.end_lineno - node.lineno < 20, f"{file.name}: {node.name}"
+
+
+def test_the_findings_of_a_model_are_not_those_of_one_whose_name_begins_alike(tmp_path: Path):
+    synthetic_run(tmp_path, models=("yarn", "yarn without factor"), docs=2)
+    with create(tmp_path).server.app_context():
+        _, _, _, content = leads_to("/influence", {"model": "yarn"})
+    (told,) = content.sections[""]
+    assert told.sentences
+    assert not any(sentence.startswith("yarn without") for sentence in told.sentences)

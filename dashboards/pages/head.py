@@ -8,6 +8,7 @@ from dashboards.content import Content, Link, Links, Part, Table, Words
 from dashboards.view import View, described, place_of, statistics
 from headscope.chart import Chart
 from headscope.figures import influence, lengths, needle, rotary
+from headscope.figures.style import worded
 from headscope.findings import notable, of_head
 from headscope.report import told
 from headscope.store import Run
@@ -88,19 +89,14 @@ def _rows(run: Run, name: str, layer: int, head: int) -> pd.DataFrame:
 
 def _numbers(run: Run, heads: pd.DataFrame) -> Table:
     rows = {str(row["model"]): row for row in heads.to_dict("records")}
-    names = [name for name in statistics(heads) if heads[name].notna().any()]
+    defined = {worded(statistic(name)): described(name) for name in statistics(heads)}
     cells = [
-        [_label(name), *(told(rows[label], name) if label in rows else "–" for label in run.models)] for name in names
+        [label, *(told(rows[model], name) if model in rows else "–" for model in run.models)]
+        for label, name in zip(defined, statistics(heads), strict=True)
     ]
-    defined = {_label(name): described(name) for name in names}
     return Table(
         "Every statistic under every model; 95 % intervals in brackets", ("statistic", *run.models), cells, defined
     )
-
-
-def _label(name: str) -> str:
-    known = statistic(name)
-    return f"{known.label} ({known.unit})" if known.unit else known.label
 
 
 def _neighbours(run: Run, view: View, layer: int, group: int) -> Table:
@@ -113,7 +109,7 @@ def _neighbours(run: Run, view: View, layer: int, group: int) -> Table:
         [Link(f"head {row['head']}", view.head_link(layer, int(row["head"]))), *(told(row, name) for name in names)]
         for row in heads[heads["kv_group"] == group].to_dict("records")
     ]
-    return Table(f"Under {view.model}", ("head", *map(_label, names)), rows)
+    return Table(f"Under {view.model}", ("head", *(worded(statistic(name)) for name in names)), rows)
 
 
 def _ways(run: Run, view: View, layer: int, head: int) -> Links:

@@ -19,8 +19,7 @@ def content(run: Run, view: View) -> Content:
         return Content("Heads", "", {"": [Words([why])]})
     shown = statistic(view.stat)
     kept = view.kept(run.heads)
-    against = view.base not in (None, view.model)
-    if against and view.base:
+    if view.base and view.base != view.model:
         how = "ratio" if shown.log_scale else "difference"
         figure = head_figures.change(view.masked(run.heads), view.stat, view.model, view.base)
         chart = Chart(figure, f"The {how} of {view.model} to {view.base}: red is more, blue is less, white is alike.")

@@ -19,9 +19,9 @@ def content(run: Run, view: View) -> Content:
         how = "Make one: headscope influence --model NAME=CHECKPOINT@adarope:adapter=PATH."
         return Content("Head influence", "", {"": [Words([f"This view has no sweep of {view.model}.{others}", how])]})
     told = findings.sentences(run, ["Head influence"])
-    mine = [sentence for group in told.values() for sentence in group if sentence.startswith(view.model)]
+    mine = [sentence for group in told.values() for sentence in group if sentence.startswith(f"{view.model}, ")]
     sections: dict[str, list[Part]] = {"": [Words(mine)]}
-    for (label, length, *what), charts in probe_charts.sweeps(run, view.kept(run.heads)).items():
+    for (label, length, *what), charts in probe_charts.sweeps(run, view.kept(run.heads)):
         if label == view.model:
             heading = words(*what)
             sections[f"{heading[0].upper()}{heading[1:]}, {length:,} tokens"] = [*charts]
