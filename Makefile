@@ -4,7 +4,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo dash test lint types bench docs paper browser clean
 
-demo: .venv/ready  ## measure the embedded model under three position schemes and write report.html
+demo: .venv/ready  ## measure the embedded model under four position schemes and write report.html
 	$(BIN)/headscope demo
 
 dash: .venv/ready  ## explore the shipped example run in the browser

@@ -30,6 +30,10 @@ SECTIONS: Mapping[str, str] = {
 """Section of a study -> the class that runs it, as module:name, imported only when asked for."""
 
 
+MOST_LENGTHS = 100
+"""A larger number of context lengths was meant as a length."""
+
+
 class Part(BaseModel):
     """A block of a study file; unknown keys are refused."""
 
@@ -147,6 +151,11 @@ class Needle(Part):
         numbers = (self.lengths, self.depths)
         if any(isinstance(number, int) and number < 1 for number in numbers) or [] in numbers:
             raise ValueError("give at least one length and one depth")
+        if isinstance(self.lengths, int) and self.lengths > MOST_LENGTHS:
+            raise ValueError(
+                f"lengths {self.lengths} asks for that many context lengths; for one of {self.lengths} tokens give a "
+                f"list, '--lengths {self.lengths},' or [{self.lengths}] in a study file"
+            )
         if wrong := [depth for depth in self.grid_depths if not 0 <= depth <= 1]:
             raise ValueError(f"depth {wrong[0]:g} lies outside 0 (start of the haystack) to 1 (its end)")
         if min(self.grid_lengths) < 1:

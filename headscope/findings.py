@@ -12,7 +12,7 @@ import pandas as pd
 from headscope.claims import claims
 from headscope.influences import ESTIMATES, TOP, agreement, curve, gini, how, shown_of, top_share, words
 from headscope.influences import name as unit_name
-from headscope.needles import PUBLISHED, by_group, by_seed, overview, retest
+from headscope.needles import PUBLISHED, between_models, by_group, by_seed, overview, retest
 from headscope.roles import AGGREGATION, LOCAL, RETRIEVAL, RETRIEVAL_HEAD, SINK
 from headscope.store import Run
 from headscope.summary import SWEEP, longest
@@ -303,6 +303,11 @@ def _needle(run: Run) -> Iterator[str]:
         yield (
             f"Haystacks {row['first']} and {row['second']} rank the heads of {row['model']} with a correlation of "
             f"{row['spearman']:.2f} and share {row['overlap']:.0%} of their top 10."
+        )
+    for row in between_models(run.heads).to_dict("records") if "retrieval" in run.heads else ():
+        yield (
+            f"{row['second']} ranks its heads as {row['first']} does with a correlation of {row['spearman']:.2f}, and "
+            f"{row['overlap']:.0%} of the top 10 are the same."
         )
 
 

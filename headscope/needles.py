@@ -84,6 +84,18 @@ def retest(scores: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(_pairs_of_seeds(scores), columns=["model", "first", "second", "spearman", "overlap"])
 
 
+def between_models(heads: pd.DataFrame) -> pd.DataFrame:
+    """How far models agree with the first one: one row per other model that has scores for the same heads.
+
+    `spearman` and `overlap` as in `retest`, of the column `retrieval`; `first`, `second` are the labels.
+    """
+    scores = heads.dropna(subset=["retrieval"]).pivot(index=["layer", "head"], columns="model", values="retrieval")
+    first, *others = [label for label in heads["model"].unique() if label in scores] or [None]
+    pairs = ((first, other, scores[[first, other]].dropna()) for other in others)
+    rows = [(first, other, *_agreement(both)) for first, other, both in pairs if len(both)]
+    return pd.DataFrame(rows, columns=["first", "second", "spearman", "overlap"])
+
+
 def seed_columns(scores: pd.DataFrame) -> list[int]:
     """The seed columns of `by_seed`."""
     return [name for name in scores if isinstance(name, int)]
@@ -95,9 +107,14 @@ def _pairs_of_seeds(scores: pd.DataFrame) -> Iterator[tuple[str, int, int, float
         for first, second in combinations(seeds, 2):
             both = mine[[first, second]].dropna()
             if len(both):
-                best = [set(both[seed].sort_values(ascending=False, kind="stable").index[:TOP]) for seed in both]
-                overlap = len(best[0] & best[1]) / min(TOP, len(both))
-                yield str(label), first, second, float(both[first].rank().corr(both[second].rank())), overlap
+                yield str(label), first, second, *_agreement(both)
+
+
+def _agreement(scores: pd.DataFrame) -> tuple[float, float]:
+    """Of two columns over heads: their rank correlation, and the share of the top heads that both have."""
+    first, second = (scores[name] for name in scores)
+    best = [set(column.sort_values(ascending=False, kind="stable").index[:TOP]) for column in (first, second)]
+    return float(first.rank().corr(second.rank())), len(best[0] & best[1]) / min(TOP, len(scores))
 
 
 def _with_wilson(counts: pd.DataFrame) -> pd.DataFrame:

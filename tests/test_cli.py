@@ -129,6 +129,14 @@ def test_rows_that_are_no_number_are_refused(refused):
     assert "measure.rows" in refused(2, "run", "--rows", "some")
 
 
+def test_a_length_given_as_a_count_is_told_how_to_be_given(refused):
+    assert "for one of 1024 tokens give a list, '--lengths 1024,'" in refused(2, "needle", "--lengths", "1024")
+
+
+def test_a_depth_alone_is_a_list_of_one(refused):
+    assert "depth 1.5 lies outside 0" in refused(2, "needle", "--depths", "1.5")
+
+
 def test_a_depth_outside_the_haystack_is_refused(refused):
     assert "depth 1.5 lies outside 0" in refused(2, "needle", "--depths", "0,1.5")
 

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 from headscope import charts, findings, report
 from headscope.figures import heads, needle
-from headscope.needles import by_group, by_seed, overview, retest, success
+from headscope.needles import between_models, by_group, by_seed, overview, retest, success
 from headscope.store import Run
 from headscope.synthetic import synthetic_run
 
@@ -87,6 +87,22 @@ def test_seeds_agree_as_their_own_means_do(run: Run) -> None:
     assert found.loc["base", "spearman"] == pytest.approx(spearmanr(first, second).statistic)
     best = [set(each.sort_values(ascending=False, kind="stable").index[:10]) for each in (first, second)]
     assert found.loc["base", "overlap"] == len(best[0] & best[1]) / 10
+
+
+def test_models_agree_as_their_own_means_do(run: Run) -> None:
+    (row,) = between_models(run.heads).to_dict("records")
+    assert (row["first"], row["second"]) == ("base", "yarn")
+    first, second = scores(run, "base"), scores(run, "yarn")
+    assert row["spearman"] == pytest.approx(spearmanr(first, second).statistic)
+    best = [set(each.sort_values(ascending=False, kind="stable").index[:10]) for each in (first, second)]
+    assert row["overlap"] == len(best[0] & best[1]) / 10
+    told = findings.sentences(run)["Needle in a haystack"]
+    assert any(said.startswith("yarn ranks its heads as base does") for said in told)
+
+
+def test_a_model_alone_agrees_with_nobody(run: Run) -> None:
+    assert between_models(run.heads[run.heads["model"] == "base"]).empty
+    assert between_models(run.heads.assign(retrieval=np.nan)).empty
 
 
 def test_groups_hold_the_mean_and_the_largest_of_their_heads(run: Run) -> None:

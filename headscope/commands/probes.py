@@ -13,7 +13,7 @@ def needle(
     model: Models = None,
     text: Text = None,
     lengths: Annotated[
-        str | None, typer.Option("--lengths", help="How many, or a list: 512,2048. \\[default: 4]")
+        str | None, typer.Option("--lengths", help="How many, or a list: 512,2048 (just one: 512,). \\[default: 4]")
     ] = None,
     max_length: Annotated[int | None, typer.Option("--max-length", help="Longest context. \\[default: 2048]")] = None,
     depths: Annotated[str | None, typer.Option("--depths", help="How many, or a list: 0,0.5,1. \\[default: 5]")] = None,
@@ -147,5 +147,5 @@ def scaling(
 
 
 def _listed(value: str | None) -> Any:
-    """A number as it is, a comma-separated list as a list."""
-    return value.strip(",").split(",") if value and "," in value else value
+    """A count as it is, a comma-separated list or a fraction as a list."""
+    return value.strip(",").split(",") if value and ("," in value or "." in value) else value
