@@ -267,7 +267,8 @@ def kept(out: Path) -> list[Path]:
 
 def test_killed_and_resumed_it_ends_with_the_same_adapter(place: Path, tmp_path: Path) -> None:
     """kill -9 while it learns, three times; then left alone."""
-    content = plan(place, keep=1)
+    # Steps enough that three lives of a quick machine do not come to their end.
+    content = plan(place, keep=1, phases=[{"length": 128, "steps": 30}])
     whole = study.run(build_study(content), tmp_path / "whole")
     out, chance = tmp_path / "killed", random.Random(0)
     for _ in range(3):
@@ -275,7 +276,7 @@ def test_killed_and_resumed_it_ends_with_the_same_adapter(place: Path, tmp_path:
         seen = len(kept(out))
         while len(kept(out)) == seen and child.poll() is None:
             time.sleep(0.01)
-        time.sleep(chance.uniform(0, 0.2))
+        time.sleep(chance.uniform(0, 0.1))
         child.send_signal(signal.SIGKILL)
         assert child.wait() == -signal.SIGKILL
     resumed = study.run(build_study(content), out, resume=True)

@@ -310,7 +310,7 @@ def test_killed_at_ten_random_moments_it_resumes_to_the_same_bytes(place: Path, 
             out = tmp_path / str(attempt)
             print(out, file=server.stdin)
             process = int(server.stdout.readline())
-            time.sleep(chance.uniform(0, 1.2))
+            time.sleep(chance.uniform(0, 1))
             os.kill(process, signal.SIGKILL)
             killed += int(server.stdout.readline()) == signal.SIGKILL
             run = study.run(build_study(plan), out, resume=True)
