@@ -12,7 +12,7 @@ import pandas as pd
 from headscope.claims import claims
 from headscope.influences import ESTIMATES, TOP, agreement, curve, gini, how, shown_of, top_share, words
 from headscope.influences import name as unit_name
-from headscope.needles import PUBLISHED, between_models, by_group, by_seed, overview, retest
+from headscope.needles import PUBLISHED, between_models, by_group, by_seed, leading, overview, retest
 from headscope.roles import AGGREGATION, LOCAL, RETRIEVAL, RETRIEVAL_HEAD, SINK
 from headscope.store import Run
 from headscope.summary import SWEEP, longest
@@ -24,23 +24,24 @@ Head = tuple[int, int]
 
 def notable(heads: pd.DataFrame) -> dict[Head, str]:
     """Heads (layer, head) to show, each with the reason, judged by the first model and by change against it."""
-    name = longest(heads)
-    if name is None:
+    if heads.empty:
         return {}
+    name = longest(heads)
     wide = heads.set_index(["layer", "head"])
     first = wide[wide["model"] == heads["model"].iloc[0]]
-    order = first[name].dropna().sort_values().index
-    reasons: list[tuple[Head, str]] = [
-        (order[-1], "most global"),
-        (order[0], "most local"),
-        (order[len(order) // 2], "median effective length"),
-    ]
-    if (growth := first["growth"].dropna()).size:
+    reasons: list[tuple[Head, str]] = []
+    if name is not None:
+        order = first[name].dropna().sort_values().index
+        reasons.append((order[-1], "most global"))
+        reasons.append((order[0], "most local"))
+        reasons.append((order[len(order) // 2], "median effective length"))
+    if "growth" in first and (growth := first["growth"].dropna()).size:
         reasons.append((growth.index[int(growth.argmax())], "highest growth exponent"))
         reasons.append((growth.index[int(growth.argmin())], "lowest growth exponent"))
+    if "retrieval" in first and (retrieval := first["retrieval"].dropna()).size:
+        reasons.append((retrieval.index[int(retrieval.argmax())], "highest retrieval score"))
     for label in list(heads["model"].unique())[1:]:
-        moved = _moved(heads, name, str(label))
-        if moved.size:
+        if name is not None and (moved := _moved(heads, name, str(label))).size:
             reasons.append(
                 (moved.index[int(moved.abs().argmax())], f"largest change of effective length under {label}")
             )
@@ -286,11 +287,13 @@ def _needle(run: Run) -> Iterator[str]:
         if not row["successes"]:
             yield f"{model} answered none of {row['trials']} trials{how}, so none of its heads has a retrieval score."
             continue
+        best = ", ".join(
+            f"layer {layer} head {head} ({score:.2f})" for layer, head, score in leading(run, model, row["mode"])
+        )
         yield (
             f"{model} answers {row['successes']} of {row['trials']} trials{how}, {row['share']:.0%} (95 % interval "
-            f"{row['low']:.0%} to {row['high']:.0%}). Its top retrieval head is layer {row['layer']:.0f}, head "
-            f"{row['head']:.0f}, with a score of {row['top']:.2f}; without the needle no head scores above "
-            f"{row['control']:.3f}."
+            f"{row['low']:.0%} to {row['high']:.0%}). Its top retrieval heads are {best}; "
+            f"without the needle no head scores above {row['control']:.3f}."
         )
         yield (
             f"In {model}, {row['above']:.1%} of heads score above {RETRIEVAL_HEAD} "

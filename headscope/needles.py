@@ -61,6 +61,12 @@ def column(mode: str) -> str:
     return "retrieval" if mode == "strict" else f"retrieval_{mode}"
 
 
+def leading(run: Run, model: str, mode: str, most: int = 5) -> list[tuple[int, int, float]]:
+    """Layer, head and score of the heads of a model that copy most."""
+    mine = run.heads[run.heads["model"] == model].sort_values(column(mode), ascending=False, kind="stable")
+    return [*mine[["layer", "head", column(mode)]].head(most).itertuples(index=False, name=None)]
+
+
 def by_group(heads: pd.DataFrame) -> pd.DataFrame:
     """One row per (model, layer, kv_group): mean and largest `retrieval` of the query heads that share its keys."""
     groups = heads.dropna(subset=["retrieval"]).groupby(["model", "layer", "kv_group"], observed=True)["retrieval"]

@@ -27,6 +27,8 @@ from headscope.store import Run, concatenate
 
 DIGITS = 5
 """Significant digits of the numbers in a figure."""
+HEAD_COLUMNS = ["growth", "cov", "retrieval", "sink_mass", "local_mass", "effective_base"]
+"""What the table of chosen heads tells beside the longest effective length."""
 
 
 def write(runs: Sequence[Run], out: Path) -> Path:
@@ -65,7 +67,7 @@ def render(runs: Sequence[Run]) -> str:
         summary=table_rows(summary.models(run)) if run.models else None,
         sections=sections,
         starts=dict(zip(sections, accumulate(map(len, sections.values()), initial=0), strict=False)),
-        heads=_head_rows(run) if run.models else None,
+        heads=_head_rows(run) if run.models else {"rows": []},
         statistics=_statistics(run) if run.models else (),
         tables=[schema.TABLES[name] for name in run.tables],
         **_scripts(drawn),
@@ -188,7 +190,7 @@ def _head_rows(run: Run) -> dict[str, Any]:
     """The notable heads under the models that are shown, and why each was chosen."""
     heads = run.heads[run.heads["model"].isin(findings.few(run.models))]
     why, name = findings.notable(heads), summary.longest(heads)
-    columns = ["layer", "head", "kv_group", "model", name, "growth", "cov", "sink_mass", "local_mass", "effective_base"]
+    columns = ["layer", "head", "kv_group", "model", *([name] if name else []), *HEAD_COLUMNS]
     ends = [f"{column}{end}" for column in columns for end in ("_low", "_high")]
     rows = []
     for (layer, head), reason in why.items():

@@ -81,6 +81,12 @@ def test_the_overview_counts_heads_above_a_tenth_and_at_zero(run: Run) -> None:
         assert seen.loc[model, "top"] == pytest.approx(mine.max())
 
 
+def test_the_words_name_the_five_best_heads(run: Run) -> None:
+    told = findings.sentences(run)["Needle in a haystack"][0]
+    best = scores(run, "base").sort_values(ascending=False, kind="stable")[:5]
+    assert ", ".join(f"layer {layer} head {head} ({score:.2f})" for (layer, head), score in best.items()) in told
+
+
 def test_seeds_agree_as_their_own_means_do(run: Run) -> None:
     found = retest(by_seed(run)).set_index("model")
     first, second = (scores(run, "base", seed=seed) for seed in (0, 1))

@@ -136,6 +136,18 @@ def test_notable_heads_are_the_extremes(run: Run) -> None:
     chosen = findings.notable(run.heads)
     assert "most global" in chosen[heads["ess2_1024"].idxmax()]
     assert "most local" in chosen[heads["ess2_1024"].idxmin()]
+    assert "highest retrieval score" in chosen[heads["retrieval"].idxmax()]
+
+
+def test_a_report_explains_what_its_runs_measured_and_nothing_else(run: Run) -> None:
+    needles = {name: run.manifest["tables"][name] for name in ("needles", "retrieval")}
+    page = Page(report.render([Run(run.path, {**run.manifest, "tables": needles})]))
+    read = page.text.partition("How to read this")[2].partition("Findings in words")[0]
+    assert "Retrieval score" in read
+    for absent in ("Effective length", "Rotary pair", "CoV", "Effective base", "Head influence"):
+        assert absent not in read
+    assert "highest retrieval score" in page.text
+    assert "drawn above" not in page.text
 
 
 def test_a_single_model_has_no_comparison(tmp_path: Path) -> None:
