@@ -27,6 +27,7 @@ from headscope.store import Run, concatenate
 
 DIGITS = 5
 """Significant digits of the numbers in a figure."""
+WHY = "why it is here"
 HEAD_COLUMNS = ["growth", "cov", "retrieval", "sink_mass", "local_mass", "effective_base"]
 """What the table of chosen heads tells beside the longest effective length."""
 
@@ -190,13 +191,13 @@ def _head_rows(run: Run) -> dict[str, Any]:
     """The notable heads under the models that are shown, and why each was chosen."""
     heads = run.heads[run.heads["model"].isin(findings.few(run.models))]
     why, name = findings.notable(heads), summary.longest(heads)
-    columns = ["layer", "head", "kv_group", "model", *([name] if name else []), *HEAD_COLUMNS]
+    columns = ["layer", "head", "kv_group", WHY, "model", *([name] if name else []), *HEAD_COLUMNS]
     ends = [f"{column}{end}" for column in columns for end in ("_low", "_high")]
     rows = []
     for (layer, head), reason in why.items():
         found = heads[(heads["layer"] == layer) & (heads["head"] == head)]
-        rows.append(found.assign(**{"why it is here": [reason, *[""] * (len(found) - 1)]}))
-    kept = [column for column in [*columns, *ends, "why it is here"] if rows and column in rows[0]]
+        rows.append(found.assign(**{WHY: [reason, *[""] * (len(found) - 1)]}))
+    kept = [column for column in [*columns, *ends] if rows and column in rows[0]]
     return table_rows(pd.concat(rows)[kept]) if rows else {"names": [], "rows": []}
 
 
