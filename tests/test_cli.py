@@ -55,6 +55,22 @@ def refused(headscope, tmp_path):
     return run
 
 
+def test_threads_sleep_soon_unless_the_user_says_how_they_wait(headscope, monkeypatch):
+    assert (
+        "torch"
+        not in subprocess.run(
+            [sys.executable, "-c", "import sys, headscope.cli; print(*sys.modules)"], capture_output=True, text=True
+        ).stdout.split()
+    ), "it would have read its environment before the command sets it"
+    for given, set_to in (({}, cli.SPINS), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)):
+        for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        headscope("--help")
+        assert os.environ.get("GOMP_SPINCOUNT") == set_to
+
+
 def truncated_gguf(folder: Path) -> Path:
     shipped = checkpoints.ALIASES["smollm2-135m"]
     # Located, not imported: the package's own code wants the llm tool, which is not installed.
