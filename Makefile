@@ -25,7 +25,7 @@ bench: .venv/ready-dev  ## time and memory as ratios to the plain forward pass
 
 paper: .venv/ready  ## measure what the paper claims, about an hour, and rewrite headscope/PAPER.md
 	$(BIN)/headscope run headscope/studies/paper.yaml --out runs --resume
-	$(BIN)/python -m headscope.claims $$(ls -d runs/*-paper-* | tail -1)
+	$(BIN)/python -m headscope.sections.adapt.paper $$(ls -d runs/*-paper-* | tail -1)
 
 docs: .venv/ready  ## regenerate headscope/REFERENCE.md from the commands and the schema
 	$(BIN)/python -m headscope.reference

@@ -77,7 +77,7 @@ def _show_what_the_url_says(app: Dash) -> None:
             page, run, view, content = frame.leads_to(path, _query(search))
         except HeadscopeError as reason:
             return frame.nothing(str(reason)), [], {"title": "Nothing to show", "path": "", "values": {}}
-        state = {"title": content.title, "path": page.PATH, "values": frame.values(page, run, view)}
+        state: dict[str, Any] = {"title": content.title, "path": page.PATH, "values": frame.values(page, run, view)}
         # Controls stay in place, and keep the focus, as long as they are about the same page and run.
         same = before and (before["path"], before["values"].get("run")) == (page.PATH, state["values"]["run"])
         return frame.body(page, content, view), no_update if same else frame.controls(page, run, view), state

@@ -8,12 +8,12 @@ import dash_ag_grid as dag
 import numpy as np
 from dash import dcc, html
 
-from dashboards.content import Grid, Link, Links, Part, Table, Words
 from dashboards.view import View, described
-from headscope.chart import Chart
 from headscope.figures.marks import mark
 from headscope.figures.style import GRAPH_CONFIG
-from headscope.summary import HEAD, HEAD_STATISTICS, statistic
+from headscope.report.content import Chart, Grid, Link, Links, Part, Table, Words
+from headscope.runs.means import HEAD
+from headscope.runs.statistics import column, is_statistic, statistic
 
 LASSO = {**GRAPH_CONFIG, "modeBarButtonsToRemove": ["autoScale2d"]}
 
@@ -124,19 +124,18 @@ def _grid(part: Grid, view: View, key: str) -> html.Div:
 
 def _column(name: str, highlight: str) -> dict[str, Any]:
     """How the grid shows one column of the wide table, or one derived from it."""
-    stem = name.removesuffix("_low").removesuffix("_high")
-    column: dict[str, Any] = {"field": name, "headerName": name}
+    at = column(name)
+    shown: dict[str, Any] = {"field": name, "headerName": name}
     if name in HEAD:
-        shown = {"layer": "layer", "head": "head", "kv_group": "key group"}[name]
-        return column | {"headerName": shown, "pinned": "left" if name != "kv_group" else None, "width": 84}
-    column["useValueFormatterForExport"] = False
-    column["valueFormatter"] = {"function": "params.value == null ? '–' : d3.format(',.4~g')(params.value)"}
-    if stem in HEAD_STATISTICS or stem.startswith("ess2_"):
-        known = statistic(stem)
-        end = {"_low": ", low", "_high": ", high"}.get(name.removeprefix(stem), "")
-        column |= {"headerName": known.label + end, "headerTooltip": described(stem)}
+        called = {"layer": "layer", "head": "head", "kv_group": "key group"}[name]
+        return shown | {"headerName": called, "pinned": "left" if name != "kv_group" else None, "width": 84}
+    shown["useValueFormatterForExport"] = False
+    shown["valueFormatter"] = {"function": "params.value == null ? '–' : d3.format(',.4~g')(params.value)"}
+    if is_statistic(at.value):
+        end = f", {at.end}" if at.end else ""
+        shown |= {"headerName": statistic(at.value).label + end, "headerTooltip": described(at.value)}
     if name == "change":
-        column["headerTooltip"] = "Value over baseline where the statistic is logarithmic, else value less baseline."
+        shown["headerTooltip"] = "Value over baseline where the statistic is logarithmic, else value less baseline."
     if name == highlight:
-        column["cellClass"] = "highlight"
-    return column
+        shown["cellClass"] = "highlight"
+    return shown

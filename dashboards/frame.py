@@ -1,28 +1,30 @@
 """What surrounds every page: navigation, the controls of what is shown, and words where nothing can be shown."""
 
-from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import dash_mantine_components as dmc
 from dash import html
 
 from dashboards.cards import component
-from dashboards.content import Content
 from dashboards.library import current
-from dashboards.pages import checkpoints, compare, head, heads, influence, overview, retrieval
-from dashboards.view import FILTERS, Query, View, described, linked, statistics
+from dashboards.pages import Page, checkpoints, compare, head, heads, overview, probe
+from dashboards.view import FILTERS, Query, View, described, linked
 from headscope.errors import BadInput
-from headscope.roles import ROLES
-from headscope.store import Run
-from headscope.summary import statistic
+from headscope.report.content import Content
+from headscope.report.outline import measured
+from headscope.runs.roles import roles
+from headscope.runs.run import Run
+from headscope.runs.statistics import sentence, statistic
 
-PAGES: Sequence[ModuleType] = (overview, heads, head, compare, retrieval, influence, checkpoints)
+
+def pages() -> list[Page]:
+    """Every page in the order of the navigation, those of the probes in the middle."""
+    return [overview, heads, head, compare, *probe.pages(), checkpoints]
 
 
 def shell() -> list[Any]:
     """What stays while pages change: navigation, the place of the controls, the place of the page."""
-    links = [html.Li(html.A(page.NAME, href=page.PATH, className="keep")) for page in PAGES]
+    links = [html.Li(html.A(page.NAME, href=page.PATH, className="keep")) for page in pages()]
     return [
         html.A("Skip to content", href="#content", className="skip"),
         html.Header(
@@ -37,19 +39,19 @@ def shell() -> list[Any]:
     ]
 
 
-def leads_to(path: str, query: Query) -> tuple[ModuleType, Run, View, Content]:
+def leads_to(path: str, query: Query) -> tuple[Page, Run, View, Content]:
     """What a URL shows: its page, run, state and content. Raises HeadscopeError when it leads nowhere."""
     _, name, *rest = path.split("/", 2)
-    page = next((page for page in PAGES if f"/{name}" == page.PATH), None)
+    page = next((page for page in pages() if f"/{name}" == page.PATH), None)
     if page is None or (rest and page is not head):
         raise BadInput(f"there is no page '{path[:60]}'")
     named = query.get("run", [])
     run = current().opened([named] if isinstance(named, str) else named)
     view = View.of(query, run)
-    return page, run, view, page.content(run, view, *rest)
+    return page, run, view, head.content(run, view, *rest) if page is head else page.content(run, view)
 
 
-def body(page: ModuleType, content: Content, view: View) -> list[Any]:
+def body(page: Page, content: Content, view: View) -> list[Any]:
     """The page as components."""
     parts: list[Any] = [html.H1(content.title), html.P(content.lead, className="lead")]
     if "stat" in page.CONTROLS and view.stat:
@@ -78,11 +80,11 @@ def nothing(reason: str) -> list[Any]:
     start = html.Li(["Make a run: ", html.Code("headscope demo"), " or ", html.Code("headscope run --help")])
     newest = html.Li(html.A("Overview of the newest run", href="/"))
     ways = html.Ul([newest, *links, *waiting, start])
-    return [html.H1("Nothing to show"), html.P(f"{reason[:1].upper()}{reason[1:]}.", className="lead"), ways]
+    return [html.H1("Nothing to show"), html.P(f"{sentence(reason)}.", className="lead"), ways]
 
 
-def values(page: ModuleType, run: Run, view: View) -> dict[str, Any]:
-    """What each control of the page is set to in this state."""
+def values(page: Page, run: Run, view: View) -> dict[str, Any]:
+    """What each control of the page is set to in this state; a run without models has none to set."""
     top = int(run.heads["layer"].max()) if len(run.heads) else 0
     every = {
         "model": view.model,
@@ -93,14 +95,14 @@ def values(page: ModuleType, run: Run, view: View) -> dict[str, Any]:
         "low": "" if view.low is None else view.low,
         "high": "" if view.high is None else view.high,
     }
-    return {"run": [part.name for part in run.parts]} | {name: every[name] for name in page.CONTROLS}
+    return {"run": [part.name for part in run.parts]} | {name: every[name] for name in page.CONTROLS if run.models}
 
 
-def controls(page: ModuleType, run: Run, view: View) -> list[Any]:
+def controls(page: Page, run: Run, view: View) -> list[Any]:
     """The controls that the page asks for, set to the state."""
     runs = [{"value": name, "label": _run_label(name)} for name in current().listing()]
-    stats = [{"value": name, "label": statistic(name).label} for name in statistics(run.heads)]
-    roles = [{"value": name, "label": f"{name}: {role.meaning}"} for name, role in ROLES.items()]
+    stats = [{"value": name, "label": statistic(name).label} for name in measured(run.heads)]
+    called = [{"value": name, "label": f"{name}: {role.meaning}"} for name, role in roles().items()]
     top = int(run.heads["layer"].max()) if len(run.heads) else 0
     made: dict[str, Any] = {
         "run": (dmc.MultiSelect, {"label": "Runs, read as one", "data": runs, "searchable": True}),
@@ -122,7 +124,7 @@ def controls(page: ModuleType, run: Run, view: View) -> list[Any]:
                 "mb": 22,
             },
         ),
-        "role": (dmc.Select, {"label": "Role", "data": roles, "clearable": True, "placeholder": "all heads"}),
+        "role": (dmc.Select, {"label": "Role", "data": called, "clearable": True, "placeholder": "all heads"}),
         "low": (dmc.NumberInput, {"label": "Statistic at least", "placeholder": "any", "debounce": 600}),
         "high": (dmc.NumberInput, {"label": "Statistic at most", "placeholder": "any", "debounce": 600}),
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from flask import current_app
 
 from headscope.errors import BadInput, BadRun
-from headscope.store import Run, concatenate, runs, unfinished
+from headscope.runs.run import Run, concatenate, runs, unfinished
 
 KEPT = 8
 """Selections whose tables are kept in memory."""

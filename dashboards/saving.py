@@ -1,13 +1,13 @@
 """A page as one HTML file that stands alone: the same content, drawn by the report's templates."""
 
-from typing import Any
+from dataclasses import replace
 
-from dashboards.content import Content, Grid, Link, Links, Part, Table, Words
 from dashboards.view import View
-from headscope import report
-from headscope.chart import Chart
 from headscope.figures.marks import mark
-from headscope.store import Run
+from headscope.report import cells
+from headscope.report import html as report
+from headscope.report.content import Chart, Content, Grid, Link, Links, Part, Table
+from headscope.runs.run import Run
 
 
 def saved(content: Content, run: Run, view: View) -> str:
@@ -19,17 +19,16 @@ def saved(content: Content, run: Run, view: View) -> str:
     return report.view(content.title, content.lead, run.name, sections)
 
 
-def _plain(part: Part, view: View) -> dict[str, Any]:
+def _plain(part: Part, view: View) -> Part:
+    """The part as it stands on paper: heads marked, links as their text, a grid as a table."""
     match part:
         case Chart():
             mark(part.figure, view.picked)
-            return {"chart": part}
-        case Words():
-            return {"heading": part.heading, "sentences": part.sentences}
+            return part
         case Table():
             rows = [[cell.text if isinstance(cell, Link) else cell for cell in row] for row in part.rows]
-            return {"caption": part.caption, "names": part.names, "rows": rows}
+            return replace(part, rows=rows)
         case Grid():
-            return {"caption": part.caption} | report.table_rows(part.heads)
+            return cells.table(part.caption, part.heads)
         case _:
-            raise TypeError(f"no way to save {type(part).__name__}")
+            return part

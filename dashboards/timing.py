@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import Missing
-from headscope.synthetic import synthetic_run
+from headscope.runs.synthetic import synthetic_run
 
 CLICKS = 9
 # From the click until the new head's page has every chart drawn; the page's own clock tells.

@@ -10,9 +10,12 @@ import pandas as pd
 
 from headscope.errors import BadInput
 from headscope.figures.marks import Head
-from headscope.roles import ROLES, holding
-from headscope.store import Run
-from headscope.summary import HEAD, HEAD_STATISTICS, longest, statistic
+from headscope.report.outline import measured
+from headscope.runs.means import HEAD
+from headscope.runs.roles import holding, roles
+from headscope.runs.run import Run
+from headscope.runs.statistics import sentence, statistic
+from headscope.runs.summary import longest
 
 Query = Mapping[str, str | list[str]]
 FILTERS = ("layers", "role", "low", "high", "pick")
@@ -45,14 +48,14 @@ class View:
             notes.append(f"This run has no {name} \u2018{asked[:60]}\u2019; the view goes without.")
             return default
 
-        stats = statistics(run.heads)
+        stats = measured(run.heads)
         return cls(
             query=query,
             model=one_of("model", run.models, run.models[-1] if run.models else "") or "",
             stat=one_of("stat", stats, longest(run.heads) or next(iter(stats), "")) or "",
             base=one_of("base", run.models, None),
             layers=_range(known.get("layers", "")),
-            role=one_of("role", list(ROLES), None),
+            role=one_of("role", list(roles()), None),
             low=_number(known.get("low")),
             high=_number(known.get("high")),
             picked=frozenset(_heads(known.get("pick", ""))),
@@ -100,17 +103,11 @@ def linked(path: str, query: Query) -> str:
     return f"{path}?{told}" if (told := urlencode(query, doseq=True)) else path
 
 
-def statistics(heads: pd.DataFrame) -> list[str]:
-    """Columns of the wide table that can be shown: those with a finite number, effective lengths first."""
-    lengths = sorted((name for name in map(str, heads) if re.fullmatch(r"ess2_[0-9]+", name)), key=lambda n: int(n[5:]))
-    return [name for name in [*reversed(lengths), *HEAD_STATISTICS] if name in heads and heads[name].notna().any()]
-
-
 def described(name: str) -> str:
     """A statistic's definition in one line, its formula first."""
     shown = statistic(name)
     unit = f" Unit: {shown.unit}." if shown.unit else ""
-    return f"{shown.formula}{'. ' if shown.formula else ''}{shown.meaning[0].upper()}{shown.meaning[1:]}.{unit}"
+    return f"{shown.formula}{'. ' if shown.formula else ''}{sentence(shown.meaning)}.{unit}"
 
 
 def place_of(at: str, run: Run) -> Head:

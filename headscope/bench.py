@@ -7,41 +7,42 @@ import ctypes
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from headscope import models, study
-from headscope.config import build_study
+from headscope import door
+from headscope.attention.seam import Call
 from headscope.errors import Missing
-from headscope.interventions import Component, Reset, Unit, groups, on_layer
-from headscope.learning import Learner, frozen
-from headscope.measuring import measure_tokens
-from headscope.models import Model
-from headscope.positions import AdaRoPE, attached, resolve
-from headscope.replay import Replay, token_losses
-from headscope.seam import Call
-from headscope.texts import documents
+from headscope.passes.interventions import Component, Reset, Unit, groups, on_layer
+from headscope.passes.logits import token_losses
+from headscope.passes.replay import Replay
+from headscope.positions.adarope import AdaRoPE
+from headscope.positions.attach import attached, resolve
+from headscope.positions.model import Model, load
+from headscope.sections.adapt.learning import Learner, frozen
+from headscope.sections.measure.cells import measure_tokens
+from headscope.studies.texts import documents
 
 SAMPLED = 64
 RESETS = 6
 """Units that are reset one by one; a sweep costs as much a unit."""
-NEEDLE_GRID = (20, 10)
-"""Context lengths and depths of the needle grid that is timed, as many as in the paper."""
 
 
-def compare(spec: str, length: int, repeats: int, lens_length: int, needle_length: int) -> list[dict[str, Any]]:
+def compare(
+    spec: str, length: int, repeats: int, lens_length: int, probe_lengths: Mapping[str, int]
+) -> list[dict[str, Any]]:
     """One row per way to run the model: seconds, ratio to the plain forward, peak MiB and its ratio.
 
     The plain forward is the model with its logits at every position; an adapter and a step of learning are compared
     with the forward under YaRN. `lens_length` > 0 adds transformer-lens's run_with_cache of hook_pattern, and our own
-    measures, at that length; `needle_length` > 0 a needle grid up to that length, once, as ratios to one prompt at a
-    time. Peak memory needs Linux or CUDA.
+    measures, at that length; `probe_lengths` adds the ways of a probe by its name, up to that length, once, as ratios
+    to its own first way. Peak memory needs Linux or CUDA.
     """
-    model = models.load(spec)
+    model = load(spec)
     rows = _compared(length, _ways(model, _tokens(model, length)), repeats, model.device)
     rows += _compared(length, _positions(model, _tokens(model, length)), repeats, model.device)
     if lens_length:
@@ -49,10 +50,11 @@ def compare(spec: str, length: int, repeats: int, lens_length: int, needle_lengt
         ways = _ways(model, ids)
         kept = {name: ways[name] for name in (PLAIN, SAMPLED_ROWS, EXACT_ROWS)}
         # The bridge alters its model, so it gets one of its own.
-        kept["transformer-lens run_with_cache(hook_pattern)"] = _lens(models.load(spec), ids)
+        kept["transformer-lens run_with_cache(hook_pattern)"] = _lens(load(spec), ids)
         rows += _compared(lens_length, kept, repeats, model.device)
-    if needle_length:
-        rows += _compared(needle_length, _needle_ways(model, needle_length), 1, model.device, warm=False)
+    for name, longest in probe_lengths.items():
+        ways = door.part(door.probes()[name], "bench")(model, longest)
+        rows += _compared(longest, ways, 1, model.device, warm=False)
     return rows
 
 
@@ -120,28 +122,6 @@ def _positions(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
         "forward under an AdaRoPE adapter": lambda: under(adapter),
         "step of learning an adapter, activations recomputed": step,
     }
-
-
-def _needle_ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:
-    """One needle on NEEDLE_GRID lengths and depths: every prompt from its start, and only from where it differs."""
-    lengths, depths = NEEDLE_GRID
-    grid = {"lengths": lengths, "max_length": length, "depths": depths, "needles": 1}
-    plan = build_study({"models": {"bench": model.checkpoint}, "needle": grid})
-    section: Any = study.section("needle")(plan, study.Library(plan, {"bench": model}))
-    cells = [cell for cell in section.cells() if cell.task.mode == "strict"]
-
-    def run(shared: bool) -> Callable[[], Any]:
-        def way() -> None:
-            section.forget()
-            for cell in cells:
-                section.rows(cell, model)
-                if not shared:
-                    section.forget()
-
-        return way
-
-    name = f"needle grid {lengths} x {depths}"
-    return {f"{name}, one prompt at a time": run(shared=False), f"{name}, shared prefixes": run(shared=True)}
 
 
 def _lens(model: Model, ids: torch.Tensor) -> Callable[[], Any]:

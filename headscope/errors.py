@@ -30,6 +30,10 @@ class CannotWrite(BadInput):
     """The output cannot be stored: the path is taken, the disk is full, another process writes there."""
 
 
+class BrokenProbe(HeadscopeError):
+    """A part of a probe, ours or somebody's, cannot be imported or fails."""
+
+
 class Diverged(HeadscopeError):
     """A training whose loss or gradients are no longer finite."""
 

@@ -4,36 +4,36 @@ from collections.abc import Sequence
 
 import torch
 
-from headscope.interventions import Component, Unit
-from headscope.models import Model
+from headscope.passes.interventions import Component, Unit
 from headscope.positions import AdaRoPE, resolve
+from headscope.positions.model import Model
 from headscope.positions.schedule import Schedule
 
 
 def noisy(model: Model, size: float = 0.3, seed: int = 1, start: str = "yarn:factor=8") -> AdaRoPE:
     """An adapter whose log-frequencies, ln tau and gamma all moved by about `size` from `start`."""
     adapter = AdaRoPE.untrained(model, resolve(model, start))
-    made = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        adapter.xi += size * torch.randn(adapter.xi.shape, generator=made)
-        adapter.tau *= torch.exp(size * torch.randn(adapter.tau.shape, generator=made))
-        adapter.gamma += size * torch.randn(adapter.gamma.shape, generator=made)
+        adapter.xi += size * torch.randn(adapter.xi.shape, generator=generator)
+        adapter.tau *= torch.exp(size * torch.randn(adapter.tau.shape, generator=generator))
+        adapter.gamma += size * torch.randn(adapter.gamma.shape, generator=generator)
     return adapter
 
 
 def rebuilt(model: Model, adapter: AdaRoPE, component: Component, units: Sequence[Unit], then: Schedule) -> AdaRoPE:
     """The adapter with the parameters of whole units overwritten by those of `then`: brute force, no seam."""
-    made = adapter.initial()
+    twin = adapter.initial()
     temperatures = then.temperatures()
     with torch.no_grad():
         for name in ("xi", "tau", "gamma"):
-            getattr(made, name).copy_(getattr(adapter, name))
+            getattr(twin, name).copy_(getattr(adapter, name))
         for unit in units:
             if component != "scale":
                 theta = then.theta(unit.layer)
-                made.xi[unit.layer, unit.kv_group] = theta[unit.kv_group if len(theta) > 1 else 0].log()
+                twin.xi[unit.layer, unit.kv_group] = theta[unit.kv_group if len(theta) > 1 else 0].log()
             if component != "freq":
                 heads = unit.heads(model.geometry)
-                for parameter, value in zip((made.tau, made.gamma), temperatures, strict=True):
+                for parameter, value in zip((twin.tau, twin.gamma), temperatures, strict=True):
                     parameter[unit.layer, heads] = value[unit.layer, heads]
-    return made
+    return twin

@@ -16,8 +16,8 @@ from playwright.sync_api import Browser, sync_playwright
 from torch import Tensor
 
 import headscope
-from headscope import texts
-from headscope.models import Model
+from headscope.positions.model import Model
+from headscope.studies import texts
 
 transformers.logging.disable_progress_bar()
 

@@ -13,8 +13,8 @@ import reference
 import torch
 from torch import Tensor
 
-from headscope.attention import Attention
-from headscope.geometry import Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.heard import Attention
 
 LENGTH = 40
 TOLERANCE = 1e-12

@@ -21,16 +21,20 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import headscope
-from headscope import study, texts
-from headscope.config import build_study, expand_checkpoints
 from headscope.errors import BadInput, Diverged, Missing
-from headscope.learning import Learner, frozen, wsd
-from headscope.models import Model, evaluating
+from headscope.models.checkpoint import evaluating
 from headscope.positions import AdaRoPE, attached, resolve
 from headscope.positions.adarope import LEARNED
-from headscope.positions.variants import VARIANTS
-from headscope.samples import Slices
-from headscope.store import Run, validate
+from headscope.positions.model import Model
+from headscope.runs.run import Run
+from headscope.runs.validate import validate
+from headscope.sections.adapt.learning import Learner, frozen, wsd
+from headscope.sections.adapt.samples import Slices
+from headscope.sections.adapt.variants import VARIANTS
+from headscope.studies import runner as study
+from headscope.studies import texts
+from headscope.studies.batch import expand_checkpoints
+from headscope.studies.config import build_study
 
 NATIVE, FACTOR = 48, 8
 LETTERS = "abcdefghijklmnopqrstuvwxyz ,.;:!?'\n-"
@@ -137,7 +141,7 @@ def test_the_untrained_adapter_is_yarn_and_its_loss_is_yarns(learned: Run, place
 
 def test_a_run_of_training_is_valid_and_tells_what_was_learned_from_what(learned: Run, place: Path) -> None:
     assert validate(learned) == []
-    assert learned.tables == ["nll", "training", "validation"]
+    assert learned.tables == ["positions", "scales", "nll", "training", "validation"]
     assert list(learned.training["step"]) == list(range(1, 41))
     kept = notes(adapter_of(learned, 40))
     assert kept["config"]["factor"] == FACTOR
@@ -253,8 +257,8 @@ def test_a_strategy_with_lora_learns_saves_and_is_measured_like_any_model(
 
 CHILD = """
 import json, sys, torch
-from headscope import study
-from headscope.config import build_study
+from headscope.studies import runner as study
+from headscope.studies.config import build_study
 torch.set_num_threads(1)
 study.run(build_study(json.loads(sys.argv[1])), sys.argv[2], resume=True)
 """

@@ -10,10 +10,10 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-from headscope.attention import Attention
-from headscope.capture import capturing
-from headscope.models import Model, load
+from headscope.attention.heard import Attention
+from headscope.passes.capture import capturing
 from headscope.positions import AdaRoPE, attached, resolve
+from headscope.positions.model import Model, load
 
 FAMILY = pytest.mark.parametrize("family", families.MEASURABLE)
 LENGTH = 24

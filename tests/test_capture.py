@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache, StaticCache
 
-from headscope import kernel, seam
-from headscope.attention import Attention
-from headscope.capture import capturing
+from headscope.attention import kernel, seam
+from headscope.attention.heard import Attention
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.models import Model, load
+from headscope.passes.capture import capturing
+from headscope.positions.model import Model, load
 
 MEASURABLE = pytest.mark.parametrize("family", families.MEASURABLE)
 LENGTH = 24
@@ -267,7 +267,7 @@ def test_edits_apply_in_the_order_given_and_end_with_the_capture() -> None:
     model = tiny("qwen3")
     calls: list[str] = []
 
-    def named(name: str) -> seam.Edit:
+    def named(name: str) -> seam.LayerEdit:
         def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             calls.append(name)
             return q, k, v

@@ -16,9 +16,10 @@ import pytest
 from transformers import BertConfig, BertForMaskedLM
 
 import headscope as hs
-from headscope import checkpoints, cli
+from headscope import cli
+from headscope.models import sources
 from headscope.positions import AdaRoPE, resolve
-from headscope.synthetic import synthetic_run
+from headscope.runs.synthetic import synthetic_run
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_threads_sleep_soon_unless_the_user_says_how_they_wait(headscope, monkey
 
 
 def truncated_gguf(folder: Path) -> Path:
-    shipped = checkpoints.ALIASES["smollm2-135m"]
+    shipped = sources.ALIASES["smollm2-135m"]
     # Located, not imported: the package's own code wants the llm tool, which is not installed.
     whole = Path(importlib.util.find_spec(shipped.package).origin).parent / shipped.file
     cut = folder / "cut.gguf"
@@ -125,7 +126,7 @@ def test_a_bad_scheme_is_refused_before_any_work(refused, scheme, told):
         (2, ["--phase", "2048"], "bad phase '2048': expected LENGTH:STEPS"),
         (2, ["--phase", "100000:1"], "no training document holds 100000 tokens; the longest"),
         (2, ["--variant", "freq"], "adapt.variant"),
-        (2, ["--model", "smollm2-135m@yarn:factor=8"], "adapt: give one checkpoint to learn on, without a scheme"),
+        (2, ["--model", "smollm2-135m@yarn:factor=8"], "adapt: give one checkpoint, without a scheme"),
         (2, ["--strategy", "adarope-joint"], "strategy adarope-joint needs adapter to start from"),
         (3, ["--strategy", "adarope-joint", "--adapter", "./none.safetensors"], "no adapter at './none.safetensors'"),
         (3, ["--train", "file:./none/*.txt"], "none"),

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headscope.attention import Attention
+from headscope.attention.heard import Attention
 from headscope.measures.copying import AnswerRows, last_row
 
 

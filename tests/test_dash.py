@@ -1,21 +1,46 @@
 """The app without a browser: what a URL means, what it may reach, and how the modules are made."""
 
 import ast
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from dash import dcc, html
+from foreign_probe import BROKEN, LATE, PROBE
 
 from dashboards import saving
 from dashboards.app import create
-from dashboards.content import Grid
-from dashboards.frame import PAGES, body, leads_to
-from dashboards.view import FILTERS, View, place_of, statistics
-from headscope.errors import BadInput
-from headscope.store import Run
-from headscope.synthetic import synthetic_run
+from dashboards.frame import body, controls, leads_to, pages, shell
+from dashboards.view import FILTERS, View, place_of
+from headscope import door
+from headscope.errors import BadInput, BrokenProbe
+from headscope.report.content import Chart, Content, Grid, Words
+from headscope.report.outline import measured
+from headscope.runs.run import Run
+from headscope.runs.synthetic import manifest, synthetic_run
+from headscope.runs.writer import RunWriter
 
+PATHS = [page.PATH for page in pages()]
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "dashboards").rglob("*.py"))
+
+
+def parts(content: Content) -> list:
+    return [part for group in content.sections.values() for part in group]
+
+
+def walk(component) -> Iterator:
+    """The component, or components, and all inside."""
+    for each in component if isinstance(component, list | tuple) else [component]:
+        yield each
+        if (inside := getattr(each, "children", None)) is not None:
+            yield from walk(inside)
+
+
+def controlled(component) -> bool:
+    return isinstance(getattr(component, "id", None), dict) and "control" in component.id
 
 
 @pytest.fixture(scope="module")
@@ -76,29 +101,64 @@ def test_other_paths_are_refused_by_name(run: Run, at: str):
 
 
 def test_only_statistics_with_a_number_can_be_chosen(run: Run):
-    offered = statistics(run.heads)
+    offered = measured(run.heads)
     assert offered[:2] == ["ess2_1024", "ess2_256"]
     assert all(run.heads[name].notna().any() for name in offered)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.NAME)
-def test_every_page_can_be_saved_as_one_file(client, folder: Path, page):
+def test_the_pages_are_in_their_place():
+    links = [part for part in walk(shell()) if isinstance(part, html.A) and "keep" in (part.className or "")]
+    assert [(link.children, link.href) for link in links[1:]] == [
+        ("Overview", "/"),
+        ("Heads", "/heads"),
+        ("Head", "/head"),
+        ("Compare", "/compare"),
+        ("Retrieval", "/retrieval"),
+        ("Influence", "/influence"),
+        ("Window", "/window"),
+        ("Scaling", "/scaling"),
+        ("Checkpoints", "/checkpoints"),
+    ]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_page_can_be_saved_as_one_file(client, path: str):
     with client.application.app_context():
-        _, run, view, content = leads_to(page.PATH, {})
-    html = saving.saved(content, run, view)
-    assert html.count("<h1>") == 1
-    assert "http://" not in html.split("<script")[0].replace("http://www.w3.org", "")
+        _, run, view, content = leads_to(path, {})
+    saved = saving.saved(content, run, view)
+    assert saved.count("<h1>") == 1
+    assert saved.count("data-figure=") == sum(isinstance(part, Chart) for part in parts(content))
+    assert "http://" not in saved.split("<script")[0].replace("http://www.w3.org", "")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.NAME)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kept", ["some", "none"])
-def test_every_page_survives_filters(client, page, kept: str):
+def test_every_page_survives_filters(client, path: str, kept: str):
     query = {"model": "yarn", "base": "base", "stat": "growth", "layers": "1-2", "role": "local", "pick": "1.2_0.3"}
     if kept == "none":
         query["low"] = "99"
     with client.application.app_context():
-        _, _, view, content = leads_to(page.PATH, query)
-        assert body(page, content, view)
+        page, run, view, content = leads_to(path, query)
+        shown = body(page, content, view)
+        assert [part.id["control"] for part in walk(controls(page, run, view)) if controlled(part)] == [
+            "run",
+            *page.CONTROLS,
+        ]
+    assert any(isinstance(part, html.A) and part.href == "?model=yarn&base=base&stat=growth" for part in walk(shown))
+    assert sum(isinstance(part, dcc.Graph) for part in walk(shown)) == sum(isinstance(p, Chart) for p in parts(content))
+    assert len(parts(content)) >= 1
+    lead = shown[1].children
+    assert ("No head passes the filters." in lead) == (kept == "none" and path in ("/heads", "/compare"))
+
+
+@pytest.mark.parametrize("path", ["/window", "/scaling"])
+def test_a_page_without_its_tables_names_the_command_that_makes_them(client, path: str):
+    with client.application.app_context():
+        page, run, view, content = leads_to(path, {})
+        (told,) = parts(content)
+        assert [part.id["control"] for part in walk(controls(page, run, view)) if controlled(part)] == ["run"]
+    assert isinstance(told, Words)
+    assert told.sentences[0].endswith(f"headscope {path[1:]}")
 
 
 def test_the_grid_compares_with_the_pinned_baseline(client):
@@ -151,3 +211,84 @@ def test_the_findings_of_a_model_are_not_those_of_one_whose_name_begins_alike(tm
     (told,) = content.sections[""]
     assert told.sentences
     assert not any(sentence.startswith("yarn without") for sentence in told.sentences)
+
+
+def test_a_run_without_models_is_shown_by_its_probes_page(tmp_path: Path):
+    with RunWriter.open(tmp_path, "scaling", {}) as writer:
+        same = {"scheme": "nope", "regime": "i", "exponent": 0.9, "beta": 2.0, "context_length": 100, "seed": 0}
+        writer.add(
+            "all", {"scaling": pd.DataFrame([{**same, "scale": 1.0, "target": 63.0, "ess": 70.0, "ratio": 1.1}])}
+        )
+        writer.commit(["all"], manifest(()))
+    with create(tmp_path).server.app_context():
+        page, run, view, content = leads_to("/scaling", {})
+        assert content.title == "Scaling theorems"
+        assert [type(part) for part in parts(content)] == [Words, Chart]
+        assert [part.id["control"] for part in walk(controls(page, run, view)) if controlled(part)] == ["run"]
+        overview = leads_to("/", {})[3]
+        assert overview.title == "Probes"
+        assert list(overview.sections) == ["What was found", "Runs in this folder", "How it was made"]
+        for path in PATHS:
+            assert saving.saved(leads_to(path, {})[3], run, view).count("<h1>") == 1
+
+
+# Probes that the app does not know
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Install probes for this test, behind ours."""
+    ours = dict(door.probes())
+
+    def add(*probes: door.Probe) -> None:
+        monkeypatch.setattr(door, "probes", lambda: ours | {probe.name: probe for probe in probes})
+
+    return add
+
+
+@pytest.fixture
+def fresh(folder: Path, run: Run) -> Iterator[None]:
+    """An app on runs that nobody has read yet."""
+    (run.path / "run.json").touch()
+    with create(folder).server.app_context():
+        yield
+
+
+def test_a_foreign_probe_gets_a_page_and_its_place_on_others(install: Callable[..., None], fresh: None):
+    install(PROBE)
+    page, _, view, content = leads_to("/foreign", {"model": "yarn"})
+    assert ([page.NAME for page in pages()][-2], page.CONTROLS) == ("Foreign", ("model", "layers", "role"))
+    assert (content.title, content.lead) == ("Foreign matters", "What is foreign here.")
+    assert list(content.sections) == ["", "At home", "Abroad"]
+    assert [(words.heading, *words.sentences) for words in content.sections[""]] == [
+        ("", "There are 3 models."),
+        ("Loss", "Foreign losses are like ours."),
+    ]
+    (chart,) = content.sections["At home"]
+    assert chart.figure.layout.title.text == "At home with yarn"
+    assert sum(isinstance(part, dcc.Graph) for part in walk(body(page, content, view))) == 2
+    compared = leads_to("/compare", {})[3].sections
+    assert [part.figure.layout.title.text for part in compared["Abroad"]] == ["Abroad"]
+    assert "At home" not in compared
+    head = leads_to("/head/1.2", {"model": "yarn"})[3].sections
+    assert head["What it does"][-1].figure.layout.title.text == "Foreign chart of 1.2 in yarn"
+    assert head[""][-1].sentences[-1] == "Foreign to yarn: 1.2."
+    assert leads_to("/", {})[3].sections["What was found"][-1].heading == "Foreign matters"
+
+
+def test_a_probe_may_draw_its_own_page_or_have_none(install: Callable[..., None], fresh: None):
+    install(replace(PROBE, page="foreign_probe:page"))
+    content = leads_to("/foreign", {"model": "yarn"})[3]
+    assert (content.title, content.lead, [*content.sections]) == ("My own page", "yarn", [""])
+    install(replace(PROBE, tab=None))
+    with pytest.raises(BadInput, match="no page"):
+        leads_to("/foreign", {})
+
+
+def test_a_broken_probe_breaks_its_own_page_alone(install: Callable[..., None], fresh: None):
+    install(BROKEN, LATE, replace(PROBE, name="torn", tab="Torn", page="foreign_probe:failing"))
+    with pytest.raises(BrokenProbe, match="'broken': its charts"):
+        leads_to("/broken-matters", {})
+    assert list(leads_to("/foreign", {})[3].sections) == ["", "At home"]
+    for path in PATHS:
+        assert parts(leads_to(path, {})[3])

@@ -19,10 +19,11 @@ from werkzeug.serving import make_server
 
 from dashboards.app import create
 from headscope.commands.dash import EXAMPLES
-from headscope.synthetic import synthetic_run
+from headscope.runs.synthetic import synthetic_run
 
 pytestmark = pytest.mark.browser
-PAGES = ("/", "/heads", "/head", "/compare", "/retrieval", "/influence", "/checkpoints")
+DRAWN = ("/heads", "/head", "/compare", "/retrieval", "/influence")
+PAGES = ("/", *DRAWN, "/window", "/scaling", "/checkpoints")
 EXAMPLE = next(EXAMPLES.glob("*-example-*"))
 MODELS = ["base", "yarn", "yarn without factor", "adarope"]
 LENGTH = 12288
@@ -103,11 +104,19 @@ def effective_length(model: str, layer: int, head: int) -> float:
     return float(np.exp(np.mean(by_doc)))
 
 
+def retrieval_score(model: str, layer: int, head: int) -> float:
+    """From the parquet alone: mean share of the needle that the head copied, over the trials that were answered."""
+    trials = stored("needles", model=model, mode="strict")
+    trial = ["model", "mode", "needle", "context_length", "depth", "doc", "seed"]
+    scores = stored("retrieval", model=model, mode="strict", layer=layer, head=head).astype({"doc": "str"})
+    both = scores.merge(trials[trials["success"]].astype({"doc": "str"})[trial], on=trial)
+    return float(both["score"].mean())
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_every_page_draws_its_charts_in_silence_and_is_accessible(app: str, browse: Callable[..., Page], path: str):
     page = browse(app + path)
-    if path not in ("/", "/checkpoints"):
-        assert page.locator(".dash-graph").count() >= 1
+    assert (page.locator(".dash-graph").count() >= 1) == (path in DRAWN)
     assert page.locator("nav [aria-current=page]").get_attribute("href") == path
     assert page.locator("[data-title*='hare']").count() == 0, "plotly's upload button is back"
     found = Axe().run(page).response["violations"]
@@ -124,9 +133,10 @@ def test_a_click_on_a_head_opens_its_page_with_the_numbers_of_the_parquet(app: s
     for model, cell in zip(MODELS, row.all_text_contents(), strict=True):
         told = float(re.match(r"[\d.,]+", cell)[0].replace(",", ""))
         assert told == pytest.approx(effective_length(model, 17, 4), rel=5e-3)
-    score = stored("retrieval", model="adarope", layer=17, head=4, mode="strict")
     assert page.url.endswith("/head/17.4?model=base")
-    assert len(score)
+    row = page.locator("tr", has_text="retrieval score").first.locator("td")
+    for model, cell in zip(MODELS, row.all_text_contents(), strict=True):
+        assert float(cell.split(" (")[0]) == pytest.approx(retrieval_score(model, 17, 4), abs=6e-4)
 
 
 def test_a_pinned_baseline_shows_differences_and_keeps_the_focus(app: str, browse: Callable[..., Page]):
@@ -176,8 +186,8 @@ def test_a_copied_link_shows_the_same_state_elsewhere(app: str, browse: Callable
 
 
 def test_the_csv_is_the_table(app: str, browse: Callable[..., Page]):
-    from headscope.store import Run
-    from headscope.summary import beside
+    from headscope.runs.run import Run
+    from headscope.runs.summary import beside
 
     page = browse(f"{app}/heads?model=adarope&base=base&stat=cov")
     page.locator(".ag-row").first.wait_for()

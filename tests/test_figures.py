@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from headscope.bins import middle
 from headscope.figures import axes, compare, heads, layers, lengths, loss, rotary, style
-from headscope.store import Run
-from headscope.synthetic import synthetic_run
+from headscope.runs.bins import middle
+from headscope.runs.run import Run
+from headscope.runs.synthetic import synthetic_run
 
 
 @pytest.fixture(scope="module")

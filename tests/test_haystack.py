@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers_of_all_kinds import KINDS, play, tokenizer
 
-from headscope import checkpoints
 from headscope.errors import BadInput, Missing
-from headscope.texts import first_tokens
-from probes import wu
-from probes.facts import OURS, Needle, read_needles
-from probes.haystack import Haystack, Prompter, decoded
+from headscope.models import sources
+from headscope.studies.texts import first_tokens
+from probes.needle import wu
+from probes.needle.facts import OURS, Needle, read_needles
+from probes.needle.haystack import Haystack, Prompter, decoded
 
 LONGEST = 1500
 END = re.compile(r"[.!?…]+[\"'’”)\]»_]*$")
 
 
 def ground(kind: str, needle: int = 0, template: str = "prefix") -> tuple[Haystack, Prompter]:
-    tokens = checkpoints.load_tokenizer("smollm2-135m") if kind == "smollm2" else tokenizer(kind)
+    tokens = sources.load_tokenizer("smollm2-135m") if kind == "smollm2" else tokenizer(kind)
     haystack = Haystack("play", first_tokens(play(), tokens, LONGEST), tokens)
     return haystack, Prompter(OURS[needle], tokens, template)
 

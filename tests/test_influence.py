@@ -13,21 +13,22 @@ from adapters import noisy
 from torch import Tensor
 
 import headscope as hs
-from headscope import study
-from headscope.config import build_study
-from headscope.damping import with_damped
 from headscope.errors import BadInput, Interrupted
-from headscope.influences import adjusted, agreement, curve, gini, top_share, units
-from headscope.interventions import groups
-from headscope.models import Model
+from headscope.passes.interventions import groups
+from headscope.passes.replay import Replay, Streams
 from headscope.positions import AdaRoPE, resolve
-from headscope.replay import Replay, Streams
-from headscope.store import Run, validate
-from headscope.texts import TokenDocument
-from probes import influence as probe
-from probes.influence import head_influence
-from probes.screen import actual
-from probes.sweep import Sweep, matched
+from headscope.positions.model import Model
+from headscope.runs.run import Run
+from headscope.runs.validate import validate
+from headscope.studies import materials, runner
+from headscope.studies.config import build_study
+from headscope.studies.texts import TokenDocument
+from probes.influence import cells as probe
+from probes.influence.cells import head_influence
+from probes.influence.damping import with_damped
+from probes.influence.found import adjusted, agreement, curve, gini, top_share, units
+from probes.influence.screen import actual
+from probes.influence.sweep import Sweep, matched
 
 LENGTH, DOCS = 40, 3
 
@@ -43,9 +44,9 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> None:
             for n, g in enumerate(drawn)
         ]
 
-    monkeypatch.setattr(study, "documents", made)
+    monkeypatch.setattr(materials, "documents", made)
     monkeypatch.setattr(probe, "documents", made)
-    monkeypatch.setattr(study.Library, "tokenizer", lambda self, label: None)
+    monkeypatch.setattr(materials.Materials, "tokenizer", lambda self, label: None)
 
 
 def adapted(tmp_path: Path, size: float = 0.05, family: str = "llama-gqa", adapter: AdaRoPE | None = None) -> Model:
@@ -56,7 +57,7 @@ def adapted(tmp_path: Path, size: float = 0.05, family: str = "llama-gqa", adapt
 
 def swept(model: Model, out: Path, resume: bool = False, **section: Any) -> Run:
     plan = {"models": {"learned": "tiny"}, "texts": {"docs": DOCS}, "influence": {"lengths": [LENGTH], **section}}
-    return study.run(build_study(plan), out, given={"learned": model}, resume=resume)
+    return runner.run(build_study(plan), out, given={"learned": model}, resume=resume)
 
 
 @pytest.fixture
@@ -238,7 +239,7 @@ def test_a_users_edit_is_swept_like_a_component(tmp_path: Path) -> None:
     def quiet(q: Tensor, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         return q, k, v * 0
 
-    options: dict[str, Any] = {"docs": 1, "length": LENGTH, "unit": "head"}
+    options: dict[str, Any] = {"docs": 1, "length": LENGTH, "unit": "head", "method": "exact"}
     mine = head_influence(model, components=[], edits={"quiet": quiet}, **options)
     named = head_influence(model, components=["z-zero"], **options)
     assert set(mine["component"]) == {"quiet"}

@@ -5,11 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headscope import charts, findings, report
-from headscope.figures import influence
-from headscope.influences import agreement, curve, shown
-from headscope.store import Run
-from headscope.synthetic import synthetic_run
+from headscope.figures.learned import spectrum
+from headscope.report import html as report
+from headscope.report import outline
+from headscope.runs.run import Run
+from headscope.runs.statistics import statistic, statistics
+from headscope.runs.synthetic import synthetic_run
+from probes.influence import charts, findings
+from probes.influence import figures as influence
+from probes.influence.found import agreement, curve, shown
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +37,14 @@ def test_each_unit_is_shown_by_the_method_that_knows_it_best(run: Run) -> None:
     assert "exact for 2 of 8 units, else first-order estimate" in influence.matrix(mine).layout.title.subtitle.text
 
 
-def test_the_histogram_counts_every_unit_and_marks_the_retrieval_heads_group(freq) -> None:
-    figure = influence.histogram(freq, (1, 1, 4))
+def test_the_histogram_counts_every_unit_and_marks_the_group_of_a_head(run: Run, freq) -> None:
+    head = run.heads.query("model == 'learned' and layer == 1 and head == 4").iloc[0]
+    figure = influence.histogram(freq, {"best head": head})
     assert int(np.nansum(figure.data[0].y)) == len(freq) == 8
     mine = freq[(freq["layer"] == 1) & (freq["kv_group"] == 1)].iloc[0]
     lines = [shape for shape in figure.layout.shapes if shape.x0 == pytest.approx(mine["delta"])]
     assert lines
-    assert "layer 1, key group 1" in figure.layout.annotations[-1].text
+    assert figure.layout.annotations[-1].text.startswith("best head: layer 1, key group 1, Δ ")
     assert figure.layout.title.text == "Influence: learned"
     assert figure.layout.title.subtitle.text == "freq to init: exact"
 
@@ -52,7 +57,7 @@ def test_the_matrix_holds_each_units_mean_at_its_place(freq) -> None:
 
 
 def test_the_spectrum_draws_base_start_and_learned_frequencies(run: Run) -> None:
-    figure = influence.spectrum(run.positions, "learned", 2, 1)
+    figure = spectrum(run.positions, "learned", 2, 1)
     rows = run.positions.query("model == 'learned' and layer == 2 and kv_group == 1").sort_values("pair")
     learned = [trace for trace in figure.data if trace.name == "learned"]
     np.testing.assert_allclose(learned[0].y, rows["log_theta"].astype(float) / np.log(10), rtol=1e-6)
@@ -96,15 +101,63 @@ def test_the_wide_table_gives_every_head_the_influence_of_its_unit(run: Run, fre
 
 
 def test_the_findings_tell_concentration_agreement_and_the_whole(run: Run) -> None:
-    told = findings.sentences(run)["Head influence"]
+    told = [finding.text for finding in outline.findings(run)["Head influence"]]
     best = agreement(run.influence).iloc[0]
     assert any(f"{best['spearman']:.3f} and {best['shared']} of the top" in sentence for sentence in told)
     assert any("Gini" in sentence and "key group" in sentence for sentence in told)
     assert any("all 8 groups together add" in sentence for sentence in told)
 
 
+def test_the_best_head_of_any_statistic_that_names_it_is_marked_and_drawn_against(run: Run) -> None:
+    heads = run.heads[run.heads["model"] == "base"]
+    named = {name: known.best for name, known in statistics().items() if known.best}
+    assert named == {"retrieval": "top retrieval head"}
+    group = next(group for group in charts.charts(outline.shown(run)) if group.heading.startswith("Temperature"))
+    histogram, *others = [chart.figure for chart in group.charts]
+    best = heads.loc[heads["retrieval"].idxmax()]
+    said = histogram.layout.annotations[-1].text
+    assert said.startswith(f"top retrieval head: layer {best['layer']}, head {best['head']}, ")
+    titles = [figure.layout.title.text for figure in others]
+    assert "Influence against retrieval score: base" in titles
+
+
+def test_the_page_shows_the_sweeps_of_one_model_and_names_those_that_have_some(run: Run) -> None:
+    page = charts.page(outline.shown(run, model="learned"))
+    assert page.title == "Head influence: learned"
+    assert [*page.sections] == [
+        "",
+        "Frequencies reset to init, 1,024 tokens",
+        "Temperature reset to init, 1,024 tokens",
+        "Frequencies and temperature reset to init, 1,024 tokens",
+    ]
+    (words,) = page.sections[""]
+    assert all(sentence.startswith("learned, ") for sentence in words.sentences)
+    titles = [chart.figure.layout.title.text for name, parts in page.sections.items() if name for chart in parts]
+    assert not any("base" in title.split(": ")[1] for title in titles if title.startswith("Influence:"))
+    other = charts.page(outline.shown(run, model="other"))
+    (words,) = other.sections[""]
+    assert words.sentences[0] == "This view has no sweep of other. It holds those of base, learned."
+    assert "headscope influence --model" in words.sentences[1]
+
+
+def test_a_head_is_told_by_the_influence_of_its_unit_and_its_rank(run: Run, freq) -> None:
+    unit = freq[(freq["layer"] == 2) & (freq["kv_group"] == 1)].iloc[0]
+    rank = int((freq["delta"] > unit["delta"]).sum()) + 1
+    told = [*findings.of_head(run, "learned", 2, 4)]
+    assert len(told) == 3
+    assert told[0].startswith(f"Influence in learned, frequencies reset to init: {unit['delta']:+.2g} nats/token")
+    assert told[0].endswith(f"for layer 2, key group 1, rank {rank} of 8.")
+    assert [*findings.of_head(run, "learned", 99, 0)] == []
+
+
+def test_every_component_that_a_sweep_may_have_is_a_statistic() -> None:
+    for component in ("joint", "freq", "scale", "z-zero", "z-mean", "q-uniform"):
+        assert statistic(f"influence_{component}").unit == "nats/token"
+    assert statistic("influence_z-zero").number(-0.01234) == "-0.012"
+
+
 def test_the_report_draws_head_influence(run: Run, tmp_path: Path) -> None:
-    drawn = charts.sections(run)["Head influence"]
-    assert len(drawn) >= 12
+    groups = outline.chapters(outline.shown(run))["Head influence"]
+    assert len([chart for group in groups for chart in group.charts]) >= 12
     page = report.write([run], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Head influence" in page

@@ -10,13 +10,13 @@ from adapters import noisy, rebuilt
 from torch import Tensor, nn
 
 import headscope as hs
-from headscope import seam
-from headscope.capture import capturing
-from headscope.interventions import ABLATIONS, Intervention, Reset, Unit, custom, groups, heads, on_layer
-from headscope.models import Model
+from headscope.attention import seam
+from headscope.passes.capture import capturing
+from headscope.passes.interventions import ABLATIONS, Intervention, Reset, Unit, custom, groups, heads, on_layer
+from headscope.passes.replay import Replay
 from headscope.positions import AdaRoPE, attached, resolve
+from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed, Schedule
-from headscope.replay import Replay
 
 COMPONENTS = ("freq", "scale", "joint")
 IDS = torch.randint(3, families.VOCAB, (1, 48), generator=torch.Generator().manual_seed(0))
@@ -36,13 +36,13 @@ def replayed(
     replay = Replay(model, schedule, ids, memory=1e9)
     with replay.ready():
         replay.rehearse()
-        found = []
+        losses = []
         for intervention, units in [*each, (ABLATIONS["z-zero"], [])]:
             layers = {unit.layer for unit in units}
-            mine = {layer: [unit for unit in units if unit.layer == layer] for layer in layers}
-            changes = {layer: on_layer(intervention, at, model.geometry) for layer, at in mine.items()}
-            found.append(replay.losses(changes).double().mean().item())
-        return found
+            by_layer = {layer: [unit for unit in units if unit.layer == layer] for layer in layers}
+            changes = {layer: on_layer(intervention, at, model.geometry) for layer, at in by_layer.items()}
+            losses.append(replay.losses(changes).double().mean().item())
+        return losses
 
 
 @pytest.fixture(params=families.MEASURABLE)
@@ -58,9 +58,9 @@ def test_a_reset_group_equals_the_adapter_rebuilt_with_that_group_reset(model: M
     if target == "base" and 2 * model.geometry.pairs < model.geometry.head_dim:
         cases = [case for case in cases if case[0] == "freq"]  # tau cannot express the factor of cos and sin
     resets = [(Reset(component, adapter, then, model.geometry), [unit]) for component, unit in cases]
-    *found, nothing = replayed(model, adapter, resets)
+    *losses, nothing = replayed(model, adapter, resets)
     assert nothing == pytest.approx(brute(model, adapter), abs=1e-6)
-    for (component, unit), loss in zip(cases, found, strict=True):
+    for (component, unit), loss in zip(cases, losses, strict=True):
         written = neutral(model) if target == "base" and component != "freq" else then
         expected = brute(model, rebuilt(model, adapter, component, [unit], written))
         assert loss == pytest.approx(expected, abs=1e-5), (component, unit)
@@ -75,8 +75,8 @@ def test_resetting_nothing_changes_no_bit(model: Model) -> None:
     adapter = noisy(model)
     units = [*groups(model.geometry), *heads(model.geometry)]
     same = [(Reset(component, adapter, adapter, model.geometry), [unit]) for component in COMPONENTS for unit in units]
-    *found, nothing = replayed(model, adapter, same)
-    assert set(found) == {nothing}
+    *losses, nothing = replayed(model, adapter, same)
+    assert set(losses) == {nothing}
 
 
 @pytest.mark.parametrize("target", ["init", "base"])
@@ -127,10 +127,10 @@ def by_hand(model: Model, unit: Unit, edit: Callable[[Tensor], Tensor]) -> float
     at = unit.heads(model.geometry)
 
     def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-        told = args[0].clone()
+        changed = args[0].clone()
         cut = slice(at.start * width, at.stop * width)
-        told[..., cut] = edit(told[..., cut])
-        return (told,)
+        changed[..., cut] = edit(changed[..., cut])
+        return (changed,)
 
     handle = projection.register_forward_pre_hook(hook)
     try:
@@ -173,10 +173,10 @@ def test_a_users_edit_gets_the_units_tensors_and_acts_on_them_alone() -> None:
         return q, k, torch.zeros_like(v)
 
     own, group, head = resolve(model, "base"), Unit(2, 1), Unit(3, 0, 1)
-    found = replayed(model, own, [(custom(silent), [group]), (custom(silent), [head])])
+    losses = replayed(model, own, [(custom(silent), [group]), (custom(silent), [head])])
     zero = replayed(model, own, [(ABLATIONS["z-zero"], [group]), (ABLATIONS["z-zero"], [head])])
     assert shapes == [(2, 2, 1, 1), (3, 1, 1, 1)]
-    assert found == pytest.approx(zero, abs=1e-6)
+    assert losses == pytest.approx(zero, abs=1e-6)
 
 
 def test_an_unused_door_changes_no_bit(model: Model) -> None:
@@ -218,11 +218,11 @@ def test_twelve_units_of_the_real_model_equal_brute_force(smollm2: Model, tokens
     ]
     thens: dict[str, Schedule] = {"init": adapter.initial(), "base": Fixed.own(smollm2)}
     resets = [(Reset(c, adapter, thens[target], smollm2.geometry), [unit]) for c, unit, target in cases]
-    *found, nothing = replayed(smollm2, adapter, resets, ids)
+    *losses, nothing = replayed(smollm2, adapter, resets, ids)
     thens["base"] = neutral(smollm2)
     assert nothing == pytest.approx(brute(smollm2, adapter, ids), abs=1e-6)
     worst = 0.0
-    for (component, unit, target), loss in zip(cases, found, strict=True):
+    for (component, unit, target), loss in zip(cases, losses, strict=True):
         expected = brute(smollm2, rebuilt(smollm2, adapter, component, [unit], thens[target]), ids)
         worst = max(worst, abs(loss - expected))
     print(f"worst difference to brute force over 12 units: {worst:.2e} nats")

@@ -12,10 +12,10 @@ from headscope.measures import AttentionRows, DistanceProfile, LossByPosition, R
 GEOMETRY = geometry_of(windows=(None, 9, None))
 
 
-def layered(measure: Callable[..., Any], rows: int | None) -> Case:
+def layered(measure: Callable[..., Any], *options: Any) -> Case:
     """A measure that listens to the layers of a document."""
     return Case(
-        lambda: measure(GEOMETRY, LENGTH, rows, 5),
+        lambda: measure(GEOMETRY, LENGTH, *options),
         lambda document: [(heard,) for heard in layers_of(GEOMETRY, LENGTH, document)],
     )
 
@@ -29,11 +29,11 @@ def _chunks_of_logits(document: int) -> list[tuple[Any, ...]]:
 
 
 CASES = {
-    "attention": layered(AttentionRows, None),
-    "attention-sampled": layered(AttentionRows, 12),
-    "pairs": layered(RotaryPairs, None),
-    "pairs-sampled": layered(RotaryPairs, 12),
-    "distance": layered(DistanceProfile, None),
+    "attention": layered(AttentionRows, None, 5),
+    "attention-sampled": layered(AttentionRows, 12, 5),
+    "pairs": layered(RotaryPairs, None, 5),
+    "pairs-sampled": layered(RotaryPairs, 12, 5),
+    "distance": layered(DistanceProfile),
     "nll": Case(lambda: LossByPosition(LENGTH), _chunks_of_logits),
 }
 

@@ -12,10 +12,11 @@ from measure_laws import geometry_of
 from torch import Tensor
 
 import headscope
-from headscope.measuring import measure_tokens, position_tables
-from headscope.models import Model
-from headscope.schema import TABLES
-from headscope.tables import to_arrow
+from headscope.positions.model import Model
+from headscope.positions.tables import position_tables
+from headscope.runs.arrow import to_arrow
+from headscope.runs.schema import all_tables
+from headscope.sections.measure.cells import measure_tokens
 
 EAGER = 1e-4
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
@@ -123,7 +124,8 @@ def assert_loss(model: Model, ids: Tensor) -> None:
     starts = [0, *found["position"][:-1]]
     for first, last, nll, tokens in zip(starts, found["position"], found["nll"], found["tokens"], strict=True):
         assert tokens == last - first
-        assert nll == pytest.approx(losses[first:last].mean(), rel=1e-5)
+        # Float32 logits of 20 to 30 differ by 5e-5 from one processor's kernels to another's.
+        assert nll == pytest.approx(losses[first:last].mean(), rel=1e-5, abs=5e-5)
 
 
 SCHEMES = ["base", "yarn:factor=4", "nope", "prope:keep=0.5", "logn:length=16", "linear:factor=2", "ntk:factor=2"]
@@ -135,11 +137,11 @@ def test_every_scheme_gives_tables_that_can_be_stored(family: str, scheme: str) 
     model = tiny(family).with_scheme(scheme)
     found = measure_tokens(model, IDS, ["attention", "pairs", "distance", "nll"], 8)
     keys: dict[str, Any] = {"model": "m", "context_length": len(IDS)}
-    stored = {name: to_arrow(TABLES[name], with_keys(name, columns, keys)) for name, columns in found.items()}
-    stored |= {name: to_arrow(TABLES[name], columns) for name, columns in position_tables("m", model).items()}
+    stored = {name: to_arrow(all_tables()[name], with_keys(name, columns, keys)) for name, columns in found.items()}
+    stored |= {name: to_arrow(all_tables()[name], columns) for name, columns in position_tables("m", model).items()}
     for name, table in stored.items():
         assert table.num_rows > 0, name
-        for column in TABLES[name].columns:
+        for column in all_tables()[name].columns:
             logarithm = "log_theta" in column.name or column.name == "effective_base"  # infinite where theta is 0
             if column.kind == "value" and not logarithm:
                 assert np.isfinite(table[column.name].to_numpy()).all(), f"{name}.{column.name}"
@@ -226,7 +228,7 @@ def test_smollm2_rows_equal_the_patterns_of_transformer_lens(
     bridge = pytest.importorskip("transformer_lens.model_bridge").TransformerBridge
     from transformers import AutoModelForCausalLM
 
-    from headscope.checkpoints import locate
+    from headscope.models.sources import locate
 
     fresh = AutoModelForCausalLM.from_pretrained(locate("smollm2-135m")[0], dtype=torch.float32)
     lens = bridge.boot_transformers("any", hf_model=fresh, tokenizer=smollm2.tokenizer)

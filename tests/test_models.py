@@ -13,10 +13,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import headscope
-from headscope import checkpoints
+from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel
-from headscope.geometry import Geometry
-from headscope.models import Model, load
+from headscope.models import sources
+from headscope.positions.model import Model, Spec, load
+from headscope.positions.schemes import Base, Yarn
 
 MEASURABLE = pytest.mark.parametrize("family", families.MEASURABLE)
 TOKENIZER = object()
@@ -124,7 +125,7 @@ def test_a_saved_folder_is_the_same_checkpoint(family: str, tmp_path: Path) -> N
     module = families.MEASURABLE[family]()
     module.save_pretrained(tmp_path)
     opened = load(f"{tmp_path}@yarn:factor=2", device="cpu", tokenizer=TOKENIZER)
-    assert (opened.checkpoint, opened.scheme, opened.tokenizer) == (str(tmp_path), "yarn:factor=2", TOKENIZER)
+    assert (opened.name, opened.scheme, opened.tokenizer) == (str(tmp_path), "yarn:factor=2", TOKENIZER)
     assert opened.geometry == load(module).geometry
     assert opened.weights_sha256 == load(module).weights_sha256
     assert opened.weights_sha256 != load(families.SPECS[family].build(seed=1)).weights_sha256
@@ -143,13 +144,16 @@ def test_an_opened_model_is_returned_as_it_is() -> None:
     model = load(families.MEASURABLE["llama"]())
     assert load(model) is model
     twin = model.with_scheme("nope")
-    assert (twin.scheme, model.scheme, twin.module) == ("nope", "base", model.module)
+    assert (twin.scheme, model.scheme) == ("nope", "base")
+    assert twin.checkpoint is model.checkpoint
+    assert (twin.spec, model.spec) == ("in-memory llama@nope", "in-memory llama")
+    assert "did you mean 'nope'" in message(BadInput, lambda: model.with_scheme("nop"))
 
 
 @pytest.mark.model
 def test_the_alias_and_its_gguf_file_are_one_checkpoint(smollm2: Model) -> None:
     opened = headscope.load(str(shipped_gguf()), device="cpu")
-    assert (opened.checkpoint, smollm2.checkpoint) == (shipped_gguf().name, "smollm2-135m")
+    assert (opened.name, smollm2.name) == (shipped_gguf().name, "smollm2-135m")
     assert opened.geometry == smollm2.geometry
     assert all(map(torch.equal, opened.module.parameters(), smollm2.module.parameters()))
     assert opened.tokenizer("To be").input_ids == smollm2.tokenizer("To be").input_ids
@@ -181,13 +185,13 @@ def test_a_gguf_file_is_converted_once(cache: Path, monkeypatch: pytest.MonkeyPa
         assert folder.name.startswith(".")
         (folder / "config.json").write_text("{}")
 
-    monkeypatch.setattr(checkpoints, "_convert", convert)
+    monkeypatch.setattr(sources, "_convert", convert)
     gguf = cache.with_name("tiny.gguf")
-    folders = {checkpoints.converted(gguf) for _ in range(2)}
+    folders = {sources.converted(gguf) for _ in range(2)}
     assert len(converted) == 1
     assert list(cache.iterdir()) == list(folders)
     gguf.write_bytes(b"GGUF, another")
-    assert checkpoints.converted(gguf) not in folders
+    assert sources.converted(gguf) not in folders
 
 
 @pytest.mark.parametrize("death", [KeyboardInterrupt, SystemExit, RuntimeError])
@@ -198,9 +202,9 @@ def test_a_conversion_that_dies_leaves_nothing(
         (folder / "model.safetensors").write_bytes(b"half")
         raise death
 
-    monkeypatch.setattr(checkpoints, "_convert", convert)
+    monkeypatch.setattr(sources, "_convert", convert)
     with pytest.raises(death):
-        checkpoints.converted(cache.with_name("tiny.gguf"))
+        sources.converted(cache.with_name("tiny.gguf"))
     assert list(cache.iterdir()) == []
 
 
@@ -210,14 +214,14 @@ def test_a_conversion_killed_outright_is_never_taken_for_a_finished_one(
     """SIGKILL runs no clean-up: what it leaves is a dot-prefixed folder, which the next conversion ignores."""
     gguf = cache.with_name("tiny.gguf")
     dying = (
-        "import os, signal, sys; from pathlib import Path; from headscope import checkpoints\n"
-        "checkpoints._convert = lambda gguf, folder: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "checkpoints.converted(Path(sys.argv[1]))"
+        "import os, signal, sys; from pathlib import Path; from headscope.models import sources\n"
+        "sources._convert = lambda gguf, folder: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sources.converted(Path(sys.argv[1]))"
     )
     assert subprocess.run([sys.executable, "-c", dying, str(gguf)], check=False).returncode == -9
     assert all(left.name.startswith(".") for left in cache.iterdir())
-    monkeypatch.setattr(checkpoints, "_convert", lambda gguf, folder: (folder / "config.json").write_text("{}"))
-    assert (checkpoints.converted(gguf) / "config.json").is_file()
+    monkeypatch.setattr(sources, "_convert", lambda gguf, folder: (folder / "config.json").write_text("{}"))
+    assert (sources.converted(gguf) / "config.json").is_file()
 
 
 def test_losing_a_race_to_convert_is_as_good_as_winning_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,8 +230,8 @@ def test_losing_a_race_to_convert_is_as_good_as_winning_it(cache: Path, monkeypa
         winner.mkdir()
         (winner / "config.json").write_text("the winner's")
 
-    monkeypatch.setattr(checkpoints, "_convert", convert)
-    found = checkpoints.converted(cache.with_name("tiny.gguf"))
+    monkeypatch.setattr(sources, "_convert", convert)
+    found = sources.converted(cache.with_name("tiny.gguf"))
     assert (found / "config.json").read_text() == "the winner's"
     assert list(cache.iterdir()) == [found]
 
@@ -236,8 +240,8 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_nothing(cache: Path, monkeyp
     def convert(gguf: Path, folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "_convert", convert)
-    said = message(CannotWrite, lambda: checkpoints.converted(cache.with_name("tiny.gguf")))
+    monkeypatch.setattr(sources, "_convert", convert)
+    said = message(CannotWrite, lambda: sources.converted(cache.with_name("tiny.gguf")))
     assert "No space left on device" in said
     assert "HEADSCOPE_CACHE" in said
     assert list(cache.iterdir()) == []
@@ -295,6 +299,16 @@ def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", ["@yarn:factor=2", "smollm2-135m@"])
 def test_half_a_spec_is_bad_input(spec: str) -> None:
     assert "CHECKPOINT@SCHEME" in message(BadInput, lambda: load(spec))
+
+
+def test_a_spec_is_split_at_its_last_at() -> None:
+    read = Spec.read("runs/me@home/ckpt@yarn:factor=2")
+    assert (read.checkpoint, read.scheme, read.rule) == ("runs/me@home/ckpt", "yarn:factor=2", Yarn(2.0))
+    assert Spec.read("ckpt") == Spec("ckpt", "base", Base())
+
+
+def test_a_mistake_in_the_scheme_is_told_before_the_checkpoint_is_looked_for() -> None:
+    assert "needs factor=" in message(BadInput, lambda: load("./no/such/folder@yarn"))
 
 
 def test_unknown_devices_and_dtypes_are_bad_input(tmp_path: Path) -> None:

@@ -15,16 +15,18 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import headscope as hs
-from headscope import needles as found_needles
-from headscope.config import build_study
 from headscope.errors import BadInput, Interrupted
-from headscope.models import Model
-from headscope.prefixes import PrefixReader, read_tokens
-from headscope.store import Run, validate
-from headscope.study import Library
-from probes import needle
-from probes.facts import OURS, Needle
-from probes.needle import NeedleSection, recall, retrieval_scores
+from headscope.passes.prefixes import PrefixReader, read_tokens
+from headscope.positions.model import Model
+from headscope.runs.run import Run
+from headscope.runs.validate import validate
+from headscope.studies.config import build_study
+from headscope.studies.materials import Materials
+from probes.needle import cells as needle
+from probes.needle import found as found_needles
+from probes.needle.answers import recall
+from probes.needle.cells import NeedleSection, retrieval_scores
+from probes.needle.facts import OURS, Needle
 
 VOCAB = 128
 FACT = range(40, 46)
@@ -72,8 +74,8 @@ def place(tmp_path: Path) -> Path:
         text = " ".join(chance.choice([*(f"w{n}" for n in range(8, 31)), "w5.", "w6."]) for _ in range(400))
         (tmp_path / "hay" / f"{name}.txt").write_text(text)
     fact = " ".join(f"w{n}" for n in FACT)
-    mine = [Needle("one", "w31 w32", "w38 w39", fact), Needle("two", "w33", "w60 w61 w62", "w63 w64 w65 w66")]
-    (tmp_path / "needles.jsonl").write_text("\n".join(json.dumps(vars(each)) for each in mine))
+    needles = [Needle("one", "w31 w32", "w38 w39", fact), Needle("two", "w33", "w60 w61 w62", "w63 w64 w65 w66")]
+    (tmp_path / "needles.jsonl").write_text("\n".join(json.dumps(vars(each)) for each in needles))
     return tmp_path
 
 
@@ -181,7 +183,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(place: Path, monkeypatch: 
 
 def section(**changes: Any) -> NeedleSection:
     plan = build_study({"needle": {"needles": 1, **changes}})
-    return NeedleSection(plan, Library(plan))
+    return NeedleSection(plan.sections["needle"], Materials(plan))
 
 
 @pytest.mark.model
@@ -281,7 +283,7 @@ def test_a_model_without_a_tokenizer_is_refused(place: Path) -> None:
 def test_without_a_success_the_headline_is_missing_and_the_failures_are_stored(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from headscope import findings, terminal
+    from headscope.report import outline, terminal
 
     run = ask(place, tiny())
     trials = run.needles[run.needles["mode"] == "strict"]
@@ -291,7 +293,7 @@ def test_without_a_success_the_headline_is_missing_and_the_failures_are_stored(
     assert run.heads["retrieval_control"].notna().all()
     (seen,) = found_needles.overview(run).to_dict("records")
     assert np.isnan(seen["top"])
-    assert "none of" in " ".join(findings.sentences(run)["Needle in a haystack"])
+    assert "none of" in " ".join(finding.text for finding in outline.findings(run)["Needle in a haystack"])
     terminal.warn(run)
     assert "found the needle in none of 24 trials" in capsys.readouterr().err
     terminal.summarise(run)

@@ -7,11 +7,15 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from headscope import charts, findings, report
-from headscope.figures import heads, needle
-from headscope.needles import between_models, by_group, by_seed, overview, retest, success
-from headscope.store import Run
-from headscope.synthetic import synthetic_run
+from headscope.figures import heads
+from headscope.report import html as report
+from headscope.report import outline
+from headscope.runs.run import Run
+from headscope.runs.synthetic import synthetic_run
+from probes.needle import charts, findings
+from probes.needle import figures as needle
+from probes.needle.config import NeedleGrid
+from probes.needle.found import between_models, by_group, by_seed, overview, retest, success
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +34,16 @@ def scores(run: Run, model: str, **only: object) -> pd.Series:
         key in wanted for key in rows[["needle", "context_length", "depth", "seed"]].itertuples(index=False, name=None)
     ]
     return rows[kept].astype({"score": "float64"}).groupby(["layer", "head"])["score"].mean()
+
+
+def sentences(run: Run) -> list[str]:
+    return [finding.text for finding in outline.findings(run)["Needle in a haystack"]]
+
+
+def drawn(run: Run) -> set[str]:
+    """Titles of the charts of the chapter."""
+    groups = outline.chapters(outline.shown(run))["Needle in a haystack"]
+    return {chart.figure.layout.title.text for group in groups for chart in group.charts}
 
 
 def test_the_headline_is_the_mean_over_successful_trials_alone(run: Run) -> None:
@@ -54,9 +68,9 @@ def test_a_model_without_success_has_no_headline_but_its_control(run: Run, monke
     seen = overview(other).set_index("model")
     assert np.isnan(seen.loc["yarn", "above"]) or seen.loc["yarn", "successes"] == 0
     assert np.isnan(seen.loc["yarn", "top"])
-    told = " ".join(findings.sentences(other)["Needle in a haystack"])
+    told = " ".join(sentences(other))
     assert "yarn answered none of 32 trials, so none of its heads has a retrieval score." in told
-    titles = [chart.figure.layout.title.text for chart in charts.sections(other)["Needle in a haystack"]]
+    titles = drawn(other)
     assert "Retrieval score: base" in titles
     assert "Retrieval score: yarn" not in titles
 
@@ -82,9 +96,48 @@ def test_the_overview_counts_heads_above_a_tenth_and_at_zero(run: Run) -> None:
 
 
 def test_the_words_name_the_five_best_heads(run: Run) -> None:
-    told = findings.sentences(run)["Needle in a haystack"][0]
+    told = sentences(run)[0]
     best = scores(run, "base").sort_values(ascending=False, kind="stable")[:5]
     assert ", ".join(f"layer {layer} head {head} ({score:.2f})" for (layer, head), score in best.items()) in told
+
+
+def test_a_sentence_about_one_model_says_which(run: Run) -> None:
+    for finding in findings.findings(run):
+        several = "ranks its heads as" in finding.text
+        assert finding.model == ("" if several else next(label for label in run.models if label in finding.text))
+
+
+def test_the_terminal_shows_a_row_a_model_and_warns_of_one_that_found_nothing(run: Run) -> None:
+    shown = findings.overview(run)
+    assert shown is not None
+    assert shown.warnings == []
+    best = scores(run, "base")
+    layer, head = best.idxmax()
+    assert shown.rows[0]["top head"] == f"L{layer} H{head}: {best.max():.2f}"
+    assert [row["model"] for row in shown.rows] == run.models
+    failed = Run(run.path, run.manifest)
+    failed._frames["needles"] = run.needles.assign(success=False)
+    shown = findings.overview(failed)
+    assert shown is not None
+    assert shown.rows[1]["top head"] == "no score"
+    assert [line.split(",")[0] for line in shown.warnings] == [
+        f"{label} found the needle in none of 32 trials" for label in run.models
+    ]
+
+
+def test_a_head_is_told_by_its_rank_and_drawn_by_length_and_depth(run: Run) -> None:
+    order = scores(run, "yarn").sort_values(ascending=False)
+    layer, head = order.index[0]
+    (told,) = findings.of_head(run, "yarn", layer, head)
+    assert f"1 of 24 in yarn ({order.iloc[0]:.3f})" in told
+    never = scores(run, "base").add(scores(run, "yarn")).idxmin()
+    assert [*findings.of_head(run, "base", *never)] == ["It copies no token of a needle in any successful trial."]
+    (chart,) = charts.of_head(run, "yarn", layer, head)
+    deepest = run.retrieval.merge(run.needles[run.needles["success"]]).query(
+        f"model == 'yarn' and layer == {layer} and head == {head} and context_length == 1024 and depth == 1"
+    )
+    assert chart.figure.data[0].z[3][1] == pytest.approx(deepest["score"].mean())
+    assert chart.figure.data[0].customdata[3][1] == len(deepest)
 
 
 def test_seeds_agree_as_their_own_means_do(run: Run) -> None:
@@ -102,7 +155,7 @@ def test_models_agree_as_their_own_means_do(run: Run) -> None:
     assert row["spearman"] == pytest.approx(spearmanr(first, second).statistic)
     best = [set(each.sort_values(ascending=False, kind="stable").index[:10]) for each in (first, second)]
     assert row["overlap"] == len(best[0] & best[1]) / 10
-    told = findings.sentences(run)["Needle in a haystack"]
+    told = sentences(run)
     assert any(said.startswith("yarn ranks its heads as base does") for said in told)
 
 
@@ -148,6 +201,16 @@ def test_dots_are_heads(run: Run) -> None:
     assert matrix.z[1][2] == pytest.approx(scores(run, "base")[1, 2])
 
 
+def test_the_grid_is_what_flags_or_a_study_file_say() -> None:
+    grid = NeedleGrid(lengths="4", depths="3", max_length="1000")
+    assert grid.grid_lengths == [250, 500, 750, 1000]
+    assert grid.grid_depths == [0, 0.5, 1]
+    listed = NeedleGrid(lengths=["2048", "512"], depths=["0", "0.25"])
+    assert (listed.grid_lengths, listed.grid_depths) == ([512, 2048], [0, 0.25])
+    for name, option in NeedleGrid.model_fields.items():
+        assert option.description, name
+
+
 def test_what_is_missing_is_said_in_the_figure(run: Run) -> None:
     for figure in (
         needle.success_map(run.needles.iloc[:0], "base"),
@@ -161,7 +224,7 @@ def test_what_is_missing_is_said_in_the_figure(run: Run) -> None:
 
 
 def test_the_report_shows_every_needle_figure_and_sentence(run: Run, tmp_path: Path) -> None:
-    titles = {chart.figure.layout.title.text for chart in charts.sections(run)["Needle in a haystack"]}
+    titles = drawn(run)
     for label in run.models:
         named = ("Needle found", "Retrieval score", "Retrieval against growth", "Retrieval in two haystacks")
         assert {f"{name}: {label}" for name in named} < titles

@@ -1,7 +1,10 @@
 """Position schemes: what each one does to a model, that transformers agrees, and that nothing stays behind."""
 
+import copy
+import gc
 import math
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +20,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from headscope import checkpoints, seam
-from headscope.attention import Attention
-from headscope.capture import capturing
+from headscope.attention import seam
+from headscope.attention.heard import Attention
 from headscope.errors import BadInput, Missing
-from headscope.measuring import position_tables
-from headscope.models import Model, load
+from headscope.models import sources
+from headscope.passes.capture import capturing
 from headscope.positions import AdaRoPE, attached, parse, resolve
 from headscope.positions.adarope import LEARNED
+from headscope.positions.model import Model, load
 from headscope.positions.schedule import Schedule
+from headscope.positions.tables import position_tables
 
 MEASURABLE = pytest.mark.parametrize("family", families.MEASURABLE)
 SOME = pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "gpt_neox", "phi3", "smollm3", "cohere", "glm"])
@@ -143,13 +147,17 @@ def test_identities_hold_on_the_real_checkpoint(smollm2: Model, tokens: Tensor) 
     plain = logits(smollm2, ids)
     assert difference(logits(smollm2, ids, "base"), plain) == 0.0
     assert difference(logits(smollm2, ids, AdaRoPE.untrained(smollm2, resolve(smollm2, "base"))), plain) == 0.0
-    folder, _ = checkpoints.locate("smollm2-135m")
+    folder, _ = sources.locate("smollm2-135m")
     rope = {"rope_type": "yarn", "rope_theta": 1e5, "factor": 4.0, "original_max_position_embeddings": 8192}
     expected = logits(AutoModelForCausalLM.from_pretrained(folder, rope_parameters=rope), ids)
     yarn = logits(smollm2, ids, "yarn:factor=4")
     assert difference(yarn, expected) == 0.0
+    # In float64, since float32 kernels of one processor round by 1e-4 where another's do not.
+    double = load(copy.deepcopy(smollm2.module).double())
+    untrained = AdaRoPE.untrained(double, resolve(double, "yarn:factor=4"))
+    assert difference(logits(double, ids, untrained), logits(double, ids, "yarn:factor=4")) <= 1e-4
     untrained = AdaRoPE.untrained(smollm2, resolve(smollm2, "yarn:factor=4"))
-    assert difference(logits(smollm2, ids, untrained), yarn) <= 1e-4
+    assert difference(logits(smollm2, ids, untrained), yarn) <= 1e-5 * yarn.abs().max()
     assert difference(yarn, plain) > 1
     assert torch.equal(logits(smollm2, ids), plain)
 
@@ -352,6 +360,33 @@ def test_a_model_runs_under_the_scheme_of_its_own_spec() -> None:
     assert torch.equal(found, logits(model, scheme="nope"))
 
 
+def test_a_model_reads_its_adapter_once(tmp_path: Path) -> None:
+    model = tiny("llama-gqa")
+    path = learned(model).save(tmp_path / "adapter.safetensors")
+    adapted = model.with_scheme(f"adarope:adapter={path}")
+    with attached(adapted) as schedule:
+        expected = logits(adapted)
+    path.unlink()
+    assert resolve(adapted) is schedule
+    with attached(adapted):
+        assert torch.equal(logits(adapted), expected)
+
+
+@pytest.mark.parametrize("scheme", ["base", "yarn:factor=4", "logn", "prope"])
+def test_a_model_that_is_let_go_lets_its_checkpoint_go(scheme: str) -> None:
+    """At once, without the garbage collector: the next checkpoint needs the memory."""
+    model = tiny("llama-gqa").with_scheme(scheme)
+    checkpoint = weakref.ref(model.checkpoint)
+    with attached(model):
+        pass
+    gc.disable()
+    try:
+        del model
+        assert checkpoint() is None
+    finally:
+        gc.enable()
+
+
 # Caches, batches, precision ----------------------------------------------------------------------------------------
 
 
@@ -525,7 +560,7 @@ def test_an_adapter_survives_its_file(family: str, tmp_path: Path) -> None:
     opened = AdaRoPE.load(path, model)
     assert opened.sha256 == adapter.sha256
     assert opened.reference_length == 16
-    assert (opened.metadata["checkpoint"], opened.metadata["note"]) == (model.checkpoint, {"steps": 3})
+    assert (opened.metadata["checkpoint"], opened.metadata["note"]) == (model.name, {"steps": 3})
     assert opened.metadata["weights_sha256"] == model.weights_sha256
     assert torch.equal(opened.xi_init, adapter.xi_init)
     assert torch.equal(logits(model, scheme=f"adarope:adapter={path}"), logits(model, scheme=adapter))

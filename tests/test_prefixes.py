@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headscope as hs
-from headscope.attention import Attention
-from headscope.models import Model
+from headscope.attention.heard import Attention
+from headscope.passes.prefixes import Ids, PrefixReader, last_block, read_tokens, shared_tokens
 from headscope.positions import AdaRoPE, resolve
-from headscope.prefixes import Ids, PrefixReader, last_block, read_tokens, shared_tokens
+from headscope.positions.model import Model
 
 BLOCK = 8
 
@@ -24,9 +24,9 @@ def model(name: str = "llama-gqa", scheme: str = "base") -> Model:
 
 def prompts(seed: int = 0, sizes: Sequence[int] = (0, 13, 24, 30)) -> list[Ids]:
     """A trunk of 40 tokens that the prompts leave at the given places, 10 tokens each, and the trunk itself."""
-    made = np.random.default_rng(seed)
-    trunk = made.integers(3, families.VOCAB, 40)
-    branches = [np.concatenate([trunk[:at], made.integers(3, families.VOCAB, 10)]) for at in sizes]
+    rng = np.random.default_rng(seed)
+    trunk = rng.integers(3, families.VOCAB, 40)
+    branches = [np.concatenate([trunk[:at], rng.integers(3, families.VOCAB, 10)]) for at in sizes]
     return [each.astype(np.int32) for each in [*branches, trunk]]
 
 
@@ -46,8 +46,8 @@ def answered(reader: PrefixReader, prompt: Ids, most: int = 5) -> tuple[list[int
     return reader.answer(prompt, heard, most, lambda token: False), heard.rows
 
 
-def small(made: Model) -> PrefixReader:
-    reader = PrefixReader(made)
+def small(model: Model) -> PrefixReader:
+    reader = PrefixReader(model)
     reader.block = BLOCK
     return reader
 
@@ -84,8 +84,8 @@ def test_answers_are_the_models_own_greedy_ones_and_rows_those_of_a_full_pass(na
             for step in range(5):
                 opened.module(own[:, : len(prompt) + step], use_cache=False)
         assert len(heard.rows) == len(rows)
-        for mine, theirs in zip(rows, heard.rows, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+        for row, other in zip(rows, heard.rows, strict=True):
+            torch.testing.assert_close(row, other, rtol=1e-3, atol=1e-4)
 
 
 def test_an_untrained_adapter_shares_like_the_scheme_it_starts_from(tmp_path) -> None:
@@ -116,8 +116,8 @@ def test_queries_that_depend_on_the_total_length_are_read_again_at_every_step(tm
         for step in range(5):
             logits = adapted.module(sequence[:, : len(prompt) + step], use_cache=False).logits
             assert int(logits[0, -1].argmax()) == tokens[step]
-    for mine, theirs in zip(rows, heard.rows, strict=True):
-        torch.testing.assert_close(mine, theirs)
+    for row, other in zip(rows, heard.rows, strict=True):
+        torch.testing.assert_close(row, other)
 
 
 def test_an_answer_ends_with_the_first_ending_token() -> None:

@@ -4,11 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from headscope import charts, findings, report, study
-from headscope.config import build_study
-from headscope.figures import scaling, window
-from headscope.store import Run, validate
-from headscope.windows import NAMES, accuracy, mass_bounds
+from headscope import report
+from headscope.report import outline
+from headscope.runs.run import Run
+from headscope.runs.validate import validate
+from headscope.studies import runner as study
+from headscope.studies.config import build_study
+from probes.scaling import shown as scaling
+from probes.window import figures as window
+from probes.window.found import NAMES, accuracy, mass_bounds
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +81,8 @@ def test_an_empty_window_table_is_explained(run: Run, draw) -> None:
 
 
 def test_a_run_without_models_makes_a_report_of_its_probes(run: Run, tmp_path: Path) -> None:
-    assert set(findings.sentences(run)) == {"Needle retrieval from a window", "Scaling theorems"}
-    assert set(charts.sections(run)) == {"Needle retrieval from a window", "Scaling theorems"}
+    assert set(outline.findings(run)) == {"Needle retrieval from a window", "Scaling theorems"}
+    assert set(outline.chapters(outline.shown(run))) == {"Needle retrieval from a window", "Scaling theorems"}
     page = report.write([run], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Needle retrieval from a window" in page
     assert "Heads worth a closer look" not in page

@@ -2,18 +2,23 @@
 
 import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from foreign_probe import BROKEN, LATE, PROBE
 from plotly.offline import get_plotlyjs
 
-from headscope import findings, report
+from headscope import door, report
 from headscope.errors import BadInput, CannotWrite
-from headscope.store import Run
-from headscope.synthetic import synthetic_run
+from headscope.report import html, outline, terminal
+from headscope.report.cells import cell, heading
+from headscope.runs.run import Run
+from headscope.runs.statistics import number
+from headscope.runs.synthetic import synthetic_run
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -51,35 +56,39 @@ class Page(HTMLParser):
         return [int(tag[1]) for tag, _ in self.tags if re.fullmatch("h[1-6]", tag)]
 
 
+def sentences(run: Run) -> dict[str, list[str]]:
+    return {topic: [finding.text for finding in found] for topic, found in outline.findings(run).items()}
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return synthetic_run(tmp_path_factory.mktemp("runs"), models=("base", "yarn", "adarope"))
 
 
 @pytest.fixture(scope="module")
-def html(run: Run, tmp_path_factory: pytest.TempPathFactory) -> str:
+def source(run: Run, tmp_path_factory: pytest.TempPathFactory) -> str:
     out = report.write([run], tmp_path_factory.mktemp("report") / "deep" / "report.html")
     return out.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def parsed(html: str) -> Page:
-    return Page(html)
+def parsed(source: str) -> Page:
+    return Page(source)
 
 
-def test_it_loads_nothing_and_inlines_plotly_once(html: str, parsed: Page) -> None:
+def test_it_loads_nothing_and_inlines_plotly_once(source: str, parsed: Page) -> None:
     for tag, attributes in parsed.tags:
         for name in ("src", "href", "action", "srcset", "data"):
             value = attributes.get(name) or ""
             assert value == "data:," or value.startswith("#") or not value, (tag, name, value)
-    style = re.search(r"<style>(.*?)</style>", html, re.S)
+    style = re.search(r"<style>(.*?)</style>", source, re.S)
     assert style
     assert not re.search(r"url\(|@import", style[1])
-    assert html.count(get_plotlyjs()[:2000]) == 1
+    assert source.count(get_plotlyjs()[:2000]) == 1
     assert parsed.scripts.count(get_plotlyjs()) == 1
 
 
-def test_the_policy_allows_only_its_own_two_scripts(html: str, parsed: Page) -> None:
+def test_the_policy_allows_only_its_own_two_scripts(parsed: Page) -> None:
     policy = next(
         a["content"] for tag, a in parsed.tags if tag == "meta" and "Content-Security" in str(a.get("http-equiv"))
     )
@@ -87,7 +96,7 @@ def test_the_policy_allows_only_its_own_two_scripts(html: str, parsed: Page) -> 
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     executed = [script for script in parsed.scripts if not script.lstrip().startswith(("{", "["))]
     assert len(executed) == 2
-    assert all(f"'{report._sha256(script)}'" in policy for script in executed)
+    assert all(f"'{html._sha256(script)}'" in policy for script in executed)
 
 
 def test_the_sections_and_landmarks_are_there_in_order(parsed: Page) -> None:
@@ -122,7 +131,7 @@ def test_no_nan_reaches_the_reader(parsed: Page) -> None:
 
 
 def test_findings_count_local_heads_and_compare_losses(run: Run) -> None:
-    told = findings.sentences(run)
+    told = sentences(run)
     heads = run.heads[run.heads["model"] == "base"]
     assert (
         f"{(heads['ess2_1024'] < 8).sum()} of 24 heads attend in effect to fewer than 8" in told["Effective length"][0]
@@ -133,34 +142,44 @@ def test_findings_count_local_heads_and_compare_losses(run: Run) -> None:
 
 def test_notable_heads_are_the_extremes(run: Run) -> None:
     heads = run.heads[run.heads["model"] == "base"].set_index(["layer", "head"])
-    chosen = findings.notable(run.heads)
+    chosen = outline.notable(run.heads)
     assert "most global" in chosen[heads["ess2_1024"].idxmax()]
     assert "most local" in chosen[heads["ess2_1024"].idxmin()]
     assert "highest retrieval score" in chosen[heads["retrieval"].idxmax()]
 
 
-def test_a_report_explains_what_its_runs_measured_and_nothing_else(run: Run) -> None:
+def test_a_report_explains_what_its_runs_measured_and_nothing_else(run: Run, parsed: Page) -> None:
+    def read(page: Page) -> str:
+        return page.text.split("How to read this")[2].split("Findings in words")[0]
+
+    others = ("Effective length", "Rotary pair", "CoV", "Effective base", "Head influence")
+    assert all(term in read(parsed) for term in ("Retrieval score", *others))
+    assert "drawn above" in parsed.text
     needles = {name: run.manifest["tables"][name] for name in ("needles", "retrieval")}
     page = Page(report.render([Run(run.path, {**run.manifest, "tables": needles})]))
-    read = page.text.partition("How to read this")[2].partition("Findings in words")[0]
-    assert "Retrieval score" in read
-    for absent in ("Effective length", "Rotary pair", "CoV", "Effective base", "Head influence"):
-        assert absent not in read
+    assert "Retrieval score" in read(page)
+    assert not any(term in read(page) for term in others)
     assert "highest retrieval score" in page.text
     assert "drawn above" not in page.text
 
 
-def test_a_single_model_has_no_comparison(tmp_path: Path) -> None:
+def test_a_single_model_has_no_comparison(parsed: Page, tmp_path: Path) -> None:
     alone = Page(report.render([synthetic_run(tmp_path, models=("base",), docs=1)]))
-    assert "Change against" not in alone.text
-    assert "One model" not in alone.text
-    assert "against base" not in alone.text
+    for told in ("Change against the first model", "Comparisons are with", "under yarn", "95 % interval +0.050"):
+        assert told in parsed.text
+        assert told not in alone.text
+    for drawn in ("against base, by position", "of each head, against base"):
+        assert any(drawn in script for script in parsed.scripts)
+        assert not any(drawn in script for script in alone.scripts)
 
 
 @pytest.mark.parametrize("kept", ["attention", "pairs", "nll", "positions", "scales"])
 def test_a_run_of_one_table_makes_a_report(run: Run, tmp_path: Path, kept: str) -> None:
     part = Run(run.path, {**run.manifest, "tables": {kept: run.manifest["tables"][kept]}})
-    assert Page(report.render([part])).headings()[0] == 1
+    page = Page(report.render([part]))
+    figures = sum(tag == "figure" for tag, _ in page.tags)
+    assert figures or kept == "positions"  # these frequencies change alike in every layer
+    assert re.findall(r"Table (\w+):", page.text) == [kept]
 
 
 def test_training_steps_make_their_own_section(tmp_path: Path) -> None:
@@ -173,16 +192,16 @@ def test_training_steps_make_their_own_section(tmp_path: Path) -> None:
 
 def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
     hostile = "</script><script>alert(1)</script>"
-    html = report.render([synthetic_run(tmp_path, models=("base", hostile))])
-    assert hostile not in html
-    assert "<script>alert" not in html
-    assert hostile in Page(html).text
+    made = report.render([synthetic_run(tmp_path, models=("base", hostile))])
+    assert hostile not in made
+    assert "<script>alert" not in made
+    assert hostile in Page(made).text
 
 
 def test_numbers_are_short_and_never_lie_about_infinity() -> None:
-    assert report.compact(np.array([1 / 3, np.nan, 2.0, np.inf])) == [0.33333, None, 2, None]
-    assert findings.number(np.inf) == "infinite"
-    assert [findings.number(x) for x in (738578.9, 45.67, 1.8, 0.01234, -1e-9)] == [
+    assert html.compact(np.array([1 / 3, np.nan, 2.0, np.inf])) == [0.33333, None, 2, None]
+    assert number(np.inf) == "infinite"
+    assert [number(x) for x in (738578.9, 45.67, 1.8, 0.01234, -1e-9)] == [
         "738,579",
         "45.7",
         "1.80",
@@ -197,3 +216,125 @@ def test_mistakes_are_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotWrite, match="choose another --out"):
         report.write([run], tmp_path / "file" / "report.html")
+
+
+def test_a_report_can_be_written_under_a_plain_name(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert report.write([run], "report.html") == Path("report.html")
+    assert (tmp_path / "report.html").stat().st_size > 1e6
+
+
+def test_columns_and_cells_are_worded_in_one_place() -> None:
+    assert heading("nll_512_diff") == "loss against the first model at 512 (nats/token)"
+    assert heading("ess2_1024") == "effective length at 1,024 (tokens)"
+    assert heading("kv_group") == "kv group"
+    row = {"nll_512": 3.14159, "growth": 0.5, "growth_low": 0.4, "growth_high": 0.6, "model": "base", "ess1": np.nan}
+    assert cell(row, "nll_512") == "3.142"
+    assert cell(row, "growth") == "0.500 (0.400 to 0.600)"
+    assert (cell(row, "model"), cell(row, "ess1")) == ("base", "–")
+
+
+# Probes that the report does not know
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Install probes for this test, behind ours."""
+    ours = dict(door.probes())
+
+    def add(*probes: door.Probe) -> None:
+        monkeypatch.setattr(door, "probes", lambda: ours | {probe.name: probe for probe in probes})
+
+    return add
+
+
+@pytest.fixture
+def fresh(run: Run) -> Run:
+    """The run as nobody has read it yet."""
+    return Run.open(run.path)
+
+
+def test_a_foreign_probe_gets_its_chapter_findings_and_terms(install: Callable[..., None], fresh: Run) -> None:
+    before = sentences(fresh)
+    install(PROBE)
+    run = Run.open(fresh.path)
+    told = sentences(run)
+    assert told["Foreign matters"] == ["There are 3 models."]
+    assert told["Loss"] == [*before["Loss"], "Foreign losses are like ours."], "topics of one name are read as one"
+    assert list(told) == [*before, "Foreign matters"]
+    chapters = outline.chapters(outline.shown(run))
+    titles = [chart.figure.layout.title.text for group in chapters["Foreign matters"] for chart in group.charts]
+    assert titles == ["At home with base", "Abroad"]
+    page = Page(report.render([run]))
+    read = page.text.split("How to read this")[2].split("Findings in words")[0]
+    assert "How foreign a head is." in read
+    assert "F = 1" in read
+    assert "Of a table that no run has." not in read
+    assert "Said by another probe already." not in read
+    assert "A foreign caption." in page.text
+
+
+def test_a_broken_probe_is_told_of_and_the_rest_is_as_without_it(
+    install: Callable[..., None], fresh: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    def drawn(run: Run) -> list[tuple[str, str]]:
+        chapters = outline.chapters(outline.shown(run))
+        return [(title, chart.caption) for title, groups in chapters.items() for g in groups for chart in g.charts]
+
+    def without_foreign(told: dict[str, list[str]]) -> dict[str, list[str]]:
+        return {topic: [text for text in found if "oreign" not in text] for topic, found in told.items()}
+
+    before, figures = sentences(fresh), drawn(fresh)
+    install(BROKEN, LATE)
+    run = Run.open(fresh.path)
+    after = without_foreign(sentences(run))
+    assert after.pop("Foreign matters") == ["There are 3 models."]
+    assert after == before
+    assert drawn(run) == [*figures, ("Foreign matters", "A foreign caption.")]
+    assert outline.glossary(run)
+    told = "\n".join(caplog.messages)
+    for part in ("'broken': its charts", "'broken': its findings", "'broken': its glossary", "'late': its charts"):
+        assert told.count(part) == 1, part
+    assert "RuntimeError: out of order" in told
+
+
+# The terminal
+
+
+def shown_by(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+def test_the_terminal_shows_models_overviews_and_findings(
+    install: Callable[..., None], fresh: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(PROBE)
+    terminal.summarise(fresh)
+    told = " ".join(shown_by(capsys).split())
+    assert "growth exponent" in told
+    assert "loss against the first model at 1,024 (nats/token)" in told
+    assert "Foreign [bold]title[/bold] what is foreign [b]here[/b] [/b]all" in told
+    assert all(" ".join(text.split()) in told for found in sentences(fresh).values() for text in found)
+    terminal.warn(fresh)
+    assert capsys.readouterr().err.splitlines()[-1] == "headscope: far [red]away"
+    terminal.advise(fresh)
+    assert shown_by(capsys).splitlines() == [f"Next: headscope report {fresh.path}", f"Leave: foreign {fresh.path}"]
+
+
+def test_a_run_as_data_holds_what_probes_tell(install: Callable[..., None], run: Run) -> None:
+    install(PROBE)
+    told = terminal.as_data(Run(run.path, {**run.manifest, "timings": {"seconds": 1.0}}))
+    assert [row["model"] for row in told["summary"]] == ["base", "yarn", "adarope"]
+    assert {row["model"] for row in told["needles"]} == {"base", "yarn", "adarope"}
+    assert told["foreign"] == [{"n": 1}]
+    assert json.loads(json.dumps(told)) == told
+
+
+@pytest.mark.parametrize("name", ["[bold]runs[/bold]", "[/oops]", "[link=https://example.org]x[/link]", ":smile:"])
+def test_what_users_named_is_printed_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.say("Run: ", name)
+    terminal.say("Open ", terminal.bold(name), " in a browser")
+    terminal.print_table([{"": name, name: 1.0}], title=name)
+    told = shown_by(capsys).splitlines()
+    assert told[:2] == [f"Run: {name}", f"Open {name} in a browser"]
+    assert sum(name in line for line in told[2:]) == 3

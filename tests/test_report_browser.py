@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from headscope import report
-from headscope.synthetic import synthetic_run
+from headscope.runs.synthetic import synthetic_run
 
 pytestmark = pytest.mark.browser
 

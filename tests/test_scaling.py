@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
-from headscope import study
-from headscope.config import build_study
 from headscope.errors import BadInput
-from probes.scaling import BASE, log_ess, means, regime, scale
+from headscope.studies import runner as study
+from headscope.studies.config import build_study
+from probes.scaling.cells import BASE, log_ess, means, regime, scale
 
 SEEDS = st.integers(0, 2**31)
 

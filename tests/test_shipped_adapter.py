@@ -9,12 +9,14 @@ import torch
 import yaml
 from safetensors import safe_open
 
-from headscope import study, texts
-from headscope.config import build_study
-from headscope.logits import last_hidden, loss_by_position
-from headscope.models import Model, evaluating
+from headscope.models.checkpoint import evaluating
+from headscope.passes.logits import last_hidden, loss_by_position
 from headscope.positions import AdaRoPE, attached, resolve
 from headscope.positions.adarope import METADATA, SHIPPED, adapter_file
+from headscope.positions.model import Model
+from headscope.studies import runner as study
+from headscope.studies import texts
+from headscope.studies.config import build_study
 
 SPEC = "adarope:adapter=smollm2-135m"
 

@@ -13,11 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headscope import store
 from headscope.errors import BadInput, BadRun, CannotWrite
-from headscope.schema import FORMAT_VERSION, TABLES
-from headscope.store import Run, RunWriter, concatenate, runs, to_arrow, validate
-from headscope.synthetic import manifest, synthetic_run
+from headscope.runs import writer
+from headscope.runs.arrow import to_arrow
+from headscope.runs.columns import FORMAT_VERSION
+from headscope.runs.run import Run, concatenate, runs
+from headscope.runs.schema import all_tables
+from headscope.runs.synthetic import manifest, synthetic_run
+from headscope.runs.validate import validate
+from headscope.runs.writer import RunWriter
 
 CELLS = [f"base/{doc}" for doc in range(4)]
 CONFIG = {"models": {"base": "tiny"}, "docs": 4}
@@ -145,7 +149,7 @@ def test_killed_at_ten_random_moments_then_resumed_it_ends_byte_identical(tmp_pa
 
 
 def test_killed_between_commit_and_clean_up_a_resume_ends_with_one_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "_discard", lambda partial: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(writer, "_discard", lambda partial: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         study(tmp_path)
     monkeypatch.undo()
@@ -155,7 +159,7 @@ def test_killed_between_commit_and_clean_up_a_resume_ends_with_one_run(tmp_path,
 
 
 def test_killed_between_commit_and_clean_up_the_same_command_starts_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "_discard", lambda partial: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(writer, "_discard", lambda partial: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         study(tmp_path)
     monkeypatch.undo()
@@ -323,19 +327,19 @@ def test_an_out_that_is_a_file_is_refused_in_one_line(tmp_path):
 )
 def test_rows_that_break_the_schema_are_refused_by_table_and_column(change, complaint):
     with pytest.raises(ValueError, match=complaint):
-        to_arrow(TABLES["nll"], rows(CELLS[0])["nll"] | change)
+        to_arrow(all_tables()["nll"], rows(CELLS[0])["nll"] | change)
 
 
 def test_a_missing_column_is_refused_by_name():
     with pytest.raises(ValueError, match="tokens"):
-        to_arrow(TABLES["nll"], pd.DataFrame(rows(CELLS[0])["nll"]).drop(columns="tokens"))
+        to_arrow(all_tables()["nll"], pd.DataFrame(rows(CELLS[0])["nll"]).drop(columns="tokens"))
 
 
 def test_infinities_are_values():
     positions = {"model": "m", "layer": 0, "kv_group": 0, "pair": [0], "theta": 0.0, "log_theta": -np.inf}
-    table = to_arrow(TABLES["positions"], positions | {"log_theta_init": -np.inf, "log_theta_base": 0.0})
+    table = to_arrow(all_tables()["positions"], positions | {"log_theta_init": -np.inf, "log_theta_base": 0.0})
     assert table["log_theta"].to_pylist() == [-np.inf]
-    assert table.schema.equals(TABLES["positions"].arrow, check_metadata=True)
+    assert table.schema.equals(all_tables()["positions"].arrow, check_metadata=True)
 
 
 # Reading
@@ -345,11 +349,11 @@ def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path
     run = synthetic_run(tmp_path, models=("zeta", "alpha"))
     assert run.models == list(run.attention["model"].cat.categories) == ["zeta", "alpha"]
     assert list(run.tables) == [
+        "positions",
+        "scales",
         "attention",
         "pairs",
         "distance",
-        "positions",
-        "scales",
         "nll",
         "needles",
         "retrieval",

@@ -20,13 +20,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import headscope
-from headscope import models as headscope_models
-from headscope import study
-from headscope.config import build_study, expand_checkpoints, read_study
+from headscope import door
 from headscope.errors import BadInput, Interrupted, Missing
-from headscope.progress import Silent
-from headscope.schema import TABLES
-from headscope.store import Run, runs, validate
+from headscope.runs.run import Run, runs
+from headscope.runs.schema import all_tables
+from headscope.runs.validate import validate
+from headscope.studies import materials
+from headscope.studies import runner as study
+from headscope.studies.batch import expand_checkpoints
+from headscope.studies.config import build_study, read_study
+from headscope.studies.progress import Silent
 
 LENGTHS = [24, 40]
 MEASURED = ["attention", "pairs", "distance", "nll"]
@@ -106,15 +109,15 @@ class Loads:
     def __init__(self, load: Callable[..., Any]):
         self.load, self.opened = load, []
 
-    def __call__(self, spec: Any, **options: Any) -> Any:
-        self.opened.append(spec)
-        return self.load(spec, **options)
+    def __call__(self, name: str, *options: Any) -> Any:
+        self.opened.append(name)
+        return self.load(name, *options)
 
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
-    counter = Loads(headscope_models.load)
-    monkeypatch.setattr(headscope_models, "load", counter)
+    counter = Loads(materials.open_checkpoint)
+    monkeypatch.setattr(materials, "open_checkpoint", counter)
     return counter
 
 
@@ -125,7 +128,7 @@ def test_a_study_fills_every_table_with_unique_keys_within_bounds(whole: Run) ->
     assert sorted(whole.tables) == sorted(ALL)
     assert validate(whole) == []
     for name in ALL:
-        assert list(whole.table(name).columns) == [column.name for column in TABLES[name].columns]
+        assert list(whole.table(name).columns) == [column.name for column in all_tables()[name].columns]
     for name in MEASURED:
         assert sorted(whole.table(name)["context_length"].unique()) == LENGTHS
     heads = families.LAYERS * families.HEADS
@@ -184,7 +187,7 @@ def test_the_names_of_the_package_are_not_modules_after_use() -> None:
     """A module headscope/measure.py would take the place of `headscope.measure` as soon as it is imported."""
     package = Path(headscope.__file__).parent
     taken = {path.stem for path in package.iterdir()}
-    assert {name for name in headscope.__all__ if name in taken} == set()
+    assert taken.isdisjoint([*headscope.__all__, *door.probes()])
 
 
 def test_another_seed_gives_other_numbers(whole: Run, place: Path, tmp_path: Path) -> None:
@@ -193,9 +196,8 @@ def test_another_seed_gives_other_numbers(whole: Run, place: Path, tmp_path: Pat
 
 def test_hs_measure_is_the_same_study(whole: Run, place: Path, tmp_path: Path) -> None:
     plan = content(place)
-    run = headscope.measure(
-        plan["models"], plan["texts"]["source"], 2, LENGTHS, rows=8, out=tmp_path, device="cpu", quiet=True
-    )
+    options = {"lengths": LENGTHS, "rows": 8, "device": "cpu", "quiet": True}
+    run = headscope.measure(plan["models"], text=plan["texts"]["source"], docs=2, out=tmp_path, **options)
     assert contents(run) == contents(whole)
 
 
@@ -203,7 +205,7 @@ def test_models_in_memory_are_measured_like_those_in_folders(whole: Run, place: 
     base = headscope.load(str(place / "tiny"), device="cpu")
     given = {"base": base, "yarn": base.with_scheme("yarn:factor=4")}
     source = f"file:{place}/texts/*.txt"
-    run = headscope.measure(given, source, 2, LENGTHS, rows=8, out=tmp_path, quiet=True)
+    run = headscope.measure(given, text=source, docs=2, lengths=LENGTHS, rows=8, out=tmp_path, quiet=True)
     assert contents(run) == contents(whole)
     assert [model["scheme"] for model in run.manifest["models"]] == ["base", "yarn:factor=4"]
 
@@ -211,7 +213,7 @@ def test_models_in_memory_are_measured_like_those_in_folders(whole: Run, place: 
 def test_a_model_in_memory_without_tokenizer_is_refused(place: Path, tmp_path: Path) -> None:
     bare = families.SPECS["llama-gqa"].build()
     with pytest.raises(BadInput, match="tokenizer"):
-        headscope.measure(bare, f"file:{place}/texts/*.txt", 2, [24], out=tmp_path, quiet=True)
+        headscope.measure(bare, text=f"file:{place}/texts/*.txt", docs=2, lengths=[24], out=tmp_path, quiet=True)
     assert_clean(tmp_path)
 
 
@@ -219,7 +221,7 @@ def test_other_weights_in_memory_are_another_run(place: Path, tmp_path: Path) ->
     source = f"file:{place}/texts/*.txt"
     for seed in (0, 1):
         model = headscope.load(families.SPECS["llama-gqa"].build(seed), device="cpu", tokenizer=tokenizer())
-        headscope.measure(model, source, 1, [24], ["nll"], out=tmp_path, quiet=True)
+        headscope.measure(model, text=source, docs=1, lengths=[24], tables=["nll"], out=tmp_path, quiet=True)
     hashes = {run.name.rpartition("-")[2] for _, run in runs(tmp_path) if isinstance(run, Run)}
     assert len(hashes) == 2
 
@@ -280,9 +282,10 @@ def test_ctrl_c_before_the_first_cell_leaves_nothing(place: Path, tmp_path: Path
 CHILD = """
 import json, os, sys, time
 import torch
-from headscope import measuring, study
-from headscope.config import build_study
-from headscope.progress import Silent
+from headscope.sections.measure import cells as measuring
+from headscope.studies import runner as study
+from headscope.studies.config import build_study
+from headscope.studies.progress import Silent
 
 class Slow(Silent):
     def doing(self, what):

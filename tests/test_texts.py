@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from headscope import texts
 from headscope.errors import BadInput, HeadscopeError, Missing
+from headscope.studies import texts
 
 
 def trained(special: str = "$A") -> PreTrainedTokenizerFast:

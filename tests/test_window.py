@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope import study
-from headscope.config import Window, build_study
 from headscope.errors import BadInput, Interrupted
-from headscope.windows import accuracy, mass_bounds
-from probes import window
-from probes.window import SCHEMES, WindowModels, train
+from headscope.studies import runner as study
+from headscope.studies.config import build_study
+from probes.window import cells as window
+from probes.window.cells import SCHEMES, WindowModels, train
+from probes.window.config import Window
+from probes.window.found import accuracy, mass_bounds
 
 SMALL = Window(center=12, widths=[3, 7], seeds=2, steps=150)
 DISTANCES = torch.arange(1, 2 * SMALL.center).float()

@@ -1,1 +1,23 @@
-"""One module a page: `NAME`, `PATH`, the `CONTROLS` it asks for, and `content`, a function of the run and the view."""
+"""The pages: one module each, and one of a kind for every probe."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from dashboards.view import View
+from headscope.report.content import Content
+from headscope.runs.run import Run
+
+
+class Page(Protocol):
+    """What the app asks of a page: its name, its path, the controls that it wants, and what it shows."""
+
+    @property
+    def NAME(self) -> str: ...
+
+    @property
+    def PATH(self) -> str: ...
+
+    @property
+    def CONTROLS(self) -> Sequence[str]: ...
+
+    def content(self, run: Run, view: View) -> Content: ...

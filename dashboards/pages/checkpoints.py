@@ -1,12 +1,10 @@
 """Any statistic against training step, where models are checkpoints of one training."""
 
-from dashboards.content import Content, Part, Words
 from dashboards.view import View
-from headscope import charts
-from headscope.chart import Chart
 from headscope.figures import layers
-from headscope.findings import notable
-from headscope.store import Run
+from headscope.report import outline
+from headscope.report.content import Chart, Content, Part, Words
+from headscope.runs.run import Run
 
 NAME = "Checkpoints"
 PATH = "/checkpoints"
@@ -14,12 +12,12 @@ CONTROLS = ("stat", "model", "layers", "role")
 
 
 def content(run: Run, view: View) -> Content:
-    """The statistic over steps, for all heads and for the picked ones, and how the training went."""
-    steps = charts.steps(run)
+    """The statistic over steps, for all heads and for the picked ones, and what probes show of a training."""
+    steps = outline.steps(run)
+    heads = view.kept(run.heads)
     sections: dict[str, list[Part]] = {}
     if len(steps) > 1 and view.stat:
-        heads = view.kept(run.heads)
-        chosen = sorted(view.picked) or list(notable(run.heads))
+        chosen = sorted(view.picked) or list(outline.notable(run.heads))
         sections["Over checkpoints"] = [
             Chart(
                 layers.over_steps(heads, view.stat, steps, chosen[:8]),
@@ -28,8 +26,8 @@ def content(run: Run, view: View) -> Content:
             ),
             Chart(layers.by_step(heads, view.stat, steps), "Median over the heads of a layer.", half=True),
         ]
-    if learning := [*charts.learning_charts(run)]:
-        sections["Training"] = [*learning]
+    for heading, charts in outline.charts_on(outline.shown(run, view.model, heads), PATH).items():
+        sections.setdefault(heading, []).extend(charts)
     if not sections:
         why = "No two models of these runs carry a training step. Measure checkpoints in a batch: "
         return Content("Checkpoints", "", {"": [Words([f"{why}headscope run --checkpoints 'ckpts/step-*'."])]})

@@ -1,15 +1,13 @@
-"""Models against a baseline: every head's statistic, pairs, parameters and loss."""
+"""Models against a baseline: every head's statistic, and what the probes compare."""
 
-import pandas as pd
-
-from dashboards.content import Content, Part, Words
 from dashboards.view import View
-from headscope import charts
-from headscope.chart import Chart
 from headscope.figures import layers
-from headscope.findings import few
-from headscope.store import Run
-from headscope.summary import statistic
+from headscope.report import outline
+from headscope.report.content import Chart, Content, Part, Shown, Words
+from headscope.report.statistic_charts import against_chart, box_chart
+from headscope.report.words import few
+from headscope.runs.run import Run
+from headscope.runs.statistics import statistic
 
 NAME = "Compare"
 PATH = "/compare"
@@ -17,31 +15,26 @@ CONTROLS = ("base", "stat", "model", "layers", "role", "low", "high")
 
 
 def content(run: Run, view: View) -> Content:
-    """The statistic of each head against the baseline, then what differs: pairs, parameters and loss."""
+    """The statistic of each head against the baseline, then what else differs."""
     first = view.base or (run.models[0] if run.models else "")
     models = [first, *(label for label in few(run.models) if label != first)]
     if len(models) < 2 or not view.stat:
         why = "A comparison needs two models with a statistic of their heads. Give headscope run two: --model A=... "
         return Content("Compare", "", {"": [Words([f"{why}--model B=..."])]})
-    heads = view.kept(run.heads[run.heads["model"].isin(models)])
-    shown = statistic(view.stat)
-    spread = [name for name in dict.fromkeys([view.stat, "cov"]) if name in heads]
+    shown = outline.shown(run, view.model, view.kept(run.heads), models)
+    spread = [name for name in dict.fromkeys([view.stat, "cov"]) if name in shown.heads]
     sections: dict[str, list[Part]] = {
-        f"{shown.label[0].upper()}{shown.label[1:]}": [
-            charts.against_chart(heads, view.stat, first),
-            *(part for name in spread for part in (charts.box_chart(heads, name), _by_layer(heads, name))),
-        ],
-        "Position parameters": [*charts.parameter_charts(run, heads, models)],
-        "Loss along the context": [*charts.loss_charts(run, models)],
+        statistic(view.stat).title: [
+            against_chart(shown.heads, view.stat, first),
+            *(part for name in spread for part in (box_chart(shown, name), _by_layer(shown, name))),
+        ]
     }
-    told = "" if len(heads) else " No head passes the filters."
-    return Content(
-        f"Models against {first}",
-        f"{', '.join(models[1:])} against {first}, head by head.{told}",
-        {name: parts for name, parts in sections.items() if parts},
-    )
+    for heading, charts in outline.charts_on(shown, PATH).items():
+        sections.setdefault(heading, []).extend(charts)
+    told = "" if len(shown.heads) else " No head passes the filters."
+    return Content(f"Models against {first}", f"{', '.join(models[1:])} against {first}, head by head.{told}", sections)
 
 
-def _by_layer(heads: pd.DataFrame, name: str) -> Chart:
+def _by_layer(shown: Shown, name: str) -> Chart:
     caption = "Mean over the heads of a layer; the band holds the middle 80 % of heads."
-    return Chart(layers.by_layer(heads, name), caption, half=True)
+    return Chart(layers.by_layer(shown.heads, name), caption, half=True)

@@ -1,11 +1,12 @@
 """All heads of a model in one statistic, as values or against a pinned baseline, and the grid that goes with it."""
 
-from dashboards.content import Content, Grid, Part, Words
 from dashboards.view import View
-from headscope.chart import Chart, extremes
 from headscope.figures import heads as head_figures
-from headscope.store import Run
-from headscope.summary import beside, statistic
+from headscope.report.content import Chart, Content, Grid, Part, Words
+from headscope.report.words import extremes
+from headscope.runs.run import Run
+from headscope.runs.statistics import statistic
+from headscope.runs.summary import beside
 
 NAME = "Heads"
 PATH = "/heads"
@@ -30,5 +31,4 @@ def content(run: Run, view: View) -> Content:
         lead = f"{view.model}, head by head."
     grid = Grid(view.model, beside(kept, view.stat, view.model, view.base), view.stat)
     parts: list[Part] = [chart, grid]
-    title = f"{shown.label[0].upper()}{shown.label[1:]}"
-    return Content(title, lead if len(kept) else "No head passes the filters.", {"": parts})
+    return Content(shown.title, lead if len(kept) else "No head passes the filters.", {"": parts})

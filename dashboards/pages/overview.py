@@ -1,10 +1,16 @@
 """What was run, the models side by side, and what was found, in words."""
 
-from dashboards.content import Content, Link, Part, Table, Words
+from dataclasses import replace
+
 from dashboards.library import current
 from dashboards.view import View
-from headscope import findings, report, summary
-from headscope.store import Run
+from headscope.report import cells, outline
+from headscope.report import html as report
+from headscope.report.content import Content, Link, Part, Table, Words
+from headscope.report.words import few
+from headscope.runs import summary
+from headscope.runs.run import Run
+from headscope.runs.stored import Stored
 
 NAME = "Overview"
 PATH = "/"
@@ -13,27 +19,28 @@ CONTROLS = ()
 
 def content(run: Run, view: View) -> Content:
     """Models with medians and paired differences, findings by topic, provenance, and the other runs of the folder."""
-    told = findings.sentences(run)
-    side = report.table_rows(summary.models(run)) if run.models else {"names": [], "rows": []}
-    defined = {model["label"]: f"{model['spec']}: {_shape(model['geometry'])}" for model in run.manifest["models"]}
-    models = Table("Medians over heads, and loss; 95 % intervals in brackets", side["names"], side["rows"], defined)
-    facts = [Table(each.pop("Run"), ("", ""), [*each.items()]) for each in map(_facts, run.parts)]
+    found = outline.findings(run).items()
     sections: dict[str, list[Part]] = {
-        "Models side by side": [models],
-        "What was found": [Words(sentences, topic) for topic, sentences in told.items()],
+        "Models side by side": [_side_by_side(run)] if run.models else [],
+        "What was found": [Words([finding.text for finding in told], topic) for topic, told in found],
         "Runs in this folder": [_runs()],
-        "How it was made": [*facts],
+        "How it was made": [Table(facts.pop("Run"), ("", ""), [*facts.items()]) for facts in map(_facts, run.parts)],
     }
+    count, tables = len(run.models), f"Tables: {', '.join(run.tables)}."
     return Content(
-        f"{len(run.models)} model{'s' if len(run.models) != 1 else ''}: {', '.join(findings.few(run.models))}",
-        f"Tables: {', '.join(run.tables)}. Differences are against {run.models[0]}, paired by document."
-        if run.models
-        else f"Tables: {', '.join(run.tables)}.",
-        sections,
+        f"{count} model{'s' if count != 1 else ''}: {', '.join(few(run.models))}" if run.models else "Probes",
+        f"{tables} Differences are against {run.models[0]}, paired by document." if run.models else tables,
+        {heading: parts for heading, parts in sections.items() if parts},
     )
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _side_by_side(run: Run) -> Table:
+    table = cells.table("Medians over heads, and loss; 95 % intervals in brackets", summary.models(run))
+    specs = {model["label"]: f"{model['spec']}: {_shape(model['geometry'])}" for model in run.manifest["models"]}
+    return replace(table, defined=specs)
+
+
+def _facts(run: Stored) -> dict[str, str]:
     return report.facts(run) | {"Configuration": "stored in run.json; headscope run takes it back"}
 
 
@@ -41,11 +48,11 @@ def _runs() -> Table:
     rows: list[list[str | Link]] = []
     for name, found in current().listing().items():
         if isinstance(found, Run):
-            rows.append([Link(name, f"/?run={name}"), ", ".join(findings.few(found.models)), ", ".join(found.tables)])
+            rows.append([Link(name, f"/?run={name}"), ", ".join(few(found.models)), ", ".join(found.tables)])
         else:
             rows.append([name, "cannot be read", str(found)])
-    for name, cells in current().unfinished().items():
-        rows.append([name, "unfinished", f"{cells} cells stored; the same command with --resume goes on"])
+    for name, stored in current().unfinished().items():
+        rows.append([name, "unfinished", f"{stored} cells stored; the same command with --resume goes on"])
     return Table("Choose several at the left to read them as one", ("run", "models", "tables"), rows)
 
 

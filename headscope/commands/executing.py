@@ -7,28 +7,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headscope.config import Study
-    from headscope.store import Run
+    from headscope.runs.run import Run
+    from headscope.studies.config import Study
 
 
 def execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
     quiet_libraries()
-    from headscope.progress import for_console
-    from headscope.study import run
+    from headscope.studies.progress import for_console
+    from headscope.studies.runner import run
 
     return run(study, out, resume=resume, progress=for_console(quiet))
 
 
 def finish(run: "Run", as_json: bool) -> None:
     """Show a finished run: its summary and the next step, or the same as JSON."""
-    from headscope.terminal import as_data, say, summarise, warn
+    from headscope.report.terminal import advise, as_data, summarise, warn
 
     warn(run)
     if as_json:
         print(json.dumps(as_data(run)))
     else:
         summarise(run)
-        say(f"Next: headscope report {run.path}")
+        advise(run)
 
 
 def quiet_libraries() -> None:

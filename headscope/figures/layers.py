@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, style
-from headscope.summary import statistic
+from headscope.runs.statistics import statistic
 
 
 def by_layer(heads: pd.DataFrame, name: str) -> go.Figure:
@@ -16,7 +16,7 @@ def by_layer(heads: pd.DataFrame, name: str) -> go.Figure:
     One line a model. Heads without a finite value, such as the effective base of unrotated ones, are left out.
     """
     shown = statistic(name)
-    title = f"{shown.label[0].upper()}{shown.label[1:]} by layer"
+    title = f"{shown.title} by layer"
     if why := style.lacks(heads, "model", name):
         return style.nothing(title, why)
     looks = style.looks(heads)
@@ -36,7 +36,7 @@ def over_steps(
     `steps` gives the training step of each model that has one; `chosen` are (layer, head).
     """
     shown = statistic(name)
-    title = f"{shown.label[0].upper()}{shown.label[1:]} during training"
+    title = f"{shown.title} during training"
     if why := style.lacks(heads, "model", name):
         return style.nothing(title, why)
     heads = heads[heads["model"].isin(list(steps))]
@@ -67,7 +67,7 @@ def by_step(heads: pd.DataFrame, name: str, steps: Mapping[str, int]) -> go.Figu
     `steps` gives the training step of each model that has one.
     """
     shown = statistic(name)
-    title = f"{shown.label[0].upper()}{shown.label[1:]} by layer during training"
+    title = f"{shown.title} by layer during training"
     if why := style.lacks(heads, "model", name):
         return style.nothing(title, why)
     known = heads[heads["model"].isin(list(steps))]
@@ -107,7 +107,7 @@ def _bands(heads: pd.DataFrame, by: str, name: str, log_scale: bool) -> pd.DataF
 
 def _finish(made: go.Figure, values: pd.Series, name: str) -> go.Figure:
     shown = statistic(name)
-    made.update_yaxes(title_text=style.worded(shown))
+    made.update_yaxes(title_text=shown.worded)
     if shown.log_scale:
         made.update_yaxes(axes.log_axis(values))
     return style.room_for_legend(made)

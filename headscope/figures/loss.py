@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, style
-from headscope.summary import bootstrap
+from headscope.runs.means import bootstrap
 
 
 def by_position(nll: pd.DataFrame, context_length: int | None = None) -> go.Figure:

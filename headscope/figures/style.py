@@ -16,8 +16,6 @@ import plotly.graph_objects as go
 from plotly.colors import diverging, sample_colorscale, sequential
 from plotly.subplots import make_subplots
 
-from headscope.summary import Statistic
-
 GRAPH_CONFIG: Mapping[str, Any] = {
     "showSendToCloud": False,  # plotly 7 shows an upload button by default
     "displaylogo": False,
@@ -177,11 +175,6 @@ def of_heads(made: go.Figure) -> go.Figure:
             places, trace.customdata = np.asarray(trace.customdata).tolist(), None
             trace.customdata = places
     return made.update_layout(meta="heads")
-
-
-def worded(statistic: Statistic) -> str:
-    """Axis title of a statistic: its label with the unit in brackets."""
-    return f"{statistic.label} ({statistic.unit})" if statistic.unit else statistic.label
 
 
 def suffix(unit: str) -> str:

@@ -1,6 +1,6 @@
 """Measures: pure functions on q and k, and small accumulators with `update`, `merge` and `compute`.
 
-They know nothing of models or files: never transformers, pandas or the store.
+They know nothing of models or files: never transformers, pandas or stored runs.
 """
 
 from headscope.measures.attention_rows import AttentionRows

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention import Attention
-from headscope.bins import visible_edges
-from headscope.geometry import Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.heard import Attention
 from headscope.measures.rows import log_spaced
+from headscope.runs.bins import visible_edges
 
 LOCAL_KEYS = 32
 STATISTICS = ("ess2", "log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")

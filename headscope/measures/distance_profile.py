@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention import Attention
-from headscope.geometry import Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.heard import Attention
 from headscope.measures.planes import by_head, planes
 
 PER_OCTAVE = 4
@@ -18,8 +18,8 @@ def distances(length: int) -> Tensor:
     """0 and the distinct integers nearest to 2^(m / 4), below `length`; int64, ascending."""
     steps = torch.arange(PER_OCTAVE * length.bit_length() + 1) / PER_OCTAVE
     spaced = (2.0**steps).round().long()
-    found: Tensor = torch.unique(torch.cat((torch.zeros(1, dtype=torch.int64), spaced[spaced < length])))
-    return found
+    distinct: Tensor = torch.unique(torch.cat((torch.zeros(1, dtype=torch.int64), spaced[spaced < length])))
+    return distinct
 
 
 def profile_sums(q: Tensor, k: Tensor, at: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class DistanceProfile:
 
     name = "distance"
 
-    def __init__(self, geometry: Geometry, length: int, rows: int | None = None, seed: int = 0):
+    def __init__(self, geometry: Geometry, length: int):
         self.geometry = geometry
         self.length = length
         self.at = distances(length)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from headscope.geometry import Geometry
+from headscope.attention.geometry import Geometry
 
 
 def planes(t: Tensor, geometry: Geometry) -> Tensor:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention import Attention
-from headscope.geometry import Geometry
+from headscope.attention.geometry import Geometry
+from headscope.attention.heard import Attention
 from headscope.measures.planes import by_head, planes
 from headscope.measures.rows import pair_spaced
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from headscope.errors import BadInput, Missing
-from headscope.models import Model
+from headscope.models.checkpoint import Opened
 from headscope.positions import lora
 from headscope.positions.schedule import Schedule
 
@@ -28,20 +28,18 @@ FORMAT = "headscope-adarope/1"
 METADATA = "headscope"
 """The one entry of a file's metadata: a JSON object."""
 LEARNED = ("xi", "tau", "gamma")
-
-
 SHIPPED = Path(__file__).parents[1] / "adapters"
 """Adapters that come with headscope, by the alias of their checkpoint."""
 
 
 def adapter_file(path: Path | str) -> Path:
     """The file of an adapter, given by path or by the name of a shipped one; Missing if it is not there."""
-    found = Path(path).expanduser()
+    file = Path(path).expanduser()
     shipped = SHIPPED / f"{path}.safetensors"
-    if not found.is_file() and not shipped.is_file():
-        names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.safetensors")))
+    if not file.is_file() and not shipped.is_file():
+        names = ", ".join(sorted(each.stem for each in SHIPPED.glob("*.safetensors")))
         raise Missing(f"no adapter at '{path}': check adapter=PATH, or name a shipped one: {names}")
-    return found if found.is_file() else shipped
+    return file if file.is_file() else shipped
 
 
 class AdaRoPE(nn.Module):
@@ -78,21 +76,21 @@ class AdaRoPE(nn.Module):
         self.metadata = dict(metadata or {})
 
     @classmethod
-    def untrained(cls, model: Model, start: Schedule, reference_length: int | None = None) -> "AdaRoPE":
+    def untrained(cls, checkpoint: Opened, start: Schedule, reference_length: int | None = None) -> "AdaRoPE":
         """Parameters under which the model behaves exactly as under `start` (YaRN, usually), ready to learn.
 
         1/tau = m^2 with the start's attention factor m, gamma = 0, L_ref the native context (paper, context extension).
         """
-        geometry = model.geometry
+        geometry = checkpoint.geometry
         shape = (geometry.kv_groups, geometry.pairs)
         theta = torch.stack([start.theta(layer).expand(shape) for layer in range(geometry.layers)])
         factors = torch.tensor([start.factor(layer) for layer in range(geometry.layers)])
         tau, gamma = start.temperatures()
-        if 2 * geometry.pairs < geometry.head_dim or any(f != 1 for f in model.rotation.factors):
+        if 2 * geometry.pairs < geometry.head_dim or any(f != 1 for f in checkpoint.rotation.factors):
             tau = torch.ones_like(tau)
         else:
             factors = torch.ones_like(factors)
-        metadata = {"checkpoint": model.checkpoint, "weights_sha256": model.weights_sha256}
+        metadata = {"checkpoint": checkpoint.name, "weights_sha256": checkpoint.weights_sha256}
         return cls(theta, tau, gamma, factors, reference_length or geometry.native_context, metadata)
 
     def theta(self, layer: int) -> Tensor:
@@ -154,8 +152,8 @@ class AdaRoPE(nn.Module):
         return path
 
     @classmethod
-    def load(cls, path: Path | str, model: Model, any_weights: bool = False) -> "AdaRoPE":
-        """Read an adapter file for `model`, with the LoRA beside it if it was learned with one.
+    def load(cls, path: Path | str, checkpoint: Opened, any_weights: bool = False) -> "AdaRoPE":
+        """Read an adapter file for `checkpoint`, with the LoRA beside it if it was learned with one.
 
         Raises Missing if there is none, BadInput if it is no readable adapter, was made for another geometry or, unless
         `any_weights`, learned on other weights.
@@ -171,7 +169,7 @@ class AdaRoPE(nn.Module):
             raise BadInput(
                 f"'{path}' is not an AdaRoPE adapter of format {FORMAT} (found {notes.get('format', 'none')})"
             )
-        geometry = model.geometry
+        geometry = checkpoint.geometry
         by_pair = (geometry.layers, geometry.kv_groups, geometry.pairs)
         by_head = (geometry.layers, geometry.heads)
         expected: dict[str, tuple[int, ...]] = {"xi": by_pair, "tau": by_head, "gamma": by_head}
@@ -183,18 +181,18 @@ class AdaRoPE(nn.Module):
         for name, shape in expected.items():
             if tuple(tensors[name].shape) != shape:
                 raise BadInput(
-                    f"adapter '{path}' does not fit '{model.checkpoint}': its {name} is {tuple(tensors[name].shape)}, "
+                    f"adapter '{path}' does not fit '{checkpoint.name}': its {name} is {tuple(tensors[name].shape)}, "
                     f"the model needs {shape}; use an adapter learned on this checkpoint"
                 )
         learned_on = notes.get("weights_sha256")
-        if learned_on not in (None, model.weights_sha256) and not any_weights:
+        if learned_on not in (None, checkpoint.weights_sha256) and not any_weights:
             raise BadInput(
                 f"adapter '{path}' was learned on other weights ('{notes['checkpoint']}', sha256 {learned_on[:12]}) "
-                f"than those of '{model.checkpoint}' ({model.weights_sha256[:12]}): learn one on these, or use it all "
-                "the same with adarope:adapter=PATH,weights=any"
+                f"than those of '{checkpoint.name}' ({checkpoint.weights_sha256[:12]}): learn one on these, or use it "
+                "all the same with adarope:adapter=PATH,weights=any"
             )
         start = (tensors["theta_init"], tensors["tau"], tensors["gamma"], tensors["rotary_factor"])
-        made = cls(*start, notes.pop("reference_length"), notes)
-        made.load_state_dict(tensors)
-        made.lora = lora.beside(path) if "lora" in notes else None
-        return made.to(model.device)
+        adarope = cls(*start, notes.pop("reference_length"), notes)
+        adarope.load_state_dict(tensors)
+        adarope.lora = lora.beside(path) if "lora" in notes else None
+        return adarope.to(checkpoint.device)

@@ -12,25 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope import rotary, seam
-from headscope.geometry import Layout
-from headscope.models import Model, delegated
+from headscope.attention import seam
+from headscope.attention.geometry import Layout
+from headscope.models.bridge import delegated
+from headscope.models.survey import namespaces, replaced_rotation
 from headscope.positions import lora
 from headscope.positions.adarope import AdaRoPE
+from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed, Schedule
 from headscope.positions.schemes import Scheme
-from headscope.positions.spec import parse
+from headscope.positions.syntax import parse
 
-Tables = tuple[Tensor, Tensor]
+CosSin = tuple[Tensor, Tensor]
 
 
 @contextmanager
 def attached(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None) -> Iterator[Schedule]:
     """Run the model under a position scheme inside the `with`; leaving restores it bit for bit.
 
-    `scheme` is a spec string ("yarn:factor=8"), a scheme, a schedule (an AdaRoPE with live parameters, say),
-    or None for the scheme of the model's own spec. Yields the schedule. Works in full passes, cached generation,
-    padded batches, any dtype, gradient checkpointing and under LoRA.
+    `scheme` is the text of one ("yarn:factor=8"), a scheme, a schedule (an AdaRoPE with live parameters, say), or None
+    for the model's own. Yields the schedule. Works in full passes, cached generation, padded batches, any dtype,
+    gradient checkpointing and under LoRA.
     """
     schedule = resolve(model, scheme)
     with ExitStack() as stack:
@@ -42,10 +44,10 @@ def attached(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None)
             cache: dict[str, Any] = {}
             for layer, module in enumerate(model.attention):
                 if model.geometry.rotates[layer]:
-                    hook = _tables_hook(schedule, layer, model.rotation.table, cache)
+                    hook = _rotation_hook(schedule, layer, model.rotation.table, cache)
                     stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            for namespace in rotary.namespaces(model.attention):
-                stack.enter_context(rotary.replaced_rotation(namespace, folded))
+            for namespace in namespaces(model.attention):
+                stack.enter_context(replaced_rotation(namespace, folded))
         if schedule.scales_queries:
             stack.enter_context(seam.engaged(model.module))
             for layer, module in enumerate(model.attention):
@@ -53,14 +55,16 @@ def attached(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None)
         yield schedule
 
 
-def resolve(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None) -> Schedule:
-    """The schedule of a scheme for this model."""
-    if scheme is None or isinstance(scheme, str):
-        scheme = parse(model.scheme if scheme is None else scheme)
-    return scheme if isinstance(scheme, Fixed | AdaRoPE) else scheme.schedule(model)
+def resolve(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None) -> Schedule:
+    """The schedule of a scheme for this model; None is the model's own."""
+    if scheme is None:
+        return model.schedule
+    if isinstance(scheme, Fixed | AdaRoPE):
+        return scheme
+    return (parse(scheme) if isinstance(scheme, str) else scheme).schedule(model.checkpoint)
 
 
-def tables(positions: Tensor, theta: Tensor, factor: float, table: Layout, dtype: torch.dtype) -> Tables:
+def cos_sin(positions: Tensor, theta: Tensor, factor: float, table: Layout, dtype: torch.dtype) -> CosSin:
     """cos and sin for positions [B, L] and theta [1|G, P]: [B, L, 2P] if groups share theta, else [B, G, L, 2P].
 
     Angles are products in theta's float32, as transformers computes them.
@@ -88,7 +92,7 @@ def folded(rotate: Callable[..., Any]) -> Callable[..., Any]:
     return rotated
 
 
-def _tables_hook(
+def _rotation_hook(
     schedule: Schedule, layer: int, table: Layout, cache: dict[str, Any]
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
     def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -98,14 +102,14 @@ def _tables_hook(
         # Layers that share one theta tensor share one table within a forward pass.
         if known is not None and known[0] is positions and known[1] is theta and known[2] == (factor, own_cos.dtype):
             return args, {**kwargs, "position_embeddings": known[3]}
-        made = tables(positions, theta, factor, table, own_cos.dtype)
-        cache["last"] = (positions, theta, (factor, own_cos.dtype), made)
-        return args, {**kwargs, "position_embeddings": made}
+        embeddings = cos_sin(positions, theta, factor, table, own_cos.dtype)
+        cache["last"] = (positions, theta, (factor, own_cos.dtype), embeddings)
+        return args, {**kwargs, "position_embeddings": embeddings}
 
     return hook
 
 
-def _scale_edit(schedule: Schedule, layer: int) -> seam.Edit:
+def _scale_edit(schedule: Schedule, layer: int) -> seam.LayerEdit:
     def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scale = schedule.query_scale(layer, positions + 1)[..., None]
         return (q * scale).to(q.dtype), k, v  # the product of bfloat16 and float32 is float32

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from headscope.errors import BadInput, Missing, nearest
-from headscope.models import Model
+from headscope.models.checkpoint import Opened
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.schedule import Fixed
 
@@ -37,15 +37,15 @@ class KeyMap(BaseModel):
     reference_length: int | None = None
 
 
-def mapped(checkpoint: Path | str, keys: Path | str, model: Model) -> AdaRoPE:
-    """AdaRoPE's parameters out of `checkpoint` (a .safetensors file or a folder of them) by the key map `keys`.
+def mapped(trained: Path | str, keys: Path | str, checkpoint: Opened) -> AdaRoPE:
+    """AdaRoPE's parameters out of `trained` (a .safetensors file or a folder of them) by the key map `keys`.
 
-    Raises Missing if either is not there, BadInput for a key map that cannot be read, a key that the checkpoint lacks,
-    or a tensor that does not fit the model's geometry.
+    Raises Missing if either is not there, BadInput for a key map that cannot be read, a key that is not in
+    it, or a tensor that does not fit the geometry of `checkpoint`.
     """
-    key_map, stored, geometry = _read(Path(keys)), _tensors(Path(checkpoint)), model.geometry
+    key_map, stored, geometry = _read(Path(keys)), _tensors(Path(trained)), checkpoint.geometry
     shape = (geometry.kv_groups, geometry.pairs)
-    adarope = AdaRoPE.untrained(model, Fixed.own(model), key_map.reference_length)
+    adarope = AdaRoPE.untrained(checkpoint, Fixed.own(checkpoint), key_map.reference_length)
     wanted = {"xi": shape, "tau": (geometry.heads,), "gamma": (geometry.heads,)}
     with torch.no_grad():
         for name, fitting in wanted.items():
@@ -53,18 +53,14 @@ def mapped(checkpoint: Path | str, keys: Path | str, model: Model) -> AdaRoPE:
             for layer in range(geometry.layers if pattern else 0):
                 key = pattern.format(layer=layer)
                 if key not in stored:
-                    raise BadInput(
-                        f"'{checkpoint}' has no tensor '{key}'{nearest(key, stored)}: check {name} in '{keys}'"
-                    )
+                    raise BadInput(f"'{trained}' has no tensor '{key}'{nearest(key, stored)}: check {name} in '{keys}'")
                 tensor = stored[key].float().squeeze()
                 if name == "xi" and tensor.shape == (geometry.heads, geometry.pairs):
                     tensor = _by_group(tensor, geometry.kv_groups, key)
                 if tensor.numel() != torch.Size(fitting).numel():
-                    raise BadInput(
-                        f"'{key}' has shape {tuple(stored[key].shape)}, '{model.checkpoint}' needs {fitting}"
-                    )
+                    raise BadInput(f"'{key}' has shape {tuple(stored[key].shape)}, '{checkpoint.name}' needs {fitting}")
                 getattr(adarope, name)[layer] = tensor.reshape(fitting)
-    return adarope.to(model.device)
+    return adarope.to(checkpoint.device)
 
 
 def _by_group(tensor: Tensor, groups: int, key: str) -> Tensor:
@@ -88,15 +84,15 @@ def _read(file: Path) -> KeyMap:
         ) from error
 
 
-def _tensors(checkpoint: Path) -> dict[str, Tensor]:
-    files = sorted(checkpoint.glob("*.safetensors")) if checkpoint.is_dir() else [checkpoint]
-    found: dict[str, Tensor] = {}
+def _tensors(trained: Path) -> dict[str, Tensor]:
+    files = sorted(trained.glob("*.safetensors")) if trained.is_dir() else [trained]
+    tensors: dict[str, Tensor] = {}
     try:
         for file in files:
             with safe_open(file, "pt") as opened:
-                found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a mapping)
+                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError) as error:
-        raise BadInput(f"'{checkpoint}' is not a readable safetensors file ({error})") from error
-    if not found:
-        raise Missing(f"no .safetensors file in '{checkpoint}': check adapter=PATH")
-    return found
+        raise BadInput(f"'{trained}' is not a readable safetensors file ({error})") from error
+    if not tensors:
+        raise Missing(f"no .safetensors file in '{trained}': check adapter=PATH")
+    return tensors

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from headscope.errors import Missing, UnsupportedModel
-from headscope.models import Model
+from headscope.models.checkpoint import Opened
 
 PROJECTIONS = ("q_proj", "k_proj")
 WEIGHTS = "adapter_model.safetensors"
@@ -22,21 +22,21 @@ def beside(adapter: Path) -> Path:
 
 
 @contextmanager
-def added(model: Model, rank: int, alpha: int, seed: int) -> Iterator[Any]:
+def added(checkpoint: Opened, rank: int, alpha: int, seed: int) -> Iterator[Any]:
     """Add an untrained LoRA (which changes nothing yet) and yield the PeftModel; leaving takes it off."""
     from peft import LoraConfig, get_peft_model
 
-    names = {name: module for name, module in model.module.named_modules() if name.endswith(PROJECTIONS)}
-    if len(names) != len(PROJECTIONS) * len(model.attention) or not all(
+    names = {name: module for name, module in checkpoint.module.named_modules() if name.endswith(PROJECTIONS)}
+    if len(names) != len(PROJECTIONS) * len(checkpoint.attention) or not all(
         isinstance(module, nn.Linear) for module in names.values()
     ):
         raise UnsupportedModel(
-            f"'{model.checkpoint}' has no separate {' and '.join(PROJECTIONS)} in every layer to put a LoRA on: "
+            f"'{checkpoint.name}' has no separate {' and '.join(PROJECTIONS)} in every layer to put a LoRA on: "
             "learn positions alone (--strategy adarope)"
         )
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(PROJECTIONS))
     torch.manual_seed(seed)
-    wrapped = get_peft_model(model.module, config)
+    wrapped = get_peft_model(checkpoint.module, config)
     try:
         yield wrapped
     finally:
@@ -44,19 +44,19 @@ def added(model: Model, rank: int, alpha: int, seed: int) -> Iterator[Any]:
 
 
 @contextmanager
-def attached(model: Model, folder: Path) -> Iterator[None]:
+def attached(checkpoint: Opened, folder: Path) -> Iterator[None]:
     """Run the model with a stored LoRA inside the `with`. Raises Missing if it is not there."""
     from peft import PeftModel
 
     if not (folder / WEIGHTS).is_file():
         raise Missing(f"the adapter was learned with a LoRA, but '{folder}' holds none: keep it beside the adapter")
-    frozen = {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
-    wrapped = PeftModel.from_pretrained(model.module, str(folder))
+    frozen = {name: parameter.requires_grad for name, parameter in checkpoint.module.named_parameters()}
+    wrapped = PeftModel.from_pretrained(checkpoint.module, str(folder))
     try:
         yield
     finally:
         wrapped.unload()
-        for name, parameter in model.module.named_parameters():
+        for name, parameter in checkpoint.module.named_parameters():
             parameter.requires_grad_(frozen[name])
 
 

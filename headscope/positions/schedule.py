@@ -1,4 +1,4 @@
-"""What a position scheme resolves to for one model: frequencies, cos/sin factor and query scale by layer."""
+"""What a position scheme resolves to for one checkpoint: frequencies, cos/sin factor and query scale by layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headscope.models import Model
+from headscope.models.checkpoint import Opened
 
 QueryScale = Callable[[int, Tensor], Tensor]
 """(layer, visible keys n [B, Lq]) -> what each query is multiplied by, [1|B, 1|H, Lq]."""
 
 
 class Schedule(Protocol):
-    """Positions of one model. Shapes: G kv groups, P rotary pairs, H heads, T layers."""
+    """Positions of one checkpoint. Shapes: G kv groups, P rotary pairs, H heads, T layers."""
 
     @property
     def rotates(self) -> bool:
@@ -46,7 +46,7 @@ class Schedule(Protocol):
 class Fixed:
     """A schedule without learned parameters; `thetas` [1, P] by layer, equal layers share one tensor."""
 
-    model: Model
+    checkpoint: Opened
     thetas: tuple[Tensor, ...]
     factors: tuple[float, ...]
     rotates: bool = True
@@ -54,18 +54,17 @@ class Fixed:
     reference: int | None = None
 
     @classmethod
-    def own(cls, model: Model, scale: QueryScale | None = None, reference_length: int | None = None) -> "Fixed":
+    def own(cls, checkpoint: Opened, scale: QueryScale | None = None, reference_length: int | None = None) -> "Fixed":
         """The checkpoint's own rotation, left untouched."""
         shared: dict[object, Tensor] = {}
-        kinds = zip(model.rotation.layer_types, model.geometry.rotates, strict=True)
-        thetas = tuple(
-            shared.setdefault(kind, row[None]) for kind, row in zip(kinds, model.rotation.theta, strict=True)
-        )
-        return cls(model, thetas, model.rotation.factors, rotates=False, scale=scale, reference=reference_length)
+        rotation = checkpoint.rotation
+        kinds = zip(rotation.layer_types, checkpoint.geometry.rotates, strict=True)
+        thetas = tuple(shared.setdefault(kind, row[None]) for kind, row in zip(kinds, rotation.theta, strict=True))
+        return cls(checkpoint, thetas, rotation.factors, rotates=False, scale=scale, reference=reference_length)
 
     @property
     def reference_length(self) -> int:
-        return self.reference or self.model.geometry.native_context
+        return self.reference or self.checkpoint.geometry.native_context
 
     def theta(self, layer: int) -> Tensor:
         return self.thetas[layer]
@@ -86,7 +85,7 @@ class Fixed:
 
     def temperatures(self) -> tuple[Tensor, Tensor]:
         """tau = 1 / factor^2 (the factor multiplies q and k), relative to the checkpoint's own; gamma = 0."""
-        geometry = self.model.geometry
-        relative = torch.tensor(self.factors) / torch.tensor(self.model.rotation.factors)
+        geometry = self.checkpoint.geometry
+        relative = torch.tensor(self.factors) / torch.tensor(self.checkpoint.rotation.factors)
         tau = (relative**-2)[:, None].expand(geometry.layers, geometry.heads)
         return tau, torch.zeros_like(tau)

@@ -18,24 +18,24 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from headscope.errors import BadInput, Missing
-from headscope.models import Model
+from headscope.models.checkpoint import Opened
 from headscope.positions.adarope import AdaRoPE, adapter_file
 from headscope.positions.keymap import mapped
 from headscope.positions.schedule import Fixed, Schedule
 
 
 class Scheme(Protocol):
-    """A position scheme; `schedule` resolves it for one model."""
+    """A position scheme; `schedule` resolves it for one checkpoint."""
 
-    def schedule(self, model: Model) -> Schedule: ...
+    def schedule(self, checkpoint: Opened) -> Schedule: ...
 
 
 @dataclass(frozen=True)
 class Base:
     """The checkpoint's own positions."""
 
-    def schedule(self, model: Model) -> Schedule:
-        return Fixed.own(model)
+    def schedule(self, checkpoint: Opened) -> Schedule:
+        return Fixed.own(checkpoint)
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Yarn:
         _at_least(1, factor=self.factor)
         _above(0, attention_factor=self.attention_factor)
 
-    def schedule(self, model: Model) -> Schedule:
-        return _rescheduled(model, "yarn", factor=self.factor, attention_factor=self.attention_factor)
+    def schedule(self, checkpoint: Opened) -> Schedule:
+        return _rescheduled(checkpoint, "yarn", factor=self.factor, attention_factor=self.attention_factor)
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Linear:
     def __post_init__(self) -> None:
         _at_least(1, factor=self.factor)
 
-    def schedule(self, model: Model) -> Schedule:
-        return _rescheduled(model, "linear", factor=self.factor)
+    def schedule(self, checkpoint: Opened) -> Schedule:
+        return _rescheduled(checkpoint, "linear", factor=self.factor)
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class NTK:
     def __post_init__(self) -> None:
         _at_least(1, factor=self.factor)
 
-    def schedule(self, model: Model) -> Schedule:
-        dims = 2 * model.geometry.pairs
-        return _rescheduled(model, "linear", factor=1.0, base_factor=self.factor ** (dims / (dims - 2)))
+    def schedule(self, checkpoint: Opened) -> Schedule:
+        dims = 2 * checkpoint.geometry.pairs
+        return _rescheduled(checkpoint, "linear", factor=1.0, base_factor=self.factor ** (dims / (dims - 2)))
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class ABF:
     def __post_init__(self) -> None:
         _above(1, theta=self.theta)
 
-    def schedule(self, model: Model) -> Schedule:
-        return _rescheduled(model, "linear", factor=1.0, rope_theta=self.theta)
+    def schedule(self, checkpoint: Opened) -> Schedule:
+        return _rescheduled(checkpoint, "linear", factor=1.0, rope_theta=self.theta)
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ class Llama3:
         _above(0, low_freq_factor=self.low_freq_factor)
         _above(self.low_freq_factor, high_freq_factor=self.high_freq_factor)
 
-    def schedule(self, model: Model) -> Schedule:
+    def schedule(self, checkpoint: Opened) -> Schedule:
         return _rescheduled(
-            model,
+            checkpoint,
             "llama3",
             factor=self.factor,
             low_freq_factor=self.low_freq_factor,
@@ -128,13 +128,13 @@ class LogN:
     def __post_init__(self) -> None:
         _at_least(2, length=self.length)
 
-    def schedule(self, model: Model) -> Schedule:
-        length = self.length or model.geometry.native_context
+    def schedule(self, checkpoint: Opened) -> Schedule:
+        length = self.length or checkpoint.geometry.native_context
 
         def scale(layer: int, visible: Tensor) -> Tensor:
             return (visible.float().log() / math.log(length)).clamp(min=1.0)[:, None]
 
-        return Fixed.own(model, scale=scale, reference_length=length)
+        return Fixed.own(checkpoint, scale=scale, reference_length=length)
 
 
 @dataclass(frozen=True)
@@ -147,19 +147,19 @@ class PRoPE:
         if not 0 <= self.keep <= 1:
             raise BadInput(f"keep={self.keep:g}: expected a share of the rotary pairs between 0 and 1")
 
-    def schedule(self, model: Model) -> Schedule:
-        own = Fixed.own(model)
-        kept = torch.arange(model.geometry.pairs) < round(self.keep * model.geometry.pairs)
+    def schedule(self, checkpoint: Opened) -> Schedule:
+        own = Fixed.own(checkpoint)
+        kept = torch.arange(checkpoint.geometry.pairs) < round(self.keep * checkpoint.geometry.pairs)
         shared = {id(theta): theta * kept for theta in own.thetas}
-        return Fixed(model, tuple(shared[id(theta)] for theta in own.thetas), own.factors)
+        return Fixed(checkpoint, tuple(shared[id(theta)] for theta in own.thetas), own.factors)
 
 
 @dataclass(frozen=True)
 class NoPE:
     """No rotation at all: every frequency is 0."""
 
-    def schedule(self, model: Model) -> Schedule:
-        return PRoPE(keep=0.0).schedule(model)
+    def schedule(self, checkpoint: Opened) -> Schedule:
+        return PRoPE(keep=0.0).schedule(checkpoint)
 
 
 @dataclass(frozen=True)
@@ -187,11 +187,11 @@ class Adapted:
         elif not Path(self.adapter).exists():
             raise Missing(f"no checkpoint at '{self.adapter}': check adapter=PATH")
 
-    def schedule(self, model: Model) -> Schedule:
+    def schedule(self, checkpoint: Opened) -> Schedule:
         if self.keys is not None:
-            learned = mapped(self.adapter, self.keys, model)
+            learned = mapped(self.adapter, self.keys, checkpoint)
         else:
-            learned = AdaRoPE.load(self.adapter, model, any_weights=self.weights == "any")
+            learned = AdaRoPE.load(self.adapter, checkpoint, any_weights=self.weights == "any")
         learned.by_sequence = self.length == "sequence"
         return learned
 
@@ -213,7 +213,7 @@ SCHEMES: Mapping[str, type[Any]] = MappingProxyType(
 
 
 def _rescheduled(
-    model: Model,
+    checkpoint: Opened,
     rope_type: str,
     *,
     rope_theta: float | None = None,
@@ -221,17 +221,18 @@ def _rescheduled(
     **parameters: float | None,
 ) -> Fixed:
     """Frequencies and factor that transformers computes for these rope parameters, layer by layer."""
-    thetas, factors = list(Fixed.own(model).thetas), list(model.rotation.factors)
-    for layer_type in dict.fromkeys(model.rotation.layer_types):
+    thetas, factors = list(Fixed.own(checkpoint).thetas), list(checkpoint.rotation.factors)
+    layer_types, rotates = checkpoint.rotation.layer_types, checkpoint.geometry.rotates
+    for layer_type in dict.fromkeys(layer_types):
         if layer_type == "sliding_attention":
             continue
-        config = copy.deepcopy(model.module.config.get_text_config())
+        config = copy.deepcopy(checkpoint.module.config.get_text_config())
         config.standardize_rope_params()
         own = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
         rope = {
             "rope_type": rope_type,
             "rope_theta": (rope_theta or own["rope_theta"]) * base_factor,
-            "original_max_position_embeddings": model.geometry.native_context,
+            "original_max_position_embeddings": checkpoint.geometry.native_context,
             **{name: value for name, value in parameters.items() if value is not None},
         }
         if own.get("partial_rotary_factor") is not None:
@@ -241,10 +242,10 @@ def _rescheduled(
         vars(config).pop("original_max_position_embeddings", None)
         theta, factor = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), layer_type=layer_type)
         shared = theta.float()[None]
-        for layer, (kind, rotates) in enumerate(zip(model.rotation.layer_types, model.geometry.rotates, strict=True)):
-            if kind == layer_type and rotates:
+        for layer, (kind, turns) in enumerate(zip(layer_types, rotates, strict=True)):
+            if kind == layer_type and turns:
                 thetas[layer], factors[layer] = shared, float(factor)
-    return Fixed(model, tuple(thetas), tuple(factors))
+    return Fixed(checkpoint, tuple(thetas), tuple(factors))
 
 
 def _at_least(low: float, **named: float | None) -> None:

@@ -1,0 +1,71 @@
+"""The command that tells what measuring costs. A probe that can be timed adds a flag of its own name."""
+
+import inspect
+import json
+from typing import Annotated, Any
+
+import typer
+
+from headscope import door
+from headscope.commands.dash import EXAMPLES
+from headscope.commands.executing import quiet_libraries
+from headscope.commands.flags import Json
+
+
+def bench(
+    model: Annotated[str, typer.Option("--model", help="CHECKPOINT to time.")] = "smollm2-135m",
+    length: Annotated[int, typer.Option("--length", min=64, help="Context length in tokens.")] = 4096,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Interleaved repeats; the median counts.")] = 3,
+    lens_length: Annotated[
+        int,
+        typer.Option("--lens-length", min=0, help="Length for the comparison with transformer-lens; 0 leaves it out."),
+    ] = 1024,
+    dashboard: Annotated[bool, typer.Option("--dash", help="Time the dashboard instead.")] = False,
+    as_json: Json = False,
+    **longest: int,
+) -> None:
+    """Time and peak memory of measuring, as ratios to the plain forward pass of the same model in this process.
+
+    With --dash, how long the dashboard lets a user wait, as a real Chromium sees it (needs the dev extra): on the
+    shipped example, and on a made-up run of 1,024 heads with 64 rotary pairs under 4 models.
+    """
+    if dashboard:
+        from dashboards import timing
+
+        rows = timing.compare(EXAMPLES)
+    else:
+        quiet_libraries()
+        from headscope.bench import compare
+
+        rows = compare(model, length, repeats, lens_length, {name: n for name, n in longest.items() if n})
+    if as_json:
+        print(json.dumps(rows))
+        return
+    from headscope.report.terminal import print_table
+
+    print_table(rows)
+
+
+def command() -> Any:
+    """`bench` with the flags of the probes."""
+    flags = {
+        name: Annotated[
+            int, typer.Option(f"--{name}", min=0, help=f"{probe.title}: longest context to time, in tokens.")
+        ]
+        for name, probe in door.probes().items()
+        if probe.bench
+    }
+    *own, _ = inspect.signature(bench).parameters.values()
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=flag, default=0)
+        for name, flag in flags.items()
+    ]
+    bench.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    bench.__annotations__ |= flags
+    return bench
+
+
+def _flag(probe: door.Probe) -> Any:
+    return Annotated[
+        int, typer.Option(f"--{probe.name}", min=0, help=f"{probe.title}: longest context to time, in tokens.")
+    ]

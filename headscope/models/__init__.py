@@ -1,0 +1,1 @@
+"""Open a checkpoint and see how it attends and rotates."""

@@ -1,0 +1,185 @@
+"""An opened checkpoint: weights, tokenizer, and the geometry that was seen in it.
+
+A checkpoint is named by an alias, a folder, a .gguf file or a hub id, or given as an in-memory transformers model or
+a TransformerBridge. Its geometry is not read from config fields that differ by family but seen in a short forward
+pass through the seam: which modules attend, with what shapes, which of them rotate and in which layout. What would be
+measured wrongly is refused by name. This file knows nothing of position schemes.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from headscope.attention.geometry import Geometry
+from headscope.errors import BadInput
+from headscope.models import sources
+from headscope.models.bridge import delegated, is_bridge
+from headscope.models.survey import BaseRotation, native_context, survey
+
+
+@dataclass(eq=False)
+class Checkpoint:
+    """Weights with their tokenizer, opened, and the `name` that they go by in a run.
+
+    `module` is the transformers model, `attention` its attention modules by layer, `rotation` its own rotation,
+    `bridge` the TransformerBridge that wraps it, if it came as one. Nothing that headscope does changes the module.
+    """
+
+    module: PreTrainedModel
+    tokenizer: Any
+    name: str
+    bridge: Any = None
+    geometry: Geometry = field(init=False)
+    attention: tuple[nn.Module, ...] = field(init=False)
+    rotation: BaseRotation = field(init=False)
+
+    def __post_init__(self) -> None:
+        sources.refuse_by_config(self.module.config, self.name)
+        with delegated(self.bridge):
+            seen = survey(self.module)
+        self.attention = seen.modules
+        self.rotation = seen.rotation
+        heads, groups, dim = seen.shape
+        self.geometry = Geometry(
+            layers=len(seen.modules),
+            heads=heads,
+            kv_groups=groups,
+            head_dim=dim,
+            pairs=seen.rotation.pairs,
+            layout=seen.rotation.layout,
+            native_context=native_context(self.module.config),
+            windows=seen.windows,
+            rotates=seen.rotates,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.module.device
+        return device
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """Digest of all parameters by name, the same for a GGUF, a folder and an in-memory model of one checkpoint.
+
+        Values count as bfloat16, so that float32 and bfloat16 of one checkpoint have one digest.
+        """
+        digest = hashlib.sha256()
+        names: dict[nn.Parameter, str] = {}
+        for name, parameter in _parameters(self.module):
+            names.setdefault(parameter, name)  # tied weights count once
+        for parameter, name in sorted(names.items(), key=lambda item: item[1]):
+            tensor = parameter.detach().bfloat16().cpu().contiguous()
+            digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+class Opened(Protocol):
+    """What is asked of an opened checkpoint, be it by itself or within a model under a position scheme."""
+
+    @property
+    def module(self) -> PreTrainedModel: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def bridge(self) -> Any: ...
+    @property
+    def geometry(self) -> Geometry: ...
+    @property
+    def attention(self) -> tuple[nn.Module, ...]: ...
+    @property
+    def rotation(self) -> BaseRotation: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def weights_sha256(self) -> str: ...
+
+
+def open_checkpoint(name: str, device: str, dtype: str, tokenizer: Any = None) -> Checkpoint:
+    """Open the checkpoint called `name`, with its own tokenizer unless another is given.
+
+    `device` "auto" is cuda where there is one; `dtype` "auto" is float32 on CPU and bfloat16 on CUDA.
+
+    Raises BadInput for a name, device or dtype that cannot be read, Missing for a checkpoint that is not there,
+    UnsupportedModel for an architecture that would be measured wrongly.
+    """
+    where = pick_device(device)
+    module, identity = sources.load_module(name, where, pick_dtype(dtype, where))
+    checkpoint = Checkpoint(module, tokenizer, identity)
+    if tokenizer is None:
+        checkpoint.tokenizer = sources.load_tokenizer(name)
+    return checkpoint
+
+
+def opened(given: Any, tokenizer: Any = None) -> Checkpoint:
+    """The checkpoint that an in-memory transformers model or a TransformerBridge holds.
+
+    Raises BadInput for anything else, UnsupportedModel for an architecture that would be measured wrongly.
+    """
+    if is_bridge(given):
+        return Checkpoint(given.original_model, tokenizer or given.tokenizer, _name(given.original_model), given)
+    module = given.get_base_model() if hasattr(given, "get_base_model") else given  # peft wraps it
+    if not isinstance(module, PreTrainedModel):
+        raise BadInput(
+            f"cannot open a {type(given).__name__}: give a spec string, a transformers model or a TransformerBridge"
+        )
+    return Checkpoint(module, tokenizer, _name(module))
+
+
+def pick_device(device: str) -> torch.device:
+    """The device of that name; "auto" is cuda where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise BadInput(
+            f"device '{device}' cannot be used here ({str(error).splitlines()[0]}); use --device auto or cpu"
+        ) from error
+    return chosen
+
+
+def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The dtype of that name; "auto" is float32 on CPU and bfloat16 elsewhere."""
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    known = {"fp32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
+    if dtype not in known:
+        raise BadInput(f"unknown dtype '{dtype}': use auto, fp32 or bf16")
+    return known[dtype]
+
+
+@contextmanager
+def evaluating(checkpoint: Opened) -> Iterator[None]:
+    """Run its module without dropout or gradients; leaving restores the mode."""
+    was_training = checkpoint.module.training
+    checkpoint.module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        checkpoint.module.train(was_training)
+
+
+def _parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters by the names that they have without the wrappers of TransformerLens and peft."""
+    if "_original_component" in module._modules:
+        yield from _parameters(module.get_submodule("_original_component"), prefix)
+        return
+    yield from ((prefix + name, p) for name, p in module._parameters.items() if p is not None)
+    for name, child in module.named_children():
+        if not name.startswith("lora_"):
+            yield from _parameters(child, prefix if name == "base_layer" else f"{prefix}{name}.")
+
+
+def _name(module: PreTrainedModel) -> str:
+    """What a model in memory goes by in a run."""
+    return str(getattr(module.config, "_name_or_path", "") or f"in-memory {module.config.model_type}")

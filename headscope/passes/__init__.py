@@ -1,0 +1,1 @@
+"""Ways to run a model while listening: capture, logits, shared prefixes, replay, interventions."""

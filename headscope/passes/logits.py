@@ -1,0 +1,75 @@
+"""Next-token logits and losses from a backbone's last hidden states, in chunks: memory O(chunk x vocabulary)."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from headscope.measures.loss_by_position import LossByPosition
+from headscope.models.checkpoint import Opened
+
+CHUNK = 512
+"""Positions whose logits are held at once."""
+
+
+def last_hidden(model: Opened, ids: Tensor) -> Tensor:
+    """The backbone's output for ids [1, L]: [1, L, D]."""
+    hidden: Tensor = model.module.base_model(ids, use_cache=False).last_hidden_state
+    return hidden
+
+
+def chunks(ids: Tensor, size: int = CHUNK) -> Iterator[slice]:
+    """The positions of ids [1, L] that predict a token of it, at most `size` at a time."""
+    last = ids.shape[1] - 1
+    return (slice(start, min(start + size, last)) for start in range(0, last, size))
+
+
+def predicted(model: Opened, ids: Tensor, hidden: Tensor, at: slice) -> tuple[Tensor, Tensor]:
+    """Logits [n, vocabulary] of the positions `at` of ids [1, L], and the tokens [n] that they predict.
+
+    `hidden` [1, n, D] are the backbone's last states there; gradients flow into it. The logits are the model's own
+    forward, so that every family's scaling of them is its own code.
+    """
+    with forwarding(model.module.base_model, lambda *_, **__: BaseModelOutputWithPast(last_hidden_state=hidden)):
+        logits: Tensor = model.module(ids[:, at], use_cache=False).logits[0]
+    return logits, ids[0, at.start + 1 : at.stop + 1]
+
+
+def next_token_logits(
+    model: Opened, ids: Tensor, hidden: Tensor, size: int = CHUNK
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield (logits [n, vocabulary], the tokens [n] they predict, position of the first) for ids [1, L].
+
+    `hidden` [1, L, D] is what `last_hidden` returned.
+    """
+    for at in chunks(ids, size):
+        logits, tokens = predicted(model, ids, hidden[:, at], at)
+        yield logits, tokens, at.start + 1
+
+
+def token_losses(logits: Tensor, tokens: Tensor) -> Tensor:
+    """-ln p of each token [n] under logits [n, vocabulary], float32.
+
+    Not cross_entropy: its running sum over a large vocabulary is off by 1e-5, logsumexp adds pairwise.
+    """
+    return logits.logsumexp(-1) - logits.gather(1, tokens[:, None])[:, 0]
+
+
+def loss_by_position(model: Opened, ids: Tensor, hidden: Tensor) -> LossByPosition:
+    """Loss of ids [1, L] by position, from the last hidden states."""
+    loss = LossByPosition(ids.shape[1])
+    for logits, tokens, first in next_token_logits(model, ids, hidden):
+        loss.update(logits, tokens, first)
+    return loss
+
+
+@contextmanager
+def forwarding(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Let a module run another forward."""
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del module.__dict__["forward"]

@@ -1,0 +1,200 @@
+"""Run a document once, keep what every decoder layer was given, and go on from any layer as often as is wanted.
+
+Knows any family whose decoder layers take the residual stream first: a resumed pass calls the model's own layers
+with the arguments that the model itself called them with, and the model's own code for all that follows them.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.attention import seam
+from headscope.errors import UnsupportedModel
+from headscope.models.checkpoint import Opened, evaluating
+from headscope.passes.capture import Layers, capturing
+from headscope.passes.logits import chunks, forwarding, next_token_logits, predicted, token_losses
+from headscope.positions.adarope import AdaRoPE
+from headscope.positions.attach import attached
+from headscope.positions.model import Model
+from headscope.positions.schedule import Fixed
+
+Objective = Callable[[Tensor, Tensor], Tensor]
+"""(logits [n, vocabulary] float32, tokens that they predict [n]) -> a sum over these positions."""
+
+LOGIT_CHUNK = 128
+"""Positions whose logits are held at once: memory O(LOGIT_CHUNK x vocabulary)."""
+
+
+class Streams:
+    """Residual streams [1, L, D] by layer: the first `memory` bytes of them in memory, the others on disk."""
+
+    def __init__(self, memory: float):
+        self.memory, self.held = memory, 0
+        self._kept: list[Tensor | Path] = []
+        self._disk: tempfile.TemporaryDirectory[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def append(self, stream: Tensor) -> None:
+        size = stream.numel() * stream.element_size()
+        if self.held + size <= self.memory:
+            self.held += size
+            self._kept.append(stream)
+            return
+        if self._disk is None:
+            self._disk = tempfile.TemporaryDirectory(prefix="headscope-", ignore_cleanup_errors=True)
+        file = Path(self._disk.name) / f"{len(self._kept)}.pt"
+        torch.save(stream.cpu(), file)
+        self._kept.append(file)
+
+    def at(self, layer: int, device: torch.device) -> Tensor:
+        kept = self._kept[layer]
+        return kept if isinstance(kept, Tensor) else torch.load(kept, weights_only=True).to(device)
+
+
+class Replay:
+    """One document, ids [1, L], under one schedule. Get one from `rehearse`; use it inside `ready`."""
+
+    def __init__(self, model: Model, schedule: Fixed | AdaRoPE, ids: Tensor, memory: float):
+        self.model, self.schedule, self.ids = model, schedule, ids
+        self.layers = _decoder_layers(model)
+        self.streams = Streams(memory)
+        self._calls: list[tuple[Any, Any]] = []
+        self._bare = True  # whether a layer returns its stream as such, not in a tuple
+
+    @contextmanager
+    def ready(self) -> Iterator[Layers]:
+        """The model under the schedule, listening, without gradients of its own."""
+        with attached(self.model, self.schedule), capturing(self.model) as layers, evaluating(self.model):
+            yield layers
+
+    def rehearse(self) -> None:
+        """The one full pass: keeps what each layer is given and what the last returns."""
+
+        def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self.streams.append(args[0])
+            self._calls.append((args[1:], kwargs))
+
+        def last(module: nn.Module, args: Any, output: Any) -> None:
+            self._bare = isinstance(output, Tensor)
+            self.streams.append(_stream(output))
+
+        with ExitStack() as stack:
+            for layer in self.layers:
+                stack.callback(layer.register_forward_pre_hook(note, with_kwargs=True).remove)
+            stack.callback(self.layers[-1].register_forward_hook(last).remove)
+            self.model.module.base_model(self.ids, use_cache=False)
+
+    def stream(self, layer: int) -> Tensor:
+        """The residual stream [1, L, D] that the layer was given; one past the last layer, what that returned."""
+        return self.streams.at(layer, self.model.device)
+
+    def through(self, layer: int, stream: Tensor) -> Tensor:
+        """What one layer makes of a residual stream."""
+        args, kwargs = self._calls[layer]
+        return _stream(self.layers[layer](stream, *args, **kwargs))
+
+    def losses(self, changes: Mapping[int, seam.Change]) -> Tensor:
+        """Loss of each predicted token, nats, [L - 1] float32, with head outputs changed in some layers.
+
+        Runs from the lowest of these layers on; without changes, only what follows the layers.
+        """
+        first = min(changes, default=len(self.layers))
+        stream = self.stream(first)
+        with ExitStack() as stack:
+            for layer, change in changes.items():
+                stack.enter_context(seam.changing(self.model.attention[layer], change))
+            for layer in range(first, len(self.layers)):
+                stream = self.through(layer, stream)
+        predictions = next_token_logits(self.model, self.ids, self._finish(stream), LOGIT_CHUNK)
+        return torch.cat([token_losses(logits.float(), tokens) for logits, tokens, _ in predictions])
+
+    def backwards(
+        self, objectives: Sequence[Objective], hear: Callable[[int, Tensor, seam.Call, list[Tensor]], None]
+    ) -> None:
+        """Gradients of some objectives with respect to the head outputs z of every layer, the last layer first.
+
+        `hear(layer, z, call, gradients)` gets the layer's z [1, H, L, d], the call that computed it, and one gradient
+        of that shape for each objective. One layer's activations are held at a time.
+        """
+        with torch.enable_grad():
+            stream = self.stream(len(self.layers)).detach().requires_grad_()
+            hidden = self._finish(stream)
+            pulls = _gradients([hidden] * len(objectives), [stream], self._pulls(hidden.detach(), objectives))
+            for layer in reversed(range(len(self.layers))):
+                stream = self.stream(layer).detach().requires_grad_()
+                with _overheard(self.model.attention[layer]) as heard:
+                    output = self.through(layer, stream)
+                ((z, call),) = heard
+                both = _gradients([output] * len(objectives), [stream, z], [pull[0] for pull in pulls])
+                q, k, v = (t.detach() for t in (call.q, call.k, call.v))
+                with torch.no_grad():
+                    hear(layer, z.detach(), replace(call, q=q, k=k, v=v), [gradient for _, gradient in both])
+                pulls = [(gradient,) for gradient, _ in both]
+
+    def _pulls(self, hidden: Tensor, objectives: Sequence[Objective]) -> list[Tensor]:
+        """Gradients of the objectives with respect to the backbone's last hidden states."""
+        pulls = [torch.zeros_like(hidden) for _ in objectives]
+        for at in chunks(self.ids, LOGIT_CHUNK):
+            chunk = hidden[:, at].clone().requires_grad_()
+            logits, tokens = predicted(self.model, self.ids, chunk, at)
+            logits = logits.float()
+            values = [objective(logits, tokens) for objective in objectives]
+            for pull, (gradient,) in zip(pulls, _gradients(values, [chunk], [None] * len(values)), strict=True):
+                pull[:, at] = gradient
+        return pulls
+
+    def _finish(self, stream: Tensor) -> Tensor:
+        """The backbone's last hidden states [1, L, D] from what its last layer returned."""
+        with ExitStack() as stack:
+            for layer in self.layers:
+                stack.enter_context(forwarding(layer, lambda *_, **__: stream if self._bare else (stream,)))
+            hidden: Tensor = self.model.module.base_model(self.ids, use_cache=False).last_hidden_state
+        return hidden
+
+
+def _decoder_layers(model: Opened) -> list[nn.Module]:
+    """The modules that the backbone runs one after the other, each with one attention module inside."""
+    for stack in model.module.base_model.modules():
+        if isinstance(stack, nn.ModuleList) and len(stack) == len(model.attention):
+            pairs = zip(stack, model.attention, strict=True)
+            if all(any(inner is attention for inner in layer.modules()) for layer, attention in pairs):
+                return list(stack)
+    raise UnsupportedModel(f"cannot resume {model.name} from a layer: its decoder layers are not one list")
+
+
+@contextmanager
+def _overheard(attention: nn.Module) -> Iterator[list[tuple[Tensor, seam.Call]]]:
+    """Collects z and its call from every call of an attention module."""
+    heard: list[tuple[Tensor, seam.Call]] = []
+
+    def hear(z: Tensor, call: seam.Call) -> Tensor:
+        heard.append((z, call))
+        return z
+
+    with seam.changing(attention, hear):
+        yield heard
+
+
+def _gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], seeds: Sequence[Tensor | None]
+) -> list[tuple[Tensor, ...]]:
+    """One tuple of gradients, by input, for each output; all may share one graph."""
+    last = len(outputs) - 1
+    return [
+        torch.autograd.grad(output, inputs, seed, retain_graph=at < last)
+        for at, (output, seed) in enumerate(zip(outputs, seeds, strict=True))
+    ]
+
+
+def _stream(output: Any) -> Tensor:
+    """The residual stream in what a decoder layer returned."""
+    stream: Tensor = output if isinstance(output, Tensor) else output[0]
+    return stream

@@ -1,0 +1,81 @@
+"""What is stored of a model's positions: its frequencies and its temperatures, read off without a forward pass."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.models.checkpoint import Opened
+from headscope.positions.model import Model
+from headscope.positions.schedule import Fixed, Schedule
+
+
+def position_tables(label: str, model: Model) -> dict[str, dict[str, Any]]:
+    """Columns of the `positions` and `scales` tables of one model, by table."""
+    with torch.no_grad():
+        tables = {"positions": _positions(model), "scales": _scales(model)}
+    return {
+        table: {"model": label, **{name: column.reshape(-1).numpy() for name, column in columns.items()}}
+        for table, columns in tables.items()
+    }
+
+
+def all_theta(model: Opened, schedule: Schedule) -> Tensor:
+    """Frequencies of every pair, unrotated ones as 0: [layers, G, d/2], float32, cpu."""
+    return _padded(model, [schedule.theta(layer).detach() for layer in range(model.geometry.layers)])
+
+
+def _positions(model: Model) -> dict[str, Tensor]:
+    schedule = model.schedule
+    theta = all_theta(model, schedule)
+    layer, group, pair = _grid(*theta.shape)
+    inits = [schedule.log_theta_init(layer).exp() for layer in range(model.geometry.layers)]
+    return {
+        "layer": layer,
+        "kv_group": group,
+        "pair": pair,
+        "theta": theta,
+        "log_theta": theta.log(),
+        "log_theta_init": _padded(model, inits).log(),
+        "log_theta_base": all_theta(model, Fixed.own(model)).log(),
+    }
+
+
+def _scales(model: Model) -> dict[str, Tensor]:
+    schedule, geometry, own = model.schedule, model.geometry, Fixed.own(model)
+    layers = range(geometry.layers)
+    layer, head = _grid(geometry.layers, geometry.heads)
+    group = head // geometry.heads_per_group
+    tau, gamma = (t.detach().cpu() for t in schedule.temperatures())
+    # float64: a product of many frequencies loses the base's last digits in float32.
+    mean_log = all_theta(model, schedule)[..., : geometry.pairs].double().log().mean(-1)
+    base = torch.exp(-4 * geometry.pairs / (2 * geometry.pairs - 2) * mean_log)
+    logit_scale = torch.tensor([schedule.factor(n) / own.factor(n) for n in layers])[:, None].expand_as(tau) ** 2
+    if schedule.scales_queries:
+        at_reference = torch.full((1, 1), schedule.reference_length)
+        scales = [schedule.query_scale(n, at_reference)[0, :, 0].cpu().expand(geometry.heads) for n in layers]
+        logit_scale = logit_scale * torch.stack(scales)
+    return {
+        "layer": layer,
+        "head": head,
+        "kv_group": group,
+        "tau": tau,
+        "gamma": gamma,
+        "reference_length": torch.full_like(layer, schedule.reference_length),
+        "logit_scale": logit_scale,
+        "effective_base": base[layer, group],
+        "mean_log_theta": mean_log[layer, group],
+    }
+
+
+def _padded(model: Opened, thetas: list[Tensor]) -> Tensor:
+    """Frequencies by layer, [1|G, P] each, with 0 for the pairs that do not rotate: [layers, G, d/2]."""
+    geometry = model.geometry
+    full = torch.zeros(geometry.layers, geometry.kv_groups, geometry.all_pairs)
+    for layer, theta in enumerate(thetas):
+        full[layer, :, : geometry.pairs] = theta.cpu()
+    return full
+
+
+def _grid(*sizes: int) -> tuple[Tensor, ...]:
+    return torch.meshgrid(*(torch.arange(size) for size in sizes), indexing="ij")

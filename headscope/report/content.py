@@ -1,0 +1,153 @@
+"""What report and app consist of, as data: charts, words, tables and terms. Each becomes HTML, components or text.
+
+Probes hand these on; they know neither the report nor the app.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.figures.marks import Head
+from headscope.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure, how to read it, and what it shows in words for those who do not see it."""
+
+    figure: go.Figure
+    caption: str
+    summary: str = ""
+    half: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Charts under one heading of a chapter. Chapters of one name, of several probes, are read as one.
+
+    `page` is the path of a page of the app that shows them too, such as "/compare"; the probe's own page shows them
+    anyway.
+    """
+
+    chapter: str
+    heading: str
+    charts: Iterable[Chart]
+    page: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence with numbers about a run: its topic, and the label of the model that it is about ("" for several)."""
+
+    topic: str
+    text: str
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Term:
+    """A word that the reader of a chapter needs; shown where a run has one of `tables`, or models if there are none."""
+
+    word: str
+    text: str
+    formula: str = ""
+    tables: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a chapter or page is drawn from.
+
+    `heads` is the per-head table of `models` (at most six), the heads that a filter leaves out without numbers; `model`
+    the one in view; `chosen` the heads worth a closer look, each with the reason.
+    """
+
+    run: Run
+    models: Sequence[str]
+    heads: pd.DataFrame
+    model: str
+    chosen: Mapping[Head, str]
+
+    def table(self, name: str) -> pd.DataFrame | None:
+        """A table of the run with only these models, its categories in the order of the study; None if not stored."""
+        if name not in self.run.tables:
+            return None
+        frame = self.run.table(name)
+        frame = frame[frame["model"].isin(list(self.models))]
+        return frame.assign(model=frame["model"].astype(pd.CategoricalDtype(self.run.models)))
+
+    def finite(self, name: str) -> dict[str, pd.Series]:
+        """The finite values of a column of `heads` by model; models without one are left out."""
+        if name not in self.heads:
+            return {}
+        kept = self.heads[np.isfinite(self.heads[name].astype("float64"))]
+        return {str(label): block[name] for label, block in kept.groupby("model", observed=True)}
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What the terminal shows of a probe: `data` as JSON has it under `name`, `rows` in words, lines of warning."""
+
+    name: str
+    title: str
+    data: pd.DataFrame
+    rows: Sequence[Mapping[str, object]]
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Words:
+    """Sentences, perhaps under a heading."""
+
+    sentences: Sequence[str]
+    heading: str = ""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A table's cell that leads to another view."""
+
+    text: str
+    href: str
+
+
+@dataclass(frozen=True)
+class Links:
+    """Ways from here."""
+
+    links: Sequence[Link]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A small table: column names, rows of text, and what it shows. `defined` explains the first cell of a row."""
+
+    caption: str
+    names: Sequence[str]
+    rows: Sequence[Sequence[str | Link]]
+    defined: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All heads of a model, to sort, filter and save. The first columns are layer and head."""
+
+    caption: str
+    heads: pd.DataFrame
+    highlight: str
+    """The column that the page is about."""
+
+
+Part = Chart | Words | Links | Table | Grid
+
+
+@dataclass(frozen=True)
+class Content:
+    """A page: its title, one sentence that orients, and its parts by heading ("" for none)."""
+
+    title: str
+    lead: str
+    sections: Mapping[str, Sequence[Part]]

@@ -1,0 +1,204 @@
+"""What a report or a page is made of, in order: what every probe says of a run, and which heads to show.
+
+Asks through the door and names no probe. Charts are drawn when they are asked for; those that cannot be drawn are told
+of and left out.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from headscope import door
+from headscope.door import Kind, Probe
+from headscope.errors import BrokenProbe, HeadscopeError
+from headscope.figures.marks import Head
+from headscope.report.content import Chart, Content, Finding, Group, Overview, Shown, Term
+from headscope.report.words import few
+from headscope.runs.run import Run
+from headscope.runs.statistics import by_length, statistics
+from headscope.runs.summary import longest, moved
+
+MOST_HEADS = 6
+"""Heads that are drawn one by one."""
+
+log = logging.getLogger("headscope")
+
+
+def shown(run: Run, model: str = "", heads: pd.DataFrame | None = None, models: Sequence[str] | None = None) -> Shown:
+    """The run as charts are drawn from it: `model` in view (the first one), `heads` as a filter left them, `models`
+    (few of them) in this order, the first being what others are compared with."""
+    labels = few(run.models) if models is None else models
+    every = run.heads
+    chosen = notable(every[every["model"].isin(labels)])
+    kept = every if heads is None else heads
+    return Shown(
+        run,
+        labels,
+        kept[kept["model"].isin(labels)],
+        model or next(iter(labels), ""),
+        dict(list(chosen.items())[:MOST_HEADS]),
+    )
+
+
+def notable(heads: pd.DataFrame) -> dict[Head, str]:
+    """Heads (layer, head) to show, each with the reason, judged by the first model and by change against it."""
+    chosen: dict[Head, str] = {}
+    for (layer, head), reason in _reasons(heads) if len(heads) else ():
+        place = int(layer), int(head)
+        chosen[place] = f"{chosen[place]}; {reason}" if place in chosen else reason
+    return chosen
+
+
+def _reasons(heads: pd.DataFrame) -> Iterator[tuple[Head, str]]:
+    name, labels = longest(heads), [*heads["model"].unique()]
+    first = heads[heads["model"] == labels[0]].set_index(["layer", "head"])
+    if name is not None:
+        order = first[name].dropna().sort_values().index
+        yield order[-1], "most global"
+        yield order[0], "most local"
+        yield order[len(order) // 2], "median effective length"
+    if "growth" in first and (growth := first["growth"].dropna()).size:
+        yield growth.index[int(growth.argmax())], "highest growth exponent"
+        yield growth.index[int(growth.argmin())], "lowest growth exponent"
+    for column, known in statistics().items():
+        if known.best and column in first and (values := first[column].dropna()).size:
+            yield values.index[int(values.argmax())], f"highest {known.label}"
+    for label in labels[1:]:
+        if name is not None and (change := moved(heads, name, str(label))).size:
+            yield change.index[int(change.abs().argmax())], f"largest change of effective length under {label}"
+
+
+def measured(heads: pd.DataFrame) -> list[str]:
+    """The statistics of the per-head table that have a number; of one by length the longest comes first."""
+    columns = [*map(str, heads)]
+    named = (
+        name
+        for stem in statistics()
+        for name in ([stem] if stem in columns else reversed(by_length(columns, stem)))
+        if heads[name].notna().any()
+    )
+    return [*named]
+
+
+def steps(run: Run) -> dict[str, int]:
+    """The training step of each model that carries one."""
+    return {model["label"]: int(model["step"]) for model in run.manifest["models"] if model.get("step") is not None}
+
+
+def findings(run: Run, topics: Collection[str] = ()) -> dict[str, list[Finding]]:
+    """What every probe finds in the run, by topic: the `topics`, by default all."""
+    every = (finding for found in run.derived(_findings).values() for finding in found)
+    return _by_topic(finding for finding in every if finding.topic in topics or not topics)
+
+
+def findings_of(run: Run, probe: Probe) -> dict[str, list[Finding]]:
+    """What one probe finds in the run, by topic."""
+    return _by_topic(run.derived(_findings).get(probe.name, ()))
+
+
+def _findings(run: Run) -> dict[str, list[Finding]]:
+    """What each probe finds, by its name."""
+    return {probe.name: [*found] for probe, found in door.answers("findings", run)}
+
+
+def _by_topic(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
+    told: dict[str, list[Finding]] = {}
+    for finding in findings:
+        told.setdefault(finding.topic, []).append(finding)
+    return told
+
+
+def chapters(shown: Shown) -> dict[str, list[Group]]:
+    """What a report shows, by chapter, drawn; groups and chapters without charts are left out."""
+    told: dict[str, list[Group]] = {}
+    for probe, groups in door.answers("charts", shown):
+        for group in groups:
+            if charts := _drawn(probe, group):
+                told.setdefault(group.chapter, []).append(replace(group, charts=charts))
+    return told
+
+
+def charts_on(shown: Shown, page: str) -> dict[str, list[Chart]]:
+    """What the probes show on that page of the app, by heading, drawn."""
+    told: dict[str, list[Chart]] = {}
+    for probe, groups in door.answers("charts", shown):
+        for group in groups:
+            if group.page == page and (charts := _drawn(probe, group)):
+                told.setdefault(group.heading or group.chapter, []).extend(charts)
+    return told
+
+
+def charts_of(shown: Shown, probe: Probe) -> dict[str, list[Chart]]:
+    """What one probe shows, by heading, drawn. Raises BrokenProbe where it cannot."""
+    told: dict[str, list[Chart]] = {}
+    for group in _asked(probe, "charts", shown) or ():
+        if charts := _drawn(probe, group):
+            told.setdefault(group.heading, []).extend(charts)
+    return told
+
+
+def page_of(shown: Shown, probe: Probe) -> Content | None:
+    """The page that a probe draws itself, None where it draws none. Raises BrokenProbe where it cannot."""
+    page: Content | None = _asked(probe, "page", shown)
+    return page
+
+
+def head_findings(run: Run, model: str, layer: int, head: int) -> list[str]:
+    """What stands out about one head, in `model` and among the heads of every model."""
+    return [told for _, found in door.answers("head_findings", run, model, layer, head) for told in found]
+
+
+def head_charts(run: Run, model: str, layer: int, head: int) -> list[Chart]:
+    """Charts about one head."""
+    return [chart for _, charts in door.answers("head_charts", run, model, layer, head) for chart in charts]
+
+
+def glossary(run: Run) -> list[Term]:
+    """The words that a reader of the run's chapters needs; one that several probes explain is explained once."""
+    terms: dict[str, Term] = {}
+    for _, known in door.parts("glossary"):
+        for term in known:
+            if set(term.tables) & set(run.tables) or (run.models and not term.tables):
+                terms.setdefault(term.word, term)
+    return [*terms.values()]
+
+
+def overviews(run: Run) -> list[Overview]:
+    """What the terminal shows of the run, probe by probe."""
+    return [overview for _, overview in door.answers("overview", run) if overview is not None]
+
+
+def next_steps(run: Run) -> list[str]:
+    """What to do with what was made, a line each."""
+    return [line for _, lines in door.answers("next_steps", run) for line in lines]
+
+
+def _drawn(probe: Probe, group: Group) -> list[Chart]:
+    """The charts of a group, drawn now; none where that fails, which is told."""
+    try:
+        return [*group.charts]
+    except HeadscopeError:
+        raise
+    except Exception as error:  # somebody else's code can fail in any way
+        log.warning("headscope: %s", _broken(probe, "charts", error))
+        return []
+
+
+def _asked(probe: Probe, kind: Kind, *arguments: object) -> Any:
+    """What that part of one probe answers, None without one; iterators as lists. Raises BrokenProbe where it fails."""
+    ask = door.part(probe, kind)
+    try:
+        answer = ask and ask(*arguments)
+        return [*answer] if isinstance(answer, Iterator) else answer
+    except HeadscopeError:
+        raise
+    except Exception as error:  # somebody else's code can fail in any way
+        raise _broken(probe, kind, error) from error
+
+
+def _broken(probe: Probe, kind: Kind, error: Exception) -> BrokenProbe:
+    why = " ".join(f"{type(error).__name__}: {error}".split())
+    return BrokenProbe(f"probe '{probe.name}': its {kind} fails with {why[:300]}; mend or uninstall the package")

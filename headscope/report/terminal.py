@@ -1,0 +1,107 @@
+"""What the terminal shows of a run: models side by side, what each probe tells, the findings; or it as plain data.
+
+Names come from users, so nothing is read as rich's markup: emphasis is put on with `bold`.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headscope.report import cells, outline
+from headscope.runs.run import Run
+from headscope.runs.summary import models
+
+
+def say(*parts: object) -> None:
+    """Print a line made of these parts, as they are."""
+    line = Text.assemble(*(part if isinstance(part, Text) else str(part) for part in parts))
+    Console(soft_wrap=True, highlight=False).print(line)
+
+
+def bold(text: object) -> Text:
+    """A part of a line to stand out."""
+    return Text(str(text), style="bold")
+
+
+def summarise(run: Run) -> None:
+    """Print where the run lies, its models side by side, what each probe tells of it, and what it found."""
+    say("Run: ", run.path)
+    if rows := _side_by_side(models(run)):
+        print_table(rows, title="Median head, and mean loss")
+    for overview in outline.overviews(run):
+        print_table(overview.rows, title=overview.title)
+    for topic, found in outline.findings(run).items():
+        say(bold(topic))
+        for finding in found:
+            say("  ", finding.text)
+
+
+def advise(run: Run) -> None:
+    """Print what to do with the run next."""
+    say(f"Next: headscope report {run.path}")
+    for line in outline.next_steps(run):
+        say(line)
+
+
+def warn(run: Run) -> None:
+    """Say on standard error what the probes warn of."""
+    for overview in outline.overviews(run):
+        for line in overview.warnings:
+            print(f"headscope: {line}", file=sys.stderr)
+
+
+def list_run(run: Run) -> None:
+    """Print one run as a line of models and a line of tables."""
+    rows = ", ".join(f"{name} {table['rows']:,}" for name, table in run.manifest["tables"].items())
+    say(bold(run.name), "  ", ", ".join(run.models), "\n    ", rows)
+
+
+def as_data(run: Run, summary: bool = True) -> dict[str, Any]:
+    """The run as what JSON can hold: path, models, rows of each table, seconds and, on request, the per-model table and
+    what each probe tells, by its name."""
+    brief: dict[str, Any] = {
+        "path": str(run.path),
+        "models": run.models,
+        "tables": {name: table["rows"] for name, table in run.manifest["tables"].items()},
+        "seconds": run.manifest["timings"]["seconds"],
+    }
+    if summary:
+        brief["summary"] = _records(models(run))
+        brief |= {overview.name: _records(overview.data) for overview in outline.overviews(run)}
+    return brief
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
+    """Print records as a table; their keys are the headings, the first column is never wrapped."""
+    table = Table(box=None, header_style="bold", title=Text(title) if title else None, title_justify="left")
+    for position, name in enumerate(rows[0]):
+        first = position == 0
+        table.add_column(Text(name.replace("_", " ")), justify="left" if first else "right", no_wrap=first)
+    for row in rows:
+        table.add_row(*(Text(_shown(value)) for value in row.values()))
+    Console().print(table)
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows, None where there is no number."""
+    records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records"))
+    return records
+
+
+def _side_by_side(frame: pd.DataFrame) -> list[dict[str, str]]:
+    """One row a statistic and one column a model; an interval goes behind its value."""
+    by_model = {row["model"]: row for row in frame.to_dict("records")}
+    told = [name for name in cells.values(frame) if name != "model"]
+    return [
+        {"": cells.heading(name), **{model: cells.cell(row, name) for model, row in by_model.items()}} for name in told
+    ]
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

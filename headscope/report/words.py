@@ -1,0 +1,59 @@
+"""Small wordings that every probe's charts and findings share."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+
+from headscope.runs.statistics import number
+
+
+def few(labels: Sequence[str], most: int = 6) -> list[str]:
+    """At most `most` of the labels, the first and the last among them, evenly spaced."""
+    at = np.unique(np.linspace(0, len(labels) - 1, min(most, len(labels))).round().astype(int))
+    return [labels[i] for i in at]
+
+
+def extremes(heads: pd.DataFrame, name: str, model: str) -> str:
+    """The lowest and highest heads of a model in words, with the median."""
+    block = heads[(heads["model"] == model) & heads[name].notna()]
+    if block.empty:
+        return ""
+    order = block.sort_values(name)
+    low, high = order.iloc[0], order.iloc[-1]
+    return (
+        f"From {number(low[name])} ({head_name(low)}) to {number(high[name])} ({head_name(high)}); median "
+        f"{number(block[name].median())}."
+    )
+
+
+def by_model(heads: pd.DataFrame, name: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Label and heads of each model that has the statistic, those heads that lack it left out."""
+    if name in heads:
+        for label, block in heads.dropna(subset=[name]).groupby("model", observed=True):
+            yield str(label), block
+
+
+def count(true: pd.Series) -> str:
+    """How many heads of how many."""
+    return f"{int(true.sum())} of {len(true)} heads"
+
+
+def head_name(row: pd.Series) -> str:
+    return f"layer {row['layer']}, head {row['head']}"
+
+
+def here(heads: pd.DataFrame, layer: int, head: int) -> pd.Series:
+    """Which rows are that head's."""
+    return (heads["layer"] == layer) & (heads["head"] == head)
+
+
+def ranks(heads: pd.DataFrame, name: str, layer: int, head: int) -> str:
+    """The rank of a head by a statistic among the heads of each model, the highest first, in words; "" without any."""
+    told = []
+    for label, block in by_model(heads, name):
+        values = block.set_index(["layer", "head"])[name]
+        if (layer, head) in values.index:
+            value = float(values.loc[(layer, head)])
+            told.append(f"{int((values > value).sum()) + 1} of {len(values)} in {label} ({number(value)})")
+    return ", ".join(told)

@@ -1,0 +1,99 @@
+"""One stored table: rows to arrow in the exact schema, to a parquet file and back, merged, checked.
+
+Knows `schema` and nothing of runs: what is written when, and what survives a kill, is the affair of `store`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headscope.errors import BadRun
+from headscope.runs.columns import ARROW_TYPES, FORMAT_VERSION, Column, Table
+
+Rows = Mapping[str, Sequence[Any] | np.ndarray | str | int | float] | pd.DataFrame
+"""The columns of a table by name; a scalar is repeated for every row."""
+
+ROUNDING = 1e-5
+"""How far a stored float32 mean may fall outside its bounds before it is a fault."""
+
+
+def to_arrow(table: Table, rows: Rows) -> pa.Table:
+    """`rows` as an arrow table of exactly the schema of `table`. Raises ValueError naming table and column."""
+    frame = pd.DataFrame(rows)
+    if wrong := {column.name for column in table.columns} ^ set(frame.columns):
+        raise ValueError(f"{table.name}: missing or unknown columns {sorted(wrong)}")
+    arrays = []
+    for column in table.columns:
+        cells = frame[column.name]
+        try:
+            if column.kind in ("label", "text"):
+                array = pa.array(cells.to_numpy(dtype=object), pa.string(), from_pandas=True)
+                array = array.dictionary_encode() if column.kind == "label" else array
+            else:
+                array = pa.array(cells.to_numpy(), ARROW_TYPES[column.kind])
+        except pa.ArrowException as error:
+            raise ValueError(f"{table.name}.{column.name}: {error}") from error
+        if fault := _fault(column, array, 0 if column.key else None):
+            raise ValueError(f"{table.name}.{column.name}: {fault}")
+        arrays.append(array)
+    return pa.Table.from_arrays(arrays, schema=table.arrow)
+
+
+def merged(table: Table, parts: list[pa.Table]) -> pa.Table:
+    """The parts one after the other; where the table says so, rows of equal key become their weighted mean."""
+    whole = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+    if table.mean_over_cells is None:
+        return whole
+    frame = whole.to_pandas()
+    means = [name for name in table.values if name != table.mean_over_cells]
+    frame[means] = frame[means].astype("float64").mul(frame[table.mean_over_cells], axis=0)
+    frame = frame.groupby(table.keys, sort=False, observed=True)[table.values].sum().reset_index()
+    frame[means] = frame[means].div(frame[table.mean_over_cells], axis=0)
+    return to_arrow(table, frame)
+
+
+def write(file: Path, table: pa.Table) -> None:
+    """Write the file; the same table gives the same bytes."""
+    measured = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    keys = [name for name in table.column_names if name not in measured]
+    # Splitting floats into their bytes makes the whole file about a third smaller.
+    pq.write_table(table, file, compression="zstd", use_dictionary=keys, use_byte_stream_split=measured)
+
+
+def read(file: Path) -> pa.Table:
+    """Read the file back. Raises BadRun when it is missing or damaged."""
+    try:
+        return pq.read_table(file).unify_dictionaries()
+    except (pa.ArrowException, OSError) as error:
+        raise BadRun(f"{file} is damaged: {str(error).splitlines()[0]}") from error
+
+
+def faults(table: Table, stored: pa.Table) -> list[str]:
+    """What is wrong with a stored table, one line each: its schema, NaN, values out of bounds, repeated keys."""
+    if not stored.schema.equals(table.arrow):
+        return [f"{table.name}: its schema is not that of format {FORMAT_VERSION}"]
+    found = [(column, _fault(column, stored[column.name], ROUNDING)) for column in table.columns]
+    problems = [f"{table.name}.{column.name}: {fault}" for column, fault in found if fault]
+    if repeated := int(stored.select(table.keys).to_pandas().duplicated().sum()):
+        problems.append(f"{table.name}: {repeated} rows repeat the key of another")
+    return problems
+
+
+def _fault(column: Column, values: pa.Array | pa.ChunkedArray, tolerance: float | None) -> str:
+    """What is wrong with the values of a column, or "". Bounds are checked unless `tolerance` is None."""
+    if values.null_count or (column.kind == "value" and pc.any(pc.is_nan(values)).as_py()):
+        return "holds NaN"
+    if tolerance is None or len(values) == 0 or (column.low is None and column.high is None):
+        return ""
+    least, most = pc.min_max(values).as_py().values()
+    if column.low is not None and least < column.low - tolerance:
+        return f"{least} is below {column.low}"
+    if column.high is not None and most > column.high + tolerance:
+        return f"{most} is above {column.high}"
+    return ""

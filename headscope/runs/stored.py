@@ -1,0 +1,85 @@
+"""A finished run as it lies on disk, read back as pandas tables."""
+
+import html
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import pandas as pd
+
+from headscope.errors import BadRun
+from headscope.runs import arrow
+from headscope.runs.columns import FORMAT_VERSION
+from headscope.runs.disk import read_json
+from headscope.runs.schema import all_tables
+
+T = TypeVar("T")
+
+
+class Stored:
+    """The tables of a finished run, read-only: `run.attention` and every other by name.
+
+    `manifest` is its run.json, `models` the labels in the order of the study, `tables` the names of what is
+    stored, `parts` the runs that are read as one (only itself, unless `concatenate` made it).
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.name = path.name
+        self.manifest = manifest
+        self.models: list[str] = [model["label"] for model in manifest["models"]]
+        self.tables: list[str] = list(manifest["tables"])
+        self.parts: list[Stored] = [self]
+        self._frames: dict[str, pd.DataFrame] = {}
+        self._derived: dict[Callable[..., Any], Any] = {}
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        """Open the run directory `path`. Raises BadRun if it is none, unfinished, damaged or of a newer format."""
+        path = Path(path)
+        if not (path / "run.json").is_file():
+            raise BadRun(f"{path} is not a run directory: it has no run.json")
+        manifest = read_json(path / "run.json")
+        if (version := manifest.get("format_version", 0)) > FORMAT_VERSION:
+            raise BadRun(f"{path} has format {version}, this headscope reads up to {FORMAT_VERSION}: upgrade headscope")
+        if not {"tables", "models"} <= manifest.keys():
+            raise BadRun(f"{path} is not a finished run: its run.json names no tables or no models")
+        return cls(path, manifest)
+
+    def table(self, name: str) -> pd.DataFrame:
+        """The table `name`; labels are categoricals in order of first appearance. Do not edit it: it is cached.
+
+        Raises BadRun when the run has no such table or its file is damaged.
+        """
+        if name not in self.tables:
+            raise BadRun(f"{self.name} has no table '{name}', only {', '.join(self.tables)}")
+        if name not in self._frames:
+            self._frames[name] = self._read(name)
+        return self._frames[name]
+
+    def derived(self, make: Callable[[Self], T]) -> T:
+        """`make(run)`, computed once. Do not edit it: it is cached."""
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        made: T = self._derived[make]
+        return made
+
+    def _read(self, name: str) -> pd.DataFrame:
+        frame: pd.DataFrame = arrow.read(self.path / f"{name}.parquet").to_pandas()
+        return frame
+
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        if name in all_tables():
+            return self.table(name)
+        raise AttributeError(f"a run has no attribute '{name}'")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.tables]
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}: {', '.join(self.models)}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><td>{name}<td>{facts['rows']:,}" for name, facts in self.manifest["tables"].items())
+        title = f"<b>{html.escape(self.name)}</b><br>models: {html.escape(', '.join(self.models))}"
+        return f"{title}<table><tr><th>table<th>rows{rows}</table>"

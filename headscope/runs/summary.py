@@ -1,0 +1,82 @@
+"""The wide tables that report, app and notebooks share: a row per head, and a row per model.
+
+Every probe adds its columns; this module joins them. Every statistic is formed within each document and then averaged
+over documents (see `means`). Knows neither models nor figures.
+"""
+
+import numpy as np
+import pandas as pd
+
+from headscope import door
+from headscope.runs.means import HEAD
+from headscope.runs.statistics import by_length, statistic
+from headscope.runs.stored import Stored
+
+
+def heads(run: Stored) -> pd.DataFrame:
+    """One row per (model, layer, head), in that order, with kv_group and what each probe makes of the run's tables.
+
+    `headscope.runs.statistics` tells labels, units and meanings; a column's interval is <column>_low .. <column>_high.
+    """
+    blocks = [columns for _, columns in door.answers("heads", run) if columns is not None]
+    if not blocks:
+        return pd.DataFrame(columns=HEAD)
+    wide: pd.DataFrame = pd.concat(blocks, axis=1).reset_index()
+    wide["model"] = pd.Categorical(wide["model"], run.models)
+    return wide.sort_values(HEAD, ignore_index=True)
+
+
+def models(run: Stored) -> pd.DataFrame:
+    """One row per model, in the order of the study: `model`, and what each probe tells of a whole model."""
+    rows = pd.DataFrame(index=pd.Index([], name="model", dtype="str"))
+    for _, columns in door.answers("models", run):
+        if columns is not None:
+            rows = rows.join(columns, how="outer")
+    return rows.reindex(run.models).rename_axis("model").reset_index()
+
+
+def longest(heads: pd.DataFrame) -> str | None:
+    """The column `ess2_<L>` of the longest length that the first model was measured at; None without any."""
+    if heads.empty:
+        return None
+    first = heads[heads["model"] == heads["model"].iloc[0]]
+    measured = [name for name in by_length(map(str, first), "ess2") if first[name].notna().any()]
+    return measured[-1] if measured else None
+
+
+def compared(heads: pd.DataFrame, name: str, model: str, baseline: str) -> pd.DataFrame:
+    """Rows layer, head, kv_group, `value` of the statistic under `model`, `baseline`, and its `change`.
+
+    The change is the ratio where the statistic is logarithmic, else the difference. Heads that both models have.
+    """
+    place = HEAD[1:]
+    new, old = (heads[heads["model"] == label].set_index(place)[name].astype("float64") for label in (model, baseline))
+    both = pd.DataFrame({"value": new, "baseline": old}).dropna(how="all")
+    ratio = both["value"] / both["baseline"].where(both["baseline"] > 0)
+    both["change"] = ratio if statistic(name).log_scale else both["value"] - both["baseline"]
+    return both.reset_index()
+
+
+def beside(heads: pd.DataFrame, name: str, model: str, baseline: str | None = None) -> pd.DataFrame:
+    """The heads of `model` in a row each, `name` with its interval first, every other measured statistic after it.
+
+    With a `baseline`, `baseline` and `change` of `compared` follow the value. Columns without a value are left out.
+    """
+    place = HEAD[1:]
+    mine = heads[heads["model"] == model].drop(columns="model")
+    mine = mine.dropna(axis=1, how="all") if len(mine) else mine
+    ends = [column for column in (f"{name}_low", f"{name}_high") if column in mine]
+    rest = [column for column in mine if column not in (*place, name, *ends)]
+    if baseline is None or baseline == model:
+        return mine[[*place, name, *ends, *rest]]
+    both = compared(heads, name, model, baseline)[[*place, "baseline", "change"]]
+    return mine.merge(both, on=place, how="left")[[*place, name, "baseline", "change", *ends, *rest]]
+
+
+def moved(heads: pd.DataFrame, name: str, label: str) -> pd.Series:
+    """ln ratio of a statistic, `label` over the first model, by (layer, head)."""
+    wide = heads.set_index(["layer", "head"])
+    first = wide.loc[wide["model"] == heads["model"].iloc[0], name].astype("float64")
+    second = wide.loc[wide["model"] == label, name].astype("float64")
+    ratio: pd.Series = np.log(second / first).dropna()
+    return ratio

@@ -1,0 +1,103 @@
+"""A run with plausible numbers in every table, without a model: to test and time what reads runs, at any size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope import door
+from headscope.runs.run import Run
+from headscope.runs.writer import RunWriter
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a probe's made-up rows are about.
+
+    `units` are the heads (layer, head, kv_group), each with a `growth`: 0 retrieves, 1 aggregates.
+    """
+
+    units: pd.DataFrame
+    pairs: int
+    lengths: Sequence[int]
+    docs: int
+    seed: int
+
+
+def manifest(
+    models: Sequence[str], layers: int = 4, heads: int = 6, groups: int = 2, sha256: str = "a" * 64
+) -> dict[str, Any]:
+    """What a study would put into run.json."""
+    geometry = {"layers": layers, "heads": heads, "kv_groups": groups, "head_dim": 16}
+    return {
+        "models": [
+            {
+                "label": label,
+                "spec": f"tiny@{label}",
+                "checkpoint": "tiny",
+                "weights_sha256": sha256,
+                "scheme": label,
+                "step": None,
+                "geometry": geometry,
+            }
+            for label in models
+        ],
+        "seed": 0,
+        "versions": {"headscope": "0.1.0"},
+    }
+
+
+def synthetic_run(
+    out: Path,
+    models: Sequence[str] = ("base", "yarn"),
+    layers: int = 4,
+    heads: int = 6,
+    groups: int = 2,
+    pairs: int = 8,
+    lengths: Sequence[int] = (256, 1024),
+    docs: int = 3,
+    seed: int = 0,
+) -> Run:
+    """Write a run under `out` whose heads range from retrieving (growth 0) to aggregating (growth 0.95)."""
+    config = {"models": list(models), "lengths": list(lengths), "docs": docs, "seed": seed, "layers": layers}
+    config |= {"heads": heads, "groups": groups, "pairs": pairs}
+    units = pd.DataFrame(list(product(range(layers), range(heads))), columns=["layer", "head"])
+    units["kv_group"] = units["head"] // (heads // groups)
+    units["growth"] = (np.arange(len(units)) * 0.618) % 1
+    sizes = Sizes(units, pairs, lengths, docs, seed)
+    cells: dict[str, Mapping[str, Any]] = {}
+    for number, model in enumerate(models):
+        cells[f"{model}/positions"] = _parameters(model, units, pairs, shift=-0.1 * number)
+        for probe, rows in door.answers("sample", sizes, model, number):
+            cells |= {f"{model}/{probe.name}/{cell}": tables for cell, tables in rows}
+    with RunWriter.open(out, "synthetic", config) as writer:
+        for cell, tables in cells.items():
+            writer.add(cell, tables)
+        return writer.commit(list(cells), manifest(models, layers, heads, groups))
+
+
+def theta(pairs: int, shift: float = 0.0) -> np.ndarray:
+    """Frequencies of RoPE with base 10,000, the slow ones moved by `shift`."""
+    return np.asarray(np.exp(-np.log(1e4) * np.arange(pairs) / pairs + shift * np.arange(pairs) / pairs))
+
+
+def _parameters(model: str, units: pd.DataFrame, pairs: int, shift: float) -> dict[str, pd.DataFrame]:
+    shared = units[["layer", "kv_group"]].drop_duplicates()
+    planes = pd.DataFrame({"pair": np.arange(pairs), "theta": theta(pairs, shift)})
+    positions = shared.merge(planes, how="cross")
+    positions["log_theta"] = np.log(positions["theta"])
+    positions["log_theta_init"] = positions["log_theta_base"] = np.log(theta(pairs))[positions["pair"]]
+    mean = float(np.log(theta(pairs, shift)).mean())
+    scales = units[["layer", "head", "kv_group"]].assign(
+        tau=1.0 + 0.05 * units["growth"],
+        gamma=0.02 * units["growth"],
+        reference_length=512,
+        logit_scale=1 / (1.0 + 0.05 * units["growth"]),
+        effective_base=np.exp(-4 * mean * pairs / (2 * pairs - 2)),
+        mean_log_theta=mean,
+    )
+    return {"positions": positions.assign(model=model), "scales": scales.assign(model=model)}

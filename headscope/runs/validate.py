@@ -1,0 +1,31 @@
+"""What is wrong with a stored run."""
+
+from headscope.errors import BadRun
+from headscope.runs import arrow
+from headscope.runs.columns import FORMAT_VERSION
+from headscope.runs.disk import sha256
+from headscope.runs.schema import all_tables
+from headscope.runs.stored import Stored
+
+
+def validate(run: Stored) -> list[str]:
+    """What is wrong with a run's files, one line each: hashes, row counts, schemas, NaN, bounds, duplicate keys."""
+    problems = [f"{name}: no table of format {FORMAT_VERSION}" for name in run.tables if name not in all_tables()]
+    for name, facts in run.manifest["tables"].items():
+        if name not in all_tables():
+            continue
+        file = run.path / f"{name}.parquet"
+        try:
+            stored = arrow.read(file)
+        except BadRun as reason:
+            problems.append(str(reason))
+            continue
+        if sha256(file) != facts["sha256"]:
+            problems.append(f"{name}: sha256 differs from run.json")
+        if stored.num_rows != facts["rows"]:
+            problems.append(f"{name}: {stored.num_rows} rows, run.json says {facts['rows']}")
+        problems += arrow.faults(all_tables()[name], stored)
+    for name, digest in run.manifest.get("files", {}).items():
+        if not (run.path / name).is_file() or sha256(run.path / name) != digest:
+            problems.append(f"{name}: missing or changed")
+    return problems

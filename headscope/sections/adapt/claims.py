@@ -1,0 +1,180 @@
+"""What the paper says of learned AdaRoPE, claim by claim, against a run: holds, differs, or cannot be told.
+
+Reads a run that measured a checkpoint under its own positions, YaRN, YaRN without its factor and a learned adapter.
+Thresholds are ours and stand in each claim's text.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from headscope.report.claims import Claim
+from headscope.runs.means import bootstrap
+from headscope.runs.run import Run
+from headscope.runs.statistics import column
+from headscope.runs.summary import longest
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Labels of the run's models by the part they play; None where the run has none."""
+
+    base: str
+    yarn: str | None
+    unscaled: str | None
+    learned: str
+
+    @classmethod
+    def of(cls, run: Run) -> "Cast | None":
+        """Who plays what, told by the schemes; None without a base model and a learned one."""
+        schemes = {model["label"]: str(model["scheme"]) for model in run.manifest["models"]}
+
+        def first(*starts: str, without: str = "\0") -> str | None:
+            fitting = (
+                label for label, scheme in schemes.items() if scheme.startswith(starts) and without not in scheme
+            )
+            return next(fitting, None)
+
+        base, learned = first("base"), first("adarope:")
+        unscaled = next((n for n, s in schemes.items() if s.startswith("yarn:") and "attention_factor=1" in s), None)
+        return cls(base, first("yarn:", without="attention_factor"), unscaled, learned) if base and learned else None
+
+
+def claims(run: Run) -> Iterator[Claim]:
+    """The claims that the run's tables can speak to; none without a base model and a learned one."""
+    cast = Cast.of(run)
+    if cast is None:
+        return
+    if "nll" in run.tables and cast.yarn is not None:
+        yield from _loss(run, cast.learned, cast.yarn)
+    if "positions" in run.tables:
+        yield from _frequencies(run.positions[run.positions["model"] == cast.learned])
+    heads = run.heads
+    if "tau" in heads:
+        start = heads.loc[heads["model"] == cast.yarn, "tau"].median() if cast.yarn else None
+        yield from _temperatures(heads[heads["model"] == cast.learned], start)
+    if longest(heads):
+        yield from _lengths(heads, cast)
+    if "cov" in heads:
+        yield from _evenness(heads, cast)
+
+
+def _loss(run: Run, learned: str, yarn: str) -> Iterator[Claim]:
+    table = paired(run, learned, yarn)
+    below = table["mean"] < 0
+    sure = table["high"] < 0
+    beyond = table.iloc[-1]
+    yield Claim(
+        "Learned positions predict better than YaRN at every position of the extended context",
+        "holds" if below.all() else "holds mostly" if below.mean() >= 0.9 else "differs",
+        f"Loss below YaRN's in {below.sum()} of {len(table)} bins of position, {sure.sum()} with a 95 % interval below "
+        f"0; {beyond['mean']:+.3f} nats/token [{beyond['low']:+.3f}, {beyond['high']:+.3f}] in the last bin",
+    )
+
+
+def _frequencies(positions: pd.DataFrame) -> Iterator[Claim]:
+    finite = positions[np.isfinite(positions["log_theta"]) & np.isfinite(positions["log_theta_init"])]
+    change = (finite["log_theta"] - finite["log_theta_init"]).astype("float64")
+    pairs = finite["pair"].max() + 1
+    is_slow = finite["pair"] >= pairs // 2
+    fast, slow = change[~is_slow], change[is_slow]
+    share = float((slow**2).sum() / (change**2).sum()) if change.any() else np.nan
+    yield Claim(
+        "Frequencies change mostly in the low-frequency pairs",
+        "holds" if share > 2 / 3 else "differs" if share < 1 / 3 else "cannot be told",
+        f"The slower half of the pairs holds {share:.0%} of the squared change of ln theta against YaRN "
+        f"(rms {np.sqrt((slow**2).mean()):.3f} against {np.sqrt((fast**2).mean()):.3f})",
+    )
+    by_layer = change.groupby(finite["layer"]).mean()
+    third = max(1, len(by_layer) // 3)
+    early, late = by_layer.iloc[:third].mean(), by_layer.iloc[-third:].mean()
+    depth = by_layer.corr(pd.Series(by_layer.index, by_layer.index), method="spearman")
+    yield Claim(
+        "Early layers move to lower frequencies, deeper layers to higher ones",
+        "holds" if early < 0 < late else "differs" if early > late else "holds in part",
+        f"Mean change of ln theta {early:+.4f} in the first third of the layers, {late:+.4f} in the last; rank "
+        f"correlation with depth {depth:+.2f}",
+    )
+
+
+def _temperatures(heads: pd.DataFrame, start: float | None) -> Iterator[Claim]:
+    """`start` is YaRN's tau, from which learning starts."""
+    tau, gamma = heads["tau"].astype("float64"), heads["gamma"].astype("float64")
+    near = ((tau - 1).abs() < 0.1).mean()
+    yield Claim(
+        "tau concentrates near 1 with a mild right tail",
+        "holds" if abs(tau.median() - 1) < 0.1 else "differs",
+        f"Median {tau.median():.3f}, middle 80 % {tau.quantile(0.1):.3f} to {tau.quantile(0.9):.3f}; "
+        f"{near:.0%} within 0.1 of 1"
+        + (f". Learning starts from YaRN's temperature, tau = {start:.3f}, and not from 1" if start else ""),
+    )
+    yield Claim(
+        "gamma is mostly positive",
+        "holds" if (gamma > 0).mean() > 0.6 else "differs" if (gamma > 0).mean() < 0.4 else "cannot be told",
+        f"Positive in {(gamma > 0).sum()} of {len(gamma)} heads, median {gamma.median():+.4f}. Up to L_ref gamma acts "
+        "as a second temperature, lambda = (ln 2)^gamma / tau, so that its sign follows what heads want of their "
+        "temperature there as well as how they grow beyond",
+    )
+
+
+def _lengths(heads: pd.DataFrame, cast: Cast) -> Iterator[Claim]:
+    name = longest(heads)
+    assert name is not None
+    wide = heads.pivot(index=["layer", "head"], columns="model", values=name).astype("float64")
+    base = np.log(wide[cast.base])
+    small, large = base <= base.quantile(1 / 3), base >= base.quantile(2 / 3)
+    length = f"{column(name).length:,} tokens"
+
+    def moved(label: str) -> tuple[float, float, str]:
+        ratio = np.log(wide[label]) - base
+        near, far = float(ratio[small].median()), float(ratio[large].median())
+        return near, far, f"small heads × {np.exp(near):.2f}, large heads × {np.exp(far):.2f} ({length})"
+
+    if cast.unscaled:
+        near, far, told = moved(cast.unscaled)
+        yield Claim(
+            "Without its temperature YaRN moves large-ESS heads up, at the cost of many small ones",
+            "holds" if far > 0.1 and abs(near) > 0.1 else "differs",
+            told + "; the paper's text and its caption tell this panel and the next the other way round",
+        )
+    if cast.yarn:
+        near, far, told = moved(cast.yarn)
+        verdict = "holds" if abs(near) <= 0.1 and far <= 0.1 else "differs"
+        yield Claim("With its temperature YaRN keeps small heads and does not extend large ones", verdict, told)
+    near, far, told = moved(cast.learned)
+    yield Claim(
+        "AdaRoPE keeps small-ESS heads near the diagonal and pushes large ones above it",
+        "holds" if abs(near) <= 0.1 and far > 0.1 else "differs",
+        told,
+    )
+
+
+def _evenness(heads: pd.DataFrame, cast: Cast) -> Iterator[Claim]:
+    medians = heads.groupby("model", observed=True)["cov"].median().dropna()
+    if cast.learned in medians and cast.base in medians:
+        learned, base = medians[cast.learned], medians[cast.base]
+        yield Claim(
+            "AdaRoPE uses the rotary pairs more evenly (lower CoV); said of pretraining",
+            "holds" if learned < 0.98 * base else "differs" if learned > 1.02 * base else "cannot be told",
+            "Median CoV " + ", ".join(f"{medians[label]:.3f} ({label})" for label in map(str, medians.index)),
+        )
+    mine = heads[(heads["model"] == cast.learned) & np.isfinite(heads["effective_base"].astype("float64"))]
+    depth = mine["layer"].corr(mine["effective_base"], method="spearman")
+    yield Claim(
+        "The effective base grows with depth; said of pretraining",
+        "holds" if depth > 0.5 else "differs" if depth < -0.1 else "cannot be told",
+        f"Rank correlation with the layer {depth:+.2f}; {mine['effective_base'].min():,.0f} to "
+        f"{mine['effective_base'].max():,.0f}",
+    )
+
+
+def paired(run: Run, label: str, baseline: str) -> pd.DataFrame:
+    """Loss of `label` less that of `baseline` by position at the longest length: mean over documents, low, high."""
+    nll = run.nll[run.nll["context_length"] == run.nll["context_length"].max()]
+    nll = nll.astype({"nll": "float64", "doc": "str", "model": "str"})
+    wide = nll.pivot_table(index=["model", "position"], columns="doc", values="nll")
+    gap = wide.loc[label] - wide.loc[baseline]
+    low, high = bootstrap(gap.to_numpy(dtype=np.float64))
+    return pd.DataFrame({"mean": gap.mean(axis=1), "low": low, "high": high})

@@ -1,0 +1,82 @@
+"""Writes PAPER.md, the paper's claims beside what a run found.
+
+python -m headscope.sections.adapt.paper RUN...
+"""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from headscope import door
+from headscope.report.claims import Claim
+from headscope.runs.run import Run, concatenate
+from headscope.sections.adapt.claims import Cast, paired
+
+PAGE = Path(__file__).parents[2] / "PAPER.md"
+
+
+def page(run: Run) -> str:
+    """The comparison as Markdown."""
+    lines = [
+        "# headscope's run against the paper",
+        "",
+        "What AdaRoPE (ICML 2026) reports of its learned parameters and heads, beside what headscope measures on",
+        "SmolLM2-135M with the shipped adapter. `make paper` repeats the measuring and rewrites this page.",
+        "",
+        *_described(run),
+        "",
+        "| the paper | here | figures |",
+        "|---|---|---|",
+        *(f"| {claim.said} | **{claim.verdict}** | {claim.found} |" for claim in every_claim(run)),
+        "",
+    ]
+    cast = Cast.of(run)
+    if cast is not None and cast.yarn is not None and "nll" in run.tables:
+        lines += _by_position(run, cast.learned, cast.yarn, cast.base)
+    return "\n".join(lines)
+
+
+def every_claim(run: Run) -> list[Claim]:
+    """The claims that the run can speak to, of every probe."""
+    return [claim for _, findings in door.answers("findings", run) for claim in findings if isinstance(claim, Claim)]
+
+
+def _described(run: Run) -> list[str]:
+    nll = run.nll
+    lengths = ", ".join(f"{length:,}" for length in sorted(nll["context_length"].unique()))
+    documents = ", ".join(sorted(str(doc) for doc in nll["doc"].unique()))
+    specs = ", ".join(f"{model['label']} (`{model['spec']}`)" for model in run.manifest["models"])
+    return [
+        f"Models: {specs}.",
+        f"Contexts of {lengths} tokens of {documents}; the adapter was learned on none of them.",
+    ]
+
+
+def _by_position(run: Run, learned: str, yarn: str, base: str) -> list[str]:
+    """Every bin of position: the learned model against YaRN and against the base model."""
+    against_yarn, against_base = paired(run, learned, yarn), paired(run, learned, base)
+    native = int(run.manifest["models"][0]["geometry"].get("native_context", 0))
+    rows = [
+        f"| {position:,}{' (beyond native)' if position > native > 0 else ''} "
+        f"| {_interval(against_yarn.loc[position])} | {_interval(against_base.loc[position])} |"
+        for position in against_yarn.index
+    ]
+    return [
+        "## Loss of the learned model by position",
+        "",
+        "nats/token, mean over documents with a 95 % bootstrap interval paired by document.",
+        "",
+        f"| up to position | less {yarn} | less {base} |",
+        "|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _interval(row: pd.Series) -> str:
+    return f"{row['mean']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(concatenate([Run.open(path) for path in sys.argv[1:]])), encoding="utf-8")

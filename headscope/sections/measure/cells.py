@@ -1,0 +1,108 @@
+"""The `measure` section: attention, pairs, distance and loss of every model on every document and length."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.attention.geometry import Geometry
+from headscope.attention.heard import Attention
+from headscope.measures import AttentionRows, DistanceProfile, RotaryPairs
+from headscope.models.checkpoint import evaluating
+from headscope.passes.capture import capturing
+from headscope.passes.logits import last_hidden, loss_by_position
+from headscope.positions.attach import attached
+from headscope.positions.model import Model
+from headscope.positions.schedule import Schedule
+from headscope.positions.tables import all_theta
+from headscope.runs.arrow import Rows
+from headscope.sections.measure.config import Measure
+from headscope.studies.cells import Cell, pass_cost
+from headscope.studies.materials import Materials
+from headscope.studies.texts import TokenDocument
+
+
+class Accumulator(Protocol):
+    """A measure that listens to the layers of a forward pass; `name` is the table it fills."""
+
+    @property
+    def name(self) -> str: ...
+
+    def update(self, heard: Attention) -> None: ...
+
+    def compute(self) -> Mapping[str, np.ndarray]: ...
+
+
+ACCUMULATORS: Mapping[str, Callable[[Geometry, int, int | None, int], Accumulator]] = {
+    "attention": AttentionRows,
+    "pairs": RotaryPairs,
+    "distance": lambda geometry, length, rows, seed: DistanceProfile(geometry, length),  # every row, always
+}
+"""Table -> its measure, called with (geometry, length, rows or None for all, seed)."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    length: int
+    doc: int
+
+
+class MeasureSection:
+    """Cells: each (model, context length, document)."""
+
+    def __init__(self, config: Measure, materials: Materials):
+        self.config, self.materials = config, materials
+
+    def cells(self) -> list[Cell]:
+        return [
+            Cell(f"{label}: {length} tokens, document {doc}", label, pass_cost(length), _Task(length, doc))
+            for label in self.materials.labels
+            for length in self.config.lengths
+            for doc in range(len(self._documents(label)))
+        ]
+
+    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+        assert cell.model is not None
+        length, document = cell.task.length, self._documents(cell.model)[cell.task.doc]
+        rows = None if self.config.rows == "exact" else self.config.rows
+        ids = torch.tensor(document.ids[:length])
+        measured = measure_tokens(model, ids, self.config.tables, rows, self.materials.seed + cell.task.doc)
+        keys = {"model": cell.model, "context_length": length}
+        per_document = {**keys, "doc": document.name}
+        return {
+            name: {**(keys if name == "distance" else per_document), **columns} for name, columns in measured.items()
+        }
+
+    def _documents(self, label: str) -> list[TokenDocument]:
+        """The documents of every length, as long as the longest."""
+        return self.materials.documents(label, max(self.config.lengths))
+
+
+def measure_tokens(
+    model: Model, ids: Tensor, tables: Sequence[str], rows: int | None, seed: int = 0
+) -> dict[str, dict[str, np.ndarray]]:
+    """Measure one document, ids [L], under the model's scheme: table name -> columns (without the study's keys).
+
+    `rows` is None for every query row, else how many are sampled with `seed`.
+    """
+    length = len(ids)
+    listeners = [ACCUMULATORS[name](model.geometry, length, rows, seed) for name in tables if name in ACCUMULATORS]
+    with attached(model) as schedule, capturing(model) as layers, evaluating(model):
+        for listener in listeners:
+            layers.listen(listener.update)
+        ids = ids.to(model.device)[None]
+        hidden = last_hidden(model, ids)
+        columns: dict[str, dict[str, Any]] = {listener.name: dict(listener.compute()) for listener in listeners}
+        if "nll" in tables:
+            columns["nll"] = dict(loss_by_position(model, ids, hidden).compute())
+    if "pairs" in columns:
+        columns["pairs"]["theta"] = _theta_column(model, schedule, columns["pairs"])
+    return columns
+
+
+def _theta_column(model: Model, schedule: Schedule, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    theta: np.ndarray = all_theta(model, schedule).numpy()[columns["layer"], columns["kv_group"], columns["pair"]]
+    return theta

@@ -1,0 +1,225 @@
+"""What a report shows of measuring, and the sentence that says how to read each chart.
+
+A figure is drawn only when its table is there, and a comparison only when there are two models. Matrices are drawn for
+the first model and compared for at most three others.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from headscope.figures import heads as head_figures
+from headscope.figures import layers, learned, lengths, loss, rotary
+from headscope.report.content import Chart, Group, Shown
+from headscope.report.statistic_charts import against_chart, box_chart
+from headscope.report.words import extremes, here
+from headscope.runs.run import Run
+from headscope.runs.statistics import statistic
+from headscope.runs.summary import longest
+
+
+def charts(shown: Shown) -> Iterator[Group]:
+    """The chapters of what was measured."""
+    yield Group("How many tokens each head attends to", "", _lengths(shown))
+    yield Group("How attention is spread", "", _spread(shown))
+    yield Group("Which rotary pairs the heads use", "", _pairs(shown))
+    yield Group("What the position schemes changed", "", parameter_charts(shown))
+    yield Group("Loss along the context", "", loss_charts(shown))
+    yield Group("During training", "", _over_steps(shown))
+
+
+def _lengths(shown: Shown) -> Iterator[Chart]:
+    heads, models = shown.heads, shown.models
+    name = longest(heads)
+    if name is None:
+        return
+    first = models[0]
+    yield Chart(
+        head_figures.matrix(heads, name, first),
+        "A cell is a head, the first layer at the bottom. The colour scale is logarithmic: dark "
+        "heads attend to a few tokens, bright heads to many.",
+        extremes(heads, name, first),
+        half=True,
+    )
+    yield Chart(
+        head_figures.matrix(heads, "growth", first),
+        "Slope of ln ESS₂ on the logarithm of the number of visible keys. Near 0, a head keeps its effective length; "
+        "near 1, it widens in proportion to the context.",
+        extremes(heads, "growth", first),
+        half=True,
+    )
+    others = [label for label in models[1:] if heads.loc[heads["model"] == label, name].notna().any()]
+    if others:
+        yield against_chart(heads, name, first)
+    for label in others[:3]:
+        yield Chart(
+            head_figures.change(heads, name, label, first),
+            f"Ratio of effective lengths, {label} over {first}. Red heads widened, blue heads narrowed, white ones "
+            "kept their length.",
+            half=True,
+        )
+    attention = shown.table("attention")
+    if attention is not None and shown.chosen:
+        yield Chart(
+            lengths.growth(attention, list(shown.chosen)),
+            "A panel is a head, chosen as listed in the table of heads. The dotted diagonal is uniform attention, "
+            "which uses every visible key; the dotted horizontal is a length that does not grow.",
+        )
+
+
+def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
+    """One head: its lengths, its pairs under every model, and the frequencies and distances of one."""
+    if "attention" in run.tables:
+        yield Chart(
+            lengths.growth(_rows(run, "attention", layer, head), [(layer, head)]),
+            "Both axes are logarithmic. The dotted diagonal is uniform attention, which uses every visible key; the "
+            "dotted horizontal is a length that does not grow.",
+            half=True,
+        )
+    if "pairs" in run.tables:
+        yield Chart(
+            rotary.spectrum(_rows(run, "pairs", layer, head), layer, head),
+            "Above: the frequency of each rotary pair. Below: how much the pair moves the logits. Error bars are one "
+            "standard error.",
+            half=True,
+        )
+    if "positions" in run.tables:
+        rows = run.heads[here(run.heads, layer, head)]
+        yield Chart(
+            learned.spectrum(run.positions, model, layer, int(rows["kv_group"].iloc[0]) if len(rows) else 0),
+            "Frequencies of the key group: the checkpoint's own, where learning started, and as they are.",
+            half=True,
+        )
+    if "distance" in run.tables:
+        yield Chart(
+            rotary.profile(_rows(run, "distance", layer, head), layer, head, model),
+            "Red pairs raise the logit of a key at that distance, blue pairs lower it.",
+            half=True,
+        )
+
+
+def _rows(run: Run, name: str, layer: int, head: int) -> pd.DataFrame:
+    """The head's rows of a table, its models in the order of the study."""
+    frame = run.table(name)
+    rows = frame[here(frame, layer, head)]
+    return rows.assign(model=rows["model"].astype(pd.CategoricalDtype(run.models)))
+
+
+def _spread(shown: Shown) -> Iterator[Chart]:
+    captions = {
+        "sink_mass": "Weight on the first token, averaged over the heads of a layer; the band holds the middle 80 % "
+        "of heads. Weight above one half makes the first token the head's main target.",
+        "local_mass": "Weight on the last 32 tokens, averaged over the heads of a layer; the band holds the middle "
+        "80 % of heads.",
+    }
+    for name, caption in captions.items():
+        if name in shown.heads and shown.heads[name].notna().any():
+            yield Chart(layers.by_layer(shown.heads, name), caption, half=True)
+
+
+def _pairs(shown: Shown) -> Iterator[Chart]:
+    pairs, distance, models = shown.table("pairs"), shown.table("distance"), shown.models
+    if pairs is not None:
+        yield box_chart(shown, "cov")
+        how = (
+            " Above: the frequency of each rotary pair. Below: how much the pair moves the logits. Error bars are one "
+            "standard error. Where two lines coincide, the later, dashed one lies on top."
+        )
+        for at, ((layer, head), why) in enumerate(shown.chosen.items()):
+            yield Chart(
+                rotary.spectrum(pairs, layer, head),
+                f"Chosen for: {why}.{how if at < 2 else ''}",
+                half=True,
+            )
+    if distance is not None:
+        for layer, head in list(shown.chosen)[:2]:
+            for label in dict.fromkeys([models[0], models[-1]]):
+                yield Chart(
+                    rotary.profile(distance, layer, head, label),
+                    "Red pairs raise the logit of a key at that distance, blue pairs lower it. Fast pairs oscillate; "
+                    "slow ones hold one sign over the whole context.",
+                    half=True,
+                )
+
+
+def parameter_charts(shown: Shown) -> Iterator[Chart]:
+    """Learned frequencies, temperatures and bases."""
+    positions, heads = shown.table("positions"), shown.heads
+    for label in shown.models:
+        if positions is not None and _learned(positions, label):
+            yield Chart(
+                rotary.frequency_change(positions, label),
+                "Mean over key groups. Blue pairs turn more slowly than in the checkpoint, red pairs faster.",
+                half=True,
+            )
+            if _learned(positions, label, "log_theta_init"):
+                yield Chart(
+                    rotary.frequency_change(positions, label, "log_theta_init"),
+                    "The same against where learning started: what was learned. Mean over key groups.",
+                    half=True,
+                )
+    for name in ("effective_base", "tau", "gamma"):
+        if any(values.max() - values.min() > 1e-3 * abs(values.max()) for values in shown.finite(name).values()):
+            yield Chart(
+                layers.by_layer(heads, name),
+                f"{statistic(name).title}: {statistic(name).meaning}. Mean over the heads of a layer; "
+                "the band holds the middle 80 % of heads.",
+                half=True,
+            )
+            if name != "effective_base":
+                yield Chart(
+                    head_figures.spread(heads, name),
+                    f"The same by head: how far heads came to differ in {statistic(name).label}. A dot is a head.",
+                    half=True,
+                )
+
+
+def loss_charts(shown: Shown) -> Iterator[Chart]:
+    """Loss by position, and against the first model."""
+    nll, models = shown.table("nll"), shown.models
+    if nll is None:
+        return
+    yield Chart(
+        loss.by_position(nll),
+        "Mean over documents; the band is one standard deviation between documents, which is mostly how hard they are.",
+        half=True,
+    )
+    if len(models) > 1:
+        yield Chart(
+            loss.difference(nll, models[0]),
+            f"The same documents under each model. Below zero a model predicts better than {models[0]}; the band is a "
+            "95 % bootstrap interval over documents.",
+            half=True,
+        )
+
+
+def _over_steps(shown: Shown) -> Iterator[Chart]:
+    run, known = shown.run, steps(shown.run)
+    if len(known) < 2:
+        return
+    name = longest(run.heads)
+    for statistic_name in [name, "growth", "cov", "sink_mass", "effective_base", "gamma"]:
+        if (
+            statistic_name
+            and statistic_name in run.heads
+            and np.isfinite(run.heads[statistic_name].astype("float64")).any()
+        ):
+            yield Chart(
+                layers.over_steps(run.heads, statistic_name, known, list(shown.chosen)[:4]),
+                "Grey: the median head and the middle 80 % of heads at each checkpoint. Coloured: the chosen heads.",
+                half=True,
+            )
+
+
+def steps(run: Run) -> dict[str, int]:
+    """The training step of each model that carries one."""
+    return {model["label"]: int(model["step"]) for model in run.manifest["models"] if model.get("step") is not None}
+
+
+def _learned(positions: pd.DataFrame, label: str, against: str = "log_theta_base") -> bool:
+    """Whether the model's frequencies differ from the checkpoint's, and not by the same amount in every layer."""
+    rows = positions[positions["model"] == label]
+    rows = rows[np.isfinite(rows["log_theta"]) & np.isfinite(rows[against])]
+    change = (rows["log_theta"] - rows[against]).groupby(rows["pair"])
+    return bool((change.max() - change.min() > 1e-4).any())

@@ -1,0 +1,37 @@
+"""What to measure over texts."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from headscope.studies.config import Part
+
+TableName = Literal["attention", "pairs", "distance", "nll"]
+
+
+class Measure(Part):
+    """Measures over texts."""
+
+    lengths: list[int] = Field(default=[512, 2048], description="context lengths in tokens")
+    tables: list[TableName] = Field(
+        default=["attention", "pairs", "distance", "nll"],
+        description="tables to fill",
+        json_schema_extra={"flags": ["--measure"]},
+    )
+    rows: int | Literal["exact"] = Field(default=64, description="query rows sampled per head and document, or exact")
+
+    @field_validator("lengths")
+    @classmethod
+    def _long_enough(cls, lengths: list[int]) -> list[int]:
+        if not lengths:
+            raise ValueError("give a length")
+        if min(lengths) < 2:
+            raise ValueError(f"context length {min(lengths)} is too short: give at least 2 tokens")
+        return sorted(set(lengths))
+
+    @field_validator("rows")
+    @classmethod
+    def _some_rows(cls, rows: int | str) -> int | str:
+        if isinstance(rows, int) and rows < 2:
+            raise ValueError(f"{rows} rows are too few: give at least 2, or exact")
+        return rows

@@ -1,0 +1,78 @@
+"""Made-up rows of what measuring stores."""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.runs.bins import middle, position_edges, visible_edges
+from headscope.runs.synthetic import Sizes, theta
+
+
+def rows(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """A cell for every length and document of the model, which is the `number`-th."""
+    for length, doc in product(sizes.lengths, range(sizes.docs)):
+        rng = np.random.default_rng([sizes.seed, number, length, doc])
+        whole = {"model": model, "context_length": length}
+        keys = {**whole, "doc": f"synthetic/{doc}"}
+        yield (
+            f"{length}/{doc}",
+            {
+                "attention": _attention(keys, sizes.units, length, rng),
+                "pairs": _pairs(keys, sizes.units, sizes.pairs, rng),
+                "distance": _distance(whole, sizes.units, sizes.pairs, length, rng),
+                "nll": _nll(keys, length, number, doc),
+            },
+        )
+
+
+def _attention(keys: dict[str, Any], units: pd.DataFrame, length: int, rng: np.random.Generator) -> pd.DataFrame:
+    edges = visible_edges(length)
+    lower = np.concatenate([[0], edges[:-1]])
+    bins = pd.DataFrame({"visible": edges, "rows": np.minimum(edges, length) - lower})
+    bins["n"] = middle(edges, length)
+    rows = units.merge(bins, how="cross")
+    noise = rng.normal(0, 0.05, len(rows))
+    rows["log_ess2"] = np.clip(
+        0.4 * (1 - rows["growth"]) + 0.95 * rows["growth"] * np.log(rows["n"]) + noise, 0, np.log(rows["n"])
+    )
+    rows["ess2"] = np.exp(rows["log_ess2"]) * 1.02
+    rows["ess1"] = rows["ess2"] * 1.3
+    rows["max_weight"] = 0.9 / np.sqrt(rows["ess2"])
+    rows["sink_mass"] = 0.6 * (1 - rows["growth"]) * rows["max_weight"]
+    rows["local_mass"] = np.minimum(1, 32 / rows["n"]) * 0.8
+    rows["mean_distance"] = rows["n"] * (0.1 + 0.4 * rows["growth"])
+    return rows.drop(columns=["growth", "n"]).assign(**keys)
+
+
+def _pairs(keys: dict[str, Any], units: pd.DataFrame, pairs: int, rng: np.random.Generator) -> pd.DataFrame:
+    planes = pd.DataFrame({"pair": np.arange(pairs), "theta": theta(pairs)})
+    rows = units.merge(planes, how="cross")
+    rows["mean_abs"] = np.exp(rows["growth"] * rows["pair"] / 2 + rng.normal(0, 0.1, len(rows)))
+    rows["mean_abs_se"] = 0.02 * rows["mean_abs"]
+    rows["mean_signed"] = 0.3 * rows["mean_abs"] * (-1.0) ** rows["pair"]
+    rows["rms"] = 1.25 * rows["mean_abs"]
+    rows["norm_product"] = 1.6 * rows["mean_abs"]
+    return rows.drop(columns="growth").assign(**keys)
+
+
+def _distance(
+    keys: dict[str, Any], units: pd.DataFrame, pairs: int, length: int, rng: np.random.Generator
+) -> pd.DataFrame:
+    far = np.unique(np.round(2 ** np.arange(0, np.log2(length), 0.5)).astype(int))
+    distances = pd.DataFrame({"distance": np.concatenate([[0], far[far < length]])})
+    planes = pd.DataFrame({"pair": np.arange(pairs), "theta": theta(pairs)})
+    rows = units.merge(planes, how="cross").merge(distances, how="cross")
+    rows["mean_signed"] = np.cos(rows["theta"] * rows["distance"]) * (1 + rows["growth"]) + rng.normal(
+        0, 0.02, len(rows)
+    )
+    rows["n"] = length - rows["distance"]
+    return rows.drop(columns=["growth", "theta"]).assign(**keys)
+
+
+def _nll(keys: dict[str, Any], length: int, model: int, doc: int) -> pd.DataFrame:
+    edges = position_edges(length)
+    nll = 3.0 + 2.0 / np.log(edges + 2) + 0.1 * doc + 0.05 * model
+    return pd.DataFrame({"position": edges, "nll": nll, "tokens": np.diff(edges, prepend=0)}).assign(**keys)

@@ -1,0 +1,90 @@
+"""What measuring stores: attention rows, rotary pairs, distances and losses."""
+
+from headscope.runs.columns import DISTANCE, DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, PAIR, VISIBLE, Column, Table, key
+
+ATTENTION = Table(
+    "attention",
+    "what each head's attention rows look like, binned by the number of visible keys",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        VISIBLE,
+        Column("rows", "count", "rows", "query rows that were averaged", 1),
+        Column("ess2", "value", "tokens", "mean effective length ESS_2 = 1 / sum_j alpha_ij^2", 1),
+        Column("log_ess2", "value", "nats", "mean of ln ESS_2; its exp is the typical effective length", 0),
+        Column("ess1", "value", "tokens", "mean ESS_1 = exp(entropy of the row)", 1),
+        Column("max_weight", "value", "", "mean of the row's largest weight", 0, 1),
+        Column("sink_mass", "value", "", "mean weight on key 0; 0 where key 0 is outside the window", 0, 1),
+        Column("local_mass", "value", "", "mean weight on the last 32 keys, own position included", 0, 1),
+        Column("mean_distance", "value", "tokens", "mean of sum_j alpha_ij (i - j)", 0),
+    ),
+)
+
+PAIRS = Table(
+    "pairs",
+    "how much each rotary pair contributes to the head's logits",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        PAIR,
+        Column("theta", "value", "rad/token", "rotation frequency of the pair", 0),
+        Column(
+            "mean_abs",
+            "value",
+            "logits",
+            "E |c_f|, mean absolute dot product, over causal pairs (i, j); query rows are sampled from strata "
+            "that hold equally many such pairs [ours]",
+            0,
+        ),
+        Column(
+            "mean_abs_se",
+            "value",
+            "logits",
+            "standard error of mean_abs over its sampled rows; 0 if every row was used",
+            0,
+        ),
+        Column("mean_signed", "value", "logits", "E c_f over all causal pairs (i, j), exact"),
+        Column("rms", "value", "logits", "sqrt(E c_f^2) over all causal pairs (i, j), exact", 0),
+        Column("norm_product", "value", "logits", "E |q_f| |k_f| over all causal pairs (i, j), exact", 0),
+    ),
+)
+
+DISTANCES = Table(
+    "distance",
+    "each pair's contribution as a function of distance, over all documents",
+    (
+        MODEL,
+        LENGTH,
+        LAYER,
+        HEAD,
+        GROUP,
+        PAIR,
+        DISTANCE,
+        Column("mean_signed", "value", "logits", "E c_f over all (i, i - D), exact"),
+        Column("n", "count", "pairs", "number of (i, j) that were averaged", 1),
+    ),
+    mean_over_cells="n",
+)
+
+NLL = Table(
+    "nll",
+    "next-token loss by position",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        key("position", "index32", "tokens", "last predicted token of the bin of positions"),
+        Column("nll", "value", "nats/token", "mean next-token loss over the bin", 0),
+        Column("tokens", "count", "tokens", "predicted tokens in the bin", 1),
+    ),
+)
+
+TABLES = (ATTENTION, PAIRS, DISTANCES, NLL)

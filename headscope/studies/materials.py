@@ -1,0 +1,90 @@
+"""Opens what a study names: models, one checkpoint at a time, and documents, by each model's own tokenizer."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from headscope.errors import BadInput
+from headscope.models import sources
+from headscope.models.checkpoint import Checkpoint, open_checkpoint
+from headscope.positions.model import Model, Spec
+from headscope.studies.config import Study
+from headscope.studies.progress import Progress, Silent
+from headscope.studies.texts import TokenDocument, documents
+
+
+@dataclass
+class Materials:
+    """The models and documents of `study`.
+
+    `given` holds models that came in memory, by label; `files` is where a section keeps what no table holds;
+    `stored(cell, table)` reads a finished cell, "section/id", back.
+    """
+
+    study: Study
+    given: Mapping[str, Model] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Silent)
+    files: Path = Path()
+    advanced: float = 0.0
+    specs: Mapping[str, Spec] = field(init=False)
+    stored: Callable[[str, str], pd.DataFrame] = field(init=False)
+    _open: tuple[str, Checkpoint] | None = None
+    _models: dict[str, Model] = field(default_factory=dict)
+    _tokenizers: dict[str, Any] = field(default_factory=dict)
+    _documents: dict[tuple[int, int], list[TokenDocument]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.specs = {label: Spec.read(spec) for label, spec in self.study.models.items() if label not in self.given}
+
+    @property
+    def labels(self) -> list[str]:
+        """The study's models."""
+        return list(self.study.models)
+
+    @property
+    def seed(self) -> int:
+        return self.study.seed
+
+    def model(self, label: str) -> Model:
+        """The model of that label; the checkpoint opened before is dropped unless it is the same."""
+        if label in self.given:
+            return self.given[label]
+        spec = self.specs[label]
+        if self._open is None or self._open[0] != spec.checkpoint:
+            self._open, self._models = None, {}
+            self._open = (spec.checkpoint, open_checkpoint(spec.checkpoint, self.study.device, self.study.dtype))
+        if label not in self._models:
+            self._models[label] = Model(self._open[1], spec.scheme, spec.rule)
+        return self._models[label]
+
+    def advance(self, cost: float, doing: str) -> None:
+        """Tell of progress within a long cell: a share of its cost, and what is being done."""
+        self.advanced += cost
+        self.progress.done(cost)
+        self.progress.doing(doing)
+
+    def documents(self, label: str, length: int) -> list[TokenDocument]:
+        """The study's documents in this model's tokens, each exactly `length` long.
+
+        Every length takes the documents that hold the longest one, so lengths are compared on the same texts.
+        """
+        tokenizer = self.tokenizer(label)
+        key = (id(tokenizer), length)
+        if key not in self._documents:
+            texts = self.study.texts
+            self._documents[key] = documents(texts.source, tokenizer, texts.docs, length, self.study.seed)
+        return self._documents[key]
+
+    def tokenizer(self, label: str) -> Any:
+        """The tokenizer of the model of that label, which need not be open."""
+        if label in self.given:
+            if self.given[label].tokenizer is None:
+                raise BadInput(f"model '{label}' came without a tokenizer: hs.load(model, tokenizer=...)")
+            return self.given[label].tokenizer
+        checkpoint = self.specs[label].checkpoint
+        if checkpoint not in self._tokenizers:
+            self._tokenizers[checkpoint] = sources.load_tokenizer(checkpoint)
+        return self._tokenizers[checkpoint]

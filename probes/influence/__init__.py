@@ -1,0 +1,38 @@
+"""Head influence: what the loss becomes when the position parameters of one head or KV group are reset."""
+
+from typing import TYPE_CHECKING, Any
+
+from headscope.door import Probe
+
+if TYPE_CHECKING:
+    from probes.influence.cells import head_influence
+
+__all__ = ["PROBE", "head_influence"]
+
+PROBE = Probe(
+    name="influence",
+    title="Head influence",
+    tab="Influence",
+    summary="Head influence: what the loss becomes when the position parameters of one head or KV group are reset.",
+    order=40,
+    example="headscope influence --model learned=smollm2-135m@adarope:adapter=PATH --length 2048",
+    config="probes.influence.config:Influence",
+    cells="probes.influence.cells:InfluenceSection",
+    tables="probes.influence.tables:TABLES",
+    statistics="probes.influence.heads:STATISTICS",
+    heads="probes.influence.heads:heads",
+    charts="probes.influence.charts:charts",
+    findings="probes.influence.findings:findings",
+    head_findings="probes.influence.findings:of_head",
+    glossary="probes.influence.findings:GLOSSARY",
+    page="probes.influence.charts:page",
+    sample="probes.influence.sample:rows",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "head_influence":  # imports torch
+        from probes.influence.cells import head_influence
+
+        return head_influence
+    raise AttributeError(f"module 'probes.influence' has no attribute '{name}'")

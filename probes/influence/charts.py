@@ -1,0 +1,91 @@
+"""What report and app show of head influence: a group of charts for each sweep, and a page about one model."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from headscope.figures import learned
+from headscope.figures.style import text
+from headscope.report.content import Chart, Content, Group, Part, Shown, Words
+from headscope.runs.statistics import sentence, statistic, statistics
+from headscope.runs.summary import longest
+from probes.influence import PROBE, figures
+from probes.influence.findings import of_sweeps
+from probes.influence.found import Swept, leaders, sweeps, words
+from probes.influence.tables import PLACE
+
+
+def charts(shown: Shown) -> Iterator[Group]:
+    """A group for each sweep: what was reset to what, and in which context length."""
+    for sweep in shown.run.derived(sweeps):
+        yield _group(shown, sweep)
+
+
+def page(shown: Shown) -> Content:
+    """Of one model: histogram, matrix, learned spectrum and cumulative curve of each component."""
+    run, label = shown.run, shown.model
+    swept = list(dict.fromkeys(sweep[0][0] for sweep in run.derived(sweeps)))
+    if label not in swept:
+        others = f" It holds those of {', '.join(swept)}." if swept else ""
+        how = f"Make one: {PROBE.example}."
+        return Content(PROBE.title, "", {"": [Words([f"This view has no sweep of {label}.{others}", how])]})
+    sections: dict[str, list[Part]] = {"": [Words([said.text for said in of_sweeps(run) if said.model == label])]}
+    for sweep in run.derived(sweeps):
+        if sweep[0][0] == label:
+            group = _group(shown, sweep)
+            sections[group.heading] = [*group.charts]
+    lead = "Loss added when the position parameters of one unit are reset, all others kept."
+    return Content(f"{PROBE.title}: {label}", lead, sections)
+
+
+def _group(shown: Shown, sweep: Swept) -> Group:
+    (_, length, *what), _ = sweep
+    return Group(PROBE.title, f"{sentence(words(*what))}, {length:,} tokens", _of_sweep(shown, sweep))
+
+
+def _of_sweep(shown: Shown, sweep: Swept) -> Iterator[Chart]:
+    run, (key, units) = shown.run, sweep
+    label, length, component, target = key
+    heads = shown.heads[shown.heads["model"] == label]
+    yield Chart(
+        figures.histogram(units, {statistic(column).best: head for column, head in leaders(heads).items()}),
+        "Loss added when the position parameters of one unit are reset, all others kept. Most units near zero and "
+        "a thin tail on the right mean that few units carry the gain one by one.",
+        half=True,
+    )
+    yield Chart(figures.matrix(units), "Red units are missed when reset, blue ones were better before.", half=True)
+    if component in ("freq", "joint") and "positions" in run.tables:
+        top = units.sort_values("delta").iloc[-1]
+        yield Chart(
+            learned.spectrum(run.positions, label, int(top["layer"]), int(top["kv_group"])),
+            "The unit of largest influence: its frequencies as learned, at the start and in base.",
+            half=True,
+        )
+    ess2, first = longest(shown.heads), run.models[0]
+    if ess2 is not None and label != first:
+        change = _log_ratio(shown.heads, ess2, label, first)
+        yield Chart(
+            figures.against(units, change, "change", f"ln ratio of ESS₂, {text(label)} over {text(first)}"),
+            "Do the units that matter also change how many tokens they attend to?",
+            half=True,
+        )
+    for column in (name for name, declared in statistics().items() if declared.best and name in heads):
+        drawn = figures.against(units, heads, column, statistic(column).label)
+        yield Chart(drawn, "A dot is a unit.", half=True)
+    if "influence_sets" in run.tables:
+        sets = run.influence_sets
+        same = (sets["model"] == label) & (sets["component"] == component) & (sets["target"] == target)
+        if len(together := sets[same & (sets["context_length"] == length)]):
+            yield Chart(
+                figures.cumulative(together),
+                "Units reset together, the most influential first, against as many random ones of the same layers; the "
+                "last point resets all. A steep start means few units, a steady rise that many units act together.",
+                half=True,
+            )
+
+
+def _log_ratio(heads: pd.DataFrame, name: str, label: str, first: str) -> pd.DataFrame:
+    """Layer, kv_group, head and `change`, ln of the statistic under `label` over that under `first`."""
+    own, base = (heads[heads["model"] == model].set_index(PLACE)[name].astype("float64") for model in (label, first))
+    return pd.DataFrame({"change": np.log(own / base)}).reset_index()

@@ -1,0 +1,56 @@
+"""What the paper says of head influence, against a run. Thresholds are ours and stand in each claim's text."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from headscope.report.claims import Claim
+from headscope.runs.run import Run
+from headscope.runs.statistics import statistic
+from probes.influence.found import TOP, curve, gini, holding, leaders, rank, sweeps, top_share
+from probes.influence.heads import COMPONENTS
+from probes.influence.tables import SWEEP
+
+
+def claims(run: Run) -> Iterator[Claim]:
+    """Of each sweep back to the initialisation: how influence is spread, where the leading heads lie, the sum."""
+    adapted = {model["label"] for model in run.manifest["models"] if str(model["scheme"]).startswith("adarope:")}
+    for key, units in run.derived(sweeps):
+        label, length, component, target = key
+        if label not in adapted or target != "init" or component not in ("joint", "freq", "scale"):
+            continue
+        what = f"Resetting the {COMPONENTS[component]} of one head at a time"
+        order = units.sort_values("delta", ascending=False, ignore_index=True)
+        share = top_share(order["delta"])
+        yield Claim(
+            f"{what}: most matter little, a small set forms a heavy tail",
+            "holds" if share > 0.5 else "holds in part" if share > 0.25 else "differs",
+            f"{label}, {length:,} tokens: the top {TOP:.0%} of {len(order)} units hold {share:.0%} of the summed "
+            f"|delta|, Gini {gini(order['delta']):.2f}",
+            model=label,
+        )
+        yield from _leaders(run.heads[run.heads["model"] == label], order, what)
+        if component == "joint" and "influence_sets" in run.tables:
+            effects = curve(run.influence_sets).set_index(SWEEP).loc[[key]]
+            whole = float(effects[effects["choice"] == "top"].sort_values("size")["mean"].iloc[-1])
+            most = float(order["delta"].iloc[0])
+            yield Claim(
+                f"{what}: even the largest loss is modest against that of resetting all",
+                "holds" if most < whole / 4 else "differs",
+                f"{label}: {most:+.2g} nats/token against {whole:+.2g}",
+                model=label,
+            )
+
+
+def _leaders(heads: pd.DataFrame, order: pd.DataFrame, what: str) -> Iterator[Claim]:
+    """Where the units of a model's leading heads stand; `order` has the most harmful reset first."""
+    for column, head in leaders(heads).items():
+        unit, shown = holding(order, head).iloc[0], statistic(column)
+        place = rank(order, unit)
+        yield Claim(
+            f"{what}: the {shown.best} lies in the tail",
+            "holds" if place <= TOP * len(order) else "differs",
+            f"{unit['model']}: layer {head['layer']}, head {head['head']}, {shown.label} {head[column]:.2f}, has rank "
+            f"{place} of {len(order)} with {unit['delta']:+.2g} nats/token",
+            model=unit["model"],
+        )

@@ -1,0 +1,124 @@
+"""Head influence: how it is spread, where it sits, what it goes with, and what sets of units carry.
+
+`units` is the table of `found.units`, cut to one sweep; every title says what was reset to what, and how it was found.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.figures import axes, scatter, style
+from headscope.figures.rotary import MIDDLE
+from probes.influence.found import curve, holding, how, name, words
+from probes.influence.tables import PLACE
+
+
+def histogram(units: pd.DataFrame, marked: Mapping[str, pd.Series] = MappingProxyType({})) -> go.Figure:
+    """Units by influence (nats/token), counts on a log axis; a line marks the unit of each head in `marked`, by the
+    words for it."""
+    if why := style.lacks(units, "delta"):
+        return style.nothing("Head influence", why)
+    made = style.figure("").update_layout(title=_title(units))
+    values = units["delta"].to_numpy(dtype=np.float64)
+    counts, edges = np.histogram(values, bins=min(60, max(12, len(values) // 4)))
+    made.add_bar(
+        x=(edges[1:] + edges[:-1]) / 2,
+        y=np.where(counts > 0, counts, np.nan),
+        width=np.diff(edges),
+        marker={"color": style.PALETTE[0], "line_width": 0},
+        hovertemplate="Δ about %{x:.2g} nats/token: %{y} units<extra></extra>",
+        showlegend=False,
+    )
+    made.add_vline(x=0, line={"color": style.INK, "dash": "dot", "width": 1})
+    for called, head in marked.items():
+        for _, unit in holding(units, head).iterrows():
+            told = f"{called}: {name(unit)}, Δ {unit['delta']:+.2g}"
+            line = {"color": style.HIGHLIGHT, "dash": "dash", "width": 1.5}
+            made.add_vline(x=unit["delta"], line=line, annotation_text=told)
+    made.update_xaxes(title_text="influence Δ (nats/token)")
+    made.update_yaxes(title_text="units", **axes.log_axis([1, counts.max()]))
+    return made.update_layout(margin_t=74, bargap=0)
+
+
+def matrix(units: pd.DataFrame) -> go.Figure:
+    """Influence (nats/token) by layer and unit; red where the reset hurts. Colours reach the 99 % quantile of |Δ|."""
+    if why := style.lacks(units, "delta"):
+        return style.nothing("Head influence", why)
+    whole = bool((units["head"] < 0).all())
+    across = units["kv_group"] if whole else units["head"]
+    grid = np.full((int(units["layer"].max()) + 1, int(across.max()) + 1), np.nan)
+    told = np.full((*grid.shape, 5), np.nan)
+    grid[units["layer"], across] = units["delta"]
+    told[units["layer"], across] = units[["layer", "head", "kv_group", "low", "high"]]
+    reach = max(float(np.nanquantile(np.abs(grid), 0.99)), 1e-9)
+    called = "key group" if whole else "head"
+    made = style.figure("", int(np.clip(146 + 18 * len(grid), 280, 760))).update_layout(title=_title(units))
+    made.add_heatmap(
+        x=list(range(grid.shape[1])),
+        y=list(range(grid.shape[0])),
+        z=grid,
+        zmin=-reach,
+        zmax=reach,
+        customdata=told,
+        hovertemplate=f"layer %{{y}}, {called} %{{x}}<br>Δ %{{z:+.3g}} nats/token"
+        "<br>95 % interval %{customdata[3]:+.2g} to %{customdata[4]:+.2g}<extra></extra>",
+        colorbar={"title": {"text": "nats/token"}},
+        xgap=1,
+        ygap=1,
+        **MIDDLE,
+    )
+    made.update_xaxes(title_text=called, dtick=max(1, grid.shape[1] // 16), showgrid=False, showline=False)
+    made.update_yaxes(title_text="layer", dtick=max(1, len(grid) // 16), showgrid=False, showline=False)
+    return style.of_heads(made.update_layout(margin_t=62))
+
+
+def against(units: pd.DataFrame, heads: pd.DataFrame, column: str, label: str) -> go.Figure:
+    """Influence (nats/token) of every unit against a column of the per-head table, its mean over the heads of a
+    group where units are groups; `label` names the axis. Colour is the layer."""
+    if why := style.lacks(units, "delta") or style.lacks(heads, column):
+        return style.nothing(f"Influence against {label}", why)
+    place = PLACE if (units["head"] >= 0).all() else PLACE[:2]
+    x = heads.groupby(place)[column].mean().rename("x")
+    points = units.join(x, on=place).dropna(subset=["x", "delta"])
+    if points.empty:
+        return style.nothing(f"Influence against {label}", "no unit has both numbers")
+    made = style.figure("").update_layout(title=_title(units, f" against {label}"))
+    scatter.dots(made, points, "x", "delta", f"{label} %{{x:.3g}}<br>Δ %{{y:+.3g}} nats/token")
+    made.add_hline(y=0, line={"color": style.INK, "dash": "dot", "width": 1})
+    made.update_xaxes(title_text=label)
+    made.update_yaxes(title_text="influence Δ (nats/token)")
+    return scatter.coloured(made, top=62)
+
+
+def cumulative(sets: pd.DataFrame) -> go.Figure:
+    """Loss added (nats/token) when the top 1, 2, 4, ... units are reset together, against random sets of the same
+    layers; mean over documents and draws with a 95 % bootstrap band over documents. One model and one sweep."""
+    title = "Units reset together"
+    if why := style.lacks(sets, "model", "choice", "size", "delta_nll"):
+        return style.nothing(title, why)
+    effects = curve(sets)
+    made = style.figure(f"{title}: {words(effects['component'].iloc[0], effects['target'].iloc[0])}")
+    made.add_hline(y=0, line={"color": style.INK, "dash": "dot", "width": 1})
+    kinds = {"top": ("most influential", 0), "random": ("random, same layers", 7)}
+    unit = "key groups" if effects["unit"].iloc[0] == "group" else "heads"
+    for choice, (label, colour) in kinds.items():
+        line = effects[effects["choice"] == choice].set_index("size").sort_index()
+        if len(line):
+            look = style.Look(label, style.PALETTE[colour], style.DASHES[colour // 7], style.SYMBOLS[colour // 7])
+            style.band(made, line[["mean", "low", "high"]], look, f"%{{x}} {unit}: Δ %{{y:+.4f}} nats/token")
+    sizes = sorted(set(effects["size"]))
+    made.update_xaxes(title_text=f"{unit} reset together", type="log", tickvals=sizes, ticktext=[str(s) for s in sizes])
+    made.update_yaxes(title_text="loss added Δ (nats/token)")
+    return style.room_for_legend(made)
+
+
+def _title(units: pd.DataFrame, against: str = "") -> dict[str, object]:
+    """What was reset to what in which model, and below it how that was found."""
+    first = units.iloc[0]
+    reset = first["component"] if first["target"] == "none" else f"{first['component']} to {first['target']}"
+    says = f"Influence{against}: {style.text(first['model'])}"
+    subtitle = {"text": f"{style.text(reset)}: {how(units)}", "font": {"size": 12, "color": style.INK}}
+    return {"text": says, "subtitle": subtitle}

@@ -1,0 +1,177 @@
+"""What the influence probe found: means over documents with intervals and p-values, concentration, agreement, curves.
+
+Everything is paired by document, since each difference is formed within one. Reads the tables, knows no figures.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.special import stdtr
+
+from headscope.runs.means import bootstrap
+from headscope.runs.statistics import statistics
+from headscope.runs.stored import Stored
+from probes.influence.damping import with_damped
+from probes.influence.heads import COMPONENTS, chosen
+from probes.influence.tables import PLACE, SWEEP
+
+TOP = 0.05
+"""Share of units whose part of the whole influence is told."""
+Swept = tuple[tuple[str, int, str, str], pd.DataFrame]
+"""(model, context length, component, target) of a sweep, and its units."""
+ESTIMATES = {"screen": "first-order", "curved": "second-order", "damped": "damped second-order"}
+
+
+def units(influence: pd.DataFrame) -> pd.DataFrame:
+    """One row per unit of every sweep and method, in nats/token over documents.
+
+    delta (mean), low, high (95 % bootstrap), p (two-sided t-test of zero) and p_adjusted (Benjamini-Hochberg over the
+    units of the sweep), documents. Below two documents low, high, p and p_adjusted are NaN.
+    """
+    blocks = []
+    for _, block in influence.groupby([*SWEEP, "method"], observed=True, sort=False):
+        # Documents are the columns, so that every unit of a sweep shares the bootstrap's draws.
+        table = block.astype({"delta_nll": "float64", "doc": "str"}).pivot_table(
+            index=PLACE, columns="doc", values="delta_nll", observed=True
+        )
+        numbers = table.to_numpy(dtype=np.float64)
+        low, high = bootstrap(numbers)
+        p = _t_test(numbers)
+        told = {"delta": numbers.mean(axis=1), "low": low, "high": high, "p": p, "p_adjusted": adjusted(p)}
+        same = {name: block[name].iloc[0] for name in [*SWEEP, "method"]}
+        blocks.append(
+            pd.DataFrame({**told, "documents": numbers.shape[1]}, index=table.index).reset_index().assign(**same)
+        )
+    columns = [*SWEEP, "method", *PLACE, "delta", "low", "high", "p", "p_adjusted", "documents"]
+    return pd.concat(blocks, ignore_index=True)[columns] if blocks else pd.DataFrame(columns=columns)
+
+
+def shown(influence: pd.DataFrame) -> pd.DataFrame:
+    """`units` of the sweeps to show: the longest length of each model, each unit by the method that knows it best.
+
+    p-values are adjusted over all units of a sweep, whatever their methods.
+    """
+    best = chosen(influence)
+    methods = best.groupby([*SWEEP, *PLACE], observed=True, sort=False)["method"].first().reset_index()
+    return units(best.assign(method="best")).drop(columns="method").merge(methods, on=[*SWEEP, *PLACE])
+
+
+def sweeps(run: Stored) -> list[Swept]:
+    """Each sweep of the run with its units as `shown`; [] without any."""
+    if "influence" not in run.tables:
+        return []
+    groups: Any = shown(run.table("influence")).groupby(SWEEP, observed=True, sort=False)
+    return [*groups]
+
+
+def leaders(heads: pd.DataFrame) -> dict[str, pd.Series]:
+    """The best head of one model by every statistic whose best head has a name, by that statistic's column."""
+    named = [name for name, statistic in statistics().items() if statistic.best and name in heads]
+    known = (name for name in named if heads[name].notna().any())
+    return {name: heads.iloc[int(heads[name].fillna(-np.inf).argmax())] for name in known}
+
+
+def holding(units: pd.DataFrame, head: pd.Series) -> pd.DataFrame:
+    """The unit that is this query head, or the group that it belongs to."""
+    group = (units["layer"] == head["layer"]) & (units["kv_group"] == head["kv_group"])
+    unit: pd.DataFrame = units[group & units["head"].isin([-1, head["head"]])]
+    return unit
+
+
+def rank(units: pd.DataFrame, unit: pd.Series) -> int:
+    """Place of a unit in its sweep, the most harmful reset first, from 1."""
+    return int((units["delta"] > unit["delta"]).sum()) + 1
+
+
+def how(units: pd.DataFrame) -> str:
+    """How the units of one sweep were found, in words."""
+    methods = units["method"].value_counts()
+    rest = " and ".join(f"{told} estimate" for name, told in ESTIMATES.items() if name in methods)
+    if "exact" not in methods:
+        return rest
+    return f"exact for {methods['exact']} of {len(units)} units, else {rest}" if rest else "exact"
+
+
+def adjusted(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Benjamini-Hochberg adjusted p-values, which bound the false discovery rate; NaN stay NaN."""
+    if not len(p) or np.isnan(p).any():
+        return np.full_like(p, np.nan)
+    from scipy.stats import false_discovery_control  # takes a second to import
+
+    found: npt.NDArray[np.float64] = false_discovery_control(p)
+    return found
+
+
+def gini(values: npt.ArrayLike) -> float:
+    """Gini coefficient of the absolute values: 0 where all are equal, towards 1 where one holds everything."""
+    sizes = np.sort(np.abs(np.asarray(values, dtype=np.float64)))
+    if not sizes.sum():
+        return 0.0
+    count = len(sizes)
+    return float((2 * np.arange(1, count + 1) - count - 1) @ sizes / (count * sizes.sum()))
+
+
+def top_share(values: npt.ArrayLike, share: float = TOP) -> float:
+    """Part of the summed absolute values that the largest `share` of units (at least one) holds, 0..1."""
+    sizes = np.sort(np.abs(np.asarray(values, dtype=np.float64)))[::-1]
+    return float(sizes[: max(1, round(share * len(sizes)))].sum() / sizes.sum()) if sizes.sum() else 0.0
+
+
+def agreement(influence: pd.DataFrame) -> pd.DataFrame:
+    """Each estimate against exact, on the units that have both: spearman and pearson of the means over documents,
+    `shared` of the `top` (10, or fewer) largest |delta|, and how many units were `compared`."""
+    rows = []
+    for sweep, block in units(with_damped(influence)).groupby(SWEEP, observed=True, sort=False):
+        by_method = block.pivot_table(index=PLACE, columns="method", values="delta", observed=True)
+        for method in ESTIMATES:
+            if method not in by_method or "exact" not in by_method:
+                continue
+            both = by_method[[method, "exact"]].dropna()
+            top = min(10, len(both))
+            largest = [set(both[name].abs().nlargest(top).index) for name in both]
+            ranks, line = (both.corr(kind).iloc[0, 1] if len(both) > 2 else np.nan for kind in ("spearman", "pearson"))
+            told = {"method": method, "spearman": ranks, "pearson": line, "top": top, "compared": len(both)}
+            rows.append({**dict(zip(SWEEP, sweep, strict=True)), **told, "shared": len(largest[0] & largest[1])})
+    return pd.DataFrame(rows, columns=[*SWEEP, "method", "spearman", "pearson", "shared", "top", "compared"])
+
+
+def curve(sets: pd.DataFrame) -> pd.DataFrame:
+    """Effect of resetting sets together: by sweep, unit, choice and size the mean over documents and draws
+    (nats/token) with a 95 % bootstrap over documents."""
+    frame = sets.astype({"delta_nll": "float64", "doc": "str"})
+    rows = []
+    for key, block in frame.groupby([*SWEEP, "unit", "choice", "size"], observed=True, sort=False):
+        by_doc = block.groupby("doc")["delta_nll"].mean().to_numpy()[None]
+        low, high = bootstrap(by_doc)
+        rows.append((*key, by_doc.mean(), low[0], high[0]))
+    return pd.DataFrame(rows, columns=[*SWEEP, "unit", "choice", "size", "mean", "low", "high"])
+
+
+def name(unit: pd.Series) -> str:
+    """A unit in words."""
+    who = f"key group {unit['kv_group']}" if unit["head"] < 0 else f"head {unit['head']}"
+    return f"layer {unit['layer']}, {who}"
+
+
+def words(component: str, target: str) -> str:
+    """What was done, in words: "frequencies reset to init"."""
+    told = COMPONENTS.get(component, component)
+    return told if target == "none" else f"{told} reset to {target}"
+
+
+def interval(unit: pd.Series) -> str:
+    """The interval of a unit in words, as it follows its number; "" without one."""
+    return "" if np.isnan(unit["low"]) else f" (95 % interval {unit['low']:+.2g} to {unit['high']:+.2g})"
+
+
+def _t_test(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Two-sided p of a zero mean for each row; 1 where a row never differs from zero."""
+    if numbers.shape[1] < 2:
+        return np.full(len(numbers), np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = numbers.std(axis=1, ddof=1) / np.sqrt(numbers.shape[1])
+        t = np.abs(numbers.mean(axis=1)) / error
+    p: npt.NDArray[np.float64] = 2 * stdtr(numbers.shape[1] - 1, -np.nan_to_num(t, nan=0.0))
+    return p

@@ -1,0 +1,83 @@
+"""What the influence probe says of a head: its columns of the per-head table.
+
+A unit's influence is told by the method that knows it best; that of a KV group is told of each of its heads.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+
+from headscope.runs.means import HEAD, at_longest, plain, with_interval
+from headscope.runs.statistics import Statistic
+from headscope.runs.stored import Stored
+from probes.influence.damping import ORDER, with_damped
+from probes.influence.tables import PLACE, SWEEP
+
+COMPONENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "joint": "frequencies and temperature",
+        "freq": "frequencies",
+        "scale": "temperature",
+        "z-zero": "output set to zero",
+        "z-mean": "output set to its mean",
+        "q-uniform": "attention made uniform",
+    }
+)
+"""Components in words; a user's own intervention goes by its name."""
+
+_OF_UNIT = "of the head or of its whole KV group, as measured"
+_RESET = f"reset, {_OF_UNIT}; to init where measured, else to base"
+_RESETS = {
+    "joint": ("influence", f"loss added when frequencies and scale are {_RESET}"),
+    "freq": ("influence of frequencies", f"loss added when they are {_RESET}"),
+    "scale": ("influence of scale", f"loss added when tau, gamma are {_RESET}"),
+}
+"""Label and meaning of what is reset; an ablation goes by its words."""
+
+STATISTICS: Mapping[str, Statistic] = MappingProxyType(
+    {
+        f"influence_{name}": Statistic(label, "nats/token", meaning, form="+.2g")
+        for name, words in COMPONENTS.items()
+        for label, meaning in [_RESETS.get(name, (f"influence, {words}", f"loss added with the {words}, {_OF_UNIT}"))]
+    }
+)
+
+
+def heads(run: Stored) -> pd.DataFrame | None:
+    """Columns by (model, layer, head, kv_group) at the longest length: `influence_<component>` with its interval."""
+    if "influence" not in run.tables:
+        return None
+    frame = chosen(run.table("influence"))
+    order = frame["target"].map({"init": 0, "base": 1}).fillna(0)
+    frame = frame[order == order.groupby([frame["model"], frame["component"]]).transform("min")]
+    rows = frame.merge(_members(run), on=["model", "kv_group"])
+    rows = rows[(rows["head"] < 0) | (rows["head"] == rows["member"])].assign(head=lambda f: f["member"])
+    return pd.concat(
+        [
+            with_interval(block.set_index([*HEAD, "doc"])["delta_nll"], f"influence_{component}")
+            for component, block in rows.groupby("component")
+        ],
+        axis=1,
+    )
+
+
+def chosen(influence: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the table at each model's longest length, each unit by the method that knows it best: exact where it was
+    evaluated, else the estimate of highest order, damped."""
+    frame = with_damped(at_longest(plain(influence)))
+    rank = frame["method"].map(ORDER.index)
+    unit = [frame[name] for name in [*SWEEP, *PLACE]]
+    return frame[rank == rank.groupby(unit).transform("min")]
+
+
+def _members(run: Stored) -> pd.DataFrame:
+    """The query heads of every KV group: model, kv_group, member."""
+    blocks = []
+    for model in run.manifest["models"]:
+        geometry = model["geometry"]
+        heads = np.arange(geometry["heads"])
+        group = heads // (geometry["heads"] // geometry["kv_groups"])
+        blocks.append(pd.DataFrame({"model": model["label"], "kv_group": group, "member": heads}))
+    return pd.concat(blocks)

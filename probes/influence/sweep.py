@@ -1,0 +1,177 @@
+"""A sweep of interventions over the units of one model: each alone, all estimated at once, or sets of them together.
+
+Knows what a section asks for and one document at a time; which units are worth evaluating is not its affair.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.errors import BadInput
+from headscope.passes.interventions import (
+    ABLATIONS,
+    QKV,
+    WHOLE,
+    Component,
+    Intervention,
+    Reset,
+    Unit,
+    custom,
+    groups,
+    heads,
+    on_layer,
+)
+from headscope.passes.replay import Replay
+from headscope.positions.adarope import AdaRoPE
+from headscope.positions.model import Model
+from headscope.positions.schedule import Fixed, Schedule
+from probes.influence.config import Influence
+from probes.influence.screen import DRAWS, estimate
+
+Key = tuple[str, str]
+"""(component, target), as the tables name them."""
+Row = dict[str, Any]
+Edit = Callable[[Tensor, Tensor, Tensor, int], QKV]
+NO_TARGET = "none"
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """What is done to which units of one model: interventions and units by (component, target)."""
+
+    model: Model
+    schedule: Any
+    interventions: Mapping[Key, Intervention]
+    units: Mapping[Key, list[Unit]]
+
+    def exact(self, replay: "Rehearsed", chosen: Mapping[Key, Sequence[Unit]]) -> Iterator[Row]:
+        """Evaluate each chosen unit by itself."""
+        for key, units in chosen.items():
+            for unit in units:
+                yield self._row(key, unit, "exact", replay, replay.delta(self.interventions[key], [unit]))
+
+    def screen(self, replay: "Rehearsed", order: int, seed: int) -> Iterator[Row]:
+        """Estimate every unit, in first order and, where `order` is 2, in second."""
+        estimates = estimate(replay.replay, self.interventions, DRAWS if order == 2 else 0, seed)
+        for key, units in self.units.items():
+            for unit in units:
+                at = unit.heads(self.model.geometry)
+                yield self._row(key, unit, "screen", replay, estimates[key].first(unit, at))
+                if order == 2:
+                    yield self._row(key, unit, "curved", replay, estimates[key].second(unit, at))
+
+    def sets(self, replay: "Rehearsed", ranked: Mapping[Key, list[Unit]], draws: int, seed: int) -> Iterator[Row]:
+        """Evaluate the first 1, 2, 4, ..., all ranked units together, and as many random ones of the same layers."""
+        for at, (key, units) in enumerate(ranked.items()):
+            for size in sizes(len(units)):
+                chosen = [("top", 0, units[:size])]
+                for draw in range(draws if size < len(units) else 0):
+                    rng = np.random.default_rng([seed, at, size, draw])
+                    chosen.append(("random", draw, matched(units[:size], units, rng)))
+                for choice, draw, members in chosen:
+                    yield {
+                        **_names(key),
+                        "unit": "group" if units[0].head == WHOLE else "head",
+                        "choice": choice,
+                        "size": size,
+                        "draw": draw,
+                        "nll_before": replay.before,
+                        "delta_nll": replay.delta(self.interventions[key], members),
+                    }
+
+    def _row(self, key: Key, unit: Unit, method: str, replay: "Rehearsed", delta: float) -> Row:
+        place = {"layer": unit.layer, "head": unit.head, "kv_group": unit.kv_group}
+        return {**place, **_names(key), "method": method, "nll_before": replay.before, "delta_nll": delta}
+
+
+class Rehearsed:
+    """One document of a sweep after its one full pass; `before` is its mean loss with nothing changed."""
+
+    def __init__(self, sweep: Sweep, ids: Tensor, memory: float):
+        self.replay = Replay(sweep.model, sweep.schedule, ids, memory)
+        with self.replay.ready():
+            self.replay.rehearse()
+            self._losses = self.replay.losses({}).double()
+        self.before = float(self._losses.mean())
+
+    def delta(self, intervention: Intervention, units: Sequence[Unit]) -> float:
+        """Mean loss with these units changed together, minus `before`; inside `replay.ready`."""
+        geometry = self.replay.model.geometry
+        layers = sorted({unit.layer for unit in units})
+        by_layer = {layer: [unit for unit in units if unit.layer == layer] for layer in layers}
+        changes = {layer: on_layer(intervention, there, geometry) for layer, there in by_layer.items()}
+        return float((self.replay.losses(changes).double() - self._losses).mean())
+
+
+def plan(label: str, model: Model, config: Influence, edits: Mapping[str, Edit] | None = None) -> Sweep:
+    """The sweep that a section asks for. Raises BadInput for what this model does not have."""
+    schedule = model.schedule
+    interventions: dict[Key, Intervention] = {(name, NO_TARGET): custom(edit) for name, edit in (edits or {}).items()}
+    for component in config.components:
+        if component in ABLATIONS:
+            interventions[component, NO_TARGET] = ABLATIONS[component]
+            continue
+        for target in config.targets:
+            then = _target(label, model, schedule, component, target)
+            interventions[component, target] = Reset(cast(Component, component), schedule, then, model.geometry)
+    if not interventions:
+        raise BadInput("influence: nothing to do to the units; give components")
+    units = {key: _units(model, key[0], config.unit) for key in interventions}
+    fewest = min(map(len, units.values()))
+    if config.method == "verify" and config.top + config.random > fewest:
+        raise BadInput(
+            f"top {config.top} and random {config.random} are more than the {fewest} units of model '{label}': "
+            "ask for fewer with --top and --random, or --method exact"
+        )
+    return Sweep(model, schedule, interventions, units)
+
+
+def _target(label: str, model: Model, schedule: Schedule, component: str, target: str) -> Schedule:
+    """What the parameters of the model go back to."""
+    if not isinstance(schedule, AdaRoPE):
+        raise BadInput(
+            f"model '{label}' has no adapter, so there is no {component} to reset: give "
+            f"CHECKPOINT@adarope:adapter=PATH, or components that need none ({', '.join(ABLATIONS)})"
+        )
+    initial, own = schedule.initial(), Fixed.own(model)
+    if target == "init":
+        return initial
+    layers = range(model.geometry.layers)
+    moved = any(
+        not torch.equal(initial.theta(n), own.theta(n).expand_as(initial.theta(n)).to(initial.xi)) for n in layers
+    )
+    if not moved and all(initial.factor(n) == own.factor(n) for n in layers) and bool((initial.tau == 1).all()):
+        raise BadInput(
+            f"model '{label}' has no base to reset to: its adapter started from the checkpoint's own positions, so "
+            "use --target init"
+        )
+    return own
+
+
+def _units(model: Model, component: str, unit: str) -> list[Unit]:
+    """`auto` is who owns the parameters: KV groups for frequencies, query heads for the rest."""
+    whole = unit == "group" or (unit == "auto" and component in ("freq", "joint"))
+    return groups(model.geometry) if whole else heads(model.geometry)
+
+
+def matched(chosen: Sequence[Unit], units: Sequence[Unit], rng: np.random.Generator) -> list[Unit]:
+    """As many random units of each layer as `chosen` has there."""
+    drawn: list[Unit] = []
+    for layer in sorted({unit.layer for unit in chosen}):
+        there = sorted(unit for unit in units if unit.layer == layer)
+        count = sum(unit.layer == layer for unit in chosen)
+        drawn += [there[at] for at in rng.permutation(len(there))[:count]]
+    return drawn
+
+
+def sizes(count: int) -> list[int]:
+    """1, 2, 4, ... and all."""
+    return [*(2**power for power in range((count - 1).bit_length())), count]
+
+
+def _names(key: Key) -> Row:
+    return {"component": key[0], "target": key[1]}

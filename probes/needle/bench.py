@@ -1,0 +1,36 @@
+"""What sharing prefixes saves: a needle grid with every prompt read from its start, and only from where it differs."""
+
+from collections.abc import Callable
+from typing import Any
+
+from headscope.positions.model import Model
+from headscope.studies.config import build_study
+from headscope.studies.materials import Materials
+from probes.needle.cells import NeedleSection
+from probes.needle.config import NeedleGrid
+
+LENGTHS, DEPTHS = 20, 10
+"""Context lengths and depths of the grid that is timed, as many as in the paper."""
+
+
+def ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:
+    """One needle on a grid of contexts up to `length`."""
+    grid = {"lengths": LENGTHS, "max_length": length, "depths": DEPTHS, "needles": 1}
+    study = build_study({"models": {"bench": model.name}, "needle": grid})
+    config = study.sections["needle"]
+    assert isinstance(config, NeedleGrid)
+    section = NeedleSection(config, Materials(study, {"bench": model}))
+    cells = [cell for cell in section.cells() if cell.task.mode == "strict"]
+
+    def run(shared: bool) -> Callable[[], Any]:
+        def way() -> None:
+            section.forget()
+            for cell in cells:
+                section.rows(cell, model)
+                if not shared:
+                    section.forget()
+
+        return way
+
+    name = f"needle grid {LENGTHS} x {DEPTHS}"
+    return {f"{name}, one prompt at a time": run(shared=False), f"{name}, shared prefixes": run(shared=True)}

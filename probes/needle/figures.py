@@ -1,0 +1,130 @@
+"""Needle-in-a-Haystack: where a model finds the needle, which heads copy it, and how far the scores can be trusted."""
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.figures import axes, scatter, style
+from probes.needle.found import seed_columns, success
+from probes.needle.heads import RETRIEVAL_HEAD
+
+
+def success_map(needles: pd.DataFrame, model: str, mode: str = "strict") -> go.Figure:
+    """Share of trials that succeed, context length by depth, over needles and haystacks; depth 0 is at the top."""
+    title = f"Needle found: {style.text(model)}"
+    if why := style.lacks(needles, "model", "mode", "context_length", "depth", "success"):
+        return style.nothing(title, why)
+    counted = success(needles[(needles["model"] == model) & (needles["mode"] == mode)])
+    if counted.empty:
+        return style.nothing(title, "no rows to show")
+    shares, trials, low, high = (
+        counted.pivot_table(index="depth", columns="context_length", values=name, observed=True)
+        for name in ("share", "trials", "low", "high")
+    )
+    hover = (
+        "%{z:.0%} of %{customdata[0]:.0f} trials<br>95 % Wilson interval %{customdata[1]:.0%} to %{customdata[2]:.0%}"
+    )
+    told = np.dstack([trials, low, high])
+    made = _by_length_and_depth(title, shares, told, hover)
+    made.update_traces(colorbar={"title": {"text": "share"}, "tickformat": ".0%"})
+    return made.update_traces(texttemplate="%{z:.0%}" if shares.size <= 60 else None)
+
+
+def head_map(retrieval: pd.DataFrame, model: str, layer: int, head: int) -> go.Figure:
+    """Copy score of one head over successful trials, context length by depth, mean over needles and haystacks.
+
+    `retrieval` are rows of `heads.retrieval_rows`. A cell without a successful trial is a gap.
+    """
+    title = f"Retrieval of layer {layer}, head {head}: {style.text(model)}"
+    if why := style.lacks(retrieval, "model", "context_length", "depth", "score"):
+        return style.nothing(title, why)
+    place = (retrieval["model"] == model) & (retrieval["layer"] == layer) & (retrieval["head"] == head)
+    rows = retrieval[place & retrieval["success"] & (retrieval["mode"] == "strict")]
+    if rows.empty:
+        return style.nothing(title, "no successful trial of this model")
+    scores, trials = (
+        rows.pivot_table(index="depth", columns="context_length", values="score", aggfunc=how)
+        for how in ("mean", "size")
+    )
+    hover = "score %{z:.3f} over %{customdata:.0f} trials"
+    made = _by_length_and_depth(title, scores, trials.to_numpy(), hover)
+    return made.update_traces(colorbar={"title": {"text": "score"}})
+
+
+def ranked(heads: pd.DataFrame) -> go.Figure:
+    """Retrieval score of every head, best first, one line a model with the 95 % interval of each head's mean."""
+    title = "Retrieval score, heads ranked"
+    if why := style.lacks(heads, "model", "retrieval"):
+        return style.nothing(title, why)
+    scored = heads.dropna(subset=["retrieval"])
+    made = style.figure(title)
+    for label, look in style.looks(scored).items():
+        order = scored[scored["model"] == label].sort_values("retrieval", ascending=False, kind="stable")
+        line = pd.DataFrame(
+            {"mean": order["retrieval"], "low": order["retrieval_low"], "high": order["retrieval_high"]}
+        ).set_axis(np.arange(1, len(order) + 1))
+        style.band(made, line, look, "rank %{x}: layer %{customdata[0]}, head %{customdata[1]}, score %{y:.3f}")
+        made.data[-1].customdata = order[scatter.UNIT].to_numpy()
+    made.add_hline(y=RETRIEVAL_HEAD, line={"color": style.INK, "dash": "dot", "width": 1})
+    most = int(scored.groupby("model", observed=True).size().max())
+    made.update_xaxes(title_text="rank of the head", **axes.log_axis([1, most]))
+    made.update_yaxes(title_text="retrieval score", rangemode="tozero")
+    return style.of_heads(style.room_for_legend(made))
+
+
+def against_growth(heads: pd.DataFrame, model: str) -> go.Figure:
+    """Retrieval score of every head of `model` against its growth exponent; colour is the layer."""
+    title = f"Retrieval against growth: {style.text(model)}"
+    if why := style.lacks(heads, "model", "retrieval", "growth") or style.lacks(
+        heads[heads["model"] == model], "retrieval", "growth"
+    ):
+        return style.nothing(title, why)
+    points = heads[heads["model"] == model].dropna(subset=["retrieval", "growth"])
+    made = style.figure(title)
+    scatter.dots(made, points, "growth", "retrieval", "growth exponent %{x:.3g}, score %{y:.3f}")
+    made.update_xaxes(title_text="growth exponent")
+    made.update_yaxes(title_text="retrieval score", rangemode="tozero")
+    return scatter.coloured(made)
+
+
+def between_seeds(scores: pd.DataFrame, model: str) -> go.Figure:
+    """Retrieval score of every head in one haystack against another, from `found.by_seed`: its first and last seed.
+
+    The dashed line is y = x; colour is the layer.
+    """
+    title = f"Retrieval in two haystacks: {style.text(model)}"
+    columns = seed_columns(scores)
+    if why := style.lacks(scores, "model"):
+        return style.nothing(title, why)
+    seeds = [*columns[:1], *columns[1:][-1:]]
+    points = scores[scores["model"] == model].dropna(subset=seeds)
+    if len(seeds) < 2 or points.empty:
+        return style.nothing(title, "a comparison needs two seeds with successful trials")
+    made = style.figure(title)
+    scatter.dots(made, points, seeds[0], seeds[1], "score %{x:.3f} and %{y:.3f}")
+    scatter.diagonal(made, [0, float(points[seeds].to_numpy().max())])
+    made.update_xaxes(title_text=f"score with seed {seeds[0]}")
+    made.update_yaxes(title_text=f"score with seed {seeds[1]}")
+    return scatter.coloured(made)
+
+
+def _by_length_and_depth(title: str, z: pd.DataFrame, told: npt.ArrayLike, hover: str) -> go.Figure:
+    """A map of numbers from 0 to 1, rows depths and columns context lengths; `told` is what `hover` refers to."""
+    made = style.figure(title, 320)
+    made.add_heatmap(
+        x=[f"{length:,}" for length in z.columns],
+        y=[f"{depth:.0%}" for depth in z.index],
+        z=z.to_numpy(),
+        customdata=told,
+        hovertemplate=f"%{{x}} tokens, depth %{{y}}: {hover}<extra></extra>",
+        xgap=1,
+        ygap=1,
+        zmin=0,
+        zmax=1,
+        colorscale=style.SEQUENTIAL,
+    )
+    depths, lengths = z.shape
+    made.update_xaxes(title_text="context length (tokens)", type="category", dtick=-(-lengths // 7), showgrid=False)
+    made.update_yaxes(title_text="depth", autorange="reversed", type="category", dtick=-(-depths // 12), showgrid=False)
+    return made.update_layout(margin_t=46)

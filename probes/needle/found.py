@@ -1,0 +1,135 @@
+"""What the needle probe found: success by cell, and how retrieval scores go over heads, key groups, seeds and models.
+
+Reads the tables and the per-head table; knows no figures.
+"""
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+
+from headscope.runs.means import HEAD
+from headscope.runs.run import Run
+from probes.needle.heads import RETRIEVAL_HEAD, retrieval_rows
+
+PUBLISHED = {"above": (0.03, 0.06), "zero": (0.45, 0.73)}
+"""Shares of heads above 0.1 and of exactly 0 over the models of Wu et al. 2024."""
+CONTROL = "absent"
+TOP = 10
+
+
+def success(needles: pd.DataFrame) -> pd.DataFrame:
+    """One row per (model, mode, context_length, depth): `trials`, `successes`, their `share` and its 95 % Wilson
+    interval `low` .. `high`. The control counts like the rest: what was answered without the needle."""
+    groups = needles.groupby(["model", "mode", "context_length", "depth"], observed=True)["success"]
+    return _with_wilson(groups.agg(trials="size", successes="sum").reset_index())
+
+
+def overview(run: Run) -> pd.DataFrame:
+    """One row per model and mode, the control aside.
+
+    `trials`, `successes`, `share`, `low`, `high` as in `success`. Over the successful trials, NaN without any: `above`
+    the share of heads whose mean score is above 0.1, `zero` the share at exactly 0, `layer`, `head` and `top` the best
+    head and its score. `control` is the best head's mean score in the control.
+    """
+    trials = run.needles.groupby(["model", "mode"], observed=True)["success"]
+    counts = trials.agg(trials="size", successes="sum").reset_index().astype({"model": "str", "mode": "str"})
+    counts = _with_wilson(counts[counts["mode"] != CONTROL])
+    heads = run.heads.astype({"model": "str"})
+    rows = []
+    for label, mode in counts[["model", "mode"]].itertuples(index=False):
+        block = heads[heads["model"] == label]
+        scores = block.get(column(mode), pd.Series(np.nan, block.index)).dropna()
+        best = block.loc[scores.idxmax()] if len(scores) else None
+        rows.append(
+            {
+                "above": (scores > RETRIEVAL_HEAD).mean(),
+                "zero": (scores == 0).mean(),
+                "layer": np.nan if best is None else best["layer"],
+                "head": np.nan if best is None else best["head"],
+                "top": scores.max(),
+                "control": block["retrieval_control"].max() if "retrieval_control" in block else np.nan,
+            }
+        )
+    return counts.reset_index(drop=True).join(pd.DataFrame(rows))
+
+
+def column(mode: str) -> str:
+    """The column of the per-head table that holds a mode's scores."""
+    return "retrieval" if mode == "strict" else f"retrieval_{mode}"
+
+
+def leading(run: Run, model: str, mode: str, most: int = 5) -> list[tuple[int, int, float]]:
+    """Layer, head and score of the heads of a model that copy most."""
+    order = run.heads[run.heads["model"] == model].sort_values(column(mode), ascending=False, kind="stable")
+    return [*order[["layer", "head", column(mode)]].head(most).itertuples(index=False, name=None)]
+
+
+def by_group(heads: pd.DataFrame) -> pd.DataFrame:
+    """One row per (model, layer, kv_group): mean and largest `retrieval` of the query heads that share its keys."""
+    groups = heads.dropna(subset=["retrieval"]).groupby(["model", "layer", "kv_group"], observed=True)["retrieval"]
+    return groups.agg(["mean", "max"]).reset_index()
+
+
+def by_seed(run: Run) -> pd.DataFrame:
+    """Mean strict score over the successful trials of each seed: rows (model, layer, head, kv_group), columns seeds."""
+    rows = run.derived(retrieval_rows)
+    good = rows[rows["success"] & (rows["mode"] == "strict")]
+    wide = good.groupby([*HEAD, "seed"])["score"].mean().unstack("seed").reset_index()
+    return wide.assign(model=pd.Categorical(wide["model"], run.models))
+
+
+def retest(scores: pd.DataFrame) -> pd.DataFrame:
+    """How far seeds agree: one row per model and pair of seeds, from `by_seed`.
+
+    `spearman` is the rank correlation over heads, -1 .. 1, NaN where no scores differ; `overlap` the share of the top
+    10 heads that both have, 0 .. 1.
+    """
+    return pd.DataFrame(_pairs_of_seeds(scores), columns=["model", "first", "second", "spearman", "overlap"])
+
+
+def between_models(heads: pd.DataFrame) -> pd.DataFrame:
+    """How far models agree with the first one: one row per other model that has scores for the same heads.
+
+    `spearman` and `overlap` as in `retest`, of the column `retrieval`; `first`, `second` are the labels.
+    """
+    scores = heads.dropna(subset=["retrieval"]).pivot(index=["layer", "head"], columns="model", values="retrieval")
+    first, *others = [label for label in heads["model"].unique() if label in scores] or [None]
+    pairs = ((first, other, scores[[first, other]].dropna()) for other in others)
+    rows = [(first, other, *_agreement(both)) for first, other, both in pairs if len(both)]
+    return pd.DataFrame(rows, columns=["first", "second", "spearman", "overlap"])
+
+
+def seed_columns(scores: pd.DataFrame) -> list[int]:
+    """The seed columns of `by_seed`."""
+    return [name for name in scores if isinstance(name, int)]
+
+
+def _pairs_of_seeds(scores: pd.DataFrame) -> Iterator[tuple[str, int, int, float, float]]:
+    seeds = seed_columns(scores)
+    for label, block in scores.groupby("model", observed=True):
+        for first, second in combinations(seeds, 2):
+            both = block[[first, second]].dropna()
+            if len(both):
+                yield str(label), first, second, *_agreement(both)
+
+
+def _agreement(scores: pd.DataFrame) -> tuple[float, float]:
+    """Of two columns over heads: their rank correlation, and the share of the top heads that both have."""
+    first, second = (scores[name] for name in scores)
+    best = [set(column.sort_values(ascending=False, kind="stable").index[:TOP]) for column in (first, second)]
+    return float(first.rank().corr(second.rank())), len(best[0] & best[1]) / min(TOP, len(scores))
+
+
+def _with_wilson(counts: pd.DataFrame) -> pd.DataFrame:
+    from scipy.stats import binomtest  # takes a second to import
+
+    intervals = [
+        binomtest(row["successes"], row["trials"]).proportion_ci(method="wilson") for row in counts.to_dict("records")
+    ]
+    return counts.assign(
+        share=counts["successes"] / counts["trials"],
+        low=[interval.low for interval in intervals],
+        high=[interval.high for interval in intervals],
+    )

@@ -1,0 +1,19 @@
+"""Needle retrieval from a window: which frequencies one head needs, with fixed, learned, partial and no RoPE."""
+
+from headscope.door import Probe
+
+PROBE = Probe(
+    name="window",
+    title="Needle retrieval from a window",
+    tab="Window",
+    summary="Needle retrieval from a window: which frequencies one head needs, with fixed, learned, partial, no RoPE.",
+    order=50,
+    takes=(),
+    example="headscope window",
+    config="probes.window.config:Window",
+    cells="probes.window.cells:WindowSection",
+    tables="probes.window.tables:TABLES",
+    charts="probes.window.charts:charts",
+    findings="probes.window.findings:findings",
+    glossary="probes.window.findings:GLOSSARY",
+)

@@ -1,0 +1,22 @@
+"""Which windows to train on."""
+
+from pydantic import Field, model_validator
+
+from headscope.studies.config import Part
+
+
+class Window(Part):
+    """Needle retrieval from a window: one-layer, one-head models trained on synthetic sequences."""
+
+    center: int = Field(512, ge=2, description="distance c at the window's centre; sequences hold 2 c tokens")
+    widths: list[int] = Field([1, 2, 4, 8, 16, 32, 64, 128, 256, 512], description="window widths W in tokens")
+    dims: int = Field(8, ge=4, multiple_of=2, description="head dimension d")
+    seeds: int = Field(12, ge=2, description="initial weights a width and scheme")
+    steps: int = Field(3000, ge=1, description="training steps")
+
+    @model_validator(mode="after")
+    def _widths_fit(self) -> "Window":
+        wrong = [width for width in self.widths if not 1 <= width < 2 * self.center - 1]
+        if wrong or not self.widths:
+            raise ValueError(f"widths lie between 1 and 2 c - 2 = {2 * self.center - 2}, found {wrong or 'none'}")
+        return self

@@ -1,0 +1,46 @@
+"""What the window probe says in words."""
+
+from collections.abc import Iterator
+
+from headscope.report.content import Finding, Term
+from headscope.runs.run import Run
+from headscope.runs.statistics import number
+from probes.window.found import NAMES, accuracy, mass_bounds
+
+TOPIC = "Needle retrieval from a window"
+
+GLOSSARY = (
+    Term(
+        "Rotary pair and its usage",
+        "Rotary position embedding turns each pair of query and key dimensions by an angle, θ × distance. Fast pairs "
+        "(large θ) tell near tokens apart; slow pairs hardly change with distance.",
+        tables=("window_pairs",),
+    ),
+)
+
+
+def findings(run: Run) -> Iterator[Finding]:
+    """What the window probe found, scheme by scheme, and Theorem 1's constants."""
+    if "window" not in run.tables:
+        return
+    widths = accuracy(run.window)
+    for scheme, rows in widths.groupby("scheme", observed=True, sort=False):
+        worst = rows.sort_values("accuracy").iloc[0]
+        yield Finding(
+            TOPIC,
+            f"With {NAMES[str(scheme)]} the mean accuracy over widths is {rows['accuracy'].mean():.3f}, lowest at "
+            f"W = {worst['width']:,} with {worst['accuracy']:.3f} (95 % interval {worst['low']:.3f} to "
+            f"{worst['high']:.3f}); {rows['solved'].sum()} of {rows['seeds'].sum()} models solve the task.",
+        )
+    fixed = widths[widths["scheme"] == "fixed"]
+    if len(fixed) > 2:
+        falls = fixed["width"].rank().corr(fixed["frequency_mass"].rank())
+        yield Finding(
+            TOPIC, f"The frequency mass of fixed RoPE follows the width with a rank correlation of {falls:+.2f}."
+        )
+    if bounds := mass_bounds(run.window):
+        yield Finding(
+            TOPIC,
+            f"The frequency mass of all {bounds.solved} solved models lies between C1 / (W/2 + 1) with C1 = "
+            f"{number(bounds.c1)} and pi / (W + 1) + C2 with C2 = {number(bounds.c2)} rad/token (Theorem 1, r = 1).",
+        )

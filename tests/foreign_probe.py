@@ -1,0 +1,92 @@
+"""A probe of somebody else's, and one that is broken: what report and app make of those that they do not know."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pandas as pd
+
+from headscope.door import Probe
+from headscope.figures import style
+from headscope.report.content import Chart, Content, Finding, Group, Overview, Shown, Term, Words
+from headscope.runs.run import Run
+
+PROBE = Probe(
+    name="foreign",
+    title="Foreign matters",
+    tab="Foreign",
+    summary="What is foreign here.",
+    config="",
+    cells="",
+    charts="foreign_probe:charts",
+    findings="foreign_probe:findings",
+    head_charts="foreign_probe:head_charts",
+    head_findings="foreign_probe:head_findings",
+    glossary="foreign_probe:GLOSSARY",
+    overview="foreign_probe:overview",
+    next_steps="foreign_probe:next_steps",
+    example="foreign --model [b]x[/b]",
+)
+LATE = replace(PROBE, name="late", title="Late matters", charts="foreign_probe:failing_charts")
+"""One whose charts fail only when they are drawn."""
+BROKEN = Probe(
+    name="broken",
+    title="Broken matters",
+    summary="What is broken here.",
+    config="",
+    cells="",
+    charts="foreign_probe:absent",
+    findings="foreign_probe:failing",
+    glossary="no_such_module:GLOSSARY",
+    overview="foreign_probe:failing",
+)
+
+GLOSSARY = (
+    Term("Foreignness", "How foreign a head is.", "F = 1"),
+    Term("Needle of elsewhere", "Of a table that no run has.", tables=("elsewhere",)),
+    Term("Head", "Said by another probe already."),
+)
+
+
+def charts(shown: Shown) -> Iterator[Group]:
+    yield Group("Foreign matters", "At home", _charts(f"At home with {shown.model}"))
+    yield Group("Foreign matters", "Abroad", _charts("Abroad"), page="/compare")
+
+
+def failing_charts(shown: Shown) -> Iterator[Group]:
+    yield Group("Late matters", "", failing(shown))
+    yield Group("Foreign matters", "At home", _charts("Later at home"))
+
+
+def findings(run: Run) -> Iterator[Finding]:
+    yield Finding("Foreign matters", f"There are {len(run.models)} models.")
+    yield Finding("Loss", "Foreign losses are like ours.")
+
+
+def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
+    yield from _charts(f"Foreign chart of {layer}.{head} in {model}")
+
+
+def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
+    yield f"Foreign to {model}: {layer}.{head}."
+
+
+def overview(run: Run) -> Overview:
+    rows = [{"what is foreign [b]here[/b]": "[/b]all"}]
+    return Overview("foreign", "Foreign [bold]title[/bold]", pd.DataFrame({"n": [1]}), rows, ["far [red]away"])
+
+
+def next_steps(run: Run) -> Iterator[str]:
+    yield f"Leave: foreign {run.path}"
+
+
+def page(shown: Shown) -> Content:
+    return Content("My own page", shown.model, {"": [Words(["Drawn by myself."])]})
+
+
+def failing(*about: object) -> Iterator[Chart]:
+    yield from ()
+    raise RuntimeError("out of order")
+
+
+def _charts(title: str) -> Iterator[Chart]:
+    yield Chart(style.nothing(title, "nothing"), "A foreign caption.")

@@ -1,0 +1,71 @@
+"""A probe from outside headscope: how long are the queries of each head?"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+from pydantic import Field
+
+from headscope.door import Probe
+from headscope.figures import heads as head_figures
+from headscope.report.content import Chart, Finding, Group, Shown, Term
+from headscope.report.words import by_model, extremes
+from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table
+from headscope.runs.means import HEAD as PLACE
+from headscope.runs.means import plain
+from headscope.runs.run import Run
+from headscope.runs.statistics import Statistic
+from headscope.runs.stored import Stored
+from headscope.studies.config import Part
+
+PROBE = Probe(
+    name="norms",
+    title="Query norms",
+    summary="How long the queries of each head are.",
+    example="headscope norms --model base=smollm2-135m --length 256",
+    config="query_norms:Norms",
+    cells="query_norms.cells:NormsSection",
+    tables="query_norms:TABLES",
+    statistics="query_norms:STATISTICS",
+    heads="query_norms:heads",
+    charts="query_norms:charts",
+    findings="query_norms:findings",
+    glossary="query_norms:GLOSSARY",
+)
+
+TABLES = (
+    Table(
+        "norms",
+        "how long each head's queries are",
+        (MODEL, LENGTH, DOC, LAYER, HEAD, GROUP, Column("norm", "value", "", "mean length of the queries", 0)),
+    ),
+)
+STATISTICS = {"query_norm": Statistic("query norm", "", "mean length of the queries, over documents")}
+GLOSSARY = (Term("Query norm", "The length of a query is how loudly a head asks.", tables=("norms",)),)
+
+
+class Norms(Part):
+    """How long are the queries?"""
+
+    lengths: list[int] = Field([256], description="context lengths in tokens")
+    power: float = Field(1.0, gt=0, description="power of the norm that is averaged")
+
+
+def heads(run: Stored) -> pd.DataFrame | None:
+    if "norms" not in run.tables:
+        return None
+    return plain(run.table("norms")).groupby(PLACE)["norm"].mean().rename("query_norm").to_frame()
+
+
+def charts(shown: Shown) -> Iterator[Group]:
+    def matrices() -> Iterator[Any]:
+        for label in shown.finite("query_norm"):
+            figure = head_figures.matrix(shown.heads, "query_norm", label)
+            yield Chart(figure, "A cell is a head.", extremes(shown.heads, "query_norm", label))
+
+    yield Group(PROBE.title, "Every head", matrices())
+
+
+def findings(run: Run) -> Iterator[Finding]:
+    for label, block in by_model(run.heads, "query_norm"):
+        yield Finding(PROBE.title, f"The median query of {label} is {block['query_norm'].median():.3f} long.", label)
