@@ -27,8 +27,8 @@ paper: .venv/ready  ## measure what the paper claims, about an hour, and rewrite
 	$(BIN)/headscope run headscope/studies/paper.yaml --out runs --resume
 	$(BIN)/python -m headscope.sections.adapt.paper $$(ls -d runs/*-paper-* | tail -1)
 
-docs: .venv/ready  ## regenerate headscope/REFERENCE.md from the commands and the schema
-	$(BIN)/python -m headscope.reference
+docs: .venv/ready  ## write headscope/REFERENCE.md, and the tree of files in CONTRIBUTING.md
+	$(BIN)/python -m headscope.reference CONTRIBUTING.md
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .hypothesis *.egg-info report.html

@@ -11,15 +11,15 @@ from dash import dcc, html
 from dashboards.view import View, described
 from headscope.figures.marks import mark
 from headscope.figures.style import GRAPH_CONFIG
-from headscope.report.content import Chart, Grid, Link, Links, Part, Table, Words
-from headscope.runs.means import HEAD
+from headscope.report.content import Chart, Grid, Link, Links, Listing, Piece, Words
+from headscope.runs.means import HEAD_KEYS
 from headscope.runs.statistics import column, is_statistic, statistic
 
 LASSO = {**GRAPH_CONFIG, "modeBarButtonsToRemove": ["autoScale2d"]}
 
 
 @singledispatch
-def component(part: Part, view: View, key: str) -> Any:
+def component(part: Piece, view: View, key: str) -> Any:
     """The part on screen; `key` tells it from others of its page."""
     raise TypeError(f"no component for {type(part).__name__}")
 
@@ -75,11 +75,11 @@ def _links(part: Links, view: View, key: str) -> html.Div:
 
 
 @component.register
-def _table(part: Table, view: View, key: str) -> html.Div:
+def _table(part: Listing, view: View, key: str) -> html.Div:
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in part.names]))
     body = html.Tbody([html.Tr([*_cells(part, row)]) for row in part.rows])
     return html.Div(
-        html.Table([html.Caption(part.caption), head, body]),
+        html.Listing([html.Caption(part.caption), head, body]),
         className="scroll",
         role="region",
         tabIndex=0,
@@ -87,7 +87,7 @@ def _table(part: Table, view: View, key: str) -> html.Div:
     )
 
 
-def _cells(table: Table, row: Any) -> Iterator[Any]:
+def _cells(table: Listing, row: Any) -> Iterator[Any]:
     for at, cell in enumerate(row):
         shown = html.A(cell.text, href=cell.href) if isinstance(cell, Link) else cell
         if at == 0 and cell in table.defined:
@@ -126,7 +126,7 @@ def _column(name: str, highlight: str) -> dict[str, Any]:
     """How the grid shows one column of the wide table, or one derived from it."""
     at = column(name)
     shown: dict[str, Any] = {"field": name, "headerName": name}
-    if name in HEAD:
+    if name in HEAD_KEYS:
         called = {"layer": "layer", "head": "head", "kv_group": "key group"}[name]
         return shown | {"headerName": called, "pinned": "left" if name != "kv_group" else None, "width": 84}
     shown["useValueFormatterForExport"] = False

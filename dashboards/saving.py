@@ -6,7 +6,7 @@ from dashboards.view import View
 from headscope.figures.marks import mark
 from headscope.report import cells
 from headscope.report import html as report
-from headscope.report.content import Chart, Content, Grid, Link, Links, Part, Table
+from headscope.report.content import Chart, Content, Grid, Link, Links, Listing, Piece
 from headscope.runs.run import Run
 
 
@@ -19,13 +19,13 @@ def saved(content: Content, run: Run, view: View) -> str:
     return report.view(content.title, content.lead, run.name, sections)
 
 
-def _plain(part: Part, view: View) -> Part:
+def _plain(part: Piece, view: View) -> Piece:
     """The part as it stands on paper: heads marked, links as their text, a grid as a table."""
     match part:
         case Chart():
             mark(part.figure, view.picked)
             return part
-        case Table():
+        case Listing():
             rows = [[cell.text if isinstance(cell, Link) else cell for cell in row] for row in part.rows]
             return replace(part, rows=rows)
         case Grid():

@@ -11,7 +11,7 @@ import pandas as pd
 from headscope.errors import BadInput
 from headscope.figures.marks import Head
 from headscope.report.outline import measured
-from headscope.runs.means import HEAD
+from headscope.runs.means import HEAD_KEYS
 from headscope.runs.roles import holding, roles
 from headscope.runs.run import Run
 from headscope.runs.statistics import sentence, statistic
@@ -82,7 +82,7 @@ class View:
         if not self.filtering:
             return heads
         passes = pd.Series(heads.index.isin(self.kept(heads).index), heads.index)
-        return heads.assign(**{name: heads[name].where(passes) for name in map(str, heads) if name not in HEAD})
+        return heads.assign(**{name: heads[name].where(passes) for name in map(str, heads) if name not in HEAD_KEYS})
 
     @property
     def filtering(self) -> bool:

@@ -7,7 +7,7 @@ broken is told in one line, and the rest works.
 
 import importlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -56,7 +56,7 @@ class Probe:
     summary: str
     """What it does, in one line."""
     config: str
-    """Its options, a `studies.config.Part`: one source for flags, help, YAML and Python."""
+    """Its options, a `studies.config.Options`: one source for flags, help, YAML and Python."""
     cells: str
     """What runs it: a `studies.cells.Section`."""
     tables: str = ""
@@ -131,25 +131,35 @@ def parts(kind: Kind) -> Iterator[tuple[Probe, Any]]:
         try:
             found = part(probe, kind)
         except BrokenProbe as reason:
-            _tell(str(reason))
+            tell(reason)
             continue
         if found is not None:
             yield probe, found
 
 
 def answers(kind: Kind, *arguments: Any) -> Iterator[tuple[Probe, Any]]:
-    """What each probe's part of that kind answers; iterators as lists. One that fails is told of and left out.
+    """What each probe's part of that kind answers; iterators as lists. One that fails is told of and left out."""
+    for probe, ask in parts(kind):
+        try:
+            answer = call(probe, kind, ask, *arguments)
+        except BrokenProbe as reason:
+            tell(reason)
+            continue
+        yield probe, answer
+
+
+def call(probe: Probe, kind: Kind, function: Callable[..., Any], *arguments: Any) -> Any:
+    """`function(*arguments)` on behalf of a probe's part; an iterator as a list. Raises BrokenProbe where it fails.
 
     Raises what is headscope's own to raise, such as BadRun for a damaged table.
     """
-    for probe, ask in parts(kind):
-        try:
-            answer = ask(*arguments)
-            yield probe, [*answer] if isinstance(answer, Iterator) else answer
-        except HeadscopeError:
-            raise
-        except Exception as error:  # somebody else's code can fail in any way
-            _tell(str(_broken(probe.name, kind, error)))
+    try:
+        answer = function(*arguments)
+        return [*answer] if isinstance(answer, Iterator) else answer
+    except HeadscopeError:
+        raise
+    except Exception as error:  # somebody else's code can fail in any way
+        raise _broken(probe.name, kind, error) from error
 
 
 def complaints() -> list[str]:
@@ -160,8 +170,9 @@ def complaints() -> list[str]:
 _told: dict[str, None] = {}
 
 
-def _tell(line: str) -> None:
-    """Warn of it once."""
+def tell(reason: BrokenProbe) -> None:
+    """Warn of what is broken, once."""
+    line = str(reason)
     if line not in _told:
         _told[line] = None
         log.warning("headscope: %s", line)
@@ -174,7 +185,7 @@ def _declared(entry: EntryPoint) -> Probe | None:
             return probe
         raise TypeError(f"{entry.value} is not the declaration of a probe of that name")
     except Exception as error:  # somebody else's code can fail in any way
-        _tell(str(_broken(entry.name, "declaration", error)))
+        tell(_broken(entry.name, "declaration", error))
         return None
 
 

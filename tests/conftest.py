@@ -1,12 +1,14 @@
-"""What the tests share: the real checkpoint and a real text. No test needs the network."""
+"""What the tests share: the real checkpoint, a real text, a browser, and what holds for all. None needs the network."""
 
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the command line has it
 
+import logging
 import shutil
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 
 import hypothesis
 import pytest
@@ -16,22 +18,50 @@ from playwright.sync_api import Browser, sync_playwright
 from torch import Tensor
 
 import headscope
+from headscope import door
 from headscope.positions.model import Model
 from headscope.studies import texts
 
 transformers.logging.disable_progress_bar()
 
-# CI repeats the same examples, so that a red run is a change's doing; elsewhere every run explores new ones.
-hypothesis.settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    hypothesis.settings.load_profile("ci")
+# Every run tries the same examples and times none of them; `--hypothesis-profile=explore` tries new ones.
+untimed = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("explore", derandomize=False, **untimed)
+hypothesis.settings.register_profile("repeat", derandomize=True, **untimed)
+hypothesis.settings.load_profile("repeat")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tiny models are fastest on one thread; the real checkpoint gets two, or OMP_NUM_THREADS. Fixtures as well."""
+    real = item.get_closest_marker("model")
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")) if real else 1)
+
+
+class Complaints(logging.Handler):
+    """Keeps what headscope says of broken probes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append(record.getMessage().removeprefix("headscope: "))
+
+
+complaints = Complaints()
+logging.getLogger("headscope").addHandler(complaints)
 
 
 @pytest.fixture(autouse=True)
-def threads(request: pytest.FixtureRequest) -> None:
-    """Tiny models are fastest on one thread; the real checkpoint gets two, or OMP_NUM_THREADS."""
-    real = request.node.get_closest_marker("model")
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")) if real else 1)
+def no_probe_of_ours_is_broken() -> Iterator[None]:
+    """A part of a probe that fails is told of and left out, once a process: here it fails the test, and each anew."""
+    yield
+    told = {*door.complaints(), *complaints.heard}  # to fixtures of wider scope, too
+    door._told.clear()
+    complaints.heard.clear()
+    ours = tuple(f"probe '{entry.name}': " for entry in entry_points(group=door.GROUP))
+    assert not {line for line in told if line.startswith(ours)}
 
 
 @pytest.fixture(scope="session")

@@ -171,6 +171,30 @@ def test_the_grid_compares_with_the_pinned_baseline(client):
         assert row["change"] == pytest.approx(wide["yarn", *place] / wide["base", *place])
 
 
+def test_what_probes_compare_is_on_the_page_that_compares(client):
+    with client.application.app_context():
+        sections = leads_to("/compare", {})[3].sections
+    assert list(sections) == ["Effective length at 1,024", "Position parameters", "Loss along the context"]
+    titles = [[part.figure.layout.title.text for part in group] for group in sections.values()]
+    assert titles[0][:2] == [
+        "Effective length at 1,024 of each head, against base",
+        "Effective length at 1,024 over all heads",
+    ]
+    assert titles[2] == ["Loss by position in the context", "Loss against base, by position"]
+
+
+def test_a_training_is_on_the_page_of_checkpoints(tmp_path: Path):
+    rows = {"adapter": "x", "step": [0, 1], "context_length": 64, "tokens": 48}
+    with RunWriter.open(tmp_path, "adapt", {}) as writer:
+        training = pd.DataFrame({**rows, "loss": [3.0, 2.9], "rate": 1.0})
+        validation = pd.DataFrame({**rows, "doc": "d", "position": 63, "nll": [3.0, 2.9]})
+        writer.add("all", {"training": training, "validation": validation})
+        writer.commit(["all"], manifest(("base",)))
+    with create(tmp_path).server.app_context():
+        sections = leads_to("/checkpoints", {})[3].sections
+    assert {heading: len(group) for heading, group in sections.items()} == {"Training": 3}
+
+
 def test_the_server_answers_only_to_loopback_names_and_closes_its_pages(client):
     assert client.get("/", headers={"Host": "127.0.0.1:8050"}).status_code == 200
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 400

@@ -1,31 +1,69 @@
-"""The documentation is true: every command, table, column and file is in it, and the reference is fresh."""
+"""The documentation is true: its code runs, every command, table, column and file is in it, the reference is fresh."""
 
 import re
+import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-import typer
+import yaml
 
-from headscope import cli, reference
+from headscope import door, reference
+from headscope.cli import Commands, app
 from headscope.runs.schema import all_tables
+from headscope.studies.config import build_study
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 REFERENCE = reference.FILE.read_text(encoding="utf-8")
-COMMANDS = typer.main.get_command(cli.app).commands
+
+
+def blocks(kind: str) -> list[str]:
+    """The README's code blocks in that language."""
+    found = re.findall(rf"^```{kind}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert found
+    return found
+
+
+def commands() -> list[str]:
+    import typer
+
+    group = typer.main.get_command(app)
+    assert isinstance(group, Commands)
+    return group.list_commands(None)
 
 
 def test_the_generated_reference_is_fresh():
     assert reference.text() == REFERENCE, "run `make docs`"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_teaches_and_is_named_in_the_readme(name):
-    command = COMMANDS[name]
-    assert command.help
-    assert all(parameter.help for parameter in command.params if parameter.name != "help"), name
+def test_the_tree_of_files_is_fresh_and_every_file_says_what_it_is():
+    assert reference.with_tree(CONTRIBUTING, ROOT) == CONTRIBUTING, "run `make docs`"
+    tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    packages = ("headscope/", "probes/", "dashboards/")
+    expected = {name for name in tracked.splitlines() if name.startswith(packages) and (ROOT / name).stat().st_size}
+    told = re.findall(r"^    ([\w./]+\.py) +\S", CONTRIBUTING, re.MULTILINE)
+    assert sorted(told) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", commands())
+def test_every_command_is_in_the_readme_and_teaches_in_the_reference(name):
     assert f"headscope {name}" in README or f"make {name}" in README
+    chapter = REFERENCE.split(f"### headscope {name}\n")[1].split("\n### ")[0]
+    rows = re.findall(r"^\| `(.+?)` \| (.*) \|$", chapter, re.MULTILINE)
+    assert rows
+    assert [flag for flag, meaning in rows if not meaning.strip() and "--help" not in flag] == []
+
+
+def test_every_function_and_its_keywords_are_in_the_reference():
+    for probe, options in door.parts("config"):
+        chapter = REFERENCE.split(f"### hs.{probe.name}(")[1].split("\n### ")[0]
+        for name, field in options.model_fields.items():
+            assert field.description, f"{probe.name}.{name}"
+            assert f"| `{name}` |" in chapter or name == "models"
 
 
 @pytest.mark.parametrize("table", all_tables().values(), ids=lambda table: table.name)
@@ -36,13 +74,10 @@ def test_every_table_and_column_is_in_the_reference(table):
         assert column.meaning
 
 
-def test_the_tree_in_the_readme_names_every_file_once():
-    tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    packages = ("headscope/", "probes/", "dashboards/")
-    expected = {name for name in tracked.splitlines() if name.startswith(packages) and not name.endswith("__init__.py")}
-    tree = README.split("## The house")[1].split("## Develop")[0]
-    told = re.findall(r"^    ([\w./]+\.py)  ", tree, re.MULTILINE)
-    assert sorted(told) == sorted(expected)
+def test_every_folder_is_in_the_readme():
+    there = {path.parent.name for path in (ROOT / "headscope").glob("*/__init__.py")}
+    told = set(re.findall(r"^    headscope/(\w+)/ ", README, re.MULTILINE))
+    assert told == there
 
 
 def test_the_readme_has_the_two_set_up_commands_of_the_makefile():
@@ -50,3 +85,39 @@ def test_the_readme_has_the_two_set_up_commands_of_the_makefile():
     for target in ("demo", "test"):
         assert f"    make {target} " in README
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+# What can be run is run --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_the_readme_s_python_runs_from_top_to_bottom(tmp_path):
+    code = "\n".join(blocks("python"))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("torch.Size") == 30  # the seam's listener prints a line a layer
+    assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.model
+def test_the_readme_s_shell_lines_run_in_their_order(tmp_path):
+    assert shutil.which("headscope", path=Path(sys.executable).parent)
+    lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
+    assert len(lines) >= 8
+    for line in lines:
+        command = f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; {line}"
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+    assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.parametrize("block", blocks("yaml"))
+def test_the_readme_s_study_files_are_studies(block):
+    assert build_study(yaml.safe_load(block)).sections
+
+
+def test_the_readme_s_needle_is_a_needle(tmp_path):
+    from probes.needle.facts import read_needles
+
+    (tmp_path / "needles.jsonl").write_text("".join(blocks("json")), encoding="utf-8")
+    assert [needle.name for needle in read_needles(str(tmp_path / "needles.jsonl"), 9)] == ["bell"]

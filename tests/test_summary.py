@@ -7,7 +7,7 @@ import pytest
 from headscope.errors import BadInput
 from headscope.runs import summary
 from headscope.runs.bins import middle, visible_edges
-from headscope.runs.means import HEAD, bootstrap
+from headscope.runs.means import HEAD_KEYS, bootstrap
 from headscope.runs.schema import all_tables
 from headscope.runs.statistics import column, statistic, statistics
 from headscope.runs.synthetic import manifest, synthetic_run
@@ -159,7 +159,7 @@ def test_summaries_are_the_same_every_time(tmp_path):
 
 def test_there_is_one_row_per_model_layer_and_head_in_order(tmp_path):
     heads = synthetic_run(tmp_path, models=("zeta", "alpha"), layers=3, heads=4).heads
-    assert list(heads[HEAD].drop_duplicates()["model"].unique()) == ["zeta", "alpha"]
+    assert list(heads[HEAD_KEYS].drop_duplicates()["model"].unique()) == ["zeta", "alpha"]
     assert len(heads) == 2 * 3 * 4
     assert heads[["layer", "head"]].head(5).to_numpy().tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0]]
     assert (heads["kv_group"] == heads["head"] // 2).all()
@@ -167,7 +167,7 @@ def test_there_is_one_row_per_model_layer_and_head_in_order(tmp_path):
 
 def test_every_column_of_the_wide_table_is_described(tmp_path):
     heads = synthetic_run(tmp_path).heads
-    plain = [name for name in heads if name not in HEAD and not name.endswith(("_low", "_high"))]
+    plain = [name for name in heads if name not in HEAD_KEYS and not name.endswith(("_low", "_high"))]
     assert all(statistic(name).meaning for name in plain)
     elsewhere = {"retrieval_wu", "nll", "influence_z-zero", "influence_z-mean", "influence_q-uniform"}
     assert set(statistics()) - elsewhere == {column(name).stem for name in plain}

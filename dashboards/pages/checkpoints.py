@@ -3,7 +3,7 @@
 from dashboards.view import View
 from headscope.figures import layers
 from headscope.report import outline
-from headscope.report.content import Chart, Content, Part, Words
+from headscope.report.content import Chart, Content, Piece, Words
 from headscope.runs.run import Run
 
 NAME = "Checkpoints"
@@ -15,7 +15,7 @@ def content(run: Run, view: View) -> Content:
     """The statistic over steps, for all heads and for the picked ones, and what probes show of a training."""
     steps = outline.steps(run)
     heads = view.kept(run.heads)
-    sections: dict[str, list[Part]] = {}
+    sections: dict[str, list[Piece]] = {}
     if len(steps) > 1 and view.stat:
         chosen = sorted(view.picked) or list(outline.notable(run.heads))
         sections["Over checkpoints"] = [

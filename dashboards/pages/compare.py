@@ -3,7 +3,7 @@
 from dashboards.view import View
 from headscope.figures import layers
 from headscope.report import outline
-from headscope.report.content import Chart, Content, Part, Shown, Words
+from headscope.report.content import Chart, Content, Piece, Shown, Words
 from headscope.report.statistic_charts import against_chart, box_chart
 from headscope.report.words import few
 from headscope.runs.run import Run
@@ -23,7 +23,7 @@ def content(run: Run, view: View) -> Content:
         return Content("Compare", "", {"": [Words([f"{why}--model B=..."])]})
     shown = outline.shown(run, view.model, view.kept(run.heads), models)
     spread = [name for name in dict.fromkeys([view.stat, "cov"]) if name in shown.heads]
-    sections: dict[str, list[Part]] = {
+    sections: dict[str, list[Piece]] = {
         statistic(view.stat).title: [
             against_chart(shown.heads, view.stat, first),
             *(part for name in spread for part in (box_chart(shown, name), _by_layer(shown, name))),

@@ -4,7 +4,7 @@ import pandas as pd
 
 from dashboards.view import View, described, place_of
 from headscope.report import cells, outline
-from headscope.report.content import Content, Link, Links, Part, Table, Words
+from headscope.report.content import Content, Link, Links, Listing, Piece, Words
 from headscope.report.words import here
 from headscope.runs.run import Run
 from headscope.runs.statistics import column, statistic
@@ -21,7 +21,7 @@ def content(run: Run, view: View, at: str = "") -> Content:
     layer, head = place_of(at, run) if at else next(iter(chosen), (0, 0))
     heads = run.heads[here(run.heads, layer, head)]
     group = int(heads["kv_group"].iloc[0]) if len(heads) else 0
-    sections: dict[str, list[Part]] = {
+    sections: dict[str, list[Piece]] = {
         "": [_ways(run, view, layer, head), Words(outline.head_findings(run, view.model, layer, head))],
         "What it does": [*outline.head_charts(run, view.model, layer, head)],
         "Numbers": [_numbers(run, heads)],
@@ -32,7 +32,7 @@ def content(run: Run, view: View, at: str = "") -> Content:
     return Content(f"Layer {layer}, head {head}", lead, {name: parts for name, parts in sections.items() if parts})
 
 
-def _numbers(run: Run, heads: pd.DataFrame) -> Table:
+def _numbers(run: Run, heads: pd.DataFrame) -> Listing:
     rows = {str(row["model"]): row for row in heads.to_dict("records")}
     names = outline.measured(heads)
     told = [
@@ -40,12 +40,12 @@ def _numbers(run: Run, heads: pd.DataFrame) -> Table:
         for name in names
     ]
     defined = {cells.heading(name): described(name) for name in names}
-    return Table(
+    return Listing(
         "Every statistic under every model; 95 % intervals in brackets", ("statistic", *run.models), told, defined
     )
 
 
-def _neighbours(run: Run, view: View, layer: int, group: int) -> Table:
+def _neighbours(run: Run, view: View, layer: int, group: int) -> Listing:
     """The statistics that come with an interval, of the heads of one key group."""
     heads = run.heads[(run.heads["model"] == view.model) & (run.heads["layer"] == layer)]
     length = longest(run.heads)
@@ -61,7 +61,7 @@ def _neighbours(run: Run, view: View, layer: int, group: int) -> Table:
         ]
         for row in heads[heads["kv_group"] == group].to_dict("records")
     ]
-    return Table(f"Under {view.model}", ("head", *(statistic(name).worded for name in names)), rows)
+    return Listing(f"Under {view.model}", ("head", *(statistic(name).worded for name in names)), rows)
 
 
 def _ways(run: Run, view: View, layer: int, head: int) -> Links:

@@ -2,7 +2,7 @@
 
 from dashboards.view import View
 from headscope.figures import heads as head_figures
-from headscope.report.content import Chart, Content, Grid, Part, Words
+from headscope.report.content import Chart, Content, Grid, Piece, Words
 from headscope.report.words import extremes
 from headscope.runs.run import Run
 from headscope.runs.statistics import statistic
@@ -30,5 +30,5 @@ def content(run: Run, view: View) -> Content:
         chart = Chart(figure, "A cell is a head, the first layer at the bottom.", extremes(kept, view.stat, view.model))
         lead = f"{view.model}, head by head."
     grid = Grid(view.model, beside(kept, view.stat, view.model, view.base), view.stat)
-    parts: list[Part] = [chart, grid]
+    parts: list[Piece] = [chart, grid]
     return Content(shown.title, lead if len(kept) else "No head passes the filters.", {"": parts})

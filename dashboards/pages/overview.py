@@ -6,7 +6,7 @@ from dashboards.library import current
 from dashboards.view import View
 from headscope.report import cells, outline
 from headscope.report import html as report
-from headscope.report.content import Content, Link, Part, Table, Words
+from headscope.report.content import Content, Link, Listing, Piece, Words
 from headscope.report.words import few
 from headscope.runs import summary
 from headscope.runs.run import Run
@@ -20,11 +20,11 @@ CONTROLS = ()
 def content(run: Run, view: View) -> Content:
     """Models with medians and paired differences, findings by topic, provenance, and the other runs of the folder."""
     found = outline.findings(run).items()
-    sections: dict[str, list[Part]] = {
+    sections: dict[str, list[Piece]] = {
         "Models side by side": [_side_by_side(run)] if run.models else [],
         "What was found": [Words([finding.text for finding in told], topic) for topic, told in found],
         "Runs in this folder": [_runs()],
-        "How it was made": [Table(facts.pop("Run"), ("", ""), [*facts.items()]) for facts in map(_facts, run.parts)],
+        "How it was made": [Listing(facts.pop("Run"), ("", ""), [*facts.items()]) for facts in map(_facts, run.parts)],
     }
     count, tables = len(run.models), f"Tables: {', '.join(run.tables)}."
     return Content(
@@ -34,7 +34,7 @@ def content(run: Run, view: View) -> Content:
     )
 
 
-def _side_by_side(run: Run) -> Table:
+def _side_by_side(run: Run) -> Listing:
     table = cells.table("Medians over heads, and loss; 95 % intervals in brackets", summary.models(run))
     specs = {model["label"]: f"{model['spec']}: {_shape(model['geometry'])}" for model in run.manifest["models"]}
     return replace(table, defined=specs)
@@ -44,7 +44,7 @@ def _facts(run: Stored) -> dict[str, str]:
     return report.facts(run) | {"Configuration": "stored in run.json; headscope run takes it back"}
 
 
-def _runs() -> Table:
+def _runs() -> Listing:
     rows: list[list[str | Link]] = []
     for name, found in current().listing().items():
         if isinstance(found, Run):
@@ -53,7 +53,7 @@ def _runs() -> Table:
             rows.append([name, "cannot be read", str(found)])
     for name, stored in current().unfinished().items():
         rows.append([name, "unfinished", f"{stored} cells stored; the same command with --resume goes on"])
-    return Table("Choose several at the left to read them as one", ("run", "models", "tables"), rows)
+    return Listing("Choose several at the left to read them as one", ("run", "models", "tables"), rows)
 
 
 def _shape(geometry: dict[str, int]) -> str:

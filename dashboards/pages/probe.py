@@ -7,7 +7,7 @@ from dashboards.view import View
 from headscope import door
 from headscope.door import Probe
 from headscope.report import outline
-from headscope.report.content import Content, Part, Words
+from headscope.report.content import Content, Piece, Words
 from headscope.runs.run import Run
 
 
@@ -36,7 +36,7 @@ class ProbePage:
             return self._nothing()
         if drawn := outline.page_of(shown, self.probe):
             return drawn
-        sections: dict[str, list[Part]] = {}
+        sections: dict[str, list[Piece]] = {}
         for topic, found in outline.findings_of(run, self.probe).items():
             heading = "" if topic == self.probe.title else topic
             sections.setdefault("", []).append(Words([finding.text for finding in found], heading))

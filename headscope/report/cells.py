@@ -6,15 +6,15 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.report.content import Table
+from headscope.report.content import Listing
 from headscope.runs.statistics import column, is_statistic, number, statistic
 
 
-def table(caption: str, frame: pd.DataFrame) -> Table:
+def table(caption: str, frame: pd.DataFrame) -> Listing:
     """The frame in words, ends of intervals folded into their value."""
     names = values(frame)
     rows = [[cell(row, name) for name in names] for row in frame.to_dict("records")]
-    return Table(caption, [heading(name) for name in names], rows)
+    return Listing(caption, [heading(name) for name in names], rows)
 
 
 def values(frame: pd.DataFrame) -> list[str]:

@@ -122,7 +122,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Table:
+class Listing:
     """A small table: column names, rows of text, and what it shows. `defined` explains the first cell of a row."""
 
     caption: str
@@ -141,7 +141,7 @@ class Grid:
     """The column that the page is about."""
 
 
-Part = Chart | Words | Links | Table | Grid
+Piece = Chart | Words | Links | Listing | Grid
 
 
 @dataclass(frozen=True)
@@ -150,4 +150,4 @@ class Content:
 
     title: str
     lead: str
-    sections: Mapping[str, Sequence[Part]]
+    sections: Mapping[str, Sequence[Piece]]

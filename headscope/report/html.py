@@ -21,7 +21,7 @@ from plotly.offline import get_plotlyjs
 from headscope.errors import BadInput, CannotWrite
 from headscope.figures.style import GRAPH_CONFIG
 from headscope.report import cells, outline
-from headscope.report.content import Chart, Part, Shown, Table
+from headscope.report.content import Chart, Listing, Piece, Shown
 from headscope.report.words import few, here
 from headscope.runs import columns, summary
 from headscope.runs.run import Run, concatenate
@@ -82,7 +82,7 @@ def render(runs: Sequence[Run]) -> str:
     )
 
 
-def view(title: str, lead: str, source: str, sections: Mapping[str, Sequence[Part]]) -> str:
+def view(title: str, lead: str, source: str, sections: Mapping[str, Sequence[Piece]]) -> str:
     """A page of charts, words and tables of text as HTML text that stands alone; `source` says of what."""
     drawn = [part for parts in sections.values() for part in parts if isinstance(part, Chart)]
     page = _environment().get_template("view.html.jinja")
@@ -159,7 +159,7 @@ def _distinct(run: Run, name: str) -> list[Any]:
     return sorted({item for table in _tables(run) if name in table.keys for item in run.table(table.name)[name]})
 
 
-def _chosen_heads(shown: Shown) -> Table:
+def _chosen_heads(shown: Shown) -> Listing:
     """The notable heads under the models that are shown, and why each was chosen."""
     heads, name = shown.heads, summary.longest(shown.heads)
     best = [column for column, known in statistics().items() if known.best]

@@ -4,7 +4,6 @@ Asks through the door and names no probe. Charts are drawn when they are asked f
 of and left out.
 """
 
-import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ import pandas as pd
 
 from headscope import door
 from headscope.door import Kind, Probe
-from headscope.errors import BrokenProbe, HeadscopeError
+from headscope.errors import BrokenProbe
 from headscope.figures.marks import Head
 from headscope.report.content import Chart, Content, Finding, Group, Overview, Shown, Term
 from headscope.report.words import few
@@ -23,8 +22,6 @@ from headscope.runs.summary import longest, moved
 
 MOST_HEADS = 6
 """Heads that are drawn one by one."""
-
-log = logging.getLogger("headscope")
 
 
 def shown(run: Run, model: str = "", heads: pd.DataFrame | None = None, models: Sequence[str] | None = None) -> Shown:
@@ -179,26 +176,14 @@ def next_steps(run: Run) -> list[str]:
 def _drawn(probe: Probe, group: Group) -> list[Chart]:
     """The charts of a group, drawn now; none where that fails, which is told."""
     try:
-        return [*group.charts]
-    except HeadscopeError:
-        raise
-    except Exception as error:  # somebody else's code can fail in any way
-        log.warning("headscope: %s", _broken(probe, "charts", error))
+        charts: list[Chart] = door.call(probe, "charts", list, group.charts)
+    except BrokenProbe as reason:
+        door.tell(reason)
         return []
+    return charts
 
 
 def _asked(probe: Probe, kind: Kind, *arguments: object) -> Any:
     """What that part of one probe answers, None without one; iterators as lists. Raises BrokenProbe where it fails."""
     ask = door.part(probe, kind)
-    try:
-        answer = ask and ask(*arguments)
-        return [*answer] if isinstance(answer, Iterator) else answer
-    except HeadscopeError:
-        raise
-    except Exception as error:  # somebody else's code can fail in any way
-        raise _broken(probe, kind, error) from error
-
-
-def _broken(probe: Probe, kind: Kind, error: Exception) -> BrokenProbe:
-    why = " ".join(f"{type(error).__name__}: {error}".split())
-    return BrokenProbe(f"probe '{probe.name}': its {kind} fails with {why[:300]}; mend or uninstall the package")
+    return None if ask is None else door.call(probe, kind, ask, *arguments)

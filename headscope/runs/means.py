@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-HEAD = ["model", "layer", "head", "kv_group"]
+HEAD_KEYS = ["model", "layer", "head", "kv_group"]
 """What names a row of the per-head table."""
 
 DRAWS = 2000

@@ -44,7 +44,7 @@ class Statistic:
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnName:
     """The parts of a column's name; `end` is "", "low" or "high"."""
 
     stem: str
@@ -59,11 +59,11 @@ class Column:
         return f"{self.stem}{length}{'_diff' if self.difference else ''}"
 
 
-def column(name: str) -> Column:
+def column(name: str) -> ColumnName:
     """Take the name of a column apart."""
     told = re.fullmatch(r"(.+?)(?:_([0-9]+))?(_diff)?(?:_(low|high))?", name)
     assert told is not None  # every name but the empty one fits
-    return Column(told[1], int(told[2]) if told[2] else None, bool(told[3]), told[4] or "")
+    return ColumnName(told[1], int(told[2]) if told[2] else None, bool(told[3]), told[4] or "")
 
 
 @cache

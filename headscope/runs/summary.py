@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from headscope import door
-from headscope.runs.means import HEAD
+from headscope.runs.means import HEAD_KEYS
 from headscope.runs.statistics import by_length, statistic
 from headscope.runs.stored import Stored
 
@@ -20,10 +20,10 @@ def heads(run: Stored) -> pd.DataFrame:
     """
     blocks = [columns for _, columns in door.answers("heads", run) if columns is not None]
     if not blocks:
-        return pd.DataFrame(columns=HEAD)
+        return pd.DataFrame(columns=HEAD_KEYS)
     wide: pd.DataFrame = pd.concat(blocks, axis=1).reset_index()
     wide["model"] = pd.Categorical(wide["model"], run.models)
-    return wide.sort_values(HEAD, ignore_index=True)
+    return wide.sort_values(HEAD_KEYS, ignore_index=True)
 
 
 def models(run: Stored) -> pd.DataFrame:
@@ -49,7 +49,7 @@ def compared(heads: pd.DataFrame, name: str, model: str, baseline: str) -> pd.Da
 
     The change is the ratio where the statistic is logarithmic, else the difference. Heads that both models have.
     """
-    place = HEAD[1:]
+    place = HEAD_KEYS[1:]
     new, old = (heads[heads["model"] == label].set_index(place)[name].astype("float64") for label in (model, baseline))
     both = pd.DataFrame({"value": new, "baseline": old}).dropna(how="all")
     ratio = both["value"] / both["baseline"].where(both["baseline"] > 0)
@@ -62,7 +62,7 @@ def beside(heads: pd.DataFrame, name: str, model: str, baseline: str | None = No
 
     With a `baseline`, `baseline` and `change` of `compared` follow the value. Columns without a value are left out.
     """
-    place = HEAD[1:]
+    place = HEAD_KEYS[1:]
     mine = heads[heads["model"] == model].drop(columns="model")
     mine = mine.dropna(axis=1, how="all") if len(mine) else mine
     ends = [column for column in (f"{name}_low", f"{name}_high") if column in mine]

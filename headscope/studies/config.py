@@ -17,7 +17,7 @@ from headscope import door
 from headscope.errors import BadInput, nearest
 
 
-class Part(BaseModel):
+class Options(BaseModel):
     """A block of a study file; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
@@ -30,7 +30,7 @@ class Part(BaseModel):
         return list(dict.fromkeys(value)) if plain else value
 
 
-class Texts(Part):
+class Texts(Options):
     """Which documents are measured."""
 
     source: str = Field(
@@ -39,7 +39,7 @@ class Texts(Part):
     docs: int = Field(default=4, ge=1, description="documents a length")
 
 
-class Study(Part):
+class Study(Options):
     """A whole study: every section that is present lands in one run. `study_type` adds a field for each section."""
 
     name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="slug of the run directory")
@@ -60,7 +60,7 @@ class Study(Part):
         return self
 
     @property
-    def sections(self) -> dict[str, Part]:
+    def sections(self) -> dict[str, Options]:
         """The options of each section that is present, by name, in the order of the probes."""
         present = {name: getattr(self, name, None) for name in door.probes()}
         return {name: part for name, part in present.items() if part is not None}
@@ -136,7 +136,7 @@ def _first_mistake(error: ValidationError) -> str:
         part: Any = study_type()
         for parent in parents:
             if parent in part.model_fields:
-                part = next(t for t in _types(part.model_fields[parent].annotation) if issubclass(t, Part))
+                part = next(t for t in _types(part.model_fields[parent].annotation) if issubclass(t, Options))
         known = list(part.model_fields)
         return f"unknown key '{path}'{nearest(key, known)}; known are {', '.join(known)}"
     said = mistake["msg"].removeprefix("Value error, ")

@@ -7,7 +7,7 @@ import pandas as pd
 
 from headscope.figures import learned
 from headscope.figures.style import text
-from headscope.report.content import Chart, Content, Group, Part, Shown, Words
+from headscope.report.content import Chart, Content, Group, Piece, Shown, Words
 from headscope.runs.statistics import sentence, statistic, statistics
 from headscope.runs.summary import longest
 from probes.influence import PROBE, figures
@@ -30,7 +30,7 @@ def page(shown: Shown) -> Content:
         others = f" It holds those of {', '.join(swept)}." if swept else ""
         how = f"Make one: {PROBE.example}."
         return Content(PROBE.title, "", {"": [Words([f"This view has no sweep of {label}.{others}", how])]})
-    sections: dict[str, list[Part]] = {"": [Words([said.text for said in of_sweeps(run) if said.model == label])]}
+    sections: dict[str, list[Piece]] = {"": [Words([said.text for said in of_sweeps(run) if said.model == label])]}
     for sweep in run.derived(sweeps):
         if sweep[0][0] == label:
             group = _group(shown, sweep)

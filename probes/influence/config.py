@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from headscope.studies.config import Part
+from headscope.studies.config import Options
 
 
-class Influence(Part):
+class Influence(Options):
     """Head influence: the loss when the position parameters of one unit are reset."""
 
     models: list[str] | None = Field(None, description="labels of the models to sweep; default all")

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from headscope.runs.means import HEAD, at_longest, plain, with_interval
+from headscope.runs.means import HEAD_KEYS, at_longest, plain, with_interval
 from headscope.runs.statistics import Statistic
 from headscope.runs.stored import Stored
 from probes.influence.damping import ORDER, with_damped
@@ -56,7 +56,7 @@ def heads(run: Stored) -> pd.DataFrame | None:
     rows = rows[(rows["head"] < 0) | (rows["head"] == rows["member"])].assign(head=lambda f: f["member"])
     return pd.concat(
         [
-            with_interval(block.set_index([*HEAD, "doc"])["delta_nll"], f"influence_{component}")
+            with_interval(block.set_index([*HEAD_KEYS, "doc"])["delta_nll"], f"influence_{component}")
             for component, block in rows.groupby("component")
         ],
         axis=1,

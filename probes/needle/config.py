@@ -4,13 +4,13 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from headscope.studies.config import Part
+from headscope.studies.config import Options
 
 MOST_LENGTHS = 100
 """A larger number of context lengths was meant as a length."""
 
 
-class NeedleGrid(Part):
+class NeedleGrid(Options):
     """Needle-in-a-Haystack: lengths x depths x needles x seeds, every head scored on every answer."""
 
     lengths: int | list[int] = Field(

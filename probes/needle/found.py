@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from headscope.runs.means import HEAD
+from headscope.runs.means import HEAD_KEYS
 from headscope.runs.run import Run
 from probes.needle.heads import RETRIEVAL_HEAD, retrieval_rows
 
@@ -76,7 +76,7 @@ def by_seed(run: Run) -> pd.DataFrame:
     """Mean strict score over the successful trials of each seed: rows (model, layer, head, kv_group), columns seeds."""
     rows = run.derived(retrieval_rows)
     good = rows[rows["success"] & (rows["mode"] == "strict")]
-    wide = good.groupby([*HEAD, "seed"])["score"].mean().unstack("seed").reset_index()
+    wide = good.groupby([*HEAD_KEYS, "seed"])["score"].mean().unstack("seed").reset_index()
     return wide.assign(model=pd.Categorical(wide["model"], run.models))
 
 

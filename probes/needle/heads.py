@@ -6,7 +6,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from headscope.runs.means import HEAD, plain, with_interval
+from headscope.runs.means import HEAD_KEYS, plain, with_interval
 from headscope.runs.roles import Role
 from headscope.runs.statistics import Statistic
 from headscope.runs.stored import Stored
@@ -50,13 +50,13 @@ def heads(run: Stored) -> pd.DataFrame | None:
     good = rows[rows["success"]]
     strict = good[good["mode"] == "strict"]
     columns: list[pd.DataFrame | pd.Series] = [
-        rows[rows["mode"] == "absent"].groupby(HEAD)["score"].mean().rename("retrieval_control")
+        rows[rows["mode"] == "absent"].groupby(HEAD_KEYS)["score"].mean().rename("retrieval_control")
     ]
     if len(strict):
-        by_trial = strict.set_index([*HEAD, "trial"])["score"].rename_axis(index={"trial": "doc"})
-        columns = [with_interval(by_trial, "retrieval"), strict.groupby(HEAD)["mass"].mean(), *columns]
+        by_trial = strict.set_index([*HEAD_KEYS, "trial"])["score"].rename_axis(index={"trial": "doc"})
+        columns = [with_interval(by_trial, "retrieval"), strict.groupby(HEAD_KEYS)["mass"].mean(), *columns]
     if len(counted := good[good["mode"] == "wu"]):
-        columns.append(counted.groupby(HEAD)["score"].mean().rename("retrieval_wu"))
+        columns.append(counted.groupby(HEAD_KEYS)["score"].mean().rename("retrieval_wu"))
     return pd.concat(columns, axis=1).rename(columns={"mass": "retrieval_mass"})
 
 

@@ -2,10 +2,10 @@
 
 from pydantic import Field, model_validator
 
-from headscope.studies.config import Part
+from headscope.studies.config import Options
 
 
-class Scaling(Part):
+class Scaling(Options):
     """Numerical check of the scaling theorems."""
 
     lengths: list[int] = Field([100, 1_000, 10_000, 100_000, 1_000_000], description="row lengths L in tokens")

@@ -2,10 +2,10 @@
 
 from pydantic import Field, model_validator
 
-from headscope.studies.config import Part
+from headscope.studies.config import Options
 
 
-class Window(Part):
+class Window(Options):
     """Needle retrieval from a window: one-layer, one-head models trained on synthetic sequences."""
 
     center: int = Field(512, ge=2, description="distance c at the window's centre; sequences hold 2 c tokens")

@@ -8,7 +8,7 @@ from headscope.sections.adapt import figures
 
 def charts(shown: Shown) -> Iterator[Group]:
     """The loss of the batches, and of the held-out documents."""
-    yield Group("During training", "", _learning(shown))
+    yield Group("During training", "Training", _learning(shown), page="/checkpoints")
 
 
 def _learning(shown: Shown) -> Iterator[Chart]:

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from headscope.studies.config import Part
+from headscope.studies.config import Options
 
 Variant = Literal["full", "no-freq", "no-scale", "shared-freq", "fixed-log", "learned-base"]
 Strategy = Literal["adarope", "yarn-lora", "joint", "adarope-lora", "adarope-joint"]
 
 
-class Phase(Part):
+class Phase(Options):
     """Steps of a training that have one length and batch."""
 
     length: int = Field(ge=2, description="tokens of a sequence")
@@ -34,7 +34,7 @@ class Phase(Part):
         return dict(zip(("length", "steps", "batch"), map(int, parts), strict=False))
 
 
-class Adapt(Part):
+class Adapt(Options):
     """Learning AdaRoPE, and a LoRA if asked, on a frozen checkpoint. The study's texts are held out."""
 
     factor: float = Field(8.0, ge=1, description="how far the context is extended: training starts from YaRN's factor")

@@ -14,6 +14,8 @@ from headscope.runs.run import Run, concatenate
 from headscope.sections.adapt.claims import Cast, paired
 
 PAGE = Path(__file__).parents[2] / "PAPER.md"
+NOTES = Path(__file__).with_name("notes.md")
+"""What other runs found, written by hand; the end of the page."""
 
 
 def page(run: Run) -> str:
@@ -34,7 +36,7 @@ def page(run: Run) -> str:
     cast = Cast.of(run)
     if cast is not None and cast.yarn is not None and "nll" in run.tables:
         lines += _by_position(run, cast.learned, cast.yarn, cast.base)
-    return "\n".join(lines)
+    return "\n".join([*lines, NOTES.read_text(encoding="utf-8")])
 
 
 def every_claim(run: Run) -> list[Claim]:

@@ -12,6 +12,7 @@ import pandas as pd
 from headscope.figures import heads as head_figures
 from headscope.figures import layers, learned, lengths, loss, rotary
 from headscope.report.content import Chart, Group, Shown
+from headscope.report.outline import steps
 from headscope.report.statistic_charts import against_chart, box_chart
 from headscope.report.words import extremes, here
 from headscope.runs.run import Run
@@ -24,8 +25,8 @@ def charts(shown: Shown) -> Iterator[Group]:
     yield Group("How many tokens each head attends to", "", _lengths(shown))
     yield Group("How attention is spread", "", _spread(shown))
     yield Group("Which rotary pairs the heads use", "", _pairs(shown))
-    yield Group("What the position schemes changed", "", parameter_charts(shown))
-    yield Group("Loss along the context", "", loss_charts(shown))
+    yield Group("What the position schemes changed", "Position parameters", parameter_charts(shown), page="/compare")
+    yield Group("Loss along the context", "", loss_charts(shown), page="/compare")
     yield Group("During training", "", _over_steps(shown))
 
 
@@ -210,11 +211,6 @@ def _over_steps(shown: Shown) -> Iterator[Chart]:
                 "Grey: the median head and the middle 80 % of heads at each checkpoint. Coloured: the chosen heads.",
                 half=True,
             )
-
-
-def steps(run: Run) -> dict[str, int]:
-    """The training step of each model that carries one."""
-    return {model["label"]: int(model["step"]) for model in run.manifest["models"] if model.get("step") is not None}
 
 
 def _learned(positions: pd.DataFrame, label: str, against: str = "log_theta_base") -> bool:

@@ -4,12 +4,12 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from headscope.studies.config import Part
+from headscope.studies.config import Options
 
 TableName = Literal["attention", "pairs", "distance", "nll"]
 
 
-class Measure(Part):
+class Measure(Options):
     """Measures over texts."""
 
     lengths: list[int] = Field(default=[512, 2048], description="context lengths in tokens")

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.runs.bins import PER_OCTAVE, last_octave, middle
-from headscope.runs.means import HEAD, at_longest, plain, with_interval
+from headscope.runs.means import HEAD_KEYS, at_longest, plain, with_interval
 from headscope.runs.roles import Role
 from headscope.runs.statistics import Statistic, by_length
 from headscope.runs.stored import Stored
@@ -131,10 +131,10 @@ def models(run: Stored) -> pd.DataFrame | None:
 
 
 def _attention(frame: pd.DataFrame) -> pd.DataFrame:
-    top = frame.groupby([*HEAD, "context_length"])["visible"].transform("max")
+    top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
     far = frame[last_octave(frame["visible"], top)]
     names = ["log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"]
-    unit = [*HEAD, "context_length", "doc"]
+    unit = [*HEAD_KEYS, "context_length", "doc"]
     total = far[unit].join(far[names].mul(far["rows"], axis=0)).groupby(unit).sum()
     means = total.div(far.groupby(unit)["rows"].sum(), axis=0)
     columns: list[pd.DataFrame] = [
@@ -142,13 +142,13 @@ def _attention(frame: pd.DataFrame) -> pd.DataFrame:
         for length, block in means["log_ess2"].groupby(level="context_length")
     ]
     columns.append(with_interval(_growth(at_longest(frame)), "growth"))
-    columns.append(at_longest(means.reset_index()).groupby(HEAD)[names[1:]].mean())
+    columns.append(at_longest(means.reset_index()).groupby(HEAD_KEYS)[names[1:]].mean())
     return pd.concat(columns, axis=1)
 
 
 def _growth(frame: pd.DataFrame) -> pd.Series:
     """Least-squares slope of log_ess2 on ln n per head and document; NaN where the bins span less than an octave."""
-    unit = [*HEAD, "doc"]
+    unit = [*HEAD_KEYS, "doc"]
     n = middle(frame["visible"], frame["context_length"])
     points = frame.assign(x=np.log(n))[n >= GROWTH_FROM]
     groups = points.groupby(unit)
@@ -162,7 +162,7 @@ def _growth(frame: pd.DataFrame) -> pd.Series:
 
 def _pairs(frame: pd.DataFrame) -> pd.DataFrame:
     frame = at_longest(frame)
-    unit = [*HEAD, "doc"]
+    unit = [*HEAD_KEYS, "doc"]
     groups = frame.groupby(unit)[["mean_abs", "rms", "norm_product"]]
     cov = groups.std(ddof=0) / groups.mean()
     turning = frame[frame["theta"] > 0]
@@ -170,11 +170,11 @@ def _pairs(frame: pd.DataFrame) -> pd.DataFrame:
     sums = turning.groupby(unit)[["weighted", "mean_abs"]].sum()
     others = cov[["rms", "norm_product"]].set_axis(["cov_rms", "cov_norm"], axis=1)
     others["weighted_log_theta"] = sums["weighted"] / sums["mean_abs"]
-    return pd.concat([with_interval(cov["mean_abs"], "cov"), others.groupby(HEAD).mean()], axis=1)
+    return pd.concat([with_interval(cov["mean_abs"], "cov"), others.groupby(HEAD_KEYS).mean()], axis=1)
 
 
 def _scales(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.set_index(HEAD)[["tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"]]
+    return frame.set_index(HEAD_KEYS)[["tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"]]
 
 
 def _losses(frame: pd.DataFrame, first: str) -> pd.DataFrame:

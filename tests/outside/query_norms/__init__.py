@@ -11,12 +11,11 @@ from headscope.figures import heads as head_figures
 from headscope.report.content import Chart, Finding, Group, Shown, Term
 from headscope.report.words import by_model, extremes
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table
-from headscope.runs.means import HEAD as PLACE
-from headscope.runs.means import plain
+from headscope.runs.means import HEAD_KEYS, plain
 from headscope.runs.run import Run
 from headscope.runs.statistics import Statistic
 from headscope.runs.stored import Stored
-from headscope.studies.config import Part
+from headscope.studies.config import Options
 
 PROBE = Probe(
     name="norms",
@@ -44,7 +43,7 @@ STATISTICS = {"query_norm": Statistic("query norm", "", "mean length of the quer
 GLOSSARY = (Term("Query norm", "The length of a query is how loudly a head asks.", tables=("norms",)),)
 
 
-class Norms(Part):
+class Norms(Options):
     """How long are the queries?"""
 
     lengths: list[int] = Field([256], description="context lengths in tokens")
@@ -54,7 +53,7 @@ class Norms(Part):
 def heads(run: Stored) -> pd.DataFrame | None:
     if "norms" not in run.tables:
         return None
-    return plain(run.table("norms")).groupby(PLACE)["norm"].mean().rename("query_norm").to_frame()
+    return plain(run.table("norms")).groupby(HEAD_KEYS)["norm"].mean().rename("query_norm").to_frame()
 
 
 def charts(shown: Shown) -> Iterator[Group]:
