@@ -59,16 +59,16 @@ def section(name: str) -> Callable[..., Run]:
     return call
 
 
-def run_section(name: str, model: Any = None, **keywords: Any) -> Run:
+def run_section(section: str, /, model: Any = None, **keywords: Any) -> Run:
     """Run one section on one model or several, as `hs.measure` takes them; the keywords are shared ones and options."""
     from headscope.positions.model import load
     from headscope.studies.config import build_study
     from headscope.studies.progress import for_console
     from headscope.studies.runner import run
 
-    probe = door.probes()[name]
+    probe = door.probes()[section]
     shared = {key: keywords.pop(key, default) for key, default in SHARED.items()}
-    content: dict[str, Any] = {"name": shared["name"] or name, name: keywords}
+    content: dict[str, Any] = {"name": shared["name"] or section, section: keywords}
     content |= {key: shared[key] for key in ("seed", "device", "dtype")}
     if "text" in probe.takes:
         content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
@@ -82,7 +82,7 @@ def run_section(name: str, model: Any = None, **keywords: Any) -> Run:
     return run(plan, shared["out"], resume=shared["resume"], given=given, progress=progress)
 
 
-def fields(probe: Probe, options: type[BaseModel]) -> dict[str, FieldInfo]:
+def fields(options: type[BaseModel]) -> dict[str, FieldInfo]:
     """The options of a section that flags and keywords give; one that is named as a shared one is for study files."""
     taken = {*SHARED, "models"}
     return {name: field for name, field in options.model_fields.items() if name not in taken}
@@ -90,7 +90,7 @@ def fields(probe: Probe, options: type[BaseModel]) -> dict[str, FieldInfo]:
 
 def _parameters(probe: Probe, options: type[BaseModel]) -> list[inspect.Parameter]:
     shared = {name: default for name, default in SHARED.items() if name not in ("text", "docs") or name in probe.takes}
-    own = {name: field.get_default(call_default_factory=True) for name, field in fields(probe, options).items()}
+    own = {name: field.get_default(call_default_factory=True) for name, field in fields(options).items()}
     parameters = []
     if {"models", "model"} & set(probe.takes):
         parameters.append(inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD))
@@ -107,5 +107,5 @@ def _described(probe: Probe, options: type[BaseModel]) -> str:
             'label to any of these; a single one is called "base".',
             "",
         ]
-    lines += [f"{name}: {field.description}" for name, field in fields(probe, options).items()]
+    lines += [f"{name}: {field.description}" for name, field in fields(options).items()]
     return "\n".join(lines)

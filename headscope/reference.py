@@ -74,7 +74,7 @@ def _functions() -> list[str]:
         parts.append(f"### hs.{name}{names}\n\n{_first_paragraph(thing)}")
     for probe, options in door.parts("config"):
         rows = ["| keyword | default | meaning |", "|---|---|---|"]
-        for name, field in fields(probe, options).items():
+        for name, field in fields(options).items():
             default = field.get_default(call_default_factory=True)
             told = ", ".join(map(str, default)) if isinstance(default, list) else str(default)
             rows.append(f"| `{name}` | {told} | {_plain(field.description or '')} |")

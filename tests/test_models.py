@@ -1,5 +1,6 @@
 """Opening checkpoints: the geometry that is read, what is refused and in which words, and the conversion cache."""
 
+import json
 import os
 import subprocess
 import sys
@@ -334,3 +335,61 @@ def test_a_hub_id_without_a_network_is_missing_in_one_line() -> None:
     assert done.returncode == Missing.exit_code == 3, done.stderr
     assert len(done.stdout.splitlines()) == 1
     assert "cannot fetch 'acme/none' from the hub" in done.stdout
+
+
+# Nothing runs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> tuple[Path, Path]:
+    """A checkpoint folder with code beside it, and the file that the code writes as soon as it is imported."""
+    folder, trace = tmp_path / "tiny", tmp_path / "it ran"
+    families.SPECS["llama-gqa"].build(0).save_pretrained(folder)
+    own = "from transformers import LlamaConfig as Config, LlamaForCausalLM as Model, PreTrainedTokenizerFast as Tokens"
+    (folder / "code.py").write_text(f"open({str(trace)!r}, 'w').close()\n{own}\n")
+    return folder, trace
+
+
+def changed(file: Path, **entries: object) -> None:
+    content = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps({**content, **entries}))
+
+
+@pytest.mark.parametrize("kind", ["llama", "of_nobody"])
+def test_the_code_of_a_checkpoint_is_never_run(kind: str, hostile: tuple[Path, Path], monkeypatch) -> None:
+    folder, trace = hostile
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    auto = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    changed(folder / "config.json", auto_map=auto, model_type=kind)
+    if kind == "llama":
+        assert load(str(folder), tokenizer=TOKENIZER).geometry.layers == families.LAYERS
+    else:
+        assert "code of its own" in message(UnsupportedModel, lambda: load(str(folder), tokenizer=TOKENIZER))
+    assert not trace.exists()
+
+
+def test_the_code_of_a_tokenizer_is_never_run(hostile: tuple[Path, Path], monkeypatch) -> None:
+    folder, trace = hostile
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    changed(
+        folder / "tokenizer_config.json", tokenizer_class="Tokens", auto_map={"AutoTokenizer": ["code.Tokens", None]}
+    )
+    with pytest.raises(HeadscopeError):
+        sources.load_tokenizer(str(folder))
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_kernel_that_a_config_names_is_not_fetched(key: str, hostile: tuple[Path, Path]) -> None:
+    """transformers would ask the hub for it, which fails where there is none."""
+    folder, _ = hostile
+    changed(folder / "config.json", **{key: "somebody/kernel"})
+    assert load(str(folder), tokenizer=TOKENIZER).module.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("shard", ["weights.bin", "../elsewhere.safetensors", "/etc/weights.safetensors"])
+def test_an_index_that_leads_to_a_pickle_or_elsewhere_is_refused(shard: str, hostile: tuple[Path, Path]) -> None:
+    folder, _ = hostile
+    changed(folder / "model.safetensors.index.json", metadata={}, weight_map={"lm_head.weight": shard})
+    said = message(BadInput, lambda: load(str(folder), tokenizer=TOKENIZER))
+    assert f"names '{shard}', which is no shard beside it" in said

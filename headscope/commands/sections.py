@@ -25,7 +25,7 @@ def command(probe: Probe) -> Command:
     """The command of a section. Raises BrokenProbe where its options cannot be read."""
     from headscope.api import fields
 
-    options = fields(probe, door.part(probe, "config"))
+    options = fields(door.part(probe, "config"))
     parameters = {**_models(probe), **{name: _flag(name, field) for name, field in options.items()}, **_shared(probe)}
 
     def call(**values: Any) -> None:

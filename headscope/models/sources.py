@@ -6,6 +6,7 @@ A GGUF file is converted once into a safetensors folder in the cache (HEADSCOPE_
 
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -53,16 +54,23 @@ def load_module(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Pr
     Raises BadInput for an unknown alias or an unreadable file, Missing for a path or hub id that is not there.
     """
     folder, identity = locate(name)
+    _refuse_strange_shards(Path(folder), name)
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_by_config(config, name)
-        # An explicit flag: the hub may offer pickled weights beside safetensors.
+        # Explicit flags: the hub may offer pickled weights beside safetensors, and a config may name a kernel to fetch.
         module, loading = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=_attention(config),
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except HeadscopeError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise _translated(error, name) from error
     if loading["missing_keys"]:
         # transformers would fill them with random numbers.
@@ -70,11 +78,33 @@ def load_module(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Pr
     return module.to(device).eval(), identity
 
 
+def _attention(config: Any) -> str:
+    """transformers' own attention for a plain forward, whatever the config asks for; the seam puts in its own."""
+    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    return "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
+
+
+def _refuse_strange_shards(folder: Path, name: str) -> None:
+    """An index of shards may name safetensors files of its own folder, and nothing else."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise BadInput(f"cannot read {index.name} of checkpoint '{name}': fetch it again") from error
+    for shard in sorted(map(str, shards)):
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise BadInput(
+                f"{index.name} of checkpoint '{name}' names '{shard}', which is no shard beside it: not opened"
+            )
+
+
 def load_tokenizer(name: str) -> Any:
     """The checkpoint's tokenizer; alone, it serves to choose documents before any weights are read."""
     folder, _ = locate(name)
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise _translated(error, name) from error
 
@@ -210,8 +240,10 @@ def converted(gguf: Path) -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     try:
-        module = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        module = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
+        )
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     except Exception as error:  # the gguf reader raises whatever numpy does on a broken file
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no detail'}"
         raise BadInput(f"cannot read GGUF file '{gguf}' ({why}); it may be truncated: fetch it again") from error
@@ -227,6 +259,8 @@ def _convert(gguf: Path, folder: Path) -> None:
 def _translated(error: Exception, name: str) -> HeadscopeError:
     """One line for the many ways in which transformers fails to open a folder."""
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "custom code" in first:
+        return UnsupportedModel(f"cannot open checkpoint '{name}': it brings code of its own, which is never run")
     if "Unrecognized configuration class" in first:
         return UnsupportedModel(f"cannot measure '{name}': it is not a causal language model with rotary attention")
     return BadInput(f"cannot open checkpoint '{name}' ({first})")
