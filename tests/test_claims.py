@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from headscope.report.claims import Claim
 from headscope.report.outline import findings
+from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from headscope.sections.adapt.claims import Cast, claims
 from headscope.sections.adapt.paper import every_claim, page
@@ -19,9 +22,10 @@ def test_who_plays_which_part_is_told_by_the_schemes(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_learned_model_is_not_judged(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, models=("base", YARN))
+    run = synthetic_run(tmp_path / "a", models=("base", YARN))
     assert [*claims(run)] == []
     assert "Against the paper" not in findings(run)
+    assert "Against the paper" in findings(synthetic_run(tmp_path / "b", models=("base", LEARNED)))
 
 
 @pytest.mark.parametrize(("order", "verdict"), [((LEARNED, YARN), "holds"), ((YARN, LEARNED), "differs")])
@@ -40,31 +44,68 @@ def test_the_verdicts_follow_the_parameters(tmp_path: Path) -> None:
     """Synthetic parameters: tau from 1 to 1.05, gamma from 0 up, change of frequency grows with the pair."""
     run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
     verdicts = {claim.said: claim.verdict for claim in claims(run)}
-    assert verdicts["tau concentrates near 1 with a mild right tail"] == "holds"
-    assert verdicts["gamma is mostly positive"] == "holds"
-    assert verdicts["Frequencies change mostly in the low-frequency pairs"] == "holds"
+    about = (
+        "tau concentrates near 1 with a mild right tail",
+        "gamma is mostly positive",
+        "Frequencies change mostly in the low-frequency pairs",
+    )
+    assert [verdicts[said] for said in about] == ["holds"] * 3
+    other = Run(run.path, run.manifest)
+    positions, scales = run.positions, run.scales
+    other._frames["scales"] = scales.assign(tau=2 * scales["tau"], gamma=-scales["gamma"])
+    other._frames["positions"] = positions.assign(log_theta=positions["log_theta_init"] + (positions["pair"] == 0))
+    turned = {claim.said: claim.verdict for claim in claims(other)}
+    assert [turned[said] for said in about] == ["differs"] * 3
     assert verdicts["AdaRoPE keeps small-ESS heads near the diagonal and pushes large ones above it"] == "differs"
 
 
 def test_the_page_tells_every_claim_and_every_bin_of_position(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", LEARNED, YARN))
-    text = page(run)
-    assert all(f"| {claim.said} | **{claim.verdict}** | {claim.found} |" in text for claim in every_claim(run))
-    for position in run.nll[run.nll["context_length"] == 1024]["position"].unique():
+    text, judged = page(run), every_claim(run)
+    assert {claim.said for claim in claims(run)} < {claim.said for claim in judged}, "influence is judged, too"
+    assert all(f"| {claim.said} | **{claim.verdict}** | {claim.found} |" in text for claim in judged)
+    positions = run.nll[run.nll["context_length"] == 1024]["position"].unique()
+    assert len(positions) > 1
+    for position in positions:
         assert f"\n| {position:,} " in text
     assert "synthetic/0" in text
 
 
+def resets(run: Run, **changed: pd.Series) -> dict[str, Claim]:
+    """What is said of the learned model's resets, with other effects in these tables."""
+    other = Run(run.path, run.manifest)
+    for name, effects in changed.items():
+        other._frames[name] = run.table(name).assign(delta_nll=effects)
+    prefix = "Resetting the "
+    return {claim.said.removeprefix(prefix): claim for claim in every_claim(other) if claim.said.startswith(prefix)}
+
+
 def test_influence_is_judged_by_its_spread_its_top_and_its_sum(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", LEARNED))
-    judged = {claim.said: claim for claim in every_claim(run) if claim.said.startswith("Resetting")}
-    assert len(judged) == 7
-    top = shown(run.influence).query("model == @LEARNED and component == 'freq'").sort_values("delta").iloc[-1]
-    tail = judged["Resetting the frequencies of one head at a time: the top retrieval head lies in the tail"]
-    scores = run.heads[run.heads["model"] == LEARNED].set_index(["layer", "kv_group"])["retrieval"]
-    assert (scores.idxmax() == (top["layer"], top["kv_group"])) == ("has rank 1 of 8" in tail.found)
-    (whole,) = [claim for said, claim in judged.items() if "against that of resetting all" in said]
-    joint = run.influence_sets.query("model == @LEARNED and component == 'joint' and choice == 'top'")
-    everything = joint[joint["size"] == joint["size"].max()]["delta_nll"].mean()
+    spread = "temperature of one head at a time: most matter little, a small set forms a heavy tail"
+    tail = "temperature of one head at a time: the top retrieval head lies in the tail"
+    sums = (
+        "frequencies and temperature of one head at a time: even the largest loss is modest against that of resetting"
+    )
+    single, joint = run.influence["delta_nll"], run.influence_sets["delta_nll"]
+    found = resets(run)
+    assert len(found) == 7
+    assert [found[said].verdict for said in (spread, tail, f"{sums} all")] == ["holds in part", "holds", "differs"]
+    assert "has rank 1 of 24" in found[tail].found
+    rows = run.influence_sets.query("model == @LEARNED and component == 'joint' and choice == 'top' and size == 8")
     largest = shown(run.influence).query("model == @LEARNED and component == 'joint'")["delta"].max()
-    assert whole.verdict == ("holds" if largest < everything / 4 else "differs")
+    assert f"{largest:+.2g} nats/token against {rows['delta_nll'].mean():+.2g}" in found[f"{sums} all"].found
+    turned = resets(run, influence=-single, influence_sets=10 * joint)
+    assert [turned[said].verdict for said in (spread, tail, f"{sums} all")] == ["holds in part", "differs", "holds"]
+    assert "has rank 24 of 24" in turned[tail].found
+    assert resets(run, influence=single * 0 + 0.01)[spread].verdict == "differs"
+    assert resets(run, influence=single.where(single > 0.045, 0.0))[spread].verdict == "holds"
+
+
+def test_evenness_is_judged_by_where_learning_started(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
+    wide = run.heads.assign(cov=run.heads["model"].map({"base": 2.37, YARN: 1.75, LEARNED: 1.87}).astype(float))
+    run.__dict__["heads"] = wide
+    (claim,) = [claim for claim in claims(run) if "more evenly" in claim.said]
+    assert claim.verdict == "differs"
+    assert f"learning started from {YARN}" in claim.found

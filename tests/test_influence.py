@@ -26,7 +26,7 @@ from headscope.studies.texts import TokenDocument
 from probes.influence import cells as probe
 from probes.influence.cells import head_influence
 from probes.influence.damping import with_damped
-from probes.influence.found import adjusted, agreement, curve, gini, top_share, units
+from probes.influence.found import adjusted, agreement, certainty, curve, gini, top_share, units
 from probes.influence.screen import actual
 from probes.influence.sweep import Sweep, matched
 
@@ -313,6 +313,17 @@ def test_adjusted_p_values_are_those_of_benjamini_and_hochberg() -> None:
     assert np.isnan(adjusted(np.array([0.1, np.nan]))).all()
 
 
+@pytest.mark.parametrize("documents", [1, 2])
+def test_one_or_two_documents_show_their_values_and_tell_no_unit_from_zero(documents: int) -> None:
+    rows = pd.DataFrame({"delta_nll": [0.1, 0.3][:documents], "doc": ["a", "b"][:documents]}).assign(
+        model="m", context_length=8, component="freq", target="init", method="screen", layer=0, kv_group=0, head=-1
+    )
+    (unit,) = units(rows).to_dict("records")
+    assert np.isnan([unit["low"], unit["high"], unit["p"], unit["p_adjusted"]]).all()
+    told = {1: " (estimated, one document)", 2: " (estimated, two documents: +0.1 and +0.3)"}
+    assert certainty(pd.Series(unit)) == told[documents]
+
+
 def test_units_are_paired_by_document_with_intervals_and_p_values() -> None:
     deltas = {0: [0.1, 0.11, 0.09, 0.1], 1: [0.2, -0.2, 0.1, -0.1], 2: [0.0] * 4}
     rows = [
@@ -323,6 +334,6 @@ def test_units_are_paired_by_document_with_intervals_and_p_values() -> None:
     ]
     found = units(pd.DataFrame(rows)).set_index("kv_group")
     assert found.loc[0, "delta"] == pytest.approx(0.1)
-    assert found.loc[0, "low"] > 0.09
+    assert 0.08 < found.loc[0, "low"] < 0.1
     assert found.loc[0, "p_adjusted"] < 0.01 < found.loc[1, "p_adjusted"]
     assert found.loc[2, "p"] == 1

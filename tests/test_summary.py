@@ -3,11 +3,12 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from headscope.errors import BadInput
 from headscope.runs import summary
 from headscope.runs.bins import middle, visible_edges
-from headscope.runs.means import HEAD_KEYS, bootstrap
+from headscope.runs.means import HEAD_KEYS, interval
 from headscope.runs.schema import all_tables
 from headscope.runs.statistics import column, statistic, statistics
 from headscope.runs.synthetic import manifest, synthetic_run
@@ -126,10 +127,24 @@ def test_scales_are_passed_on(tmp_path):
 # Intervals
 
 
-def test_an_interval_covers_the_mean_about_as_often_as_it_says():
-    values = np.random.default_rng(1).normal(5, 2, size=(1000, 30))
-    low, high = bootstrap(values)
-    assert 0.90 < np.mean((low < 5) & (high > 5)) < 0.97
+@pytest.mark.parametrize(("documents", "least"), [(3, 0.935), (7, 0.935), (8, 0.85), (30, 0.92)])
+def test_an_interval_covers_the_mean_about_as_often_as_it_says(documents, least):
+    values = np.random.default_rng(1).normal(5, 2, size=(4000, documents))
+    low, high = interval(values)
+    assert least < np.mean((low < 5) & (high > 5)) < 0.965
+
+
+def test_from_three_documents_to_seven_the_interval_is_student_s():
+    values = np.random.default_rng(2).normal(size=(5, 4))
+    low, high = interval(values)
+    for row, *found in zip(values, low, high, strict=True):
+        expected = stats.t.interval(0.95, 3, loc=row.mean(), scale=stats.sem(row))
+        assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("documents", [1, 2])
+def test_one_or_two_documents_give_no_interval(documents):
+    assert np.isnan(interval(np.ones((3, documents)))).all()
 
 
 def test_the_interval_of_a_head_holds_its_value(tmp_path):
@@ -139,8 +154,9 @@ def test_the_interval_of_a_head_holds_its_value(tmp_path):
         assert (heads[name] < heads[f"{name}_high"]).all()
 
 
-def test_one_document_gives_no_interval(tmp_path):
-    run = synthetic_run(tmp_path, docs=1)
+@pytest.mark.parametrize("docs", [1, 2])
+def test_a_run_of_one_or_two_documents_has_no_interval_over_them(docs, tmp_path):
+    run = synthetic_run(tmp_path, docs=docs)
     bounds = [name for name in run.heads if name.endswith(("_low", "_high"))]
     assert len(bounds) == 16
     over_documents = [name for name in bounds if not name.startswith("retrieval")]  # whose interval is over trials

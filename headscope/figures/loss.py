@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, style
-from headscope.runs.means import bootstrap
+from headscope.runs.means import interval
 
 
 def by_position(nll: pd.DataFrame, context_length: int | None = None) -> go.Figure:
@@ -29,9 +29,9 @@ def by_position(nll: pd.DataFrame, context_length: int | None = None) -> go.Figu
 
 
 def difference(nll: pd.DataFrame, baseline: str, context_length: int | None = None) -> go.Figure:
-    """Loss minus that of `baseline` on the same documents (nats/token) by position, with a 95 % bootstrap band.
+    """Loss minus that of `baseline` on the same documents (nats/token) by position, with a 95 % band.
 
-    Below zero is better than `baseline`. With fewer than two documents there is no band.
+    Below zero is better than `baseline`. With fewer than three documents there is no band.
     """
     title = f"Loss against {style.text(baseline)}, by position"
     if why := style.lacks(nll, "model", "position", "nll"):
@@ -44,7 +44,7 @@ def difference(nll: pd.DataFrame, baseline: str, context_length: int | None = No
     made.add_hline(y=0, line={"color": style.INK, "dash": "dot", "width": 1})
     for label, look in looks.items():
         paired = (documents[label] - documents[baseline]).dropna(axis=1, how="all").dropna()
-        low, high = bootstrap(paired.to_numpy(dtype=np.float64))
+        low, high = interval(paired.to_numpy(dtype=np.float64))
         line = pd.DataFrame({"mean": paired.mean(axis=1), "low": low, "high": high})
         hover = f"up to position %{{x:,}}: %{{y:+.4f}} nats/token against {style.text(baseline)}"
         style.band(made, line, look, hover)

@@ -1,12 +1,13 @@
 """Means over documents with their intervals, and small things that every probe needs to form them.
 
-An interval is the 95 % percentile bootstrap over documents (2000 seeded draws), which says how far other documents
-might move the number. From one document there is no interval (NaN); from two or three it is too narrow.
+An interval says, at 95 %, how far other documents might move the number: from eight documents on it is the percentile
+bootstrap over them (2000 seeded draws), from three on Student's t. One or two documents give none (NaN).
 """
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from scipy.special import stdtrit
 
 HEAD_KEYS = ["model", "layer", "head", "kv_group"]
 """What names a row of the per-head table."""
@@ -14,17 +15,24 @@ HEAD_KEYS = ["model", "layer", "head", "kv_group"]
 DRAWS = 2000
 
 
-def bootstrap(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """95 % percentile bootstrap [2, units] of the mean of `values` [units, documents]; NaN below two documents.
+TELLING, MANY = 3, 8
+"""Fewest documents that give an interval or a test, and fewest that are drawn from."""
 
-    All units share the draws, so intervals of units measured on the same documents can be compared.
+
+def interval(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """95 % interval [2, units] of the mean of `values` [units, documents]; NaN below three documents.
+
+    All units share the bootstrap's draws, so intervals of units measured on the same documents can be compared.
     """
     units, documents = values.shape
-    if documents < 2:
+    if documents < TELLING:
         return np.full((2, units), np.nan)
+    if documents < MANY:
+        reach = stdtrit(documents - 1, 0.975) * values.std(axis=1, ddof=1) / np.sqrt(documents)
+        return np.asarray([values.mean(axis=1) - reach, values.mean(axis=1) + reach])
     draws = np.random.default_rng(0).multinomial(documents, np.full(documents, 1 / documents), size=DRAWS)
-    interval: npt.NDArray[np.float64] = np.quantile(values @ draws.T / documents, [0.025, 0.975], axis=1)
-    return interval
+    bounds: npt.NDArray[np.float64] = np.quantile(values @ draws.T / documents, [0.025, 0.975], axis=1)
+    return bounds
 
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:
@@ -39,13 +47,16 @@ def at_longest(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["context_length"] == frame.groupby("model")["context_length"].transform("max")]
 
 
-def with_interval(values: pd.Series, name: str) -> pd.DataFrame:
-    """Mean over documents of `values` (the last index level is doc) with its interval: name, name_low, name_high."""
+def with_interval(values: pd.Series, name: str, least: float = -np.inf, most: float = np.inf) -> pd.DataFrame:
+    """Mean over documents of `values` (the last index level is doc) with its interval: name, name_low, name_high.
+
+    The interval ends where the values themselves must, at `least` and `most`.
+    """
     blocks = []
     for _, block in values.groupby(level="model"):
         table = block.unstack("doc")  # one block per model, whose heads all have the same documents
         numbers = table.to_numpy(dtype=np.float64)
-        low, high = bootstrap(numbers)
+        low, high = interval(numbers).clip(least, most)
         columns = {name: numbers.mean(axis=1), f"{name}_low": low, f"{name}_high": high}
         blocks.append(pd.DataFrame(columns, index=table.index))
     return pd.concat(blocks)

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from headscope.figures import axes, scatter, style
 from headscope.figures.rotary import MIDDLE
-from probes.influence.found import curve, holding, how, name, words
+from probes.influence.found import certainty, curve, holding, how, name, words
 from probes.influence.tables import PLACE
 
 
@@ -50,9 +50,11 @@ def matrix(units: pd.DataFrame) -> go.Figure:
     whole = bool((units["head"] < 0).all())
     across = units["kv_group"] if whole else units["head"]
     grid = np.full((int(units["layer"].max()) + 1, int(across.max()) + 1), np.nan)
-    told = np.full((*grid.shape, 5), np.nan)
+    told = np.full((*grid.shape, 3), np.nan)
+    behind = np.full(grid.shape, "", dtype=object)
     grid[units["layer"], across] = units["delta"]
-    told[units["layer"], across] = units[["layer", "head", "kv_group", "low", "high"]]
+    told[units["layer"], across] = units[["layer", "head", "kv_group"]]
+    behind[units["layer"], across] = [certainty(unit) for _, unit in units.iterrows()]
     reach = max(float(np.nanquantile(np.abs(grid), 0.99)), 1e-9)
     called = "key group" if whole else "head"
     made = style.figure("", int(np.clip(146 + 18 * len(grid), 280, 760))).update_layout(title=_title(units))
@@ -63,8 +65,8 @@ def matrix(units: pd.DataFrame) -> go.Figure:
         zmin=-reach,
         zmax=reach,
         customdata=told,
-        hovertemplate=f"layer %{{y}}, {called} %{{x}}<br>Δ %{{z:+.3g}} nats/token"
-        "<br>95 % interval %{customdata[3]:+.2g} to %{customdata[4]:+.2g}<extra></extra>",
+        text=behind,
+        hovertemplate=f"layer %{{y}}, {called} %{{x}}<br>Δ %{{z:+.3g}} nats/token%{{text}}<extra></extra>",
         colorbar={"title": {"text": "nats/token"}},
         xgap=1,
         ygap=1,
@@ -95,7 +97,7 @@ def against(units: pd.DataFrame, heads: pd.DataFrame, column: str, label: str) -
 
 def cumulative(sets: pd.DataFrame) -> go.Figure:
     """Loss added (nats/token) when the top 1, 2, 4, ... units are reset together, against random sets of the same
-    layers; mean over documents and draws with a 95 % bootstrap band over documents. One model and one sweep."""
+    layers; mean over documents and draws with a 95 % band over documents. One model and one sweep."""
     title = "Units reset together"
     if why := style.lacks(sets, "model", "choice", "size", "delta_nll"):
         return style.nothing(title, why)

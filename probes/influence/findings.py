@@ -9,6 +9,7 @@ from typing import Any
 
 from headscope.report.content import Finding, Term
 from headscope.report.words import here
+from headscope.runs.means import TELLING
 from headscope.runs.run import Run
 from probes.influence import PROBE
 from probes.influence.claims import claims
@@ -16,11 +17,11 @@ from probes.influence.found import (
     ESTIMATES,
     TOP,
     agreement,
+    certainty,
     curve,
     gini,
     holding,
     how,
-    interval,
     name,
     rank,
     sweeps,
@@ -54,12 +55,15 @@ def of_sweeps(run: Run) -> Iterator[Finding]:
         order = units.sort_values("delta", ascending=False)
         first, last = order.iloc[0], order.iloc[-1]
         clear = int((order["p_adjusted"] < 0.05).sum())
+        sure = f"{clear} differ from zero (false discovery rate 5 %)"
+        if first["documents"] < TELLING:
+            sure = f"{first['documents']} document{'s' if first['documents'] > 1 else ''} cannot tell any from zero"
         yield Finding(
             PROBE.title,
             f"{label}, {words(*what)} one unit at a time, {length:,} tokens, {how(order)}: most harmful at "
-            f"{name(first)} with {first['delta']:+.2g} nats/token{interval(first)}, least at {name(last)} with "
-            f"{last['delta']:+.2g}. The top {TOP:.0%} of {len(order)} units hold {top_share(order['delta']):.0%} of "
-            f"the summed |Δ| (Gini {gini(order['delta']):.2f}); {clear} differ from zero (false discovery rate 5 %).",
+            f"{name(first)} with {first['delta']:+.2g} nats/token{certainty(first)}, least at {name(last)} with "
+            f"{last['delta']:+.2g}{certainty(last)}. The top {TOP:.0%} of {len(order)} units hold "
+            f"{top_share(order['delta']):.0%} of the summed |Δ| (Gini {gini(order['delta']):.2f}); {sure}.",
             label,
         )
     for key, rows in agreement(run.influence).groupby(SWEEP, sort=False):
@@ -82,7 +86,7 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     for (label, _, *what), units in run.derived(sweeps) if len(rows) else ():
         for _, unit in holding(units, rows.iloc[0]).iterrows() if label == model else ():
             yield (
-                f"Influence in {model}, {words(*what)}: {unit['delta']:+.2g} nats/token{interval(unit)} for "
+                f"Influence in {model}, {words(*what)}: {unit['delta']:+.2g} nats/token{certainty(unit)} for "
                 f"{name(unit)}, rank {rank(units, unit)} of {len(units)}."
             )
 

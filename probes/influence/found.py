@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import stdtr
 
-from headscope.runs.means import bootstrap
+from headscope.runs.means import TELLING, interval
 from headscope.runs.statistics import statistics
 from headscope.runs.stored import Stored
 from probes.influence.damping import with_damped
@@ -27,8 +27,8 @@ ESTIMATES = {"screen": "first-order", "curved": "second-order", "damped": "dampe
 def units(influence: pd.DataFrame) -> pd.DataFrame:
     """One row per unit of every sweep and method, in nats/token over documents.
 
-    delta (mean), low, high (95 % bootstrap), p (two-sided t-test of zero) and p_adjusted (Benjamini-Hochberg over the
-    units of the sweep), documents. Below two documents low, high, p and p_adjusted are NaN.
+    delta (mean), low, high (95 % interval), least, most (over documents), p (two-sided t-test of zero) and p_adjusted
+    (Benjamini-Hochberg over the units of the sweep), documents. Below three documents low, high and p are NaN.
     """
     blocks = []
     for _, block in influence.groupby([*SWEEP, "method"], observed=True, sort=False):
@@ -37,14 +37,15 @@ def units(influence: pd.DataFrame) -> pd.DataFrame:
             index=PLACE, columns="doc", values="delta_nll", observed=True
         )
         numbers = table.to_numpy(dtype=np.float64)
-        low, high = bootstrap(numbers)
+        low, high = interval(numbers)
         p = _t_test(numbers)
-        told = {"delta": numbers.mean(axis=1), "low": low, "high": high, "p": p, "p_adjusted": adjusted(p)}
+        ends = {"low": low, "high": high, "least": numbers.min(axis=1), "most": numbers.max(axis=1)}
+        told = {"delta": numbers.mean(axis=1), **ends, "p": p, "p_adjusted": adjusted(p)}
         same = {name: block[name].iloc[0] for name in [*SWEEP, "method"]}
         blocks.append(
             pd.DataFrame({**told, "documents": numbers.shape[1]}, index=table.index).reset_index().assign(**same)
         )
-    columns = [*SWEEP, "method", *PLACE, "delta", "low", "high", "p", "p_adjusted", "documents"]
+    columns = [*SWEEP, "method", *PLACE, "delta", "low", "high", "least", "most", "p", "p_adjusted", "documents"]
     return pd.concat(blocks, ignore_index=True)[columns] if blocks else pd.DataFrame(columns=columns)
 
 
@@ -139,12 +140,12 @@ def agreement(influence: pd.DataFrame) -> pd.DataFrame:
 
 def curve(sets: pd.DataFrame) -> pd.DataFrame:
     """Effect of resetting sets together: by sweep, unit, choice and size the mean over documents and draws
-    (nats/token) with a 95 % bootstrap over documents."""
+    (nats/token) with a 95 % interval over documents."""
     frame = sets.astype({"delta_nll": "float64", "doc": "str"})
     rows = []
     for key, block in frame.groupby([*SWEEP, "unit", "choice", "size"], observed=True, sort=False):
         by_doc = block.groupby("doc")["delta_nll"].mean().to_numpy()[None]
-        low, high = bootstrap(by_doc)
+        low, high = interval(by_doc)
         rows.append((*key, by_doc.mean(), low[0], high[0]))
     return pd.DataFrame(rows, columns=[*SWEEP, "unit", "choice", "size", "mean", "low", "high"])
 
@@ -161,14 +162,19 @@ def words(component: str, target: str) -> str:
     return told if target == "none" else f"{told} reset to {target}"
 
 
-def interval(unit: pd.Series) -> str:
-    """The interval of a unit in words, as it follows its number; "" without one."""
-    return "" if np.isnan(unit["low"]) else f" (95 % interval {unit['low']:+.2g} to {unit['high']:+.2g})"
+def certainty(unit: pd.Series) -> str:
+    """What stands behind the number of a unit: how it was found, and its interval or the documents' own values."""
+    estimated = "" if unit["method"] == "exact" else "estimated, "
+    if not np.isnan(unit["low"]):
+        return f" ({estimated}95 % interval {unit['low']:+.2g} to {unit['high']:+.2g})"
+    if unit["documents"] == 1:
+        return f" ({estimated}one document)"
+    return f" ({estimated}two documents: {unit['least']:+.2g} and {unit['most']:+.2g})"
 
 
 def _t_test(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Two-sided p of a zero mean for each row; 1 where a row never differs from zero."""
-    if numbers.shape[1] < 2:
+    if numbers.shape[1] < TELLING:
         return np.full(len(numbers), np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         error = numbers.std(axis=1, ddof=1) / np.sqrt(numbers.shape[1])

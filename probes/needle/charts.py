@@ -59,7 +59,7 @@ def _scores(shown: Shown) -> Iterator[Chart]:
     if scored:
         yield Chart(
             figures.ranked(heads),
-            "Heads above the dotted line, a score of 0.1, are called retrieval heads. Bands: 95 % bootstrap interval "
+            "Heads above the dotted line, a score of 0.1, are called retrieval heads. Bands: 95 % interval "
             "over trials.",
             half=True,
         )

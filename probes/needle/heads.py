@@ -54,7 +54,7 @@ def heads(run: Stored) -> pd.DataFrame | None:
     ]
     if len(strict):
         by_trial = strict.set_index([*HEAD_KEYS, "trial"])["score"].rename_axis(index={"trial": "doc"})
-        columns = [with_interval(by_trial, "retrieval"), strict.groupby(HEAD_KEYS)["mass"].mean(), *columns]
+        columns = [with_interval(by_trial, "retrieval", 0, 1), strict.groupby(HEAD_KEYS)["mass"].mean(), *columns]
     if len(counted := good[good["mode"] == "wu"]):
         columns.append(counted.groupby(HEAD_KEYS)["score"].mean().rename("retrieval_wu"))
     return pd.concat(columns, axis=1).rename(columns={"mass": "retrieval_mass"})

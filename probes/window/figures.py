@@ -10,7 +10,7 @@ from probes.window.found import NAMES, SOLVED, accuracy, mass_bounds
 
 
 def by_width(window: pd.DataFrame) -> go.Figure:
-    """Balanced accuracy against the window's width, a line per scheme: mean and 95 % bootstrap over seeds."""
+    """Balanced accuracy against the window's width, a line per scheme: mean and 95 % interval over seeds."""
     title = "Does the needle lie in the window?"
     if why := style.lacks(window, "scheme", "width", "accuracy"):
         return style.nothing(title, why)

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 
+import numpy as np
+import pandas as pd
+
 from headscope.report.content import Finding, Term
 from headscope.runs.run import Run
 from headscope.runs.statistics import number
@@ -29,8 +32,8 @@ def findings(run: Run) -> Iterator[Finding]:
         yield Finding(
             TOPIC,
             f"With {NAMES[str(scheme)]} the mean accuracy over widths is {rows['accuracy'].mean():.3f}, lowest at "
-            f"W = {worst['width']:,} with {worst['accuracy']:.3f} (95 % interval {worst['low']:.3f} to "
-            f"{worst['high']:.3f}); {rows['solved'].sum()} of {rows['seeds'].sum()} models solve the task.",
+            f"W = {worst['width']:,} with {worst['accuracy']:.3f}{_interval(worst)}; "
+            f"{rows['solved'].sum()} of {rows['seeds'].sum()} models solve the task.",
         )
     fixed = widths[widths["scheme"] == "fixed"]
     if len(fixed) > 2:
@@ -44,3 +47,8 @@ def findings(run: Run) -> Iterator[Finding]:
             f"The frequency mass of all {bounds.solved} solved models lies between C1 / (W/2 + 1) with C1 = "
             f"{number(bounds.c1)} and pi / (W + 1) + C2 with C2 = {number(bounds.c2)} rad/token (Theorem 1, r = 1).",
         )
+
+
+def _interval(width: pd.Series) -> str:
+    """The interval of an accuracy as it follows it; "" without one."""
+    return "" if np.isnan(width["low"]) else f" (95 % interval {width['low']:.3f} to {width['high']:.3f})"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from headscope.runs.means import bootstrap
+from headscope.runs.means import interval
 
 SOLVED = 0.99
 """Balanced accuracy from which a trained model counts as a solution [ours]."""
@@ -33,12 +33,12 @@ class MassBounds:
 
 
 def accuracy(window: pd.DataFrame) -> pd.DataFrame:
-    """One row per (scheme, width): mean accuracy over seeds with a 95 % bootstrap interval, mean frequency mass
+    """One row per (scheme, width): mean accuracy over seeds with a 95 % interval, mean frequency mass
     (rad/token), median dominant theta (rad/token), and how many of the `seeds` are solved."""
     seeds = window.astype({"accuracy": "float64"}).pivot_table(
         index=["scheme", "width"], columns="seed", values="accuracy", observed=True, sort=False
     )
-    low, high = bootstrap(seeds.to_numpy())
+    low, high = interval(seeds.to_numpy())
     groups = window.astype({"frequency_mass": "float64"}).groupby(["scheme", "width"], observed=True, sort=False)
     return pd.DataFrame(
         {

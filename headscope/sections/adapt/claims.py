@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.report.claims import Claim
-from headscope.runs.means import bootstrap
+from headscope.runs.means import interval
 from headscope.runs.run import Run
 from headscope.runs.statistics import column
 from headscope.runs.summary import longest
@@ -70,7 +70,7 @@ def _loss(run: Run, learned: str, yarn: str) -> Iterator[Claim]:
         "Learned positions predict better than YaRN at every position of the extended context",
         "holds" if below.all() else "holds mostly" if below.mean() >= 0.9 else "differs",
         f"Loss below YaRN's in {below.sum()} of {len(table)} bins of position, {sure.sum()} with a 95 % interval below "
-        f"0; {beyond['mean']:+.3f} nats/token [{beyond['low']:+.3f}, {beyond['high']:+.3f}] in the last bin",
+        f"0; {beyond['mean']:+.3f} nats/token{bounds(beyond)} in the last bin",
     )
 
 
@@ -154,11 +154,17 @@ def _lengths(heads: pd.DataFrame, cast: Cast) -> Iterator[Claim]:
 def _evenness(heads: pd.DataFrame, cast: Cast) -> Iterator[Claim]:
     medians = heads.groupby("model", observed=True)["cov"].median().dropna()
     if cast.learned in medians and cast.base in medians:
-        learned, base = medians[cast.learned], medians[cast.base]
+        learned, start = medians[cast.learned], medians.get(cast.yarn, np.nan)
         yield Claim(
             "AdaRoPE uses the rotary pairs more evenly (lower CoV); said of pretraining",
-            "holds" if learned < 0.98 * base else "differs" if learned > 1.02 * base else "cannot be told",
-            "Median CoV " + ", ".join(f"{medians[label]:.3f} ({label})" for label in map(str, medians.index)),
+            "holds" if learned < 0.98 * start else "differs" if learned > 1.02 * start else "cannot be told",
+            "Median CoV "
+            + ", ".join(f"{medians[label]:.3f} ({label})" for label in map(str, medians.index))
+            + (
+                f"; learning started from {cast.yarn}"
+                if cast.yarn in medians
+                else "; where learning started is unknown"
+            ),
         )
     mine = heads[(heads["model"] == cast.learned) & np.isfinite(heads["effective_base"].astype("float64"))]
     depth = mine["layer"].corr(mine["effective_base"], method="spearman")
@@ -176,5 +182,10 @@ def paired(run: Run, label: str, baseline: str) -> pd.DataFrame:
     nll = nll.astype({"nll": "float64", "doc": "str", "model": "str"})
     wide = nll.pivot_table(index=["model", "position"], columns="doc", values="nll")
     gap = wide.loc[label] - wide.loc[baseline]
-    low, high = bootstrap(gap.to_numpy(dtype=np.float64))
+    low, high = interval(gap.to_numpy(dtype=np.float64))
     return pd.DataFrame({"mean": gap.mean(axis=1), "low": low, "high": high})
+
+
+def bounds(row: pd.Series) -> str:
+    """An interval as it follows its mean; "" where the documents are too few for one."""
+    return "" if np.isnan(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"

@@ -11,7 +11,7 @@ import pandas as pd
 from headscope import door
 from headscope.report.claims import Claim
 from headscope.runs.run import Run, concatenate
-from headscope.sections.adapt.claims import Cast, paired
+from headscope.sections.adapt.claims import Cast, bounds, paired
 
 PAGE = Path(__file__).parents[2] / "PAPER.md"
 NOTES = Path(__file__).with_name("notes.md")
@@ -67,7 +67,7 @@ def _by_position(run: Run, learned: str, yarn: str, base: str) -> list[str]:
     return [
         "## Loss of the learned model by position",
         "",
-        "nats/token, mean over documents with a 95 % bootstrap interval paired by document.",
+        "nats/token, mean over documents with a 95 % interval paired by document where there are three or more.",
         "",
         f"| up to position | less {yarn} | less {base} |",
         "|---|---|---|",
@@ -77,7 +77,7 @@ def _by_position(run: Run, learned: str, yarn: str, base: str) -> list[str]:
 
 
 def _interval(row: pd.Series) -> str:
-    return f"{row['mean']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]"
+    return f"{row['mean']:+.3f}{bounds(row)}"
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ def loss_charts(shown: Shown) -> Iterator[Chart]:
         yield Chart(
             loss.difference(nll, models[0]),
             f"The same documents under each model. Below zero a model predicts better than {models[0]}; the band is a "
-            "95 % bootstrap interval over documents.",
+            "95 % interval over documents, where there are three or more.",
             half=True,
         )
 

@@ -66,8 +66,8 @@ GLOSSARY = (
     ),
     Term(
         "Intervals",
-        "An interval is the 95 % bootstrap over documents, or over trials where there are trials: how far others of "
-        "this kind might move the number. One document gives none; two or three give one that is too narrow.",
+        "An interval tells, at 95 %, how far other documents of this kind might move the number, or other trials where "
+        "there are trials: by bootstrap from eight of them on, by Student's t from three on. One or two give none.",
     ),
 )
 
@@ -170,10 +170,13 @@ def _losses(run: Run, labels: Sequence[str]) -> Iterator[str]:
         if np.isnan(gap):
             continue
         side = "higher" if gap > 0 else "lower"
-        sure = "; one document gives no interval" if np.isnan(low) else f" (95 % interval {low:+.3f} to {high:+.3f})"
-        caution = f" With {told} the interval is too narrow." if 1 < docs < 4 else ""
+        sure = (
+            f"; {told} give{'s' if docs == 1 else ''} no interval"
+            if np.isnan(low)
+            else f" (95 % interval {low:+.3f} to {high:+.3f})"
+        )
         zero = " The interval includes zero." if low <= 0 <= high else ""
-        yield f"The loss of {label} is {abs(gap):.3f} nats/token {side} than that of {first}{sure}.{zero}{caution}"
+        yield f"The loss of {label} is {abs(gap):.3f} nats/token {side} than that of {first}{sure}.{zero}"
 
 
 def _pairs(heads: pd.DataFrame) -> Iterator[str]:

@@ -138,7 +138,7 @@ def _attention(frame: pd.DataFrame) -> pd.DataFrame:
     total = far[unit].join(far[names].mul(far["rows"], axis=0)).groupby(unit).sum()
     means = total.div(far.groupby(unit)["rows"].sum(), axis=0)
     columns: list[pd.DataFrame] = [
-        with_interval(block.droplevel("context_length"), f"ess2_{length}").apply(np.exp)
+        with_interval(block.droplevel("context_length"), f"ess2_{length}", least=0).apply(np.exp)
         for length, block in means["log_ess2"].groupby(level="context_length")
     ]
     columns.append(with_interval(_growth(at_longest(frame)), "growth"))
@@ -170,7 +170,7 @@ def _pairs(frame: pd.DataFrame) -> pd.DataFrame:
     sums = turning.groupby(unit)[["weighted", "mean_abs"]].sum()
     others = cov[["rms", "norm_product"]].set_axis(["cov_rms", "cov_norm"], axis=1)
     others["weighted_log_theta"] = sums["weighted"] / sums["mean_abs"]
-    return pd.concat([with_interval(cov["mean_abs"], "cov"), others.groupby(HEAD_KEYS).mean()], axis=1)
+    return pd.concat([with_interval(cov["mean_abs"], "cov", least=0), others.groupby(HEAD_KEYS).mean()], axis=1)
 
 
 def _scales(frame: pd.DataFrame) -> pd.DataFrame:
