@@ -79,7 +79,7 @@ def _table(part: Listing, view: View, key: str) -> html.Div:
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in part.names]))
     body = html.Tbody([html.Tr([*_cells(part, row)]) for row in part.rows])
     return html.Div(
-        html.Listing([html.Caption(part.caption), head, body]),
+        html.Table([html.Caption(part.caption), head, body]),
         className="scroll",
         role="region",
         tabIndex=0,

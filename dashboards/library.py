@@ -53,5 +53,7 @@ def current() -> Library:
 
 @lru_cache(KEPT)
 def _joined(folder: Path, names: tuple[str, ...], stamps: tuple[int, ...]) -> Run:
-    """The runs as one; `stamps` make a run that was replaced a new one."""
-    return concatenate([Run.open(folder / name) for name in names])
+    """The runs as one, every table checked; `stamps` make a run that was replaced a new one."""
+    run = concatenate([Run.open(folder / name) for name in names])
+    run.check()
+    return run

@@ -13,7 +13,7 @@ PROBE = Probe(
     name="influence",
     title="Head influence",
     tab="Influence",
-    summary="Head influence: what the loss becomes when the position parameters of one head or KV group are reset.",
+    summary="What the loss becomes when the position parameters of one head or KV group are reset.",
     order=40,
     example="headscope influence --model learned=smollm2-135m@adarope:adapter=PATH --length 2048",
     config="probes.influence.config:Influence",

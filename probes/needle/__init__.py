@@ -13,7 +13,7 @@ PROBE = Probe(
     name="needle",
     title="Needle in a haystack",
     tab="Retrieval",
-    summary="Needle-in-a-Haystack: does the model find a hidden fact, and which heads copy it.",
+    summary="Whether the model finds a fact that is hidden in a long text, and which heads copy it.",
     order=30,
     takes=("models", "text"),
     example="headscope needle --model base=smollm2-135m --lengths 20 --max-length 10000 --depths 10 --needles 1",

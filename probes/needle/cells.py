@@ -6,7 +6,7 @@ those which begin alike follow each other, and each goes through the model only 
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class NeedleSection:
     def __init__(self, config: NeedleGrid, materials: Materials):
         self.config, self.materials = config, materials
         self.needles = read_needles(config.file, config.needles)
+        materials.uses("needles", (text for needle in self.needles for text in astuple(needle)))
         self._grounds: dict[int, tuple[list[Haystack], list[Prompter]]] = {}
         self._reader: tuple[str, PrefixReader] | None = None
 
@@ -144,6 +145,8 @@ class NeedleSection:
             stacks = haystacks(source, tokenizer, self.config.seeds, longest, self.materials.seed)
             prompters = [Prompter(needle, tokenizer, self.config.template) for needle in self.needles]
             self._grounds[id(tokenizer)] = (stacks, prompters)
+            told = (part for stack in stacks for part in (stack.name, stack.opening, stack.ids))
+            self.materials.uses(f"haystacks of '{label}'", told)
         return self._grounds[id(tokenizer)]
 
     def _reading(self, label: str, model: Model) -> PrefixReader:

@@ -8,6 +8,7 @@ from headscope.studies.config import Options
 
 MOST_LENGTHS = 100
 """A larger number of context lengths was meant as a length."""
+MOST_DEPTHS = 1000
 
 
 class NeedleGrid(Options):
@@ -20,7 +21,7 @@ class NeedleGrid(Options):
     depths: int | list[float] = Field(5, description="how many, evenly spaced from 0 to 1; or the depths")
     needles: int = Field(6, ge=1, description="how many of the needles to hide, from the first")
     file: str | None = Field(None, description="JSON lines of your own needles: name, question, opening, fact")
-    seeds: int = Field(1, ge=1, description="haystacks: documents of the source, in its seeded order")
+    seeds: int = Field(1, ge=1, le=10_000, description="haystacks: documents of the source, in its seeded order")
     mode: Literal["strict", "wu"] = Field("strict", description="how copies count: exactly, or as the public code does")
     template: Literal["prefix", "plain", "chat"] = Field(
         "prefix", description="after the question: the needle's opening words, nothing, or the model's chat template"
@@ -36,6 +37,8 @@ class NeedleGrid(Options):
                 f"lengths {self.lengths} asks for that many context lengths; for one of {self.lengths} tokens give a "
                 f"list, '--lengths {self.lengths},' or [{self.lengths}] in a study file"
             )
+        if isinstance(self.depths, int) and self.depths > MOST_DEPTHS:
+            raise ValueError(f"depths {self.depths} asks for that many depths; give at most {MOST_DEPTHS}, or a list")
         if wrong := [depth for depth in self.grid_depths if not 0 <= depth <= 1]:
             raise ValueError(f"depth {wrong[0]:g} lies outside 0 (start of the haystack) to 1 (its end)")
         if min(self.grid_lengths) < 1:

@@ -4,6 +4,9 @@ from pydantic import Field, model_validator
 
 from headscope.studies.config import Options
 
+LONGEST = 100_000_000
+"""A row of this length takes a few GB."""
+
 
 class Scaling(Options):
     """Numerical check of the scaling theorems."""
@@ -11,12 +14,12 @@ class Scaling(Options):
     lengths: list[int] = Field([100, 1_000, 10_000, 100_000, 1_000_000], description="row lengths L in tokens")
     exponents: list[float] = Field([0.9, 0.8, 0.5, 0.0], description="targets ESS*(L) = L^exponent")
     betas: list[float] = Field([2.0], description="orders of ESS")
-    seeds: int = Field(16, ge=2, description="sampled rows a length and target")
+    seeds: int = Field(16, ge=2, le=10_000, description="sampled rows a length and target")
 
     @model_validator(mode="after")
     def _make_sense(self) -> "Scaling":
-        if min(self.lengths, default=0) < 10:
-            raise ValueError("give lengths of at least 10")
+        if min(self.lengths, default=0) < 10 or max(self.lengths) > LONGEST:
+            raise ValueError(f"give lengths of at least 10 and at most {LONGEST}")
         if not self.exponents or not all(0 <= exponent < 1 for exponent in self.exponents):
             raise ValueError("exponents lie in [0, 1)")
         if not self.betas or not all(beta > 0 and beta != 1 for beta in self.betas):
