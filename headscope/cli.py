@@ -175,7 +175,10 @@ def main() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is imported, which is later
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code == stopping.TYPERS_CODE:
+            raise KeyboardInterrupt
+        sys.exit(code)
     except NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)

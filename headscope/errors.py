@@ -30,6 +30,10 @@ class CannotWrite(BadInput):
     """The output cannot be stored: the path is taken, the disk is full, another process writes there."""
 
 
+class Changed(BadInput):
+    """What an unfinished run was made from is no longer the same, so the run cannot go on."""
+
+
 class BrokenProbe(HeadscopeError):
     """A part of a probe, ours or somebody's, cannot be imported or fails."""
 

@@ -69,19 +69,22 @@ def test_rotary_and_output_hooks_fire_in_transformerlens_shapes(family: str) -> 
     heard: list[Attention] = []
     with torch.no_grad(), capturing(model) as layers:
         layers.listen(heard.append)
-        _, cache = model.bridge.run_with_cache(
-            IDS, names_filter=lambda name: name.endswith(("rot_q", "rot_k", "hook_z"))
-        )
+        _, cache = model.bridge.run_with_cache(IDS)
     for layer in range(families.LAYERS):
         q, k, z = (cache[f"blocks.{layer}.attn.{hook}"] for hook in ("hook_rot_q", "hook_rot_k", "hook_z"))
         assert q.shape == (2, LENGTH, families.HEADS, spec.head_dim)
         assert k.shape == (2, LENGTH, spec.groups, spec.head_dim)
-        for found in (each for each in heard if each.layer == layer):
+        here = [each for each in heard if each.layer == layer]
+        assert [each.sequence for each in here] == [0, 1]
+        for found in here:
             assert torch.equal(q[found.sequence].transpose(0, 1), found.q)
             assert torch.equal(k[found.sequence].transpose(0, 1), found.k)
             heads = z[found.sequence].reshape(LENGTH, families.HEADS, spec.head_dim)
             assert torch.equal(heads.transpose(0, 1), found.z)
-    assert not any("pattern" in name for name in cache)
+    assert [name for name, found in cache.items() if found.shape[-2:] == (LENGTH, LENGTH)] == []
+    with torch.no_grad():
+        _, cache = model.bridge.run_with_cache(IDS)
+    assert "blocks.0.attn.hook_pattern" in cache, "what would be L x L without the seam"
 
 
 @FAMILY

@@ -15,16 +15,18 @@ PACKAGES = ("headscope", "probes", "dashboards")
 
 BELOW: dict[str, set[str]] = {
     "errors": set(),
+    "given": {"errors"},
+    "stopping": set(),
     "door": {"errors"},
     "attention": {"errors"},
     "measures": {"attention"},
-    "models": {"errors", "attention"},
-    "positions": {"errors", "attention", "models"},
+    "models": {"errors", "given", "attention"},
+    "positions": {"errors", "given", "attention", "models"},
     "passes": {"errors", "attention", "models", "positions", "measures"},
-    "runs": {"errors", "door"},
+    "runs": {"errors", "stopping", "door"},
     "figures": {"errors", "runs"},
     "report": {"errors", "door", "runs", "figures"},
-    "studies": {"errors", "door", "runs", "models", "positions"},
+    "studies": {"errors", "given", "door", "runs", "models", "positions"},
     "sections": {
         *("errors", "door", "attention", "models", "positions", "passes", "measures"),
         *("runs", "figures", "report", "studies"),
@@ -36,6 +38,7 @@ BELOW: dict[str, set[str]] = {
 TORCH = {"torch", "transformers", "transformer_lens"}
 WITHOUT_TORCH = (
     "errors",
+    "given",
     "door",
     "runs",
     "figures",
@@ -98,7 +101,9 @@ def loaded_by(*modules: str) -> set[str]:
     """Modules that a fresh process holds after these imports."""
     code = f"import sys; import {', '.join(modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    return set(done.stdout.split())
+    loaded = set(done.stdout.split())
+    assert loaded >= set(modules)
+    return loaded
 
 
 def parts(may_run_models: bool) -> list[str]:

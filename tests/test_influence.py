@@ -104,7 +104,7 @@ def test_the_slope_is_the_derivative_of_the_loss(tmp_path: Path) -> None:
     adapter = noisy(model)
     ids = torch.randint(3, families.VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(3))
     replay = Replay(model, adapter, ids, memory=0)
-    direction = torch.randn(1, model.geometry.heads, LENGTH, model.geometry.head_dim) / 10
+    direction = torch.randn(1, model.geometry.heads, LENGTH, 16, generator=torch.Generator().manual_seed(4)) / 10
     slopes: dict[int, float] = {}
 
     def hear(layer: int, z: Tensor, call: Any, gradients: list[Tensor]) -> None:
@@ -119,7 +119,7 @@ def test_the_slope_is_the_derivative_of_the_loss(tmp_path: Path) -> None:
                 float(replay.losses({layer: lambda z, call, by=by: z + by * direction}).double().sum())
                 for by in (step, -step)
             )
-            assert slopes[layer] == pytest.approx((up - down) / (2 * step), rel=0.02, abs=0.02)
+            assert slopes[layer] == pytest.approx((up - down) / (2 * step), rel=0.02, abs=5e-3)
 
 
 @pytest.mark.parametrize("family", families.MEASURABLE)
@@ -199,7 +199,7 @@ def test_streams_beyond_the_memory_limit_go_to_disk_and_change_nothing(exact: Ru
     spilled = swept(adapted(tmp_path), tmp_path / "spilled", method="exact", memory=0)
     assert np.array_equal(spilled.influence["delta_nll"], exact.influence["delta_nll"])
     kept = Streams(1000)
-    first, second = torch.randn(1, 10, 20), torch.randn(1, 10, 20)
+    first, second = torch.randn(2, 1, 10, 20, generator=torch.Generator().manual_seed(0))
     for stream in (first, second):
         kept.append(stream)
     assert kept.held == 800

@@ -131,9 +131,10 @@ def test_the_page_shows_the_sweeps_of_one_model_and_names_those_that_have_some(r
         "Frequencies and temperature reset to init, 1,024 tokens",
     ]
     (words,) = page.sections[""]
+    assert len(words.sentences) == 9
     assert all(sentence.startswith("learned, ") for sentence in words.sentences)
     titles = [chart.figure.layout.title.text for name, parts in page.sections.items() if name for chart in parts]
-    assert not any("base" in title.split(": ")[1] for title in titles if title.startswith("Influence:"))
+    assert [title for title in titles if title.startswith("Influence: ")] == ["Influence: learned"] * 6
     other = charts.page(outline.shown(run, model="other"))
     (words,) = other.sections[""]
     assert words.sentences[0] == "This view has no sweep of other. It holds those of base, learned."

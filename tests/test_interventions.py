@@ -102,8 +102,10 @@ def test_an_untied_head_sees_the_keys_of_its_own_reset(model: Model, component: 
             layers.listen(lambda heard: outputs.append(heard.z.clone()), [unit.layer])
             model.module(IDS, use_cache=False)
     before, after = outputs
+    checked: list[seam.Call] = []
 
     def check(z: Tensor, call: seam.Call) -> Tensor:
+        checked.append(call)
         changed = on_layer(Reset(component, adapter, adapter.initial(), geometry), [unit], geometry)(z, call)
         torch.testing.assert_close(changed[0, unit.head], after[unit.head], rtol=1e-4, atol=1e-4)
         others = [head for head in range(geometry.heads) if head != unit.head]
@@ -113,6 +115,7 @@ def test_an_untied_head_sees_the_keys_of_its_own_reset(model: Model, component: 
     with attached(model, adapter), capturing(model) as layers, torch.no_grad():
         layers.change(unit.layer, check)
         model.module(IDS, use_cache=False)
+    assert len(checked) == 1
     assert not torch.allclose(before[unit.head], after[unit.head], atol=1e-3)
 
 
@@ -150,8 +153,10 @@ def test_z_zero_and_z_mean_equal_the_slice_of_o_projs_input_edited_by_hand(model
 def test_uniform_queries_average_the_visible_values(model: Model) -> None:
     unit = heads(model.geometry)[1]
     window = model.geometry.windows[unit.layer]
+    checked: list[seam.Call] = []
 
     def check(z: Tensor, call: seam.Call) -> Tensor:
+        checked.append(call)
         changed = on_layer(ABLATIONS["q-uniform"], [unit], model.geometry)(z, call)
         v = call.v[0, unit.kv_group]
         for i in (0, 5, 47):
@@ -162,6 +167,7 @@ def test_uniform_queries_average_the_visible_values(model: Model) -> None:
     with capturing(model) as layers, torch.no_grad():
         layers.change(unit.layer, check)
         model.module(IDS, use_cache=False)
+    assert len(checked) == 1
 
 
 def test_a_users_edit_gets_the_units_tensors_and_acts_on_them_alone() -> None:
@@ -197,11 +203,13 @@ def test_changes_reach_each_sequence_of_a_padded_batch_without_its_padding() -> 
     mask = torch.cat((torch.ones_like(IDS), nn.functional.pad(torch.ones_like(short), (28, 0))))
     positions = torch.stack((torch.arange(48), torch.arange(48) - 28)).clamp(min=0)
     with attached(model, adapter), capturing(model) as layers, torch.no_grad():
+        plain = model.module(IDS, use_cache=False).logits[0]
         layers.change(unit.layer, change)
         together = model.module(batch, attention_mask=mask, position_ids=positions, use_cache=False).logits
         alone = [model.module(ids, use_cache=False).logits[0] for ids in (IDS, short)]
     torch.testing.assert_close(together[0], alone[0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(together[1, 28:], alone[1], rtol=1e-4, atol=1e-4)
+    assert (alone[0] - plain).abs().max() > 0.1
 
 
 @pytest.mark.model

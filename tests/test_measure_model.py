@@ -10,8 +10,11 @@ import reference
 import torch
 from measure_laws import geometry_of
 from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoModelForCausalLM
 
 import headscope
+from headscope.models.sources import locate
 from headscope.positions.model import Model
 from headscope.positions.tables import position_tables
 from headscope.runs.arrow import to_arrow
@@ -139,6 +142,7 @@ def test_every_scheme_gives_tables_that_can_be_stored(family: str, scheme: str) 
     keys: dict[str, Any] = {"model": "m", "context_length": len(IDS)}
     stored = {name: to_arrow(all_tables()[name], with_keys(name, columns, keys)) for name, columns in found.items()}
     stored |= {name: to_arrow(all_tables()[name], columns) for name, columns in position_tables("m", model).items()}
+    assert stored.keys() == {"attention", "pairs", "distance", "nll", "positions", "scales"}
     for name, table in stored.items():
         assert table.num_rows > 0, name
         for column in all_tables()[name].columns:
@@ -225,13 +229,8 @@ def test_smollm2_has_the_loss_of_its_full_logits(smollm2: Model, tokens: Tensor)
 def test_smollm2_rows_equal_the_patterns_of_transformer_lens(
     smollm2: Model, tokens: Tensor, report: Callable[..., None]
 ) -> None:
-    bridge = pytest.importorskip("transformer_lens.model_bridge").TransformerBridge
-    from transformers import AutoModelForCausalLM
-
-    from headscope.models.sources import locate
-
     fresh = AutoModelForCausalLM.from_pretrained(locate("smollm2-135m")[0], dtype=torch.float32)
-    lens = bridge.boot_transformers("any", hf_model=fresh, tokenizer=smollm2.tokenizer)
+    lens = TransformerBridge.boot_transformers("any", hf_model=fresh, tokenizer=smollm2.tokenizer)
     ids = tokens[:, :256]
     with torch.no_grad():
         _, cache = lens.run_with_cache(ids, names_filter=lambda name: name.endswith("hook_pattern"))

@@ -37,15 +37,12 @@ NEAR_ZERO = {"mean_distance": EAGER, "log_ess2": EAGER}
 
 @pytest.fixture(scope="module", autouse=True)
 def small_tiles() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more would cost these small layers more than they give
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows_module, "ROW_TILE", 7)
         patch.setattr(rows_module, "KEY_TILE", 11)
         patch.setattr(pairs_module, "MOMENT_CHUNK", 13)
         patch.setattr(profile_module, "DISTANCE_CHUNK", 3)
         yield
-    torch.set_num_threads(threads)
 
 
 @st.composite

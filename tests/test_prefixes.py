@@ -43,7 +43,9 @@ class Heard:
 
 def answered(reader: PrefixReader, prompt: Ids, most: int = 5) -> tuple[list[int], list[torch.Tensor]]:
     heard = Heard()
-    return reader.answer(prompt, heard, most, lambda token: False), heard.rows
+    tokens = reader.answer(prompt, heard, most, lambda token: False)
+    assert len(heard.rows) == most * reader.model.geometry.layers
+    return tokens, heard.rows
 
 
 def small(model: Model) -> PrefixReader:
@@ -151,10 +153,13 @@ def test_shared_tokens_are_whole_blocks_of_the_common_beginning(
 
 
 def test_a_model_in_training_mode_is_read_without_dropout_and_left_in_it() -> None:
-    opened = model()
+    opened = hs.load(families.build("phi", {"resid_pdrop": 0.5, "embd_pdrop": 0.5}))
+    expected = answered(small(opened), prompts()[1])
     opened.module.train()
-    answered(small(opened), prompts()[1])
+    found = answered(small(opened), prompts()[1])
     assert opened.module.training
+    assert found[0] == expected[0]
+    assert all(map(torch.equal, found[1], expected[1]))
 
 
 @pytest.mark.model

@@ -47,7 +47,8 @@ def test_held_out_by_position_has_a_line_a_kept_step() -> None:
     assert np.allclose(made.data[1].y, [0.0, -0.3])
 
 
-@pytest.mark.parametrize("figure", [training.batches, training.held_out])
-def test_an_empty_table_gives_a_figure_that_says_so(figure: object) -> None:
-    made = figure(pd.DataFrame())  # type: ignore[operator]
-    assert made.layout.annotations
+@pytest.mark.parametrize(("figure", "table"), [(training.batches, TRAINING), (training.held_out, VALIDATION)])
+def test_an_empty_table_gives_a_figure_that_says_so(figure: object, table: pd.DataFrame) -> None:
+    assert not figure(table).layout.annotations  # type: ignore[operator]
+    assert "no rows to show" in figure(table.head(0)).to_json()  # type: ignore[operator]
+    assert "not measured: adapter, step, " in figure(pd.DataFrame()).to_json()  # type: ignore[operator]

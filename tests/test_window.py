@@ -137,7 +137,7 @@ def test_the_fitted_bounds_hold_for_every_solved_model_and_are_tight() -> None:
 
 
 def test_an_interrupted_window_study_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = build_study({"name": "window", "models": {}, "window": SMALL.model_dump() | {"steps": 5}})
+    plan = build_study({"name": "window", "models": {}, "window": SMALL.model_dump() | {"steps": 5, "seeds": 3}})
     whole = study.run(plan, tmp_path / "whole")
     real = window.train
 
@@ -154,6 +154,8 @@ def test_an_interrupted_window_study_resumes_to_the_same_bytes(tmp_path: Path, m
     for table in ("window", "window_pairs"):
         assert (resumed.path / f"{table}.parquet").read_bytes() == (whole.path / f"{table}.parquet").read_bytes()
     assert resumed.models == []
+    timings = resumed.manifest["timings"]
+    assert (timings["cells_done_now"], timings["cells"]) == (1, 2)
     found = accuracy(resumed.window)
     assert list(found["scheme"].unique()) == list(SCHEMES)
     assert np.isfinite(found[["accuracy", "low", "high"]].to_numpy()).all()

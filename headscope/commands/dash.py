@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from headscope import given
 from headscope.errors import BadInput, CannotWrite
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -25,12 +26,12 @@ def dash(
 
     Reads runs and changes nothing; answers to this machine alone, and asks no other. New runs appear by themselves.
     """
-    if not directory.is_dir():
+    if not given.path(directory, "directory").is_dir():
         raise BadInput(f"no directory '{directory}': make a run first, e.g. headscope demo")
     from dashboards.app import serve
 
     try:
-        serve(directory.resolve(), port)
+        serve(given.path(directory, "directory").resolve(), port)
     except OSError as error:
         raise CannotWrite(
             f"cannot listen on port {port}: {os.strerror(error.errno or 0)}; choose another --port"

@@ -144,6 +144,11 @@ def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any])
     from headscope.studies.config import parse_models, read_study
 
     file, config = values.get("study_file"), values["config"]
+    for what in ("text", "name", "checkpoints"):
+        if values.get(what) == "":
+            raise BadInput(f"--{what} is empty: leave it out or say which")
+    if values.get("model") == "" or "" in list(values.get("model") or []):
+        raise BadInput("--model is empty: leave it out or say which")
     if file and config:
         raise BadInput("give the study file once: as STUDY.yaml or as --config")
     own = {name: _given(field, values[name]) for name, field in options.items() if values[name] not in (None, [])}

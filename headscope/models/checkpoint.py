@@ -42,6 +42,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         sources.refuse_by_config(self.module.config, self.name)
+        _refuse_unsound(self.module, self.name)
         with delegated(self.bridge):
             seen = survey(self.module)
         self.attention = seen.modules
@@ -140,10 +141,12 @@ def pick_device(device: str) -> torch.device:
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError, AttributeError) as error:
         raise BadInput(
             f"device '{device}' cannot be used here ({str(error).splitlines()[0]}); use --device auto or cpu"
         ) from error
+    if chosen.type == "meta":
+        raise BadInput("device 'meta' holds shapes without numbers; use --device auto or cpu")
     return chosen
 
 
@@ -178,6 +181,15 @@ def _parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.P
     for name, child in module.named_children():
         if not name.startswith("lora_"):
             yield from _parameters(child, prefix if name == "base_layer" else f"{prefix}{name}.")
+
+
+def _refuse_unsound(module: nn.Module, name: str) -> None:
+    """Refuse weights that are not numbers, naming the first. A sum is finite only where all of its terms are."""
+    named = [(key, p.detach()) for key, p in _parameters(module) if p.is_floating_point() and not p.is_meta]
+    finite = torch.stack([p.sum(dtype=torch.float32) for _, p in named]).isfinite() if named else torch.ones(0)
+    for (key, parameter), sound in zip(named, finite.tolist(), strict=True):
+        if not sound and not parameter.isfinite().all():  # the sum alone may be too large
+            raise BadInput(f"cannot measure '{name}': its weights are not finite, first in '{key}'; fetch it again")
 
 
 def _name(module: PreTrainedModel) -> str:

@@ -6,12 +6,14 @@ A GGUF file is converted once into a safetensors folder in the cache (HEADSCOPE_
 
 import hashlib
 import importlib.util
+import io
 import json
 import logging
 import os
 import re
 import shutil
 import tempfile
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,9 @@ import httpx2
 import torch
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from headscope import given
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel, nearest
 
 log = logging.getLogger("headscope")
@@ -55,6 +57,7 @@ def load_module(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Pr
     """
     folder, identity = locate(name)
     _refuse_strange_shards(Path(folder), name)
+    _refuse_adapter(Path(folder), name)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_by_config(config, name)
@@ -70,7 +73,7 @@ def load_module(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Pr
         )
     except HeadscopeError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except Exception as error:  # a config may hold anything, and transformers stumbles over it wherever it is used
         raise _translated(error, name) from error
     if loading["missing_keys"]:
         # transformers would fill them with random numbers.
@@ -100,12 +103,21 @@ def _refuse_strange_shards(folder: Path, name: str) -> None:
             )
 
 
+def _refuse_adapter(folder: Path, name: str) -> None:
+    """transformers would apply a LoRA that lies beside the weights, and no digest would tell."""
+    if (folder / "adapter_config.json").exists():
+        raise BadInput(
+            f"checkpoint '{name}' holds a LoRA of peft (adapter_config.json) beside its weights: merge it into them "
+            "(merge_and_unload), or take it out of the folder"
+        )
+
+
 def load_tokenizer(name: str) -> Any:
     """The checkpoint's tokenizer; alone, it serves to choose documents before any weights are read."""
     folder, _ = locate(name)
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # as above
         raise _translated(error, name) from error
 
 
@@ -118,7 +130,7 @@ def locate(name: str) -> tuple[str, str]:
             log.info("package %s is not installed, so %s is opened from the hub as %s", alias.package, name, alias.hub)
             return fetched(alias.hub), alias.hub
         return str(converted(Path(shipped.origin).parent / alias.file)), name
-    path = Path(name).expanduser()
+    path = given.path(name, "checkpoint")
     if path.suffix == ".gguf":
         if not path.is_file():
             raise Missing(f"no GGUF file at '{name}': check the path")
@@ -240,10 +252,11 @@ def converted(gguf: Path) -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     try:
-        module = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
-        )
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+        with redirect_stderr(io.StringIO()):  # a bar for every tensor, which no setting of transformers turns off
+            module = AutoModelForCausalLM.from_pretrained(
+                gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
+            )
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     except Exception as error:  # the gguf reader raises whatever numpy does on a broken file
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no detail'}"
         raise BadInput(f"cannot read GGUF file '{gguf}' ({why}); it may be truncated: fetch it again") from error
@@ -258,7 +271,14 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 def _translated(error: Exception, name: str) -> HeadscopeError:
     """One line for the many ways in which transformers fails to open a folder."""
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    told = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first = " ".join(told[:2]) if told and told[0].endswith(":") else told[0] if told else type(error).__name__
+    if "ignore_mismatched_sizes" in first:
+        first = "its weights have other shapes than its config tells"
+    if isinstance(error, KeyError):
+        first = f"its config names {first}, which transformers does not know"
+    if isinstance(error, ImportError):
+        return Missing(f"checkpoint '{name}' needs a package that is not installed ({first})")
     if "custom code" in first:
         return UnsupportedModel(f"cannot open checkpoint '{name}': it brings code of its own, which is never run")
     if "Unrecognized configuration class" in first:

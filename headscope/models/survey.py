@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from headscope.attention import seam
 from headscope.attention.geometry import Layout
-from headscope.errors import UnsupportedModel
+from headscope.errors import HeadscopeError, UnsupportedModel
 
 ROTATE = "apply_rotary_pos_emb"
 
@@ -202,6 +202,11 @@ def _three_tokens(model: PreTrainedModel) -> None:
     try:
         with torch.no_grad(), seam.engaged(model):
             model(torch.arange(3, device=model.device)[None], use_cache=False)
+    except HeadscopeError:
+        raise
+    except Exception as error:  # whatever the model's own code makes of an odd config
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise _refusal(model, f"three tokens do not go through it ({why})") from error
     finally:
         model.train(was_training)
 

@@ -9,14 +9,23 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from headscope.measures.loss_by_position import LossByPosition
 from headscope.models.checkpoint import Opened
+from headscope.passes.sound import refuse_not_finite, refuse_unknown
 
 CHUNK = 512
 """Positions whose logits are held at once."""
 
 
 def last_hidden(model: Opened, ids: Tensor) -> Tensor:
-    """The backbone's output for ids [1, L]: [1, L, D]."""
+    """The backbone's output for ids [1, L]: [1, L, D]. Raises BadInput for tokens that the model does not know."""
+    refuse_unknown(model, ids)
     hidden: Tensor = model.module.base_model(ids, use_cache=False).last_hidden_state
+    return hidden
+
+
+def finite_hidden(model: Opened, ids: Tensor) -> Tensor:
+    """`last_hidden`, for who goes on from it as if it were sound: BadInput where it is not finite."""
+    hidden = last_hidden(model, ids)
+    refuse_not_finite(model, ids, hidden)
     return hidden
 
 

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from headscope.attention import seam
 from headscope.models.checkpoint import evaluating
 from headscope.passes.capture import capturing
+from headscope.passes.sound import refuse_not_finite, refuse_unknown
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 
@@ -71,9 +72,12 @@ class PrefixReader:
     def _step(self, ids: Ids) -> Tensor:
         """The model's logits after these tokens, [vocabulary]."""
         self.tokens += len(ids)
-        tensor = torch.from_numpy(ids.astype(np.int64)).to(self.model.device)[None]
+        tensor = torch.from_numpy(ids.astype(np.int64))[None]
+        refuse_unknown(self.model, tensor)
+        tensor = tensor.to(self.model.device)
         cache = {"past_key_values": self._cache, "use_cache": True} if self.shares else {"use_cache": False}
         logits: Tensor = self.model.module(tensor, logits_to_keep=1, **cache).logits
+        refuse_not_finite(self.model, tensor, logits[0, -1])
         return logits[0, -1]
 
 

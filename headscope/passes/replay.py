@@ -19,6 +19,7 @@ from headscope.errors import UnsupportedModel
 from headscope.models.checkpoint import Opened, evaluating
 from headscope.passes.capture import Layers, capturing
 from headscope.passes.logits import chunks, forwarding, next_token_logits, predicted, token_losses
+from headscope.passes.sound import refuse_not_finite, refuse_unknown
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -90,7 +91,9 @@ class Replay:
             for layer in self.layers:
                 stack.callback(layer.register_forward_pre_hook(note, with_kwargs=True).remove)
             stack.callback(self.layers[-1].register_forward_hook(last).remove)
-            self.model.module.base_model(self.ids, use_cache=False)
+            refuse_unknown(self.model, self.ids)
+            hidden = self.model.module.base_model(self.ids, use_cache=False).last_hidden_state
+        refuse_not_finite(self.model, self.ids, hidden)
 
     def stream(self, layer: int) -> Tensor:
         """The residual stream [1, L, D] that the layer was given; one past the last layer, what that returned."""

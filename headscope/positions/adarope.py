@@ -19,9 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from headscope import given
 from headscope.errors import BadInput, Missing
 from headscope.models.checkpoint import Opened
-from headscope.positions import lora
+from headscope.positions import lora, sound
 from headscope.positions.schedule import Schedule
 
 FORMAT = "headscope-adarope/1"
@@ -34,7 +35,7 @@ SHIPPED = Path(__file__).parents[1] / "adapters"
 
 def adapter_file(path: Path | str) -> Path:
     """The file of an adapter, given by path or by the name of a shipped one; Missing if it is not there."""
-    file = Path(path).expanduser()
+    file = given.path(path, "adapter")
     shipped = SHIPPED / f"{path}.safetensors"
     if not file.is_file() and not shipped.is_file():
         names = ", ".join(sorted(each.stem for each in SHIPPED.glob("*.safetensors")))
@@ -96,7 +97,7 @@ class AdaRoPE(nn.Module):
     def theta(self, layer: int) -> Tensor:
         init, start = torch.as_tensor(self.theta_init)[layer], torch.as_tensor(self.xi_init)[layer]
         # A frequency of 0 has no logarithm and stays 0.
-        return init * (self.xi[layer] - start).nan_to_num(0.0).exp()
+        return init * torch.where(start.isfinite(), self.xi[layer] - start, 0.0).exp()
 
     def factor(self, layer: int) -> float:
         return float(torch.as_tensor(self.rotary_factor)[layer])
@@ -161,14 +162,10 @@ class AdaRoPE(nn.Module):
         path = adapter_file(path)
         try:
             with safe_open(path, "pt") as file:
-                notes = json.loads((file.metadata() or {}).get(METADATA, "{}"))
+                notes = sound.metadata((file.metadata() or {}).get(METADATA, "{}"), path, FORMAT)
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         except (SafetensorError, OSError) as error:
             raise BadInput(f"'{path}' is not a readable safetensors file ({error})") from error
-        if notes.get("format") != FORMAT:
-            raise BadInput(
-                f"'{path}' is not an AdaRoPE adapter of format {FORMAT} (found {notes.get('format', 'none')})"
-            )
         geometry = checkpoint.geometry
         by_pair = (geometry.layers, geometry.kv_groups, geometry.pairs)
         by_head = (geometry.layers, geometry.heads)
@@ -184,12 +181,15 @@ class AdaRoPE(nn.Module):
                     f"adapter '{path}' does not fit '{checkpoint.name}': its {name} is {tuple(tensors[name].shape)}, "
                     f"the model needs {shape}; use an adapter learned on this checkpoint"
                 )
+        for name in expected:
+            sound.refuse_unsound(tensors[name], name, f"adapter '{path}'", tensors["theta_init"])
+        sound.refuse_odd(notes, f"adapter '{path}'")
         learned_on = notes.get("weights_sha256")
         if learned_on not in (None, checkpoint.weights_sha256) and not any_weights:
             raise BadInput(
-                f"adapter '{path}' was learned on other weights ('{notes['checkpoint']}', sha256 {learned_on[:12]}) "
-                f"than those of '{checkpoint.name}' ({checkpoint.weights_sha256[:12]}): learn one on these, or use it "
-                "all the same with adarope:adapter=PATH,weights=any"
+                f"adapter '{path}' was learned on other weights ('{notes.get('checkpoint')}', sha256 "
+                f"{learned_on[:12]}) than those of '{checkpoint.name}' ({checkpoint.weights_sha256[:12]}): learn one "
+                "on these, or use it all the same with adarope:adapter=PATH,weights=any"
             )
         start = (tensors["theta_init"], tensors["tau"], tensors["gamma"], tensors["rotary_factor"])
         adarope = cls(*start, notes.pop("reference_length"), notes)

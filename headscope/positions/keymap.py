@@ -12,29 +12,29 @@ A tensor with one row a query head is accepted for xi where the heads of a group
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from headscope import given
 from headscope.errors import BadInput, Missing, nearest
 from headscope.models.checkpoint import Opened
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.schedule import Fixed
+from headscope.positions.sound import refuse_unsound
 
 
 class KeyMap(BaseModel):
     """The content of a key map file."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     xi: str
     tau: str | None = None
     gamma: str | None = None
-    reference_length: int | None = None
+    reference_length: int | None = Field(None, ge=1)
 
 
 def mapped(trained: Path | str, keys: Path | str, checkpoint: Opened) -> AdaRoPE:
@@ -43,7 +43,8 @@ def mapped(trained: Path | str, keys: Path | str, checkpoint: Opened) -> AdaRoPE
     Raises Missing if either is not there, BadInput for a key map that cannot be read, a key that is not in
     it, or a tensor that does not fit the geometry of `checkpoint`.
     """
-    key_map, stored, geometry = _read(Path(keys)), _tensors(Path(trained)), checkpoint.geometry
+    key_map, stored = _read(given.path(keys, "key map")), _tensors(given.path(trained, "checkpoint"))
+    geometry = checkpoint.geometry
     shape = (geometry.kv_groups, geometry.pairs)
     adarope = AdaRoPE.untrained(checkpoint, Fixed.own(checkpoint), key_map.reference_length)
     wanted = {"xi": shape, "tau": (geometry.heads,), "gamma": (geometry.heads,)}
@@ -51,9 +52,10 @@ def mapped(trained: Path | str, keys: Path | str, checkpoint: Opened) -> AdaRoPE
         for name, fitting in wanted.items():
             pattern = getattr(key_map, name)
             for layer in range(geometry.layers if pattern else 0):
-                key = pattern.format(layer=layer)
+                key = pattern.replace("{layer}", str(layer))
                 if key not in stored:
                     raise BadInput(f"'{trained}' has no tensor '{key}'{nearest(key, stored)}: check {name} in '{keys}'")
+                refuse_unsound(stored[key], name, f"'{key}' of '{trained}'")
                 tensor = stored[key].float().squeeze()
                 if name == "xi" and tensor.shape == (geometry.heads, geometry.pairs):
                     tensor = _by_group(tensor, geometry.kv_groups, key)
@@ -73,11 +75,10 @@ def _by_group(tensor: Tensor, groups: int, key: str) -> Tensor:
 
 def _read(file: Path) -> KeyMap:
     try:
-        content: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return KeyMap.model_validate(content)
+        return KeyMap.model_validate(given.read_yaml(file, f"key map '{file}'"))
     except FileNotFoundError as error:
         raise Missing(f"no key map at '{file}': check keys=PATH") from error
-    except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:
+    except ValidationError as error:
         raise BadInput(
             f"key map '{file}' cannot be used: it needs xi (and takes tau, gamma, reference_length), each a pattern "
             "such as model.layers.{layer}.self_attn.xi"

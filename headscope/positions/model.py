@@ -4,6 +4,7 @@ It is written CHECKPOINT[@SCHEME], e.g. "smollm2-135m@yarn:factor=8", and read o
 there is a `Spec`, or a `Model` once the checkpoint is open.
 """
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,12 +13,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headscope import given
 from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput
 from headscope.models.checkpoint import Checkpoint, open_checkpoint, opened
 from headscope.models.survey import BaseRotation
 from headscope.positions.schedule import Schedule
-from headscope.positions.schemes import Base, Scheme
+from headscope.positions.schemes import SCHEMES, Base, Scheme
 from headscope.positions.syntax import parse
 
 
@@ -31,18 +33,26 @@ class Spec:
 
     @classmethod
     def read(cls, text: str) -> "Spec":
-        """Read "CHECKPOINT[@SCHEME]", split at the last "@"; the scheme defaults to "base".
+        """Read "CHECKPOINT[@SCHEME]", split at the last "@" before a scheme's name; the scheme defaults to "base".
 
-        Raises BadInput for half a spec or a scheme that cannot be read.
+        A text that names a folder as it stands is that checkpoint. Raises BadInput for half a spec or a scheme that
+        cannot be read.
         """
-        checkpoint, at, scheme = text.rpartition("@")
-        if not at:
+        if "@" not in text or given.folder(text):
             checkpoint, scheme = text, "base"
+        else:
+            named = [each.end() for each in re.finditer("@", text) if _begins_scheme(text[each.end() :])]
+            at = named[-1] if named else text.rindex("@") + 1
+            checkpoint, scheme = text[: at - 1], text[at:]
         if not checkpoint or not scheme:
             raise BadInput(
                 f"bad model spec '{text}': expected CHECKPOINT or CHECKPOINT@SCHEME, e.g. smollm2-135m@yarn:factor=8"
             )
         return cls(checkpoint, scheme, parse(scheme))
+
+
+def _begins_scheme(text: str) -> bool:
+    return text.partition(":")[0] in SCHEMES
 
 
 @dataclass(frozen=True, eq=False)

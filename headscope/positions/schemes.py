@@ -9,7 +9,6 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from headscope import given
 from headscope.errors import BadInput, Missing
 from headscope.models.checkpoint import Opened
 from headscope.positions.adarope import AdaRoPE, adapter_file
@@ -184,8 +184,10 @@ class Adapted:
         # Told when the spec is read, not after other models have been measured.
         if self.keys is None:
             adapter_file(self.adapter)
-        elif not Path(self.adapter).exists():
+        elif not given.path(self.adapter, "checkpoint").exists():
             raise Missing(f"no checkpoint at '{self.adapter}': check adapter=PATH")
+        elif not given.path(self.keys, "key map").exists():
+            raise Missing(f"no key map at '{self.keys}': check keys=PATH")
 
     def schedule(self, checkpoint: Opened) -> Schedule:
         if self.keys is not None:

@@ -3,8 +3,11 @@
 from dataclasses import MISSING, fields
 from typing import Any
 
+from headscope import given
 from headscope.errors import BadInput, nearest
 from headscope.positions.schemes import SCHEMES, Scheme
+
+LARGEST = 2**31
 
 
 def parse(text: str) -> Scheme:
@@ -24,6 +27,8 @@ def parse(text: str) -> Scheme:
         if key not in declared:
             known = f"it takes {', '.join(declared)}" if declared else "it takes no keys"
             raise BadInput(f"scheme '{name}' has no key '{key}'{nearest(key, declared)}: {known}")
+        if key in values:
+            raise BadInput(f"key '{key}' stands twice in scheme '{text}': give it once")
         values[key] = _value(value, str(declared[key].type), f"{key} in scheme '{text}'")
     for key, field in declared.items():
         if field.default is MISSING and key not in values:
@@ -39,6 +44,9 @@ def _value(text: str, kind: str, where: str) -> Any:
     if "str" in kind:
         return text
     try:
-        return int(text) if "int" in kind else float(text)
+        number = int(text) if "int" in kind else float(text)
     except ValueError as error:
         raise BadInput(f"'{text}' is not a number: {where}") from error
+    if isinstance(number, int) and abs(number) > LARGEST:
+        raise BadInput(f"{given.shown(number)} is too large: {where}")
+    return number

@@ -8,7 +8,9 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +40,35 @@ ENDS = ("_low", "_high")
 def write(runs: Sequence[Run], out: Path | str) -> Path:
     """Write the report of `runs`, read as one, to the file `out` and return it.
 
-    Raises BadInput for no run, or for runs that give one label to different models; CannotWrite when `out` cannot be.
+    Raises BadInput for no run, or for runs that give one label to different models; BadRun for a damaged table;
+    CannotWrite when `out` cannot be.
     """
     if not runs:
         raise BadInput("a report needs at least one run: name a run directory")
-    page, out = render(runs), Path(out)
-    try:
+    out = Path(out)
+    with _writing(out):
+        if out.exists() and not out.is_file():
+            raise CannotWrite(f"cannot write {out}: it is a folder or a device; choose another --out, a file")
+    for run in runs:
+        run.check()  # tables that no chart shows as well, and before any is drawn
+    page = render(runs)
+    with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        draft = out.with_name(f".{out.name}.draft")
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(out)
+        draft = out.with_name(f".report-{os.getpid()}.draft")  # a name that fits wherever that of `out` does
+        try:
+            draft.write_text(page, encoding="utf-8")
+            draft.replace(out)
+        finally:
+            draft.unlink(missing_ok=True)
+    return out
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise CannotWrite(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
-    return out
 
 
 def render(runs: Sequence[Run]) -> str:

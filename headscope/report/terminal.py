@@ -69,7 +69,7 @@ def as_data(run: Run, summary: bool = True) -> dict[str, Any]:
         "path": str(run.path),
         "models": run.models,
         "tables": {name: table["rows"] for name, table in run.manifest["tables"].items()},
-        "seconds": run.manifest["timings"]["seconds"],
+        "seconds": run.manifest.get("timings", {}).get("seconds"),
     }
     if summary:
         brief["summary"] = _records(models(run))

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from headscope.errors import BadRun
 from headscope.runs.columns import ARROW_TYPES, FORMAT_VERSION, Column, Table
+from headscope.runs.disk import MEND, read_bytes
 
 Rows = Mapping[str, Sequence[Any] | np.ndarray | str | int | float] | pd.DataFrame
 """The columns of a table by name; a scalar is repeated for every row."""
@@ -66,12 +67,26 @@ def write(file: Path, table: pa.Table) -> None:
     pq.write_table(table, file, compression="zstd", use_dictionary=keys, use_byte_stream_split=measured)
 
 
-def read(file: Path) -> pa.Table:
-    """Read the file back. Raises BadRun when it is missing or damaged."""
+def read(file: Path, digest: str | None = None) -> pa.Table:
+    """Read the file back. Raises BadRun when it is missing or damaged; with its `digest`, whatever bit has changed."""
+    data = read_bytes(file, digest)
     try:
-        return pq.read_table(file).unify_dictionaries()
-    except (pa.ArrowException, OSError) as error:
-        raise BadRun(f"{file} is damaged: {str(error).splitlines()[0]}") from error
+        return pq.read_table(pa.BufferReader(data)).unify_dictionaries()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadRun(f"{file} is damaged: {' '.join(str(error).split())[:200]}; {MEND}") from error
+
+
+def declared(table: Table, stored: pa.Table, file: Path) -> pa.Table:
+    """The columns that the table declares. Raises BadRun for one that `stored` has not, or has of another type."""
+    for field in table.arrow:
+        at = stored.schema.get_field_index(field.name)
+        if at < 0 or not stored.schema.field(at).equals(field):
+            found = "missing" if at < 0 else str(stored.schema.field(at).type)
+            raise BadRun(
+                f"{file} has another schema: its column '{field.name}' is {found}, not {field.type}; "
+                "measure the run again, or read it with the headscope that wrote it"
+            )
+    return stored.select(table.arrow.names)
 
 
 def faults(table: Table, stored: pa.Table) -> list[str]:

@@ -9,6 +9,11 @@ from typing import Any
 
 from headscope.errors import BadRun
 
+MEND = "copy the run again from where it was made, or measure it again"
+"""What to do about a damaged file."""
+DEEPEST = 50
+"""How deep a JSON file may be nested."""
+
 
 def write_json(file: Path, value: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -24,15 +29,38 @@ def fsync(path: Path) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object of the file. Raises BadRun where it is none, nested too deep, or cannot be printed."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise BadRun(f"{file} cannot be read: {error}") from error
+        value = json.loads(read_bytes(file).decode())
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate could be neither printed nor written
+    except (ValueError, RecursionError) as error:
+        raise BadRun(f"{file} cannot be read: {error}; {MEND}") from error
     if not isinstance(value, dict):
-        raise BadRun(f"{file} does not hold a JSON object")
+        raise BadRun(f"{file} does not hold a JSON object; {MEND}")
+    if _depth(value) > DEEPEST:
+        raise BadRun(f"{file} cannot be read: it is nested more than {DEEPEST} deep; {MEND}")
     return value
+
+
+def read_bytes(file: Path, digest: str | None = None) -> bytes:
+    """What the file holds. Raises BadRun when it cannot be read, or when `digest` is given and is not its sha256."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise BadRun(f"{file} is damaged: {error.strerror}; {MEND}") from error
+    if digest is not None and hashlib.sha256(data).hexdigest() != digest:
+        raise BadRun(f"{file} is damaged: its sha256 is not the one in run.json; {MEND}")
+    return data
 
 
 def sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        depth, level = depth + 1, [item for each in inside for item in each]
+    return depth

@@ -1,6 +1,8 @@
 """A run that summarises itself, and several read as one."""
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from headscope.errors import BadInput, BadRun
-from headscope.runs import arrow, summary
+from headscope.runs import summary
 from headscope.runs.schema import all_tables
 from headscope.runs.stored import Stored
 
@@ -42,10 +44,12 @@ class JoinedRun(Run):
         self.name = " + ".join(run.name for run in runs)
         self.parts = list(runs)
 
+    def stored(self, name: str) -> pa.Table:
+        """The table as every run has it, one after the other."""
+        return pa.concat_tables([run.stored(name) for run in self.parts if name in run.tables]).unify_dictionaries()
+
     def _read(self, name: str) -> pd.DataFrame:
-        parts = [arrow.read(run.path / f"{name}.parquet") for run in self.parts if name in run.tables]
-        frame: pd.DataFrame = pa.concat_tables(parts).unify_dictionaries().to_pandas()
-        return frame.drop_duplicates(all_tables()[name].keys, ignore_index=True)
+        return super()._read(name).drop_duplicates(all_tables()[name].keys, ignore_index=True)
 
 
 def concatenate(runs: Sequence[Run]) -> Run:
@@ -79,5 +83,8 @@ def runs(directory: Path | str) -> list[tuple[Path, Run | BadRun]]:
 
 def unfinished(directory: Path | str) -> dict[str, int]:
     """Stored cells of each run in `directory` that was interrupted or is still going on, by its future name."""
-    found = sorted(Path(directory).glob(".*.partial/cells"))
-    return {cells.parent.stem[1:]: sum(1 for _ in cells.iterdir()) for cells in found}
+    counted: dict[str, int] = {}
+    for cells in sorted(Path(directory).glob(".*.partial/cells")):
+        with suppress(OSError):  # it was committed just now
+            counted[cells.parent.stem[1:]] = len(os.listdir(cells))
+    return counted

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import pandas as pd
+import pyarrow as pa
 
 from headscope.errors import BadRun
 from headscope.runs import arrow
-from headscope.runs.columns import FORMAT_VERSION
-from headscope.runs.disk import read_json
+from headscope.runs.disk import read_bytes
+from headscope.runs.manifest import read_manifest
 from headscope.runs.schema import all_tables
 
 T = TypeVar("T")
@@ -36,20 +37,12 @@ class Stored:
     @classmethod
     def open(cls, path: Path | str) -> Self:
         """Open the run directory `path`. Raises BadRun if it is none, unfinished, damaged or of a newer format."""
-        path = Path(path)
-        if not (path / "run.json").is_file():
-            raise BadRun(f"{path} is not a run directory: it has no run.json")
-        manifest = read_json(path / "run.json")
-        if (version := manifest.get("format_version", 0)) > FORMAT_VERSION:
-            raise BadRun(f"{path} has format {version}, this headscope reads up to {FORMAT_VERSION}: upgrade headscope")
-        if not {"tables", "models"} <= manifest.keys():
-            raise BadRun(f"{path} is not a finished run: its run.json names no tables or no models")
-        return cls(path, manifest)
+        return cls(Path(path), read_manifest(Path(path)))
 
     def table(self, name: str) -> pd.DataFrame:
         """The table `name`; labels are categoricals in order of first appearance. Do not edit it: it is cached.
 
-        Raises BadRun when the run has no such table or its file is damaged.
+        Raises BadRun when the run has no such table, or its file is damaged or of another schema.
         """
         if name not in self.tables:
             raise BadRun(f"{self.name} has no table '{name}', only {', '.join(self.tables)}")
@@ -64,8 +57,25 @@ class Stored:
         made: T = self._derived[make]
         return made
 
+    def check(self) -> None:
+        """Raises BadRun when the file of a table that a probe declares is damaged, whether it was read or not."""
+        for part in self.parts:
+            for name in part.tables:
+                if name in all_tables():
+                    read_bytes(*part._file(name))
+
+    def stored(self, name: str) -> pa.Table:
+        """The table as it is stored. Raises BadRun unless it is bit for bit what run.json tells of, in our schema."""
+        file, digest = self._file(name)
+        table = arrow.read(file, digest)
+        return arrow.declared(all_tables()[name], table, file) if name in all_tables() else table
+
+    def _file(self, name: str) -> tuple[Path, str]:
+        """Where the table lies, and its sha256."""
+        return self.path / f"{name}.parquet", self.manifest["tables"][name]["sha256"]
+
     def _read(self, name: str) -> pd.DataFrame:
-        frame: pd.DataFrame = arrow.read(self.path / f"{name}.parquet").to_pandas()
+        frame: pd.DataFrame = self.stored(name).to_pandas()
         return frame
 
     def __getattr__(self, name: str) -> pd.DataFrame:

@@ -1,5 +1,9 @@
 """What is wrong with a stored run."""
 
+from pathlib import Path
+
+import pyarrow as pa
+
 from headscope.errors import BadRun
 from headscope.runs import arrow
 from headscope.runs.columns import FORMAT_VERSION
@@ -24,8 +28,18 @@ def validate(run: Stored) -> list[str]:
             problems.append(f"{name}: sha256 differs from run.json")
         if stored.num_rows != facts["rows"]:
             problems.append(f"{name}: {stored.num_rows} rows, run.json says {facts['rows']}")
-        problems += arrow.faults(all_tables()[name], stored)
+        try:
+            problems += arrow.faults(all_tables()[name], stored)
+        except (pa.ArrowException, ValueError) as error:
+            problems.append(f"{name}: its values cannot be read: {' '.join(str(error).split())[:200]}")
     for name, digest in run.manifest.get("files", {}).items():
-        if not (run.path / name).is_file() or sha256(run.path / name) != digest:
+        if _digest(run.path / name) != digest:
             problems.append(f"{name}: missing or changed")
     return problems
+
+
+def _digest(file: Path) -> str | None:
+    try:
+        return sha256(file)
+    except (OSError, ValueError):
+        return None

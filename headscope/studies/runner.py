@@ -5,10 +5,12 @@ skipped, so an interrupted run goes on where it stopped. Of every model that is 
 position parameters.
 """
 
+import logging
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +31,8 @@ from headscope.studies.cells import Cell, Section
 from headscope.studies.config import Study
 from headscope.studies.materials import Materials
 from headscope.studies.progress import Progress, Silent
+
+log = logging.getLogger("headscope")
 
 
 class _Positions:
@@ -65,36 +69,49 @@ def run(
     sections: dict[str, Section] = {
         name: door.part(door.probes()[name], "cells")(config, materials) for name, config in study.sections.items()
     }
-    plan = [(name, cell) for name, section in sections.items() for cell in section.cells()]
-    used = [label for label in study.models if any(cell.model == label for _, cell in plan)]
+    measuring = [(name, cell) for name, section in sections.items() for cell in section.cells()]
+    used = [label for label in study.models if any(cell.model == label for _, cell in measuring)]
+    steps = {label: _step(label, materials) for label in used}
+    for label in used:
+        materials.identify(label)
     sections["positions"] = _Positions(used, materials)
-    plan = [("positions", cell) for cell in sections["positions"].cells()] + plan
+    plan = [("positions", cell) for cell in sections["positions"].cells()] + measuring
     config = study.model_dump(mode="json", exclude_none=True)
     config["models"] = {label: _identified(label, study.models[label], materials) for label in used}
     started = time.monotonic()
-    with RunWriter.open(Path(out), study.name, config, resume) as writer:
+    with _interruptible(RunWriter.open(Path(out), study.name, config, resume)) as writer:
+        if resume and (finished := writer.finished(_told(materials.inputs))) is not None:
+            log.info("this run is finished already, and nothing was measured again: %s", finished.path)
+            return finished
+        writer.compare(_told(materials.inputs))
         materials.files = writer.files
         materials.stored = writer.stored
-        # Grouped by checkpoint, so that each is loaded once.
-        turn = _turns(materials)
         todo = [(name, cell) for name, cell in plan if not writer.done(f"{name}/{cell.id}")]
-        todo.sort(key=lambda item: turn.get(item[1].model, (-1, -1)))
+        # Grouped by checkpoint, so that each is loaded once. What is merely read off comes last: a mistake that shows
+        # when a model is first run leaves nothing behind.
+        turn = _turns(materials)
+        todo.sort(key=lambda item: (*turn.get(item[1].model, (-1, -1)), item[0] == "positions"))
+        described: dict[str, dict[str, Any]] = {}
         progress.start(sum(cell.cost for _, cell in plan), sum(c.cost for _, c in plan) - sum(c.cost for _, c in todo))
         try:
             for name, cell in todo:
                 progress.doing(cell.id)
                 materials.advanced = 0.0
                 model = None if cell.model is None else materials.model(cell.model)
-                writer.add(f"{name}/{cell.id}", sections[name].rows(cell, model))
+                for label in used:  # a scheme that cannot be is told before any other of its checkpoint is measured
+                    if cell.model is not None and turn[label][0] == turn[cell.model][0]:
+                        _ = materials.model(label).schedule
+                rows = sections[name].rows(cell, model)
+                writer.note(_told({label: materials.inputs[label] for label in (cell.model, None)}))
+                writer.add(f"{name}/{cell.id}", rows)
+                if name == "positions" and cell.model is not None:
+                    described[cell.model] = _described(cell.model, materials, steps[cell.model])
                 progress.done(cell.cost - materials.advanced)
-            described = [_described(label, materials) for label in used]
-        except KeyboardInterrupt as stop:
-            raise Interrupted(f"interrupted; finished cells are kept in {writer.partial}: add --resume") from stop
         finally:
             progress.stop()
         seconds = round(time.monotonic() - started, 1)
         manifest = {
-            "models": described,
+            "models": [described.get(label) or _described(label, materials, steps[label]) for label in used],
             "seed": study.seed,
             "versions": {name: version(name) for name in ("headscope", "torch", "transformers", "pandas", "pyarrow")},
             "hardware": _hardware(),
@@ -102,6 +119,31 @@ def run(
             "timings": {"seconds": seconds, "cells_done_now": len(todo), "cells": len(plan)},
         }
         return writer.commit([f"{name}/{cell.id}" for name, cell in plan], manifest)
+
+
+@contextmanager
+def _interruptible(writer: RunWriter) -> Iterator[RunWriter]:
+    """Use a writer; Ctrl-C becomes Interrupted, which tells what is kept."""
+    try:
+        with writer:
+            yield writer
+    except KeyboardInterrupt as stop:
+        if writer.committed:
+            said = f"interrupted, but the run is finished: {writer.final}"
+        elif writer.partial.is_dir():
+            said = f"interrupted; finished cells are kept in {writer.partial}: add --resume"
+        else:
+            said = "interrupted before the first cell was finished; nothing is kept"
+        raise Interrupted(said) from stop
+
+
+def _told(inputs: Mapping[str | None, Mapping[str, str]]) -> dict[str, str]:
+    """Digests of what a run is made from, by what run.json and a user call it."""
+    return {
+        f"the {what}" + (f" of '{label}'" if label is not None else ""): digest
+        for label, digests in inputs.items()
+        for what, digest in digests.items()
+    }
 
 
 def _turns(materials: Materials) -> dict[str | None, tuple[int, int]]:
@@ -119,12 +161,17 @@ def _identified(label: str, spec: str, materials: Materials) -> str:
     return spec if given is None else f"{spec}#{given.weights_sha256[:12]}"
 
 
-def _described(label: str, materials: Materials) -> dict[str, Any]:
-    """What run.json tells of one model."""
+def _step(label: str, materials: Materials) -> int | None:
+    """The training step of a model's checkpoint, if it is one of many."""
+    named = materials.given[label].name if label in materials.given else materials.specs[label].checkpoint
+    folder = Path(named).expanduser()
+    return training_step(folder) if folder.is_dir() else None
+
+
+def _described(label: str, materials: Materials, step: int | None) -> dict[str, Any]:
+    """What run.json tells of one model; `step` is its checkpoint's."""
     model, spec = materials.model(label), materials.study.models[label]
     learned = model.schedule if isinstance(model.schedule, AdaRoPE) else None
-    folder = Path(model.name if label in materials.given else materials.specs[label].checkpoint).expanduser()
-    step = training_step(folder) if folder.is_dir() else None
     return {
         "label": label,
         "spec": spec,

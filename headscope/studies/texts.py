@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from headscope import given
 from headscope.errors import BadInput, Missing, nearest
 
 SCAN = 20_000
@@ -157,8 +158,9 @@ def _without_scan_marks(text: str) -> str:
 
 def _matches(pattern: str) -> dict[str, Path]:
     """Return the files a glob matches, by path; a name is the folder the glob starts from / the path below it."""
-    pattern = str(Path(pattern).expanduser())
-    exact = Path(pattern).is_file()  # a name that holds '[' is not a glob
+    start = given.path(pattern, "text file")
+    pattern = str(start)
+    exact = start.is_file()  # a name that holds '[' is not a glob
     found = [pattern] if exact else glob.glob(pattern, recursive=True)
     paths = sorted(path for path in map(Path, found) if path.is_file())
     if not paths:
@@ -198,13 +200,13 @@ def _stream(rest: str) -> Iterator[Document]:
 def _parse(rest: str) -> tuple[str, str, str]:
     """Split DATASET[:split[:column]]; a local path may itself hold colons."""
     parts = rest.split(":")
-    local = (n for n in range(len(parts), 0, -1) if Path(":".join(parts[:n])).expanduser().exists())
+    local = (n for n in range(len(parts), 0, -1) if given.path(":".join(parts[:n]), "data set").exists())
     n = next(local, 1)
     dataset, options = ":".join(parts[:n]), parts[n:]
     if len(options) > 2 or not all([dataset, *options]):
         raise BadInput(f"text source 'hf:{rest}' is not of the form hf:DATASET[:split[:column]]; a split has no slices")
-    if Path(dataset).expanduser().exists():
-        dataset = str(Path(dataset).expanduser())
+    if (folder := given.path(dataset, "data set")).exists():
+        dataset = str(folder)
     split, column = (options + ["train", "text"][len(options) :])[:2]
     return dataset, split, column
 

@@ -13,9 +13,7 @@ class Influence(Options):
     models: list[str] | None = Field(None, min_length=1, description="labels of the models to sweep; default all")
     lengths: list[Annotated[int, Field(ge=2)]] = Field([1024], min_length=1, description="context lengths in tokens")
     components: list[Literal["joint", "freq", "scale", "z-zero", "z-mean", "q-uniform"]] = Field(
-        ["joint", "freq", "scale"],
-        min_length=1,
-        description="what is reset, or a named ablation, which needs no adapter",
+        ["joint", "freq", "scale"], description="what is reset, or a named ablation, which needs no adapter"
     )
     targets: list[Literal["init", "base"]] = Field(["init"], min_length=1, description="what parameters go back to")
     unit: Literal["auto", "group", "head"] = Field(

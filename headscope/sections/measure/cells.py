@@ -13,7 +13,7 @@ from headscope.attention.heard import Attention
 from headscope.measures import AttentionRows, DistanceProfile, RotaryPairs
 from headscope.models.checkpoint import evaluating
 from headscope.passes.capture import capturing
-from headscope.passes.logits import last_hidden, loss_by_position
+from headscope.passes.logits import finite_hidden, loss_by_position
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.positions.schedule import Schedule
@@ -94,7 +94,7 @@ def measure_tokens(
         for listener in listeners:
             layers.listen(listener.update)
         ids = ids.to(model.device)[None]
-        hidden = last_hidden(model, ids)
+        hidden = finite_hidden(model, ids)
         columns: dict[str, dict[str, Any]] = {listener.name: dict(listener.compute()) for listener in listeners}
         if "nll" in tables:
             columns["nll"] = dict(loss_by_position(model, ids, hidden).compute())

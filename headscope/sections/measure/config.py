@@ -15,6 +15,7 @@ class Measure(Options):
     lengths: list[int] = Field(default=[512, 2048], description="context lengths in tokens")
     tables: list[TableName] = Field(
         default=["attention", "pairs", "distance", "nll"],
+        min_length=1,
         description="tables to fill",
         json_schema_extra={"flags": ["--measure"]},
     )

@@ -1,0 +1,78 @@
+"""What a run is made from, as digests: a run that goes on must go on from the same.
+
+Of a checkpoint or an adapter its files count, so that they can be compared before anything is opened.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headscope.models import sources
+from headscope.positions import lora
+from headscope.positions.adarope import adapter_file
+from headscope.positions.schemes import Adapted, Scheme
+from headscope.studies.texts import TokenDocument
+
+Content = Iterable[str | bytes | Sequence[int] | np.ndarray]
+"""Texts, bytes and token ids."""
+
+
+def digest(parts: Content) -> str:
+    """One digest of all the parts, each told apart from the next."""
+    whole = hashlib.sha256()
+    for part in parts:
+        plain = part.encode() if isinstance(part, str) else part
+        data = plain if isinstance(plain, bytes) else np.asarray(plain, np.int64).tobytes()
+        whole.update(f"{len(data)} ".encode() + data)
+    return whole.hexdigest()
+
+
+def of_files(files: Iterable[Path]) -> str:
+    """Digest of files and their names; large ones are never in memory as a whole."""
+    whole = hashlib.sha256()
+    for file in sorted(files):
+        with file.open("rb") as stream:
+            whole.update(f"{file.name} ".encode() + hashlib.file_digest(stream, "sha256").digest())
+    return whole.hexdigest()
+
+
+def of_checkpoint(name: str) -> dict[str, str]:
+    """Digests of a checkpoint's configuration and weights, by what they are."""
+    folder = Path(sources.locate(name)[0])
+    return {"configuration": of_files([folder / "config.json"]), "weights": of_files(folder.glob("*.safetensors"))}
+
+
+def of_scheme(rule: Scheme) -> dict[str, str]:
+    """Digest of the adapter that a position scheme reads, with the LoRA beside it or the key map it is read by."""
+    if not isinstance(rule, Adapted):
+        return {}
+    if rule.keys is None:
+        return {"adapter": of_adapter(rule.adapter)}
+    trained = Path(rule.adapter)
+    files = list(trained.glob("*.safetensors")) if trained.is_dir() else [trained]
+    return {"adapter": of_files(files), "key map": of_files(file for file in [Path(rule.keys)] if file.is_file())}
+
+
+def of_adapter(name: str) -> str:
+    """Digest of an adapter, given by path or by the name of a shipped one, and of the LoRA beside it."""
+    file = adapter_file(name)
+    return of_files([file, *(each for each in lora.beside(file).glob("adapter_*") if each.is_file())])
+
+
+def of_tokenizer(tokenizer: Any) -> str:
+    """Digest of how a tokenizer makes tokens and wraps a chat; not of how it was last asked to pad or cut."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = json.loads(backend.to_str()) if backend is not None else getattr(tokenizer, "get_vocab", dict)()
+    rules = {name: rule for name, rule in rules.items() if name not in ("padding", "truncation")}
+    template = getattr(tokenizer, "chat_template", None)
+    special = sorted(map(str, getattr(tokenizer, "all_special_tokens", ())))
+    return digest([json.dumps([rules, template, special], sort_keys=True)])
+
+
+def of_documents(documents: Iterable[TokenDocument]) -> str:
+    """Digest of documents: their names and token ids."""
+    return digest(part for document in documents for part in (document.name, document.ids))

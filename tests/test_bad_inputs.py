@@ -1,0 +1,632 @@
+"""Bad inputs, one table: each is one line and its exit code, without a traceback, and leaves nothing in --out."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import families
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_cli import headscope, refused  # noqa: F401 (fixtures)
+from test_study import save_checkpoint, save_texts, tokenizer
+from transformers import AutoModelForCausalLM
+
+import headscope as hs
+from headscope import door
+from headscope.positions import AdaRoPE, resolve
+from headscope.positions.adarope import FORMAT
+from headscope.positions.model import Spec
+from headscope.studies.config import read_study
+from headscope.studies.progress import Terminal
+
+
+class Yaml(str):
+    """An argument that is the content of a study file."""
+
+
+def case(code: int, told: str, *arguments: object, name: str = "") -> Any:
+    shown = " ".join(str(each) for each in arguments)
+    return pytest.param(code, told, arguments, id=ascii(name or shown).replace("\\", "/")[1:90])
+
+
+TINY = ("--model", "x={place}/tiny", "--text", "file:{place}/texts/*.txt", "--docs", 1, "--device", "cpu", "--quiet")
+
+NEEDLE = (*TINY[:4], "--device", "cpu", "--quiet", "--lengths", "55,", "--depths", "1")
+
+
+def run(code: int, told: str, *arguments: object) -> Any:
+    """Measuring the tiny model, but for these arguments."""
+    return case(code, told, "run", *TINY, "--length", 24, *arguments, name=" ".join(map(str, arguments)))
+
+
+def model(code: int, told: str, spec: str, *arguments: object) -> Any:
+    """Measuring another model than the tiny one."""
+    others = TINY[2:]
+    return case(code, told, "run", "--model", f"x={spec}", *others, "--length", 24, *arguments, name=spec)
+
+
+def study(told: str, content: str) -> Any:
+    return case(2, told, "run", Yaml(content))
+
+
+# Families of cases -------------------------------------------------------------------------------------------------
+
+NUMBERS_OF_SCHEMES = {
+    "yarn": ("factor=", "of at least 1"),
+    "yarn:factor=8": ("attention_factor=", "above 0"),
+    "linear": ("factor=", "of at least 1"),
+    "ntk": ("factor=", "of at least 1"),
+    "abf": ("theta=", "above 1"),
+    "llama3": ("factor=", "of at least 1"),
+    "llama3:factor=8": ("low_freq_factor=", "above 0"),
+    "llama3:factor=8,low_freq_factor=2": ("high_freq_factor=", "above 2"),
+    "prope": ("keep=", "between 0 and 1"),
+}
+
+
+def of_schemes() -> Iterator[Any]:
+    for scheme, (key, expected) in NUMBERS_OF_SCHEMES.items():
+        before = f"{{place}}/tiny@{scheme}{',' if ':' in scheme else ':'}{key}"
+        for value in ("eight", "", "²", "1e"):
+            yield model(2, f"'{value}' is not a number: {key[:-1]} in scheme", before + value)
+        for value in ("nan", "inf", "-inf", "-1"):
+            yield model(2, f"{key}{value}: expected a", before + value)
+        yield model(2, expected, f"{before}-0.5")
+        yield model(2, f"key '{key[:-1]}' stands twice", f"{before}1,{key}1")
+    for value in ("eight", "1.5", "nan", "inf", "²", ""):
+        yield model(2, f"'{value}' is not a number: length in scheme", f"{{place}}/tiny@logn:length={value}")
+    for value in ("1", "0", "-8"):
+        yield model(2, f"length={value}: expected a number of at least 2", f"{{place}}/tiny@logn:length={value}")
+    yield model(2, "is too large", f"{{place}}/tiny@logn:length={'9' * 400}")
+    for scheme in ("base", "nope"):
+        yield model(2, f"scheme '{scheme}' has no key 'factor': it takes no keys", f"{{place}}/tiny@{scheme}:factor=8")
+    for scheme in ("yarn", "linear", "ntk", "llama3"):
+        yield model(2, f"scheme '{scheme}' needs factor=", f"{{place}}/tiny@{scheme}")
+        yield model(2, f"scheme '{scheme}' has no key 'fakto'", f"{{place}}/tiny@{scheme}:fakto=8")
+        yield model(2, "expected key=value", f"{{place}}/tiny@{scheme}:8")
+    for misspelt, meant in (("yarm", "yarn"), ("lin", "linear"), ("llama", "llama3"), ("adarop", "adarope")):
+        yield model(2, f"(did you mean '{meant}'?)", f"{{place}}/tiny@{misspelt}:factor=8")
+
+
+FLAGGED = {"adapt": "adapt", "influence": "influence", "needle": "needle", "window": "window", "scaling": "scaling"}
+WHOLE = {
+    "adapt": ("lora_rank", "lora_alpha", "warmup", "keep", "validation_length", "recompute_above"),
+    "influence": ("order", "top", "random", "draws", "memory"),
+    "needle": ("max_length", "needles", "seeds"),
+    "window": ("center", "dims", "seeds", "steps"),
+    "scaling": ("seeds",),
+}
+REAL = {"adapt": ("factor", "frequency_rate", "scale_rate", "lora_rate")}
+LISTS = {
+    "measure": ("lengths", "tables"),
+    "influence": ("lengths", "targets", "models"),
+    "needle": ("lengths", "depths"),
+    "window": ("widths",),
+    "scaling": ("lengths", "exponents", "betas"),
+    "adapt": ("phases", "train"),
+}
+CHOICES = {
+    "measure": ("tables",),
+    "adapt": ("variant", "strategy"),
+    "influence": ("components", "targets", "unit", "method"),
+    "needle": ("mode", "template"),
+}
+
+
+def of_options() -> Iterator[Any]:
+    for section, names in WHOLE.items():
+        for name in names:
+            flag = f"--{name.replace('_', '-')}"
+            for value in ("some", "nan", "inf", "1.5"):
+                yield case(2, f"{section}.{name}: Input should be a valid integer", section, f"{flag}={value}")
+            yield case(2, f"{section}.{name}: Input should be greater than or equal to", section, f"{flag}=-6")
+    for section, names in REAL.items():
+        for name in names:
+            flag = f"--{name.replace('_', '-')}"
+            yield case(2, f"{section}.{name}: Input should be a valid number", section, f"{flag}=some")
+            for value in ("nan", "inf", "-inf"):
+                yield case(2, f"{section}.{name}: Input should be a finite number", section, f"{flag}={value}")
+            yield case(2, f"{section}.{name}: Input should be greater than", section, f"{flag}=-5")
+    for section, names in LISTS.items():
+        for name in names:
+            yield study(f"study.yaml': {section}", f"{section}: {{{name}: []}}")
+            yield study(f"{section}.{name}: Input should be a valid", f"{section}: {{{name}: {{a: 1}}}}")
+    for section, names in CHOICES.items():
+        for name in names:
+            wrong = "[sum]" if name.endswith("s") else "sum"
+            yield study("Input should be '", f"{section}: {{{name}: {wrong}}}")
+            yield study(f"{section}.{name}", f"{section}: {{{name}: [3.5]}}")
+    for section in (*FLAGGED, "measure"):
+        yield study(f"unknown key '{section}.nope'", f"{section}: {{nope: 1}}")
+        for content, found in (("5", "5"), ("text", "'text'"), ("[1]", "[1]"), ("true", "True")):
+            yield study(f"{section}: Input should be keys with values, found {found}", f"{section}: {content}")
+        yield study(f"unknown key '{section}s'", f"{section}s: {{}}")
+    for value in ("0", "-1", "1"):
+        yield case(2, "is too short", "run", f"--length={value}")
+    for value in ("some", "²", "1.5"):
+        yield case(2, "measure.rows: Input should be a valid integer", "run", f"--rows={value}")
+    for value in ("0", "1", "-3"):
+        yield case(2, f"{value} rows are too few", "run", f"--rows={value}")
+    for phase in ("2048", "²:2", "a:b", "1:2:3:4", "-1:2", "1.5:2", ":"):
+        yield case(2, f"bad phase '{phase}'", "adapt", f"--phase={phase}")
+    for phase in ("1:2", "8:0", "8:1:0"):
+        yield case(2, "Input should be greater than or equal to", "adapt", f"--phase={phase}")
+    yield case(2, "--limit", "run", "--limit", "0")
+
+
+STUDIES = [
+    ("texts: Input should be keys with values, found ['file:x']", "texts: ['file:x']\nmeasure: {}"),
+    ("texts: Input should be keys with values, found 5", "texts: 5\nmeasure: {}"),
+    ("unknown key 'texts.sauce' (did you mean 'source'?)", "texts: {sauce: x}\nmeasure: {}"),
+    ("texts.docs: Input should be greater than or equal to 1, found 0", "texts: {docs: 0}\nmeasure: {}"),
+    ("texts.docs: Input should be less than or equal to", "texts: {docs: 100000000000}\nmeasure: {}"),
+    ("texts.source: Input should be a valid string, found 3", "texts: {source: 3}\nmeasure: {}"),
+    ("seed: Input should be greater than or equal to 0, found -1", "seed: -1\nmeasure: {}"),
+    ("seed: Input should be less than or equal to", "seed: 100000000000000000000000000\nmeasure: {}"),
+    ("seed: Input should be a valid integer", "seed: x\nmeasure: {}"),
+    ("name: String should match pattern", "name: ../up\nmeasure: {}"),
+    ("name: String should match pattern", "name: ''\nmeasure: {}"),
+    ("name: Input should be a valid string, found 3", "name: 3\nmeasure: {}"),
+    ("device: Input should be a valid string, found 3", "device: 3\nmeasure: {}"),
+    ("models: Input should be keys with values, found ['a']", "models: [a]\nmeasure: {}"),
+    ("models: give at least one model to measure", "models: {}\nmeasure: {}"),
+    ("models.a: Input should be a valid string, found 3", "models: {a: 3}\nmeasure: {}"),
+    ("models.a: Input should be a valid string, found None", "models: {a: }\nmeasure: {}"),
+    ("models.a: Input should be a valid string, found {'b': 1}", "models: {a: {b: 1}}\nmeasure: {}"),
+    ("1: Keys should be strings, found 1", "1: 2\nmeasure: {}"),
+    ("key 'seed' stands twice, in lines 1 and 3; keep one", "seed: 1\nmeasure: {}\nseed: 2"),
+    ("key 'lengths' stands twice, in lines 2 and 3", "measure:\n  lengths: [24]\n  lengths: [40]"),
+    ("key 'a' stands twice, in lines 2 and 3", "models:\n  a: smollm2-135m\n  a: smollm2-135m@nope\nmeasure: {}"),
+    ("unknown key 'adapt.phases.0.lenght' (did you mean 'length'?)", "adapt: {phases: [{lenght: 3, steps: 1}]}"),
+    ("adapt.phases.0.steps: Field required", "adapt: {phases: [{length: 3}]}"),
+    ("adapt.phases.1: Input should be keys with values, found 3", "adapt: {phases: ['8:1', 3]}"),
+    ("adapt.phases.0.length: Input should be a valid integer", "adapt: {phases: [{length: x, steps: 1}]}"),
+    ("holds no keys", "- a"),
+    ("holds no keys", "just text"),
+    ("holds no keys", ""),
+    ("the study has no section", "seed: 1"),
+    ("cannot read study file", "measure: {"),
+    ("cannot read study file", "measure: *nowhere"),
+    ("cannot read study file", "measure: !!python/object:os.system {}"),
+    ("a value does not fit its tag", "seed: !!int ''\nmeasure: {}"),
+    ("a value does not fit its tag", "seed: !!bool maybe\nmeasure: {}"),
+    ("a value does not fit its tag", "seed: 2020-13-45\nmeasure: {}"),
+    ("it is nested too deeply", "measure: " + "[" * 3000),
+    ("holds the character", 'models: {"a\\u2028b": smollm2-135m}\nmeasure: {}'),
+    ("holds the character", 'models: {"a\\nb": smollm2-135m}\nmeasure: {}'),
+    ("holds the character", 'models: {a: "x\\0y"}\nmeasure: {}'),
+    ("holds the character", 'texts: {source: "file:\\0"}\nmeasure: {}'),
+    ("needle.depths.0: Input should be a finite number, found nan", "needle: {depths: [.nan]}"),
+    ("depth 1.5 lies outside 0", "needle: {depths: [1.5]}"),
+    ("give at most 1000", "needle: {depths: 1000000000}"),
+    ("that many context lengths", "needle: {lengths: 4096}"),
+    ("scaling.betas.0: Input should be a finite number, found inf", "scaling: {betas: [.inf]}"),
+    ("orders of ESS are positive and not 1", "scaling: {betas: [1]}"),
+    ("exponents lie in [0, 1)", "scaling: {exponents: [1]}"),
+    ("give lengths of at least 10 and at most", "scaling: {lengths: [100000000000000]}"),
+    ("scaling.seeds: Input should be less than or equal to", "scaling: {seeds: 1000000000}"),
+    ("window.center: Input should be less than or equal to", "window: {center: 1000000000}"),
+    ("window.dims: Input should be a multiple of 2", "window: {dims: 5}"),
+    ("widths lie between 1 and", "window: {widths: [0]}"),
+    ("influence.curve: Input should be a valid boolean", "influence: {curve: maybe}"),
+    ("adapt.lora_rank: Input should be less than or equal to", "adapt: {lora_rank: 1000000000}"),
+    ("adapt: give one checkpoint, without a scheme", "models: {a: smollm2-135m, b: smollm2-135m}\nadapt: {}"),
+]
+
+LONG = "x" * 5000
+
+PLAIN = [
+    case(
+        3,
+        "no file matches 'file:nowhere.txt'",
+        "run",
+        Yaml("texts: 'file:nowhere.txt'\nmodels: {x: '{place}/tiny'}\nmeasure: {}"),
+    ),
+    case(
+        3,
+        "no file matches 'file:nowhere.txt'",
+        *("run", Yaml("texts: 'file:nowhere.txt'\nmodels: {x: '{place}/tiny'}\nmeasure: {}"), "--docs", 2),
+    ),
+    case(2, "no study file", "run", "{place}/none.yaml"),
+    case(2, "cannot read study file", "run", "{place}"),
+    case(2, "cannot be looked up", "run", LONG, name="long study"),
+    case(2, "cannot be looked up", "run", "~no-such-user/study.yaml"),
+    case(2, "give the study file once", "run", Yaml("measure: {}"), "--config", "x.yaml"),
+    case(2, "holds the character '\\udce9'", "run", "--model", "caf\udce9=smollm2-135m", name="surrogate label"),
+    case(2, "holds the character '\\udce9'", "run", "--text", "file:caf\udce9.txt", name="surrogate text"),
+    case(2, "holds the character '\\udce9'", "adapt", "--train", "file:caf\udce9.txt", name="surrogate train"),
+    case(2, "--checkpoints is empty", "run", "--checkpoints", ""),
+    case(2, "--text is empty", "run", "--text", ""),
+    case(2, "--model is empty", "run", "--model", ""),
+    case(2, "--model is empty", "adapt", "--model", ""),
+    case(2, "is given twice", "run", "--model", "a=smollm2-135m", "--model", "a=smollm2-135m@nope"),
+    case(2, "No such option", "run", "--nope"),
+    case(2, "No such command", "nope"),
+    case(2, "Invalid value for '--seed'", "run", "--seed", "x"),
+    case(2, "seed: Input should be greater than or equal to 0", "run", "--seed=-1"),
+    case(2, "seed: Input should be less than or equal to", "run", f"--seed={'9' * 40}"),
+    case(2, "Invalid value for '--docs'", "run", "--docs", "²", name="docs squared"),
+    case(
+        2,
+        "nothing to do to the units; give components",
+        *("influence", *TINY, "--length", 24, "--config", Yaml("influence: {components: []}")),
+    ),
+    model(3, "no checkpoint at", "./nowhere/model"),
+    model(3, "no GGUF file at", "{place}/none.gguf"),
+    model(2, "cannot be looked up", "~no-such-user/model"),
+    model(2, "cannot be looked up", LONG),
+    model(2, "expected CHECKPOINT or CHECKPOINT@SCHEME", "@yarn:factor=8"),
+    model(2, "expected CHECKPOINT or CHECKPOINT@SCHEME", "{place}/tiny@"),
+    model(2, "is not a checkpoint folder", "{place}/texts"),
+    model(2, "is a file, not a checkpoint", "{place}/texts/a.txt"),
+    model(3, "no checkpoint at '[/red]'", "[/red]"),
+    model(2, "unknown checkpoint '[red]'", "[red]"),
+    model(2, "unknown position scheme '[/red]'", "{place}/tiny@[/red]"),
+    run(2, "holds shapes without numbers", "--device", "meta"),
+    run(2, "device 'tpu:x' cannot be used here", "--device", "tpu:x"),
+    run(2, "device '²' cannot be used here", "--device", "²"),
+    run(2, "device '' cannot be used here", "--device", ""),
+    run(2, "cannot be used here", "--device", "cuda:99"),
+    run(2, "unknown dtype 'fp64'", "--dtype", "fp64"),
+    run(2, "unknown dtype ''", "--dtype", ""),
+    run(2, "text source 'shakespeare' is not known", "--text", "shakespeare"),
+    run(2, "packaged text 'pkg:shakespear' is not known", "--text", "pkg:shakespear"),
+    run(2, "text source 'file:' is not known", "--text", "file:"),
+    run(2, "text source 'hf:' is not known", "--text", "hf:"),
+    run(3, "it is a folder", "--text", "file:{place}/texts"),
+    run(3, "it is a folder", "--text", "file:/"),
+    run(3, "no file matches", "--text", "file:{place}/none/**"),
+    run(2, "cannot be looked up", "--text", "file:~no-such-user/*.txt"),
+    run(2, "cannot be looked up", "--text", f"file:{LONG}"),
+    run(2, "is not UTF-8 text", "--text", "file:{place}/odd/latin.txt"),
+    run(2, "holds no text at all", "--text", "file:{place}/odd/empty.txt"),
+    run(2, "hold 24 tokens, but 9 are needed", "--docs", 9),
+    run(2, "hold 100000 tokens", "--length", 100000),
+    case(3, "no needles at", "needle", *NEEDLE, "--file", "{place}/none.jsonl"),
+    case(2, "cannot read needles from", "needle", *NEEDLE, "--file", "{place}/texts"),
+    case(2, "cannot be looked up", "needle", *NEEDLE, "--file", "~no-such-user/needles"),
+    case(2, "line 1 is not JSON", "needle", *NEEDLE, "--file", "{place}/texts/a.txt"),
+    case(2, "holds no needle", "needle", *NEEDLE, "--file", "{place}/odd/empty.txt"),
+    case(2, "is not JSON", "needle", *NEEDLE, "--file", "{place}/odd/deep.txt"),
+    case(2, "cannot read needles from", "needle", *NEEDLE, "--file", "{place}/odd/latin.txt"),
+    case(2, "chat template fails", "needle", *NEEDLE[2:], "--model", "x={place}/failing-chat", "--template", "chat"),
+    case(2, "leaves out what the user", "needle", *NEEDLE[2:], "--model", "x={place}/mute-chat", "--template", "chat"),
+    case(2, "has no chat template", "needle", *NEEDLE, "--template", "chat"),
+    case(3, "no adapter at 'none'", "adapt", "--strategy", "adarope-joint", "--adapter", "none"),
+]
+
+# What files hold ---------------------------------------------------------------------------------------------------
+
+Tensors = dict[str, torch.Tensor]
+
+
+def number(name: str, value: float) -> Callable[[Tensors], Tensors]:
+    def put(tensors: Tensors) -> Tensors:
+        changed = tensors[name].clone()
+        changed.flatten()[-1] = value
+        return tensors | {name: changed}
+
+    return put
+
+
+NAN, INF = float("nan"), float("inf")
+ADAPTERS: dict[str, tuple[str, Callable[[Tensors], Tensors], dict[str, Any]]] = {
+    **{
+        f"{name}-{value}": (f"{name} holds {value:g}, 1 numbers are not finite", number(name, value), {})
+        for name in ("xi", "tau", "gamma", "xi_init", "tau_init", "gamma_init", "theta_init", "rotary_factor")
+        for value in (NAN, INF, -INF)
+    },
+    **{
+        f"{name}-{value}": (f"{name} holds {value:g}, where numbers above 0", number(name, value), {})
+        for name in ("tau", "tau_init", "rotary_factor")
+        for value in (0, -1)
+    },
+    "theta_init-negative": ("theta_init holds -1", number("theta_init", -1), {}),
+    "xi-huge": ("xi holds 1000, the logarithm of no frequency", number("xi", 1000), {}),
+    **{
+        f"{name}-{dtype}": (
+            f"{name} holds {dtype}, not real numbers",
+            lambda tensors, name=name, dtype=dtype: tensors | {name: tensors[name].to(getattr(torch, dtype))},
+            {},
+        )
+        for name in ("xi", "tau", "gamma")
+        for dtype in ("complex64", "int64")
+    },
+    **{
+        f"length-{value}": ("its reference_length is", dict, {"reference_length": value})
+        for value in (0, -5, None, "8", 1.5, True, [8])
+    },
+    "step-text": ("its step is 'ten'", dict, {"step": "ten"}),
+    "digest-number": ("its weights_sha256 is 5", dict, {"weights_sha256": 5}),
+    "other-weights": ("was learned on other weights", dict, {"weights_sha256": "0" * 64}),
+    "format-2": ("(found headscope-adarope/2)", dict, {"format": "headscope-adarope/2"}),
+    "without-tau": ("lacks tau", lambda tensors: {k: v for k, v in tensors.items() if k != "tau"}, {}),
+    "short-xi": ("does not fit", lambda tensors: tensors | {"xi": tensors["xi"][:1]}, {}),
+}
+METADATA = {"none": ("(found none)", None), "list": ("(found none)", "[1]"), "broken": ("is not JSON", "{")}
+
+KEYS: dict[str, tuple[int, str, str]] = {
+    "list": (2, "it needs xi", "[1]"),
+    "empty": (2, "it needs xi", ""),
+    "number": (2, "it needs xi", "xi: 3"),
+    "length-text": (2, "it needs xi", "xi: a\nreference_length: '8'"),
+    "length-zero": (2, "it needs xi", "xi: a\nreference_length: 0"),
+    "length-negative": (2, "it needs xi", "xi: a\nreference_length: -4"),
+    "unknown": (2, "it needs xi", "xi: a\nbeta: b"),
+    "twice": (2, "key 'xi' stands twice, in lines 1 and 2", "xi: a\nxi: b"),
+    "not-yaml": (2, "cannot read key map", "{"),
+    "deep": (2, "it is nested too deeply", "[" * 3000),
+    "braces": (2, "has no tensor '{'", "xi: '{'"),
+    "field": (2, "has no tensor '{x}'", "xi: '{x}'"),
+    "nowhere": (2, "has no tensor 'no.0'", "xi: no.{layer}"),
+    "nan": (2, "xi holds nan", "xi: nan.{layer}"),
+    "inf": (2, "xi holds inf", "xi: inf.{layer}"),
+    "complex": (2, "xi holds complex64, not real numbers", "xi: complex.{layer}"),
+    "whole": (2, "xi holds int64, not real numbers", "xi: whole.{layer}"),
+    "shape": (2, "has shape (4,)", "xi: one.{layer}"),
+    "tau-zero": (2, "tau holds 0, where numbers above 0", "xi: good.{layer}\ntau: zero.{layer}"),
+    "gamma-nan": (2, "gamma holds nan", "xi: good.{layer}\ngamma: tau-nan.{layer}"),
+}
+
+CONFIGS: list[tuple[int, str, str, Any]] = [
+    *(
+        (2, f"Field '{key}' expected {kind}, got", key, value)
+        for key, kind, value in [
+            ("hidden_size", "int", "wide"),
+            ("hidden_size", "int", None),
+            ("hidden_size", "int", [64]),
+            ("num_hidden_layers", "int", "4"),
+            ("num_attention_heads", "int", "4"),
+            ("max_position_embeddings", "int", "long"),
+            ("hidden_act", "str", 5),
+        ]
+    ),
+    (2, "negative dimension -64", "hidden_size", -64),
+    (2, "negative dimension -1", "vocab_size", -1),
+    (2, "lacks weights, e.g. model.layers.4", "num_hidden_layers", 5),
+    (2, "modulo by zero", "num_attention_heads", 0),
+    (2, "other shapes than its config tells", "num_key_value_heads", 3),
+    (2, "other shapes than its config tells", "vocab_size", 50),
+    (2, "Validation error for field 'rope_parameters'", "rope_parameters", 3),
+    (2, "its config names 'new', which", "rope_parameters", {"rope_type": "new"}),
+    (2, "its config names 'nothing', which", "hidden_act", "nothing"),
+    (2, "model type `3`", "model_type", 3),
+    (2, "model type `never-heard`", "model_type", "never-heard"),
+    (3, "needs a package that is not installed", "quantization_config", {"quant_method": "gptq", "bits": 4}),
+    (3, "needs a package that is not installed", "quantization_config", {"quant_method": "awq", "bits": 4}),
+    (3, "requires bitsandbytes", "quantization_config", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    (2, "cannot open checkpoint", "quantization_config", 5),
+]
+
+CHECKPOINTS = [
+    *(model(code, told, f"{{place}}/config-{n}") for n, (code, told, *_) in enumerate(CONFIGS)),
+    model(2, "cannot open checkpoint", "{place}/config-broken"),
+    model(2, "cannot open checkpoint", "{place}/no-tokenizer"),
+    model(2, "its weights are not finite, first in 'model.layers.1.mlp.up_proj.weight'", "{place}/nan"),
+    model(2, "its weights are not finite, first in 'model.embed_tokens.weight'", "{place}/inf"),
+    model(2, "gives numbers that are not finite, first out of layer 2", "{place}/huge"),
+    case(
+        2,
+        "gives numbers that are not finite",
+        "needle",
+        *NEEDLE[2:],
+        "--model",
+        "x={place}/huge",
+        "--file",
+        "{place}/needles.jsonl",
+        name="needle on NaN",
+    ),
+    model(2, "embeddings for 128: it is not the tokenizer of this model", "{place}/large-tokenizer"),
+    model(2, "holds a LoRA of peft", "{place}/with-lora"),
+    model(2, "names '../x.safetensors'", "{place}/strange-shards"),
+]
+
+LEARNED = [
+    *(model(2, told, f"{{place}}/tiny@adarope:adapter={{place}}/adapters/{name}.safetensors")
+      for name, (told, *_) in ADAPTERS.items()),
+    *(model(2, told, f"{{place}}/tiny@adarope:adapter={{place}}/adapters/metadata-{name}.safetensors")
+      for name, (told, _) in METADATA.items()),
+    *(model(code, told, f"{{place}}/tiny@adarope:adapter={{place}}/trained.safetensors,keys={{place}}/keys/{name}.yaml")
+      for name, (code, told, _) in KEYS.items()),
+    model(3, "no key map at", "{place}/tiny@adarope:adapter={place}/trained.safetensors,keys={place}/none.yaml"),
+    model(2, "cannot read key map", "{place}/tiny@adarope:adapter={place}/trained.safetensors,keys={place}"),
+    model(3, "no checkpoint at", "{place}/tiny@adarope:adapter={place}/none,keys={place}/keys/nan.yaml"),
+    model(3, "no .safetensors file in", "{place}/tiny@adarope:adapter={place}/texts,keys={place}/keys/nan.yaml"),
+    model(2, "not a readable safetensors file", "{place}/tiny@adarope:adapter={place}/texts/a.txt"),
+    model(2, "cannot be looked up", "{place}/tiny@adarope:adapter=~no-such-user/x"),
+    model(2, "cannot be looked up", f"{{place}}/tiny@adarope:adapter={LONG}"),
+    model(2, "length=all: expected visible or sequence", "{place}/tiny@adarope:adapter=x,length=all"),
+    model(2, "weights=some: expected same or any", "{place}/tiny@adarope:adapter=x,weights=some"),
+    model(2, "cannot be put on", "{place}/tiny@adarope:adapter={place}/lora-broken.safetensors"),
+    model(2, "does not fit", "{place}/tiny@adarope:adapter={place}/lora-strange.safetensors"),
+    model(2, "numbers that are not finite", "{place}/tiny@adarope:adapter={place}/lora-nan.safetensors"),
+    model(3, "was learned with a LoRA", "{place}/tiny@adarope:adapter={place}/lora-none.safetensors"),
+]  # fmt: skip
+
+OTHERS = [
+    case(2, "no directory", "ls", "{place}/none"),
+    case(2, "no directory", "dash", "{place}/none"),
+    case(2, "cannot be looked up", "dash", "~no-such-user/runs"),
+    case(2, "cannot be looked up", "dash", LONG, name="dash long"),
+    case(2, "less than or equal to 65535", "dash", "--port", "70000"),
+    case(2, "greater than or equal to 64", "bench", "--length", "3"),
+    case(2, "greater than or equal to 1", "bench", "--repeats", "0"),
+    case(2, "Missing argument", "report"),
+    case(2, "Missing argument", "validate"),
+]
+
+TABLE = [
+    *of_schemes(),
+    *of_options(),
+    *(study(told, content) for told, content in STUDIES),
+    *PLAIN,
+    *CHECKPOINTS,
+    *LEARNED,
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny checkpoint, texts, and all that is wrong with others."""
+    place = tmp_path_factory.mktemp("bad")
+    tiny = save_checkpoint(place / "tiny")
+    save_texts(place / "texts")
+    (place / "odd").mkdir()
+    (place / "odd" / "latin.txt").write_bytes(b"plain \xff")
+    (place / "odd" / "empty.txt").write_text("")
+    (place / "odd" / "deep.txt").write_text("[" * 100_000)
+    needle = {"name": "n", "question": "w1 w2", "opening": "w3 w4", "fact": "w5 w6"}
+    (place / "needles.jsonl").write_text(json.dumps(needle))
+    spoil_checkpoints(place, tiny)
+    spoil_adapters(place, tiny)
+    return place
+
+
+def copied(place: Path, name: str) -> Path:
+    return Path(shutil.copytree(place / "tiny", place / name))
+
+
+def spoil_checkpoints(place: Path, tiny: Path) -> None:
+    config = json.loads((tiny / "config.json").read_text())
+    for n, (*_, key, value) in enumerate(CONFIGS):
+        (copied(place, f"config-{n}") / "config.json").write_text(json.dumps(config | {key: value}))
+    (copied(place, "config-broken") / "config.json").write_text("{")
+    for file in copied(place, "no-tokenizer").glob("tokenizer*"):
+        file.write_text("{}")
+    weights = load_file(tiny / "model.safetensors")
+    for name, key, value in (
+        ("nan", "model.layers.1.mlp.up_proj.weight", NAN),
+        ("inf", "model.embed_tokens.weight", INF),
+        ("huge", "model.layers.2.mlp.down_proj.weight", 3e38),
+    ):
+        spoilt = {**weights, key: weights[key].clone()}
+        spoilt[key].flatten()[3:40] = value
+        save_file(spoilt, copied(place, name) / "model.safetensors", {"format": "pt"})
+    larger = tokenizer()
+    larger.add_tokens([f"w{n}" for n in range(125, 200)] + ["w0 "])
+    larger._tokenizer.add_tokens(["w7x"])
+    large = copied(place, "large-tokenizer")
+    words = json.loads((large / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    words["model"]["vocab"] = {word: n + (500 if word.startswith("w") else 0) for word, n in vocabulary.items()}
+    (large / "tokenizer.json").write_text(json.dumps(words))
+    (copied(place, "with-lora") / "adapter_config.json").write_text("{}")
+    (copied(place, "strange-shards") / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "../x.safetensors"}})
+    )
+    for name, template in (("failing-chat", "{{ raise_exception('no') }}"), ("mute-chat", "hello")):
+        folder = copied(place, name)
+        spoken = tokenizer()
+        spoken.chat_template = template
+        spoken.save_pretrained(folder)
+
+
+def spoil_adapters(place: Path, tiny: Path) -> None:
+    model = hs.load(str(tiny), device="cpu")
+    adapter = AdaRoPE.untrained(model, resolve(model, "yarn:factor=4"))
+    tensors = adapter.tensors()
+    notes = {"format": FORMAT, "reference_length": 256, **adapter.metadata}
+    (place / "adapters").mkdir()
+    for name, (_, spoil, changes) in ADAPTERS.items():
+        save_file(
+            {key: value.contiguous() for key, value in spoil(tensors).items()},
+            place / "adapters" / f"{name}.safetensors",
+            {"headscope": json.dumps(notes | changes)},
+        )
+    for name, (_, text) in METADATA.items():
+        save_file(
+            tensors, place / "adapters" / f"metadata-{name}.safetensors", {"headscope": text} if text else {"a": "b"}
+        )
+    layers, shape = range(families.LAYERS), (2, 8)
+    kinds = {
+        "good": torch.zeros(shape),
+        "nan": torch.full(shape, NAN),
+        "inf": torch.full(shape, INF),
+        "complex": torch.zeros(shape, dtype=torch.complex64),
+        "whole": torch.zeros(shape, dtype=torch.int64),
+        "one": torch.ones(4),
+        "zero": torch.zeros(4),
+        "tau-nan": torch.full((4,), NAN),
+    }
+    trained = {f"{kind}.{layer}": tensor.clone() for kind, tensor in kinds.items() for layer in layers}
+    save_file(trained, place / "trained.safetensors")
+    (place / "keys").mkdir()
+    for name, (_, _, text) in KEYS.items():
+        (place / "keys" / f"{name}.yaml").write_text(text)
+    spoil_loras(place, tiny, tensors, notes)
+
+
+def spoil_loras(place: Path, tiny: Path, tensors: Tensors, notes: dict[str, Any]) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    module = AutoModelForCausalLM.from_pretrained(tiny)
+    wrapped = get_peft_model(module, LoraConfig(r=2, target_modules=["q_proj", "k_proj"]))
+    for name in ("broken", "strange", "nan", "none"):
+        save_file(tensors, place / f"lora-{name}.safetensors", {"headscope": json.dumps(notes | {"lora": {"rank": 2}})})
+        wrapped.save_pretrained(place / f"lora-{name}.lora")
+    (place / "lora-broken.lora" / "adapter_config.json").write_text("{}")
+    (place / "lora-none.lora" / "adapter_model.safetensors").unlink()
+    stored = load_file(place / "lora-nan.lora" / "adapter_model.safetensors")
+    save_file({key: value * NAN for key, value in stored.items()}, place / "lora-nan.lora/adapter_model.safetensors")
+    save_file(
+        {f"other.{key}": value for key, value in stored.items()}, place / "lora-strange.lora/adapter_model.safetensors"
+    )
+
+
+def filled(argument: object, place: Path, tmp_path: Path) -> str:
+    text = str(argument).replace("{place}", str(place))
+    if not isinstance(argument, Yaml):
+        return text
+    (tmp_path / "study.yaml").write_text(text)
+    return str(tmp_path / "study.yaml")
+
+
+@pytest.mark.parametrize(("code", "told", "arguments"), TABLE)
+def test_a_bad_input_is_one_line_and_leaves_nothing(code, told, arguments, place, refused, tmp_path):  # noqa: F811
+    line = refused(code, *(filled(argument, place, tmp_path) for argument in arguments))
+    assert told.replace("{place}", str(place)) in line
+
+
+@pytest.mark.parametrize(("code", "told", "arguments"), OTHERS)
+def test_a_bad_input_of_what_writes_no_run_is_one_line(code, told, arguments, place, headscope, tmp_path):  # noqa: F811
+    got, _, err = headscope(*(filled(argument, place, tmp_path) for argument in arguments))
+    assert got == code, err
+    assert err.startswith("headscope: ")
+    assert err.count("\n") == 1, err
+    assert told in err
+
+
+def test_a_source_alone_is_understood_with_and_without_flags_over_it(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("texts: 'file:mine.txt'\nmeasure: {}")
+    assert (
+        read_study(tmp_path / "study.yaml", {"texts": {"source": None, "docs": None}}).texts.source == "file:mine.txt"
+    )
+    texts = read_study(tmp_path / "study.yaml", {"texts": {"source": None, "docs": 2}}).texts
+    assert (texts.source, texts.docs) == ("file:mine.txt", 2)
+
+
+def test_a_folder_with_an_at_in_its_name_opens(tmp_path: Path) -> None:
+    folder = tmp_path / "me@home"
+    folder.mkdir()
+    assert Spec.read(str(folder)).checkpoint == str(folder)
+    scaled = Spec.read(f"{folder}@yarn:factor=4")
+    assert (scaled.checkpoint, scaled.scheme) == (str(folder), "yarn:factor=4")
+    (folder / "a.safetensors").touch()
+    learned = Spec.read(f"smollm2-135m@adarope:adapter={folder}/a.safetensors")
+    assert (learned.checkpoint, learned.rule.adapter) == ("smollm2-135m", f"{folder}/a.safetensors")
+
+
+def test_a_bar_shows_a_label_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = Terminal()
+    bar.start(1.0, 0.0)
+    bar.doing("[/red]")
+    bar.stop()
+    assert "[/red]" in capsys.readouterr().err
+
+
+def test_the_table_is_large_and_knows_every_section() -> None:
+    assert len(TABLE) + len(OTHERS) >= 300
+    assert {*FLAGGED, "measure"} == set(door.probes())

@@ -1,0 +1,306 @@
+"""What lies on disk and has changed since it was written: it is noticed, told in one line, and the rest works."""
+
+import json
+import random
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from dashboards.app import create
+from dashboards.frame import leads_to, nothing
+from headscope import cli
+from headscope.errors import BadRun, CannotWrite
+from headscope.report import write
+from headscope.runs import arrow
+from headscope.runs.disk import sha256
+from headscope.runs.run import Run, concatenate, runs, unfinished
+from headscope.runs.schema import all_tables
+from headscope.runs.synthetic import synthetic_run
+from headscope.runs.validate import validate
+
+FLIPPED = ("attention", "pairs", "distance", "nll", "retrieval")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run in a folder of its own; leave it as you found it."""
+    return synthetic_run(tmp_path_factory.mktemp("whole"), layers=2, docs=2)
+
+
+@pytest.fixture
+def copy(whole: Run, tmp_path: Path) -> Path:
+    """A run of one's own to damage."""
+    return Path(shutil.copytree(whole.path, tmp_path / whole.name))
+
+
+@pytest.fixture
+def headscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The command line in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
+
+
+def flips(run: Path, seed: int, count: int) -> Iterator[str]:
+    """The name of a table of which one bit is now another; every one is mended before the next."""
+    chance = random.Random(seed)
+    for turn in range(count):
+        name = FLIPPED[turn % len(FLIPPED)]
+        file = run / f"{name}.parquet"
+        good = file.read_bytes()
+        at, bit = chance.randrange(len(good)), chance.randrange(8)
+        file.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
+        yield name
+        file.write_bytes(good)
+
+
+# One bit of a table
+
+
+def test_every_flipped_bit_of_a_table_is_noticed(copy: Path) -> None:
+    for name in flips(copy, 0, 150):
+        run = Run.open(copy)
+        with pytest.raises(BadRun, match=rf"{name}\.parquet is damaged: .*; copy the run again") as refusal:
+            run.table(name)
+        assert "\n" not in str(refusal.value)
+        with pytest.raises(BadRun, match=name):
+            run.check()
+        others = [other for other in FLIPPED if other != name]
+        assert len(run.table(others[0])) > 0
+    Run.open(copy).check()
+
+
+def test_a_flipped_bit_is_noticed_where_several_runs_are_read_as_one(copy: Path, whole: Run) -> None:
+    for order in ((0, 1), (1, 0)):
+        for name in flips(copy, 1, 5):
+            joined = concatenate([[whole, Run.open(copy)][each] for each in order])
+            for ask in (joined.check, lambda joined=joined, name=name: joined.table(name)):
+                with pytest.raises(BadRun, match=name):
+                    ask()
+
+
+def test_a_report_notices_a_flipped_bit_and_writes_nothing(copy: Path, headscope) -> None:
+    out = copy.parent / "report.html"
+    for name in flips(copy, 2, 15):
+        code, told, said = headscope("report", copy, "--out", out)
+        assert (code, told, len(said.splitlines())) == (2, "", 1), said
+        assert f"{name}.parquet is damaged" in said
+        assert [*copy.parent.iterdir()] == [copy]
+
+
+def test_every_page_of_the_app_notices_a_flipped_bit(copy: Path) -> None:
+    paths = ("/", "/heads", "/compare", "/retrieval", "/scaling")
+    server = create(copy.parent).server
+    for turn, name in enumerate(flips(copy, 3, 25)):
+        with server.app_context():
+            with pytest.raises(BadRun, match=rf"{name}\.parquet is damaged"):
+                leads_to(paths[turn // 5], {})
+            assert nothing("damaged")
+
+
+def test_validate_names_a_flipped_bit_whatever_it_hits(copy: Path) -> None:
+    for name in flips(copy, 4, 20):
+        told = validate(Run.open(copy))
+        assert any(name in line for line in told)
+        assert all("\n" not in line for line in told)
+
+
+def test_a_table_that_is_gone_is_told_of_by_file(copy: Path) -> None:
+    (copy / "nll.parquet").unlink()
+    with pytest.raises(BadRun, match=r"nll\.parquet is damaged: No such file"):
+        _ = Run.open(copy).nll
+    assert any("nll.parquet" in line for line in validate(Run.open(copy)))
+
+
+# Another schema
+
+
+def rewritten(run: Path, table: pa.Table) -> Run:
+    """The run with another table nll, of which its run.json knows."""
+    arrow.write(run / "nll.parquet", table)
+    facts = json.loads((run / "run.json").read_text())
+    facts["tables"]["nll"] = {"rows": table.num_rows, "sha256": sha256(run / "nll.parquet")}
+    (run / "run.json").write_text(json.dumps(facts))
+    return Run.open(run)
+
+
+def test_a_table_of_another_schema_is_one_line_when_read(copy: Path, whole: Run, headscope) -> None:
+    nll = whole.stored("nll")
+    at = nll.schema.get_field_index("nll")
+    as_text = nll.set_column(at, pa.field("nll", pa.string(), nullable=False), pa.array(["much"] * len(nll)))
+    for table, found in ((nll.drop_columns("doc"), "'doc' is missing"), (as_text, "'nll' is string, not float")):
+        run = rewritten(copy, table)
+        with pytest.raises(BadRun, match=rf"nll\.parquet has another schema: its column {found}"):
+            run.table("nll")
+        assert len(run.attention) == len(whole.attention)
+    code, _, said = headscope("report", copy, "--out", copy.parent / "report.html")
+    assert (code, len(said.splitlines())) == (2, 1), said
+    assert [*copy.parent.iterdir()] == [copy]
+
+
+def test_columns_that_were_added_later_are_left_out(copy: Path, whole: Run) -> None:
+    nll = whole.stored("nll")
+    run = rewritten(copy, nll.append_column("later", pa.array([1.0] * len(nll))))
+    assert run.nll.equals(whole.nll)
+    assert list(concatenate([whole, run]).nll) == list(all_tables()["nll"].arrow.names)
+
+
+# run.json
+
+
+def changed(where: str, value: object):
+    """run.json with another value in one place; "" takes the place away."""
+
+    def change(facts):
+        *way, last = [int(key) if key.isdigit() else key for key in where.split(".")]
+        inside = facts
+        for key in way:
+            inside = inside[key]
+        if value == "":
+            del inside[last]
+        else:
+            inside[last] = value
+        return json.dumps(facts).encode()
+
+    return change
+
+
+def nested(depth: int):
+    return lambda facts: (
+        json.dumps(facts)[:-1].encode() + b', "config": ' + b'{"a":' * depth + b"1" + b"}" * depth + b"}"
+    )
+
+
+PLACES: dict[str, tuple[object, ...]] = {
+    "format_version": ("", "1", None, [], True, 1.5, 0, -1),
+    "models": ("", None, "base", 3, {}, [None], ["base"], [[]]),
+    "tables": ("", None, "nll", 3, [], {"nll": None}, {"nll": 8}),
+    **dict.fromkeys((f"models.0.{key}" for key in ("label", "spec", "scheme", "weights_sha256")), ("", None, 3)),
+    **dict.fromkeys(("models.0.geometry", "models.0.step"), ("", [])),
+    **dict.fromkeys((f"models.0.geometry.{key}" for key in ("layers", "kv_groups")), ("", None, 0, "4", 10**30)),
+    "tables.nll.rows": ("", None, -1, "8", 1e400, 10**30),
+    "tables.nll.sha256": ("", None, 3),
+    **dict.fromkeys(("config", "files", "timings"), (None, "x", [3])),
+}
+ODD = {
+    **{f"{where} {value!r}": changed(where, value) for where, values in PLACES.items() for value in values},
+    "no seconds": changed("timings", {"seconds": float("nan")}),
+    "one label twice": changed("models.1.label", "base"),
+    "a lone surrogate in a label": changed("models.0.label", "\ud800"),
+    "a lone surrogate in the config": changed("config.\udfff", 1),
+    "nested": nested(100),
+    "nested deep": nested(100_000),
+    "not UTF-8": lambda facts: json.dumps(facts).encode().replace(b"base", b"b\xffse"),
+    "UTF-16": lambda facts: json.dumps(facts).encode("utf-16"),
+    "empty": lambda facts: b"",
+    "cut": lambda facts: json.dumps(facts).encode()[:-9],
+    "a list": lambda facts: b"[]",
+    "null": lambda facts: b"null",
+    "too many digits": lambda facts: json.dumps(facts)[:-1].encode() + b', "seed": ' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(whole: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sound run, the oldest, among one of every odd kind."""
+    folder = tmp_path_factory.mktemp("runs")
+    shutil.copytree(whole.path, folder / whole.name)
+    facts = (whole.path / "run.json").read_text()
+    for number, odd in enumerate(ODD.values()):
+        (folder / f"9{number}-odd").mkdir()
+        (folder / f"9{number}-odd" / "run.json").write_bytes(odd(json.loads(facts)))
+    return folder
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_run_of_an_odd_run_json_is_refused_in_one_line(odd: str, folder: Path, headscope) -> None:
+    damaged = folder / f"9{[*ODD].index(odd)}-odd"
+    with pytest.raises(BadRun) as refusal:
+        Run.open(damaged)
+    reason = str(refusal.value)
+    assert "\n" not in reason
+    assert len(reason) < 500
+    assert headscope("report", damaged, "--out", folder / "x.html") == (2, "", f"headscope: {reason}\n")
+    assert not (folder / "x.html").exists()
+
+
+def test_odd_run_jsons_are_listed_as_damaged_and_the_rest_works(folder: Path, whole: Run, headscope) -> None:
+    names = {f"9{number}-odd" for number in range(len(ODD))}
+    assert {path.name for path, found in runs(folder) if isinstance(found, BadRun)} == names
+    code, told, said = headscope("ls", folder)
+    assert (code, said) == (0, "")
+    assert {line.split("  cannot be read: ")[0] for line in told.splitlines() if "  cannot be read: " in line} == names
+    assert f"{whole.name}  base, yarn" in told
+    with create(folder).server.app_context():
+        for name in names:
+            with pytest.raises(BadRun):
+                leads_to("/", {"run": name})
+        (listed,) = leads_to("/", {})[3].sections["Runs in this folder"]
+    assert {row[0] for row in listed.rows if row[1] == "cannot be read"} == names
+    assert [row[1] for row in listed.rows if row[0] not in names] == ["base, yarn"]
+
+
+def test_a_damaged_run_is_listed_as_data(copy: Path, headscope) -> None:
+    facts = json.loads((copy / "run.json").read_text()) | {"timings": {"seconds": 1.5}}
+    (copy / "run.json").write_text(json.dumps(facts))
+    (copy.parent / "odd").mkdir()
+    (copy.parent / "odd" / "run.json").write_bytes(b'{"format_version": null}')
+    code, told, _ = headscope("ls", copy.parent, "--json")
+    damaged, sound = json.loads(told)
+    assert (code, set(damaged), sound["seconds"]) == (0, {"path", "error"}, 1.5)
+
+
+def test_what_is_no_run_directory_is_refused_whatever_it_is_called(tmp_path: Path, headscope) -> None:
+    (tmp_path / "folder" / "run.json").mkdir(parents=True)
+    for odd in (tmp_path / "folder", "x" * 5000, "a\0b"):
+        with pytest.raises(BadRun, match="no run"):
+            Run.open(odd)
+    for command in (("ls", "x" * 5000), ("report", "x" * 5000, "--out", tmp_path / "a.html"), ("validate", "x" * 5000)):
+        code, told, said = headscope(*command)
+        assert (code, told, len(said.splitlines())) == (2, "", 1)
+
+
+def test_what_looks_like_an_unfinished_run_and_is_none_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / ".a-1.partial" / "cells" / "one").mkdir(parents=True)
+    (tmp_path / ".b-2.partial").mkdir()
+    (tmp_path / ".b-2.partial" / "cells").write_text("")
+    assert unfinished(tmp_path) == {"a-1": 1}
+
+
+# Where a report cannot go
+
+
+def test_a_report_into_a_folder_or_a_device_is_refused_before_it_is_drawn(
+    whole: Run, tmp_path: Path, headscope
+) -> None:
+    for out in (tmp_path, "/dev/null", tmp_path / ("x" * 300), "."):
+        code, told, said = headscope("report", whole.path, "--out", out)
+        assert (code, told, len(said.splitlines())) == (2, "", 1), said
+        assert "choose another --out" in said
+    assert [*tmp_path.iterdir()] == []
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("failing", ["write_text", "replace"])
+def test_no_draft_is_left_where_a_report_fails(
+    whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        (tmp_path / "seen").touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("headscope.report.html.render", lambda runs: "a page")
+    monkeypatch.setattr(Path, failing, full)
+    with pytest.raises(CannotWrite, match="No space left on device; choose another --out"):
+        write([whole], tmp_path / "report.html")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["seen"]

@@ -1,0 +1,212 @@
+"""Ctrl-C and SIGTERM at random moments: exit code 4 (0 where the run was finished), one line, the same bytes after."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from test_study import content, contents, save_checkpoint, save_texts
+
+from headscope.errors import Interrupted
+from headscope.runs import writer
+from headscope.runs.run import Run, runs
+from headscope.studies import runner
+from headscope.studies.config import build_study
+
+CELLS = 3
+STEP = 0.002
+"""Seconds between two looks at a child."""
+
+# Runs the study once, so that all is imported, then forks a command for each line.
+SERVER = """
+import os, sys
+import torch
+from headscope import cli
+from headscope.commands.executing import execute, finish
+from headscope.studies.config import read_study
+
+torch.set_num_threads(1)
+stdout = os.dup(1)
+os.dup2(2, 1)
+finish(execute(read_study(sys.argv[1], {}), sys.argv[2], False, True), False)
+sys.stdout.flush()
+os.dup2(stdout, 1)
+for line in sys.stdin:
+    output, *arguments = line.split()
+    child = os.fork()
+    if child == 0:
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        sys.argv = ["headscope", *arguments]
+        try:
+            cli.main()
+        except SystemExit as ended:
+            sys.stdout.flush()
+            os._exit(ended.code or 0)  # real processes have the interpreter's own end, which is slow after a fork
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Server:
+    """Runs commands in processes that need not import torch again."""
+
+    def __init__(self, process: subprocess.Popen[str]):
+        self.process = process
+
+    def begin(self, output: Path, *arguments: object) -> int:
+        assert self.process.stdin is not None
+        print(output, *arguments, file=self.process.stdin)
+        return self._number()
+
+    def _number(self) -> int:
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
+    def end(self) -> int:
+        """The exit code of what was begun last."""
+        return self._number()
+
+
+@pytest.fixture(scope="module")
+def server(plan: Path) -> Iterator[Server]:
+    command = [sys.executable, "-c", SERVER, str(plan), str(plan.parent / "warm")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        yield Server(process)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study file of three cells."""
+    place = tmp_path_factory.mktemp("signals")
+    save_checkpoint(place / "tiny")
+    save_texts(place / "texts")
+    study = content(place, models={"base": str(place / "tiny")}, measure={"lengths": [24], "tables": ["nll"]})
+    (place / "study.yaml").write_text(json.dumps(study))
+    return place / "study.yaml"
+
+
+@pytest.fixture(scope="module")
+def whole(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The study, uninterrupted."""
+    return runner.run(build_study(json.loads(plan.read_text())), tmp_path_factory.mktemp("whole"))
+
+
+def listens(process: int) -> bool:
+    """Whether `main` has begun: the process catches SIGTERM. It also counts as such once it has ended."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:
+        return True
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16) if "SigCgt:" in status else -1
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+def waited(reached: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < limit
+        time.sleep(STEP)
+
+
+def stored(out: Path) -> bool:
+    """Whether all cells are stored, so that the commit is near or over."""
+    return any(len(os.listdir(cells)) == CELLS for cells in out.glob(".*.partial/cells")) or bool(list(out.glob("2*")))
+
+
+def sent(process: int, number: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended
+        os.kill(process, number)
+
+
+def assert_ended_well(code: int, output: str, out: Path) -> None:
+    assert code in (0, 4), output
+    assert "Traceback" not in output
+    assert "Exception ignored" not in output
+    if code == 4:
+        last = output.strip().splitlines()[-1]
+        assert last.removeprefix("\x1b[?25h").startswith("headscope: interrupted"), output
+    else:
+        assert [run for _, run in runs(out) if isinstance(run, Run)], output
+
+
+def assert_resumes(server: Server, plan: Path, out: Path, whole: Run) -> None:
+    server.begin(out.with_suffix(".resumed"), "run", plan, "--out", out, "--resume", "--quiet")
+    assert server.end() == 0, out.with_suffix(".resumed").read_text()
+    ((folder, run),) = runs(out)
+    assert isinstance(run, Run)
+    assert contents(run) == contents(whole)
+    assert list(out.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 52), (signal.SIGTERM, 26)])
+def test_a_signal_at_any_moment_of_a_run(
+    server: Server, plan: Path, whole: Run, tmp_path: Path, number: int, times: int
+) -> None:
+    chance, codes = random.Random(number), []
+    server.begin(tmp_path / "first", "run", plan, "--out", tmp_path / "first-out", "--quiet")
+    began = time.monotonic()
+    assert server.end() == 0
+    lasts = time.monotonic() - began
+    for attempt in range(times):
+        out, output = tmp_path / f"{attempt}", tmp_path / f"{attempt}.txt"
+        process = server.begin(output, "run", plan, "--out", out, "--quiet")
+        waited(lambda process=process: listens(process))
+        if attempt % 3:
+            time.sleep(chance.uniform(0, lasts))
+        else:
+            waited(lambda out=out, process=process: stored(out) or not Path(f"/proc/{process}").exists())
+            time.sleep(chance.uniform(0, lasts / 4))
+        sent(process, number)
+        codes.append(server.end())
+        assert_ended_well(codes[-1], output.read_text(), out)
+        assert_resumes(server, plan, out, whole)
+    assert codes.count(4) > times / 3
+
+
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 8), (signal.SIGTERM, 4)])
+def test_a_signal_at_any_moment_of_a_process(
+    server: Server, plan: Path, whole: Run, tmp_path: Path, number: int, times: int
+) -> None:
+    """From `main` through the import of torch, which takes most of the time, to the end of the interpreter."""
+    chance = random.Random(number)
+    for attempt in range(times):
+        out, output = tmp_path / f"{attempt}", tmp_path / f"{attempt}.txt"
+        command = [sys.executable, "-m", "headscope.cli", "run", str(plan), "--out", str(out), "--quiet"]
+        with output.open("w") as file:
+            child = subprocess.Popen(command, stdout=file, stderr=file)
+        waited(lambda child=child: listens(child.pid))
+        time.sleep(chance.uniform(0, 4))
+        child.send_signal(number)
+        assert_ended_well(child.wait(60), output.read_text(), out)
+        assert_resumes(server, plan, out, whole)
+
+
+def test_ctrl_c_within_a_commit_waits_for_its_end(
+    plan: Path, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    discard = writer._discard
+
+    def pressed(partial: Path) -> None:
+        signal.raise_signal(signal.SIGINT)
+        discard(partial)
+
+    monkeypatch.setattr(writer, "_discard", pressed)
+    with pytest.raises(Interrupted, match="the run is finished: ") as stop:
+        runner.run(build_study(json.loads(plan.read_text())), tmp_path)
+    assert "\n" not in str(stop.value)
+    ((folder, run),) = runs(tmp_path)
+    assert isinstance(run, Run)
+    assert str(folder) in str(stop.value)
+    assert contents(run) == contents(whole)
+    assert list(tmp_path.iterdir()) == [folder]
