@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -119,9 +120,13 @@ def waited(reached: Callable[[], bool]) -> None:
         time.sleep(STEP)
 
 
-def stored(out: Path) -> bool:
-    """Whether all cells are stored, so that the commit is near or over."""
-    return any(len(os.listdir(cells)) == CELLS for cells in out.glob(".*.partial/cells")) or bool(list(out.glob("2*")))
+def stored(out: Path, process: int) -> bool:
+    """Whether all cells are stored, so that the commit is near, or the process has ended."""
+    try:
+        counts = [len(os.listdir(cells)) for cells in out.glob(".*.partial/cells")]
+    except FileNotFoundError:  # it was committed just now
+        return True
+    return CELLS in counts or not Path(f"/proc/{process}").exists()
 
 
 def sent(process: int, number: int) -> None:
@@ -161,11 +166,11 @@ def test_a_signal_at_any_moment_of_a_run(
     for attempt in range(times):
         out, output = tmp_path / f"{attempt}", tmp_path / f"{attempt}.txt"
         process = server.begin(output, "run", plan, "--out", out, "--quiet")
-        waited(lambda process=process: listens(process))
+        waited(partial(listens, process))
         if attempt % 3:
             time.sleep(chance.uniform(0, lasts))
         else:
-            waited(lambda out=out, process=process: stored(out) or not Path(f"/proc/{process}").exists())
+            waited(partial(stored, out, process))
             time.sleep(chance.uniform(0, lasts / 4))
         sent(process, number)
         codes.append(server.end())
@@ -185,8 +190,8 @@ def test_a_signal_at_any_moment_of_a_process(
         command = [sys.executable, "-m", "headscope.cli", "run", str(plan), "--out", str(out), "--quiet"]
         with output.open("w") as file:
             child = subprocess.Popen(command, stdout=file, stderr=file)
-        waited(lambda child=child: listens(child.pid))
-        time.sleep(chance.uniform(0, 4))
+        waited(partial(listens, child.pid))
+        time.sleep(chance.uniform(0, 3))
         child.send_signal(number)
         assert_ended_well(child.wait(60), output.read_text(), out)
         assert_resumes(server, plan, out, whole)
