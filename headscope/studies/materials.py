@@ -78,7 +78,7 @@ class Materials:
         self.inputs[label] |= {**known, **digests.of_scheme(rule)}
 
     def uses(self, what: str, content: digests.Content) -> None:
-        """Take the digest of something else that a section reads; `what` says it in a few words, e.g. "needles"."""
+        """Take the digest of something else that a section reads; `what` says it in a few words."""
         self.inputs[None][what] = digests.digest(content)
 
     def advance(self, cost: float, doing: str) -> None:
