@@ -27,8 +27,9 @@ paper: .venv/ready  ## measure what the paper claims, about an hour, and rewrite
 	$(BIN)/headscope run headscope/studies/paper.yaml --out runs --resume
 	$(BIN)/python -m headscope.sections.adapt.paper $$(ls -d runs/*-paper-* | tail -1)
 
-docs: .venv/ready  ## write headscope/REFERENCE.md, and the tree of files in CONTRIBUTING.md
+docs: .venv/ready-dev  ## write headscope/REFERENCE.md, the tree in CONTRIBUTING.md and the table of families in README.md
 	$(BIN)/python -m headscope.reference CONTRIBUTING.md
+	$(BIN)/python -W ignore -m tests.zoo --write README.md
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .hypothesis *.egg-info report.html

@@ -1,5 +1,6 @@
 """The app: one callback that shows what the URL says, a few that change the URL, and a server on loopback alone."""
 
+import gzip
 import logging
 import socket
 from contextlib import suppress
@@ -13,6 +14,7 @@ from flask import Flask, Response, request
 from werkzeug.serving import make_server
 
 from dashboards import frame, saving
+from dashboards.controls import controls
 from dashboards.library import Library
 from headscope.errors import HeadscopeError
 
@@ -72,15 +74,21 @@ def _show_what_the_url_says(app: Dash) -> None:
         *url,
         State("shown", "data"),
     )
-    def show(path: str, search: str, before: dict[str, Any] | None) -> tuple[Any, Any, dict[str, Any]]:
+    def show(path: str, search: str, before: dict[str, Any] | None) -> tuple[Any, Any, Any]:
+        asked = _query(search)
+        if before and frame.same(path, asked, before):
+            return no_update, no_update, no_update
         try:
-            page, run, view, content = frame.leads_to(path, _query(search))
+            page, run, view, content = frame.leads_to(path, asked)
+            shown, now = frame.body(page, run, content, view), frame.state(path, page, run, view, content)
         except HeadscopeError as reason:
-            return frame.nothing(str(reason)), [], {"title": "Nothing to show", "path": "", "values": {}}
-        state: dict[str, Any] = {"title": content.title, "path": page.PATH, "values": frame.values(page, run, view)}
-        # Controls stay in place, and keep the focus, as long as they are about the same page and run.
-        same = before and (before["path"], before["values"].get("run")) == (page.PATH, state["values"]["run"])
-        return frame.body(page, content, view), no_update if same else frame.controls(page, run, view), state
+            return frame.nothing(str(reason)), [], frame.NOWHERE
+        except Exception as error:  # a view that fails must not leave another page under these controls
+            logging.getLogger("headscope").exception("the view %s%s fails", path, search)
+            return frame.failed(error), [], frame.NOWHERE
+        # Controls stay in place, and keep the focus, as long as they are the same ones.
+        kept = before and frame.steered(before) == frame.steered(now)
+        return shown, no_update if kept else controls(page, run, view), now
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("saved", "data"),
@@ -93,7 +101,7 @@ def _show_what_the_url_says(app: Dash) -> None:
         if not clicks:
             return no_update
         _, run, view, content = frame.leads_to(path, _query(search))
-        return dcc.send_string(saving.saved(content, run, view), "headscope.html")
+        return dcc.send_string(saving.saved(content, run, view, f"{path}{search}"), saving.file_name(content, run))
 
 
 def _let_the_browser_change_the_url(app: Dash) -> None:
@@ -104,6 +112,7 @@ def _let_the_browser_change_the_url(app: Dash) -> None:
     in_browser("steer", Input({"control": ALL}, "value"), State("shown", "data"))
     in_browser("open", Input({"chart": ALL, "heads": True}, "clickData"))
     in_browser("pick", Input({"chart": ALL, "heads": True}, "selectedData"))
+    in_browser("sorted", Input("grid", "filterModel"), Input("grid", "columnState"))
     in_browser("csv", Output("grid", "exportDataAsCsv"), Input("grid-csv", "n_clicks"))
 
 
@@ -125,4 +134,15 @@ def _close(app: Dash) -> None:
         response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
         if not request.path.startswith(("/_dash-component-suites", "/assets")):
             response.headers["Cache-Control"] = "no-store"
+        return _compressed(response)
+
+
+def _compressed(response: Response) -> Response:
+    """What is long and is text, in fewer bytes where the browser takes them."""
+    if response.direct_passthrough or "gzip" not in request.headers.get("Accept-Encoding", "") or response.is_streamed:
         return response
+    if len(data := response.get_data()) > 2000 and response.mimetype in ("application/json", "text/html"):
+        response.set_data(gzip.compress(data, 4))
+        response.headers["Content-Encoding"] = "gzip"
+        response.headers["Vary"] = "Accept-Encoding"
+    return response

@@ -1,6 +1,6 @@
 """Parts of a page as Dash components: charts with their captions, tables, and the grid of heads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -8,10 +8,11 @@ import dash_ag_grid as dag
 import numpy as np
 from dash import dcc, html
 
+from dashboards.grid import picked
 from dashboards.view import View, described
-from headscope.figures.marks import mark
+from headscope.figures.marks import mark, of_heads
 from headscope.figures.style import GRAPH_CONFIG
-from headscope.report.content import Chart, Grid, Link, Links, Listing, Piece, Words
+from headscope.report.content import Chart, Grid, Link, Links, Listing, Piece, Records, Words
 from headscope.runs.means import HEAD_KEYS
 from headscope.runs.statistics import column, is_statistic, statistic
 
@@ -27,7 +28,7 @@ def component(part: Piece, view: View, key: str) -> Any:
 @component.register
 def _chart(part: Chart, view: View, key: str) -> html.Figure:
     figure = mark(part.figure, view.picked)
-    heads, points = figure.layout.meta == "heads", _can_be_picked(part.figure)
+    heads, points = of_heads(figure), _can_be_picked(part.figure)
     if points:
         figure.update_layout(dragmode="lasso")
     graph = dcc.Graph(
@@ -36,16 +37,26 @@ def _chart(part: Chart, view: View, key: str) -> html.Figure:
         config=LASSO if points else GRAPH_CONFIG,
         style={"height": f"{figure.layout.height}px"},
     )
-    hint = " Click a head to open it; draw around points to pick them." if points else " Click a head to open it."
+    hint = (
+        " Click a head to open it, with shift to pick it; draw around points to pick them."
+        if points
+        else " Click a head to open it."
+    )
     caption = [part.caption, hint if heads else "", " ", html.B(part.summary)]
-    title = str(figure.layout.title.text)
+    title = str(figure.layout.title.text).replace("<br>", " ")
     saves = [
         html.Button(kind.upper(), type="button", **{"data-save": kind, "aria-label": f"{kind.upper()}: {title}"})
         for kind in ("png", "svg", "csv")
     ]
+    held: dict[str, Any] = {"aria-label": title}
+    if heads and figure.data[0].type == "heatmap":
+        hint = " Click a head to open it, with shift to pick it, or go there with the arrow keys and Enter."
+        caption[1] = hint
+        held |= {"tabIndex": 0, "data-matrix": "heads", "aria-label": f"{title}; arrow keys go from head to head"}
+        graph = [graph, html.Span(className="unseen", **{"aria-live": "polite"})]
     return html.Figure(
         [
-            html.Div(graph, role="group", **{"aria-label": title}),
+            html.Div(graph, role="group", **held),
             html.Figcaption(
                 [html.P(caption), html.Div(saves, className="saves", role="group", **{"aria-label": f"Save {title}"})]
             ),
@@ -56,17 +67,22 @@ def _chart(part: Chart, view: View, key: str) -> html.Figure:
 
 def _can_be_picked(figure: Any) -> bool:
     """Whether the figure has points that are single heads: not cells, not whole key groups."""
-    if figure.layout.meta != "heads" or any(trace.type == "heatmap" for trace in figure.data):
+    if not of_heads(figure) or any(trace.type == "heatmap" for trace in figure.data):
         return False
     return all(place[1] >= 0 for trace in figure.data if trace.customdata is not None for place in trace.customdata)
 
 
 @component.register
 def _words(part: Words, view: View, key: str) -> html.Div:
-    told = html.Ul([html.Li(sentence) for sentence in part.sentences])
+    told: list[Any] = [html.Ul([html.Li(sentence) for sentence in part.sentences])]
+    if part.links:
+        told.append(_links(part.links, view, key))
+    if part.folded:
+        count = f" ({len(part.sentences)})"
+        return html.Details([html.Summary([html.H3(part.heading), count]), *told], className="words")
     if not part.heading:
         return html.Div(told, className="whole words")
-    return html.Div([html.H3(part.heading), told], className="words")
+    return html.Div([html.H3(part.heading), *told], className="words")
 
 
 @component.register
@@ -87,45 +103,79 @@ def _table(part: Listing, view: View, key: str) -> html.Div:
     )
 
 
+def _linked(cell: str | Link | Links) -> Any:
+    if isinstance(cell, Links):
+        return [part for link in cell.links for part in (_linked(link), " ")]
+    return html.A(cell.text, href=cell.href) if isinstance(cell, Link) else cell
+
+
 def _cells(table: Listing, row: Any) -> Iterator[Any]:
     for at, cell in enumerate(row):
-        shown = html.A(cell.text, href=cell.href) if isinstance(cell, Link) else cell
-        if at == 0 and cell in table.defined:
+        shown = _linked(cell)
+        if at == 0 and isinstance(cell, str) and cell in table.defined:
             shown = html.Details([html.Summary(cell), html.P(table.defined[cell])])
         yield html.Th(shown, scope="row") if at == 0 else html.Td(shown)
 
 
 @component.register
 def _grid(part: Grid, view: View, key: str) -> html.Div:
-    heads = (
-        part.heads[part.heads[["layer", "head"]].apply(tuple, axis=1).isin(view.picked)] if view.picked else part.heads
-    )
+    heads = picked(part.heads, view)
     rows = heads.replace([np.inf, -np.inf], np.nan).astype(object).where(heads.notna(), None)
     count = f"{len(rows):,} heads" + (", picked" if view.picked else ", filtered" if view.filtering else "")
     tools = [
         html.Span(f"{part.caption}: {count}.", id="grid-count"),
         html.Button("CSV", id="grid-csv", type="button"),
     ]
-    if view.picked:
-        tools.insert(1, html.A("Show all", href=view.link("", "pick")))
     grid = dag.AgGrid(
         id="grid",
         rowData=rows.to_dict("records"),
-        columnDefs=[_column(str(name), part.highlight) for name in part.heads],
+        columnDefs=[_column(str(name), part.highlight, view) for name in part.heads],
+        filterModel=dict(view.columns),
         defaultColDef={"sortable": True, "filter": "agNumberColumnFilter", "resizable": True, "minWidth": 84},
         columnSize="autoSize",
-        csvExportParams={"fileName": "heads.csv"},
+        csvExportParams={"fileName": f"heads-{part.caption}-{part.highlight}.csv"},
         eventListeners={"cellKeyDown": ["openHead(params)"], "cellClicked": ["openHead(params)"]},
         dashGridOptions={"animateRows": False, "tooltipShowDelay": 200, "enableCellTextSelection": True},
-        style={"height": "min(560px, 70vh)"},
+        style={"height": _height(len(rows), 66)},
     )
     return html.Div([html.Div(tools, className="tools"), grid], className="whole")
 
 
-def _column(name: str, highlight: str) -> dict[str, Any]:
+@component.register
+def _records(part: Records, view: View, key: str) -> html.Div:
+    names = [name for name in (part.rows[0] if part.rows else {}) if name != "href"]
+    grid = dag.AgGrid(
+        id={"records": key},
+        rowData=[dict(row) for row in part.rows],
+        columnDefs=[
+            {"field": name, "filter": _filter(part.rows, name), "floatingFilter": True, "tooltipField": name}
+            for name in names
+        ],
+        defaultColDef={"sortable": True, "resizable": True, "minWidth": 90, "maxWidth": 360},
+        columnSize="autoSize",
+        eventListeners={"cellClicked": ["openRow(params)"], "cellKeyDown": ["openRow(params)"]},
+        dashGridOptions={"animateRows": False, "tooltipShowDelay": 200},
+        style={"height": _height(len(part.rows), 116)},
+    )
+    return html.Div([html.Div(html.Span(f"{part.caption}."), className="tools"), grid], className="whole")
+
+
+def _height(rows: int, head: int) -> str:
+    """Of a grid: that of its rows under a head of so many px, and no more than a part of the window."""
+    return f"min({head + 42 * max(rows, 2)}px, 560px, 70vh)"
+
+
+def _filter(rows: Sequence[Any], name: str) -> str:
+    numbers = any(isinstance(row[name], int | float) for row in rows)
+    return "agNumberColumnFilter" if numbers else "agTextColumnFilter"
+
+
+def _column(name: str, highlight: str, view: View) -> dict[str, Any]:
     """How the grid shows one column of the wide table, or one derived from it."""
     at = column(name)
     shown: dict[str, Any] = {"field": name, "headerName": name}
+    if view.sort and view.sort[0] == name:
+        shown["sort"] = view.sort[1]
     if name in HEAD_KEYS:
         called = {"layer": "layer", "head": "head", "kv_group": "key group"}[name]
         return shown | {"headerName": called, "pinned": "left" if name != "kv_group" else None, "width": 84}

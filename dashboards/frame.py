@@ -1,40 +1,46 @@
 """What surrounds every page: navigation, the controls of what is shown, and words where nothing can be shown."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import dash_mantine_components as dmc
 from dash import html
 
 from dashboards.cards import component
+from dashboards.controls import values
 from dashboards.library import current
-from dashboards.pages import Page, checkpoints, compare, head, heads, overview, probe
-from dashboards.view import FILTERS, Query, View, described, linked
+from dashboards.pages import Page, checkpoints, compare, head, heads, overview, probe, runs
+from dashboards.tray import tray
+from dashboards.view import FILTERS, TABLE, Query, View, described, linked
 from headscope.errors import BadInput
 from headscope.report.content import Content
-from headscope.report.outline import measured
-from headscope.runs.roles import roles
+from headscope.report.words import few
 from headscope.runs.run import Run
 from headscope.runs.statistics import sentence, statistic
 
 
 def pages() -> list[Page]:
     """Every page in the order of the navigation, those of the probes in the middle."""
-    return [overview, heads, head, compare, *probe.pages(), checkpoints]
+    return [overview, heads, head, compare, *probe.pages(), checkpoints, runs]
 
 
 def shell() -> list[Any]:
     """What stays while pages change: navigation, the place of the controls, the place of the page."""
     links = [html.Li(html.A(page.NAME, href=page.PATH, className="keep")) for page in pages()]
+    says = {"aria-label": "Go to a head, such as L18H6 or 18.6"}
+    jump = dmc.TextInput(id="jump", placeholder="Go to L18H6", size="xs", w=110, **says)
     return [
         html.A("Skip to content", href="#content", className="skip"),
         html.Header(
             [
                 html.A("headscope", href="/", className="brand keep"),
                 html.Nav(html.Ul(links), **{"aria-label": "Pages"}),
+                html.Form(jump, id="jump-form", role="search"),
                 html.Button("Theme", id="theme", type="button", title="Light or dark"),
             ]
         ),
         html.Aside(id="controls", **{"aria-label": "What is shown"}),
+        html.Div(id="banner", role="alert"),
         html.Main(html.P("Reading the run …", className="lead"), id="content", tabIndex=-1),
     ]
 
@@ -47,26 +53,78 @@ def leads_to(path: str, query: Query) -> tuple[Page, Run, View, Content]:
         raise BadInput(f"there is no page '{path[:60]}'")
     named = query.get("run", [])
     run = current().opened([named] if isinstance(named, str) else named)
-    view = View.of(query, run)
+    # The newest run is named from here on: what a link shows does not change when another finishes.
+    view = View.of({**query, "run": [part.path.name for part in run.parts]}, run, page.controls(run))
     return page, run, view, head.content(run, view, *rest) if page is head else page.content(run, view)
 
 
-def body(page: Page, content: Content, view: View) -> list[Any]:
+def body(page: Page, run: Run, content: Content, view: View) -> list[Any]:
     """The page as components."""
-    parts: list[Any] = [html.H1(content.title), html.P(content.lead, className="lead")]
-    if "stat" in page.CONTROLS and view.stat:
+    parts: list[Any] = [html.H1(content.title), html.P(content.lead, className="answer" if page is head else "lead")]
+    if "stat" in page.controls(run) and view.stat:
         # The definition behind the name of the statistic that is shown.
         told = html.Summary(f"What {statistic(view.stat).label} means")
         parts.append(html.Details([told, html.P(described(view.stat))], className="meaning"))
-    parts += [html.P(note, className="note", role="status") for note in view.notes]
-    if view.filtering or view.picked:
-        told = f"{len(view.picked)} picked heads. " if view.picked else "Some heads are left out. "
-        parts.append(html.P([told, html.A("Show all", href=view.link("", *FILTERS))], className="note"))
+    parts += [html.P(note, className="note", role="status") for note in (*view.notes, *_left_out(page, run, view))]
+    if view.filtering:
+        parts.append(html.P([_filtered(run, view), html.A("Show all", href=view.link("", *FILTERS))], className="note"))
+    parts += tray(run, view) if page.controls(run) else []
     for at, (heading, group) in enumerate(content.sections.items()):
         inside = [component(part, view, f"{at}-{place}") for place, part in enumerate(group)]
         title = [html.H2(heading)] if heading else []
         parts.append(html.Section([*title, html.Div(inside, className="parts")]))
     return parts
+
+
+def _filtered(run: Run, view: View) -> str:
+    """What the filters ask for, and how many heads they leave."""
+    every = run.heads[run.heads["model"] == view.judge]
+    kept = len(view.kept(every))
+    return f"{kept} of {len(every)} heads are shown, those {', '.join(view.filters())}. "
+
+
+def _left_out(page: Page, run: Run, view: View) -> list[str]:
+    """What of the runs the page does not show, though nobody asked it not to."""
+    told = [
+        f"{rows:,} rows of table {name} are not shown: another of these runs has rows of the same key."
+        for name, rows in run.dropped.items()
+    ]
+    if "models" in page.controls(run) and len(run.models) > len(view.models) == len(few(run.models)):
+        told.append(f"{len(view.models)} of {len(run.models)} models are drawn; choose others at the left.")
+    return told
+
+
+def state(path: str, page: Page, run: Run, view: View, content: Content) -> dict[str, Any]:
+    """What the browser is told of the page that it shows; `address` is its URL, but for how the grid is sorted."""
+    address = linked("", {name: value for name, value in view.query.items() if name not in TABLE})
+    return {
+        "title": content.title,
+        "path": page.PATH,
+        "values": values(page, run, view),
+        "address": address,
+        "at": path,
+    }
+
+
+NOWHERE: Mapping[str, Any] = {"title": "Nothing to show", "path": "", "values": {}, "address": None}
+"""What the browser is told where there is no page."""
+
+
+def same(path: str, query: Query, before: Mapping[str, Any]) -> bool:
+    """Whether the URL leads to the page that is shown, the grid perhaps sorted otherwise."""
+    asked = {name: value for name, value in query.items() if name not in TABLE}
+    return bool(before["address"]) and linked(path, asked) == f"{before['at']}{before['address']}"
+
+
+def steered(state: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes controls what they are: the page, the runs, and which there are."""
+    return state["path"], state["values"].get("run"), [*state["values"]]
+
+
+def failed(error: Exception) -> list[Any]:
+    """The page where headscope itself fails: what happened, and the ways out."""
+    why = f"this view cannot be drawn ({type(error).__name__}: {str(error)[:200]}); it is not shown, nor is another"
+    return nothing(f"{why}. The terminal that runs headscope dash tells more. Please report it with this address")
 
 
 def nothing(reason: str) -> list[Any]:
@@ -81,66 +139,3 @@ def nothing(reason: str) -> list[Any]:
     newest = html.Li(html.A("Overview of the newest run", href="/"))
     ways = html.Ul([newest, *links, *waiting, start])
     return [html.H1("Nothing to show"), html.P(f"{sentence(reason)}.", className="lead"), ways]
-
-
-def values(page: Page, run: Run, view: View) -> dict[str, Any]:
-    """What each control of the page is set to in this state; a run without models has none to set."""
-    top = int(run.heads["layer"].max()) if len(run.heads) else 0
-    every = {
-        "model": view.model,
-        "base": view.base or (run.models[0] if page is compare and run.models else None),
-        "stat": view.stat,
-        "layers": list(view.layers or (0, top)),
-        "role": view.role,
-        "low": "" if view.low is None else view.low,
-        "high": "" if view.high is None else view.high,
-    }
-    return {"run": [part.name for part in run.parts]} | {name: every[name] for name in page.CONTROLS if run.models}
-
-
-def controls(page: Page, run: Run, view: View) -> list[Any]:
-    """The controls that the page asks for, set to the state."""
-    runs = [{"value": name, "label": _run_label(name)} for name in current().listing()]
-    stats = [{"value": name, "label": statistic(name).label} for name in measured(run.heads)]
-    called = [{"value": name, "label": f"{name}: {role.meaning}"} for name, role in roles().items()]
-    top = int(run.heads["layer"].max()) if len(run.heads) else 0
-    made: dict[str, Any] = {
-        "run": (dmc.MultiSelect, {"label": "Runs, read as one", "data": runs, "searchable": True}),
-        "model": (dmc.Select, {"label": "Model", "data": run.models, "allowDeselect": False}),
-        "base": (
-            dmc.Select,
-            {"label": "Pinned baseline", "data": run.models, "clearable": True, "placeholder": "none: show values"},
-        ),
-        "stat": (dmc.Select, {"label": "Statistic", "data": stats, "searchable": True, "allowDeselect": False}),
-        "layers": (
-            dmc.RangeSlider,
-            {
-                "min": 0,
-                "max": top,
-                "minRange": 0,
-                "marks": [{"value": end, "label": str(end)} for end in (0, top)],
-                "thumbFromLabel": "First layer",
-                "thumbToLabel": "Last layer",
-                "mb": 22,
-            },
-        ),
-        "role": (dmc.Select, {"label": "Role", "data": called, "clearable": True, "placeholder": "all heads"}),
-        "low": (dmc.NumberInput, {"label": "Statistic at least", "placeholder": "any", "debounce": 600}),
-        "high": (dmc.NumberInput, {"label": "Statistic at most", "placeholder": "any", "debounce": 600}),
-    }
-    parts: list[Any] = []
-    for name, value in values(page, run, view).items():
-        kind, how = made[name]
-        control = kind(id={"control": name}, value=value, **how)
-        parts.append(dmc.InputWrapper(control, label="Layers") if name == "layers" else control)
-    buttons = [html.Button("Copy link", id="copy", type="button"), html.Button("Save page", id="save", type="button")]
-    return [*parts, html.Div(buttons, className="tools")]
-
-
-def _run_label(name: str) -> str:
-    """A run's name without its hash: example, 11-21 13:35."""
-    stamp, _, rest = name.partition("-")
-    if len(stamp) != 16 or not rest:
-        return name
-    slug = rest.rpartition("-")[0] or rest
-    return f"{slug}, {stamp[4:6]}-{stamp[6:8]} {stamp[9:11]}:{stamp[11:13]}"

@@ -1,22 +1,35 @@
 """A page as one HTML file that stands alone: the same content, drawn by the report's templates."""
 
+import re
 from dataclasses import replace
 
+from dashboards import grid
 from dashboards.view import View
 from headscope.figures.marks import mark
 from headscope.report import cells
 from headscope.report import html as report
-from headscope.report.content import Chart, Content, Grid, Link, Links, Listing, Piece
-from headscope.runs.run import Run
+from headscope.report.content import Chart, Content, Grid, Link, Links, Listing, Piece, Records, Words
+from headscope.runs.run import Run, short_names
 
 
-def saved(content: Content, run: Run, view: View) -> str:
-    """The HTML text of a page's content."""
+def saved(content: Content, run: Run, view: View, address: str = "") -> str:
+    """The HTML text of a page's content, which names its runs, what it leaves out, and where it was saved from."""
     sections = {
         heading: [_plain(part, view) for part in parts if not isinstance(part, Links)]
         for heading, parts in content.sections.items()
     }
-    return report.view(content.title, content.lead, run.name, sections)
+    facts = {"Runs": run.name, "Address": address}
+    if view.filtering:
+        facts["Only heads"] = ", ".join(view.filters())
+    if view.picked:
+        facts["Picked heads"] = ", ".join(f"L{layer}H{head}" for layer, head in sorted(view.picked))
+    return report.view(content.title, content.lead, {name: told for name, told in facts.items() if told}, sections)
+
+
+def file_name(content: Content, run: Run, kind: str = "html") -> str:
+    """A file named after what it shows: the page, and the runs."""
+    told = " ".join([content.title, *short_names([part.name for part in run.parts])])
+    return f"{re.sub('[^a-z0-9]+', '-', told.lower()).strip('-')[:100]}.{kind}"
 
 
 def _plain(part: Piece, view: View) -> Piece:
@@ -26,9 +39,20 @@ def _plain(part: Piece, view: View) -> Piece:
             mark(part.figure, view.picked)
             return part
         case Listing():
-            rows = [[cell.text if isinstance(cell, Link) else cell for cell in row] for row in part.rows]
-            return replace(part, rows=rows)
+            return replace(part, rows=[[_text(cell) for cell in row] for row in part.rows])
+        case Words():
+            return replace(part, links=None, folded=False)
+        case Records():
+            names = [name for name in (part.rows[0] if part.rows else {}) if name != "href"]
+            return Listing(part.caption, names, [[str(row[name] or "") for name in names] for row in part.rows])
         case Grid():
-            return cells.table(part.caption, part.heads)
+            heads = grid.shown(part.heads, view)
+            return cells.table(f"{part.caption}: {len(heads):,} heads", heads)
         case _:
             return part
+
+
+def _text(cell: str | Link | Links) -> str:
+    if isinstance(cell, Links):
+        return ", ".join(link.text for link in cell.links)
+    return cell.text if isinstance(cell, Link) else cell

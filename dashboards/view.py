@@ -1,70 +1,114 @@
 """What a user looks at, read from the query of the URL. What the URL asks in vain is told, not followed."""
 
+import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlencode
 
 import pandas as pd
 
 from headscope.errors import BadInput
 from headscope.figures.marks import Head
-from headscope.report.outline import measured
+from headscope.report.outline import statistics_of
+from headscope.report.words import few
 from headscope.runs.means import HEAD_KEYS
 from headscope.runs.roles import holding, roles
 from headscope.runs.run import Run
-from headscope.runs.statistics import sentence, statistic
+from headscope.runs.statistics import number, sentence, statistic
 from headscope.runs.summary import longest
 
 Query = Mapping[str, str | list[str]]
-FILTERS = ("layers", "role", "low", "high", "pick")
+FILTERS = ("layers", "role", "low", "high")
+"""They hold on the page that they were set on; thresholds for the statistic that they were set for."""
+TABLE = ("sort", "columns")
+"""How the grid is sorted and filtered: the browser's affair, and no reason to draw the page anew."""
+KEPT = ("run", "model", "models", "stat", "base", "pick", "sets")
+"""What goes along to another page."""
 
 
 @dataclass(frozen=True)
 class View:
-    """One state of the app. `query` is the URL's own, for links that keep it."""
+    """One state of the app. `query` is what of the URL holds, for links that keep it."""
 
     query: Query
     model: str
+    models: tuple[str, ...]
+    """Those that are drawn side by side."""
     stat: str
     base: str | None
+    judge: str
+    """The model that filters are judged by."""
     layers: tuple[int, int] | None
     role: str | None
     low: float | None
     high: float | None
     picked: frozenset[Head]
+    sets: Mapping[str, frozenset[Head]]
+    """Heads picked earlier, by the name that they were given."""
+    lines: str
+    """Which heads a rank shift draws: "leading" ones, or "changed" those that changed beyond noise."""
+    sort: tuple[str, str] | None
+    columns: Mapping[str, Any]
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, query: Query, run: Run) -> "View":
-        """Read the query; what it does not say, or says of something the run lacks, takes a default."""
+    def of(cls, query: Query, run: Run, controls: Collection[str] | None = None) -> "View":
+        """Read the query; what it does not say, or says of something the run lacks, takes a default.
+
+        Of filters only those hold that are among the page's `controls` (by default all).
+        """
         known = {name: value if isinstance(value, str) else value[-1] for name, value in query.items() if value}
+        has = {*FILTERS, "model"} if controls is None else {*controls}
         notes: list[str] = []
 
-        def one_of(name: str, choices: list[str], default: str | None) -> str | None:
+        def one_of(name: str, choices: Sequence[str], default: str | None) -> str | None:
             if (asked := known.get(name)) is None or asked in choices:
                 return asked or default
             notes.append(f"This run has no {name} \u2018{asked[:60]}\u2019; the view goes without.")
+            del known[name]
             return default
 
-        stats = measured(run.heads)
+        if strange := [name for name in FILTERS if name in known and name not in has]:
+            known = {name: value for name, value in known.items() if name not in strange}
+            notes.append(f"Left out, as it is no filter of this page: {', '.join(strange)}.")
+        stats = statistics_of(run)
+        asked = query.get("models", [])
+        drawn = [label for label in run.models if label in asked] or few(run.models)
+        model = one_of("model", run.models, run.models[-1] if run.models else "") or ""
+        base = one_of("base", run.models, None)
+        first = run.models[0] if run.models else ""
+        judge = (
+            model if "model" in has else (base or first) if "base" in has else drawn[0] if "models" in has else model
+        )
+        stat = one_of("stat", stats, longest(run.heads) or next(iter(stats), "")) or ""
+        role = one_of("role", list(roles()), None)
         return cls(
-            query=query,
-            model=one_of("model", run.models, run.models[-1] if run.models else "") or "",
-            stat=one_of("stat", stats, longest(run.heads) or next(iter(stats), "")) or "",
-            base=one_of("base", run.models, None),
+            query={name: query[name] if name in ("run", "models", "sets") else known[name] for name in known},
+            model=model,
+            models=tuple(drawn),
+            stat=stat,
+            base=base,
+            judge=judge,
             layers=_range(known.get("layers", "")),
-            role=one_of("role", list(roles()), None),
+            role=role,
             low=_number(known.get("low")),
             high=_number(known.get("high")),
-            picked=frozenset(_heads(known.get("pick", ""))),
+            picked=frozenset(heads_of(known.get("pick", ""))),
+            sets=dict(_sets(query.get("sets", []))),
+            lines=one_of("lines", ["leading", "changed"], "leading") or "",
+            sort=_sort(known.get("sort", "")),
+            columns=_columns(known.get("columns", "")),
             notes=tuple(notes),
         )
 
     def kept(self, heads: pd.DataFrame) -> pd.DataFrame:
-        """The rows, of every model, of the heads that pass the filters; role and threshold are judged by `model`."""
-        mine = heads[heads["model"] == self.model]
+        """The rows, of every model, of the heads that pass the filters; role and threshold are judged by `judge`."""
+        if not self.filtering:
+            return heads
+        mine = heads[heads["model"] == self.judge]
         passes = pd.Series(True, mine.index)
         if self.layers:
             passes &= mine["layer"].between(*self.layers)
@@ -89,9 +133,20 @@ class View:
         """Whether anything is left out."""
         return any((self.layers, self.role, self.low is not None, self.high is not None))
 
-    def link(self, path: str, *without: str, **changes: str) -> str:
-        """The URL of `path` in this state, some of it changed or left out."""
-        return linked(path, {name: value for name, value in self.query.items() if name not in without} | changes)
+    def filters(self) -> list[str]:
+        """What the filters ask of a head, in words."""
+        told = [f"in layers {self.layers[0]} to {self.layers[1]}"] if self.layers else []
+        told += [f"that are {self.role} in {self.judge}"] if self.role else []
+        called = statistic(self.stat).label if self.stat else ""
+        ends = [("at least", self.low), ("at most", self.high)]
+        if limits := " and ".join(f"{how} {number(end)}" for how, end in ends if end is not None):
+            told.append(f"with {called} {limits} in {self.judge}")
+        return told
+
+    def link(self, path: str, *without: str, **changes: str | list[str]) -> str:
+        """The URL of `path` in this state, some of it changed or left out; another page's filters stay behind."""
+        kept = {name: value for name, value in self.query.items() if name not in without and (name in KEPT or not path)}
+        return linked(path, kept | changes)
 
     def head_link(self, layer: int, head: int) -> str:
         """The URL of a head's own page."""
@@ -116,7 +171,7 @@ def place_of(at: str, run: Run) -> Head:
     Raises BadInput for anything else, and for a head that the run does not have.
     """
     heads = run.heads
-    told = re.fullmatch(r"([0-9]{1,5})\.(g?)([0-9]{1,5})", at)
+    told = re.fullmatch(r"[lL]?([0-9]{1,5})(?:\.|[hH])(g?)([0-9]{1,5})", at)
     if told is None:
         raise BadInput(f"'{at[:60]}' names no head: write layer.head, such as 3.2")
     layer, column, number = int(told[1]), "kv_group" if told[2] else "head", int(told[3])
@@ -126,14 +181,35 @@ def place_of(at: str, run: Run) -> Head:
     return layer, int(here["head"].min())
 
 
-def _heads(told: str) -> Iterator[Head]:
+def heads_of(told: str) -> Iterator[Head]:
+    """The heads of `3.2_4.0`."""
     for layer, head in re.findall(r"([0-9]{1,5})\.([0-9]{1,5})", told):
         yield int(layer), int(head)
+
+
+def _sets(told: str | list[str]) -> Iterator[tuple[str, frozenset[Head]]]:
+    for each in [told] if isinstance(told, str) else told:
+        name, _, places = each.rpartition(":")
+        if name and (heads := frozenset(heads_of(places))):
+            yield name[:40], heads
 
 
 def _range(told: str) -> tuple[int, int] | None:
     ends = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", told)
     return (int(ends[1]), int(ends[2])) if ends else None
+
+
+def _sort(told: str) -> tuple[str, str] | None:
+    named = re.fullmatch(r"(\w+)-(asc|desc)", told)
+    return (named[1], named[2]) if named else None
+
+
+def _columns(told: str) -> Mapping[str, Any]:
+    try:
+        asked = json.loads(told or "{}")
+    except ValueError:
+        return {}
+    return asked if isinstance(asked, dict) else {}
 
 
 def _number(told: str | None) -> float | None:

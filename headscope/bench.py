@@ -9,17 +9,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from headscope import door
-from headscope.attention.seam import Call
 from headscope.errors import Missing
-from headscope.passes.interventions import Component, Reset, Unit, groups, on_layer
-from headscope.passes.logits import token_losses
-from headscope.passes.replay import Replay
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve
 from headscope.positions.model import Model, load
@@ -28,8 +23,6 @@ from headscope.sections.measure.cells import measure_tokens
 from headscope.studies.texts import documents
 
 SAMPLED = 64
-RESETS = 6
-"""Units that are reset one by one; a sweep costs as much a unit."""
 
 
 def compare(
@@ -62,8 +55,6 @@ PLAIN = "plain forward with logits"
 SAMPLED_ROWS = f"{SAMPLED} sampled rows + pairs + nll"
 EXACT_ROWS = "exact rows: every attention statistic of every row"
 EVERYTHING = f"all measures, {SAMPLED} sampled rows"
-SCREENED = "head influence: all heads screened for three components"
-EVALUATED = f"head influence: {RESETS} units evaluated, layers spread evenly"
 
 
 def _ways(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
@@ -71,36 +62,11 @@ def _ways(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
         with torch.no_grad():
             model.module(ids.to(model.device)[None], use_cache=False)
 
-    schedule = AdaRoPE.untrained(model, resolve(model, "yarn:factor=8"))
-    resets = [Reset(component, schedule, schedule.initial(), model.geometry) for component in get_args(Component)]
-    replay = Replay(model, schedule, ids.to(model.device)[None], memory=2**31)
-    with replay.ready():
-        replay.rehearse()
-
-    def screen() -> None:
-        def hear(layer: int, z: Tensor, call: Call, gradients: list[Tensor]) -> None:
-            units = [unit for unit in groups(model.geometry) if unit.layer == layer]
-            for reset in resets:
-                (gradients[0] * (on_layer(reset, units, model.geometry)(z, call) - z)).sum(-1)
-
-        again = Replay(model, schedule, replay.ids, memory=2**31)
-        with again.ready():
-            again.rehearse()
-            again.backwards([lambda logits, tokens: token_losses(logits, tokens).sum()], hear)
-
-    def evaluate() -> None:
-        layers = model.geometry.layers
-        with replay.ready():
-            for unit in (Unit((2 * n + 1) * layers // (2 * RESETS), 0) for n in range(RESETS)):
-                replay.losses({unit.layer: on_layer(resets[-1], [unit], model.geometry)})
-
     return {
         PLAIN: plain,
         SAMPLED_ROWS: lambda: measure_tokens(model, ids, ["attention", "pairs", "nll"], SAMPLED),
         EXACT_ROWS: lambda: measure_tokens(model, ids, ["attention"], None),
         EVERYTHING: lambda: measure_tokens(model, ids, ["attention", "pairs", "distance", "nll"], SAMPLED),
-        SCREENED: screen,
-        EVALUATED: evaluate,
     }
 
 

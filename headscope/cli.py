@@ -1,5 +1,6 @@
 """The command line. Parses flags, shows progress, prints one-line errors; everything heavy is imported on use."""
 
+import io
 import json
 import os
 import sys
@@ -172,6 +173,8 @@ def main() -> None:
     So is Ctrl-C or SIGTERM, from here to the end of the process (`headscope.stopping`).
     """
     stopping.listen()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a folder may be called what no encoding can tell
+        sys.stdout.reconfigure(errors="backslashreplace")
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is imported, which is later
     try:

@@ -33,9 +33,8 @@ hypothesis.settings.load_profile("repeat")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tiny models are fastest on one thread; the real checkpoint gets two, or OMP_NUM_THREADS. Fixtures as well."""
-    real = item.get_closest_marker("model")
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")) if real else 1)
+    """One thread a process, since as many processes as cores share the tests. Fixtures as well."""
+    torch.set_num_threads(1)
 
 
 class Complaints(logging.Handler):

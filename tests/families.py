@@ -44,6 +44,8 @@ class Family:
     layout: str = "half"
     windows: tuple[int | None, ...] = (None,) * LAYERS
     rotates: tuple[bool, ...] = (True,) * LAYERS
+    numbers: tuple[int, ...] = tuple(range(LAYERS))
+    rotary_start: int = 0
 
     def build(self, seed: int = 0) -> PreTrainedModel:
         return build(self.model_type, self.options, seed)
@@ -89,7 +91,7 @@ SPECS: dict[str, Family] = {
         windows=(WINDOW, None) * (LAYERS // 2),
     ),
     "phi": Family("phi", {}, rotary_dims=8),
-    "phi3": Family("phi3", {}),
+    "phi3": Family("phi3", {"original_max_position_embeddings": 256}),
     "gpt_neox": Family("gpt_neox", {"num_key_value_heads": ABSENT}, groups=4, rotary_dims=4),
     "smollm3": Family("smollm3", {"no_rope_layers": [1, 1, 1, 0]}, rotates=(True, True, True, False)),
     "granite": Family("granite", {"attention_multiplier": 0.2}),
@@ -97,34 +99,110 @@ SPECS: dict[str, Family] = {
     "glm": Family("glm", {"head_dim": 16}, rotary_dims=8, layout="interleaved"),
 }
 
-_gemma2 = partial(
-    build, "gemma2", {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": WINDOW, "layer_types": ALTERNATING}
-)
-
 MEASURABLE: dict[str, Callable[[], PreTrainedModel]] = {name: family.build for name, family in SPECS.items()}
 
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = MEASURABLE | {"gemma2": _gemma2}
+_MLA = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+_MLA |= {"n_routed_experts": 2, "num_experts_per_tok": 1, "first_k_dense_replace": LAYERS, "n_group": 1}
+_MLA |= {"topk_group": 1, "num_key_value_heads": HEADS, "head_dim": 8}
+_HYBRID = ["linear_attention", "full_attention"] * (LAYERS // 2)
+_LATENT: dict[str, Any] = {"groups": 4, "head_dim": 24, "rotary_dims": 8, "rotary_start": 16}
+_EVERY_OTHER: dict[str, Any] = {
+    "numbers": (1, 3),
+    "windows": (None,) * (LAYERS // 2),
+    "rotates": (True,) * (LAYERS // 2),
+}
+_UNROTATED = {"rotary_dims": 0, "rotates": (False,) * LAYERS}
+
+OTHERS: dict[str, Family] = {
+    "gemma2": Family(
+        "gemma2",
+        {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": WINDOW, "layer_types": ALTERNATING},
+        head_dim=32,
+        rotary_dims=32,
+        windows=(WINDOW, None) * (LAYERS // 2),
+    ),
+    "gpt_oss": Family(
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "sliding_window": WINDOW,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        windows=(WINDOW, None) * (LAYERS // 2),
+    ),
+    "gemma3n": Family(
+        "gemma3n_text",
+        {
+            "head_dim": 16,
+            "layer_types": ALTERNATING,
+            "sliding_window": WINDOW,
+            "num_kv_shared_layers": 0,
+            "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0],
+            "vocab_size_per_layer_input": VOCAB,
+            "hidden_size_per_layer_input": 16,
+            "laurel_rank": 16,
+        },
+        windows=(WINDOW, None) * (LAYERS // 2),
+    ),
+    "llama4": Family(
+        "llama4_text",
+        {"head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96, "no_rope_layers": [1, 1, 1, 0]},
+        layout="interleaved",
+        rotates=(True, True, True, False),
+    ),
+    "deepseek_v2": Family("deepseek_v2", _MLA, layout="interleaved", **_LATENT),
+    "deepseek_v3": Family("deepseek_v3", _MLA, **_LATENT),
+    "nanochat": Family("nanochat", {}),
+    "qwen3_next": Family(
+        "qwen3_next",
+        {
+            "head_dim": 16,
+            "layer_types": _HYBRID,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+        },
+        rotary_dims=4,
+        **_EVERY_OTHER,
+    ),
+    "lfm2": Family(
+        "lfm2",
+        {"layer_types": ["conv", "full_attention"] * (LAYERS // 2), "block_auto_adjust_ff_dim": False},
+        **_EVERY_OTHER,
+    ),
+    "jamba": Family(
+        "jamba",
+        {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "mamba_dt_rank": 2,
+            "mamba_d_state": 4,
+            "use_mamba_kernels": False,
+        },
+        **_EVERY_OTHER | {"rotary_dims": 0, "rotates": (False,) * (LAYERS // 2)},
+    ),
+    "gpt2": Family(
+        "gpt2", {"n_embd": 64, "n_head": HEADS, "n_layer": LAYERS, "n_positions": 256}, groups=4, **_UNROTATED
+    ),
+    "hunyuan": Family("hunyuan_v1_dense", {"head_dim": 16}, **_UNROTATED),  # norms with weights after the rotation
+}
+"""Other ways to attend and to rotate: soft caps, sinks, rotation functions of other shapes, latent attention, layers
+without attention, no rotation."""
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = MEASURABLE | {"gemma2": OTHERS["gemma2"].build}
 """Rotary families that transformers serves through its attention interface."""
 
-_MLA = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
-_MOE = {"n_routed_experts": 2, "num_experts_per_tok": 1, "first_k_dense_replace": LAYERS, "n_group": 1, "topk_group": 1}
 _HALF = COMMON["hidden_size"] // HEADS // 2
 
-REFUSED: dict[str, Callable[[], PreTrainedModel]] = {
-    "gemma2": _gemma2,  # softcapped logits
-    "bert": partial(build, "bert", {}, auto=AutoModelForMaskedLM),  # bidirectional, learned positions
-    "deepseek_v2": partial(build, "deepseek_v2", _MLA | _MOE | {"num_key_value_heads": 4}),  # latent attention
-    "deepseek_v3": partial(build, "deepseek_v3", _MLA | _MOE | {"num_key_value_heads": 4}),
-    "bloom": partial(build, "bloom", {"n_head": HEADS, "n_layer": LAYERS}),  # ALiBi
-    "mpt": partial(build, "mpt", {"d_model": 64, "n_heads": HEADS, "n_layers": LAYERS}),  # ALiBi
-    "gpt2": partial(build, "gpt2", {"n_embd": 64, "n_head": HEADS, "n_layer": LAYERS}),  # learned positions
-    "mamba": partial(build, "mamba", {}),  # no attention at all
-    "llama4-chunked": partial(  # chunked attention; temperature tuning on its NoPE layers
-        build,
-        "llama4_text",
-        {"head_dim": 16, "attention_chunk_size": WINDOW, "num_local_experts": 2, "intermediate_size_mlp": 96},
-    ),
-    "gpt_oss": partial(build, "gpt_oss", {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}),  # sinks
+DYNAMIC: dict[str, Callable[[], PreTrainedModel]] = {
     "llama-dynamic": partial(
         build, "llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
     ),
@@ -142,6 +220,15 @@ REFUSED: dict[str, Callable[[], PreTrainedModel]] = {
             },
         },
     ),
+}
+"""Models that turn a text longer than some length by other frequencies."""
+
+
+REFUSED: dict[str, Callable[[], PreTrainedModel]] = {
+    "bert": partial(build, "bert", {}, auto=AutoModelForMaskedLM),  # bidirectional, learned positions
+    "bloom": partial(build, "bloom", {"n_head": HEADS, "n_layer": LAYERS}),  # ALiBi
+    "mpt": partial(build, "mpt", {"d_model": 64, "n_heads": HEADS, "n_layers": LAYERS}),  # ALiBi
+    "mamba": partial(build, "mamba", {}),  # no attention at all
     "llama-bidirectional": partial(build, "llama", {"is_causal": False}),
     "gemma3-bidirectional": partial(
         build,

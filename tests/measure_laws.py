@@ -27,23 +27,41 @@ def geometry_of(
     pairs: int = 4,
     layout: Any = "half",
     windows: Any = (None, None),
+    start: int = 0,
+    numbers: Any = None,
 ) -> Geometry:
-    layers = len(windows)
-    return Geometry(layers, heads, groups, head_dim, pairs, layout, 256, tuple(windows), (True,) * layers)
+    layers, rotates = tuple(numbers or range(len(windows))), (True,) * len(windows)
+    return Geometry(layers, heads, groups, head_dim, pairs, layout, 256, tuple(windows), rotates, start)
 
 
-def heard(q: Tensor, k: Tensor, scaling: float = 0.3, window: int | None = None, layer: int = 0) -> Attention:
+def heard(
+    q: Tensor,
+    k: Tensor,
+    scaling: float = 0.3,
+    window: int | None = None,
+    layer: int = 0,
+    chunk: int | None = None,
+    cap: float | None = None,
+    sink: Tensor | None = None,
+) -> Attention:
     """The record of a full pass with these q [H, L, d] and k [G, L, d]; lse is computed in float64."""
-    s = reference.logits(q, k, scaling, window)
-    v = torch.zeros_like(k)
-    return Attention(layer, 0, q, k, v, torch.zeros_like(q), s.logsumexp(-1).float(), scaling, window)
+    s = reference.with_sink(reference.logits(q, k, scaling, window, chunk, cap), sink)
+    v, z, lse = torch.zeros_like(k), torch.zeros_like(q), s.logsumexp(-1).float()
+    return Attention(layer, 0, q, k, v, z, lse, scaling, window, chunk=chunk, cap=cap, sink=sink)
 
 
-def random_heard(geometry: Geometry, length: int, seed: int, layer: int = 0, size: float = 1.5) -> Attention:
+def weights(layer: Attention) -> Tensor:
+    """The eager weights of a record, [H, L, L]."""
+    return reference.weights(layer.q, layer.k, layer.scaling, layer.window, layer.chunk, layer.cap, layer.sink)
+
+
+def random_heard(
+    geometry: Geometry, length: int, seed: int, layer: int = 0, size: float = 1.5, **rule: Any
+) -> Attention:
     generator = torch.Generator().manual_seed(seed)
     q = size * torch.randn(geometry.heads, length, geometry.head_dim, generator=generator)
     k = size * torch.randn(geometry.kv_groups, length, geometry.head_dim, generator=generator)
-    return heard(q, k, window=geometry.windows[layer], layer=layer)
+    return heard(q, k, window=geometry.windows[layer], layer=layer, **rule)
 
 
 def layers_of(geometry: Geometry, length: int, document: int) -> list[Attention]:

@@ -2,7 +2,9 @@
 
 Knows nothing of headscope. Axes: head H, group G (head h reads key head h // (H / G)), query L, key L, dim d,
 pair P. q and k are what the attention function receives: after rotation and QK-norm. Logits are
-scaling * q_i . k_j. Query i sees the keys j with 0 <= i - j < window (window None: all of the past).
+scaling * q_i . k_j, bounded by cap * tanh(logit / cap) where there is a cap. Query i sees the keys j with
+0 <= i - j < window (window None: all of the past) that lie in its own run of `chunk` keys (None: one run). A sink [H]
+is one more logit of every row of a head, whose weight is no key's.
 """
 
 from collections.abc import Iterator
@@ -18,10 +20,11 @@ LOCAL = 32
 """Keys that count as local, the query's own position included."""
 
 
-def visible(length: int, window: int | None = None) -> Tensor:
+def visible(length: int, window: int | None = None, chunk: int | None = None) -> Tensor:
     """Return bool [L, L]: may query i see key j?"""
     distance = _distance(length)
-    return (distance >= 0) & (distance < (length if window is None else window))
+    run = torch.arange(length) // (chunk or length)
+    return (distance >= 0) & (distance < (length if window is None else window)) & (run[:, None] == run)
 
 
 def _distance(length: int) -> Tensor:
@@ -39,32 +42,57 @@ def _keys_per_head(q: Tensor, k: Tensor) -> Tensor:
 # Rows --------------------------------------------------------------------------------------------------------------
 
 
-def logits(q: Tensor, k: Tensor, scaling: float, window: int | None = None) -> Tensor:
+def logits(
+    q: Tensor,
+    k: Tensor,
+    scaling: float,
+    window: int | None = None,
+    chunk: int | None = None,
+    cap: float | None = None,
+) -> Tensor:
     """Return s [H, L, L], -inf where key j is invisible. q: [H, L, d], k: [G, L, d]."""
     s = scaling * torch.einsum("hid,hjd->hij", q.double(), _keys_per_head(q, k))
-    return s.masked_fill(~visible(q.shape[1], window), -torch.inf)
+    s = s if cap is None else cap * torch.tanh(s / cap)
+    return s.masked_fill(~visible(q.shape[1], window, chunk), -torch.inf)
 
 
-def weights(q: Tensor, k: Tensor, scaling: float, window: int | None = None) -> Tensor:
-    """Return alpha [H, L, L]; rows sum to 1."""
-    return logits(q, k, scaling, window).softmax(-1)
+def with_sink(s: Tensor, sink: Tensor | None) -> Tensor:
+    """Return the logits s [H, L, L] and, as one column more, the sink's [H]."""
+    return s if sink is None else torch.cat((s, sink.double()[:, None, None].expand(-1, s.shape[1], 1)), -1)
+
+
+def weights(
+    q: Tensor,
+    k: Tensor,
+    scaling: float,
+    window: int | None = None,
+    chunk: int | None = None,
+    cap: float | None = None,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """Return alpha [H, L, L]; rows sum to 1, or to what a sink leaves."""
+    return with_sink(logits(q, k, scaling, window, chunk, cap), sink).softmax(-1)[..., : q.shape[1]]
 
 
 def row_statistics(alpha: Tensor) -> dict[str, Tensor]:
-    """Return each statistic of each attention row, [H, L], from the weights alpha [H, L, L]."""
+    """Return each statistic of each attention row, [H, L], from the weights alpha [H, L, L].
+
+    Where a sink takes a part of the row, effective lengths and distances are of the rest, as shares of it.
+    """
     alpha = alpha.double()
     length = alpha.shape[-1]
-    ess2 = 1 / alpha.square().sum(-1)
-    log_alpha = torch.where(alpha > 0, alpha, 1).log()  # 0 ln 0 = 0
+    among_keys = alpha / alpha.sum(-1, keepdim=True)
+    ess2 = 1 / among_keys.square().sum(-1)
+    log_alpha = torch.where(among_keys > 0, among_keys, 1).log()  # 0 ln 0 = 0
     local = (_distance(length) >= 0) & (_distance(length) < LOCAL)
     return {
         "ess2": ess2,
         "log_ess2": ess2.log(),
-        "ess1": (-(alpha * log_alpha).sum(-1)).exp(),
+        "ess1": (-(among_keys * log_alpha).sum(-1)).exp(),
         "max_weight": alpha.amax(-1),
         "sink_mass": alpha[:, :, 0],  # an invisible key has weight 0
         "local_mass": (alpha * local).sum(-1),
-        "mean_distance": (alpha * _distance(length)).sum(-1),
+        "mean_distance": (among_keys * _distance(length)).sum(-1),
     }
 
 
@@ -76,12 +104,14 @@ def bin_edges(limit: int) -> list[int]:
     return edges
 
 
-def binned(statistics: dict[str, Tensor], window: int | None = None) -> dict[int, dict[str, Any]]:
+def binned(
+    statistics: dict[str, Tensor], window: int | None = None, chunk: int | None = None
+) -> dict[int, dict[str, Any]]:
     """Average rows [H, L] by visible keys: {upper edge: {"rows": int, name: [H]}}; empty bins are left out."""
     length = next(iter(statistics.values())).shape[-1]
     bins: dict[int, list[int]] = {}
     for i in range(length):
-        seen = min(i + 1, length if window is None else window)
+        seen = int(visible(length, window, chunk)[i].sum())
         edge = min(edge for edge in bin_edges(length) if edge >= seen)
         bins.setdefault(edge, []).append(i)
     return {
@@ -93,37 +123,50 @@ def binned(statistics: dict[str, Tensor], window: int | None = None) -> dict[int
 # Rotary pairs ------------------------------------------------------------------------------------------------------
 
 
-def planes(head_dim: int, rotary_dims: int, layout: str) -> list[tuple[int, int]]:
-    """Return the two dimensions of each pair: rotary pairs first, then the remainder, paired the same way within it."""
+def planes(head_dim: int, rotary_dims: int, layout: str, start: int = 0) -> list[tuple[int, int]]:
+    """Return the two dimensions of each pair: rotary pairs first, then the remainder, paired the same way within it.
+
+    The rotary dimensions are those from `start` on.
+    """
+    rotary = list(range(start, start + rotary_dims))
+    rest = [dim for dim in range(head_dim) if dim not in rotary]
     pairs = []
-    for start, dims in ((0, rotary_dims), (rotary_dims, head_dim - rotary_dims)):
-        for f in range(dims // 2):
-            pairs.append((start + f, start + f + dims // 2) if layout == "half" else (start + 2 * f, start + 2 * f + 1))
+    for dims in (rotary, rest):
+        half = len(dims) // 2
+        for f in range(half):
+            pairs.append((dims[f], dims[f + half]) if layout == "half" else (dims[2 * f], dims[2 * f + 1]))
     return pairs
 
 
-def _pairs(q: Tensor, k: Tensor, rotary_dims: int, layout: str) -> Iterator[tuple[Tensor, Tensor]]:
+def _pairs(q: Tensor, k: Tensor, rotary_dims: int, layout: str, start: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the two-dimensional q_f and k_f of each pair, both [H, L, 2]."""
     keys = _keys_per_head(q, k)
-    for plane in planes(q.shape[-1], rotary_dims, layout):
+    for plane in planes(q.shape[-1], rotary_dims, layout, start):
         yield q.double()[..., plane], keys[..., plane]
 
 
-def contributions(q: Tensor, k: Tensor, scaling: float, rotary_dims: int, layout: str) -> Tensor:
-    """Return c [H, L, L, P] in logit units for every (i, j), visible or not; sums over P to the unmasked logits."""
-    pairs = _pairs(q, k, rotary_dims, layout)
+def contributions(q: Tensor, k: Tensor, scaling: float, rotary_dims: int, layout: str, start: int = 0) -> Tensor:
+    """Return c [H, L, L, P] for every (i, j), visible or not; sums over P to the logits before mask and cap."""
+    pairs = _pairs(q, k, rotary_dims, layout, start)
     return torch.stack([scaling * torch.einsum("hix,hjx->hij", qf, kf) for qf, kf in pairs], -1)
 
 
 def pair_statistics(
-    q: Tensor, k: Tensor, scaling: float, rotary_dims: int, layout: str, window: int | None = None
+    q: Tensor,
+    k: Tensor,
+    scaling: float,
+    rotary_dims: int,
+    layout: str,
+    window: int | None = None,
+    chunk: int | None = None,
+    start: int = 0,
 ) -> dict[str, Tensor]:
     """Return mean_abs, mean_signed, rms and norm_product [H, P]: expectations over all visible (i, j)."""
-    seen = visible(q.shape[1], window)
-    c = contributions(q, k, scaling, rotary_dims, layout)[:, seen]  # [H, visible pairs, P]
+    seen = visible(q.shape[1], window, chunk)
+    c = contributions(q, k, scaling, rotary_dims, layout, start)[:, seen]  # [H, visible pairs, P]
     norms = [
         torch.einsum("hi,hj->hij", qf.norm(dim=-1), kf.norm(dim=-1))[:, seen].mean(-1)
-        for qf, kf in _pairs(q, k, rotary_dims, layout)
+        for qf, kf in _pairs(q, k, rotary_dims, layout, start)
     ]
     return {
         "mean_abs": c.abs().mean(1),
@@ -133,10 +176,20 @@ def pair_statistics(
     }
 
 
-def distance_profile(q: Tensor, k: Tensor, scaling: float, rotary_dims: int, layout: str, distance: int) -> Tensor:
-    """Return E_i c_{i, i - D} [H, P], over every i >= D. The window is the caller's: ask for D below it."""
-    c = contributions(q, k, scaling, rotary_dims, layout)
-    return torch.stack([c[:, i, i - distance] for i in range(distance, q.shape[1])]).mean(0)
+def distance_profile(
+    q: Tensor,
+    k: Tensor,
+    scaling: float,
+    rotary_dims: int,
+    layout: str,
+    distance: int,
+    chunk: int | None = None,
+    start: int = 0,
+) -> Tensor:
+    """Return E_i c_{i, i - D} [H, P], over every i that sees i - D. The window is the caller's: ask for D below it."""
+    c = contributions(q, k, scaling, rotary_dims, layout, start)
+    seen = visible(q.shape[1], chunk=chunk)
+    return torch.stack([c[:, i, i - distance] for i in range(distance, q.shape[1]) if seen[i, i - distance]]).mean(0)
 
 
 # Models ------------------------------------------------------------------------------------------------------------
@@ -154,6 +207,8 @@ class Layer:
     v: Tensor
     scaling: float
     mask: Tensor
+    cap: float | None = None
+    sink: Tensor | None = None
 
 
 _layers: list[Layer] = []
@@ -163,14 +218,15 @@ def _eager_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Record one layer and attend with the dense mask. query [1, H, L, d]; key, value [1, G, L, d]."""
-    unknown = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
-    if unknown:
-        raise NotImplementedError(f"the reference does not know {unknown}")
-    scaling = options["scaling"]
-    _layers.append(Layer(query[0], key[0], value[0], scaling, attention_mask[0, 0] == 0))
+    scaling, cap, sink = options.get("scaling"), options.get("softcap"), options.get("s_aux")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    _layers.append(Layer(query[0], key[0], value[0], scaling, attention_mask[0, 0] == 0, cap, sink))
     repeats = query.shape[1] // key.shape[1]
-    scores = scaling * query @ key.repeat_interleave(repeats, 1).mT + attention_mask
-    alpha = scores.float().softmax(-1).to(query.dtype)
+    scores = scaling * query @ key.repeat_interleave(repeats, 1).mT
+    scores = (scores if cap is None else cap * torch.tanh(scores / cap)) + attention_mask
+    if sink is not None:
+        scores = torch.cat((scores, sink[None, :, None, None].expand(*scores.shape[:3], 1)), -1)
+    alpha = scores.float().softmax(-1).to(query.dtype)[..., : key.shape[2]]
     return (alpha @ value.repeat_interleave(repeats, 1)).transpose(1, 2).contiguous(), alpha
 
 

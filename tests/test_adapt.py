@@ -160,6 +160,46 @@ def test_adapters_of_one_run_are_measured_as_a_batch_by_step(learned: Run, place
         expand_checkpoints(f"{place / 'tiny'}@adarope:adapter={tmp_path}/*.safetensors")
 
 
+def test_a_training_goes_on_from_a_learned_adapter_and_tells_its_whole_story(
+    learned: Run, place: Path, tmp_path: Path
+) -> None:
+    before = adapter_of(learned, 40)
+    run = learn(place, tmp_path, adapter=str(before))
+    first, last, old = load_file(adapter_of(run, 0)), load_file(adapter_of(run, 6)), load_file(before)
+    assert all(torch.equal(first[name], old[name]) for name in old)
+    assert torch.equal(last["theta_init"], old["theta_init"])
+    assert not torch.equal(last["xi"], old["xi"])
+    assert notes(adapter_of(run, 6))["before"]["losses"] == notes(before)["losses"]
+    model = headscope.load(str(place / "tiny"))
+    assert notes(adapter_of(run, 6))["before"]["sha256"] == AdaRoPE.load(before, model).sha256
+
+
+def test_what_an_adapter_was_learned_on_stays_its_training_text(learned: Run, place: Path, tmp_path: Path) -> None:
+    """A training that goes on on one new text: all the texts are told, and none of the old is held out."""
+    before = str(adapter_of(learned, 40))
+    held_out, old = notes(Path(before))["held_out"], notes(Path(before))["trained_on"]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "new.txt").write_text((place / held_out[0]).read_text())
+    run = learn(place, tmp_path / "runs", adapter=before, train=[f"file:{other}/*.txt"])
+    assert notes(adapter_of(run, 6))["trained_on"] == sorted([*old, "other/new.txt"])
+    content = plan(place, adapter=before, train=[f"file:{other}/*.txt"])
+    content["texts"] = {"source": f"file:{place}/{old[0]}", "docs": 1}
+    with pytest.raises(BadInput, match=f"was learned on {old[0]}, which is held out here: give other --text"):
+        study.run(build_study(content), tmp_path / "refused")
+    with pytest.raises(BadInput, match="was learned from yarn:factor=8, not yarn:factor=2: give its own --factor"):
+        learn(place, tmp_path / "refused", adapter=before, factor=2)
+
+
+def test_a_training_may_start_from_any_scheme(place: Path, tmp_path: Path) -> None:
+    run = learn(place, tmp_path, start="base")
+    model = headscope.load(str(place / "tiny"))
+    ids = torch.randint(3, 30, (1, 100), generator=torch.Generator().manual_seed(0))
+    start = f"adarope:adapter={adapter_of(run, 0)}"
+    assert (logits(model, ids, start) - logits(model, ids, "base")).abs().max() <= 1e-4
+    assert notes(adapter_of(run, 6))["start"] == "base"
+
+
 # Variants and strategies -------------------------------------------------------------------------------------------
 
 
@@ -354,6 +394,29 @@ def test_slices_are_pieces_of_documents_that_are_not_held_out(place: Path) -> No
         Slices([source], tokenizer, names, seed=3)
 
 
+def test_sources_drawn_alike_share_the_sequences_whatever_their_size(place: Path, tmp_path: Path) -> None:
+    whole = sorted((place / "texts").glob("*.txt"))
+    for name, files in (("many", whole[:6]), ("one", whole[6:7])):
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file.name).write_text(file.read_text())
+    sources = [f"file:{tmp_path}/many/*.txt", f"file:{tmp_path}/one/*.txt"]
+    alone = " ".join(map(str, characters()(whole[6].read_text())["input_ids"]))
+    share = {}
+    for alike in (True, False):
+        slices = Slices(sources, characters(), [], seed=0, sources_alike=alike)
+        drawn = [" ".join(map(str, slices.draw(50, step, 0).tolist())) for step in range(200)]
+        share[alike] = np.mean([ids in alone for ids in drawn])
+        slices.check(6_000)
+    assert share[True] == pytest.approx(1 / 2, abs=0.1)
+    assert share[False] == pytest.approx(1 / 7, abs=0.1)
+    with pytest.raises(BadInput, match=r"every document of file:.*one/\*.txt is held out"):
+        Slices(sources, characters(), [f"one/{whole[6].name}"], seed=0, sources_alike=True)
+    (tmp_path / "one" / whole[6].name).write_text("short")
+    with pytest.raises(BadInput, match=r"no training document of file:.*one/\*.txt holds 50 tokens"):
+        Slices(sources, characters(), [], seed=0, sources_alike=True).check(50)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -361,7 +424,10 @@ def test_slices_are_pieces_of_documents_that_are_not_held_out(place: Path) -> No
         ({"phases": [{"length": 7_000, "steps": 1}]}, "no training document holds 7000 tokens; the longest"),
         ({"validation_length": 7_000}, "hold 7000 tokens, but 3 are needed"),
         ({"strategy": "adarope-lora"}, "strategy adarope-lora needs adapter to start from"),
-        ({"adapter": "x.safetensors"}, "strategy adarope takes no adapter"),
+        ({"adapter": "x.safetensors", "strategy": "joint"}, "strategy joint takes no adapter"),
+        ({"adapter": "x.safetensors", "start": "base"}, "give start or adapter"),
+        ({"adapter": "x.safetensors", "variant": "fixed-log"}, "takes no adapter to go on from"),
+        ({"mix": "documents"}, "adapt.mix"),
         ({"strategy": "joint", "variant": "fredom"}, "adapt.variant"),
         ({"phases": []}, "give at least one"),
     ],

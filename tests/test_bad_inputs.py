@@ -91,13 +91,19 @@ def of_schemes() -> Iterator[Any]:
         yield model(2, f"(did you mean '{meant}'?)", f"{{place}}/tiny@{misspelt}:factor=8")
 
 
-FLAGGED = {"adapt": "adapt", "influence": "influence", "needle": "needle", "window": "window", "scaling": "scaling"}
+SECTIONS = (
+    *("measure", "adapt", "influence", "needle", "window", "scaling"),
+    *("detectors", "reads", "writes", "evaluate"),
+)
 WHOLE = {
     "adapt": ("lora_rank", "lora_alpha", "warmup", "keep", "validation_length", "recompute_above"),
     "influence": ("order", "top", "random", "draws", "memory"),
     "needle": ("max_length", "needles", "seeds"),
     "window": ("center", "dims", "seeds", "steps"),
     "scaling": ("seeds",),
+    "detectors": ("sequences",),
+    "reads": ("rows", "keys"),
+    "evaluate": ("documents",),
 }
 REAL = {"adapt": ("factor", "frequency_rate", "scale_rate", "lora_rate")}
 LISTS = {
@@ -107,6 +113,10 @@ LISTS = {
     "window": ("widths",),
     "scaling": ("lengths", "exponents", "betas"),
     "adapt": ("phases", "train"),
+    "detectors": ("periods",),
+    "reads": ("lengths",),
+    "writes": ("lengths",),
+    "evaluate": ("tasks", "lengths"),
 }
 CHOICES = {
     "measure": ("tables",),
@@ -139,7 +149,7 @@ def of_options() -> Iterator[Any]:
             wrong = "[sum]" if name.endswith("s") else "sum"
             yield study("Input should be '", f"{section}: {{{name}: {wrong}}}")
             yield study(f"{section}.{name}", f"{section}: {{{name}: [3.5]}}")
-    for section in (*FLAGGED, "measure"):
+    for section in SECTIONS:
         yield study(f"unknown key '{section}.nope'", f"{section}: {{nope: 1}}")
         for content, found in (("5", "5"), ("text", "'text'"), ("[1]", "[1]"), ("true", "True")):
             yield study(f"{section}: Input should be keys with values, found {found}", f"{section}: {content}")
@@ -203,6 +213,13 @@ STUDIES = [
     ("depth 1.5 lies outside 0", "needle: {depths: [1.5]}"),
     ("give at most 1000", "needle: {depths: 1000000000}"),
     ("that many context lengths", "needle: {lengths: 4096}"),
+    ("detectors.periods: period 4 is too short", "detectors: {periods: [4]}"),
+    ("reads: give prompt or prompt_file, not both", "reads: {prompt: a, prompt_file: b}"),
+    ("reads: rows says nothing of a prompt", "reads: {prompt: a b c, rows: 8}"),
+    ("reads.prompt: 'a\\x00' holds the character", 'reads: {prompt: "a\\0"}'),
+    ("writes.lengths: context length 1 is too short", "writes: {lengths: [1]}"),
+    ("evaluate.lengths: length 4 is too short", "evaluate: {lengths: [4]}"),
+    ("evaluate.tasks: name a task", "evaluate: {tasks: ['']}"),
     ("scaling.betas.0: Input should be a finite number, found inf", "scaling: {betas: [.inf]}"),
     ("orders of ESS are positive and not 1", "scaling: {betas: [1]}"),
     ("exponents lie in [0, 1)", "scaling: {exponents: [1]}"),
@@ -239,6 +256,22 @@ PLAIN = [
     case(2, "holds the character '\\udce9'", "run", "--text", "file:caf\udce9.txt", name="surrogate text"),
     case(2, "holds the character '\\udce9'", "adapt", "--train", "file:caf\udce9.txt", name="surrogate train"),
     case(2, "--checkpoints is empty", "run", "--checkpoints", ""),
+    run(2, "would search the whole machine", "--checkpoints", "/**"),
+    run(2, "would search the whole machine", "--checkpoints", "/*/**/x-*"),
+    run(2, "would search the whole machine", "--checkpoints", "{place}/../../../../../../**"),
+    run(2, "no checkpoint folder (with a config.json) matches", "--checkpoints", "{place}/texts/*"),
+    run(2, "no checkpoint folder (with a config.json) matches", "--checkpoints", "{place}/none-*@yarn:factor=2"),
+    run(2, "no checkpoint folder (with a config.json) matches", "--checkpoints", "{place}/["),
+    run(2, "no checkpoint folder (with a config.json) matches", "--checkpoints", "/"),
+    run(2, "no checkpoint folder (with a config.json) matches", "--checkpoints", "C:/models/step-*"),
+    run(2, "no checkpoint folder (with a config.json) matches", "--checkpoints", "{place}/tiny+{place}/none-*"),
+    run(2, "unknown position scheme 'yarm'", "--checkpoints", "{place}/tiny@yarm:factor=2"),
+    run(2, "no adapter matches", "--checkpoints", "{place}/tiny@adarope:adapter={place}/none-*"),
+    run(2, "cannot be looked up", "--checkpoints", "~no-such-user/*"),
+    run(2, "cannot be looked up", "--checkpoints", LONG),
+    run(2, "cannot be looked up", "--checkpoints", "a\0*"),
+    run(3, "cannot list the branches of 'nobody/nothing' on the hub", "--checkpoints", "nobody/nothing:step*"),
+    run(2, "model label 'tiny' is given twice", "--model", "tiny={place}/tiny", "--checkpoints", "{place}/tin*"),
     case(2, "--text is empty", "run", "--text", ""),
     case(2, "--model is empty", "run", "--model", ""),
     case(2, "--model is empty", "adapt", "--model", ""),
@@ -256,6 +289,14 @@ PLAIN = [
     ),
     model(3, "no checkpoint at", "./nowhere/model"),
     model(3, "no GGUF file at", "{place}/none.gguf"),
+    model(3, "cannot fetch 'nobody/nothing:step1' from the hub", "nobody/nothing:step1"),
+    model(3, "cannot fetch 'nobody/nothing:step1' from the hub", "nobody/nothing:step1@yarn:factor=2"),
+    model(3, "no checkpoint at 'C:/models/tiny'", "C:/models/tiny"),
+    model(2, "unknown checkpoint 'C:", r"C:\models\tiny"),
+    model(3, "no checkpoint at '{place}/tiny:step1'", "{place}/tiny:step1"),
+    model(3, "no checkpoint at 'nobody/nothing:'", "nobody/nothing:"),
+    model(3, "no checkpoint at 'nobody/nothing:a:b'", "nobody/nothing:a:b"),
+    model(2, "unknown checkpoint 'smollm2-135m:step1'", "smollm2-135m:step1"),
     model(2, "cannot be looked up", "~no-such-user/model"),
     model(2, "cannot be looked up", LONG),
     model(2, "expected CHECKPOINT or CHECKPOINT@SCHEME", "@yarn:factor=8"),
@@ -325,7 +366,17 @@ ADAPTERS: dict[str, tuple[str, Callable[[Tensors], Tensors], dict[str, Any]]] = 
         for value in (0, -1)
     },
     "theta_init-negative": ("theta_init holds -1", number("theta_init", -1), {}),
-    "xi-huge": ("xi holds 1000, the logarithm of no frequency", number("xi", 1000), {}),
+    **{
+        f"{name}-{value:g}": (f"{name} holds {value:g}, outside what a training leaves", number(name, value), {})
+        for name, values in {
+            "xi": (1000.0, 30.0, -1e30),
+            "tau": (1e30, 1e-30),
+            "gamma": (1e30, -1e30),
+            "theta_init": (1e30,),
+            "rotary_factor": (1e30,),
+        }.items()
+        for value in values
+    },
     **{
         f"{name}-{dtype}": (
             f"{name} holds {dtype}, not real numbers",
@@ -337,8 +388,9 @@ ADAPTERS: dict[str, tuple[str, Callable[[Tensors], Tensors], dict[str, Any]]] = 
     },
     **{
         f"length-{value}": ("its reference_length is", dict, {"reference_length": value})
-        for value in (0, -5, None, "8", 1.5, True, [8])
+        for value in (0, -5, None, "8", 1.5, True, [8], 10**30)
     },
+    "step-huge": ("its step is 1000000", dict, {"step": 10**30}),
     "step-text": ("its step is 'ten'", dict, {"step": "ten"}),
     "digest-number": ("its weights_sha256 is 5", dict, {"weights_sha256": 5}),
     "other-weights": ("was learned on other weights", dict, {"weights_sha256": "0" * 64}),
@@ -395,9 +447,14 @@ CONFIGS: list[tuple[int, str, str, Any]] = [
     (2, "its config names 'nothing', which", "hidden_act", "nothing"),
     (2, "model type `3`", "model_type", 3),
     (2, "model type `never-heard`", "model_type", "never-heard"),
-    (3, "needs a package that is not installed", "quantization_config", {"quant_method": "gptq", "bits": 4}),
-    (3, "needs a package that is not installed", "quantization_config", {"quant_method": "awq", "bits": 4}),
-    (3, "requires bitsandbytes", "quantization_config", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    *(
+        (3, f"not installed: pip install {packages}", "quantization_config", {"quant_method": method, **options})
+        for method, packages, options in (
+            ("gptq", "gptqmodel optimum", {"bits": 4}),
+            ("awq", "gptqmodel", {"bits": 4}),
+            ("bitsandbytes", "bitsandbytes", {"load_in_4bit": True}),
+        )
+    ),
     (2, "cannot open checkpoint", "quantization_config", 5),
 ]
 
@@ -422,6 +479,24 @@ CHECKPOINTS = [
     model(2, "embeddings for 128: it is not the tokenizer of this model", "{place}/large-tokenizer"),
     model(2, "holds a LoRA of peft", "{place}/with-lora"),
     model(2, "names '../x.safetensors'", "{place}/strange-shards"),
+    model(2, "has no weights in safetensors, and pickled ones are never opened", "{place}/pickled"),
+    model(3, "no LoRA at './none'", "{place}/tiny+./none"),
+    model(3, "no LoRA at '{place}/texts/a.txt'", "{place}/tiny+{place}/texts/a.txt"),
+    model(3, "no LoRA in '{place}/texts'", "{place}/tiny+{place}/texts"),
+    model(3, "no LoRA in '{place}/lora-none.lora'", "{place}/tiny+{place}/lora-none.lora"),
+    model(3, "pickled weights are not opened", "{place}/tiny+{place}/lora-pickled.lora"),
+    model(3, "no LoRA at ''", "{place}/tiny+"),
+    model(3, "no checkpoint at '{place}/none'", "{place}/none+{place}/lora-strange.lora"),
+    model(3, "cannot fetch 'nobody/lora' from the hub", "{place}/tiny+nobody/lora"),
+    model(2, "cannot be put on", "{place}/tiny+{place}/lora-broken.lora"),
+    model(2, "only plain LoRA is measured, not IA3", "{place}/tiny+{place}/lora-ia3.lora"),
+    model(2, "does not fit: it lacks", "{place}/tiny+{place}/lora-strange.lora"),
+    model(2, "numbers that are not finite", "{place}/tiny+{place}/lora-nan.lora@yarn:factor=4"),
+    model(
+        2,
+        "wears a LoRA already",
+        "{place}/tiny+{place}/lora-good.lora@adarope:adapter={place}/lora-good.safetensors,weights=any",
+    ),
 ]
 
 LEARNED = [
@@ -514,6 +589,7 @@ def spoil_checkpoints(place: Path, tiny: Path) -> None:
     words["model"]["vocab"] = {word: n + (500 if word.startswith("w") else 0) for word, n in vocabulary.items()}
     (large / "tokenizer.json").write_text(json.dumps(words))
     (copied(place, "with-lora") / "adapter_config.json").write_text("{}")
+    (copied(place, "pickled") / "model.safetensors").rename(place / "pickled" / "pytorch_model.bin")
     (copied(place, "strange-shards") / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "../x.safetensors"}})
     )
@@ -560,15 +636,20 @@ def spoil_adapters(place: Path, tiny: Path) -> None:
 
 
 def spoil_loras(place: Path, tiny: Path, tensors: Tensors, notes: dict[str, Any]) -> None:
-    from peft import LoraConfig, get_peft_model
+    from peft import IA3Config, LoraConfig, get_peft_model
 
     module = AutoModelForCausalLM.from_pretrained(tiny)
     wrapped = get_peft_model(module, LoraConfig(r=2, target_modules=["q_proj", "k_proj"]))
-    for name in ("broken", "strange", "nan", "none"):
+    for name in ("broken", "strange", "nan", "none", "good", "pickled"):
         save_file(tensors, place / f"lora-{name}.safetensors", {"headscope": json.dumps(notes | {"lora": {"rank": 2}})})
         wrapped.save_pretrained(place / f"lora-{name}.lora")
     (place / "lora-broken.lora" / "adapter_config.json").write_text("{}")
     (place / "lora-none.lora" / "adapter_model.safetensors").unlink()
+    (place / "lora-pickled.lora" / "adapter_model.safetensors").rename(place / "lora-pickled.lora/adapter_model.bin")
+    other = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tiny), IA3Config(target_modules=["k_proj"], feedforward_modules=[])
+    )
+    other.save_pretrained(place / "lora-ia3.lora")
     stored = load_file(place / "lora-nan.lora" / "adapter_model.safetensors")
     save_file({key: value * NAN for key, value in stored.items()}, place / "lora-nan.lora/adapter_model.safetensors")
     save_file(
@@ -629,4 +710,4 @@ def test_a_bar_shows_a_label_as_it_is(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_table_is_large_and_knows_every_section() -> None:
     assert len(TABLE) + len(OTHERS) >= 300
-    assert {*FLAGGED, "measure"} == set(door.probes())
+    assert set(SECTIONS) == set(door.probes())

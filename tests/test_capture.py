@@ -9,21 +9,27 @@ import reference
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache, StaticCache
+from transformers.masking_utils import create_bidirectional_mask
 
 from headscope.attention import kernel, seam
 from headscope.attention.heard import Attention
+from headscope.attention.masks import Seen
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.passes.capture import capturing
 from headscope.positions.model import Model, load
 
+SPECS = families.SPECS | families.OTHERS
 MEASURABLE = pytest.mark.parametrize("family", families.MEASURABLE)
+EVERY = pytest.mark.parametrize("family", SPECS)
+ATTENDING = pytest.mark.parametrize("family", [*families.MEASURABLE, "gemma2", "gpt_oss", "llama4", "deepseek_v3"])
+"""Families of every kind of attention, of which each reads its cache as the others do."""
 LENGTH = 24
 """Longer than the families' window of 8, so that windows bind."""
 IDS = torch.randint(3, families.VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(3))
 
 
 def tiny(family: str) -> Model:
-    return load(families.MEASURABLE[family]())
+    return load(SPECS[family].build())
 
 
 def difference(a: Tensor, b: Tensor) -> float:
@@ -49,21 +55,22 @@ def check_records(heard: list[Attention], expected: list[reference.Layer], windo
         assert found.scaling == pytest.approx(layer.scaling, rel=1e-12)
         for name in ("q", "k", "v"):
             assert difference(getattr(found, name), getattr(layer, name)) <= 1e-4, name
-        logits = reference.logits(layer.q, layer.k, layer.scaling, window)
+        logits = reference.logits(layer.q, layer.k, layer.scaling, window, found.chunk, layer.cap)
+        logits = reference.with_sink(logits, layer.sink)
         assert difference(found.lse.double(), logits.logsumexp(-1)) <= 1e-4
         values = layer.v.repeat_interleave(len(layer.q) // len(layer.v), 0).double()
-        assert difference(found.z.double(), logits.softmax(-1) @ values) <= 1e-4
+        assert difference(found.z.double(), logits.softmax(-1)[..., : len(values[0])] @ values) <= 1e-4
         assert found.lse.dtype == torch.float32
         assert torch.equal(found.visible, layer.mask.sum(-1))
 
 
-@MEASURABLE
+@EVERY
 def test_what_is_heard_is_what_eager_attention_computes(family: str) -> None:
     model = tiny(family)
     expected, layers = reference.eager_qk(model.module, IDS[:1])
     logits, heard = hear(model, IDS[:1], use_cache=False)
     assert difference(logits, expected) <= 1e-4
-    check_records(heard, layers, families.SPECS[family].windows)
+    check_records(heard, layers, SPECS[family].windows)
 
 
 @pytest.mark.model
@@ -93,7 +100,7 @@ def test_a_seam_that_nobody_listens_to_changes_nothing(family: str) -> None:
 # Padding -----------------------------------------------------------------------------------------------------------
 
 
-@MEASURABLE
+@ATTENDING
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_sequence_in_a_padded_batch_is_heard_as_it_is_alone(
     family: str, side: str, monkeypatch: pytest.MonkeyPatch
@@ -131,11 +138,12 @@ def spied_masks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3"])
-def test_long_unpadded_sequences_need_no_mask_at_all(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_of_long_unpadded_sequences_hold_one_number_at_most(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(family)
     masks = spied_masks(monkeypatch)
     hear(model, IDS.repeat(1, 12), use_cache=False)
-    assert masks == [None] * families.LAYERS
+    windows = [None if mask is None else mask.numel() for mask in masks]
+    assert windows == [None if window is None else 1 for window in model.geometry.windows]
 
 
 # Caches ------------------------------------------------------------------------------------------------------------
@@ -161,7 +169,7 @@ def check_parts(parts: list[list[Attention]], whole: list[Attention], split: lis
         assert [each.layer for each in heard] == [each.layer for each in whole]
         for found, full in zip(heard, whole, strict=True):
             keys = slice(found.first_key, stop)
-            assert found.window is not None or found.first_key == 0
+            assert found.window is not None or found.chunk is not None or found.first_key == 0
             for name in ("q", "z"):
                 assert difference(getattr(found, name), getattr(full, name)[:, rows]) <= 1e-3, name
             for name in ("k", "v"):
@@ -171,7 +179,7 @@ def check_parts(parts: list[list[Attention]], whole: list[Attention], split: lis
             assert torch.equal(found.query_index + found.first_key, torch.arange(rows.start, rows.stop))
 
 
-@MEASURABLE
+@ATTENDING
 @SPLITS
 def test_a_cached_pass_is_heard_as_the_rows_of_the_full_pass(family: str, split: list[int]) -> None:
     model = tiny(family)
@@ -217,6 +225,39 @@ def test_a_quantised_cache_is_refused(family: str) -> None:
         layer.__class__ = quantised
     with pytest.raises(UnsupportedModel, match="quantised KV cache"):
         hear(model, IDS[:1], past_key_values=cache, use_cache=True)
+
+
+@pytest.mark.parametrize("name", ["indices", "block_indices", "position_bias", "sinks", "anything"])
+def test_a_keyword_that_may_change_weights_is_refused_by_name(name: str) -> None:
+    model = tiny("llama")
+    q = torch.zeros(1, 4, 3, 16)
+    with pytest.raises(UnsupportedModel, match=r"cannot measure this llama model: .*(index|bias|sink|'anything')"):
+        seam.attention(model.attention[0], q, q, q, None, **{name: torch.zeros(1)})
+    seam.attention(model.attention[0], q, q, q, None, **{name: None})
+
+
+def test_attention_in_both_directions_is_refused() -> None:
+    model = tiny("llama")
+    q = torch.zeros(1, 4, 3, 16)
+    with pytest.raises(UnsupportedModel, match="both directions"):
+        seam.attention(model.attention[0], q, q, q, None, is_causal=False)
+    with seam.engaged(model.module):
+        mask = create_bidirectional_mask(model.module.config, torch.zeros(1, 3, 64), None)
+    with pytest.raises(UnsupportedModel, match="other keys"):
+        Seen.read(mask)
+
+
+def test_a_window_that_only_the_mask_knows_is_kept() -> None:
+    """Phi-MoE and others give attention functions no `sliding_window`."""
+    module = families.build(
+        "phimoe", {"sliding_window": families.WINDOW, "num_local_experts": 2, "rope_parameters": None}
+    )
+    model = load(module)
+    assert model.geometry.windows == (families.WINDOW,) * families.LAYERS
+    expected, layers = reference.eager_qk(module, IDS[:1])
+    logits, heard = hear(model, IDS[:1], use_cache=False)
+    assert difference(logits, expected) <= 1e-4
+    check_records(heard, layers, model.geometry.windows)
 
 
 @pytest.mark.parametrize("layer", [-1, families.LAYERS])
@@ -335,13 +376,7 @@ def causal(queries: int, keys: int, window: int | None) -> Tensor:
     return reference.visible(keys, window)[keys - queries :]
 
 
-def fused_elsewhere(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """The path of devices without the CPU's kernel, which values of another width take too."""
-    out, lse = kernel.fused(q, k, torch.cat((v, v[..., :1]), -1), *args, **options)
-    return out[..., :-1], lse
-
-
-@pytest.mark.parametrize("fused", [kernel.fused, fused_elsewhere])
+@pytest.mark.parametrize("fused", [kernel.fused, kernel._fused_elsewhere])
 @pytest.mark.parametrize(("queries", "keys", "window"), [(600, 600, None), (1, 600, None), (300, 600, 50), (9, 600, 7)])
 def test_output_and_log_sum_exp_are_exact(
     fused: Callable[..., tuple[Tensor, Tensor]], queries: int, keys: int, window: int | None
@@ -356,6 +391,46 @@ def test_output_and_log_sum_exp_are_exact(
     out, lse = fused(q, k, v, 0.5, plain and queries > 1, None if plain else seen)
     assert difference(lse.double(), logits.logsumexp(-1)) <= 1e-5
     assert difference(out.double(), logits.softmax(-1) @ v.double().repeat_interleave(2, 1)) <= 1e-5
+
+
+@pytest.mark.parametrize("reach", [{}, {"window": 50}, {"chunk": 70}], ids=str)
+@pytest.mark.parametrize("bound", [{}, {"cap": 1.5}, {"sink": torch.tensor([-4.0, 0.0, 3.0, 9.0])}], ids=str)
+@pytest.mark.parametrize(("queries", "values"), [(600, 16), (1, 24), (300, 8)])
+def test_every_rule_of_attention_is_exact_and_so_are_its_gradients(
+    queries: int, values: int, bound: dict[str, Any], reach: dict[str, Any]
+) -> None:
+    """Against float64, with values of another width than keys."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 4, queries, 16, generator=generator)
+    k, v = (torch.randn(2, 2, 600, dim, generator=generator) for dim in (16, values))
+    pull = torch.randn(2, 4, queries, values, generator=generator)
+    given = [t.requires_grad_() for t in (q, k, v)]
+    out, lse = kernel.attend(*given, None, kernel.Rule(0.5, **reach, **bound), 0.0, True)
+    found = torch.autograd.grad((out * pull).sum(), given)
+    assert lse is not None
+    exact = [t.detach().double().requires_grad_() for t in given]
+    logits = 0.5 * exact[0] @ exact[1].repeat_interleave(2, 1).mT
+    logits = bound["cap"] * torch.tanh(logits / bound["cap"]) if "cap" in bound else logits
+    seen = reference.visible(600, reach.get("window"), reach.get("chunk"))[600 - queries :]
+    logits = logits.masked_fill(~seen, -torch.inf)
+    if "sink" in bound:
+        logits = torch.cat((logits, bound["sink"].double()[None, :, None, None].expand(2, -1, queries, 1)), -1)
+    expected = logits.softmax(-1)[..., :600] @ exact[2].repeat_interleave(2, 1)
+    assert difference(out.double(), expected) <= 1e-5
+    assert difference(lse.double(), logits.logsumexp(-1)) <= 1e-5
+    for ours, eager in zip(found, torch.autograd.grad((expected * pull).sum(), exact), strict=True):
+        assert difference(ours.double(), eager) <= 1e-4
+
+
+def test_a_sink_in_bfloat16_is_as_exact_as_the_keys() -> None:
+    """1 / scaling has more digits than bfloat16 holds."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 4, 60, 16, generator=generator).bfloat16() for _ in range(3))
+    sink = torch.tensor([0.0, 2.5, -3.0, 7.0])
+    _, lse = kernel.attend(q, k, v, None, kernel.Rule(0.0883883, sink=sink.bfloat16()), 0.0, True)
+    assert lse is not None
+    logits = reference.with_sink(reference.logits(q[0], k[0], 0.0883883), sink)
+    assert difference(lse[0].double(), logits.logsumexp(-1)) <= 1e-3
 
 
 @pytest.mark.parametrize("window", [None, 1, 300])

@@ -1,5 +1,7 @@
 """Copies of a span: the streamed rows are the eager softmax's, and a copy is what the definition says."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,27 +13,54 @@ from headscope.measures.copying import AnswerRows, last_row
 
 
 def heard(
-    seed: int, keys: int, queries: int = 1, groups: int = 2, heads: int = 6, window: int | None = None
+    seed: int,
+    keys: int,
+    queries: int = 1,
+    groups: int = 2,
+    heads: int = 6,
+    window: int | None = None,
+    cap: float | None = None,
+    sinks: bool = False,
 ) -> Attention:
     made = torch.Generator().manual_seed(seed)
     q, z = (torch.randn(heads, queries, 8, generator=made) for _ in range(2))
     k, v = (torch.randn(groups, keys, 8, generator=made) for _ in range(2))
-    return Attention(0, 0, q, k, v, z, torch.zeros(heads, queries), 0.7, window)
+    row = Attention(0, 0, q, k, v, z, torch.zeros(heads, queries), 0.7, window, cap=cap)
+    if not sinks:
+        return row
+    row = replace(row, sink=torch.randn(heads, generator=made))
+    return replace(row, lse=logits(row).logsumexp(-1).float()[:, None].expand(-1, queries))
+
+
+def logits(row: Attention) -> Tensor:
+    """Logits of the last query, [H, Lk], and where there is one the sink's, [H, Lk + 1]."""
+    k = row.k.repeat_interleave(row.q.shape[0] // row.k.shape[0], 0)
+    found = torch.einsum("hd,hkd->hk", row.q[:, -1].double(), k.double()) * row.scaling
+    if row.cap is not None:
+        found = row.cap * torch.tanh(found / row.cap)
+    if row.window is not None:
+        found[:, : max(0, k.shape[1] - row.window)] = -torch.inf
+    return found if row.sink is None else torch.cat((found, row.sink.double()[:, None]), -1)
 
 
 def eager(row: Attention) -> Tensor:
-    """Attention weights of the last query, [H, Lk]."""
-    k = row.k.repeat_interleave(row.q.shape[0] // row.k.shape[0], 0)
-    logits = torch.einsum("hd,hkd->hk", row.q[:, -1].double(), k.double()) * row.scaling
-    if row.window is not None:
-        logits[:, : max(0, k.shape[1] - row.window)] = -torch.inf
-    return logits.softmax(-1)
+    """Attention weights of the last query on the keys, [H, Lk]."""
+    return logits(row).softmax(-1)[:, : row.k.shape[1]]
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 999), st.integers(2, 60), st.integers(1, 3), st.sampled_from([None, 1, 5, 100]))
-def test_the_last_row_is_the_eager_softmax(seed: int, keys: int, queries: int, window: int | None) -> None:
-    row = heard(seed, keys, min(queries, keys), window=window)
+@given(
+    st.integers(0, 999),
+    st.integers(2, 60),
+    st.integers(1, 3),
+    st.sampled_from([None, 1, 5, 100]),
+    st.sampled_from([None, 0.7, 4.0]),
+    st.booleans(),
+)
+def test_the_last_row_is_the_eager_softmax(
+    seed: int, keys: int, queries: int, window: int | None, cap: float | None, sinks: bool
+) -> None:
+    row = heard(seed, keys, min(queries, keys), window=window, cap=cap, sinks=sinks)
     spans = torch.tensor([[0, keys], [keys // 2, keys // 2 + 1], [1, 1]])
     largest, mass = last_row(row, spans)
     weights = eager(row)

@@ -1,14 +1,18 @@
 """What lies on disk and has changed since it was written: it is noticed, told in one line, and the rest works."""
 
 import json
+import os
 import random
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+import test_store as store
 
 from dashboards.app import create
 from dashboards.frame import leads_to, nothing
@@ -21,6 +25,7 @@ from headscope.runs.run import Run, concatenate, runs, unfinished
 from headscope.runs.schema import all_tables
 from headscope.runs.synthetic import synthetic_run
 from headscope.runs.validate import validate
+from headscope.runs.writer import RunWriter
 
 FLIPPED = ("attention", "pairs", "distance", "nll", "retrieval")
 
@@ -49,6 +54,14 @@ def headscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         return int(ended.value.code or 0), told.out, told.err
 
     return run
+
+
+def json_of(content: Path | bytes) -> Any:
+    """What a JSON file holds, or a complaint."""
+    try:
+        return json.loads(content if isinstance(content, bytes) else content.read_bytes())
+    except ValueError as error:
+        return error
 
 
 def flips(run: Path, seed: int, count: int) -> Iterator[str]:
@@ -275,6 +288,56 @@ def test_what_looks_like_an_unfinished_run_and_is_none_does_not_matter(tmp_path:
     (tmp_path / ".b-2.partial").mkdir()
     (tmp_path / ".b-2.partial" / "cells").write_text("")
     assert unfinished(tmp_path) == {"a-1": 1}
+
+
+# What is still being made
+
+
+def test_every_flipped_bit_of_a_finished_cell_is_noticed_before_a_run_goes_on(tmp_path: Path) -> None:
+    partial = store.interrupted(tmp_path / "runs")
+    chance = random.Random(0)
+    files = sorted(file for file in (partial / "cells").rglob("*") if file.is_file())
+    assert {file.name for file in files} == {"nll.parquet", "distance.parquet", "digests.json"}
+    for turn in range(60):
+        file = files[turn % len(files)]
+        good = file.read_bytes()
+        at, bit = chance.randrange(len(good)), chance.randrange(8)
+        file.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
+        if file.suffix == ".json" and json_of(file) == json_of(good):
+            continue  # a bit of white space
+        with pytest.raises(BadRun, match=r"; delete .* and add --resume to measure it again") as refusal:
+            store.study(tmp_path / "runs", resume=True)
+        assert str(file.parent) in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+        file.write_bytes(good)
+    assert store.contents(store.study(tmp_path / "runs", resume=True)) == store.contents(
+        store.study(tmp_path / "whole")
+    )
+
+
+def test_a_damaged_draft_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    draft = store.interrupted(tmp_path) / "run.json"
+    good = draft.read_text()
+    for spoilt in ("{", "[]", good.replace("tiny", "tinx"), good.replace('"started": "', '"started": "x')):
+        draft.write_text(spoilt)
+        with pytest.raises(BadRun, match=r"run\.json .*; delete .* to start anew"):
+            RunWriter.open(tmp_path, "test", store.CONFIG, resume=True)
+    draft.write_text(good)
+    assert store.study(tmp_path, resume=True).models == ["base"]
+
+
+# A name that is no text
+
+
+def test_a_run_whose_folder_has_no_utf8_name_is_listed_checked_and_reported(whole: Run, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    shutil.copytree(whole.path, folder / os.fsdecode(b"r\xe9n"))
+    command = [sys.executable, "-m", "headscope"]
+    for arguments in (("ls", folder), ("report", folder / os.fsdecode(b"r\xe9n"), "--out", folder / "r.html")):
+        done = subprocess.run([*command, *map(str, arguments)], capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert rb"\udce9" in done.stdout or rb"r\xe9n" in done.stdout
+    assert rb"r\xe9n" in (folder / "r.html").read_bytes()
 
 
 # Where a report cannot go

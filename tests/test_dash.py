@@ -1,8 +1,10 @@
 """The app without a browser: what a URL means, what it may reach, and how the modules are made."""
 
 import ast
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -10,20 +12,23 @@ import pytest
 from dash import dcc, html
 from foreign_probe import BROKEN, LATE, PROBE
 
-from dashboards import saving
+from dashboards import grid, saving
 from dashboards.app import create
-from dashboards.frame import body, controls, leads_to, pages, shell
+from dashboards.controls import controls
+from dashboards.frame import body, leads_to, pages, shell, state
 from dashboards.view import FILTERS, View, place_of
 from headscope import door
 from headscope.errors import BadInput, BrokenProbe
+from headscope.report import outline
 from headscope.report.content import Chart, Content, Grid, Words
 from headscope.report.outline import measured
 from headscope.runs.run import Run
+from headscope.runs.statistics import statistic
 from headscope.runs.synthetic import manifest, synthetic_run
 from headscope.runs.writer import RunWriter
 
 PATHS = [page.PATH for page in pages()]
-DRAWN = ("/heads", "/head", "/compare", "/retrieval", "/influence")
+DRAWN = ("/", "/heads", "/head", "/compare", "/retrieval", "/influence")
 """Pages with a chart for any run of models."""
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "dashboards").rglob("*.py"))
@@ -88,8 +93,8 @@ def test_masked_heads_keep_their_place_and_lose_their_numbers(run: Run):
 def test_links_keep_the_state_and_leave_out_what_they_are_told_to(run: Run):
     view = View.of({"model": "yarn", "pick": "1.2_0.3", "role": "local"}, run)
     assert view.picked == {(1, 2), (0, 3)}
-    assert view.head_link(3, 2) == "/head/3.2?model=yarn&pick=1.2_0.3&role=local"
-    assert view.link("", *FILTERS) == "?model=yarn"
+    assert view.head_link(3, 2) == "/head/3.2?model=yarn&pick=1.2_0.3"
+    assert view.link("", *FILTERS) == "?model=yarn&pick=1.2_0.3"
 
 
 @pytest.mark.parametrize(("at", "place"), [("3.2", (3, 2)), ("3.g1", (3, 3)), ("0.g0", (0, 0))])
@@ -111,7 +116,8 @@ def test_only_statistics_with_a_number_can_be_chosen(run: Run):
 
 def test_the_pages_are_in_their_place():
     links = [part for part in walk(shell()) if isinstance(part, html.A) and "keep" in (part.className or "")]
-    assert [(link.children, link.href) for link in links[1:]] == [
+    there = [(link.children, link.href) for link in links[1:]]
+    ours = [
         ("Overview", "/"),
         ("Heads", "/heads"),
         ("Head", "/head"),
@@ -121,7 +127,9 @@ def test_the_pages_are_in_their_place():
         ("Window", "/window"),
         ("Scaling", "/scaling"),
         ("Checkpoints", "/checkpoints"),
+        ("Runs", "/runs"),
     ]
+    assert [each for each in there if each in ours] == ours
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -136,22 +144,155 @@ def test_every_page_can_be_saved_as_one_file(client, path: str):
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kept", ["some", "none"])
-def test_every_page_survives_filters(client, path: str, kept: str):
+def test_every_page_survives_filters_and_says_what_they_leave_out(client, path: str, kept: str):
     query = {"model": "yarn", "base": "base", "stat": "growth", "layers": "1-2", "role": "local", "pick": "1.2_0.3"}
     if kept == "none":
         query["low"] = "99"
     with client.application.app_context():
         page, run, view, content = leads_to(path, query)
-        shown = body(page, content, view)
-        assert [part.id["control"] for part in walk(controls(page, run, view)) if controlled(part)] == [
-            "run",
-            *page.CONTROLS,
-        ]
-    assert any(isinstance(part, html.A) and part.href == "?model=yarn&base=base&stat=growth" for part in walk(shown))
+        shown = body(page, run, content, view)
+        steers = [part.id["control"] for part in walk(controls(page, run, view)) if controlled(part)]
+    assert steers == ["run", *page.controls(run)]
+    told = [each.children for each in shown if "note" in (getattr(each, "className", "") or "")]
+    filters = {"layers", "role", *(["low"] if kept == "none" else [])}
+    if foreign := filters - {*steers}:
+        assert any(str(each).startswith("Left out, as it is no filter of this page") for each in told)
+        assert all(name in str(told) for name in foreign)
+    if view.filtering:
+        ((what, link),) = [each for each in told if isinstance(each, list)]
+        assert "of 24 heads are shown, those in layers 1 to 2, that are local in" in what
+        assert link.href == f"?model=yarn&base=base&stat=growth&pick=1.2_0.3&run={run.name}"
     assert sum(isinstance(part, dcc.Graph) for part in walk(shown)) == sum(isinstance(p, Chart) for p in parts(content))
-    assert any(isinstance(part, Chart) for part in parts(content)) == (path in DRAWN)
+    if path in DRAWN:
+        assert any(isinstance(part, Chart) for part in parts(content))
     lead = shown[1].children
     assert ("No head passes the filters." in lead) == (kept == "none" and path in ("/heads", "/compare"))
+
+
+# Every view
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs that share a label; influence is known of one model alone, retrieval of another."""
+    folder = tmp_path_factory.mktemp("uneven")
+    size = {"layers": 4, "heads": 4, "groups": 4, "pairs": 2, "lengths": (256,), "docs": 3}
+    made = synthetic_run(tmp_path_factory.mktemp("whole"), models=("base", "learned"), **size)
+    tables = {name: made.table(name) for name in made.tables}
+    tables["influence"] = tables["influence"][tables["influence"]["model"] == "learned"]
+    tables["influence_sets"] = tables["influence_sets"][tables["influence_sets"]["model"] == "learned"]
+    for name in ("needles", "retrieval"):
+        tables[name] = tables[name][tables[name]["model"] == "base"]
+    with RunWriter.open(folder, "uneven", {}) as writer:
+        writer.add("all", tables)
+        writer.commit(["all"], manifest(made.models, layers=4, heads=4, groups=4))
+    synthetic_run(folder, models=("base", "ntk"), seed=1, **size)
+    return folder
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["one run", "joined runs"])
+def test_every_view_can_be_shown(uneven: Path, joined: bool, monkeypatch: pytest.MonkeyPatch):
+    """Every page x model x statistic x baseline, with its controls, as the app builds it."""
+    whole = outline.charts_on
+    with create(uneven).server.app_context():
+        names = sorted((path.name for path in uneven.iterdir()), key=lambda name: "-uneven-" not in name)
+        runs = names if joined else names[:1]
+        run = leads_to("/", {"run": runs})[1]
+        assert joined == any("base · " in label for label in run.models)
+        seen = 0
+        for page in pages():
+            for query in _queries(page, run):
+                # What the probes compare does not ask which statistic is in view, and is slow to draw.
+                monkeypatch.setattr(outline, "charts_on", (lambda *_: {}) if "stat" in query else whole)
+                _, run, view, content = leads_to(page.PATH, {"run": runs, **query})
+                assert body(page, run, content, view)[0].children == content.title, query
+                assert controls(page, run, view)
+                assert state(page.PATH, page, run, view, content)["address"].count("run=") == len(runs)
+                assert not view.notes
+                assert parts(content), f"{page.PATH} {query} is empty"
+                seen += 1
+        assert seen > 100
+
+
+def _queries(page, run: Run) -> Iterator[dict[str, str]]:
+    """Every value of its controls, each with every other on the page of heads; of joined runs few statistics there."""
+    steers, stats = page.controls(run), measured(run.heads)
+    yield {}
+    if page.PATH == "/heads":
+        yield from ({"model": model, "stat": stat} for model, stat in product(run.models, stats))
+        few = stats if len(run.parts) == 1 else ["ess2_256", "influence_joint", "retrieval"]
+        for model, base, stat in product(run.models, run.models, few):
+            yield {"model": model, "base": base, "stat": stat}
+    elif "stat" in steers:
+        yield from ({"base": run.models[at % len(run.models)], "stat": stat} for at, stat in enumerate(stats))
+    elif "model" in steers:
+        yield from ({"model": model} for model in run.models)
+
+
+def test_a_statistic_that_a_model_lacks_says_who_has_it_and_what_would_measure_it(uneven: Path):
+    with create(uneven).server.app_context():
+        name = next(path.name for path in uneven.iterdir() if "-uneven-" in path.name)
+        _, _, _, content = leads_to("/heads", {"run": name, "model": "base", "stat": "influence_joint"})
+    (words,) = [part for part in parts(content) if isinstance(part, Words)]
+    assert words.sentences[0] == "Of base there is no influence in these runs; of learned there is."
+    assert "headscope influence --model" in words.sentences[1]
+    assert [link.href for link in words.links.links] == [f"/heads?stat=influence_joint&run={name}&model=learned"]
+
+
+def test_a_view_that_fails_is_told_and_no_other_is_left_under_its_controls(
+    client, run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr("dashboards.pages.heads.content", broken)
+    output = "..content.children...controls.children...shown.data.."
+    asked = {
+        "output": output,
+        "outputs": [{"id": i, "property": p} for i, p in (each.split(".") for each in output[2:-2].split("..."))],
+        "inputs": [
+            {"id": "url", "property": "pathname", "value": "/heads"},
+            {"id": "url", "property": "search", "value": ""},
+        ],
+        "state": [{"id": "shown", "property": "data", "value": None}],
+        "changedPropIds": ["url.pathname"],
+    }
+    answer = client.post("/_dash-update-component", json=asked)
+    assert answer.status_code == 200
+    said = answer.get_json()["response"]
+    assert "RuntimeError: out of order" in str(said["content"])
+    assert said["controls"]["children"] == []
+
+
+# The URL is the state
+
+
+def test_the_newest_run_is_named_once_and_a_newer_one_is_offered(tmp_path: Path):
+    first = synthetic_run(tmp_path, lengths=(256,), docs=2)
+    with create(tmp_path).server.app_context():
+        page, run, view, content = leads_to("/heads", {})
+        address = state("/heads", page, run, view, content)["address"]
+        assert address == f"?run={first.name}"
+        synthetic_run(tmp_path, lengths=(256,), docs=2, seed=1).path.rename(tmp_path / "29991231T000000Z-new-00000000")
+        page, run, view, content = leads_to("/heads", {"run": first.name})
+        assert run.name == first.name
+        (offer,) = [p for p in walk(controls(page, run, view)) if getattr(p, "className", "") == "offer"]
+        assert offer.children[1].href == "?run=29991231T000000Z-new-00000000"
+
+
+def test_the_grid_is_saved_as_it_is_sorted_and_filtered(run: Run):
+    columns = (
+        '{"growth": {"type": "greaterThan", "filter": 0.3}, "layer": {"type": "inRange", "filter": 0, "filterTo": 3}}'
+    )
+    view = View.of({"sort": "growth-desc", "columns": columns, "pick": "1.2_1.3_2.4_2.5"}, run)
+    heads = run.heads[run.heads["model"] == "yarn"]
+    shown = grid.shown(heads, view)
+    wanted = heads[heads["layer"].isin([1, 2]) & (heads["growth"] > 0.3)]
+    wanted = wanted[[place in view.picked for place in zip(wanted["layer"], wanted["head"], strict=True)]]
+    assert shown["growth"].tolist() == sorted(wanted["growth"], reverse=True)
+    either = {"operator": "OR", "conditions": [{"type": "lessThan", "filter": 1}, {"type": "blank"}]}
+    view = View.of({"columns": json.dumps({"layer": either})}, run)
+    assert set(grid.shown(heads, view)["layer"]) == {0}
 
 
 @pytest.mark.parametrize("path", ["/window", "/scaling"])
@@ -181,7 +322,7 @@ def test_what_probes_compare_is_on_the_page_that_compares(client):
     titles = [[part.figure.layout.title.text for part in group] for group in sections.values()]
     assert titles[0][:2] == [
         "Effective length at 1,024 of each head, against base",
-        "Effective length at 1,024 over all heads",
+        "Rank by effective length at 1,024, from base to each model",
     ]
     assert titles[2] == ["Loss by position in the context", "Loss against base, by position"]
 
@@ -263,6 +404,47 @@ def test_a_run_without_models_is_shown_by_its_probes_page(tmp_path: Path):
             assert saving.saved(leads_to(path, {})[3], run, view).count("<h1>") == 1
 
 
+# Runs
+
+
+def test_the_page_of_runs_tells_sizes_what_is_damaged_and_how_two_differ(tmp_path: Path):
+    made = [synthetic_run(tmp_path, lengths=(256,), docs=docs) for docs in (2, 3)]
+    torn = synthetic_run(tmp_path, lengths=(256,), docs=1)
+    (torn.path / "run.json").write_text("{")
+    (tmp_path / ".waiting-0a1b2c3d.partial" / "cells" / "base").mkdir(parents=True)
+    with create(tmp_path).server.app_context():
+        sections = leads_to("/runs", {"run": [run.name for run in made]})[3].sections
+    (table,) = sections[""]
+    rows = {row["run"]: row for row in table.rows}
+    assert {row["state"].split(",")[0].split(":")[0] for row in rows.values()} == {
+        "finished",
+        "cannot be read",
+        "unfinished",
+    }
+    mine = rows[made[0].name]
+    assert mine["MB"] == pytest.approx(sum(f.stat().st_size for f in made[0].path.glob("*.parquet")) / 1e6, abs=0.01)
+    assert (mine["href"], mine["models"]) == (f"/?run={made[0].name}", "base, yarn")
+    assert any("--resume" in sentence for sentence in sections["Damaged and unfinished"][0].sentences)
+    (differ,) = sections["How the chosen runs differ"]
+    assert [*map(tuple, differ.rows)] == [("docs", "2", "3")]
+
+
+# Picked heads
+
+
+def test_picked_heads_are_named_and_sets_of_them_compared(client, run: Run):
+    query = {"pick": "1.2_0.3", "sets": ["mine:1.2_2.0", "a:b:1.2_0.3_3.1"], "stat": "growth"}
+    with client.application.app_context():
+        page, run, view, content = leads_to("/heads", query)
+        shown = body(page, run, content, view)
+    (box,) = [part for part in shown if getattr(part, "className", "") == "tray"]
+    text = [part for part in walk(box) if isinstance(part, str)]
+    assert {"2 picked heads: ", "L0H3", "L1H2", "mine and a:b share 1 heads."} <= {*text}
+    assert view.sets == {"mine": {(1, 2), (2, 0)}, "a:b": {(1, 2), (0, 3), (3, 1)}}
+    yarn = run.heads[run.heads["model"] == "yarn"].set_index(["layer", "head"])["growth"]
+    assert statistic("growth").number(float(yarn.loc[[(1, 2), (2, 0)]].median())) in text
+
+
 # Probes that the app does not know
 
 
@@ -287,8 +469,9 @@ def fresh(folder: Path, run: Run) -> Iterator[None]:
 
 def test_a_foreign_probe_gets_a_page_and_its_place_on_others(install: Callable[..., None], fresh: None):
     install(PROBE)
-    page, _, view, content = leads_to("/foreign", {"model": "yarn"})
-    assert ([page.NAME for page in pages()][-2], page.CONTROLS) == ("Foreign", ("model", "layers", "role"))
+    page, run, view, content = leads_to("/foreign", {"models": ["yarn"]})
+    steers = ("models", "layers", "role")
+    assert ([page.NAME for page in pages()][-3], page.controls(leads_to("/", {})[1])) == ("Foreign", steers)
     assert (content.title, content.lead) == ("Foreign matters", "What is foreign here.")
     assert list(content.sections) == ["", "At home", "Abroad"]
     assert [(words.heading, *words.sentences) for words in content.sections[""]] == [
@@ -297,13 +480,13 @@ def test_a_foreign_probe_gets_a_page_and_its_place_on_others(install: Callable[.
     ]
     (chart,) = content.sections["At home"]
     assert chart.figure.layout.title.text == "At home with yarn"
-    assert sum(isinstance(part, dcc.Graph) for part in walk(body(page, content, view))) == 2
+    assert sum(isinstance(part, dcc.Graph) for part in walk(body(page, run, content, view))) == 2
     compared = leads_to("/compare", {})[3].sections
     assert [part.figure.layout.title.text for part in compared["Abroad"]] == ["Abroad"]
     assert "At home" not in compared
-    head = leads_to("/head/1.2", {"model": "yarn"})[3].sections
-    assert head["What it does"][-1].figure.layout.title.text == "Foreign chart of 1.2 in yarn"
-    assert head[""][-1].sentences[-1] == "Foreign to yarn: 1.2."
+    head = leads_to("/head/1.2", {"model": "yarn"})[3]
+    assert head.sections["What it does"][-1].figure.layout.title.text == "Foreign chart of 1.2 in yarn"
+    assert "Foreign to yarn: 1.2." in head.lead
     assert leads_to("/", {})[3].sections["What was found"][-1].heading == "Foreign matters"
 
 

@@ -13,20 +13,29 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 from werkzeug.serving import make_server
 
 from dashboards.app import create
 from headscope.commands.dash import EXAMPLES
+from headscope.runs.run import Run
+from headscope.runs.statistics import statistic
+from headscope.runs.summary import beside
 from headscope.runs.synthetic import synthetic_run
 
 pytestmark = pytest.mark.browser
-DRAWN = ("/heads", "/head", "/compare", "/retrieval", "/influence")
-PAGES = ("/", *DRAWN, "/window", "/scaling", "/checkpoints")
+expect.set_options(timeout=30_000)  # other tests may run beside these
+DRAWN = ("/", "/heads", "/head", "/compare", "/retrieval", "/influence")
+PAGES = (*DRAWN, "/window", "/scaling", "/checkpoints", "/runs")
 EXAMPLE = next(EXAMPLES.glob("*-example-*"))
 MODELS = ["base", "yarn", "yarn without factor", "adarope"]
 LENGTH = 12288
+RUN = EXAMPLE.name
+IN_VIEW = """() => [...document.querySelectorAll(".dash-graph")].every((chart) =>
+    chart.querySelector(".main-svg") || chart.getBoundingClientRect().top > innerHeight)"""
+"""Whether every chart that is seen is drawn; the others wait until they are."""
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +86,9 @@ def is_home(url: str) -> bool:
 
 
 def drawn(page: Page) -> None:
-    """Wait until the page shows its title and every chart is drawn."""
-    expect(page.locator("#content h1")).to_be_visible(timeout=30_000)
-    expect(page.locator(".dash-graph:not(:has(.main-svg))")).to_have_count(0, timeout=30_000)
+    """Wait until the page shows its title and every chart in view is drawn."""
+    expect(page.locator("#content h1")).to_be_visible(timeout=60_000)
+    page.wait_for_function(IN_VIEW, timeout=60_000)
 
 
 def at_cell(page: Page, layer: int, head: int, layers: int = 30, heads: int = 9) -> tuple[float, float]:
@@ -133,7 +142,7 @@ def test_a_click_on_a_head_opens_its_page_with_the_numbers_of_the_parquet(app: s
     for model, cell in zip(MODELS, row.all_text_contents(), strict=True):
         told = float(re.match(r"[\d.,]+", cell)[0].replace(",", ""))
         assert told == pytest.approx(effective_length(model, 17, 4), rel=5e-3)
-    assert page.url.endswith("/head/17.4?model=base")
+    page.wait_for_url(f"**/head/17.4?model=base&run={RUN}")
     row = page.locator("tr", has_text="retrieval score").first.locator("td")
     for model, cell in zip(MODELS, row.all_text_contents(), strict=True):
         assert float(cell.split(" (")[0]) == pytest.approx(retrieval_score(model, 17, 4), abs=6e-4)
@@ -171,8 +180,140 @@ def test_a_lasso_filters_the_grid_and_marks_the_heads_elsewhere(app: str, browse
     page.get_by_role("link", name="Heads", exact=True).click()
     expect(page.locator("#grid-count")).to_contain_text(f"{len(picked)} heads, picked")
     expect(page.locator(".scatterlayer .point")).to_have_count(2 * len(picked))
-    page.get_by_role("link", name="Show all").first.click()
+    page.get_by_label("Name of this set").fill("outliers")
+    page.get_by_role("button", name="Keep as a set").click()
+    expect(page.locator(".tray tbody th")).to_have_text("outliers")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="YAML").click()
+    told = yaml.safe_load(Path(download.value.path()).read_text())
+    places = [dict(zip(("layer", "head"), map(int, each.split(".")), strict=True)) for each in picked]
+    assert told == {"picked": places, "outliers": places}
+    page.get_by_role("link", name="Pick none").click()
     expect(page.locator("#grid-count")).to_contain_text("270 heads")
+    page.keyboard.down("Shift")
+    page.mouse.click(*at_cell(page, 17, 4))
+    page.keyboard.up("Shift")
+    page.wait_for_url("**pick=17.4*")
+
+
+def best(values: "pd.Series[float]", count: int = 1) -> list[tuple[int, int]]:
+    return [(int(layer), int(head)) for layer, head in values.sort_values(ascending=False).index[:count]]
+
+
+def first_row(page: Page) -> tuple[int, int]:
+    """Layer and head of the first row of the grid."""
+    row = page.locator(".ag-pinned-left-cols-container .ag-row[row-index='0'] [role=gridcell]")
+    return int(row.nth(0).inner_text()), int(row.nth(1).inner_text())
+
+
+def choose(page: Page, control: str, option: str) -> None:
+    page.get_by_label(control, exact=True).first.click()
+    page.get_by_role("option", name=option, exact=True).click()
+
+
+def test_questions_are_answered_by_clicks_alone_and_as_the_parquet_has_it(app: str, browse: Callable[..., Page]):
+    wide = Run.open(EXAMPLE).heads.set_index(["model", "layer", "head"])
+    page = browse(app)
+
+    # Which layers' frequencies changed most?
+    page.get_by_role("link", name="Compare", exact=True).click()
+    caption = page.locator("figcaption", has_text="How far frequencies moved from the checkpoint").first
+    positions = stored("positions", model="adarope")
+    square = (positions["log_theta"].astype(float) - positions["log_theta_base"].astype(float)) ** 2
+    order = np.sqrt(square.groupby(positions["layer"]).mean()).sort_values(ascending=False)
+    expect(caption).to_contain_text(f"Most changed: layer {order.index[0]} ({order.iloc[0]:.2g})", timeout=60_000)
+
+    # Which heads are most global, and what does YaRN change about that?
+    stays = wide.loc["yarn", f"ess2_{LENGTH}"].rank(ascending=False) <= 10
+    both = stays & (wide.loc["base", f"ess2_{LENGTH}"].rank(ascending=False) <= 10)
+    expect(page.locator("figcaption", has_text="A line is a head")).to_contain_text(
+        f"{both.sum()} of the top 10 stay under yarn"
+    )
+    page.get_by_role("link", name="Heads", exact=True).click()
+    choose(page, "Model", "base")
+    expect(page.locator(".lead")).to_have_text("base, head by head.")
+    header = page.locator(".ag-header-cell", has_text=f"effective length at {LENGTH:,}").locator(
+        ".ag-header-cell-label"
+    )
+    header.click()
+    header.click()
+    page.wait_for_url(f"**sort=ess2_{LENGTH}-desc*")
+    assert first_row(page) == best(wide.loc["base", f"ess2_{LENGTH}"])[0]
+
+    # What does L18H6 do in all models?
+    page.locator("#jump").fill("l18h6")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("Layer 18, head 6")
+    for model, cell in zip(
+        MODELS, page.locator("tr", has_text="sink mass").first.locator("td").all_text_contents(), strict=True
+    ):
+        assert float(cell) == pytest.approx(wide.loc[(model, 18, 6), "sink_mass"], abs=6e-4)
+    expect(page.locator(".answer")).to_contain_text(f"it copies {retrieval_score('base', 18, 6):.2f} of it")
+
+    # Which heads retrieve, and do they survive each scheme?
+    page.get_by_role("link", name="Overview", exact=True).click()
+    expect(page.locator("h1")).to_contain_text("4 models")
+    row = page.locator("tr", has=page.locator("th", has_text=re.compile("^retrieval")))
+    for model, cell in zip(MODELS, row.locator("td").all_text_contents(), strict=True):
+        scores = wide.loc[model, "retrieval"]
+        named = " ".join(f"L{layer}H{head}" for layer, head in best(scores, 3))
+        assert cell.strip() == f"{(scores > 0.1).sum()} heads {named}"
+
+    # Who carries AdaRoPE's gain, and is it more than noise?
+    page.get_by_role("link", name="Influence", exact=True).click()
+    expect(page.locator("#content")).to_contain_text("It holds those of adarope.")
+    choose(page, "Model", "adarope")
+    expect(page.locator("h1")).to_have_text("Head influence: adarope")
+    rows = stored("influence", model="adarope", component="joint", target="init", method="exact")
+    mean = rows.astype({"doc": "str"}).groupby(["layer", "kv_group"])["delta_nll"].mean()
+    (layer, group), most = mean.idxmax(), mean.max()
+    caption = page.locator("figcaption", has_text="The units of largest influence").first
+    expect(caption).to_contain_text(f"Most: layer {layer}, key group {group}, {most:+.2g} nats/token")
+    expect(caption).to_contain_text("So few documents cannot tell any unit from zero.")
+
+
+def test_a_link_shows_the_same_after_a_newer_run_and_a_server_that_stops_is_told(
+    tmp_path: Path, serve: Callable[[Path], str], chromium: Browser
+):
+    first = synthetic_run(tmp_path, lengths=(256,), docs=2)
+    url = serve(tmp_path)
+    page = chromium.new_page()
+    page.goto(f"{url}/heads?stat=growth")
+    page.wait_for_url(f"**run={first.name}")
+    drawn(page)
+    link, count = page.url, page.locator("#grid-count").inner_text()
+    newer = synthetic_run(tmp_path, models=("other", "models"), lengths=(256,), docs=2, seed=1)
+    newer.path.rename(tmp_path / "29991231T000000Z-newer-00000000")
+    page.goto(link)
+    drawn(page)
+    assert page.locator("#grid-count").inner_text() == count
+    page.get_by_role("link", name="newer, 12-31 00:00").click()
+    expect(page.locator("#grid-count")).to_contain_text("models: 24 heads")
+    page.route("**/_dash-update-component**", lambda route: route.abort())
+    page.get_by_role("link", name="Compare", exact=True).click()
+    expect(page.locator("#banner")).to_contain_text("What you see is still “Growth exponent”")
+    page.close()
+
+
+def test_two_runs_with_equal_labels_are_compared(
+    tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]
+):
+    runs = [synthetic_run(tmp_path, models=("base",), lengths=(256,), docs=2, seed=seed) for seed in range(2)]
+    page = browse(f"{serve(tmp_path)}/heads?run={runs[0].name}")
+    page.get_by_label("Runs, read as one").first.click()
+    page.get_by_role("option").filter(has_not_text=re.compile("^$")).nth(
+        1 if runs[0].name > runs[1].name else 0
+    ).click()
+    page.wait_for_url("**run=*run=*")
+    page.get_by_role("link", name="Compare", exact=True).click()
+    labels = [f"base · synthetic {run.name[-8:]}" for run in runs]
+    expect(page.locator(".lead")).to_contain_text(f"{labels[1]} against {labels[0]}, head by head.")
+    wide = [run.heads.set_index(["layer", "head"])["ess2_256"] for run in runs]
+    told = ", ".join(
+        f"{label} {statistic('ess2_256').number(float(each.median()))}"
+        for label, each in zip(labels, wide, strict=True)
+    )
+    expect(page.locator("figcaption", has_text="Box: minimum").first).to_contain_text(f"Medians: {told}.")
 
 
 def test_a_copied_link_shows_the_same_state_elsewhere(app: str, browse: Callable[..., Page]):
@@ -186,9 +327,6 @@ def test_a_copied_link_shows_the_same_state_elsewhere(app: str, browse: Callable
 
 
 def test_the_csv_is_the_table(app: str, browse: Callable[..., Page]):
-    from headscope.runs.run import Run
-    from headscope.runs.summary import beside
-
     page = browse(f"{app}/heads?model=adarope&base=base&stat=cov")
     page.locator(".ag-row").first.wait_for()
     with page.expect_download() as download:
@@ -202,16 +340,27 @@ def test_the_csv_is_the_table(app: str, browse: Callable[..., Page]):
 
 
 def test_a_chart_saves_its_numbers_and_its_picture(app: str, browse: Callable[..., Page]):
+    page = browse(f"{app}/heads?model=yarn&stat=growth")
+    with page.expect_download() as download:
+        page.locator("figure").first.get_by_role("button", name="CSV").click()
+    assert download.value.suggested_filename == "growth-exponent-yarn.csv"
+    rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
+    wide = Run.open(EXAMPLE).heads.set_index(["model", "layer", "head"])["growth"]
+    assert len(rows) == 270
+    for row in rows:
+        place = row["model"], int(row["layer"]), int(row["head"])
+        assert float(row["growth exponent"]) == pytest.approx(wide[place], rel=1e-5)
     page = browse(f"{app}/head/17.4?model=base")
     figure = page.locator("figure").first
-    figure.hover()
     with page.expect_download() as download:
         figure.get_by_role("button", name="CSV").click()
     rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
-    last = [row for row in rows if row["series"] == "base"][-1]
+    last = [row for row in rows if row["model"] == "base"][-1]
     deepest = stored("attention", model="base", layer=17, head=4)
     top = deepest[deepest["visible"] == deepest["visible"].max()]
-    assert float(last["y"]) == pytest.approx(np.exp(np.average(top["log_ess2"], weights=top["rows"])), rel=1e-4)
+    assert float(last["ESS₂ (tokens)"]) == pytest.approx(
+        np.exp(np.average(top["log_ess2"], weights=top["rows"])), rel=1e-4
+    )
     for kind, magic in (("SVG", b"<svg"), ("PNG", b"\x89PNG")):
         with page.expect_download() as download:
             figure.get_by_role("button", name=kind).click()
@@ -239,6 +388,22 @@ def test_the_keyboard_opens_a_head_from_the_grid(app: str, browse: Callable[...,
     page.locator(".ag-row[row-index='2'] [col-id='head']").first.focus()
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("Layer 0, head 2")
+    page.keyboard.press("ArrowUp")
+    expect(page.locator("h1")).to_have_text("Layer 1, head 2")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("h1")).to_have_text("Layer 1, head 3")
+    page.locator("#jump").fill("L18H6")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("Layer 18, head 6")
+    page.locator("#jump").blur()
+    page.get_by_role("link", name="Heads", exact=True).click()
+    drawn(page)
+    page.locator("[data-matrix]").focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowUp"):
+        page.keyboard.press(key)
+    expect(page.locator("[data-matrix] [aria-live]")).to_contain_text("layer 1, head 1")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("Layer 1, head 1")
 
 
 def test_dark_and_light_follow_the_system_until_the_button_is_pressed(app: str, browse: Callable[..., Page]):
@@ -315,8 +480,11 @@ def test_a_corrupt_run_is_listed_as_such_and_the_rest_works(
     first, second, third = sorted(path.name for path in mixed.glob("*-synthetic-*"))
     page = browse(url)
     expect(page.locator("h1")).to_contain_text("2 models: base, <b>evil</b>")
-    assert "cannot be read" in page.locator("tr", has_text=first).inner_text()
-    assert "unfinished" in page.locator("tr", has_text="waiting-0a1b2c3d").inner_text()
+    page.get_by_role("link", name="Runs", exact=True).click()
+    expect(page.locator("li", has_text=first)).to_contain_text("cannot be read")
+    expect(page.locator("li", has_text="waiting-0a1b2c3d")).to_contain_text("--resume")
+    page.locator(".ag-row", has_text=third).locator("[col-id='run']").click()
+    expect(page.locator("h1")).to_contain_text("2 models: base, <b>evil</b>")
     for broken in (first, second):
         page = browse(f"{url}/heads?run={broken}")
         assert "Nothing to show" in page.locator("#content").inner_text()

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from headscope.figures import axes, compare, heads, layers, lengths, loss, rotary, style
+from headscope.figures import axes, compare, heads, layers, lengths, loss, ranks, rotary, style
 from headscope.runs.bins import middle
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
@@ -123,6 +123,71 @@ def test_frequency_change_is_the_mean_over_key_groups(run: Run) -> None:
     assert trace.z[2][7] == pytest.approx((rows["log_theta"] - rows["log_theta_base"]).mean(), abs=1e-6)
 
 
+def test_layers_are_ranked_by_the_rms_of_their_change_which_no_two_groups_can_cancel(run: Run) -> None:
+    rows = run.positions[run.positions["model"] == "adarope"].reset_index(drop=True)
+    sign = np.where(rows["kv_group"] % 2, 1.0, -1.0) * np.where(rows["layer"] == 2, 3.0, 1.0)
+    moved = rows.assign(log_theta=rows["log_theta_base"] + 0.1 * sign)
+    bars, dots = rotary.by_change(moved, "adarope").data
+    assert next(place[0] for place in bars.customdata) == 2
+    assert list(bars.y) == pytest.approx([0.3, 0.1, 0.1, 0.1], rel=1e-5)
+    assert len(dots.y) == len(rows.groupby(["layer", "kv_group"]))
+    assert np.abs(rotary.frequency_change(moved, "adarope").data[0].z).max() < 1e-6, "a mean cancels"
+
+
+def test_side_by_side_matrices_share_one_scale_and_signed_ones_are_symmetric(run: Run) -> None:
+    pair = [heads.matrix(run.heads, "growth", model).data[0] for model in ("base", "adarope")]
+    assert len({(each.zmin, each.zmax) for each in pair}) == 1
+    changes = [heads.change(run.heads, "growth", model, "base").data[0] for model in ("yarn", "adarope")]
+    assert len({(each.zmin, each.zmax) for each in changes}) == 1
+    signed = heads.matrix(run.heads, "influence_joint", "adarope").data[0]
+    assert signed.zmin == -signed.zmax
+    small = heads.small(run.heads, "growth")
+    assert [trace.name for trace in small.data] == ["base", "yarn", "adarope"]
+    assert small.layout.coloraxis.cmin == pair[0].zmin
+    profiles = rotary.profiles(run.distance, 1, 2)
+    assert profiles.layout.coloraxis.cmin == -profiles.layout.coloraxis.cmax
+    assert all(trace.coloraxis == "coloraxis" for trace in (*small.data, *profiles.data))
+
+
+def test_the_total_logit_is_the_sum_over_pairs(run: Run) -> None:
+    line = next(trace for trace in rotary.total(run.distance, 1, 2).data if trace.name == "yarn")
+    rows = run.distance.query("model == 'yarn' and layer == 1 and head == 2 and context_length == 1024")
+    at = list(line.customdata).index(16)
+    assert line.y[at] == pytest.approx(rows[rows["distance"] == 16]["mean_signed"].astype(float).sum(), rel=1e-5)
+
+
+def test_one_head_grows_in_a_band_over_its_documents(run: Run) -> None:
+    figure = lengths.growth(run.attention.query("layer == 1 and head == 2"), [(1, 2)])
+    low, high, line = figure.data[:3]
+    assert all(a <= y <= b for a, y, b in zip(low.y, line.y, high.y, strict=True))
+    few = run.attention[run.attention["doc"].isin(["synthetic/0", "synthetic/1"])]
+    assert all(trace.fill is None for trace in lengths.growth(few, [(1, 2)]).data), "two documents give no interval"
+
+
+def test_a_rank_shift_counts_ranks_and_calls_noise_what_may_be_noise(run: Run) -> None:
+    both = ranks.moved(run.heads, "growth", "base", "adarope").set_index(["layer", "head"])
+    wide = run.heads.set_index(["model", "layer", "head"])
+    values = wide.loc["adarope", "growth"]
+    for place, row in both.iterrows():
+        assert row["after_rank"] == (values > values[place]).sum() + 1
+        assert row["after_best"] <= row["after_rank"] <= row["after_worst"]
+        base, learned = wide.loc[("base", *place)], wide.loc[("adarope", *place)]
+        apart = learned["growth_low"] > base["growth_high"] or learned["growth_high"] < base["growth_low"]
+        assert (row["way"] != 0) == apart
+    top = [set(wide.loc[model, "growth"].nlargest(10).index) for model in ("base", "adarope")]
+    assert ranks.overlap(both) == len(top[0] & top[1])
+    drawn = ranks.shift(run.heads, "growth", "base", {(1, 2)})
+    assert {tuple(place[:2]) for trace in drawn.data for place in trace.customdata} == {(1, 2)}
+
+
+def test_a_long_title_takes_lines_and_leaves_room_for_them() -> None:
+    short, long = (style.top(style.figure("A title " * count)) for count in (2, 20))
+    assert long.layout.title.text.count("<br>") == 2
+    assert long.layout.title.text.replace("<br>", " ") + " " == "A title " * 20
+    assert long.layout.margin.t - short.layout.margin.t == 2 * style.LINE
+    assert "…" not in style.text("x" * 90)
+
+
 def test_by_layer_is_a_geometric_mean_where_the_statistic_is_logarithmic(run: Run) -> None:
     figure = layers.by_layer(run.heads, "ess2_1024")
     line = next(trace for trace in figure.data if trace.name == "base")
@@ -165,6 +230,11 @@ def test_loss_is_a_mean_over_documents_and_its_difference_is_paired(run: Run) ->
         lambda frame: heads.spread(frame, "cov"),
         lambda frame: compare.against(frame, "ess2_1024", "base"),
         lambda frame: lengths.growth(frame, [(0, 0)]),
+        lambda frame: ranks.shift(frame, "growth", "base"),
+        lambda frame: heads.small(frame, "growth"),
+        lambda frame: rotary.by_change(frame, "base"),
+        lambda frame: rotary.profiles(frame, 0, 0),
+        lambda frame: rotary.total(frame, 0, 0),
         lambda frame: layers.by_layer(frame, "gamma"),
         lambda frame: layers.over_steps(frame, "growth", {"base": 1}),
         lambda frame: rotary.spectrum(frame, 0, 0),

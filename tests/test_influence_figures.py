@@ -56,6 +56,27 @@ def test_the_matrix_holds_each_units_mean_at_its_place(freq) -> None:
     assert heat.zmax == -heat.zmin > 0
 
 
+def test_the_forest_has_a_dot_a_document_and_tells_evaluated_from_estimated(run: Run) -> None:
+    rows = run.influence
+    partly = shown(rows[(rows["method"] == "screen") | (rows["layer"] == 0)])
+    units = partly[(partly["model"] == "learned") & (partly["component"] == "freq")]
+    own = rows[(rows["model"] == "learned") & (rows["component"] == "freq") & (rows["method"] == "exact")]
+    dots, filled, hollow = influence.forest(units, own).data
+    order = units.sort_values("delta", ascending=False).reset_index(drop=True)
+    assert len(filled.x) == 2
+    assert len(hollow.x) == 6
+    assert {filled.marker.symbol, hollow.marker.symbol} == {"circle", "circle-open"}
+    for trace in (filled, hollow):
+        for x, y, place in zip(trace.x, trace.y, trace.customdata, strict=True):
+            assert x == order.loc[y, "delta"]
+            assert place[:2] == [order.loc[y, "layer"], -1]
+    assert len(dots.x) == 8 * own["doc"].nunique()
+    at = order.index[(order["layer"] == 0) & (order["kv_group"] == 0)][0]
+    place = list(filled.y).index(at)
+    assert filled.x[place] + filled.error_x.array[place] == pytest.approx(order.loc[at, "high"])
+    assert "q = " in filled.text[place]
+
+
 def test_the_spectrum_draws_base_start_and_learned_frequencies(run: Run) -> None:
     figure = spectrum(run.positions, "learned", 2, 1)
     rows = run.positions.query("model == 'learned' and layer == 2 and kv_group == 1").sort_values("pair")
@@ -111,12 +132,12 @@ def test_the_findings_tell_concentration_agreement_and_the_whole(run: Run) -> No
 def test_the_best_head_of_any_statistic_that_names_it_is_marked_and_drawn_against(run: Run) -> None:
     heads = run.heads[run.heads["model"] == "base"]
     named = {name: known.best for name, known in statistics().items() if known.best}
-    assert named == {"retrieval": "top retrieval head"}
+    assert named["retrieval"] == "top retrieval head"
     group = next(group for group in charts.charts(outline.shown(run)) if group.heading.startswith("Temperature"))
-    histogram, *others = [chart.figure for chart in group.charts]
+    _, histogram, *others = [chart.figure for chart in group.charts]
     best = heads.loc[heads["retrieval"].idxmax()]
-    said = histogram.layout.annotations[-1].text
-    assert said.startswith(f"top retrieval head: layer {best['layer']}, head {best['head']}, ")
+    start = f"top retrieval head: layer {best['layer']}, head {best['head']}, "
+    assert any(said.text.startswith(start) for said in histogram.layout.annotations)
     titles = [figure.layout.title.text for figure in others]
     assert "Influence against retrieval score: base" in titles
 

@@ -13,7 +13,7 @@ import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from measure_laws import geometry_of, heard, random_heard
+from measure_laws import geometry_of, heard, layers_of, random_heard, weights
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
@@ -47,11 +47,18 @@ def small_tiles() -> Iterator[None]:
 
 @st.composite
 def layers(draw: st.DrawFn, max_length: int = 40) -> tuple[Geometry, Attention]:
-    """One random layer: MHA, GQA or MQA, both layouts, all or some dimensions rotary, windowed or not."""
+    """One random layer: MHA, GQA or MQA, both layouts, all or some dimensions rotary, any rule of attention."""
     length = draw(st.integers(1, max_length))
     groups, per_group = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     rotary, rest = draw(st.integers(1, 3)), draw(st.integers(0, 2))
     window = draw(st.none() | st.integers(1, max_length + 4))
+    chunk = draw(st.none() | st.integers(1, max_length + 4)) if window is None else None
+    sinks = st.lists(st.floats(-3, 6), min_size=groups * per_group, max_size=groups * per_group)
+    rule = {
+        "chunk": chunk,
+        "cap": draw(st.none() | st.floats(0.5, 5)),
+        "sink": draw(st.none() | sinks.map(torch.tensor)),
+    }
     geometry = geometry_of(
         groups * per_group,
         groups,
@@ -59,8 +66,9 @@ def layers(draw: st.DrawFn, max_length: int = 40) -> tuple[Geometry, Attention]:
         rotary,
         draw(st.sampled_from(["half", "interleaved"])),
         [window],
+        2 * draw(st.integers(0, rest)),
     )
-    return geometry, random_heard(geometry, length, draw(st.integers(0, 2**32)), size=draw(st.floats(0.1, 3)))
+    return geometry, random_heard(geometry, length, draw(st.integers(0, 2**32)), size=draw(st.floats(0.1, 3)), **rule)
 
 
 def all_rows(layer: Attention) -> dict[str, Tensor]:
@@ -83,7 +91,7 @@ properties = settings(max_examples=60, deadline=None)
 @given(layers())
 def test_streamed_rows_equal_eager_rows(drawn: tuple[Geometry, Attention]) -> None:
     _, layer = drawn
-    expected = reference.row_statistics(reference.weights(layer.q, layer.k, layer.scaling, layer.window))
+    expected = reference.row_statistics(weights(layer))
     for name, found in all_rows(layer).items():
         torch.testing.assert_close(found, expected[name], rtol=EAGER, atol=NEAR_ZERO.get(name, 1e-6), msg=name)
 
@@ -98,7 +106,9 @@ def test_effective_lengths_lie_between_one_and_the_visible_keys_and_fall_with_th
     assert (found["ess2"] <= found["ess1"] * rounding).all()
     assert (found["ess1"] <= layer.visible * rounding).all()
     assert (found["log_ess2"] - found["ess2"].log()).abs().max() < 1e-5
-    assert (1 / found["max_weight"] <= found["ess2"] * rounding).all()
+    # What a sink leaves is known to 1e-5 of the whole row, since the log-sum-exp is float32.
+    kept = 1 if layer.sink_share is None else 1 - layer.sink_share.double() - EAGER
+    assert (kept / found["max_weight"] <= found["ess2"] * rounding).all()
     for name in ("max_weight", "sink_mass", "local_mass"):
         assert ((found[name] >= 0) & (found[name] <= 1)).all(), name
     assert ((found["mean_distance"] >= 0) & (found["mean_distance"] <= (layer.visible - 1) * rounding + EAGER)).all()
@@ -143,8 +153,8 @@ def test_one_hot_logits_have_the_closed_form_of_the_paper(height: float, length:
 def test_rows_do_not_change_when_a_constant_is_added_to_their_logits(drawn: Any, shift: float) -> None:
     _, layer = drawn
     direction = torch.ones(layer.k.shape[-1]) / layer.k.shape[-1]
-    moved = heard(layer.q, layer.k + shift * direction, layer.scaling, layer.window)
-    before, after = all_rows(layer), all_rows(moved)
+    keys = (layer.k, layer.k + shift * direction)
+    before, after = (all_rows(heard(layer.q, k, layer.scaling, layer.window)) for k in keys)
     for name in STATISTICS:  # the shift is as large as 20 |q|, and float32 logits that large are known to 1e-5
         torch.testing.assert_close(after[name], before[name], rtol=1e-4, atol=1e-4, msg=name)
 
@@ -184,8 +194,7 @@ def test_bins_hold_every_row_once_and_their_eager_means(drawn: tuple[Geometry, A
     measure.update(layer)
     columns = measure.compute()
     assert (columns["rows"].reshape(-1, geometry.heads).sum(0) == layer.q.shape[1]).all()
-    alpha = reference.weights(layer.q, layer.k, layer.scaling, layer.window)
-    expected = reference.binned(reference.row_statistics(alpha), layer.window)
+    expected = reference.binned(reference.row_statistics(weights(layer)), layer.window, layer.chunk)
     assert sorted(set(columns["visible"].tolist())) == sorted(expected)
     for edge, values in expected.items():
         here = columns["visible"] == edge
@@ -195,6 +204,18 @@ def test_bins_hold_every_row_once_and_their_eager_means(drawn: tuple[Geometry, A
         for name in STATISTICS:
             atol = NEAR_ZERO.get(name, 1e-6)
             np.testing.assert_allclose(columns[name][here], values[name], rtol=EAGER, atol=atol, err_msg=name)
+
+
+def test_rows_of_every_table_carry_the_true_numbers_of_layers() -> None:
+    geometry = geometry_of(numbers=(3, 7))
+    for measure in (
+        AttentionRows(geometry, 20, None, 0),
+        RotaryPairs(geometry, 20, 4, 0),
+        DistanceProfile(geometry, 20),
+    ):
+        for layer in layers_of(geometry, 20, 0):
+            measure.update(layer)
+        assert sorted(set(measure.compute()["layer"].tolist())) == [3, 7]
 
 
 def test_the_mean_distance_of_a_local_head_is_known_as_well_far_from_the_start() -> None:
@@ -223,8 +244,9 @@ def exact_pairs(geometry: Geometry, layer: Attention) -> dict[str, np.ndarray]:
 @given(layers())
 def test_pair_statistics_equal_the_l_by_l_formula(drawn: tuple[Geometry, Attention]) -> None:
     geometry, layer = drawn
+    rotary = (2 * geometry.pairs, geometry.layout)
     expected = reference.pair_statistics(
-        layer.q, layer.k, layer.scaling, 2 * geometry.pairs, geometry.layout, layer.window
+        layer.q, layer.k, layer.scaling, *rotary, layer.window, layer.chunk, geometry.rotary_start
     )
     found = exact_pairs(geometry, layer)
     for name, values in expected.items():
@@ -248,8 +270,8 @@ def test_pair_statistics_are_ordered(drawn: tuple[Geometry, Attention]) -> None:
 @given(layers())
 def test_signed_means_of_all_pairs_sum_to_the_mean_logit(drawn: tuple[Geometry, Attention]) -> None:
     geometry, layer = drawn
-    s = reference.logits(layer.q, layer.k, layer.scaling, layer.window)
-    seen = reference.visible(layer.q.shape[1], layer.window)
+    s = reference.logits(layer.q, layer.k, layer.scaling, layer.window, layer.chunk)  # before any cap
+    seen = reference.visible(layer.q.shape[1], layer.window, layer.chunk)
     found = exact_pairs(geometry, layer)
     error = found["mean_signed"].sum(-1) - s[:, seen].mean(-1).numpy()
     assert (np.abs(error) <= EAGER * found["rms"].sum(-1)).all()
@@ -334,14 +356,15 @@ def test_the_distance_profile_equals_eager_at_every_distance(drawn: tuple[Geomet
     measure = DistanceProfile(geometry, length)
     measure.update(layer)
     columns = measure.compute()
-    wanted = [d for d in distances(length).tolist() if layer.window is None or d < layer.window]
+    wanted = [d for d in distances(length).tolist() if d < layer.visible.max()]
     assert sorted(set(columns["distance"].tolist())) == wanted
     size = exact_pairs(geometry, layer)["norm_product"].reshape(-1)
     for distance in wanted:
         here = columns["distance"] == distance
-        assert (columns["n"][here] == length - distance).all()
+        assert (columns["n"][here] == int((layer.visible > distance).sum())).all()
+        rotary = (2 * geometry.pairs, geometry.layout)
         expected = reference.distance_profile(
-            layer.q, layer.k, layer.scaling, 2 * geometry.pairs, geometry.layout, distance
+            layer.q, layer.k, layer.scaling, *rotary, distance, layer.chunk, geometry.rotary_start
         )
         units = columns["head"][here] * geometry.all_pairs + columns["pair"][here]
         assert units.tolist() == list(range(expected.numel()))
@@ -357,8 +380,8 @@ def test_profiles_over_all_distances_sum_to_the_signed_moment(drawn: tuple[Geome
     geometry, layer = drawn
     length = layer.q.shape[1]
     q, k = planes(layer.q, geometry), planes(layer.k, geometry)
-    at = torch.arange(min(length, layer.window or length))
-    sums, moments = profile_sums(q, k, at).double().sum(-1), moment_sums(q, k, layer.window)
+    sums = profile_sums(q, k, torch.arange(length), layer.visible).double().sum(-1)
+    moments = moment_sums(q, k, layer.visible)
     # float32 products of nearly orthogonal q_f and k_f are known relative to |q_f| |k_f|, not to their own size.
     assert ((sums - moments[0]).abs() <= EAGER * moments[2]).all()
 
@@ -377,7 +400,7 @@ def test_distances_are_zero_and_log_spaced_below_the_length(length: int) -> None
 def test_planes_of_a_head_come_back_by_head(drawn: tuple[Geometry, Attention]) -> None:
     geometry, layer = drawn
     found = planes(layer.q, geometry)
-    pairs = reference.planes(geometry.head_dim, 2 * geometry.pairs, geometry.layout)
+    pairs = reference.planes(geometry.head_dim, 2 * geometry.pairs, geometry.layout, geometry.rotary_start)
     for axis in range(2):
         for i in range(layer.q.shape[1]):
             expected = layer.q[:, i][:, [pair[axis] for pair in pairs]]

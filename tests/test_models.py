@@ -44,11 +44,11 @@ def message(error: type[HeadscopeError], do: Callable[[], object]) -> str:
 # Geometry ----------------------------------------------------------------------------------------------------------
 
 
-@MEASURABLE
+@pytest.mark.parametrize("family", families.SPECS | families.OTHERS)
 def test_the_geometry_read_is_the_geometry_built(family: str) -> None:
-    spec = families.SPECS[family]
-    assert load(families.MEASURABLE[family]()).geometry == Geometry(
-        layers=families.LAYERS,
+    spec = (families.SPECS | families.OTHERS)[family]
+    assert load(spec.build()).geometry == Geometry(
+        numbers=spec.numbers,
         heads=families.HEADS,
         kv_groups=spec.groups,
         head_dim=spec.head_dim,
@@ -57,6 +57,8 @@ def test_the_geometry_read_is_the_geometry_built(family: str) -> None:
         native_context=256,
         windows=spec.windows,
         rotates=spec.rotates,
+        rotary_start=spec.rotary_start,
+        direction=-1 if family == "nanochat" else 1,
     )
 
 
@@ -87,18 +89,10 @@ def test_the_embedded_checkpoint_has_its_published_geometry(smollm2: Model) -> N
 # Refusals ----------------------------------------------------------------------------------------------------------
 
 REASONS = {
-    "gemma2": "soft-capped",
-    "bert": "both directions",
-    "deepseek_v2": "latent attention",
-    "deepseek_v3": "latent attention",
+    "bert": "other keys than the last ones",
     "bloom": "attention interface",
     "mpt": "attention interface",
-    "gpt2": "rotates",
     "mamba": "no softmax attention",
-    "llama4-chunked": "in chunks",
-    "gpt_oss": "sink",
-    "llama-dynamic": "change with the length",
-    "phi3-longrope": "change with the length",
     "llama-bidirectional": "both directions",
     "gemma3-bidirectional": "both directions",
 }
@@ -112,6 +106,35 @@ def test_a_model_that_would_be_measured_wrongly_is_refused_by_name_and_reason(na
         said = message(UnsupportedModel, lambda given=given: load(given))  # type: ignore[misc]
         assert module.config.model_type in said
         assert REASONS[name] in said
+
+
+def test_a_layer_that_runs_several_times_is_refused() -> None:
+    module = families.MEASURABLE["llama"]()
+    module.model.layers[2] = module.model.layers[0]
+    assert "runs several times" in message(UnsupportedModel, lambda: load(module))
+
+
+def test_a_layer_that_does_not_reach_the_seam_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a family's config tells of no layer without attention, every layer has to be seen."""
+    module = families.MEASURABLE["llama"]()
+
+    def forward(hidden_states: torch.Tensor, **_: object) -> tuple[torch.Tensor, None]:
+        return hidden_states, None
+
+    monkeypatch.setattr(module.model.layers[2].self_attn, "forward", forward)
+    assert "3 of its 4 attention layers" in message(UnsupportedModel, lambda: load(module))
+
+
+def test_modules_that_no_text_reaches_are_not_looked_at() -> None:
+    """A tower beside the language model may attend both ways and rotate by frequencies of its own."""
+    module = families.MEASURABLE["llama"]()
+    alone = load(module)
+    module.tower = families.SPECS["qwen2"].build().model
+    module.tower.layers[0].self_attn.is_causal = False
+    module.tower.rotary_emb.inv_freq = module.tower.rotary_emb.inv_freq * 3
+    with_tower = load(module)
+    assert with_tower.geometry == alone.geometry
+    assert torch.equal(with_tower.rotation.theta, alone.rotation.theta)
 
 
 def test_what_is_no_model_is_refused() -> None:

@@ -24,8 +24,9 @@ from headscope.studies.config import build_study
 from headscope.studies.materials import Materials
 from probes.needle import cells as needle
 from probes.needle import found as found_needles
+from probes.needle import retrieval_scores
 from probes.needle.answers import recall
-from probes.needle.cells import NeedleSection, retrieval_scores
+from probes.needle.cells import NeedleSection
 from probes.needle.facts import OURS, Needle
 
 VOCAB = 128

@@ -235,3 +235,20 @@ def test_the_report_shows_every_needle_figure_and_sentence(run: Run, tmp_path: P
     page = report.write([run], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Needle in a haystack" in page
     assert "rank the heads of base with a correlation" in page
+
+
+def test_success_by_length_counts_trials_over_all_depths(run: Run) -> None:
+    figure = needle.success_by_length(run.needles)
+    for model in run.models:
+        line = next(trace for trace in figure.data if trace.name == model)
+        for length, share in zip(line.x, line.y, strict=True):
+            mine = run.needles[(run.needles["model"] == model) & (run.needles["mode"] == "strict")]
+            assert share == pytest.approx(mine[mine["context_length"] == length]["success"].mean())
+
+
+def test_a_head_is_told_what_it_copies_with_and_without_a_needle(run: Run) -> None:
+    heads = run.heads[run.heads["model"] == run.models[-1]]
+    row = heads.loc[heads["retrieval"].idxmax()]
+    told = next(findings.of_head(run, run.models[-1], int(row["layer"]), int(row["head"])))
+    assert told.startswith(f"When there is a needle it copies {row['retrieval']:.2f} of it (95 % interval ")
+    assert told.endswith(f"and scores {row['retrieval_control']:.3f} where there is none.")

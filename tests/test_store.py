@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headscope.errors import BadInput, BadRun, CannotWrite
+from headscope.errors import BadRun, CannotWrite
 from headscope.runs import writer
 from headscope.runs.arrow import to_arrow
 from headscope.runs.columns import FORMAT_VERSION
@@ -452,16 +452,45 @@ def test_validate_forgives_the_rounding_of_float32(tmp_path):
 # Several runs
 
 
-def test_runs_are_concatenated_and_the_first_keeps_a_repeated_row(tmp_path):
+def test_a_label_that_two_runs_measured_is_two_models(tmp_path):
     first = synthetic_run(tmp_path, models=("base", "yarn"))
     second = synthetic_run(tmp_path, models=("base", "ntk"), seed=1)
     joined = concatenate([first, second])
-    assert joined.models == ["base", "yarn", "ntk"]
-    assert len(joined.attention) == len(first.attention) * 3 // 2
-    own = joined.attention[joined.attention["model"].isin(["base", "yarn"])]
-    assert own["ess2"].tolist() == first.attention["ess2"].tolist()
+    hashes = [run.name.rpartition("-")[2] for run in (first, second)]
+    mine, theirs = (f"base · synthetic {each}" for each in hashes)
+    assert joined.models == [mine, "yarn", theirs, "ntk"]
+    assert len(joined.attention) == len(first.attention) + len(second.attention)
+    for label, run in ((mine, first), (theirs, second)):
+        own = joined.attention[joined.attention["model"] == label]
+        assert own["ess2"].tolist() == run.attention[run.attention["model"] == "base"]["ess2"].tolist()
     assert joined.parts == [first, second]
-    assert len(joined.heads) == 3 * 24
+    assert len(joined.heads) == 4 * 24
+    assert joined.dropped == {}
+
+
+def test_runs_that_measured_different_things_of_one_model_are_read_as_one_model(tmp_path):
+    whole = synthetic_run(tmp_path)
+    tables = whole.manifest["tables"]
+    shared = {"positions", "scales"}
+    some = Run(whole.path, {**whole.manifest, "tables": {k: v for k, v in tables.items() if k in {"nll", *shared}}})
+    rest = Run(whole.path, {**whole.manifest, "tables": {k: v for k, v in tables.items() if k != "nll"}})
+    joined = concatenate([some, rest])
+    assert joined.models == whole.models
+    assert set(joined.tables) == set(tables)
+    assert all(len(joined.table(name)) == len(whole.table(name)) for name in tables)
+
+
+def test_what_joined_runs_say_twice_without_a_model_is_told(tmp_path):
+    rows = {"scheme": "nope", "regime": "i", "exponent": 0.9, "beta": 2.0, "context_length": [10, 20], "seed": 0}
+    made = []
+    for target in (63.0, 64.0):
+        with RunWriter.open(tmp_path, "scaling", {"target": target}) as writer:
+            same = {**rows, "scale": 1.0, "ess": 70.0, "ratio": 1.1}
+            writer.add("all", {"scaling": pd.DataFrame({**same, "target": [60.0, target]})})
+            made.append(writer.commit(["all"], manifest(())))
+    joined = concatenate(made)
+    assert joined.dropped == {"scaling": 1}
+    assert joined.scaling["target"].tolist() == [60.0, 63.0]
 
 
 def test_one_run_needs_no_joining(tmp_path):
@@ -469,10 +498,11 @@ def test_one_run_needs_no_joining(tmp_path):
     assert concatenate([run]) is run
 
 
-def test_one_label_over_two_checkpoints_is_refused_by_name(tmp_path):
+def test_one_label_over_two_checkpoints_is_two_models(tmp_path):
     first = study(tmp_path)
     shutil.copytree(first.path, tmp_path / "copy")
     text = (tmp_path / "copy" / "run.json").read_text()
     (tmp_path / "copy" / "run.json").write_text(text.replace("a" * 64, "b" * 64))
-    with pytest.raises(BadInput, match="model 'base' has weights_sha256 b"):
-        concatenate([Run.open(tmp_path / "copy"), first])
+    joined = concatenate([Run.open(tmp_path / "copy"), first])
+    assert joined.models[0] == "base · copy"
+    assert f"base · {first.name}" in joined.models

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 import headscope
 from headscope import door
 from headscope.errors import BadInput, Interrupted, Missing
+from headscope.positions.model import Spec
 from headscope.runs.run import Run, runs
 from headscope.runs.schema import all_tables
 from headscope.runs.validate import validate
@@ -414,6 +415,15 @@ def test_overrides_lie_on_top_of_the_file_key_by_key(tmp_path: Path) -> None:
     assert (found.measure.rows, found.measure.lengths) == (9, [8, 64])
 
 
+def test_a_section_with_nothing_after_it_has_all_its_defaults(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("measure:\nscaling:\n")
+    found = read_study(tmp_path / "study.yaml", {"measure": {"rows": 9}})
+    assert set(found.sections) == {"measure", "scaling"}
+    assert found.sections["scaling"] == build_study({"scaling": {}}).sections["scaling"]
+    assert found.measure is not None
+    assert found.measure.rows == 9
+
+
 # Checkpoints of a training run -------------------------------------------------------------------------------------
 
 
@@ -437,6 +447,21 @@ def test_checkpoints_of_one_name_in_two_folders_are_two_models(tmp_path: Path) -
         (tmp_path / parent / "step-1" / "config.json").write_text("{}")
     found = expand_checkpoints(f"{tmp_path}/*/step-1")
     assert found == {str(tmp_path / parent / "step-1"): str(tmp_path / parent / "step-1") for parent in "ab"}
+
+
+def test_an_at_in_the_name_of_a_checkpoint_is_part_of_it(tmp_path: Path) -> None:
+    for name in ("me@home/step-2", "me@home/step-10", "step-1@nope"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    for scheme in ("", "@yarn:factor=4"):
+        found = expand_checkpoints(f"{tmp_path}/me@home/step-*{scheme}")
+        assert found == {name: f"{tmp_path}/me@home/{name}{scheme}" for name in ("step-2", "step-10")}
+        assert list(found) == ["step-2", "step-10"]
+        everything = expand_checkpoints(f"{tmp_path}/**{scheme}")
+        assert list(everything) == ["step-1@nope", "step-2", "step-10"]
+        for spec in everything.values():
+            assert Spec.read(spec).checkpoint == spec.removesuffix(scheme)
+            assert Spec.read(spec).scheme == (scheme[1:] or "base")
 
 
 def test_training_steps_land_in_the_manifest(place: Path, tmp_path: Path) -> None:

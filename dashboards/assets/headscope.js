@@ -2,9 +2,12 @@
 // What happens in the browser: the URL is the state, so a control, a click or a lasso only changes the URL.
 (function () {
   const root = document.documentElement;
+  const KEPT = ["run", "model", "models", "stat", "base", "pick", "sets"];  // what goes along to another page
+  let shown = { values: {}, title: "", path: "" };
 
-  const searched = (changes) => {
+  const searched = (changes, kept) => {
     const query = new URLSearchParams(location.search);
+    if (kept) [...query.keys()].filter((name) => !kept.includes(name)).forEach((name) => query.delete(name));
     for (const [name, value] of Object.entries(changes)) {
       query.delete(name);
       const told = name === "layers" && value ? [value.join("-")] : [value].flat();
@@ -14,7 +17,22 @@
     return text ? "?" + text : "";
   };
   const go = (pathname, search) => window.dash_clientside.set_props("url", { pathname, search });
-  const open = ([layer, head, group]) => go(`/head/${layer}.${head < 0 ? "g" + group : head}`, location.search);
+  // The URL says more precisely what is shown already: no new page, and no step back in the history.
+  const precise = (search) => {
+    if (search === location.search) return;
+    history.replaceState(history.state, "", location.pathname + search);
+    dispatchEvent(new PopStateEvent("popstate"));
+  };
+  const open = ([layer, head, group]) => go(`/head/${layer}.${head < 0 ? "g" + group : head}`, searched({}, KEPT));
+  // Picked heads: shift and a click add one or leave it out, shift and a lasso add.
+  let pressed = false;
+  for (const kind of ["mousedown", "keydown", "keyup"]) addEventListener(kind, (event) => { pressed = event.shiftKey; }, true);
+  const picked = () => (new URLSearchParams(location.search).get("pick") ?? "").split("_").filter(Boolean);
+  const pick = (places) => go(location.pathname, searched({ pick: [...new Set(places)].join("_") }));
+  const toggle = ([layer, head]) => {
+    const place = `${layer}.${head}`, now = picked();
+    pick(now.includes(place) ? now.filter((other) => other !== place) : [...now, place]);
+  };
   // The value of the chart that the event came from; the others may hold what happened before.
   const fired = (values) => {
     const context = window.dash_clientside.callback_context;
@@ -25,27 +43,44 @@
 
   window.dash_clientside = Object.assign(window.dash_clientside || {}, {
     headscope: {
-      // The page says what it shows: title, place in the navigation, values of the controls.
-      reflect({ title, path, values }) {
-        calm();
-        document.title = `${title} · headscope`;
+      // The page says what it shows: title, place in the navigation, values of the controls, its whole address.
+      reflect(state) {
+        shown = state;
+        warn("");
+        document.title = `${state.title} · headscope`;
         document.querySelectorAll("nav a").forEach((link) =>
-          link.getAttribute("href") === path ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current"));
-        for (const [control, value] of Object.entries(values)) window.dash_clientside.set_props({ control }, { value });
+          link.getAttribute("href") === state.path ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current"));
+        for (const [control, value] of Object.entries(state.values)) window.dash_clientside.set_props({ control }, { value });
+        if (state.address === null) return;
+        const query = new URLSearchParams(location.search);
+        const table = ["sort", "columns"].filter((name) => query.has(name)).map((name) => [name, query.get(name)]);
+        const whole = new URLSearchParams(state.address);
+        table.forEach(([name, value]) => whole.append(name, value));
+        precise("?" + whole);
       },
-      steer(values, shown) {
+      steer(values, state) {
         const controls = window.dash_clientside.callback_context.inputs_list[0].map((input) => input.id.control);
         const changed = controls.map((control, at) => [control, values[at]])
-          .filter(([control, value]) => control in shown.values && !same(value, shown.values[control]));
-        if (changed.length) go(location.pathname, searched(Object.fromEntries(changed)));
+          .filter(([control, value]) => control in state.values && !same(value, state.values[control]));
+        if (!changed.length) return;
+        const changes = Object.fromEntries(changed);
+        if ("stat" in changes) Object.assign(changes, { low: "", high: "", sort: "", columns: "" });  // they were of the other one
+        if ("run" in changes) Object.assign(changes, { low: "", high: "", layers: "" });
+        go(location.pathname, searched(changes));
       },
       open(clicks) {
         const place = fired(clicks)?.points?.[0]?.customdata;
-        if (place) open(place);
+        if (place) pressed && place[1] >= 0 ? toggle(place) : open(place);
       },
       pick(selections) {
         const places = fired(selections)?.points?.map((point) => point.customdata).filter(Boolean);
-        if (places) go(location.pathname, searched({ pick: [...new Set(places.map(([layer, head]) => `${layer}.${head}`))].join("_") }));
+        if (places) pick([...(pressed ? picked() : []), ...places.map(([layer, head]) => `${layer}.${head}`)]);
+      },
+      sorted(filters, columns) {
+        if (!document.getElementById("grid") || !columns) return;
+        const by = columns.find((column) => column.sort);
+        const told = filters && Object.keys(filters).length ? JSON.stringify(filters) : "";
+        precise(searched({ sort: by ? `${by.colId}-${by.sort}` : "", columns: told }));
       },
       csv: (clicks) => (clicks ? true : window.dash_clientside.no_update),
     },
@@ -54,9 +89,18 @@
   window.dashAgGridFunctions = Object.assign(window.dashAgGridFunctions || {}, {
     openHead(event) {
       const clicked = event.type === "cellClicked" && ["layer", "head"].includes(event.colDef.field);
-      if (clicked || event.event?.key === "Enter") open([event.data.layer, event.data.head]);
+      const place = [event.data.layer, event.data.head];
+      if ((clicked && event.event?.shiftKey) || event.event?.key === " ") toggle(place);
+      else if (clicked || event.event?.key === "Enter") open(place);
     },
   });
+
+  window.dashAgGridFunctions.openRow = (event) => {
+    if (event.data?.href && (event.type === "cellClicked" || event.event?.key === "Enter")) {
+      const [pathname, search] = event.data.href.split("?");
+      go(pathname, "?" + search);
+    }
+  };
 
   // Links inside the app change the URL without loading the app again.
   document.addEventListener("click", (event) => {
@@ -64,9 +108,78 @@
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey || link.origin !== location.origin) return;
     if (link.getAttribute("href").startsWith("#")) return;
     event.preventDefault();
-    go(link.pathname, link.classList.contains("keep") ? location.search : link.search);
+    go(link.pathname, link.classList.contains("keep") ? searched({}, KEPT) : link.search);
     window.scrollTo(0, 0);
   });
+
+  // From anywhere to a head: L18H6, 18.6.
+  document.addEventListener("submit", (event) => {
+    if (event.target.id !== "jump-form") return;
+    event.preventDefault();
+    const box = document.getElementById("jump");
+    const place = box.value.trim().match(/^l?(\d+)\s*[.h/,\s]\s*(g?\d+)$/i);
+    box.setCustomValidity(place ? "" : "Write a head as L18H6 or 18.6");
+    box.reportValidity();
+    if (!place) return;
+    window.dash_clientside.set_props("jump", { value: "" });
+    go(`/head/${Number(place[1])}.${place[2].toLowerCase()}`, searched({}, KEPT));
+  });
+  document.addEventListener("input", (event) => { if (event.target.id === "jump") event.target.setCustomValidity(""); });
+
+  // A name for the picked heads.
+  document.addEventListener("submit", (event) => {
+    if (event.target.id !== "set-form") return;
+    event.preventDefault();
+    const name = document.getElementById("set-name").value.trim().slice(0, 40);
+    const sets = new URLSearchParams(location.search).getAll("sets").filter((each) => !each.startsWith(`${name}:`));
+    if (name) go(location.pathname, searched({ sets: [...sets, `${name}:${picked().join("_")}`] }));
+  });
+  const yaml = () => {
+    const heads = (places) => places.map((place) => place.split(".")).map(([layer, head]) => `  - {layer: ${layer}, head: ${head}}`).join("\n");
+    const sets = new URLSearchParams(location.search).getAll("sets").map((each) => [each.slice(0, each.lastIndexOf(":")), each.slice(each.lastIndexOf(":") + 1)]);
+    const named = sets.map(([name, places]) => `${JSON.stringify(name)}:\n${heads(places.split("_"))}`);
+    return [`# ${location.href}`, `picked:\n${heads(picked())}`, ...named, ""].join("\n");
+  };
+
+  // Arrow keys: on a matrix from head to head, Enter opens; elsewhere on a head's page to the heads beside it.
+  const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 0], ArrowDown: [-1, 0] };
+  const WAYS = { ArrowLeft: "Previous head", ArrowRight: "Next head", ArrowUp: "Next layer", ArrowDown: "Previous layer" };
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+    const chart = event.target.closest?.("[data-matrix]"), plot = chart?.querySelector(".js-plotly-plot");
+    if (plot?._fullData) {
+      const cells = plot._fullData[0].customdata;
+      if (event.key === "Enter" && plot.at) open(cells[plot.at[0]][plot.at[1]]);
+      if (!STEPS[event.key]) return;
+      event.preventDefault();
+      const [row, column] = plot.at ?? [-STEPS[event.key][0], -STEPS[event.key][1]], [up, across] = STEPS[event.key];
+      plot.at = [Math.min(Math.max(row + up, 0), cells.length - 1), Math.min(Math.max(column + across, 0), cells[0].length - 1)];
+      window.Plotly.Fx.hover(plot, [{ curveNumber: 0, pointNumber: plot.at }]);
+      const label = plot.querySelector(".hoverlayer")?.textContent;
+      if (label) chart.querySelector("[aria-live]").textContent = label;
+    } else if (WAYS[event.key] && shown.path === "/head" && !event.target.closest("input, select, textarea, [role=grid], [role=slider], .scroll, aside")) {
+      const way = [...document.querySelectorAll("main a")].find((link) => link.textContent === WAYS[event.key]);
+      if (way) { event.preventDefault(); way.click(); }
+    }
+  });
+
+  // A page that cannot be had is told of: what is on screen is what was shown before.
+  const warn = (reason) => {
+    const banner = document.getElementById("banner");
+    if (banner) banner.textContent = reason && `${reason} What you see is still “${shown.title}”.`;
+  };
+  const fetched = window.fetch;
+  window.fetch = async (...request) => {
+    const ours = String(request[0]?.url ?? request[0]).includes("_dash-update-component");
+    try {
+      const response = await fetched(...request);
+      if (ours) warn(response.status >= 400 ? `headscope failed to answer (${response.status}); the terminal that runs it says why.` : "");
+      return response;
+    } catch (error) {
+      if (ours && error.name !== "AbortError") warn("headscope does not answer: it was stopped. Start it again with headscope dash, then load this page anew.");
+      throw error;
+    }
+  };
 
   // Light and dark: what the system says, until the button says otherwise.
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -79,35 +192,18 @@
   system.addEventListener("change", paint);
   paint();
 
-  // Dash resizes a chart twice after drawing it, and plotly then draws it anew even where the size is right.
-  const calm = () => {
-    const { Plots } = window.Plotly ?? {};
-    if (!Plots || Plots.calm) return;
-    const resize = Plots.resize;
-    Plots.calm = true;
-    Plots.resize = (plot) => (plot._fullLayout?.width === plot.clientWidth ? Promise.resolve(plot) : resize(plot));
-  };
-
-  const data = (plot) => {
-    const rows = [["series", "x", "y", "z"]];
-    for (const trace of plot._fullData.filter((trace) => trace.visible === true)) {
-      const { x = [], y = [], z } = trace;
-      if (z) z.forEach((line, i) => line.forEach((value, j) => rows.push([trace.name, x[j], y[i], value])));
-      else Array.from(y, (value, i) => rows.push([trace.name, x[i], value, ""]));
-    }
-    const cell = (value) => (/[",\n]/.test(String(value ?? "")) ? `"${String(value).replaceAll('"', '""')}"` : value ?? "");
-    return rows.map((row) => row.map(cell).join(",")).join("\n");
-  };
-  const download = (href, name) => Object.assign(document.createElement("a"), { href, download: name }).click();
+  const name = (plot) => (plot.layout.title.text.replace(/<[^>]*>/g, " ") + " " + (plot.layout.title.subtitle?.text ?? ""))
+    .replace(/[^A-Za-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 90).toLowerCase();
+  const download = (href, file) => Object.assign(document.createElement("a"), { href, download: file }).click();
   const save = (kind, plot) => {
-    const name = plot.layout.title.text.replace(/[^A-Za-z0-9]+/g, "-").toLowerCase();
-    if (kind === "csv") download(URL.createObjectURL(new Blob([data(plot)], { type: "text/csv" })), `${name}.csv`);
-    else window.Plotly.downloadImage(plot, { format: kind, filename: name, scale: kind === "png" ? 2 : 1 });
+    if (kind === "csv") download(URL.createObjectURL(new Blob([window.headscopeNumbers(plot)], { type: "text/csv" })), `${name(plot)}.csv`);
+    else window.Plotly.downloadImage(plot, { format: kind, filename: name(plot), scale: kind === "png" ? 2 : 1 });
   };
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
     if (button.dataset.save) save(button.dataset.save, button.closest("figure").querySelector(".js-plotly-plot"));
+    if (button.id === "set-yaml") download(URL.createObjectURL(new Blob([yaml()], { type: "application/yaml" })), "heads.yaml");
     if (button.id === "theme") { localStorage.setItem("theme", dark() ? "light" : "dark"); paint(); }
     if (button.id === "copy") navigator.clipboard.writeText(location.href).then(() => { button.textContent = "Copied"; });
   });

@@ -9,7 +9,7 @@ from headscope.runs.run import Run
 
 
 class Page(Protocol):
-    """What the app asks of a page: its name, its path, the controls that it wants, and what it shows."""
+    """What the app asks of a page: its name, its path, the controls that do something there, and what it shows."""
 
     @property
     def NAME(self) -> str: ...
@@ -17,7 +17,6 @@ class Page(Protocol):
     @property
     def PATH(self) -> str: ...
 
-    @property
-    def CONTROLS(self) -> Sequence[str]: ...
+    def controls(self, run: Run) -> Sequence[str]: ...
 
     def content(self, run: Run, view: View) -> Content: ...

@@ -1,5 +1,7 @@
 """Any statistic against training step, where models are checkpoints of one training."""
 
+from collections.abc import Sequence
+
 from dashboards.view import View
 from headscope.figures import layers
 from headscope.report import outline
@@ -8,7 +10,11 @@ from headscope.runs.run import Run
 
 NAME = "Checkpoints"
 PATH = "/checkpoints"
-CONTROLS = ("stat", "model", "layers", "role")
+
+
+def controls(run: Run) -> Sequence[str]:
+    """Where models are checkpoints."""
+    return ("stat", "layers", "role") if len(outline.steps(run)) > 1 and outline.statistics_of(run) else ()
 
 
 def content(run: Run, view: View) -> Content:

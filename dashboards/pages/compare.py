@@ -1,31 +1,38 @@
 """Models against a baseline: every head's statistic, and what the probes compare."""
 
-from dashboards.view import View
+from collections.abc import Sequence
+
+from dashboards.view import FILTERS, View
 from headscope.figures import layers
 from headscope.report import outline
 from headscope.report.content import Chart, Content, Piece, Shown, Words
-from headscope.report.statistic_charts import against_chart, box_chart
-from headscope.report.words import few
+from headscope.report.statistic_charts import against_chart, box_chart, rank_chart
 from headscope.runs.run import Run
 from headscope.runs.statistics import statistic
 
 NAME = "Compare"
 PATH = "/compare"
-CONTROLS = ("base", "stat", "model", "layers", "role", "low", "high")
+
+
+def controls(run: Run) -> Sequence[str]:
+    """All but the model in view, where there are models to compare."""
+    comparable = len(run.models) > 1 and outline.statistics_of(run)
+    return ("base", "models", "stat", "lines", *FILTERS) if comparable else ()
 
 
 def content(run: Run, view: View) -> Content:
     """The statistic of each head against the baseline, then what else differs."""
-    first = view.base or (run.models[0] if run.models else "")
-    models = [first, *(label for label in few(run.models) if label != first)]
-    if len(models) < 2 or not view.stat:
+    if len(run.models) < 2 or not view.stat:
         why = "A comparison needs two models with a statistic of their heads. Give headscope run two: --model A=... "
         return Content("Compare", "", {"": [Words([f"{why}--model B=..."])]})
+    first = view.base or run.models[0]
+    models = [first, *(label for label in view.models if label != first)]
     shown = outline.shown(run, view.model, view.kept(run.heads), models)
     spread = [name for name in dict.fromkeys([view.stat, "cov"]) if name in shown.heads]
     sections: dict[str, list[Piece]] = {
         statistic(view.stat).title: [
             against_chart(shown.heads, view.stat, first),
+            rank_chart(shown.heads, view.stat, first, view.picked, view.lines == "changed"),
             *(part for name in spread for part in (box_chart(shown, name), _by_layer(shown, name))),
         ]
     }

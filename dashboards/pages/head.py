@@ -1,5 +1,7 @@
 """One head in full: what the probes say and show of it, its numbers under every model, and its neighbours."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from dashboards.view import View, described, place_of
@@ -12,7 +14,11 @@ from headscope.runs.summary import longest
 
 NAME = "Head"
 PATH = "/head"
-CONTROLS = ("model",)
+
+
+def controls(run: Run) -> Sequence[str]:
+    """The model whose frequencies and distances are drawn."""
+    return ("model",) if len(run.heads) else ()
 
 
 def content(run: Run, view: View, at: str = "") -> Content:
@@ -21,14 +27,15 @@ def content(run: Run, view: View, at: str = "") -> Content:
     layer, head = place_of(at, run) if at else next(iter(chosen), (0, 0))
     heads = run.heads[here(run.heads, layer, head)]
     group = int(heads["kv_group"].iloc[0]) if len(heads) else 0
+    answer, more = outline.head_answer(run, view.model, layer, head)
     sections: dict[str, list[Piece]] = {
-        "": [_ways(run, view, layer, head), Words(outline.head_findings(run, view.model, layer, head))],
+        "": [_ways(run, view, layer, head), *([Words(more)] if more else [])],
         "What it does": [*outline.head_charts(run, view.model, layer, head)],
         "Numbers": [_numbers(run, heads)],
         f"Key group {group}: heads that share these keys": [_neighbours(run, view, layer, group)],
     }
     why = chosen.get((layer, head))
-    lead = f"Key group {group}. {f'Chosen for: {why}.' if why else ''}"
+    lead = " ".join([*answer, f"Key group {group}.", *([f"It is notable: {why}."] if why else [])])
     return Content(f"Layer {layer}, head {head}", lead, {name: parts for name, parts in sections.items() if parts})
 
 

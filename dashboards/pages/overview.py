@@ -1,29 +1,47 @@
 """What was run, the models side by side, and what was found, in words."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dashboards.library import current
-from dashboards.view import View
+from dashboards.view import Query, View, linked
+from headscope.figures import heads as head_figures
 from headscope.report import cells, outline
 from headscope.report import html as report
-from headscope.report.content import Content, Link, Listing, Piece, Words
+from headscope.report.claims import Claim
+from headscope.report.content import Chart, Content, Link, Links, Listing, Piece, Words
 from headscope.report.words import few
 from headscope.runs import summary
+from headscope.runs.roles import holding, leading, roles
 from headscope.runs.run import Run
+from headscope.runs.statistics import sentence
 from headscope.runs.stored import Stored
+from headscope.runs.summary import longest
 
 NAME = "Overview"
 PATH = "/"
-CONTROLS = ()
+
+
+def controls(run: Run) -> Sequence[str]:
+    """Which models are drawn, where there are several."""
+    return ("models",) if len(run.models) > 1 and len(run.heads) else ()
 
 
 def content(run: Run, view: View) -> Content:
-    """Models with medians and paired differences, findings by topic, provenance, and the other runs of the folder."""
-    found = outline.findings(run).items()
+    """Every model at a glance, who leads in each role, models side by side, and all that was found, folded."""
+    found = [finding for told in outline.findings(run).values() for finding in told]
+    claims = [finding for finding in found if isinstance(finding, Claim)]
+    told: dict[str, list[str]] = {}
+    for finding in found:
+        if not isinstance(finding, Claim):
+            told.setdefault(finding.topic, []).append(finding.text)
     sections: dict[str, list[Piece]] = {
+        "At a glance": _glance(run, view),
+        "Who does what": [_roles(run, view)] if len(run.heads) else [],
         "Models side by side": [_side_by_side(run)] if run.models else [],
-        "What was found": [Words([finding.text for finding in told], topic) for topic, told in found],
-        "Runs in this folder": [_runs()],
+        "Against the paper": [_verdicts(claims)] if claims else [],
+        "What was found": [Words(sentences, topic, folded=True) for topic, sentences in told.items()],
+        "Runs in this folder": [_runs(view)],
         "How it was made": [Listing(facts.pop("Run"), ("", ""), [*facts.items()]) for facts in map(_facts, run.parts)],
     }
     count, tables = len(run.models), f"Tables: {', '.join(run.tables)}."
@@ -32,6 +50,46 @@ def content(run: Run, view: View) -> Content:
         f"{tables} Differences are against {run.models[0]}, paired by document." if run.models else tables,
         {heading: parts for heading, parts in sections.items() if parts},
     )
+
+
+def _glance(run: Run, view: View) -> list[Piece]:
+    """A small matrix of every model, then what probes show here."""
+    shown = outline.shown(run, view.model, None, view.models)
+    parts: list[Piece] = []
+    if name := longest(shown.heads):
+        how = "A cell is a head, the first layer at the bottom; one scale for all models."
+        parts.append(Chart(head_figures.small(shown.heads, name), how))
+    return [*parts, *(chart for charts in outline.charts_on(shown, PATH).values() for chart in charts)]
+
+
+def _roles(run: Run, view: View) -> Listing:
+    """How many heads bear each role under each model, and who leads in it, as links."""
+    rows: list[list[str | Link | Links]] = []
+    for role in roles():
+        cells: list[str | Link | Links] = []
+        for model in view.models:
+            mine = run.heads[run.heads["model"] == model]
+            count = int(holding(mine, role).sum())
+            places = leading(mine, role)[["layer", "head"]].itertuples(index=False, name=None)
+            links = [Link(f"L{at}H{head}", view.link(f"/head/{at}.{head}", model=model)) for at, head in places]
+            every = Link(f"{count} heads", linked("/heads", {**_kept(view), "model": model, "role": role}))
+            cells.append(Links([every, *links]) if count else "none")
+        if any(cell != "none" for cell in cells):
+            rows.append([role, *cells])
+    meanings = {role: sentence(declared.meaning) for role, declared in roles().items()}
+    return Listing(
+        "How many heads of each model bear a role, and who leads in it", ("role", *view.models), rows, meanings
+    )
+
+
+def _kept(view: View) -> Query:
+    return {"run": view.query["run"]}
+
+
+def _verdicts(claims: Sequence[Claim]) -> Listing:
+    """What the paper says, and whether the runs bear it out."""
+    rows = [(claim.said, claim.verdict, claim.found) for claim in claims]
+    return Listing("What the paper says, and what these runs say to that", ("the paper", "here", "found"), rows)
 
 
 def _side_by_side(run: Run) -> Listing:
@@ -44,16 +102,11 @@ def _facts(run: Stored) -> dict[str, str]:
     return report.facts(run) | {"Configuration": "stored in run.json; headscope run takes it back"}
 
 
-def _runs() -> Listing:
-    rows: list[list[str | Link]] = []
-    for name, found in current().listing().items():
-        if isinstance(found, Run):
-            rows.append([Link(name, f"/?run={name}"), ", ".join(few(found.models)), ", ".join(found.tables)])
-        else:
-            rows.append([name, "cannot be read", str(found)])
-    for name, stored in current().unfinished().items():
-        rows.append([name, "unfinished", f"{stored} cells stored; the same command with --resume goes on"])
-    return Listing("Choose several at the left to read them as one", ("run", "models", "tables"), rows)
+def _runs(view: View) -> Links:
+    listing, waiting = current().listing(), current().unfinished()
+    broken = sum(not isinstance(found, Run) for found in listing.values())
+    told = f"{len(listing)} run{'s' if len(listing) != 1 else ''}" + (f", {broken} of them damaged" if broken else "")
+    return Links([Link(told + (f"; {len(waiting)} unfinished" if waiting else ""), view.link("/runs"))])
 
 
 def _shape(geometry: dict[str, int]) -> str:

@@ -25,13 +25,17 @@ class ProbePage:
     def PATH(self) -> str:
         return self.probe.path
 
-    @property
-    def CONTROLS(self) -> Sequence[str]:
-        return ("model", "layers", "role") if {"models", "model"} & {*self.probe.takes} else ()
+    def controls(self, run: Run) -> Sequence[str]:
+        """The model of a page that the probe draws of one, else which models are drawn side by side."""
+        if not len(run.heads) or not {"models", "model"} & {*self.probe.takes} or not self._has_tables(run):
+            return ()
+        which = ("model",) if self.probe.page else ("models",) if len(run.models) > 1 else ()
+        return (*which, "layers", "role")
 
     def content(self, run: Run, view: View) -> Content:
         """Of the heads that pass the filters; without the probe's tables, the command that makes them."""
-        shown = outline.shown(run, view.model, view.masked(run.heads))
+        models = [*dict.fromkeys([*run.models[:1], view.model])] if self.probe.page else view.models
+        shown = outline.shown(run, view.model if self.probe.page else view.judge, view.masked(run.heads), models)
         if not self._has_tables(run):
             return self._nothing()
         if drawn := outline.page_of(shown, self.probe):

@@ -10,9 +10,11 @@ from torch import Tensor
 class Attention:
     """One layer, one sequence of the batch, padding removed. Axes: H heads, G kv groups, Lq queries, Lk keys, d dims.
 
-    q [H, Lq, d] and k [G, Lk, d] are the kernel's inputs, rotated, normed and scaled; v [G, Lk, d]; z
-    [H, Lq, d] is the head output before o_proj; lse [H, Lq] the natural log-sum-exp of each row's logits,
-    float32. Queries are the last Lq of the Lk keys; k[:, 0] is the sequence's key number `first_key`.
+    `layer` is the index into the model's attention layers. q [H, Lq, d] and k [G, Lk, d] are the kernel's inputs,
+    rotated, normed and scaled; v [G, Lk, dv]; z [H, Lq, dv] is the head output before o_proj. Queries are the last Lq
+    of the Lk keys; k[:, 0] is the sequence's key number `first_key`. The window, chunk, cap and sink [H] are
+    those of `kernel.Rule`: the logits are `capped(scaling q . k)`. lse [H, Lq] is the natural log of what a row's
+    exp(logit) are divided by, float32: the sum of them all and, where there is one, of the sink's.
     """
 
     layer: int
@@ -25,6 +27,9 @@ class Attention:
     scaling: float
     window: int | None
     first_key: int = 0
+    chunk: int | None = None
+    cap: float | None = None
+    sink: Tensor | None = None
 
     @property
     def query_index(self) -> Tensor:
@@ -36,4 +41,20 @@ class Attention:
     def visible(self) -> Tensor:
         """Number of keys that each query sees, [Lq]."""
         seen = self.query_index + 1
+        if self.chunk is not None:
+            seen = torch.minimum(seen, (self.query_index + self.first_key) % self.chunk + 1)
         return seen if self.window is None else seen.clamp(max=self.window)
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Logits as the softmax gets them, from scaling q . k."""
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether every query may see all keys up to its own."""
+        return self.window is None and self.chunk is None
+
+    @property
+    def sink_share(self) -> Tensor | None:
+        """The weight of the learned sink in each row, [H, Lq], 0..1; None for a model without."""
+        return None if self.sink is None else (self.sink.float()[:, None] - self.lse).exp().clamp(max=1)

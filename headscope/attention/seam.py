@@ -1,4 +1,4 @@
-"""The one seam between headscope and a model: an attention function and a mask function for transformers.
+"""The one seam between headscope and a model: an attention function for transformers, beside the mask function.
 
 After rotation, QK-norm and cache update, every attention layer hands its q, k and v to `attention`. Edits
 registered for that layer change them, the fused kernel computes the output, changes may replace heads of it,
@@ -14,33 +14,54 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from headscope.attention.heard import Attention
-from headscope.attention.kernel import attend
+from headscope.attention.kernel import Rule, attend
+from headscope.attention.masks import QUERY, REAL, Seen, mask
 from headscope.errors import UnsupportedModel
 
 NAME = "headscope"
 
+NEUTRAL = frozenset(
+    {"is_causal", "sliding_window", "use_cache", "logits_to_keep", "output_attentions", "output_router_logits"}
+)
+"""Keywords of attention functions that change no weight here. The window that counts is the mask's, as in eager."""
+CHANGING = {
+    "indices": "each query attends only to keys that an indexer chose",
+    "block_indices": "each query attends only to blocks of keys that an indexer chose",
+    "position_bias": "it adds a bias to its attention logits",
+    "sinks": "its softmax has a sink that differs by query",
+    "cu_seq_lens_q": "its sequences come packed",
+    "cache": "its cache is paged",
+}
+"""Why a keyword is refused."""
+
 T = TypeVar("T")
 LayerEdit = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""(q [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, d], position_ids [1|B, Lq]) -> edited (q, k, v)."""
+"""(q [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, dv], position_ids [1|B, Lq]) -> edited (q, k, v)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """What the kernel of one layer was given, edits included; `attend` runs it again on other q, k, v.
-
-    `attend` takes any number of query heads, a multiple of the key heads, and returns z [B, heads, Lq, d].
-    """
+    """What the kernel of one layer was given, edits included; `attend` runs it again on other q, k, v."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     positions: Tensor
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rule: Rule
+    first_key: int = 0
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """z [B, H, Lq, dv] for q, k and v of these shapes."""
+        return attend(q, k, v, None, self.rule, 0.0, False, self.first_key)[0]
+
+    def of(self, heads: slice, groups: slice) -> "Call":
+        """The call of some of the layer's heads, and of the key groups that are theirs."""
+        q, k, v = self.q[:, heads], self.k[:, groups], self.v[:, groups]
+        return Call(q, k, v, self.positions, self.rule.of(heads), self.first_key)
 
 
 Change = Callable[[Tensor, Call], Tensor]
@@ -52,18 +73,23 @@ Listener = Callable[[Attention], None]
 class _Taps:
     edits: list[LayerEdit] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
-    listeners: list[Listener] = field(default_factory=list)
+    listeners: list[tuple[int, Listener]] = field(default_factory=list)
 
 
 _taps: "WeakKeyDictionary[nn.Module, _Taps]" = WeakKeyDictionary()
 _witnesses: list[Callable[..., None]] = []
 
 
-@contextmanager
-def engaged(model: PreTrainedModel) -> Iterator[None]:
+def engaged(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Route the model's attention through the seam; the previous implementation returns on exit."""
+    return attending(model, NAME)
+
+
+@contextmanager
+def attending(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+    """Let the model attend by one of transformers' implementations; the previous one returns on exit."""
     previous = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(implementation)
     try:
         yield
     finally:
@@ -80,13 +106,16 @@ def changing(module: nn.Module, change: Change) -> AbstractContextManager[None]:
     return _joined(_taps.setdefault(module, _Taps()).changes, change)
 
 
-def listening(module: nn.Module, listener: Listener) -> AbstractContextManager[None]:
-    """Call `listener` with what one attention module computed, once for each sequence of a batch."""
-    return _joined(_taps.setdefault(module, _Taps()).listeners, listener)
+def listening(module: nn.Module, layer: int, listener: Listener) -> AbstractContextManager[None]:
+    """Call `listener` with what one attention module computed, once for each sequence of a batch.
+
+    `layer` is the index that the module goes by among the model's attention layers.
+    """
+    return _joined(_taps.setdefault(module, _Taps()).listeners, (layer, listener))
 
 
 def witnessed(witness: Callable[..., None]) -> AbstractContextManager[None]:
-    """Call `witness(module, q, k, scaling=, window=, **kwargs)` at every attention call, of any model."""
+    """Call `witness(module, q, k, v=, scaling=, window=, chunk=, softcap=, s_aux=)` at every call, of any model."""
     return _joined(_witnesses, witness)
 
 
@@ -107,91 +136,80 @@ def attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    sliding_window: int | None = None,
     position_ids: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function: q [B, H, Lq, d], k and v [B, G, Lk, d] -> out [B, Lq, H, d]."""
+    """transformers' attention function: q [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, dv] -> out [B, Lq, H, dv]."""
+    _refuse_unknown(module, kwargs)
+    seen = Seen.read(attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    rule = Rule(scale, seen.window, seen.chunk, softcap, s_aux)
     for witness in _witnesses:
-        witness(module, query, key, scaling=scale, window=sliding_window, **kwargs)
-    if attention_mask is not None and attention_mask.dtype != torch.uint8:
-        raise UnsupportedModel("a custom 4-D attention mask reached the model; pass a 2-D padding mask or none")
+        witness(
+            module,
+            query,
+            key,
+            v=value,
+            scaling=scale,
+            window=seen.window,
+            chunk=seen.chunk,
+            softcap=softcap,
+            s_aux=s_aux,
+        )
     taps = _taps.get(module) or _Taps()
-    positions = torch.arange(query.shape[2], device=query.device)[None] if position_ids is None else position_ids
+    positions = seen.positions(query.shape[2], key.shape[2], query.device) if position_ids is None else position_ids
     for edit in taps.edits:
         query, key, value = edit(query, key, value, positions)
 
     def tell(sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor | None, first_key: int = 0) -> None:
-        if taps.listeners and lse is not None:
-            layer: Any = module.layer_idx
-            heard = Attention(layer, sequence, q, k, v, z, lse, scale, sliding_window, first_key)
-            for listener in list(taps.listeners):
-                listener(heard)
+        if lse is not None:
+            beyond = (first_key, rule.chunk, rule.cap, rule.sink)
+            for layer, listener in list(taps.listeners):
+                listener(Attention(layer, sequence, q, k, v, z, lse, scale, rule.window, *beyond))
 
-    def again(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, None, scale, sliding_window, dropout, False)[0]
-
-    def changed(z: Tensor, q: Tensor, k: Tensor, v: Tensor, at: Tensor) -> Tensor:
+    def changed(z: Tensor, call: Call) -> Tensor:
         for change in taps.changes:
-            z = change(z, Call(q, k, v, at, again))
+            z = change(z, call)
         return z
 
-    options = (module, scale, sliding_window, dropout, bool(taps.listeners))
-    if attention_mask is None:
-        out, lse = attend(query, key, value, *options)
-        out = changed(out, query, key, value, positions)
+    options = (module, rule, dropout, bool(taps.listeners))
+    if seen.roles is None:
         # A sliding cache keeps only the last keys, so key 0 of k may be a later key of the sequence.
-        first = 0 if sliding_window is None else max(0, int(positions[0, -1]) + 1 - key.shape[2])
+        first = max(0, int(positions[0, -1]) + 1 - key.shape[2]) if rule.reaches else 0
+        out, lse = attend(query, key, value, *options, first)
+        out = changed(out, Call(query, key, value, positions, rule, first))
         for sequence, (q, k, v, z) in enumerate(zip(query, key, value, out, strict=True)):
             tell(sequence, q, k, v, z, None if lse is None else lse[sequence], first)
         return out.transpose(1, 2).contiguous(), None
-    out = torch.zeros_like(query[..., : value.shape[-1]])
-    for sequence, roles in enumerate(attention_mask[:, 0, 0].expand(len(query), -1)):
-        real, slots = (roles & 1).bool(), (roles & 2).bool()
+    out = query.new_zeros(*query.shape[:3], value.shape[-1])
+    for sequence, roles in enumerate(seen.roles.expand(len(query), -1)):
+        real, slots = (roles & REAL).bool(), (roles & QUERY).bool()
         rows = real[slots].nonzero()[:, 0]
         if len(rows) == 0:
             continue
         q, k, v = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
         z, lse = attend(q, k, v, *options)
-        z = changed(z, q, k, v, positions.expand(len(query), -1)[sequence, None, rows])
+        z = changed(z, Call(q, k, v, positions.expand(len(query), -1)[sequence, None, rows], rule))
         out[sequence, :, rows] = z[0]
         tell(sequence, q[0], k[0], v[0], z[0], None if lse is None else lse[0])
     return out.transpose(1, 2).contiguous(), None
 
 
-def mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | Tensor = 0,
-    kv_offset: int = 0,
-    attention_mask: Tensor | None = None,
-    allow_is_causal_skip: bool = True,
-    device: torch.device | str = "cpu",
-    **kwargs: Any,
-) -> Tensor | None:
-    """transformers' mask function, in O(Lk): None for plain causal attention, else roles [B, 1, 1, Lk] uint8.
+def _refuse_unknown(module: nn.Module, options: dict[str, Any]) -> None:
+    """Refuse keywords of a family's attention that may change its weights: nothing is swallowed."""
+    for name, value in options.items():
+        if name == "is_causal" and value is False:
+            raise _refusal(module, "it attends in both directions")
+        if name not in NEUTRAL and value is not None:
+            why = CHANGING.get(name, f"its attention takes '{name}', which headscope does not know")
+            raise _refusal(module, why)
 
-    Role bit 1: the key is real (not padding, not an empty cache slot). Bit 2: its token is a query of this call.
-    The sliding window is left to `attention`, which never needs it as a dense mask.
-    """
-    if not allow_is_causal_skip and q_length > 1:
-        raise UnsupportedModel(
-            "packed sequences or a custom mask function reached the model; headscope measures one causal "
-            "sequence a row, so pass each document as its own row"
-        )
-    offset = int(q_offset)
-    seen = offset + q_length
-    if kv_offset + kv_length == seen and (attention_mask is None or bool(attention_mask.all())):
-        return None
-    slots = torch.arange(kv_offset, kv_offset + kv_length, device=device)
-    real = (slots < seen).expand(batch_size, -1)
-    if attention_mask is not None:
-        padded = nn.functional.pad(attention_mask, (0, max(0, kv_offset + kv_length - attention_mask.shape[-1])))
-        real = real & padded[:, slots].bool()
-    queries = (slots >= offset) & (slots < seen)
-    return (real.to(torch.uint8) + 2 * queries.to(torch.uint8))[:, None, None]
+
+def _refusal(module: nn.Module, why: str) -> UnsupportedModel:
+    family = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
+    return UnsupportedModel(f"cannot measure this {family} model: {why}")
 
 
 AttentionInterface.register(NAME, attention)

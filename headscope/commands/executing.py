@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
-    quiet_libraries()
+    quiet_libraries(quiet)
     from headscope.studies.progress import for_console
     from headscope.studies.runner import run
 
@@ -31,15 +31,16 @@ def finish(run: "Run", as_json: bool) -> None:
         advise(run)
 
 
-def quiet_libraries() -> None:
-    """Let headscope's own log lines through to standard error and silence the bars of others."""
+def quiet_libraries(ours: bool = False) -> None:
+    """Silence the bars and notices of others; headscope's own notices go to standard error, or nowhere with `ours`."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("headscope").setLevel(logging.INFO)
+    logging.getLogger("headscope").setLevel(logging.WARNING if ours else logging.INFO)
     from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging as transformers_logging
 
     hub_logging.set_verbosity_error()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a line for each product of matrices
     disable_progress_bars()
 
     transformers_logging.disable_progress_bar()

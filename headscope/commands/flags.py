@@ -11,21 +11,27 @@ Models = Annotated[
     list[str] | None,
     typer.Option(
         "--model",
-        help="NAME=CHECKPOINT\\[@SCHEME\\[:key=value,...]], repeatable. CHECKPOINT is an alias (smollm2-135m), a "
-        "folder, a .gguf file or a hub id. SCHEME: base, yarn:factor=8, linear:factor=8, ntk:factor=8, abf:theta=5e6, "
-        "llama3:factor=8, logn:length=8192, prope:keep=0.75, nope, adarope:adapter=PATH (or smollm2-135m, shipped).",
+        help="NAME=CHECKPOINT\\[+LORA]\\[@SCHEME\\[:key=value,...]], repeatable. CHECKPOINT is an alias "
+        "(smollm2-135m), a folder, a .gguf file or a hub id ORG/NAME\\[:REVISION]; LORA a folder that peft wrote. "
+        "SCHEME: base, yarn:factor=8, linear:factor=8, ntk:factor=8, abf:theta=5e6, llama3:factor=8, "
+        "logn:length=8192, prope:keep=0.75, nope, adarope:adapter=PATH (or smollm2-135m, shipped).",
     ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", help="CHECKPOINT: an alias, a folder, a .gguf file or a hub id. \\[default: smollm2-135m]"),
+    typer.Option(
+        "--model",
+        help="CHECKPOINT: an alias, a folder, a .gguf file or a hub id ORG/NAME\\[:REVISION]. "
+        "\\[default: smollm2-135m]",
+    ),
 ]
 Checkpoints = Annotated[
     str | None,
     typer.Option(
         "--checkpoints",
-        help="'GLOB\\[@SCHEME]' of folders, or 'CHECKPOINT@adarope:adapter=GLOB': one model per match, ordered by "
-        "training step.",
+        help="One model per match, ordered by training step: 'GLOB\\[@SCHEME]' of folders, "
+        "'CHECKPOINT+GLOB\\[@SCHEME]' of LoRAs, 'ORG/NAME:GLOB\\[@SCHEME]' of branches on the hub, "
+        "'CHECKPOINT@adarope:adapter=GLOB' of adapters.",
     ),
 ]
 Text = Annotated[

@@ -158,7 +158,10 @@ def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any])
     elif "models" in probe.takes:
         models = parse_models(values["model"] or [])
         if values["checkpoints"] is not None:
-            models |= expand_checkpoints(values["checkpoints"])
+            found = expand_checkpoints(values["checkpoints"])
+            if twice := [label for label in found if label in models]:
+                raise BadInput(f"model label '{twice[0]}' is given twice: by --model and by --checkpoints")
+            models |= found
     overrides: dict[str, Any] = {
         "name": values["name"] or (None if file or config or probe.command else probe.name),
         "models": models or None,

@@ -63,9 +63,3 @@ def command() -> Any:
     bench.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
     bench.__annotations__ |= flags
     return bench
-
-
-def _flag(probe: door.Probe) -> Any:
-    return Annotated[
-        int, typer.Option(f"--{probe.name}", min=0, help=f"{probe.title}: longest context to time, in tokens.")
-    ]

@@ -18,9 +18,11 @@ def against(heads: pd.DataFrame, name: str, baseline: str) -> go.Figure:
     if why := style.lacks(heads, "model", name):
         return style.nothing(title, why)
     looks = style.looks(heads)
-    others = [label for label in looks if label != baseline]
-    if baseline not in looks or not others:
-        return style.nothing(title, "a comparison needs the base model and at least one other")
+    having = [label for label in looks if heads.loc[heads["model"] == label, name].notna().any()]
+    others = [label for label in having if label != baseline]
+    if baseline not in having or not others:
+        known = f"; it was measured of {style.text(', '.join(having))} alone" if len(looks) > 1 else ""
+        return style.nothing(title, f"a comparison needs the base model and at least one other{known}")
     base = heads[heads["model"] == baseline].set_index(scatter.UNIT)[name].rename("x")
     names = [looks[label].name for label in others]
     made = style.panels(title, names, height=360)
@@ -32,7 +34,7 @@ def against(heads: pd.DataFrame, name: str, baseline: str) -> go.Figure:
             f"{style.text(baseline)} %{{x:.4g}}{style.suffix(shown.unit)}<br>"
             f"{looks[label].name} %{{y:.4g}}{style.suffix(shown.unit)}"
         )
-        scatter.dots(made, both, "x", "y", hover, **style.place(at, others))
+        scatter.dots(made, both, "x", "y", hover, looks[label].name, **style.place(at, others))
     values = heads.loc[heads["model"].isin([baseline, *others]), name].to_numpy(dtype=np.float64)
     values = values[np.isfinite(values) & ((values > 0) | (not shown.log_scale))]
     if not len(values):
@@ -45,4 +47,5 @@ def against(heads: pd.DataFrame, name: str, baseline: str) -> go.Figure:
     made.update_yaxes(axis)
     unit = f" ({shown.unit})" if shown.unit else ""
     style.outer_titles(made, len(others), f"{style.text(baseline)}{unit}", f"model named above{unit}")
+    style.says(made, x=f"{shown.worded} under {style.text(baseline)}", value=f"{shown.worded} under the model")
     return scatter.coloured(made, 74)

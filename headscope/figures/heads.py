@@ -14,22 +14,66 @@ from headscope.runs.summary import compared
 
 
 def matrix(heads: pd.DataFrame, name: str, model: str) -> go.Figure:
-    """The statistic `name` of every head of `model`, layer by head; colour is logarithmic where the statistic says."""
+    """The statistic `name` of every head of `model`, layer by head; colour is logarithmic where the statistic says.
+
+    One scale for all models in `heads`. Where the statistic has a sign, white is zero and the scale is symmetric.
+    """
     shown = statistic(name)
     title = f"{shown.title}: {style.text(model)}"
     if why := style.lacks(heads, "model", name) or style.lacks(heads[heads["model"] == model], name):
         return style.nothing(title, why)
     grid = _grid(heads[heads["model"] == model], name)
-    bar = {"title": {"text": shown.unit}} | (axes.log_bar(grid) if shown.log_scale else {})
+    every = heads[name].to_numpy(dtype=np.float64)
+    bar = {"title": {"text": shown.unit}} | (axes.log_bar(every) if shown.log_scale else {})
     made = _heatmap(title, heads, model, grid, f"{shown.label} %{{customdata[3]:.4g}}{style.suffix(shown.unit)}")
-    made.update_traces(z=_log10(grid) if shown.log_scale else grid, colorscale=style.SEQUENTIAL, colorbar=bar)
-    return made
+    made.update_traces(z=_log10(grid) if shown.log_scale else grid, colorbar=bar)
+    if shown.signed:
+        reach = _reach(every)
+        made.update_traces(zmin=-reach, zmax=reach, colorscale=style.DIVERGING)
+    else:
+        colours = _log10(every) if shown.log_scale else every
+        ends = colours[np.isfinite(colours)]
+        low, high = (ends.min(), ends.max()) if len(ends) else (0, 1)
+        made.update_traces(zmin=low, zmax=high if high > low else low + 1, colorscale=style.SEQUENTIAL)
+    return style.says(made, value=shown.worded, model=style.text(model), shown=3)
+
+
+def small(heads: pd.DataFrame, name: str) -> go.Figure:
+    """`matrix` of every model side by side, small, on one scale."""
+    shown = statistic(name)
+    title = f"{shown.title} of every head"
+    if why := style.lacks(heads, "model", name):
+        return style.nothing(title, why)
+    known = heads[heads["model"].isin(heads.dropna(subset=[name])["model"])]
+    looks = style.looks(known)
+    made = style.panels(title, [look.name for look in looks.values()], columns=4, height=250)
+    for at, (label, look) in enumerate(looks.items()):
+        mine = matrix(known, name, label)
+        drawn = mine.data[0].update(
+            coloraxis="coloraxis", colorscale=None, colorbar=None, xgap=0, ygap=0, name=look.name
+        )
+        scale = {"cmin": drawn.zmin, "cmax": drawn.zmax, "colorscale": matrix_scale(name)}
+        made.add_trace(drawn.update(zmin=None, zmax=None), **style.place(at, [*looks], 4))
+        if at == 0:
+            every = known[name].to_numpy(dtype=np.float64)
+            bar = {"title": {"text": shown.unit}} | (axes.log_bar(every) if shown.log_scale else {})
+            made.update_layout(coloraxis={**scale, "colorbar": bar})
+    made.update_xaxes(showgrid=False, showline=False, ticks="", showticklabels=False)
+    made.update_yaxes(showgrid=False, showline=False, ticks="")
+    style.outer_titles(made, len(looks), "head", "layer", 4)
+    made.update_xaxes(showticklabels=False)
+    return style.says(style.top(style.of_heads(made), 74), value=shown.worded, shown=3)
+
+
+def matrix_scale(name: str) -> object:
+    """The colours of a statistic: from blue to red where zero is its middle."""
+    return style.DIVERGING if statistic(name).signed else style.SEQUENTIAL
 
 
 def change(heads: pd.DataFrame, name: str, model: str, baseline: str) -> go.Figure:
     """The statistic `name` of `model` against `baseline`, as ratio if logarithmic, else difference.
 
-    White is no change; the colour range is symmetric and reaches the 99 % quantile of the absolute change.
+    White is no change. One symmetric scale for all models in `heads`, to the 99 % quantile of the absolute change.
     """
     shown = statistic(name)
     title = f"Change of {shown.label}: {style.text(model)} against {style.text(baseline)}"
@@ -39,20 +83,29 @@ def change(heads: pd.DataFrame, name: str, model: str, baseline: str) -> go.Figu
     shapes = [_grid(heads[heads["model"] == label], name).shape for label in (model, baseline)]
     if shapes[0] != shapes[1]:
         return style.nothing(title, "the two models have different heads")
-    changes = compared(heads, name, model, baseline)[["layer", "head", "change"]]
-    grid = _grid(heads[heads["model"] == model].merge(changes, on=["layer", "head"], how="left"), "change")
-    colour = _log10(grid) if shown.log_scale else grid
-    finite = np.abs(colour[np.isfinite(colour)])
-    reach = float(np.quantile(finite, 0.99)) if len(finite) else 0.0
-    reach = max(reach, 0.01)
+    others = [label for label in heads["model"].unique() if label != baseline]
+    changes = {label: compared(heads, name, label, baseline) for label in others}
+    every = pd.concat(changes.values())["change"].to_numpy(dtype=np.float64)
+    mine = changes[model][["layer", "head", "change"]]
+    grid = _grid(heads[heads["model"] == model].merge(mine, on=["layer", "head"], how="left"), "change")
+    reach = _reach(_log10(every) if shown.log_scale else every)
     if shown.log_scale:
         bar = {"title": {"text": "ratio"}} | axes.log_bar([10**-reach, 10**reach])
         hover = f"{shown.label} × %{{customdata[3]:.3f}}"
     else:
         bar, hover = {"title": {"text": shown.unit}}, f"{shown.label} %{{customdata[3]:+.3g}}{style.suffix(shown.unit)}"
     made = _heatmap(title, heads, model, grid, hover)
+    colour = _log10(grid) if shown.log_scale else grid
     made.update_traces(z=colour, zmin=-reach, zmax=reach, colorscale=style.DIVERGING, colorbar=bar)
-    return made
+    how = "ratio" if shown.log_scale else f"difference of {shown.worded}"
+    return style.says(made, value=f"{how} to {style.text(baseline)}", model=style.text(model), shown=3)
+
+
+def _reach(values: npt.NDArray[np.float64]) -> float:
+    """The end of a symmetric scale: the 99 % quantile of the absolute values."""
+    sizes = np.abs(values[np.isfinite(values)])
+    found = float(np.quantile(sizes, 0.99)) if len(sizes) else 0.0
+    return found or 0.01
 
 
 def spread(heads: pd.DataFrame, name: str = "cov") -> go.Figure:
@@ -78,6 +131,7 @@ def spread(heads: pd.DataFrame, name: str = "cov") -> go.Figure:
             mode="markers",
             marker={"color": look.colour, "size": 5, "opacity": 0.55},
             customdata=mine[["layer", "head", "kv_group"]].to_numpy(),
+            name=look.name,
             hovertemplate="layer %{customdata[0]}, head %{customdata[1]}, key group %{customdata[2]}<br>"
             f"{shown.label} %{{y:.4g}}{style.suffix(shown.unit)}<extra>{look.name}</extra>",
         )
@@ -95,13 +149,13 @@ def spread(heads: pd.DataFrame, name: str = "cov") -> go.Figure:
             fillcolor=look.shade,
             hoverinfo="y",
         )
-    made.update_layout(showlegend=False, margin_t=46)
-    made.update_xaxes(tickvals=list(range(len(looks))), ticktext=[look.name for look in looks.values()])
+    style.top(made.update_layout(showlegend=False))
+    made.update_xaxes(tickvals=list(range(len(looks))), ticktext=[style.text(label, 16) for label in looks])
     made.update_xaxes(range=[-0.55, len(looks) - 0.4])
     made.update_yaxes(title_text=shown.worded)
     if shown.log_scale:
         made.update_yaxes(axes.log_axis(heads[name]))
-    return style.of_heads(made)
+    return style.says(style.of_heads(made), x="place")
 
 
 def _heatmap(title: str, heads: pd.DataFrame, model: str, grid: npt.NDArray[np.float64], hover: str) -> go.Figure:
@@ -118,7 +172,7 @@ def _heatmap(title: str, heads: pd.DataFrame, model: str, grid: npt.NDArray[np.f
     )
     made.update_xaxes(title_text="head", dtick=max(1, across // 16), showgrid=False, showline=False)
     made.update_yaxes(title_text="layer", dtick=max(1, layers // 16), showgrid=False, showline=False)
-    return style.of_heads(made.update_layout(margin_t=46))
+    return style.of_heads(style.top(made))
 
 
 def _grid(heads: pd.DataFrame, name: str) -> npt.NDArray[np.float64]:

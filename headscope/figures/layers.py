@@ -92,7 +92,7 @@ def by_step(heads: pd.DataFrame, name: str, steps: Mapping[str, int]) -> go.Figu
     )
     made.update_xaxes(title_text="training step", type="category", showgrid=False)
     made.update_yaxes(title_text="layer", showgrid=False)
-    return made.update_layout(margin_t=46)
+    return style.top(made)
 
 
 def _bands(heads: pd.DataFrame, by: str, name: str, log_scale: bool) -> pd.DataFrame:

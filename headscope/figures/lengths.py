@@ -8,12 +8,14 @@ import plotly.graph_objects as go
 
 from headscope.figures import axes, style
 from headscope.runs.bins import middle
+from headscope.runs.means import interval
 
 
 def growth(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) -> go.Figure:
     """ESS2 (tokens) against visible keys for chosen (layer, head), one panel a head and one line a model.
 
-    A point is exp of the mean of ln ESS2 over the rows of a bin, all documents, at the model's longest length.
+    A point is exp of the mean of ln ESS2 over the rows of a bin, all documents, at the model's longest length. Of a
+    single head a band shows the 95 % interval over documents, where there are three or more.
     Both axes are logarithmic: the dotted line of slope 1 is uniform attention, ESS2 = n; the dotted line of
     slope 0 starts at the first model's first point.
     """
@@ -29,6 +31,8 @@ def growth(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) -> go.Figu
         panel = lines[(lines["layer"] == layer) & (lines["head"] == head)]
         for label, look in looks.items():
             line = panel[panel["model"] == label]
+            if len(heads) == 1 and (between := line.dropna(subset=["low", "high"])).size:
+                style.between(made, between.set_index("n"), look, **style.place(at, heads))
             made.add_scatter(
                 x=line["n"],
                 y=line["ess2"],
@@ -57,7 +61,20 @@ def _lines(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) -> pd.Data
     logs = rows["log_ess2"].astype("float64") * rows["rows"]
     sums = rows[[*unit, "rows"]].assign(logs=logs).groupby(unit, observed=True)[["logs", "rows"]].sum().reset_index()
     ess2 = np.exp(sums["logs"] / sums["rows"])
-    return sums.assign(ess2=ess2, n=middle(sums["visible"], sums["context_length"]))
+    lines = sums.assign(ess2=ess2, n=middle(sums["visible"], sums["context_length"]))
+    return lines.join(_bands(rows, unit), on=unit) if len(heads) == 1 else lines
+
+
+def _bands(rows: pd.DataFrame, unit: Sequence[str]) -> pd.DataFrame:
+    """low, high of the mean over documents of each bin; NaN where too few documents have it."""
+    if "doc" not in rows:
+        return pd.DataFrame(columns=["low", "high"])
+    logs = rows.astype({"log_ess2": "float64", "doc": "str"})
+    table = logs.pivot_table(index=list(unit), columns="doc", values="log_ess2", observed=True)
+    bounds = np.full((2, len(table)), np.nan)
+    whole = table.notna().all(axis=1).to_numpy()
+    bounds[:, whole] = np.exp(interval(table[whole].to_numpy(dtype=np.float64)))
+    return pd.DataFrame({"low": bounds[0], "high": bounds[1]}, table.index)
 
 
 def _guides(made: go.Figure, panel: pd.DataFrame, place: dict[str, int]) -> None:

@@ -9,12 +9,17 @@ Head = tuple[int, int]
 """Layer and head."""
 
 
+def of_heads(made: go.Figure) -> bool:
+    """Whether the figure says that its points are heads."""
+    return bool(made.layout.meta) and bool(made.layout.meta.get("heads"))
+
+
 def mark(made: go.Figure, heads: Collection[Head]) -> go.Figure:
     """The figure with the chosen heads told apart: other points of a scatter fade, cells of a matrix get a frame.
 
     Changes and returns `made`; without `heads`, or where no point is a head, nothing happens.
     """
-    if not heads or made.layout.meta != "heads":
+    if not heads or not of_heads(made):
         return made
     for trace in list(made.data):
         if trace.type == "heatmap":

@@ -1,5 +1,7 @@
 """Which rotary pairs a head uses, at which distances they speak, and where learning moved their frequencies."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -7,6 +9,8 @@ import plotly.graph_objects as go
 from headscope.figures import style
 
 MIDDLE = {"colorscale": style.DIVERGING, "zmid": 0}
+ORIGINS = {"log_theta_base": "the checkpoint", "log_theta_init": "its initialisation"}
+"""What a frequency is held against, by column."""
 
 
 def spectrum(pairs: pd.DataFrame, layer: int, head: int) -> go.Figure:
@@ -80,28 +84,102 @@ def profile(distance: pd.DataFrame, layer: int, head: int, model: str) -> go.Fig
         colorbar={"title": {"text": "logits"}},
         **MIDDLE,
     )
-    named = [at for at, value in enumerate(far) if value & (value - 1) == 0]  # 0 and the powers of two
-    named = named if len(named) <= 9 else [named[0], *named[3::2]]
+    named = _round(far)
     made.update_xaxes(title_text="distance i − j (tokens)", tickvals=named, ticktext=[f"{far[at]:,}" for at in named])
     made.update_yaxes(title_text="rotary pair f (0 is fastest)", autorange="reversed")
-    return made.update_layout(margin_t=46)
+    return style.top(made)
+
+
+def profiles(distance: pd.DataFrame, layer: int, head: int) -> go.Figure:
+    """`profile` of one head under every model in `distance`, side by side on one scale."""
+    title = f"Pairs by distance: layer {layer}, head {head}"
+    if why := style.lacks(distance, "model", "pair", "distance", "mean_signed"):
+        return style.nothing(title, why)
+    rows = _longest(distance, layer, head)
+    if rows.empty:
+        return style.nothing(title, "this head was not measured")
+    looks = style.looks(rows)
+    made = style.panels(title, [look.name for look in looks.values()], columns=4, height=300)
+    reach = float(rows["mean_signed"].abs().max()) or 1.0
+    far = sorted({int(value) for value in rows["distance"]})
+    for at, (label, look) in enumerate(looks.items()):
+        grid = rows[rows["model"] == label].pivot_table(index="pair", columns="distance", values="mean_signed")
+        grid = grid.reindex(columns=far)
+        made.add_heatmap(
+            x=list(range(len(far))),
+            y=list(grid.index),
+            z=grid.to_numpy(dtype=np.float64),
+            customdata=np.broadcast_to(far, grid.shape),
+            coloraxis="coloraxis",
+            hovertemplate="pair %{y}, %{customdata:,} tokens back<br>mean contribution %{z:+.3g} logits<extra></extra>",
+            name=look.name,
+            **style.place(at, [*looks], 4),
+        )
+    bar = {"title": {"text": "logits"}}
+    made.update_layout(coloraxis={"cmin": -reach, "cmax": reach, "colorscale": style.DIVERGING, "colorbar": bar})
+    made.update_xaxes(tickvals=_round(far)[::2], ticktext=[f"{far[at]:,}" for at in _round(far)[::2]], showgrid=False)
+    made.update_yaxes(autorange="reversed", showgrid=False)
+    style.outer_titles(made, len(looks), "distance i − j (tokens)", "rotary pair f (0 is fastest)", 4)
+    return style.says(style.top(made, 74), value="mean contribution (logits)", x="place of the distance")
+
+
+def total(distance: pd.DataFrame, layer: int, head: int) -> go.Figure:
+    """Mean logit of one head by distance i - j (tokens), all pairs together: a line a model, at its longest length."""
+    title = f"Logit by distance: layer {layer}, head {head}"
+    if why := style.lacks(distance, "model", "pair", "distance", "mean_signed"):
+        return style.nothing(title, why)
+    rows = _longest(distance, layer, head)
+    if rows.empty:
+        return style.nothing(title, "this head was not measured")
+    made = style.figure(title)
+    far = sorted({int(value) for value in rows["distance"]})
+    for label, look in style.looks(rows).items():
+        mine = rows[rows["model"] == label].astype({"mean_signed": "float64"})
+        line = mine.groupby("distance")["mean_signed"].sum()
+        made.add_scatter(
+            x=[far.index(int(value)) for value in line.index],
+            y=line,
+            mode="lines",
+            line={"color": look.colour, "dash": look.dash},
+            name=look.name,
+            customdata=line.index,
+            hovertemplate=f"%{{customdata:,}} tokens back: mean logit %{{y:+.3g}}<extra>{look.name}</extra>",
+        )
+    named = _round(far)
+    made.update_xaxes(title_text="distance i − j (tokens)", tickvals=named, ticktext=[f"{far[at]:,}" for at in named])
+    made.update_yaxes(title_text="mean logit, all pairs")
+    return style.says(style.room_for_legend(made), x="place of the distance")
+
+
+def _longest(distance: pd.DataFrame, layer: int, head: int) -> pd.DataFrame:
+    """The head's rows at the longest length of each model."""
+    rows = distance[(distance["layer"] == layer) & (distance["head"] == head)]
+    longest = rows.groupby("model", observed=True)["context_length"].transform("max")
+    kept: pd.DataFrame = rows[rows["context_length"] == longest]
+    return kept
+
+
+def _round(far: Sequence[int]) -> list[int]:
+    """Where among the distances 0 and the powers of two lie, not too many of them."""
+    named = [at for at, value in enumerate(far) if value & (value - 1) == 0]
+    return named if len(named) <= 9 else [named[0], *named[3::2]]
 
 
 def frequency_change(positions: pd.DataFrame, model: str, against: str = "log_theta_base") -> go.Figure:
     """Change of ln theta of `model` by layer and pair, the mean over key groups; blue is slower, red is faster.
 
-    Against the checkpoint's own frequencies, or with `log_theta_init` against where learning started. Pairs
-    that do not rotate in either leave a gap.
+    Against the checkpoint's own frequencies, or with `log_theta_init` against where learning started. Pairs that do
+    not rotate in either leave a gap. One scale for all models in `positions`.
     """
-    origin = {"log_theta_base": "the checkpoint", "log_theta_init": "its initialisation"}[against]
-    title = f"Change of frequency: {style.text(model)} against {origin}"
+    title = f"Change of frequency: {style.text(model)} against {ORIGINS[against]}"
     if why := style.lacks(positions, "model", "log_theta", against):
         return style.nothing(title, why)
-    rows = positions[positions["model"] == model].astype({"log_theta": "float64", against: "float64"})
-    both = rows[np.isfinite(rows["log_theta"]) & np.isfinite(rows[against])]
+    every = changes(positions, against)
+    both = every[every["model"] == model]
     if both.empty:
         return style.nothing(title, "no pair of this model rotates")
-    both = both.assign(change=both["log_theta"] - both[against])
+    means = every.groupby(["model", "layer", "pair"], observed=True)["change"].mean()
+    reach = float(means.abs().max()) or 1e-3
     grid = both.pivot_table(index="layer", columns="pair", values="change")
     made = style.figure(title, int(np.clip(150 + 14 * len(grid), 280, 640)))
     made.add_heatmap(
@@ -111,11 +189,67 @@ def frequency_change(positions: pd.DataFrame, model: str, against: str = "log_th
         customdata=np.exp(grid.to_numpy()),
         hovertemplate="layer %{y}, pair %{x}<br>ln θ %{z:+.3g}, θ × %{customdata:.3g}<extra></extra>",
         colorbar={"title": {"text": "Δ ln θ"}},
-        **MIDDLE,
+        zmin=-reach,
+        zmax=reach,
+        colorscale=style.DIVERGING,
     )
     made.update_xaxes(title_text="rotary pair f, from highest frequency to lowest", showgrid=False)
     made.update_yaxes(title_text="layer", showgrid=False)
-    return made.update_layout(margin_t=46)
+    return style.says(style.top(made), value="mean change of ln θ", model=style.text(model))
+
+
+def by_change(positions: pd.DataFrame, model: str, against: str = "log_theta_base") -> go.Figure:
+    """Layers by how far their frequencies moved, most first: the rms over pairs of the change of ln theta, a bar over
+    all key groups of the layer and a dot for each. A mean would let groups that moved apart cancel."""
+    title = f"Layers by change of frequency: {style.text(model)} against {ORIGINS[against]}"
+    if why := style.lacks(positions, "model", "log_theta", against):
+        return style.nothing(title, why)
+    moved = changes(positions[positions["model"] == model], against)
+    if moved.empty:
+        return style.nothing(title, "no pair of this model rotates")
+    layers, groups = rms_change(moved, ["layer"]), rms_change(moved, ["layer", "kv_group"]).reset_index()
+    order = layers.sort_values(ascending=False, kind="stable").index
+    place = pd.Series(range(len(order)), order)
+    made = style.figure(title)
+    made.add_bar(
+        x=list(place),
+        y=layers[order],
+        marker={"color": style.PALETTE[0], "opacity": 0.35, "line_width": 0},
+        customdata=[[int(layer), -1, 0] for layer in order],
+        hovertemplate="layer %{customdata[0]}: rms of Δ ln θ %{y:.3g}<extra></extra>",
+        name="layer",
+    )
+    made.add_scatter(
+        x=groups["layer"].map(place),
+        y=groups["change"],
+        mode="markers",
+        marker={"color": style.PALETTE[0], "size": 7},
+        customdata=groups.assign(head=-1)[["layer", "head", "kv_group"]].to_numpy(),
+        hovertemplate="layer %{customdata[0]}, key group %{customdata[2]}: rms of Δ ln θ %{y:.3g}<extra></extra>",
+        name="key group",
+    )
+    made.update_xaxes(
+        title_text="layer, the most changed first",
+        tickvals=list(place),
+        ticktext=[str(layer) for layer in order],
+        showgrid=False,
+    )
+    made.update_yaxes(title_text="rms of the change of ln θ", rangemode="tozero")
+    return style.says(style.of_heads(style.room_for_legend(made)), x="rank", value="rms of the change of ln θ")
+
+
+def changes(positions: pd.DataFrame, against: str = "log_theta_base") -> pd.DataFrame:
+    """The rows whose pair rotates before and after, with the `change` of ln theta."""
+    rows = positions.astype({"log_theta": "float64", against: "float64"})
+    both = rows[np.isfinite(rows["log_theta"]) & np.isfinite(rows[against])]
+    moved: pd.DataFrame = both.assign(change=both["log_theta"] - both[against])
+    return moved
+
+
+def rms_change(moved: pd.DataFrame, by: list[str]) -> pd.Series:
+    """Root mean square of `change` over the pairs of each layer, or of each key group."""
+    squares: pd.Series = moved.assign(change=moved["change"] ** 2).groupby(by)["change"].mean()
+    return squares**0.5
 
 
 def _usage(rows: pd.DataFrame) -> pd.DataFrame:

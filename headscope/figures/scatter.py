@@ -11,10 +11,13 @@ UNIT = ["layer", "head", "kv_group"]
 OUTLINE = {"color": "rgba(128,128,128,0.8)", "width": 0.7}
 
 
-def dots(made: go.Figure, points: pd.DataFrame, x: str | int, y: str | int, hover: str, **place: int) -> None:
+def dots(
+    made: go.Figure, points: pd.DataFrame, x: str | int, y: str | int, hover: str, name: str = "", **place: int
+) -> None:
     """Draw column `y` of `points` against `x`, a dot a row, in the panel `place`.
 
-    A dot tells its layer, head and key group (no head where a row is a whole group, head -1), then `hover`.
+    A dot tells its layer, head and key group (no head where a row is a whole group, head -1), then `hover`; `name` is
+    the model that the dots are of.
     """
     whole = (points["head"] < 0).all()
     made.add_scatter(
@@ -25,6 +28,7 @@ def dots(made: go.Figure, points: pd.DataFrame, x: str | int, y: str | int, hove
         customdata=points[UNIT].to_numpy(),
         hovertemplate=f"layer %{{customdata[0]}},{'' if whole else ' head %{customdata[1]},'} "
         f"key group %{{customdata[2]}}<br>{hover}<extra></extra>",
+        name=name or None,
         showlegend=False,
         **place,
     )
@@ -39,4 +43,4 @@ def diagonal(made: go.Figure, ends: Sequence[float], **place: int) -> None:
 def coloured(made: go.Figure, top: int = 46) -> go.Figure:
     """Add the colour bar of the layers; `top` is the margin in px that the title needs."""
     made.update_layout(coloraxis={"colorscale": style.SEQUENTIAL, "colorbar": {"title": {"text": "layer"}}})
-    return style.of_heads(made.update_layout(margin_t=top))
+    return style.of_heads(style.top(made, top))

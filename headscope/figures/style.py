@@ -6,6 +6,7 @@ with CSS. Labels that come from users pass through `text`, because plotly reads 
 
 import html
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,8 @@ PALETTE = ("#1F83C4", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B
 """Okabe and Ito's colours; blue is lightened and black greyed for dark paper, yellow darkened for white."""
 HIGHLIGHT = "#D55E00"
 """For the one thing that a figure points at."""
+TITLE, LINE = 60, 20
+"""Characters in a line of a title, and px that each line after the first takes."""
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x")
 
@@ -104,15 +107,25 @@ def graded(count: int) -> list[str]:
     return shades
 
 
-def text(label: object) -> str:
-    """A label as plotly text: its HTML made harmless, cut to 40 characters."""
-    words = str(label)
-    return html.escape(words if len(words) <= 40 else f"{words[:39]}…", quote=False)
+def text(label: object, width: int = 40) -> str:
+    """A label as plotly text: its HTML made harmless, in lines of at most `width` characters."""
+    return "<br>".join(html.escape(line, quote=False) for line in textwrap.wrap(str(label), width)) or " "
 
 
 def figure(title: str, height: int = 380) -> go.Figure:
     """An empty figure in the house style; `height` in px."""
-    return go.Figure(layout={"template": TEMPLATE, "title": {"text": title}, "height": height})
+    return headed(go.Figure(layout={"template": TEMPLATE, "height": height}), title)
+
+
+def headed(made: go.Figure, title: str) -> go.Figure:
+    """The figure under a title of as many lines as it takes in a chart of half the page."""
+    told = text(html.unescape(title.replace("<br>", " ")), TITLE)
+    return made.update_layout(title={"text": told, "pad": {"t": LINE * told.count("<br>")}})
+
+
+def top(made: go.Figure, space: int = 46) -> go.Figure:
+    """Leave `space` in px above the plot, and more where the title takes more than one line."""
+    return made.update_layout(margin_t=space + LINE * str(made.layout.title.text or "").count("<br>"))
 
 
 def panels(title: str, names: Sequence[str], columns: int = 3, height: int = 330) -> go.Figure:
@@ -130,9 +143,9 @@ def panels(title: str, names: Sequence[str], columns: int = 3, height: int = 330
     )
     total = height * down + 60
     legend = {"yref": "container", "y": 1 - 36 / total, "yanchor": "top"}
-    made.update_layout(template=TEMPLATE, title={"text": title}, height=total, margin_t=98, legend=legend)
+    made.update_layout(template=TEMPLATE, height=total, legend=legend)
     made.update_annotations(font_size=13)
-    return made
+    return top(headed(made, title), 98)
 
 
 def place(at: int, names: Sequence[object], columns: int = 3) -> dict[str, int]:
@@ -174,7 +187,13 @@ def of_heads(made: go.Figure) -> go.Figure:
             # Dash cannot read packed arrays in selections; plotly keeps an equal value, so it goes first.
             places, trace.customdata = np.asarray(trace.customdata).tolist(), None
             trace.customdata = places
-    return made.update_layout(meta="heads")
+    return says(made, heads=True)
+
+
+def says(made: go.Figure, **facts: object) -> go.Figure:
+    """Note what the figure's numbers are, for those who save them: `value` their name, `model` whose they are where no
+    trace tells, `shown` the place of the number itself in `customdata` where colours show something else."""
+    return made.update_layout(meta={**(made.layout.meta or {}), **facts})
 
 
 def suffix(unit: str) -> str:
@@ -184,11 +203,8 @@ def suffix(unit: str) -> str:
 
 def band(made: go.Figure, line: pd.DataFrame, look: Look, hover: str) -> None:
     """Draw `mean` against the index of `line`, in a band from `low` to `high` where these are finite."""
-    edge = {"mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False, "legendgroup": look.name}
-    between = line[["low", "high"]].dropna()
-    if len(between):
-        made.add_scatter(x=between.index, y=between["low"], **edge)
-        made.add_scatter(x=between.index, y=between["high"], fill="tonexty", fillcolor=look.shade, **edge)
+    if len(ends := line[["low", "high"]].dropna()):
+        between(made, ends, look)
     made.add_scatter(
         x=line.index,
         y=line["mean"],
@@ -201,13 +217,20 @@ def band(made: go.Figure, line: pd.DataFrame, look: Look, hover: str) -> None:
     )
 
 
+def between(made: go.Figure, ends: pd.DataFrame, look: Look, **place: int) -> None:
+    """Shade from `low` to `high` against the index of `ends`."""
+    edge = {"mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False, "legendgroup": look.name}
+    made.add_scatter(x=ends.index, y=ends["low"], **edge, **place)
+    made.add_scatter(x=ends.index, y=ends["high"], fill="tonexty", fillcolor=look.shade, **edge, **place)
+
+
 def room_for_legend(made: go.Figure, across: int = 62) -> go.Figure:
     """Raise the top margin so that a legend that wraps, at about `across` characters a row, stays below the title."""
     names = [len(trace.name) + 7 for trace in made.data if trace.name and trace.showlegend is not False]
-    return made.update_layout(margin_t=46 + 24 * max(1, math.ceil(sum(names) / across)), showlegend=True)
+    return top(made.update_layout(showlegend=True), 46 + 24 * max(1, math.ceil(sum(names) / across)))
 
 
 def stack(title: str, height: int) -> go.Figure:
     """Two plots, one above the other, that share their x axis; `height` in px."""
     made = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.42, 0.58])
-    return made.update_layout(template=TEMPLATE, title={"text": title}, height=height)
+    return headed(made.update_layout(template=TEMPLATE, height=height), title)

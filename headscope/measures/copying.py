@@ -36,10 +36,11 @@ def last_row(heard: Attention, spans: Tensor) -> tuple[Tensor, Tensor]:
     """
     groups, keys, dim = heard.k.shape
     q = heard.q[:, -1].float().view(groups, -1, dim)
-    logits = (q @ heard.k.float().mT).flatten(0, 1) * heard.scaling
-    if heard.window is not None:
-        logits[:, : max(0, keys - heard.window)] = -torch.inf
+    logits = heard.capped((q @ heard.k.float().mT).flatten(0, 1) * heard.scaling)
+    logits[:, : keys - int(heard.visible[-1])] = -torch.inf
     weights = logits.softmax(-1)
+    if heard.sink_share is not None:
+        weights = weights * (1 - heard.sink_share[:, -1:])
     return logits.argmax(-1), torch.stack([weights[:, start:end].sum(-1) for start, end in spans.tolist()])
 
 

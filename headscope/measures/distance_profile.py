@@ -1,4 +1,7 @@
-"""Each pair's mean contribution as a function of distance D = i - j, exact over all i, for log-spaced D."""
+"""Each pair's mean contribution as a function of distance D = i - j, exact over all i, for log-spaced D.
+
+Contributions are to the logits before their cap, where a model caps them.
+"""
 
 from collections.abc import Mapping
 
@@ -22,10 +25,11 @@ def distances(length: int) -> Tensor:
     return distinct
 
 
-def profile_sums(q: Tensor, k: Tensor, at: Tensor) -> Tensor:
+def profile_sums(q: Tensor, k: Tensor, at: Tensor, visible: Tensor | None = None) -> Tensor:
     """Sum over i of q_f(i) . k_f(i - D) for each D of `at`: [G x F, H / G, D], float32, unscaled.
 
-    q [2, G x F, H / G, L] and k [2, G x F, 1, L] are planes; a distance beyond L sums to 0.
+    q [2, G x F, H / G, L] and k [2, G x F, 1, L] are planes, `visible` [L] the keys that each query sees, None for all
+    up to its own; a distance that no query sees sums to 0.
     """
     length = q.shape[-1]
     sums = []
@@ -33,6 +37,8 @@ def profile_sums(q: Tensor, k: Tensor, at: Tensor) -> Tensor:
         shifted = torch.zeros(2, q.shape[1], length, len(some), device=q.device)
         for column, distance in enumerate(some.tolist()):
             shifted[:, :, distance:, column] = k[:, :, 0, : length - distance]
+            if visible is not None:
+                shifted[:, :, visible <= distance, column] = 0
         sums.append(torch.bmm(q[0], shifted[0]) + torch.bmm(q[1], shifted[1]))
     return torch.cat(sums, -1)
 
@@ -52,11 +58,10 @@ class DistanceProfile:
     def update(self, heard: Attention) -> None:
         """Take one layer of one full pass (as many queries as keys)."""
         q, k = planes(heard.q, self.geometry), planes(heard.k, self.geometry)
-        sums = profile_sums(q, k, self.at).double().cpu() * heard.scaling
-        counts = self.length - self.at
-        if heard.window is not None:
-            counts = counts * (self.at < heard.window)
-        self.sums[heard.layer] += torch.stack([by_head(t, self.geometry) for t in sums.unbind(-1)], -1) * (counts > 0)
+        visible = None if heard.sees_all else heard.visible
+        sums = profile_sums(q, k, self.at, visible).double().cpu() * heard.scaling
+        counts = (heard.visible.cpu() > self.at[:, None]).sum(-1)
+        self.sums[heard.layer] += torch.stack([by_head(t, self.geometry) for t in sums.unbind(-1)], -1)
         self.counts[heard.layer] += counts
 
     def merge(self, other: "DistanceProfile") -> None:
@@ -74,7 +79,7 @@ class DistanceProfile:
         counts = self.counts[:, None, None].expand_as(self.sums)
         kept = counts > 0
         columns = {
-            "layer": layer[kept],
+            "layer": torch.tensor(geometry.numbers)[layer[kept]],
             "head": head[kept],
             "kv_group": head[kept] // geometry.heads_per_group,
             "pair": pair[kept],

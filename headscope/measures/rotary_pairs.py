@@ -1,6 +1,7 @@
 """How much each rotary pair contributes to a head's logits.
 
-c_ijf = scaling x (q_f . k_f), the contribution of pair f to logit s_ij. Its signed mean, its root mean square and the
+c_ijf = scaling x (q_f . k_f), the contribution of pair f to logit s_ij, before its cap where logits are soft-capped:
+only there do the pairs add up. Its signed mean, its root mean square and the
 Cauchy-Schwarz bound |q_f| |k_f| are exact over all causal (i, j) in O(L d): running sums over keys of k_f, k_f k_f^T
 and |k_f|, contracted with the queries. E |c_f|, the paper's "mean absolute dot product", needs the pairs (i, j)
 themselves and is estimated from sampled rows.
@@ -21,16 +22,18 @@ MOMENT_CHUNK = 4096
 """Queries contracted at once: memory O(MOMENT_CHUNK x d) beyond the running sums."""
 
 
-def moment_sums(q: Tensor, k: Tensor, window: int | None) -> Tensor:
-    """Sums over all causal (i, j) of q_f.k_f, (q_f.k_f)^2 and |q_f| |k_f|: [3, G x F, H / G], float64, unscaled.
+def moment_sums(q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
+    """Sums over all visible (i, j) of q_f.k_f, (q_f.k_f)^2 and |q_f| |k_f|: [3, G x F, H / G], float64, unscaled.
 
-    q [2, G x F, H / G, L] and k [2, G x F, 1, L] are planes. All in float64: where q_f is nearly orthogonal to k_f,
-    the terms of (q_f.k_f)^2 cancel.
+    q [2, G x F, H / G, L] and k [2, G x F, 1, L] are planes, `visible` [L] the keys that each query sees. All in
+    float64: where q_f is nearly orthogonal to k_f, the terms of (q_f.k_f)^2 cancel.
     """
     kx, ky = k[:, :, 0].double()
     running = torch.stack([kx, ky, kx * kx, 2 * kx * ky, ky * ky, (kx * kx + ky * ky).sqrt()]).cumsum_(-1)
-    if window is not None and window < running.shape[-1]:
-        running[..., window:] -= running[..., :-window].clone()
+    before = torch.arange(len(visible), device=q.device) - visible  # the last key that the query does not see
+    hides = before >= 0
+    if hides.any():
+        running[..., hides] -= running[..., before[hides]]
     sums = torch.zeros(3, *q.shape[1:3], dtype=torch.float64, device=q.device)
     for start in range(0, q.shape[-1], MOMENT_CHUNK):
         cut = slice(start, start + MOMENT_CHUNK)
@@ -79,7 +82,7 @@ class RotaryPairs:
         geometry, layer, visible = self.geometry, heard.layer, heard.visible
         q, k = planes(heard.q, geometry), planes(heard.k, geometry)
         scale = torch.tensor([heard.scaling, heard.scaling**2, abs(heard.scaling)], dtype=torch.float64)
-        sums = torch.stack([by_head(t, geometry) for t in moment_sums(q, k, heard.window)]).cpu()
+        sums = torch.stack([by_head(t, geometry) for t in moment_sums(q, k, visible)]).cpu()
         self.moments[:, layer] += sums * scale[:, None, None]
         pairs = float(visible.sum())
         self.pairs_seen[layer] += pairs
@@ -123,5 +126,6 @@ class RotaryPairs:
         layer, head, pair = torch.meshgrid(
             seen, torch.arange(geometry.heads), torch.arange(geometry.all_pairs), indexing="ij"
         )
+        layer = torch.tensor(geometry.numbers)[layer]
         keys = {"layer": layer, "head": head, "kv_group": head // geometry.heads_per_group, "pair": pair}
         return {name: column.reshape(-1).numpy() for name, column in {**keys, **values}.items()}

@@ -19,9 +19,11 @@ from transformers import PreTrainedModel
 
 from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput
-from headscope.models import sources
+from headscope.models import lora, quantised, sources
+from headscope.models.agreement import refuse_disagreement
 from headscope.models.bridge import delegated, is_bridge
-from headscope.models.survey import BaseRotation, native_context, survey
+from headscope.models.refused import native_context, refuse_by_config
+from headscope.models.survey import BaseRotation, survey
 
 
 @dataclass(eq=False)
@@ -39,25 +41,31 @@ class Checkpoint:
     geometry: Geometry = field(init=False)
     attention: tuple[nn.Module, ...] = field(init=False)
     rotation: BaseRotation = field(init=False)
+    _worn: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        sources.refuse_by_config(self.module.config, self.name)
+        self._worn = lora.digest(self.module)  # now: what a scheme puts on for a while is not the checkpoint's
+        refuse_by_config(self.module.config, self.name)
         _refuse_unsound(self.module, self.name)
         with delegated(self.bridge):
             seen = survey(self.module)
+            refuse_disagreement(self.module, seen.modules, seen.numbers)
         self.attention = seen.modules
         self.rotation = seen.rotation
         heads, groups, dim = seen.shape
         self.geometry = Geometry(
-            layers=len(seen.modules),
+            numbers=seen.numbers,
             heads=heads,
             kv_groups=groups,
             head_dim=dim,
             pairs=seen.rotation.pairs,
             layout=seen.rotation.layout,
-            native_context=native_context(self.module.config),
+            # Where no length is told, no query was ever to see more than the widest window.
+            native_context=native_context(self.module.config) or max(filter(None, seen.windows), default=0),
             windows=seen.windows,
             rotates=seen.rotates,
+            rotary_start=seen.rotation.start,
+            direction=seen.rotation.direction,
         )
 
     @property
@@ -79,6 +87,7 @@ class Checkpoint:
             tensor = parameter.detach().bfloat16().cpu().contiguous()
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(self._worn + quantised.digest(self.module))
         return digest.hexdigest()
 
 
@@ -126,7 +135,7 @@ def opened(given: Any, tokenizer: Any = None) -> Checkpoint:
     """
     if is_bridge(given):
         return Checkpoint(given.original_model, tokenizer or given.tokenizer, _name(given.original_model), given)
-    module = given.get_base_model() if hasattr(given, "get_base_model") else given  # peft wraps it
+    module = lora.unwrapped(given) if hasattr(given, "get_base_model") else given  # peft wraps it
     if not isinstance(module, PreTrainedModel):
         raise BadInput(
             f"cannot open a {type(given).__name__}: give a spec string, a transformers model or a TransformerBridge"

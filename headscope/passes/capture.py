@@ -22,7 +22,7 @@ from headscope.models.checkpoint import Opened
 
 
 class Layers:
-    """The attention layers of a model that is being captured."""
+    """The attention layers of a model that is being captured, by index; `geometry.numbers` are their true numbers."""
 
     def __init__(self, model: Opened, stack: ExitStack):
         self._model = model
@@ -31,7 +31,7 @@ class Layers:
     def listen(self, listener: seam.Listener, layers: list[int] | None = None) -> None:
         """Call `listener` for the given layers (default all) until the capture ends. Unknown layers raise BadInput."""
         for layer in range(len(self._model.attention)) if layers is None else layers:
-            self._stack.enter_context(seam.listening(self._module(layer), listener))
+            self._stack.enter_context(seam.listening(self._module(layer), layer, listener))
 
     def edit(self, layer: int, edit: seam.LayerEdit) -> None:
         """Change q, k and v of one layer before its kernel until the capture ends."""

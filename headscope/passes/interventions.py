@@ -28,7 +28,7 @@ QKV = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, order=True)
 class Unit:
-    """One KV group of one layer, with all its query heads, or one query head of it."""
+    """One KV group of an attention layer, by its index, with all its query heads, or one query head of it."""
 
     layer: int
     kv_group: int
@@ -82,9 +82,9 @@ class Reset:
             q = (q.float() * self._ratio(unit, call.positions)).to(q.dtype)
             factors = [schedule.factor(unit.layer) for schedule in (self.then, self.now)]
             if rotates and factors[0] != factors[1]:
-                rotary = 2 * self.geometry.pairs
-                turned = (q[..., :rotary].float() * (factors[0] / factors[1]) ** 2).to(q.dtype)
-                q = torch.cat((turned, q[..., rotary:]), -1)
+                before, rotary, after = self._split(q)
+                scaled = (rotary.float() * (factors[0] / factors[1]) ** 2).to(q.dtype)
+                q = torch.cat((before, scaled, after), -1)
         return call.attend(q, k, call.v)
 
     def _angles(self, unit: Unit, positions: Tensor) -> Tensor:
@@ -97,17 +97,23 @@ class Reset:
         theta = schedule.theta(unit.layer).detach()
         return theta[unit.kv_group if len(theta) > 1 else 0]
 
+    def _split(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The dimensions before those that rotate, these, and the others."""
+        start, end = self.geometry.rotary_start, self.geometry.rotary_start + 2 * self.geometry.pairs
+        return t[..., :start], t[..., start:end], t[..., end:]
+
     def _turned(self, t: Tensor, angles: Tensor) -> Tensor:
         pairs = self.geometry.pairs
-        cos, sin = (wave.float() for wave in (angles.cos(), angles.sin()))
-        rotary, rest = t[..., : 2 * pairs].float(), t[..., 2 * pairs :]
+        cos, sin = angles.cos().float(), angles.sin().float() * self.geometry.direction
+        before, rotary, after = self._split(t)
+        rotary = rotary.float()
         if self.geometry.layout == "half":
             x, y = rotary[..., :pairs], rotary[..., pairs:]
             turned = torch.cat((x * cos - y * sin, y * cos + x * sin), -1)
         else:
             x, y = rotary[..., 0::2], rotary[..., 1::2]
             turned = torch.stack((x * cos - y * sin, y * cos + x * sin), -1).flatten(-2)
-        return torch.cat((turned.to(t.dtype), rest), -1)
+        return torch.cat((before, turned.to(t.dtype), after), -1)
 
     def _ratio(self, unit: Unit, positions: Tensor) -> Tensor:
         """lambda_then / lambda_now of the unit's heads at positions [1|B, Lq]: [1|B, n, Lq, 1]."""
@@ -155,9 +161,7 @@ def on_layer(intervention: Intervention, units: Sequence[Unit], geometry: Geomet
         changed = z.clone()
         for unit in units:
             chosen, key = unit.heads(geometry), slice(unit.kv_group, unit.kv_group + 1)
-            q, k, v = call.q[:, chosen], call.k[:, key], call.v[:, key]
-            own = seam.Call(q, k, v, call.positions, call.attend)
-            changed[:, chosen] = intervention(z[:, chosen], own, unit)
+            changed[:, chosen] = intervention(z[:, chosen], call.of(chosen, key), unit)
         return changed
 
     return change

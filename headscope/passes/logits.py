@@ -1,15 +1,16 @@
 """Next-token logits and losses from a backbone's last hidden states, in chunks: memory O(chunk x vocabulary)."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from headscope.errors import UnsupportedModel
 from headscope.measures.loss_by_position import LossByPosition
 from headscope.models.checkpoint import Opened
-from headscope.passes.sound import refuse_not_finite, refuse_unknown
+from headscope.passes.sound import backbone, refuse_not_finite, refuse_unknown
 
 CHUNK = 512
 """Positions whose logits are held at once."""
@@ -18,7 +19,7 @@ CHUNK = 512
 def last_hidden(model: Opened, ids: Tensor) -> Tensor:
     """The backbone's output for ids [1, L]: [1, L, D]. Raises BadInput for tokens that the model does not know."""
     refuse_unknown(model, ids)
-    hidden: Tensor = model.module.base_model(ids, use_cache=False).last_hidden_state
+    hidden: Tensor = backbone(model)(ids, use_cache=False).last_hidden_state
     return hidden
 
 
@@ -39,11 +40,35 @@ def predicted(model: Opened, ids: Tensor, hidden: Tensor, at: slice) -> tuple[Te
     """Logits [n, vocabulary] of the positions `at` of ids [1, L], and the tokens [n] that they predict.
 
     `hidden` [1, n, D] are the backbone's last states there; gradients flow into it. The logits are the model's own
-    forward, so that every family's scaling of them is its own code.
+    forward, so that every family's scaling of them is its own code. Raises UnsupportedModel for a backbone that has no
+    head, and for a head that computes its logits from something else.
     """
-    with forwarding(model.module.base_model, lambda *_, **__: BaseModelOutputWithPast(last_hidden_state=hidden)):
-        logits: Tensor = model.module(ids[:, at], use_cache=False).logits[0]
-    return logits, ids[0, at.start + 1 : at.stop + 1]
+    inner, asked = backbone(model), []
+
+    def answer(*_: Any, **__: Any) -> Backbone:
+        asked.append(True)
+        return Backbone(last_hidden_state=hidden)
+
+    with ExitStack() as stack:
+        for module in {inner, getattr(inner, "decoder", inner)}:  # OPT's head asks the decoder within
+            stack.enter_context(forwarding(module, answer))
+        output = model.module(ids[:, at], use_cache=False)
+    if getattr(output, "logits", None) is None:
+        raise UnsupportedModel(
+            f"'{model.name}' has no head that predicts tokens: open it as a causal language model, or measure without "
+            "losses"
+        )
+    if not asked:
+        raise UnsupportedModel(f"the head of '{model.name}' does not compute its logits from what its backbone returns")
+    return output.logits[0], ids[0, at.start + 1 : at.stop + 1]
+
+
+class Backbone(BaseModelOutputWithPast):  # type: ignore[misc]
+    """A backbone's output. What a head reads beyond the hidden states (`router_logits`, say) is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 def next_token_logits(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from headscope.attention import seam
 from headscope.models.checkpoint import evaluating
@@ -29,14 +30,15 @@ BLOCKS = {"cpu": 128, "cuda": 512}
 class PrefixReader:
     """Answers prompts with one model under its scheme; `tokens` counts what went through the model so far.
 
-    Prompts in an order that keeps common beginnings together cost least. A scheme whose queries depend on the total
-    length (`shares` is False) reads the whole sequence again for every token of the answer.
+    Prompts in an order that keeps common beginnings together cost least. Where what is cached is not a key and a value
+    of every token, as in layers without attention, or depends on the total length, nothing is shared (`shares` is
+    False): the whole sequence is read again for every token of the answer.
     """
 
     def __init__(self, model: Model):
         self.model = model
         self.block = BLOCKS.get(model.device.type, 128)
-        self.shares = not getattr(model.schedule, "by_sequence", False)
+        self.shares = _shares(model)
         self.tokens = 0
         # Without the config, sliding layers keep every key too, and so can be cropped; the seam applies their window.
         self._cache = DynamicCache()
@@ -79,6 +81,14 @@ class PrefixReader:
         logits: Tensor = self.model.module(tensor, logits_to_keep=1, **cache).logits
         refuse_not_finite(self.model, tensor, logits[0, -1])
         return logits[0, -1]
+
+
+def _shares(model: Model) -> bool:
+    """Whether the cache of a beginning serves every sequence that begins so."""
+    schedule, rotation = model.schedule, model.rotation
+    by_length = getattr(schedule, "by_sequence", False) or (rotation.until is not None and not schedule.rotates)
+    layers = DynamicCache(config=model.module.config).layers
+    return not by_length and {type(layer) for layer in layers} <= {DynamicLayer, DynamicSlidingWindowLayer}
 
 
 def last_block(length: int, block: int) -> int:

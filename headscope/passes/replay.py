@@ -19,7 +19,7 @@ from headscope.errors import UnsupportedModel
 from headscope.models.checkpoint import Opened, evaluating
 from headscope.passes.capture import Layers, capturing
 from headscope.passes.logits import chunks, forwarding, next_token_logits, predicted, token_losses
-from headscope.passes.sound import refuse_not_finite, refuse_unknown
+from headscope.passes.sound import backbone, refuse_not_finite, refuse_unknown
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -92,7 +92,7 @@ class Replay:
                 stack.callback(layer.register_forward_pre_hook(note, with_kwargs=True).remove)
             stack.callback(self.layers[-1].register_forward_hook(last).remove)
             refuse_unknown(self.model, self.ids)
-            hidden = self.model.module.base_model(self.ids, use_cache=False).last_hidden_state
+            hidden = backbone(self.model)(self.ids, use_cache=False).last_hidden_state
         refuse_not_finite(self.model, self.ids, hidden)
 
     def stream(self, layer: int) -> Tensor:
@@ -159,13 +159,13 @@ class Replay:
         with ExitStack() as stack:
             for layer in self.layers:
                 stack.enter_context(forwarding(layer, lambda *_, **__: stream if self._bare else (stream,)))
-            hidden: Tensor = self.model.module.base_model(self.ids, use_cache=False).last_hidden_state
+            hidden: Tensor = backbone(self.model)(self.ids, use_cache=False).last_hidden_state
         return hidden
 
 
 def _decoder_layers(model: Opened) -> list[nn.Module]:
     """The modules that the backbone runs one after the other, each with one attention module inside."""
-    for stack in model.module.base_model.modules():
+    for stack in backbone(model).modules():
         if isinstance(stack, nn.ModuleList) and len(stack) == len(model.attention):
             pairs = zip(stack, model.attention, strict=True)
             if all(any(inner is attention for inner in layer.modules()) for layer, attention in pairs):

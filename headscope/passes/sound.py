@@ -1,10 +1,18 @@
 """What must hold of a pass before anything that it gives counts: known tokens, finite numbers."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from headscope.errors import BadInput
 from headscope.models.checkpoint import Opened
+
+
+def backbone(model: Opened) -> Any:
+    """The part of the model that makes hidden states, without the head that predicts tokens from them."""
+    base = model.module.base_model
+    return base if base is not model.module else getattr(model.module, "model", base)
 
 
 def refuse_unknown(model: Opened, ids: Tensor) -> None:
@@ -23,7 +31,7 @@ def refuse_not_finite(model: Opened, ids: Tensor, found: Tensor) -> None:
     if found.isfinite().all():
         return
     with torch.no_grad():
-        states = model.module.base_model(ids, use_cache=False, output_hidden_states=True).hidden_states
+        states = backbone(model)(ids, use_cache=False, output_hidden_states=True).hidden_states
     first = next((layer for layer, state in enumerate(states) if not state.isfinite().all()), len(states))
     where = "its embeddings" if first == 0 else f"layer {first - 1}" if first < len(states) else "its last step"
     raise BadInput(

@@ -23,7 +23,7 @@ from headscope import given
 from headscope.errors import BadInput, Missing
 from headscope.models.checkpoint import Opened
 from headscope.positions import lora, sound
-from headscope.positions.schedule import Schedule
+from headscope.positions.schedule import Schedule, refuse_shared_keys, refuse_without_rotation
 
 FORMAT = "headscope-adarope/1"
 METADATA = "headscope"
@@ -82,6 +82,8 @@ class AdaRoPE(nn.Module):
 
         1/tau = m^2 with the start's attention factor m, gamma = 0, L_ref the native context (paper, context extension).
         """
+        refuse_without_rotation(checkpoint, "adarope")
+        refuse_shared_keys(checkpoint)
         geometry = checkpoint.geometry
         shape = (geometry.kv_groups, geometry.pairs)
         theta = torch.stack([start.theta(layer).expand(shape) for layer in range(geometry.layers)])
@@ -160,6 +162,8 @@ class AdaRoPE(nn.Module):
         `any_weights`, learned on other weights.
         """
         path = adapter_file(path)
+        refuse_without_rotation(checkpoint, "adarope")
+        refuse_shared_keys(checkpoint)
         try:
             with safe_open(path, "pt") as file:
                 notes = sound.metadata((file.metadata() or {}).get(METADATA, "{}"), path, FORMAT)

@@ -1,7 +1,7 @@
 """Attach a position scheme to a model and take it off again, exactly.
 
-Frequencies enter through a keyword pre-hook on each attention module, which replaces its cos and sin tables. Where
-KV groups differ, the tables are 4-D and the family's own rotation function is folded over groups, so partial and
+Frequencies enter where an attention layer calls its family's rotation function: it runs on other cos and sin tables.
+Where KV groups differ, there is a table for each group, and heads are folded into the batch, so partial and
 interleaved rotation stay the family's code. The query scale is an edit in the seam.
 """
 
@@ -13,17 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attention import seam
-from headscope.attention.geometry import Layout
+from headscope.errors import UnsupportedModel
 from headscope.models.bridge import delegated
-from headscope.models.survey import namespaces, replaced_rotation
+from headscope.models.rotation import Turn, intercepted, rope_kinds, tables
 from headscope.positions import lora
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed, Schedule
 from headscope.positions.schemes import Scheme
 from headscope.positions.syntax import parse
-
-CosSin = tuple[Tensor, Tensor]
 
 
 @contextmanager
@@ -41,13 +39,9 @@ def attached(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None)
         if isinstance(schedule, AdaRoPE) and schedule.lora is not None:
             stack.enter_context(lora.attached(model, schedule.lora))
         if schedule.rotates:
-            cache: dict[str, Any] = {}
-            for layer, module in enumerate(model.attention):
-                if model.geometry.rotates[layer]:
-                    hook = _rotation_hook(schedule, layer, model.rotation.table, cache)
-                    stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            for namespace in namespaces(model.attention):
-                stack.enter_context(replaced_rotation(namespace, folded))
+            stack.enter_context(_rotating(model, schedule))
+        elif model.rotation.until is not None:
+            stack.enter_context(_steady(model, model.rotation.until))
         if schedule.scales_queries:
             stack.enter_context(seam.engaged(model.module))
             for layer, module in enumerate(model.attention):
@@ -64,49 +58,102 @@ def resolve(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None) 
     return (parse(scheme) if isinstance(scheme, str) else scheme).schedule(model.checkpoint)
 
 
-def cos_sin(positions: Tensor, theta: Tensor, factor: float, table: Layout, dtype: torch.dtype) -> CosSin:
-    """cos and sin for positions [B, L] and theta [1|G, P]: [B, L, 2P] if groups share theta, else [B, G, L, 2P].
+@contextmanager
+def _rotating(model: Model, schedule: Schedule) -> Iterator[None]:
+    """Let every layer that rotates do so by the schedule's frequencies."""
+    now = _Now()
+    made: dict[str, Any] = {}
 
-    Angles are products in theta's float32, as transformers computes them.
-    """
-    angles = positions[:, None, :, None].to(theta.dtype) * theta.to(positions.device)[None, :, None, :]
-    doubled = torch.cat((angles, angles), -1) if table == "half" else angles.repeat_interleave(2, -1)
-    cos, sin = ((t * factor).to(dtype) for t in (doubled.cos(), doubled.sin()))
-    return (cos[:, 0], sin[:, 0]) if theta.shape[0] == 1 else (cos, sin)
-
-
-def folded(rotate: Callable[..., Any]) -> Callable[..., Any]:
-    """A family's rotation, extended to 4-D tables [B, G, L, 2P] by folding groups into the batch; 3-D ones pass."""
-
-    def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if cos.dim() != 4:
-            return rotate(q, k, cos, sin, *args, **kwargs)
-        batch, heads, length, dim = q.shape
-        groups = k.shape[1]
-        cos, sin = (t.expand(batch, -1, -1, -1).reshape(batch * groups, length, -1) for t in (cos, sin))
-        q_folded = q.reshape(batch * groups, heads // groups, length, dim)
-        k_folded = k.reshape(batch * groups, 1, length, k.shape[-1])
-        q_turned, k_turned = rotate(q_folded, k_folded, cos, sin, *args, **kwargs)
-        return q_turned.reshape(batch, heads, length, dim), k_turned.reshape(batch, groups, length, k.shape[-1])
-
-    return rotated
-
-
-def _rotation_hook(
-    schedule: Schedule, layer: int, table: Layout, cache: dict[str, Any]
-) -> Callable[..., tuple[Any, dict[str, Any]]]:
-    def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        positions, (own_cos, _) = kwargs["position_ids"], kwargs["position_embeddings"]
-        theta, factor = schedule.theta(layer), schedule.factor(layer)
-        known = cache.get("last")
+    def turned(turn: Turn) -> Any:
+        if now.layer is None:  # another tower's rotation, or another model's
+            return None
+        theta, factor, dtype = schedule.theta(now.layer), schedule.factor(now.layer), turn.tables[0].dtype
+        known = made.get("last")
         # Layers that share one theta tensor share one table within a forward pass.
-        if known is not None and known[0] is positions and known[1] is theta and known[2] == (factor, own_cos.dtype):
-            return args, {**kwargs, "position_embeddings": known[3]}
-        embeddings = cos_sin(positions, theta, factor, table, own_cos.dtype)
-        cache["last"] = (positions, theta, (factor, own_cos.dtype), embeddings)
-        return args, {**kwargs, "position_embeddings": embeddings}
+        if known is None or known[0] is not now.positions or known[1] is not theta or known[2] != (factor, dtype):
+            new = tables(now.positions, theta, factor, model.rotation.table, dtype)
+            made["last"] = known = (now.positions, theta, (factor, dtype), new)
+        return turn.run(known[3]) if theta.shape[0] == 1 else turn.grouped(known[3])
 
-    return hook
+    with ExitStack() as stack:
+        for layer, module in enumerate(model.attention):
+            if model.geometry.rotates[layer]:
+                stack.callback(module.register_forward_pre_hook(now.enter(layer), with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(now.leave, always_call=True).remove)
+        for module in model.rotation.modules:
+            stack.callback(module.register_forward_pre_hook(now.note, with_kwargs=True).remove)
+        stack.enter_context(intercepted(model.attention, turned))
+        yield
+
+
+@contextmanager
+def _steady(model: Model, until: int) -> Iterator[None]:
+    """Refuse to go on with a cached text where its own frequencies change: its keys were turned by the others."""
+    begun = until
+
+    def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        nonlocal begun
+        positions = _given(args, kwargs)
+        first, length = int(positions.min()), max(int(positions.max()) + 1, until)
+        if "longrope" in rope_kinds(module):  # one other set, however long the text
+            length = min(length, until + 1)
+        elif first == 0:
+            _forget(module, until)
+        if first == 0:
+            begun = length
+        elif length != begun:
+            raise UnsupportedModel(
+                f"'{model.name}' turns by other frequencies in a text of more than {until} tokens, so keys kept from "
+                "before do not fit: keep texts within that, or put a scheme on it (@yarn:factor=4)"
+            )
+
+    with ExitStack() as stack:
+        for module in model.rotation.modules:
+            stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        yield
+
+
+def _forget(module: nn.Module, until: int) -> None:
+    """Back to the frequencies of a short text: dynamic ones would stay those of the longest text before."""
+    for name, buffer in list(module.named_buffers(recurse=False)):
+        if name.endswith("original_inv_freq"):
+            setattr(module, name.replace("original_", ""), buffer)
+    for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
+        setattr(module, name, until)
+
+
+class _Now:
+    """The attention layer that is running, and the positions [1|B, L] of its tokens."""
+
+    def __init__(self) -> None:
+        self.layer: int | None = None
+        self.positions = self._noted = torch.zeros(1, 0)
+
+    def enter(self, layer: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            self.layer = layer
+            given = kwargs.get("position_ids")
+            # Some families tell their attention no positions, or three of them; what made its tables knew them.
+            self.positions = given if given is not None and given.dim() == 2 else self._noted
+
+        return hook
+
+    def leave(self, *_: Any) -> None:
+        self.layer = None
+
+    def note(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        positions = _given(args, kwargs)
+        if positions.dim() == 3:  # of time, height and width, which agree for text
+            if not (positions == positions[:1]).all():
+                raise UnsupportedModel("positions of an image reached the model; a position scheme serves text alone")
+            positions = positions[0]
+        self._noted = positions
+
+
+def _given(args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """The positions that a module is given to compute cos and sin for."""
+    positions: Tensor = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
+    return positions
 
 
 def _scale_edit(schedule: Schedule, layer: int) -> seam.LayerEdit:

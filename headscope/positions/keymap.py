@@ -52,7 +52,7 @@ def mapped(trained: Path | str, keys: Path | str, checkpoint: Opened) -> AdaRoPE
         for name, fitting in wanted.items():
             pattern = getattr(key_map, name)
             for layer in range(geometry.layers if pattern else 0):
-                key = pattern.replace("{layer}", str(layer))
+                key = pattern.replace("{layer}", str(geometry.numbers[layer]))
                 if key not in stored:
                     raise BadInput(f"'{trained}' has no tensor '{key}'{nearest(key, stored)}: check {name} in '{keys}'")
                 refuse_unsound(stored[key], name, f"'{key}' of '{trained}'")

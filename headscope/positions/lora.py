@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
-from headscope.errors import BadInput, Missing, UnsupportedModel
+from headscope.errors import Missing, UnsupportedModel
 from headscope.models.checkpoint import Opened
+from headscope.models.lora import WEIGHTS, put_on
 
 PROJECTIONS = ("q_proj", "k_proj")
-WEIGHTS = "adapter_model.safetensors"
 
 
 def beside(adapter: Path) -> Path:
@@ -47,17 +46,11 @@ def added(checkpoint: Opened, rank: int, alpha: int, seed: int) -> Iterator[Any]
 @contextmanager
 def attached(checkpoint: Opened, folder: Path) -> Iterator[None]:
     """Run the model with a stored LoRA inside the `with`. Raises Missing if it is not there."""
-    from peft import PeftModel
-
     if not (folder / WEIGHTS).is_file():
         raise Missing(f"the adapter was learned with a LoRA, but '{folder}' holds none: keep it beside the adapter")
     frozen = {name: parameter.requires_grad for name, parameter in checkpoint.module.named_parameters()}
+    wrapped = put_on(checkpoint.module, folder, checkpoint.name)
     try:
-        wrapped = PeftModel.from_pretrained(checkpoint.module, str(folder))
-    except Exception as error:  # whatever peft makes of a broken config or of weights of another shape
-        raise BadInput(f"the LoRA in '{folder}' cannot be put on '{checkpoint.name}' ({_first_line(error)})") from error
-    try:
-        _refuse_unread(wrapped, folder, checkpoint.name)
         yield
     finally:
         wrapped.unload()
@@ -68,20 +61,3 @@ def attached(checkpoint: Opened, folder: Path) -> Iterator[None]:
 def sha256(folder: Path) -> str:
     """Digest of the stored LoRA's weights."""
     return hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
-
-
-def _refuse_unread(wrapped: Any, folder: Path, name: str) -> None:
-    """Every stored tensor has its place in the model and every place its tensor; peft would only warn."""
-    from peft import get_peft_model_state_dict
-
-    stored, places = load_file(folder / WEIGHTS), get_peft_model_state_dict(wrapped)
-    if strange := sorted(stored.keys() ^ places.keys()):
-        lacks = f"'{name}' has no place for" if strange[0] in stored else "it lacks"
-        raise BadInput(f"the LoRA in '{folder}' does not fit: {lacks} '{strange[0]}' ({len(strange)} such tensors)")
-    for key, tensor in stored.items():
-        if not tensor.isfinite().all():
-            raise BadInput(f"the LoRA in '{folder}' holds numbers that are not finite, in '{key}': learn it anew")
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headscope.errors import UnsupportedModel
 from headscope.models.checkpoint import Opened
 
 QueryScale = Callable[[int, Tensor], Tensor]
@@ -56,10 +57,9 @@ class Fixed:
     @classmethod
     def own(cls, checkpoint: Opened, scale: QueryScale | None = None, reference_length: int | None = None) -> "Fixed":
         """The checkpoint's own rotation, left untouched."""
-        shared: dict[object, Tensor] = {}
+        shared: dict[bytes, Tensor] = {}
         rotation = checkpoint.rotation
-        kinds = zip(rotation.layer_types, checkpoint.geometry.rotates, strict=True)
-        thetas = tuple(shared.setdefault(kind, row[None]) for kind, row in zip(kinds, rotation.theta, strict=True))
+        thetas = tuple(shared.setdefault(row.numpy().tobytes(), row[None]) for row in rotation.theta)
         return cls(checkpoint, thetas, rotation.factors, rotates=False, scale=scale, reference=reference_length)
 
     @property
@@ -89,3 +89,22 @@ class Fixed:
         relative = torch.tensor(self.factors) / torch.tensor(self.checkpoint.rotation.factors)
         tau = (relative**-2)[:, None].expand(geometry.layers, geometry.heads)
         return tau, torch.zeros_like(tau)
+
+
+def refusal(checkpoint: Opened, scheme: str, why: str) -> UnsupportedModel:
+    """Says in one line why a checkpoint cannot run under a scheme."""
+    return UnsupportedModel(
+        f"cannot put {scheme} on '{checkpoint.name}' ({checkpoint.module.config.model_type}): {why}"
+    )
+
+
+def refuse_without_rotation(checkpoint: Opened, scheme: str) -> None:
+    """A scheme of frequencies needs a checkpoint that rotates."""
+    if not checkpoint.geometry.pairs:
+        raise refusal(checkpoint, scheme, f"{checkpoint.rotation.why}, so it has no frequencies to change")
+
+
+def refuse_shared_keys(checkpoint: Opened) -> None:
+    """Learned frequencies need layers that turn their own keys."""
+    if checkpoint.rotation.shared_keys:
+        raise refusal(checkpoint, "adarope", "some of its layers attend to keys that another layer has turned")

@@ -5,7 +5,6 @@ checkpoint keeps separate frequencies for its sliding-window layers, a scheme ch
 only: a window does not grow with the context.
 """
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +13,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from headscope import given
 from headscope.errors import BadInput, Missing
 from headscope.models.checkpoint import Opened
 from headscope.positions.adarope import AdaRoPE, adapter_file
 from headscope.positions.keymap import mapped
-from headscope.positions.schedule import Fixed, Schedule
+from headscope.positions.rescaled import rescheduled
+from headscope.positions.schedule import Fixed, Schedule, refuse_without_rotation
 
 
 class Scheme(Protocol):
@@ -53,7 +52,7 @@ class Yarn:
         _above(0, attention_factor=self.attention_factor)
 
     def schedule(self, checkpoint: Opened) -> Schedule:
-        return _rescheduled(checkpoint, "yarn", factor=self.factor, attention_factor=self.attention_factor)
+        return rescheduled(checkpoint, "yarn", factor=self.factor, attention_factor=self.attention_factor)
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Linear:
         _at_least(1, factor=self.factor)
 
     def schedule(self, checkpoint: Opened) -> Schedule:
-        return _rescheduled(checkpoint, "linear", factor=self.factor)
+        return rescheduled(checkpoint, "linear", factor=self.factor)
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,9 @@ class NTK:
         _at_least(1, factor=self.factor)
 
     def schedule(self, checkpoint: Opened) -> Schedule:
+        refuse_without_rotation(checkpoint, "ntk")
         dims = 2 * checkpoint.geometry.pairs
-        return _rescheduled(checkpoint, "linear", factor=1.0, base_factor=self.factor ** (dims / (dims - 2)))
+        return rescheduled(checkpoint, "linear", factor=1.0, base_factor=self.factor ** (dims / (dims - 2)))
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ABF:
         _above(1, theta=self.theta)
 
     def schedule(self, checkpoint: Opened) -> Schedule:
-        return _rescheduled(checkpoint, "linear", factor=1.0, rope_theta=self.theta)
+        return rescheduled(checkpoint, "linear", factor=1.0, rope_theta=self.theta)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Llama3:
         _above(self.low_freq_factor, high_freq_factor=self.high_freq_factor)
 
     def schedule(self, checkpoint: Opened) -> Schedule:
-        return _rescheduled(
+        return rescheduled(
             checkpoint,
             "llama3",
             factor=self.factor,
@@ -148,6 +148,7 @@ class PRoPE:
             raise BadInput(f"keep={self.keep:g}: expected a share of the rotary pairs between 0 and 1")
 
     def schedule(self, checkpoint: Opened) -> Schedule:
+        refuse_without_rotation(checkpoint, "prope")
         own = Fixed.own(checkpoint)
         kept = torch.arange(checkpoint.geometry.pairs) < round(self.keep * checkpoint.geometry.pairs)
         shared = {id(theta): theta * kept for theta in own.thetas}
@@ -212,42 +213,6 @@ SCHEMES: Mapping[str, type[Any]] = MappingProxyType(
         "adarope": Adapted,
     }
 )
-
-
-def _rescheduled(
-    checkpoint: Opened,
-    rope_type: str,
-    *,
-    rope_theta: float | None = None,
-    base_factor: float = 1.0,
-    **parameters: float | None,
-) -> Fixed:
-    """Frequencies and factor that transformers computes for these rope parameters, layer by layer."""
-    thetas, factors = list(Fixed.own(checkpoint).thetas), list(checkpoint.rotation.factors)
-    layer_types, rotates = checkpoint.rotation.layer_types, checkpoint.geometry.rotates
-    for layer_type in dict.fromkeys(layer_types):
-        if layer_type == "sliding_attention":
-            continue
-        config = copy.deepcopy(checkpoint.module.config.get_text_config())
-        config.standardize_rope_params()
-        own = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
-        rope = {
-            "rope_type": rope_type,
-            "rope_theta": (rope_theta or own["rope_theta"]) * base_factor,
-            "original_max_position_embeddings": checkpoint.geometry.native_context,
-            **{name: value for name, value in parameters.items() if value is not None},
-        }
-        if own.get("partial_rotary_factor") is not None:
-            rope["partial_rotary_factor"] = own["partial_rotary_factor"]
-        config.rope_parameters = {**config.rope_parameters, layer_type: rope} if layer_type else rope
-        # Some configs keep a copy outside, which would win over the checkpoint's native context.
-        vars(config).pop("original_max_position_embeddings", None)
-        theta, factor = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), layer_type=layer_type)
-        shared = theta.float()[None]
-        for layer, (kind, turns) in enumerate(zip(layer_types, rotates, strict=True)):
-            if kind == layer_type and turns:
-                thetas[layer], factors[layer] = shared, float(factor)
-    return Fixed(checkpoint, tuple(thetas), tuple(factors))
 
 
 def _at_least(low: float, **named: float | None) -> None:

@@ -1,6 +1,7 @@
 """What may stand in a file of learned positions: numbers that a training can leave, notes of the right kind."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,22 @@ from torch import Tensor
 from headscope import given
 from headscope.errors import BadInput
 
+LARGEST = 2**31
+"""Tokens or steps."""
 ABOVE_ZERO = ("tau", "tau_init", "rotary_factor")
+BOUNDS = {
+    "xi": (-100.0, math.log(1000.0)),
+    "theta_init": (0.0, 1000.0),
+    "tau": (1e-3, 1e3),
+    "gamma": (-30.0, 30.0),
+    "rotary_factor": (1e-3, 1e3),
+}
+"""What a training can leave, with room: theta = exp(xi) in rad/token (a turn is 6.3), factors of logits, and the power
+of a logarithm of lengths. Beyond them rotations and logits are rounding errors or infinite."""
 
 
 def refuse_unsound(tensor: Tensor, name: str, where: str, theta: Tensor | None = None) -> None:
-    """Refuse parameters that no training leaves: not real, not finite, a temperature or factor that is not positive.
+    """Refuse parameters that no training leaves: not real, not finite, not positive where that is meant, absurd.
 
     Where the frequency `theta` [T, G, P] that learning started from is 0, its logarithm is not looked at.
     """
@@ -28,8 +40,13 @@ def refuse_unsound(tensor: Tensor, name: str, where: str, theta: Tensor | None =
         raise BadInput(f"{where}: {name} holds {float(odd.flatten()[0]):g}, {len(odd)} numbers are not finite; {hint}")
     if (name in ABOVE_ZERO and (tensor <= 0).any()) or (name == "theta_init" and (tensor < 0).any()):
         raise BadInput(f"{where}: {name} holds {float(tensor.min()):g}, where numbers above 0 are meant; {hint}")
-    if logarithm and not looked_at.float().exp().isfinite().all():
-        raise BadInput(f"{where}: {name} holds {float(looked_at.max()):g}, the logarithm of no frequency; {hint}")
+    low, high = BOUNDS[name if name in BOUNDS else name.removesuffix("_init")]
+    absurd = looked_at[(looked_at < low) | (looked_at > high)]
+    if len(absurd):
+        raise BadInput(
+            f"{where}: {name} holds {float(absurd.flatten()[0]):g}, outside what a training leaves "
+            f"({low:g} to {high:.3g}); {hint}"
+        )
 
 
 def metadata(text: str, path: Path, wanted: str) -> dict[str, Any]:
@@ -49,7 +66,8 @@ def refuse_odd(notes: Mapping[str, Any], where: str) -> None:
     length, step, digest = (notes.get(name) for name in ("reference_length", "step", "weights_sha256"))
     whole = {"reference_length": length} | ({} if step is None else {"step": step})
     for name, value in whole.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < (name == "reference_length"):
+        least = name == "reference_length"
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST:
             raise BadInput(f"{where}: its {name} is {given.shown(value)}, no length or count; learn it again")
     if not isinstance(digest, str | None):
         raise BadInput(f"{where}: its weights_sha256 is {given.shown(digest)}, no digest; learn it again")

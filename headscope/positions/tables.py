@@ -11,7 +11,9 @@ from headscope.positions.schedule import Fixed, Schedule
 
 
 def position_tables(label: str, model: Model) -> dict[str, dict[str, Any]]:
-    """Columns of the `positions` and `scales` tables of one model, by table."""
+    """Columns of the `positions` and `scales` tables of one model, by table; none where nothing rotates."""
+    if not model.geometry.pairs:
+        return {}
     with torch.no_grad():
         tables = {"positions": _positions(model), "scales": _scales(model)}
     return {
@@ -31,7 +33,7 @@ def _positions(model: Model) -> dict[str, Tensor]:
     layer, group, pair = _grid(*theta.shape)
     inits = [schedule.log_theta_init(layer).exp() for layer in range(model.geometry.layers)]
     return {
-        "layer": layer,
+        "layer": torch.tensor(model.geometry.numbers)[layer],
         "kv_group": group,
         "pair": pair,
         "theta": theta,
@@ -56,7 +58,7 @@ def _scales(model: Model) -> dict[str, Tensor]:
         scales = [schedule.query_scale(n, at_reference)[0, :, 0].cpu().expand(geometry.heads) for n in layers]
         logit_scale = logit_scale * torch.stack(scales)
     return {
-        "layer": layer,
+        "layer": torch.tensor(geometry.numbers)[layer],
         "head": head,
         "kv_group": group,
         "tau": tau,

@@ -5,6 +5,7 @@ Probes hand these on; they know neither the report nor the app.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +29,7 @@ class Chart:
 class Group:
     """Charts under one heading of a chapter. Chapters of one name, of several probes, are read as one.
 
-    `page` is the path of a page of the app that shows them too, such as "/compare"; the probe's own page shows them
+    `page` holds the paths of pages of the app that show them too, such as "/compare"; the probe's own page shows them
     anyway.
     """
 
@@ -99,16 +100,8 @@ class Overview:
 
 
 @dataclass(frozen=True)
-class Words:
-    """Sentences, perhaps under a heading."""
-
-    sentences: Sequence[str]
-    heading: str = ""
-
-
-@dataclass(frozen=True)
 class Link:
-    """A table's cell that leads to another view."""
+    """A way to another view."""
 
     text: str
     href: str
@@ -122,12 +115,22 @@ class Links:
 
 
 @dataclass(frozen=True)
+class Words:
+    """Sentences, perhaps under a heading, and ways from there. Of `folded` ones the heading alone shows at first."""
+
+    sentences: Sequence[str]
+    heading: str = ""
+    links: Links | None = None
+    folded: bool = False
+
+
+@dataclass(frozen=True)
 class Listing:
     """A small table: column names, rows of text, and what it shows. `defined` explains the first cell of a row."""
 
     caption: str
     names: Sequence[str]
-    rows: Sequence[Sequence[str | Link]]
+    rows: Sequence[Sequence[str | Link | Links]]
     defined: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -141,7 +144,15 @@ class Grid:
     """The column that the page is about."""
 
 
-Piece = Chart | Words | Links | Listing | Grid
+@dataclass(frozen=True)
+class Records:
+    """A table to sort and to search: rows of one kind by column name; `href` leads to what a row is about."""
+
+    caption: str
+    rows: Sequence[Mapping[str, Any]]
+
+
+Piece = Chart | Words | Links | Listing | Grid | Records
 
 
 @dataclass(frozen=True)

@@ -100,11 +100,11 @@ def render(runs: Sequence[Run]) -> str:
     )
 
 
-def view(title: str, lead: str, source: str, sections: Mapping[str, Sequence[Piece]]) -> str:
-    """A page of charts, words and tables of text as HTML text that stands alone; `source` says of what."""
+def view(title: str, lead: str, facts: Mapping[str, str], sections: Mapping[str, Sequence[Piece]]) -> str:
+    """A page of charts, words and tables of text as HTML text that stands alone; `facts` say of what, by name."""
     drawn = [part for parts in sections.values() for part in parts if isinstance(part, Chart)]
     page = _environment().get_template("view.html.jinja")
-    return page.render(title=title, lead=lead, source=source, sections=sections, **_scripts(drawn))
+    return page.render(title=title, lead=lead, facts=facts, sections=sections, **_scripts(drawn))
 
 
 def _scripts(drawn: Sequence[Chart]) -> dict[str, Any]:

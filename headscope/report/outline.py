@@ -17,7 +17,7 @@ from headscope.figures.marks import Head
 from headscope.report.content import Chart, Content, Finding, Group, Overview, Shown, Term
 from headscope.report.words import few
 from headscope.runs.run import Run
-from headscope.runs.statistics import by_length, statistics
+from headscope.runs.statistics import by_length, column, statistics
 from headscope.runs.summary import longest, moved
 
 MOST_HEADS = 6
@@ -60,8 +60,8 @@ def _reasons(heads: pd.DataFrame) -> Iterator[tuple[Head, str]]:
     if "growth" in first and (growth := first["growth"].dropna()).size:
         yield growth.index[int(growth.argmax())], "highest growth exponent"
         yield growth.index[int(growth.argmin())], "lowest growth exponent"
-    for column, known in statistics().items():
-        if known.best and column in first and (values := first[column].dropna()).size:
+    for best, known in statistics().items():
+        if known.best and best in first and (values := first[best].dropna()).size:
             yield values.index[int(values.argmax())], f"highest {known.label}"
     for label in labels[1:]:
         if name is not None and (change := moved(heads, name, str(label))).size:
@@ -78,6 +78,27 @@ def measured(heads: pd.DataFrame) -> list[str]:
         if heads[name].notna().any()
     )
     return [*named]
+
+
+def statistics_of(run: Run) -> list[str]:
+    """`measured` of the run's heads, found once."""
+    return run.derived(_measured)
+
+
+def _measured(run: Run) -> list[str]:
+    return measured(run.heads)
+
+
+def having(run: Run, name: str) -> list[str]:
+    """The models that have a number in that column of the per-head table."""
+    known = run.heads.dropna(subset=[name])["model"].astype(str).unique() if name in run.heads else ()
+    return [label for label in run.models if label in known]
+
+
+def measuring(name: str) -> Probe | None:
+    """The probe that measures that statistic."""
+    found = (probe for probe, declared in door.parts("statistics") if {name, column(name).stem} & {*declared})
+    return next(found, None)
 
 
 def steps(run: Run) -> dict[str, int]:
@@ -123,7 +144,7 @@ def charts_on(shown: Shown, page: str) -> dict[str, list[Chart]]:
     told: dict[str, list[Chart]] = {}
     for probe, groups in door.answers("charts", shown):
         for group in groups:
-            if group.page == page and (charts := _drawn(probe, group)):
+            if page in group.page.split() and (charts := _drawn(probe, group)):
                 told.setdefault(group.heading or group.chapter, []).extend(charts)
     return told
 
@@ -146,6 +167,12 @@ def page_of(shown: Shown, probe: Probe) -> Content | None:
 def head_findings(run: Run, model: str, layer: int, head: int) -> list[str]:
     """What stands out about one head, in `model` and among the heads of every model."""
     return [told for _, found in door.answers("head_findings", run, model, layer, head) for told in found]
+
+
+def head_answer(run: Run, model: str, layer: int, head: int) -> tuple[list[str], list[str]]:
+    """What the head is in `model`: the first sentence of every probe, and what else they say."""
+    told = [list(found) for _, found in door.answers("head_findings", run, model, layer, head)]
+    return [found[0] for found in told if found], [sentence for found in told for sentence in found[1:]]
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> list[Chart]:

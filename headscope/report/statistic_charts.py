@@ -1,9 +1,12 @@
 """Charts of any statistic of the per-head table: models against one, and a box a model."""
 
+from collections.abc import Collection
+
 import pandas as pd
 
-from headscope.figures import compare
+from headscope.figures import compare, ranks
 from headscope.figures import heads as head_figures
+from headscope.figures.marks import Head
 from headscope.report.content import Chart, Shown
 from headscope.runs.statistics import column, number
 
@@ -32,3 +35,23 @@ def box_chart(shown: Shown, name: str) -> Chart:
         f"Medians: {medians}.",
         half=True,
     )
+
+
+def rank_chart(
+    heads: pd.DataFrame, name: str, first: str, chosen: Collection[Head] = (), beyond_noise: bool = False
+) -> Chart:
+    """How heads change their rank by a statistic from `first` to each other model, and how many leaders stay."""
+    if beyond_noise:
+        which = f"Heads whose 95 % intervals do not meet, at most {ranks.MOST} a panel, the largest changes of rank."
+    else:
+        which = "The picked heads." if chosen else f"The top {ranks.TOP} heads of either model."
+    told = []
+    for label in heads.dropna(subset=[name])["model"].unique() if name in heads else ():
+        if label != first and len(both := ranks.moved(heads, name, first, str(label))):
+            clear = f", {int((both['way'] != 0).sum())} of {len(both)} heads changed beyond noise"
+            told.append(
+                f"{ranks.overlap(both)} of the top {ranks.TOP} stay under {label}"
+                f"{clear if both['before_low'].notna().any() else ''}"
+            )
+    caption = f"{which} A line is a head, rank 1 the largest value; bars are the ranks that its interval reaches."
+    return Chart(ranks.shift(heads, name, first, chosen, beyond_noise), caption, f"{'; '.join(told)}." if told else "")

@@ -39,6 +39,12 @@ def count(true: pd.Series) -> str:
     return f"{int(true.sum())} of {len(true)} heads"
 
 
+def listed(words: Sequence[str]) -> str:
+    """One, two and three."""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def head_name(row: pd.Series) -> str:
     return f"layer {row['layer']}, head {row['head']}"
 

@@ -67,13 +67,13 @@ def write(file: Path, table: pa.Table) -> None:
     pq.write_table(table, file, compression="zstd", use_dictionary=keys, use_byte_stream_split=measured)
 
 
-def read(file: Path, digest: str | None = None) -> pa.Table:
+def read(file: Path, digest: str | None = None, mend: str = MEND) -> pa.Table:
     """Read the file back. Raises BadRun when it is missing or damaged; with its `digest`, whatever bit has changed."""
-    data = read_bytes(file, digest)
+    data = read_bytes(file, digest, mend)
     try:
         return pq.read_table(pa.BufferReader(data)).unify_dictionaries()
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadRun(f"{file} is damaged: {' '.join(str(error).split())[:200]}; {MEND}") from error
+        raise BadRun(f"{file} is damaged: {' '.join(str(error).split())[:200]}; {mend}") from error
 
 
 def declared(table: Table, stored: pa.Table, file: Path) -> pa.Table:

@@ -28,29 +28,37 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path, mend: str = MEND) -> dict[str, Any]:
     """The JSON object of the file. Raises BadRun where it is none, nested too deep, or cannot be printed."""
     try:
-        value = json.loads(read_bytes(file).decode())
+        value = json.loads(read_bytes(file, mend=mend).decode())
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate could be neither printed nor written
     except (ValueError, RecursionError) as error:
-        raise BadRun(f"{file} cannot be read: {error}; {MEND}") from error
+        raise BadRun(f"{file} cannot be read: {error}; {mend}") from error
     if not isinstance(value, dict):
-        raise BadRun(f"{file} does not hold a JSON object; {MEND}")
+        raise BadRun(f"{file} does not hold a JSON object; {mend}")
     if _depth(value) > DEEPEST:
-        raise BadRun(f"{file} cannot be read: it is nested more than {DEEPEST} deep; {MEND}")
+        raise BadRun(f"{file} cannot be read: it is nested more than {DEEPEST} deep; {mend}")
     return value
 
 
-def read_bytes(file: Path, digest: str | None = None) -> bytes:
-    """What the file holds. Raises BadRun when it cannot be read, or when `digest` is given and is not its sha256."""
+def read_bytes(file: Path, digest: str | None = None, mend: str = MEND) -> bytes:
+    """What the file holds. Raises BadRun when it cannot be read, or when `digest` is given and is not its sha256.
+
+    `mend` says what to do about it.
+    """
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise BadRun(f"{file} is damaged: {error.strerror}; {MEND}") from error
+        raise BadRun(f"{file} is damaged: {error.strerror}; {mend}") from error
     if digest is not None and hashlib.sha256(data).hexdigest() != digest:
-        raise BadRun(f"{file} is damaged: its sha256 is not the one in run.json; {MEND}")
+        raise BadRun(f"{file} is damaged: its sha256 is not the one written down; {mend}")
     return data
+
+
+def tellable(name: str) -> str:
+    """A file's name as any page can show it: bytes that are no text as escapes."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def sha256(file: Path) -> str:

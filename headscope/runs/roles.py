@@ -11,10 +11,13 @@ from headscope import door
 
 @dataclass(frozen=True)
 class Role:
-    """A name for heads, and which heads of the per-head table bear it."""
+    """A name for heads, and which heads of the per-head table bear it; those of the largest `by` lead, or of the
+    smallest where `least` says so."""
 
     meaning: str
     holds: Callable[[pd.DataFrame], pd.Series]
+    by: str = ""
+    least: bool = False
 
 
 @cache
@@ -29,3 +32,11 @@ def holding(heads: pd.DataFrame, role: str) -> pd.Series:
         return roles()[role].holds(heads).fillna(False).astype(bool)
     except KeyError:
         return pd.Series(False, heads.index)
+
+
+def leading(heads: pd.DataFrame, role: str, most: int = 3) -> pd.DataFrame:
+    """The heads of one model that bear the role and lead in it."""
+    bearing = heads[holding(heads, role)]
+    by = roles()[role].by
+    ordered = bearing.sort_values(by, ascending=roles()[role].least, kind="stable") if by in bearing else bearing
+    return ordered.head(most)

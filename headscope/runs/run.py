@@ -1,7 +1,8 @@
 """A run that summarises itself, and several read as one."""
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from headscope.errors import BadInput, BadRun
+from headscope.errors import BadRun
 from headscope.runs import summary
-from headscope.runs.schema import all_tables
+from headscope.runs.schema import POSITIONS, SCALES, all_tables
 from headscope.runs.stored import Stored
+
+OF_EVERY_RUN = (POSITIONS.name, SCALES.name)
+"""Tables that follow from a model alone."""
 
 
 class Run(Stored):
@@ -28,46 +32,113 @@ class Run(Stored):
         """One row per (model, layer, head): see `headscope.runs.summary.heads`."""
         return summary.heads(self)
 
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Rows by table that are not shown, where several runs are read as one."""
+        return {}
+
 
 class JoinedRun(Run):
     """Several runs read as one; see `concatenate`. `path` is the first run's."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        models = {model["label"]: model for run in reversed(runs) for model in run.manifest["models"]}
-        labels = dict.fromkeys(label for run in runs for label in run.models)
+        self._labels = _labels(runs)
+        models = [
+            {**model, "label": told[model["label"]]}
+            for run, told in zip(runs, self._labels, strict=True)
+            for model in run.manifest["models"]
+        ]
         rows = {
             name: {"rows": sum(run.manifest["tables"].get(name, {"rows": 0})["rows"] for run in runs)}
             for name in all_tables()
             if any(name in run.tables for run in runs)
         }
-        super().__init__(runs[0].path, {"models": [models[label] for label in labels], "tables": rows})
+        super().__init__(
+            runs[0].path, {"models": [*{m["label"]: m for m in reversed(models)}.values()][::-1], "tables": rows}
+        )
         self.name = " + ".join(run.name for run in runs)
         self.parts = list(runs)
 
     def stored(self, name: str) -> pa.Table:
-        """The table as every run has it, one after the other."""
-        return pa.concat_tables([run.stored(name) for run in self.parts if name in run.tables]).unify_dictionaries()
+        """The table as every run has it, one after the other, with the labels of the joined models."""
+        parts = zip(self.parts, self._labels, strict=True)
+        tables = [_relabelled(run.stored(name), told) for run, told in parts if name in run.tables]
+        return pa.concat_tables(tables).unify_dictionaries()
 
     def _read(self, name: str) -> pd.DataFrame:
-        return super()._read(name).drop_duplicates(all_tables()[name].keys, ignore_index=True)
+        frame = super()._read(name)
+        return frame.drop_duplicates(all_tables()[name].keys, ignore_index=True) if self._may_repeat(name) else frame
+
+    @cached_property
+    def dropped(self) -> dict[str, int]:
+        """Rows by table that say of one thing what an earlier run says otherwise, and are not shown.
+
+        Tables without models may repeat each other, and an adapter may have been learned anew under its old name.
+        """
+        counted = {}
+        for name in filter(self._may_repeat, self.tables):
+            every = self.stored(name).to_pandas().drop_duplicates()
+            if again := int(every.duplicated(all_tables()[name].keys).sum()):
+                counted[name] = again
+        return counted
+
+    def _may_repeat(self, name: str) -> bool:
+        """Whether two runs can have rows of one key: what was measured of a model twice is of two models here."""
+        named = "model" in all_tables()[name].keys
+        return sum(name in run.tables for run in self.parts) > 1 and (name in OF_EVERY_RUN or not named)
 
 
 def concatenate(runs: Sequence[Run]) -> Run:
-    """Read several runs as one; of rows with the same key the first run's is kept.
+    """Read several runs as one.
 
-    Raises BadInput when one label names two different models (by weights or by scheme).
+    A label that several runs have stays one model where it is of one checkpoint and scheme and no table was measured
+    twice; else it becomes a model a run, "base \u00b7 first" and "base \u00b7 second", to be compared as such.
     """
-    seen: dict[str, tuple[Run, dict[str, Any]]] = {}
+    return runs[0] if len(runs) == 1 else JoinedRun(runs)
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Runs as briefly as tells them apart: their slug, with the time, with the hash, or all of it."""
+    told = [re.fullmatch(r"\d{4}(\d\d)(\d\d)T(\d\d)(\d\d)\d\dZ-(.+)-([0-9a-f]{8})", name) for name in names]
+    if all(told):
+        for brief in (r"\5", r"\5 \1-\2 \3:\4", r"\5 \6"):
+            short = [each.expand(brief) for each in told if each]
+            if len({*short}) == len(short):
+                return short
+    return list(names)
+
+
+def _labels(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """What each run's labels are called when the runs are read as one."""
+    having: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
     for run in runs:
         for model in run.manifest["models"]:
-            other, known = seen.setdefault(model["label"], (run, model))
-            for what in ("weights_sha256", "scheme"):
-                if model[what] != known[what]:
-                    raise BadInput(
-                        f"model '{model['label']}' has {what} {known[what]} in {other.name} but {model[what]} "
-                        f"in {run.name}: give one another label, or read the runs apart"
-                    )
-    return runs[0] if len(runs) == 1 else JoinedRun(runs)
+            having.setdefault(model["label"], []).append((run, model))
+    several = {label for label, found in having.items() if not _one_model(found)}
+    short = short_names([run.name for run in runs])
+    return [
+        {label: f"{label} \u00b7 {called}" if label in several else label for label in run.models}
+        for run, called in zip(runs, short, strict=True)
+    ]
+
+
+def _one_model(found: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
+    """Whether the runs measured one model, each something else of it."""
+    same = len({(model["weights_sha256"], model["scheme"]) for _, model in found}) == 1
+    measured = [name for run, _ in found for name in run.tables if name not in OF_EVERY_RUN]
+    return same and len(measured) == len(set(measured))
+
+
+def _relabelled(table: pa.Table, told: Mapping[str, str]) -> pa.Table:
+    at = table.schema.get_field_index("model")
+    if at < 0 or all(old == new for old, new in told.items()):
+        return table
+    chunks = [
+        pa.DictionaryArray.from_arrays(chunk.indices, pa.array([told.get(x, x) for x in chunk.dictionary.to_pylist()]))
+        for chunk in table["model"].chunks
+    ]
+    field = table.schema.field(at)
+    return table.set_column(at, field, pa.chunked_array(chunks, field.type))
 
 
 def runs(directory: Path | str) -> list[tuple[Path, Run | BadRun]]:

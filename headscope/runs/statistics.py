@@ -39,6 +39,11 @@ class Statistic:
         """The label with its unit."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
+    @property
+    def signed(self) -> bool:
+        """Whether zero is the middle of its values: its numbers are written with their sign."""
+        return self.form.startswith("+")
+
     def number(self, value: float) -> str:
         return format(value, self.form) if self.form and math.isfinite(value) else number(value)
 

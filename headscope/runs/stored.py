@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from headscope.errors import BadRun
 from headscope.runs import arrow
-from headscope.runs.disk import read_bytes
+from headscope.runs.disk import read_bytes, tellable
 from headscope.runs.manifest import read_manifest
 from headscope.runs.schema import all_tables
 
@@ -26,7 +26,7 @@ class Stored:
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path
-        self.name = path.name
+        self.name = tellable(path.name)
         self.manifest = manifest
         self.models: list[str] = [model["label"] for model in manifest["models"]]
         self.tables: list[str] = list(manifest["tables"])

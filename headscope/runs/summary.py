@@ -50,7 +50,8 @@ def compared(heads: pd.DataFrame, name: str, model: str, baseline: str) -> pd.Da
     The change is the ratio where the statistic is logarithmic, else the difference. Heads that both models have.
     """
     place = HEAD_KEYS[1:]
-    new, old = (heads[heads["model"] == label].set_index(place)[name].astype("float64") for label in (model, baseline))
+    some = heads[["model", *place, name]]
+    new, old = (some[some["model"] == label].set_index(place)[name].astype("float64") for label in (model, baseline))
     both = pd.DataFrame({"value": new, "baseline": old}).dropna(how="all")
     ratio = both["value"] / both["baseline"].where(both["baseline"] > 0)
     both["change"] = ratio if statistic(name).log_scale else both["value"] - both["baseline"]
@@ -64,7 +65,8 @@ def beside(heads: pd.DataFrame, name: str, model: str, baseline: str | None = No
     """
     place = HEAD_KEYS[1:]
     mine = heads[heads["model"] == model].drop(columns="model")
-    mine = mine.dropna(axis=1, how="all") if len(mine) else mine
+    told = [column for column in mine if column == name or mine[column].notna().any()]
+    mine = mine[told] if len(mine) else mine
     ends = [column for column in (f"{name}_low", f"{name}_high") if column in mine]
     rest = [column for column in mine if column not in (*place, name, *ends)]
     if baseline is None or baseline == model:

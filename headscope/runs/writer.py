@@ -26,13 +26,15 @@ from headscope.errors import BadRun, CannotWrite, Changed
 from headscope.runs import arrow
 from headscope.runs.arrow import Rows, to_arrow
 from headscope.runs.columns import FORMAT_VERSION
-from headscope.runs.disk import fsync, read_json, sha256, write_json
+from headscope.runs.disk import fsync, read_bytes, read_json, sha256, write_json
 from headscope.runs.run import Run
 from headscope.runs.schema import all_tables
 from headscope.stopping import uninterrupted
 
 LONGEST_NAME = 255
 """Bytes of a file name."""
+DIGESTS = "digests.json"
+"""In a cell's folder: the sha256 of each of its tables."""
 
 
 class RunWriter:
@@ -74,7 +76,7 @@ class RunWriter:
     def _draft(partial: Path, config: Mapping[str, Any], resume: bool) -> dict[str, Any]:
         """The first lines of run.json: those of the run to continue, or new ones."""
         shutil.rmtree(partial.with_suffix(".trash"), ignore_errors=True)
-        draft = read_json(partial / "run.json") if (partial / "run.json").is_file() else None
+        draft = _read_draft(partial, config) if (partial / "run.json").is_file() else None
         if draft and resume and any((partial / "cells").iterdir()):
             return draft
         if draft and _final(partial, draft["started"]).is_dir():
@@ -139,12 +141,18 @@ class RunWriter:
                 _write_draft(self.partial, self.draft)
 
     def done(self, cell_id: str) -> bool:
-        """Whether this cell is stored."""
-        return self._cell(cell_id).is_dir()
+        """Whether this cell is stored. Raises BadRun if it is damaged."""
+        cell = self._cell(cell_id)
+        if cell.is_dir():
+            for file, digest in _told(cell).items():
+                read_bytes(file, digest, _mend(cell))
+        return cell.is_dir()
 
     def stored(self, cell_id: str, table: str) -> pd.DataFrame:
-        """The rows of a table that a finished cell added. Raises BadRun if they are not there."""
-        frame: pd.DataFrame = arrow.read(self._cell(cell_id) / f"{table}.parquet").to_pandas()
+        """The rows of a table that a finished cell added. Raises BadRun if they are not there, or damaged."""
+        cell = self._cell(cell_id)
+        file = cell / f"{table}.parquet"
+        frame: pd.DataFrame = arrow.read(file, _told(cell).get(file), _mend(cell)).to_pandas()
         return frame
 
     def add(self, cell_id: str, tables: Mapping[str, Rows]) -> None:
@@ -160,6 +168,7 @@ class RunWriter:
             staging.mkdir()
             for name, table in ready.items():
                 _write_table(staging / f"{name}.parquet", table)
+            write_json(staging / DIGESTS, {name: sha256(staging / f"{name}.parquet") for name in ready})
             fsync(staging)
             os.rename(staging, self._cell(cell_id))
             fsync(self.cells)
@@ -170,7 +179,7 @@ class RunWriter:
         `manifest` holds what else run.json tells (models, versions, seed, hardware, timings). Raises ValueError
         for a cell that was never added and CannotWrite when the disk is full; the cells are then kept.
         """
-        if missing := [cell for cell in cell_ids if not self.done(cell)]:
+        if missing := [cell for cell in cell_ids if not self._cell(cell).is_dir()]:
             raise ValueError(f"cell {missing[0]!r} was never added")
         build = self.partial / "commit"
         with uninterrupted():
@@ -190,9 +199,16 @@ class RunWriter:
 
     def _build(self, build: Path, cells: list[Path], manifest: Mapping[str, Any]) -> None:
         facts = {}
+        digests = {cell: _told(cell) for cell in cells}
         for name, table in all_tables().items():
-            if files := [file for cell in cells if (file := cell / f"{name}.parquet").is_file()]:
-                merged = arrow.merged(table, [arrow.read(file) for file in files])
+            parts = [
+                arrow.read(file, digest, _mend(cell))
+                for cell, told in digests.items()
+                for file, digest in told.items()
+                if file.stem == name
+            ]
+            if parts:
+                merged = arrow.merged(table, parts)
                 _write_table(build / f"{name}.parquet", merged)
                 facts[name] = {"rows": merged.num_rows, "sha256": sha256(build / f"{name}.parquet")}
         kept = {}
@@ -251,6 +267,18 @@ def _write_draft(partial: Path, draft: Mapping[str, Any]) -> None:
     os.rename(partial / "draft", partial / "run.json")
 
 
+def _read_draft(partial: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The draft of the run of `config`. Raises BadRun if it is damaged."""
+    draft = read_json(partial / "run.json", f"delete {partial} to start anew")
+    try:
+        _final(partial, draft["started"])
+        if _canonical(draft["config"]) == _canonical(config):
+            return draft
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise BadRun(f"{partial / 'run.json'} is damaged: it is not of this study; delete {partial} to start anew")
+
+
 def _final(partial: Path, started: str) -> Path:
     return partial.with_name(f"{datetime.fromisoformat(started):%Y%m%dT%H%M%SZ}-{partial.stem[1:]}")
 
@@ -261,6 +289,15 @@ def _free_start(partial: Path) -> str:
     while _final(partial, now.isoformat()).exists():
         now += timedelta(seconds=1)
     return now.isoformat()
+
+
+def _told(cell: Path) -> dict[Path, str]:
+    """The tables of a stored cell, with their digests."""
+    return {cell / f"{name}.parquet": str(digest) for name, digest in read_json(cell / DIGESTS, _mend(cell)).items()}
+
+
+def _mend(cell: Path) -> str:
+    return f"delete {cell} and add --resume to measure it again"
 
 
 def _write_table(file: Path, table: pa.Table) -> None:

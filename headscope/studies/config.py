@@ -112,6 +112,8 @@ def read_study(file: Path | str | None, overrides: Mapping[str, Any]) -> Study:
         content = {key: value for key, value in content.items() if key != "models"}
     if isinstance(source := content.get("texts"), str):
         content = {**content, "texts": {"source": source}}
+    # A section with nothing after it is there, with all its defaults.
+    content |= {name: {} for name in door.probes() if name in content and content[name] is None}
     try:
         merged = _merged(content, overrides)
     except ValueError as error:

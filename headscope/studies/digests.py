@@ -41,9 +41,13 @@ def of_files(files: Iterable[Path]) -> str:
 
 
 def of_checkpoint(name: str) -> dict[str, str]:
-    """Digests of a checkpoint's configuration and weights, by what they are."""
-    folder = Path(sources.locate(name)[0])
-    return {"configuration": of_files([folder / "config.json"]), "weights": of_files(folder.glob("*.safetensors"))}
+    """Digests of a checkpoint's configuration, weights and LoRA, by what they are."""
+    base, adapter = sources.split(name)
+    folder = Path(sources.locate(base)[0])
+    made_of = {"configuration": of_files([folder / "config.json"]), "weights": of_files(folder.glob("*.safetensors"))}
+    if adapter is None:
+        return made_of
+    return {**made_of, "LoRA": of_files(each for each in sources.lora_folder(adapter).glob("adapter_*"))}
 
 
 def of_scheme(rule: Scheme) -> dict[str, str]:

@@ -163,9 +163,7 @@ def _identified(label: str, spec: str, materials: Materials) -> str:
 
 def _step(label: str, materials: Materials) -> int | None:
     """The training step of a model's checkpoint, if it is one of many."""
-    named = materials.given[label].name if label in materials.given else materials.specs[label].checkpoint
-    folder = Path(named).expanduser()
-    return training_step(folder) if folder.is_dir() else None
+    return training_step(materials.given[label].name if label in materials.given else materials.specs[label].checkpoint)
 
 
 def _described(label: str, materials: Materials, step: int | None) -> dict[str, Any]:
@@ -176,11 +174,12 @@ def _described(label: str, materials: Materials, step: int | None) -> dict[str, 
         "label": label,
         "spec": spec,
         "checkpoint": model.name,
+        "revision": getattr(model.module.config, "_commit_hash", None),
         "weights_sha256": model.weights_sha256,
         "scheme": model.scheme,
         "adapter_sha256": None if learned is None else learned.sha256,
         "step": step if learned is None else learned.step,
-        "geometry": asdict(model.geometry),
+        "geometry": {"layers": model.geometry.layers, **asdict(model.geometry)},
         "dtype": str(model.module.dtype).removeprefix("torch."),
     }
 

@@ -27,6 +27,7 @@ PROBE = Probe(
     glossary="probes.influence.findings:GLOSSARY",
     page="probes.influence.charts:page",
     sample="probes.influence.sample:rows",
+    bench="probes.influence.bench:ways",
 )
 
 

@@ -113,6 +113,7 @@ class InfluenceSection:
                 here = {key: [u for u in units if u.layer == task.layer] for key, units in sweep.units.items()}
                 return {"influence": _columns(keys, sweep.exact(replay, here))}
             known = pd.concat([self.materials.stored(f"influence/{name}", "influence") for name in task.before])
+            known["layer"] = np.searchsorted(model.geometry.numbers, known["layer"])
             if task.step == "exact":
                 chosen = to_verify(sweep, known, self.config, seed)
                 return {"influence": _columns(keys, sweep.exact(replay, chosen))}
@@ -126,7 +127,8 @@ class InfluenceSection:
         cells: list[Cell] = []
 
         def add(step: Any, doc: int, cost: float, layer: int | None = None, before: Sequence[Cell] = ()) -> None:
-            where = f"{label}: {length} tokens, document {doc}, {step}{'' if layer is None else f' layer {layer}'}"
+            named = "" if layer is None else f" layer {sweep.model.geometry.numbers[layer]}"
+            where = f"{label}: {length} tokens, document {doc}, {step}{named}"
             task = _Task(step, length, doc, layer, tuple(cell.id for cell in before))
             cells.append(Cell(where, label, cost * pass_cost(length), task))
 

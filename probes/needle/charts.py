@@ -18,6 +18,7 @@ def charts(shown: Shown) -> Iterator[Group]:
     """Where each model finds the needle, and which heads copy it; nothing without trials."""
     needles = shown.table("needles")
     if needles is not None:
+        yield Group(PROBE.title, "Where the needle is found", _by_length(needles), page="/")
         yield Group(PROBE.title, "Where the needle is found", _success(needles, shown.models))
         yield Group(PROBE.title, "Which heads copy it", _scores(shown))
 
@@ -30,6 +31,15 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
             "Share of the needle that this head copies while the model answers right, by length and depth.",
             half=True,
         )
+
+
+def _by_length(needles: pd.DataFrame) -> Iterator[Chart]:
+    mode = "strict" if "strict" in set(needles["mode"]) else "wu"
+    yield Chart(
+        figures.success_by_length(needles, mode),
+        "Over all depths; the band is the 95 % interval of the share.",
+        half=True,
+    )
 
 
 def _success(needles: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:

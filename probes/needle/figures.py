@@ -31,6 +31,22 @@ def success_map(needles: pd.DataFrame, model: str, mode: str = "strict") -> go.F
     return made.update_traces(texttemplate="%{z:.0%}" if shares.size <= 60 else None)
 
 
+def success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Figure:
+    """Share of trials that succeed by context length, over depths: a line a model in its 95 % Wilson interval."""
+    title = "Needle found, by context length"
+    if why := style.lacks(needles, "model", "mode", "context_length", "success"):
+        return style.nothing(title, why)
+    trials = needles[needles["mode"] == mode]
+    made = style.figure(title)
+    for label, look in style.looks(trials).items():
+        counted = success(trials[trials["model"] == label].assign(depth=0.0)).set_index("context_length")
+        line = counted.rename(columns={"share": "mean"})[["mean", "low", "high"]]
+        style.band(made, line, look, "%{x:,} tokens: %{y:.0%} of trials")
+    made.update_xaxes(title_text="context length (tokens)", tickformat=",")
+    made.update_yaxes(title_text="share of trials", tickformat=".0%", range=[-0.02, 1.02])
+    return style.room_for_legend(made)
+
+
 def head_map(retrieval: pd.DataFrame, model: str, layer: int, head: int) -> go.Figure:
     """Copy score of one head over successful trials, context length by depth, mean over needles and haystacks.
 
@@ -83,9 +99,10 @@ def against_growth(heads: pd.DataFrame, model: str) -> go.Figure:
     points = heads[heads["model"] == model].dropna(subset=["retrieval", "growth"])
     made = style.figure(title)
     scatter.dots(made, points, "growth", "retrieval", "growth exponent %{x:.3g}, score %{y:.3f}")
-    made.update_xaxes(title_text="growth exponent")
-    made.update_yaxes(title_text="retrieval score", rangemode="tozero")
-    return scatter.coloured(made)
+    # One scale for all models in `heads`, whose charts stand side by side.
+    made.update_xaxes(title_text="growth exponent", range=_ends(heads["growth"]))
+    made.update_yaxes(title_text="retrieval score", range=_ends(heads["retrieval"]))
+    return style.says(scatter.coloured(made), value="retrieval score", model=style.text(model))
 
 
 def between_seeds(scores: pd.DataFrame, model: str) -> go.Figure:
@@ -103,10 +120,17 @@ def between_seeds(scores: pd.DataFrame, model: str) -> go.Figure:
         return style.nothing(title, "a comparison needs two seeds with successful trials")
     made = style.figure(title)
     scatter.dots(made, points, seeds[0], seeds[1], "score %{x:.3f} and %{y:.3f}")
-    scatter.diagonal(made, [0, float(points[seeds].to_numpy().max())])
-    made.update_xaxes(title_text=f"score with seed {seeds[0]}")
-    made.update_yaxes(title_text=f"score with seed {seeds[1]}")
+    ends = _ends(scores[seeds].max())
+    scatter.diagonal(made, [0, ends[1]])
+    made.update_xaxes(title_text=f"score with seed {seeds[0]}", range=ends)
+    made.update_yaxes(title_text=f"score with seed {seeds[1]}", range=ends)
     return scatter.coloured(made)
+
+
+def _ends(values: pd.Series) -> list[float]:
+    """The ends of an axis over the values and zero, with a little room."""
+    low, high = min(0.0, float(values.min())), float(values.max()) or 1.0
+    return [low - 0.04 * (high - low), high + 0.04 * (high - low)]
 
 
 def _by_length_and_depth(title: str, z: pd.DataFrame, told: npt.ArrayLike, hover: str) -> go.Figure:
@@ -127,4 +151,4 @@ def _by_length_and_depth(title: str, z: pd.DataFrame, told: npt.ArrayLike, hover
     depths, lengths = z.shape
     made.update_xaxes(title_text="context length (tokens)", type="category", dtick=-(-lengths // 7), showgrid=False)
     made.update_yaxes(title_text="depth", autorange="reversed", type="category", dtick=-(-depths // 12), showgrid=False)
-    return made.update_layout(margin_t=46)
+    return style.top(made)

@@ -4,6 +4,7 @@ Sentences set success and retrieval heads of each model against published shares
 agree.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,12 +55,21 @@ def findings(run: Run) -> Iterator[Finding]:
 
 
 def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
-    """The head's rank by retrieval score under each model, or that it never copies."""
+    """What the head copies in `model` with a needle and without, and its rank by that under each model."""
     if not _scored(run):
         return
-    if not run.heads[here(run.heads, layer, head)]["retrieval"].any():
+    rows = run.heads[here(run.heads, layer, head)]
+    if not rows["retrieval"].any():
         yield "It copies no token of a needle in any successful trial."
-    elif told := ranks(run.heads, "retrieval", layer, head):
+        return
+    for row in rows[(rows["model"] == model) & rows["retrieval"].notna()].to_dict("records"):
+        control = row.get("retrieval_control", math.nan)
+        without = "" if math.isnan(control) else f", and scores {control:.3f} where there is none"
+        sure = ""
+        if not math.isnan(row["retrieval_low"]):
+            sure = f" (95 % interval {row['retrieval_low']:.2f} to {row['retrieval_high']:.2f})"
+        yield f"When there is a needle it copies {row['retrieval']:.2f} of it{sure}{without}."
+    if told := ranks(run.heads, "retrieval", layer, head):
         yield f"Rank by {statistic('retrieval').label}: {told}."
 
 

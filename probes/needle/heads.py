@@ -36,6 +36,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
         "retrieval": Role(
             f"retrieval score above {RETRIEVAL_HEAD}, over needles",
             lambda heads: heads["retrieval"] > RETRIEVAL_HEAD,
+            "retrieval",
         )
     }
 )

@@ -109,7 +109,7 @@ def profile(pairs: pd.DataFrame, scheme: str, width: int, center: int) -> go.Fig
         made.add_vline(x=edge, line={"color": style.INK, "dash": "dash", "width": 1.5})
     made.update_xaxes(title_text="distance D (tokens)", showgrid=False)
     made.update_yaxes(title_text="pair: θ (rad/token)", autorange="reversed", showgrid=False, type="category")
-    return made.update_layout(margin_t=46)
+    return style.top(made)
 
 
 def _worded(frame: pd.DataFrame) -> pd.DataFrame:

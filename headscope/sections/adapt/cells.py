@@ -51,11 +51,12 @@ class AdaptSection:
             materials.uses("adapter to start from", [of_adapter(config.adapter)])
         self.held_out = materials.documents(self.label, config.validation_length)
         held_out = [document.name for document in self.held_out]
-        self.slices = Slices(config.train, materials.tokenizer(self.label), held_out, materials.seed)
+        tokenizer, alike = materials.tokenizer(self.label), config.mix == "sources"
+        self.slices = Slices(config.train, tokenizer, held_out, materials.seed, alike)
         learned = self.slices.documents.items()
         materials.uses("training texts", (part for name, ids in learned for part in (name, ids)))
         for phase in self.config.phases:
-            self.slices.names(phase.length)
+            self.slices.check(phase.length)
 
     def cells(self) -> list[Cell]:
         keep, steps = self.config.keep, self.config.steps
@@ -141,17 +142,30 @@ class AdaptSection:
             yield learner, peft
 
     def _start(self, model: Model) -> AdaRoPE:
-        """The adapter before any step: YaRN's, or the learned one that stage 2 goes on from."""
-        start = f"yarn:factor={self.config.factor:g}"
+        """The adapter before any step: YaRN's, another scheme's, or the learned one to go on from."""
+        yarn = f"yarn:factor={self.config.factor:g}"
         if self.config.adapter is not None:
-            adarope = AdaRoPE.load(self.config.adapter, model)
-            if adarope.lora is not None:
-                raise BadInput(f"adapter '{self.config.adapter}' has a LoRA already; start from one of stage 1")
+            adarope = self._learned(self.config.adapter, model, yarn)
         else:
+            start = self.config.start or yarn
             adarope = AdaRoPE.untrained(model, resolve(model, start)).to(model.device)
             adarope.metadata["start"] = start
         learns_positions = self.config.strategy in ("adarope", "joint", "adarope-joint")
         VARIANTS[self.config.variant if learns_positions else "frozen"](adarope)
+        return adarope
+
+    def _learned(self, file: str, model: Model, yarn: str) -> AdaRoPE:
+        """An adapter to go on from; its own story becomes `before`."""
+        adarope = AdaRoPE.load(file, model)
+        if adarope.lora is not None:
+            raise BadInput(f"adapter '{file}' has a LoRA already; start from one of stage 1")
+        start = adarope.metadata.get("start", yarn)
+        if start.startswith("yarn:") and start != yarn:
+            raise BadInput(f"adapter '{file}' was learned from {start}, not {yarn}: give its own --factor")
+        seen = set(_trained_on(adarope)).intersection(document.name for document in self.held_out)
+        if seen:
+            raise BadInput(f"adapter '{file}' was learned on {min(seen)}, which is held out here: give other --text")
+        adarope.metadata["before"] = {"sha256": adarope.sha256, **adarope.metadata}
         return adarope
 
     def _keep(
@@ -174,7 +188,7 @@ class AdaptSection:
             step=stretch.last,
             config=self.config.model_dump(mode="json"),
             seed=self.materials.seed,
-            trained_on=sorted(self.slices.documents),
+            trained_on=sorted({*self.slices.documents, *_trained_on(learner.adarope)}),
             held_out=[document.name for document in self.held_out],
             losses=losses,
         )
@@ -206,6 +220,12 @@ class AdaptSection:
     def _state(self, step: int) -> Path:
         # Beside what becomes part of the run.
         return self.materials.files.with_name("state") / f"step-{step:04d}.safetensors"
+
+
+def _trained_on(adarope: AdaRoPE) -> list[str]:
+    """Documents that an adapter was learned on before this training."""
+    documents: list[str] = adarope.metadata.get("trained_on", [])
+    return documents
 
 
 def _losses(adapter: Path) -> dict[str, Any]:

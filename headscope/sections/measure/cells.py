@@ -10,12 +10,14 @@ from torch import Tensor
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.heard import Attention
+from headscope.errors import BadInput
 from headscope.measures import AttentionRows, DistanceProfile, RotaryPairs
 from headscope.models.checkpoint import evaluating
 from headscope.passes.capture import capturing
 from headscope.passes.logits import finite_hidden, loss_by_position
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
+from headscope.positions.rescaled import own_at
 from headscope.positions.schedule import Schedule
 from headscope.positions.tables import all_theta
 from headscope.runs.arrow import Rows
@@ -42,6 +44,8 @@ ACCUMULATORS: Mapping[str, Callable[[Geometry, int, int | None, int], Accumulato
     "distance": lambda geometry, length, rows, seed: DistanceProfile(geometry, length),  # every row, always
 }
 """Table -> its measure, called with (geometry, length, rows or None for all, seed)."""
+OF_PAIRS = ("pairs", "distance")
+"""Tables that a model without rotation has no rows in."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,8 @@ def measure_tokens(
     `rows` is None for every query row, else how many are sampled with `seed`.
     """
     length = len(ids)
+    if not model.geometry.pairs:
+        tables = _without_pairs(model, tables)
     listeners = [ACCUMULATORS[name](model.geometry, length, rows, seed) for name in tables if name in ACCUMULATORS]
     with attached(model) as schedule, capturing(model) as layers, evaluating(model):
         for listener in listeners:
@@ -99,10 +105,21 @@ def measure_tokens(
         if "nll" in tables:
             columns["nll"] = dict(loss_by_position(model, ids, hidden).compute())
     if "pairs" in columns:
-        columns["pairs"]["theta"] = _theta_column(model, schedule, columns["pairs"])
+        turned_by = schedule if schedule.rotates else own_at(model, length)
+        columns["pairs"]["theta"] = _theta_column(model, turned_by, columns["pairs"])
     return columns
 
 
+def _without_pairs(model: Model, tables: Sequence[str]) -> list[str]:
+    """The tables that a model without rotation can fill. Raises BadInput if none is left."""
+    left = [name for name in tables if name not in OF_PAIRS]
+    if not left:
+        wanted = " or ".join(tables)
+        raise BadInput(f"'{model.name}' has no {wanted} to measure: {model.rotation.why}; measure attention or nll")
+    return left
+
+
 def _theta_column(model: Model, schedule: Schedule, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    theta: np.ndarray = all_theta(model, schedule).numpy()[columns["layer"], columns["kv_group"], columns["pair"]]
+    layer = np.searchsorted(model.geometry.numbers, columns["layer"])
+    theta: np.ndarray = all_theta(model, schedule).numpy()[layer, columns["kv_group"], columns["pair"]]
     return theta

@@ -4,7 +4,7 @@ A figure is drawn only when its table is there, and a comparison only when there
 the first model and compared for at most three others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from headscope.figures import layers, learned, lengths, loss, rotary
 from headscope.report.content import Chart, Group, Shown
 from headscope.report.outline import steps
 from headscope.report.statistic_charts import against_chart, box_chart
-from headscope.report.words import extremes, here
+from headscope.report.words import extremes, few, here
 from headscope.runs.run import Run
 from headscope.runs.statistics import statistic
 from headscope.runs.summary import longest
@@ -26,7 +26,7 @@ def charts(shown: Shown) -> Iterator[Group]:
     yield Group("How attention is spread", "", _spread(shown))
     yield Group("Which rotary pairs the heads use", "", _pairs(shown))
     yield Group("What the position schemes changed", "Position parameters", parameter_charts(shown), page="/compare")
-    yield Group("Loss along the context", "", loss_charts(shown), page="/compare")
+    yield Group("Loss along the context", "", loss_charts(shown), page="/compare /")
     yield Group("During training", "", _over_steps(shown))
 
 
@@ -75,7 +75,15 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
         yield Chart(
             lengths.growth(_rows(run, "attention", layer, head), [(layer, head)]),
             "Both axes are logarithmic. The dotted diagonal is uniform attention, which uses every visible key; the "
-            "dotted horizontal is a length that does not grow.",
+            "dotted horizontal is a length that does not grow. Bands are 95 % intervals over "
+            "documents, where there are three or more.",
+            half=True,
+        )
+    if "distance" in run.tables:
+        yield Chart(
+            rotary.total(_rows(run, "distance", layer, head), layer, head),
+            "The mean logit of a key by how far back it is, all pairs together: where the head's positions send it, "
+            "whatever the tokens are.",
             half=True,
         )
     if "pairs" in run.tables:
@@ -93,10 +101,10 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
             half=True,
         )
     if "distance" in run.tables:
+        rows = _rows(run, "distance", layer, head)
         yield Chart(
-            rotary.profile(_rows(run, "distance", layer, head), layer, head, model),
-            "Red pairs raise the logit of a key at that distance, blue pairs lower it.",
-            half=True,
+            rotary.profiles(rows[rows["model"].isin(few(run.models))], layer, head),
+            "Red pairs raise the logit of a key at that distance, blue pairs lower it. One scale for all models.",
         )
 
 
@@ -147,19 +155,8 @@ def _pairs(shown: Shown) -> Iterator[Chart]:
 def parameter_charts(shown: Shown) -> Iterator[Chart]:
     """Learned frequencies, temperatures and bases."""
     positions, heads = shown.table("positions"), shown.heads
-    for label in shown.models:
-        if positions is not None and _learned(positions, label):
-            yield Chart(
-                rotary.frequency_change(positions, label),
-                "Mean over key groups. Blue pairs turn more slowly than in the checkpoint, red pairs faster.",
-                half=True,
-            )
-            if _learned(positions, label, "log_theta_init"):
-                yield Chart(
-                    rotary.frequency_change(positions, label, "log_theta_init"),
-                    "The same against where learning started: what was learned. Mean over key groups.",
-                    half=True,
-                )
+    if positions is not None:
+        yield from _frequencies(positions, shown.models)
     for name in ("effective_base", "tau", "gamma"):
         if any(values.max() - values.min() > 1e-3 * abs(values.max()) for values in shown.finite(name).values()):
             yield Chart(
@@ -174,6 +171,37 @@ def parameter_charts(shown: Shown) -> Iterator[Chart]:
                     f"The same by head: how far heads came to differ in {statistic(name).label}. A dot is a head.",
                     half=True,
                 )
+
+
+def _frequencies(positions: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
+    """Of models that learned frequencies: which layers changed most, and which way."""
+    origins = (("log_theta_base", "the checkpoint"), ("log_theta_init", "where learning started"))
+    learned = [label for label in models if _learned(positions, label)]
+    moved = [
+        (label, against, told) for against, told in origins for label in learned if _learned(positions, label, against)
+    ]
+    for label, against, told in moved:
+        yield Chart(
+            rotary.by_change(positions, label, against),
+            f"How far frequencies moved from {told}, whichever way: the root mean square over pairs. A bar is a "
+            "layer, a dot one of its key groups.",
+            _most_changed(positions, label, against),
+        )
+    for label, against, told in moved:
+        yield Chart(
+            rotary.frequency_change(positions, label, against),
+            f"Which way they moved: blue pairs turn more slowly than in {told}, red pairs faster. Mean over key "
+            "groups, of which some may move up and some down.",
+            half=True,
+        )
+
+
+def _most_changed(positions: pd.DataFrame, label: str, against: str) -> str:
+    """The layers whose frequencies changed most, and the least, in words."""
+    moved = rotary.changes(positions[positions["model"] == label], against)
+    order = rotary.rms_change(moved, ["layer"]).sort_values(ascending=False, kind="stable")
+    first = ", ".join(f"layer {layer} ({value:.2g})" for layer, value in order.head(3).items())
+    return f"Most changed: {first}; least: layer {order.index[-1]} ({order.iloc[-1]:.2g})."
 
 
 def loss_charts(shown: Shown) -> Iterator[Chart]:

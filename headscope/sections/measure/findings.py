@@ -9,12 +9,13 @@ import numpy as np
 import pandas as pd
 
 from headscope.report.content import Finding, Term
-from headscope.report.words import by_model, count, few, head_name, ranks
+from headscope.report.words import by_model, count, few, head_name, here, listed, ranks
+from headscope.runs.roles import holding
 from headscope.runs.run import Run
 from headscope.runs.statistics import column, number
 from headscope.runs.summary import longest, moved
 from headscope.runs.summary import models as per_model
-from headscope.sections.measure.heads import AGGREGATION, LOCAL, RETRIEVAL, SINK
+from headscope.sections.measure.heads import AGGREGATION, LOCAL, RETRIEVAL, ROLES, SINK
 
 GLOSSARY = (
     Term(
@@ -89,10 +90,20 @@ def findings(run: Run) -> Iterator[Finding]:
 
 
 def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
-    """The head's rank by effective length among the heads of each model."""
+    """What the head is in `model`, with figures, and its rank by effective length among the heads of each model."""
     name = longest(run.heads)
-    if name and (told := ranks(run.heads, name, layer, head)):
-        yield f"Rank by effective length: {told}."
+    mine = run.heads[(run.heads["model"] == model) & here(run.heads, layer, head)]
+    if name is None or mine.empty or np.isnan(mine[name].iloc[0]):
+        return
+    row = mine.iloc[0]
+    bearing = [role for role in ROLES if holding(mine, role).any()]
+    called = f"is {listed(bearing)}" if bearing else f"is none of {', '.join(ROLES)}"
+    yield (
+        f"In {model} it {called}: it attends in effect to {number(row[name])} of {column(name).length:,} tokens "
+        f"(growth exponent {row['growth']:.2f}), with {row['sink_mass']:.0%} of its weight on the first token and "
+        f"{row['local_mass']:.0%} on the last 32."
+    )
+    yield f"Rank by effective length: {ranks(run.heads, name, layer, head)}."
 
 
 def _lengths(heads: pd.DataFrame) -> Iterator[str]:

@@ -89,12 +89,16 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 
 ROLES: Mapping[str, Role] = MappingProxyType(
     {
-        "local": Role(f"effective length below {LOCAL} tokens at the longest length", lambda h: h[_ess2(h)] < LOCAL),
-        "constant": Role(f"growth exponent below {RETRIEVAL}, as retrieval asks", lambda h: h["growth"] < RETRIEVAL),
-        "widening": Role(
-            f"growth exponent above {AGGREGATION}, as aggregation asks", lambda h: h["growth"] > AGGREGATION
+        "local": Role(
+            f"effective length below {LOCAL} tokens at the longest length", lambda h: h[_ess2(h)] < LOCAL, "local_mass"
         ),
-        "sink": Role("more than half of the weight on the first token", lambda h: h["sink_mass"] > SINK),
+        "constant": Role(
+            f"growth exponent below {RETRIEVAL}, as retrieval asks", lambda h: h["growth"] < RETRIEVAL, "growth", True
+        ),
+        "widening": Role(
+            f"growth exponent above {AGGREGATION}, as aggregation asks", lambda h: h["growth"] > AGGREGATION, "growth"
+        ),
+        "sink": Role("more than half of the weight on the first token", lambda h: h["sink_mass"] > SINK, "sink_mass"),
     }
 )
 

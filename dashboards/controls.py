@@ -1,0 +1,100 @@
+"""The controls of what is shown: only those that do something on the page, set to what the URL says."""
+
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import html
+
+from dashboards.library import current
+from dashboards.pages import Page
+from dashboards.view import FILTERS, View
+from headscope.errors import BadRun
+from headscope.report.outline import statistics_of
+from headscope.runs.roles import roles
+from headscope.runs.run import Run
+from headscope.runs.statistics import statistic
+
+LINES = [
+    {"value": "leading", "label": "leading or picked heads"},
+    {"value": "changed", "label": "heads changed beyond noise"},
+]
+
+
+def values(page: Page, run: Run, view: View) -> dict[str, Any]:
+    """What each control of the page is set to in this state; a run without heads has none to set."""
+    top = int(run.heads["layer"].max()) if len(run.heads) else 0
+    first = run.models[0] if run.models else None
+    every = {
+        "model": view.model,
+        "models": list(view.models),
+        "base": view.base or (first if "models" in page.controls(run) else None),
+        "stat": view.stat,
+        "lines": view.lines,
+        "layers": list(view.layers or (0, top)),
+        "role": view.role,
+        "low": "" if view.low is None else view.low,
+        "high": "" if view.high is None else view.high,
+    }
+    return {"run": [part.name for part in run.parts]} | {name: every[name] for name in page.controls(run)}
+
+
+def controls(page: Page, run: Run, view: View) -> list[Any]:
+    """The controls that the page asks for, set to the state."""
+    made = _made(run)
+    parts: list[Any] = []
+    for name, value in values(page, run, view).items():
+        kind, how = made[name]
+        control = kind(id={"control": name}, value=value, **how)
+        parts.append(dmc.InputWrapper(control, label="Layers") if name == "layers" else control)
+        if name == "run" and (newer := _newer(run)):
+            told = ["A newer run has finished: ", html.A(_label(newer), href=view.link("", *FILTERS, run=newer))]
+            parts.append(html.P(told, className="offer", role="status"))
+    buttons = [html.Button("Copy link", id="copy", type="button"), html.Button("Save page", id="save", type="button")]
+    return [*parts, html.Div(buttons, className="tools")]
+
+
+def _made(run: Run) -> dict[str, Any]:
+    """Component and its settings by control."""
+    runs = [{"value": name, "label": _label(name)} for name in current().listing()]
+    stats = [{"value": name, "label": statistic(name).label} for name in statistics_of(run)]
+    called = [{"value": name, "label": f"{name}: {role.meaning}"} for name, role in roles().items()]
+    top = int(run.heads["layer"].max()) if len(run.heads) else 0
+    layers = {
+        "min": 0,
+        "max": top,
+        "minRange": 0,
+        "marks": [{"value": end, "label": str(end)} for end in (0, top)],
+        "thumbFromLabel": "First layer",
+        "thumbToLabel": "Last layer",
+        "mb": 22,
+    }
+    baseline = {"clearable": True, "placeholder": "none: show values"}
+    threshold = {"placeholder": "any", "debounce": 600}
+    return {
+        "run": (dmc.MultiSelect, {"label": "Runs, read as one", "data": runs, "searchable": True}),
+        "model": (dmc.Select, {"label": "Model", "data": run.models, "allowDeselect": False}),
+        "models": (dmc.MultiSelect, {"label": "Models drawn", "data": run.models, "searchable": True}),
+        "base": (dmc.Select, {"label": "Pinned baseline", "data": run.models, **baseline}),
+        "stat": (dmc.Select, {"label": "Statistic", "data": stats, "searchable": True, "allowDeselect": False}),
+        "lines": (dmc.Select, {"label": "Rank shift of", "data": LINES, "allowDeselect": False}),
+        "layers": (dmc.RangeSlider, layers),
+        "role": (dmc.Select, {"label": "Role", "data": called, "clearable": True, "placeholder": "all heads"}),
+        "low": (dmc.NumberInput, {"label": "Statistic at least", **threshold}),
+        "high": (dmc.NumberInput, {"label": "Statistic at most", **threshold}),
+    }
+
+
+def _newer(run: Run) -> str | None:
+    """The newest run of the folder that can be read, where it is newer than all that are shown."""
+    readable = [name for name, found in current().listing().items() if not isinstance(found, BadRun)]
+    shown = {part.name for part in run.parts}
+    return readable[0] if readable and not shown & {readable[0]} else None
+
+
+def _label(name: str) -> str:
+    """A run's name without its hash: example, 11-21 13:35."""
+    stamp, _, rest = name.partition("-")
+    if len(stamp) != 16 or not rest:
+        return name
+    slug = rest.rpartition("-")[0] or rest
+    return f"{slug}, {stamp[4:6]}-{stamp[6:8]} {stamp[9:11]}:{stamp[11:13]}"

@@ -1,0 +1,86 @@
+"""The runs of the folder: what each measured, how large it is, what to do with one that is damaged or unfinished."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dashboards.library import current
+from dashboards.view import View, linked
+from headscope import door
+from headscope.report.content import Content, Listing, Piece, Records, Words
+from headscope.runs.run import Run, short_names
+from headscope.runs.stored import Stored
+
+NAME = "Runs"
+PATH = "/runs"
+
+
+def controls(run: Run) -> Sequence[str]:
+    """None: the table has its own."""
+    return ()
+
+
+def content(run: Run, view: View) -> Content:
+    """All runs in a table to sort and to search; of the chosen ones, where their configurations differ."""
+    rows = [*_rows()]
+    sections: dict[str, list[Piece]] = {"": [Records("Runs of this folder", rows)]}
+    if broken := [f"{row['run']}: {row['state']}" for row in rows if row["state"] != "finished"]:
+        sections["Damaged and unfinished"] = [Words(broken)]
+    how = "Choose a second run at the left to see where their configurations differ."
+    sections["How the chosen runs differ"] = [_difference(run.parts) if len(run.parts) > 1 else Words([how])]
+    megabytes = sum(row["MB"] or 0 for row in rows)
+    return Content(
+        "Runs",
+        f"{len(rows)} run{'s' if len(rows) != 1 else ''}, {megabytes:,.1f} MB in all. A click opens one.",
+        sections,
+    )
+
+
+def _rows() -> Iterator[dict[str, Any]]:
+    for name, found in current().listing().items():
+        if isinstance(found, Run):
+            told = found.manifest
+            yield {
+                "run": name,
+                "started": str(told.get("started", ""))[:16].replace("T", " "),
+                "models": ", ".join(found.models),
+                "sections": ", ".join(_sections(told)),
+                "tables": ", ".join(found.tables),
+                "rows": sum(table["rows"] for table in told["tables"].values()),
+                "MB": round(sum(file.stat().st_size for file in found.path.glob("*.parquet")) / 1e6, 2),
+                "minutes": round(told.get("timings", {}).get("seconds", 0) / 60, 1),
+                "state": "finished",
+                "href": linked("/", {"run": name}),
+            }
+        else:
+            yield _waiting(name, f"cannot be read: {found}")
+    for name, stored in current().unfinished().items():
+        yield _waiting(name, f"unfinished, with {stored} cells stored: the same command with --resume goes on")
+
+
+def _waiting(name: str, state: str) -> dict[str, Any]:
+    nothing = dict.fromkeys(("started", "models", "sections", "tables"), "") | dict.fromkeys(("rows", "MB", "minutes"))
+    return {"run": name, **nothing, "state": state, "href": ""}
+
+
+def _sections(manifest: Mapping[str, Any]) -> list[str]:
+    config = manifest.get("config") or {}
+    return [name for name in door.probes() if config.get(name)]
+
+
+def _difference(runs: Sequence[Stored]) -> Listing:
+    """Every entry of the configurations that is not the same in all runs."""
+    flat = [dict(_flat(run.manifest.get("config") or {})) for run in runs]
+    names = dict.fromkeys(name for each in flat for name in each)
+    rows = [
+        (name, *(each.get(name, "–") for each in flat)) for name in names if len({each.get(name) for each in flat}) > 1
+    ]
+    told = f"Where the configurations differ: {len(rows)} of {len(names)} entries"
+    return Listing(told, ("entry", *short_names([run.name for run in runs])), rows)
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}".lstrip("."))
+    else:
+        yield name, str(value)

@@ -1,0 +1,115 @@
+"""Frequencies that transformers computes for other rope parameters than a checkpoint's, by layer.
+
+Its own config is read by the same way first: where that does not give the frequencies that the checkpoint was seen to
+turn by, what a scheme would make of them is not known, and the scheme is refused.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from headscope.models.checkpoint import Opened
+from headscope.models.rotation import tables
+from headscope.positions.schedule import Fixed, refusal, refuse_without_rotation
+
+
+def rescheduled(
+    checkpoint: Opened,
+    rope_type: str,
+    *,
+    rope_theta: float | None = None,
+    base_factor: float = 1.0,
+    **parameters: float | None,
+) -> Fixed:
+    """Frequencies and factor that transformers computes for these rope parameters, layer by layer.
+
+    Raises UnsupportedModel for a checkpoint without rotation, or whose config does not tell its frequencies.
+    """
+    refuse_without_rotation(checkpoint, rope_type)
+    rotation = checkpoint.rotation
+    thetas, factors = list(Fixed.own(checkpoint).thetas), list(rotation.factors)
+    for layer_type in dict.fromkeys(rotation.layer_types):
+        if layer_type == "sliding_attention":
+            continue
+        layers = [n for n, kind in enumerate(rotation.layer_types) if kind == layer_type]
+        layers = [n for n in layers if checkpoint.geometry.rotates[n]]
+        if not layers:
+            continue
+        own = _own_parameters(checkpoint, layer_type)
+        told, _ = _computed(checkpoint, layer_type, own)
+        for layer in layers:
+            if told.shape != rotation.theta[layer].shape or not torch.allclose(told, rotation.theta[layer], rtol=1e-2):
+                raise refusal(checkpoint, rope_type, "its config does not tell the frequencies that it turns by")
+        rope = {
+            "rope_type": rope_type,
+            "rope_theta": (rope_theta or own["rope_theta"]) * base_factor,
+            "original_max_position_embeddings": checkpoint.geometry.native_context,
+            **{name: value for name, value in parameters.items() if value is not None},
+        }
+        # Proportional rope spaces its frequencies over the whole head, and sets those beyond a share of it to 0.
+        whole = own["rope_type"] == "proportional"
+        if own.get("partial_rotary_factor") is not None and not whole:
+            rope["partial_rotary_factor"] = own["partial_rotary_factor"]
+        theta, factor = _computed(checkpoint, layer_type, rope)
+        shared = (theta * (told != 0) if whole else theta)[None]
+        for layer in layers:
+            thetas[layer], factors[layer] = shared, factor if rotation.scales else 1.0
+    return Fixed(checkpoint, tuple(thetas), tuple(factors))
+
+
+def own_at(checkpoint: Opened, length: int) -> Fixed:
+    """The checkpoint's own rotation of a text of that length: some turn a longer text by other frequencies.
+
+    Raises UnsupportedModel where its own cos and sin are not those of the frequencies that its config tells.
+    """
+    own = Fixed.own(checkpoint)
+    rotation = checkpoint.rotation
+    if rotation.until is None or length <= rotation.until:
+        return own
+    turning = checkpoint.geometry.rotates
+    kinds = dict.fromkeys(kind for kind, turns in zip(rotation.layer_types, turning, strict=True) if turns)
+    by_kind = {kind: _computed(checkpoint, kind, _own_parameters(checkpoint, kind), length) for kind in kinds}
+    for module in rotation.modules:
+        for kind, (theta, factor) in by_kind.items():
+            last = torch.tensor([[length - 1]], device=checkpoint.device)
+            made = module(
+                torch.zeros(1, 1, 1, device=checkpoint.device), last, **({"layer_type": kind} if kind else {})
+            )
+            made = made if isinstance(made, tuple) else (made,)
+            expected = tables(last, theta[None], factor, rotation.table, made[0].dtype)
+            if not all(torch.allclose(*both, atol=2e-2) for both in zip(made, expected, strict=True)):
+                raise refusal(checkpoint, "base", f"of {length} tokens, it does not turn by the frequencies it tells")
+    thetas, factors = list(own.thetas), list(own.factors)
+    for layer, kind in enumerate(rotation.layer_types):
+        if turning[layer]:
+            theta, factor = by_kind[kind]
+            thetas[layer], factors[layer] = theta[None], factor if rotation.scales else 1.0
+    return Fixed(checkpoint, tuple(thetas), tuple(factors), rotates=False)
+
+
+def _own_parameters(checkpoint: Opened, layer_type: str | None) -> dict[str, Any]:
+    config = copy.deepcopy(checkpoint.module.config.get_text_config())
+    config.standardize_rope_params()
+    ropes = config.rope_parameters
+    return dict(ropes[layer_type] if layer_type else ropes)
+
+
+def _computed(
+    checkpoint: Opened, layer_type: str | None, rope: dict[str, Any], length: int | None = None
+) -> tuple[Tensor, float]:
+    """Frequencies [pairs], float32, and the factor on cos and sin, for the rope parameters of one kind of layer."""
+    config = copy.deepcopy(checkpoint.module.config.get_text_config())
+    config.standardize_rope_params()
+    plain = rope["rope_type"] == "default"
+    rope = {**rope, "rope_type": "linear", "factor": 1.0} if plain else rope
+    config.rope_parameters = {**config.rope_parameters, layer_type: rope} if layer_type else rope
+    if not hasattr(config, "max_position_embeddings"):
+        config.max_position_embeddings = checkpoint.geometry.native_context
+    if "original_max_position_embeddings" in rope and hasattr(config, "original_max_position_embeddings"):
+        config.original_max_position_embeddings = rope["original_max_position_embeddings"]  # a copy, which would win
+    compute = ROPE_INIT_FUNCTIONS[rope["rope_type"]]
+    theta, factor = compute(config, torch.device("cpu"), seq_len=length, layer_type=layer_type)
+    return theta.float(), float(factor)

@@ -1,0 +1,83 @@
+"""What the detectors found, in sentences with numbers, the words that a reader needs, and what the terminal shows."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from headscope.report.content import Finding, Overview, Term
+from headscope.report.words import by_model, count, few, head_name, here
+from headscope.runs.run import Run
+from headscope.runs.statistics import number
+from probes.detectors import PROBE
+from probes.detectors.figures import by_sequence
+from probes.detectors.heads import COLUMNS, HALF, LOOKS_AT
+
+GLOSSARY = (
+    Term(
+        "Previous-token and induction head",
+        "On random tokens that come twice, nothing but positions and the earlier copy can guide a head. A "
+        "previous-token head looks at the token before; a duplicate-token head at the earlier copy of the token; an "
+        "induction head at what followed that copy, which is what comes next. A score is the mean weight on that "
+        "token, 0 to 1; chance is what weights that are spread evenly would give. A head is named after what has more "
+        "than half of its weight.",
+        "induction: mean αᵢ,ᵢ₋ₘ₊₁ over the second m tokens",
+        ("detectors",),
+    ),
+)
+
+
+def findings(run: Run) -> Iterator[Finding]:
+    """Of each model, how many heads are of each kind, and which is the strongest."""
+    for label in few(run.models) if "detectors" in run.tables else ():
+        for kind, name in COLUMNS.items():
+            for _, block in by_model(run.heads[run.heads["model"] == label], name):
+                best = block.sort_values(name).iloc[-1]
+                yield Finding(
+                    PROBE.title,
+                    f"In {label}, {count(block[name] > HALF)} put more than half of their weight on {LOOKS_AT[kind]}; "
+                    f"{head_name(best)} puts most there, {_told(best, name)}.",
+                    label,
+                )
+
+
+def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
+    """What has most of the head's weight on random tokens that come twice, against chance."""
+    if "detectors" not in run.tables:
+        return
+    rows = run.table("detectors")
+    rows = rows[here(rows, layer, head) & (rows["model"] == model)]
+    rows = rows[rows["context_length"] == rows["context_length"].max()]
+    if rows.empty:
+        return
+    means = by_sequence(rows)
+    best, length = means.sort_values("score").iloc[-1], int(rows["context_length"].iloc[0])
+    sure = "" if pd.isna(best["low"]) else f", 95 % interval {number(best['low'])} to {number(best['high'])}"
+    yield (
+        f"On random tokens that come twice, {length:,} in all, {best['score']:.0%} of its weight in {model} lies on "
+        f"{LOOKS_AT[best['kind']]} ({number(best['chance'])} by chance{sure})."
+    )
+
+
+def overview(run: Run) -> Overview | None:
+    """A row for each model: how many heads are of each kind, and the top induction head."""
+    if "detectors" not in run.tables:
+        return None
+    records = [_record(run, label) for label in run.models if (run.table("detectors")["model"] == label).any()]
+    return Overview("detectors", PROBE.title, pd.DataFrame(records), records)
+
+
+def _record(run: Run, label: str) -> dict[str, object]:
+    mine = run.heads[run.heads["model"] == label]
+    counts = {f"{kind} > {HALF:g}": int((mine[name] > HALF).sum()) for kind, name in COLUMNS.items() if name in mine}
+    name, top = COLUMNS["induction"], "–"
+    order = mine.dropna(subset=[name]).sort_values(name) if name in mine else mine[:0]
+    if len(order):
+        best = order.iloc[-1]
+        top = f"L{best['layer']} H{best['head']}: {best[name]:.2f}"
+    return {"model": label, **counts, "top induction head": top}
+
+
+def _told(row: pd.Series, name: str) -> str:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    sure = "" if pd.isna(low) else f" (95 % interval over sequences {number(low)} to {number(high)})"
+    return f"{number(row[name])}{sure}"

@@ -1,0 +1,20 @@
+"""Tasks beside heads: how well each model does on tasks of EleutherAI's lm-evaluation-harness."""
+
+from headscope.door import Probe
+
+PROBE = Probe(
+    name="evaluate",
+    title="Tasks",
+    summary="Score each model on tasks of the lm-evaluation-harness: RULER's, common benchmarks, your own files.",
+    order=35,
+    takes=("models",),
+    example="headscope evaluate --model base=smollm2-135m --tasks niah_single_1,ruler_vt --length 4096 --limit 50",
+    config="probes.evaluate.config:Evaluate",
+    cells="probes.evaluate.cells:EvaluateSection",
+    tables="probes.evaluate.tables:TABLES",
+    charts="probes.evaluate.charts:charts",
+    findings="probes.evaluate.findings:findings",
+    glossary="probes.evaluate.findings:GLOSSARY",
+    overview="probes.evaluate.findings:overview",
+    sample="probes.evaluate.sample:rows",
+)

@@ -1,0 +1,86 @@
+"""Scores of tasks: the table models x tasks, and each task by length."""
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.figures import axes, style
+from probes.evaluate.found import means, reported
+
+TITLE = "Scores of tasks"
+
+
+def table(tasks: pd.DataFrame) -> go.Figure:
+    """Models x tasks, each cell with its score and standard error; means over tasks follow."""
+    if why := style.lacks(tasks, "model", "task", "context_length", "score", "stderr"):
+        return style.nothing(TITLE, why)
+    rows = reported(tasks)
+    over = means(rows)
+    over["task"] = "mean of " + over["tasks"].astype(str)
+    every = pd.concat([rows, over.rename(columns={"kind": "metric"})])
+    every["shown"] = [f"{row.score:.3f}<br>±{row.stderr:.3f}" for row in every.itertuples()]
+    every["column"] = [
+        f"{style.text(row.task)}<br>{style.text(row.metric)}, {row.context_length:,}" for row in every.itertuples()
+    ]
+    across = list(every["column"].unique())
+    models = list(style.looks(rows))
+    shown, score = (
+        every.astype({"model": "str"}).pivot(index="model", columns="column", values=name).loc[models, across]
+        for name in ("shown", "score")
+    )
+    # A column's colours run from its lowest to its highest score: metrics have their own units.
+    low, high = score.min(), score.max()
+    made = style.figure(TITLE, 150 + 46 * len(models))
+    made.add_heatmap(
+        x=across,
+        y=[style.text(label) for label in models],
+        z=((score - low) / (high - low).where(high > low, 1)).to_numpy(),
+        text=shown.fillna("").to_numpy(),
+        texttemplate="%{text}",
+        hovertemplate="%{y}, %{x}: %{text}<extra></extra>",
+        colorscale=[[0, "rgba(31,131,196,0.05)"], [1, "rgba(31,131,196,0.55)"]],
+        showscale=False,
+        xgap=2,
+        ygap=2,
+    )
+    made.update_xaxes(side="top", showgrid=False, tickangle=0)
+    made.update_yaxes(autorange="reversed", showgrid=False)
+    return made.update_layout(margin_t=110)
+
+
+def by_length(tasks: pd.DataFrame) -> go.Figure:
+    """Each task that was made to several lengths: score against length, bars of one standard error."""
+    title = "Scores by length"
+    if why := style.lacks(tasks, "model", "task", "context_length", "score", "stderr"):
+        return style.nothing(title, why)
+    rows = reported(tasks)
+    names = several_lengths(rows)
+    if not names:
+        return style.nothing(title, "every task has one length")
+    made = style.panels(title, [style.text(name) for name in names])
+    for at, name in enumerate(names):
+        mine = rows[rows["task"] == name]
+        for label, look in style.looks(rows).items():
+            line = mine[mine["model"] == label].sort_values("context_length")
+            made.add_scatter(
+                x=line["context_length"],
+                y=line["score"],
+                error_y={"array": line["stderr"], "thickness": 1, "width": 3},
+                mode="lines+markers",
+                name=look.name,
+                legendgroup=look.name,
+                showlegend=at == 0,
+                line={"color": look.colour, "dash": look.dash},
+                marker={"symbol": look.symbol, "size": 6},
+                hovertemplate=f"%{{x:,}} tokens: %{{y:.3f}}<extra>{look.name}</extra>",
+                **style.place(at, names),
+            )
+    made.update_xaxes(**axes.log_axis(rows["context_length"]))
+    made.update_yaxes(rangemode="tozero")
+    style.outer_titles(made, len(names), "length (tokens)", "score")
+    return made
+
+
+def several_lengths(rows: pd.DataFrame) -> list[str]:
+    """Tasks that were scored at more than one length."""
+    counts = rows.groupby("task", sort=False)["context_length"].nunique()
+    return [str(name) for name in counts.index[counts > 1]]

@@ -1,0 +1,39 @@
+"""What evaluating found: of each task the metric that the paper reports, and means over tasks."""
+
+import numpy as np
+import pandas as pd
+
+PREFERRED = ("acc_norm", "acc", "match")
+"""The paper reports length-normalised accuracy where the harness has it, else accuracy; RULER has one metric."""
+KEYS = ["task", "context_length", "metric", "filter"]
+
+
+def reported(tasks: pd.DataFrame) -> pd.DataFrame:
+    """The rows of one metric and filter a task: the preferred metric, else the first that is stored."""
+    plain = tasks.astype({"task": "str", "metric": "str", "filter": "str", "score": "float64", "stderr": "float64"})
+    chosen = {
+        task: min(
+            dict.fromkeys(zip(rows["metric"], rows["filter"], strict=True)),
+            key=lambda pair: PREFERRED.index(pair[0]) if pair[0] in PREFERRED else len(PREFERRED),
+        )
+        for task, rows in plain.groupby("task", sort=False)
+    }
+    pairs = zip(plain["task"], plain["metric"], plain["filter"], strict=True)
+    return plain[[chosen[task] == (metric, name) for task, metric, name in pairs]].reset_index(drop=True)
+
+
+def means(rows: pd.DataFrame) -> pd.DataFrame:
+    """By model, metric and length, where there are several tasks of that metric: mean score over `tasks` of them.
+
+    `rows` are `reported`. The standard error is that of independent tasks.
+    """
+    shares = rows[rows["metric"].isin(PREFERRED)].assign(
+        kind=lambda each: np.where(each["metric"] == "match", "match", "accuracy")
+    )
+    groups = shares.groupby(["model", "kind", "context_length"], observed=True, sort=False)
+    found = groups.agg(
+        score=("score", "mean"),
+        stderr=("stderr", lambda each: np.sqrt((each**2).sum()) / len(each)),
+        tasks=("task", len),
+    ).reset_index()
+    return found[found["tasks"] > 1]

@@ -1,0 +1,222 @@
+"""The lm-evaluation-harness, kept at arm's length: its tasks by name or file, and their scores on an opened model.
+
+Prompts, scoring and standard errors are the harness's own, seeded as its command line seeds them, so a task scored here
+gives what `python -m lm_eval --tasks TASK --batch_size 1` gives on the same model. What the harness would fetch on its
+own account, it does not: telemetry is off, nltk downloads nothing, and no tokenizer is opened by name.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from headscope import given
+from headscope.errors import BadInput, Missing, nearest
+from headscope.studies.digests import of_tokenizer
+
+for _name, _value in {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0", "DO_NOT_TRACK": "1"}.items():
+    os.environ.setdefault(_name, _value)
+
+try:
+    import nltk
+    from lm_eval import tasks as shipped
+    from lm_eval.api.group import Group
+    from lm_eval.api.model import LM
+    from lm_eval.evaluator import evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks._factory import TaskFactory
+    from lm_eval.tasks._index import Entry, Kind, TaskIndex
+    from lm_eval.tasks._yaml_loader import load_yaml
+    from tqdm import tqdm
+except ImportError as error:
+    raise Missing(f"evaluate needs the lm-evaluation-harness ({error}); run `pip install 'headscope[eval]'`") from error
+
+TASKS = Path(shipped.__file__).parent
+RULER = TASKS / "ruler"
+PYTHON_SEED, OTHER_SEED = 0, 1234
+"""The harness's defaults."""
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task as the harness has it in its `index`, not yet made. `by_length`: its texts are made to a length."""
+
+    name: str
+    entry: Entry
+    by_length: bool
+    index: Mapping[str, Entry]
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of one task over `documents` of them."""
+
+    task: str
+    metric: str
+    filter: str
+    score: float
+    stderr: float
+    documents: int
+    higher_is_better: bool
+
+
+def named(specs: list[str]) -> list[Task]:
+    """The tasks of those names or files; a group or tag that only lists tasks gives each. BadInput for an unknown one.
+
+    Reading the harness's whole index takes some ten seconds, so RULER and files do without it.
+    """
+    with quiet():
+        index = TaskIndex.build([RULER])
+        if any(not _is_file(spec) and spec not in index for spec in specs):
+            index = TaskIndex.build([TASKS])
+    found = [task for spec in specs for task in _named(spec, index)]
+    return list({task.name: task for task in found}.values())
+
+
+def made(task: Task, length: int, tokenizer: Any) -> dict[str, Any]:
+    """The task's documents and rules, by name; those made to a length, in tokens of `tokenizer`.
+
+    Raises Missing where data or a package is not on this machine, BadInput for what cannot be used.
+    """
+    from lm_eval.tasks.ruler import common_utils
+
+    ours = mock.Mock(from_pretrained=lambda *_, **__: tokenizer)
+    # The harness keeps a tokenizer by its name.
+    meta = {"max_seq_lengths": [length], "tokenizer": of_tokenizer(tokenizer)} if task.by_length else {}
+    _seed()
+    try:
+        with quiet(), mock.patch.object(common_utils, "AutoTokenizer", ours):
+            built = TaskFactory(meta=meta).build(task.entry, registry=dict(task.index))
+    except Exception as reason:  # somebody else's data and code can fail in any way
+        raise _failed(task.name, reason) from reason
+    each = built.get_all_tasks() if isinstance(built, Group) else built if isinstance(built, list) else [built]
+    for one in each:
+        if one.get_config("num_fewshot") is None:
+            one.set_config(key="num_fewshot", value=0)
+    return {one.task_name: one for one in each}
+
+
+def documents(tasks: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """The documents of each task, by its name."""
+    for name, task in tasks.items():
+        yield name, list(task.eval_docs)
+
+
+def language_model(module: Any, tokenizer: Any, length: int) -> LM:
+    """An opened model as the harness takes it: one sequence at a time, of at most `length` tokens."""
+    with quiet():
+        return HFLM(pretrained=module, tokenizer=tokenizer, batch_size=1, max_length=length)
+
+
+def scores(lm: LM, tasks: Mapping[str, Any], limit: int | None, length: int | None) -> Iterator[Score]:
+    """Every metric of the tasks; of those made to `length`, the one for it, called "match"."""
+    _seed()
+    for task in tasks.values():
+        task.set_fewshot_seed(seed=OTHER_SEED)
+    try:
+        with quiet():
+            found = evaluate(lm, {"tasks": dict(tasks)}, limit=limit, log_samples=True)
+    except (ValueError, ImportError, OSError) as reason:
+        raise _failed(", ".join(tasks), reason) from reason
+    for name, results in found["results"].items():
+        for at, value in results.items():
+            metric, comma, filtered = at.partition(",")
+            if not comma or metric.endswith("_stderr") or (length is not None and metric != str(length)):
+                continue
+            error = results[f"{metric}_stderr,{filtered}"]
+            samples = [each[metric] for each in found["samples"][name] if each["filter"] == filtered]
+            if not isinstance(error, float):
+                error = _resampled(tasks[name].aggregation()[metric], samples)
+            yield Score(
+                name,
+                "match" if length is not None else metric,
+                filtered,
+                float(value),
+                error,
+                len(samples),
+                bool(found["higher_is_better"][name].get(metric, True)),
+            )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """The harness prints, logs, draws bars and has nltk download; here it does none of it."""
+    log = logging.getLogger("lm_eval")
+    before, start = log.level, tqdm.__init__
+
+    def unseen(bar: Any, *arguments: Any, **named: Any) -> None:
+        start(bar, *arguments, **{**named, "disable": True})
+
+    log.setLevel(logging.CRITICAL)
+    try:
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            mock.patch.object(tqdm, "__init__", unseen),
+            mock.patch.object(nltk, "download", return_value=False),
+        ):
+            yield
+    finally:
+        log.setLevel(before)
+
+
+def _named(spec: str, index: Mapping[str, Entry]) -> Iterator[Task]:
+    entry = _from_file(spec) if _is_file(spec) else index.get(spec)
+    if entry is None:
+        raise BadInput(f"task '{spec}' is not known to the harness{nearest(spec, index)}; a task file ends in .yaml")
+    rules = load_yaml(entry.yaml_path, resolve_func=False, recursive=True) if entry.yaml_path else {}
+    members = sorted(entry.tags) if entry.kind is Kind.TAG else rules.get("task")
+    if isinstance(members, list) and all(isinstance(each, str) and each in index for each in members):
+        for member in members:
+            yield from _named(member, index)
+    else:
+        metrics = rules.get("metric_list") or []
+        yield Task(entry.name, entry, any(str(each.get("metric")).isdigit() for each in metrics), index)
+
+
+def _is_file(spec: str) -> bool:
+    return spec.endswith((".yaml", ".yml"))
+
+
+def _from_file(spec: str) -> Entry:
+    path = given.path(spec, "task file")
+    if not path.is_file():
+        raise Missing(f"no task file at '{spec}': check the path")
+    try:
+        entry = TaskIndex.entry_from_path(path)
+    except Exception as reason:  # what a file may hold is the harness's to say
+        raise BadInput(f"task file '{spec}' cannot be read: {' '.join(str(reason).split())[:200]}") from reason
+    if entry is None:
+        raise BadInput(f"task file '{spec}' names no task: it needs a key 'task'")
+    return entry
+
+
+def _seed() -> None:
+    random.seed(PYTHON_SEED)
+    np.random.seed(OTHER_SEED)
+    torch.manual_seed(OTHER_SEED)
+
+
+def _resampled(aggregate: Any, samples: list[Any]) -> float:
+    """Standard error of an aggregate over documents, by the bootstrap."""
+    draws = np.random.default_rng(0).integers(len(samples), size=(RESAMPLES, len(samples)))
+    return float(np.std([aggregate([samples[at] for at in draw]) for draw in draws], ddof=1))
+
+
+def _failed(task: str, reason: Exception) -> Missing | BadInput:
+    said = " ".join(f"{type(reason).__name__}: {reason}".split())[:250]
+    if isinstance(reason, ImportError):
+        return Missing(f"task {task} needs a package that is not installed ({said}); install it or leave the task out")
+    if isinstance(reason, OSError):  # no network, no such file
+        return Missing(f"task {task} needs data that is not here and cannot be fetched ({said}); leave the task out")
+    return BadInput(f"task {task} cannot be used: {said}")

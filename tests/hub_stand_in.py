@@ -1,0 +1,108 @@
+"""A stand-in for the model hub on this machine: folders as revisions of repositories, told as huggingface_hub asks."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+
+def sha(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
+
+
+class Hub:
+    """`repositories` maps an id to its branches, each a folder; one without branches is gated.
+
+    `asked` are the paths that were asked for; `fails` is "" or how it fails: "silent" or with a status such as "503".
+    """
+
+    def __init__(self, repositories: dict[str, dict[str, Path]]) -> None:
+        self.repositories = repositories
+        self.asked: list[str] = []
+        self.fails = ""
+        self.endpoint = ""
+
+    def commit(self, repository: str, branch: str) -> str:
+        files = sorted(self.repositories[repository][branch].iterdir())
+        return sha(b"".join(file.name.encode() + file.read_bytes() for file in files))
+
+    def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of a GET."""
+        self.asked.append(path)
+        parts = [unquote(part) for part in path.strip("/").split("/")]
+        of_api = parts[:2] == ["api", "models"]
+        repository, rest = "/".join((parts[2:] if of_api else parts)[:2]), (parts[2:] if of_api else parts)[2:]
+        branches = self.repositories.get(repository)
+        if self.fails:
+            return self._refusal(int(self.fails), "Failing")
+        if branches is None:
+            return self._refusal(401, "RepoNotFound")
+        if not branches:
+            return self._refusal(403, "GatedRepo")
+        if rest == ["refs"]:
+            heads = [
+                {"name": name, "ref": f"refs/heads/{name}", "targetCommit": self.commit(repository, name)}
+                for name in branches
+            ]
+            return self._json({"branches": heads, "tags": [], "converts": []})
+        named = rest[1] if len(rest) > 1 else "main"
+        branch = next((each for each in branches if named in (each, self.commit(repository, each))), None)
+        if branch is None:
+            return self._refusal(404, "RevisionNotFound")
+        commit, folder = self.commit(repository, branch), branches[branch]
+        if rest[:1] == ["resolve"]:
+            file = folder / rest[2]
+            if not file.is_file():
+                return self._refusal(404, "EntryNotFound")
+            content = file.read_bytes()
+            return 200, {"ETag": f'"{sha(content)}"', "X-Repo-Commit": commit}, content
+        if rest[:1] == ["tree"]:
+            entries = [
+                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": sha(file.read_bytes())}
+                for file in sorted(folder.iterdir())
+            ]
+            return self._json(entries)
+        siblings = [{"rfilename": file.name} for file in sorted(folder.iterdir())]
+        return self._json({"id": repository, "sha": commit, "siblings": siblings})
+
+    @staticmethod
+    def _json(value: object) -> tuple[int, dict[str, str], bytes]:
+        return 200, {"Content-Type": "application/json"}, json.dumps(value).encode()
+
+    @staticmethod
+    def _refusal(status: int, code: str) -> tuple[int, dict[str, str], bytes]:
+        return status, {"X-Error-Code": code, "X-Error-Message": code, "Content-Type": "application/json"}, b"{}"
+
+    @contextmanager
+    def serving(self) -> Iterator["Hub"]:
+        """Answer on a free port of the loopback, `endpoint`."""
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                if hub.fails == "silent":
+                    self.close_connection = True
+                    return
+                status, headers, body = hub.answer(urlsplit(self.path).path)
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            do_HEAD = do_GET
+
+            def log_message(self, *_: object) -> None: ...
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            self.endpoint = f"http://127.0.0.1:{server.server_port}"
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield self
+            server.shutdown()

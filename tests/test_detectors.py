@@ -1,0 +1,290 @@
+"""Detectors: planted heads score 1, uniform ones chance, and every number is that of the eager L x L weights."""
+
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pandas as pd
+import pytest
+import reference
+import torch
+from measure_laws import geometry_of, heard
+from test_reads import explicit
+from test_study import save_checkpoint, tokenizer
+from tokenizers import Tokenizer, decoders, models, processors
+from torch import Tensor
+from transformer_lens import head_detector
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+import headscope
+from headscope.attention.heard import Attention
+from headscope.errors import BadInput
+from headscope.measures.detectors import KINDS, Detectors
+from headscope.models.sources import locate
+from headscope.positions.model import Model
+from headscope.report import outline
+from headscope.runs.roles import holding
+from headscope.runs.run import Run
+from headscope.runs.synthetic import synthetic_run
+from headscope.studies.config import build_study
+from probes.detectors import charts, findings
+from probes.detectors.cells import detect, repeated
+from probes.detectors.heads import COLUMNS
+
+PERIOD = 20
+FIVE = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3")
+
+
+def scores(columns: Any, kind: str, layer: int = 0) -> list[float]:
+    """By head."""
+    frame = pd.DataFrame(columns)
+    return list(frame[(frame["kind"] == kind) & (frame["layer"] == layer)].sort_values("head")["score"])
+
+
+def expected(alpha: Tensor, opening: int, period: int, kind: str, seen: Tensor) -> tuple[Tensor, float, int] | None:
+    """Mean weight [H], chance and rows, by a plain walk over the rows of alpha [H, L, L]."""
+    length = opening + 2 * period
+    second = range(opening + period, length)
+    pairs = {
+        "previous": [(i, i - 1) for i in range(1, length)],
+        "current": [(i, i) for i in range(length)],
+        "first": [(i, 0) for i in range(length)],
+        "duplicate": [(i, i - period) for i in second],
+        "induction": [(i, i - period + 1) for i in second],
+    }[kind]
+    pairs = [(i, j) for i, j in pairs if seen[i, j]]
+    if not pairs:
+        return None
+    chance = float(np.mean([1 / int(seen[i].sum()) for i, _ in pairs]))
+    return torch.stack([alpha[:, i, j] for i, j in pairs]).mean(0), chance, len(pairs)
+
+
+def assert_eager(found: Any, layer: int, alpha: Tensor, opening: int, period: int, seen: Tensor) -> float:
+    """Every kind of one layer, and which kinds there are; the largest error."""
+    frame = pd.DataFrame(found)
+    frame = frame[frame["layer"] == layer]
+    worst = 0.0
+    for kind in KINDS:
+        rows = frame[frame["kind"] == kind].sort_values("head")
+        wanted = expected(alpha, opening, period, kind, seen)
+        if wanted is None:
+            assert rows.empty
+            continue
+        assert set(rows["rows"]) == {wanted[2]}
+        np.testing.assert_allclose(rows["chance"], wanted[1], rtol=1e-12)
+        worst = max(worst, float(np.abs(rows["score"].to_numpy() - wanted[0].numpy()).max()))
+    return worst
+
+
+# Planted -----------------------------------------------------------------------------------------------------------
+
+
+def planted(opening: int = 1) -> tuple[Tensor, Tensor]:
+    """q and k [5, L, L] of five heads, each with all its weight on one kind of key."""
+    length = opening + 2 * PERIOD
+    k = torch.eye(length).expand(5, -1, -1)
+    row = torch.arange(length)
+    targets = [row - 1, row, torch.zeros_like(row), row - PERIOD, row - PERIOD + 1]
+    elsewhere = [torch.where(target < 0, row // 2, target) for target in targets]  # in the first half
+    q = torch.stack([torch.eye(length)[target] for target in elsewhere])
+    return 200 * q, k
+
+
+def test_planted_heads_score_one() -> None:
+    q, k = planted()
+    geometry = geometry_of(5, 5, q.shape[-1], 4, windows=(None,))
+    detectors = Detectors(geometry, 1, PERIOD)
+    detectors.update(heard(q, k, scaling=1.0))
+    found = detectors.compute()
+    for at, kind in enumerate(KINDS):
+        mine = scores(found, kind)
+        assert mine[at] == pytest.approx(1, abs=1e-6)
+        assert max(mine[:at] + mine[at + 1 :]) < 0.2
+
+
+@pytest.mark.parametrize("window", [None, PERIOD, PERIOD - 1, 8])
+def test_heads_without_preference_score_chance(window: int | None) -> None:
+    geometry = geometry_of(2, 1, 8, 4, windows=(window,))
+    detectors = Detectors(geometry, 0, PERIOD)
+    detectors.update(heard(torch.zeros(2, 2 * PERIOD, 8), torch.ones(1, 2 * PERIOD, 8), window=window))
+    frame = pd.DataFrame(detectors.compute())
+    np.testing.assert_allclose(frame["score"], frame["chance"], rtol=1e-6)
+    far = {"duplicate", "induction"}
+    unseen = {None: set(), PERIOD: {"duplicate"}, PERIOD - 1: far, 8: far}[window]
+    assert set(KINDS) - set(frame["kind"]) == unseen
+
+
+# Against eager -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FIVE)
+def test_every_family_scores_as_its_eager_weights_do(family: str) -> None:
+    model = headscope.load(families.MEASURABLE[family](), device="cpu")
+    ids, opening = repeated(tokenizer(), PERIOD, (0,))
+    found = detect(model, torch.from_numpy(ids), opening, PERIOD)
+    _, layers = reference.eager_qk(model.module, torch.from_numpy(ids)[None])
+    for layer, seen in enumerate(layers):
+        window = model.geometry.windows[layer]
+        alpha = reference.weights(seen.q, seen.k, seen.scaling, window)
+        shown = reference.visible(len(ids), window)
+        assert assert_eager(found, layer, alpha, opening, PERIOD, shown) <= 1e-5
+
+
+@pytest.mark.parametrize("more", [{"cap": 2.0}, {"chunk": 27}, {"sink": torch.tensor([1.0, -1.0])}])
+def test_soft_caps_chunks_and_sinks_count(more: Any) -> None:
+    q, k = torch.randn(2, 2 * PERIOD + 1, 8), torch.randn(1, 2 * PERIOD + 1, 8)
+    alpha, seen, lse = explicit(q, k, **more)
+    detectors = Detectors(geometry_of(2, 1, windows=(None,)), 1, PERIOD)
+    detectors.update(Attention(0, 0, q, k, torch.zeros_like(k), torch.zeros_like(q), lse, 0.7, None, **more))
+    assert assert_eager(detectors.compute(), 0, alpha, 1, PERIOD, seen) <= 1e-5
+
+
+def test_random_tiny_models_score_near_chance() -> None:
+    """Small weights: attention is nearly even, whatever the positions."""
+    model = headscope.load(families.build("llama", {"initializer_range": 0.02}), device="cpu")
+    found = pd.DataFrame([])
+    for sequence in range(3):
+        ids, opening = repeated(tokenizer(), PERIOD, (sequence,))
+        found = pd.concat([found, pd.DataFrame(detect(model, torch.from_numpy(ids), opening, PERIOD))])
+    assert (found["score"] / found["chance"]).between(0.8, 1.25).all()
+
+
+@pytest.mark.model
+def test_smollm2_scores_as_its_eager_weights_do(smollm2: Model) -> None:
+    ids, opening = repeated(smollm2.tokenizer, 256, (0,))
+    assert (len(ids), opening) == (512, 0)
+    found = detect(smollm2, torch.from_numpy(ids), opening, 256)
+    _, layers = reference.eager_qk(smollm2.module, torch.from_numpy(ids)[None])
+    shown = reference.visible(512)
+    errors = [
+        assert_eager(found, layer, reference.weights(seen.q, seen.k, seen.scaling), 0, 256, shown)
+        for layer, seen in enumerate(layers)
+    ]
+    assert max(errors) <= 1e-5
+
+
+@pytest.mark.model
+def test_smollm2_scores_as_transformer_lens_has_them(smollm2: Model) -> None:
+    """Its `detect_head` divides by all L rows where we divide by the rows that have such a key, and counts every
+    earlier copy of a token, so these tokens are all different."""
+    period = 128
+    rng = np.random.default_rng(0)
+    drawn = rng.choice(np.arange(1000, 40_000), period, replace=False)
+    ids = torch.from_numpy(np.concatenate([drawn, drawn]))
+    fresh = AutoModelForCausalLM.from_pretrained(locate("smollm2-135m")[0], dtype=torch.float32)
+    lens = TransformerBridge.boot_transformers("any", hf_model=fresh, tokenizer=smollm2.tokenizer)
+    with torch.no_grad():
+        _, cache = lens.run_with_cache(
+            ids[None], names_filter=lambda name: name.endswith("hook_pattern"), remove_batch_dim=True
+        )
+    lens.to_tokens = lambda *_, **__: ids[None]  # it reads text alone
+    found = pd.DataFrame(detect(smollm2, ids, 0, period))
+    kinds = {"previous": "previous_token_head", "duplicate": "duplicate_token_head", "induction": "induction_head"}
+    for kind, name in kinds.items():
+        theirs = head_detector.detect_head(lens, "", name, cache=cache).double().numpy()
+        mine = found[found["kind"] == kind]
+        ours = np.zeros_like(theirs)
+        ours[mine["layer"], mine["head"]] = mine["score"] * mine["rows"] / len(ids)
+        assert np.abs(ours - theirs).max() <= 1e-3
+
+
+# Sequences ---------------------------------------------------------------------------------------------------------
+
+
+def test_sequences_are_seeded_ordinary_tokens_twice() -> None:
+    words = tokenizer()
+    ids, opening = repeated(words, 50, (0, 50, 1))
+    assert opening == 0
+    assert (ids[:50] == ids[50:]).all()
+    assert not set(ids.tolist()) & set(words.all_special_ids)
+    assert (repeated(words, 50, (0, 50, 1))[0] == ids).all()
+    assert (repeated(words, 50, (0, 50, 2))[0] != ids).any()
+
+
+def test_bytes_and_parts_of_characters_are_left_out_and_openings_kept() -> None:
+    vocabulary = {token: n for n, token in enumerate(["<s>", "<0x41>", "<0xE2>", "a", "b", "c"])}
+    tokens = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    tokens.decoder = decoders.ByteFallback()
+    tokens.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    ids, opening = repeated(PreTrainedTokenizerFast(tokenizer_object=tokens, bos_token="<s>"), 40, (0,))
+    assert opening == 1
+    assert ids[0] == 0
+    assert set(ids[1:].tolist()) == {3, 4, 5}
+
+
+# A run -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return synthetic_run(tmp_path_factory.mktemp("runs"))
+
+
+def test_the_head_table_has_the_mean_over_sequences_at_the_longest_length(run: Run) -> None:
+    rows = run.detectors[(run.detectors["context_length"] == 1024) & (run.detectors["model"] == "yarn")]
+    mine = run.heads[run.heads["model"] == "yarn"].set_index(["layer", "head"])
+    for kind, name in COLUMNS.items():
+        means = rows[rows["kind"] == kind].astype({"score": "float64"}).groupby(["layer", "head"])["score"].mean()
+        np.testing.assert_allclose(mine[name], means, rtol=1e-6)
+        assert (mine[f"{name}_low"] <= mine[name]).all()
+        assert (mine[name] <= mine[f"{name}_high"]).all()
+
+
+def test_a_kind_that_no_head_sees_is_missing_not_zero(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = run.detectors[(run.detectors["kind"] != "duplicate") & ~run.detectors["layer"].eq(1)]
+    other = Run(run.path, run.manifest)
+    monkeypatch.setitem(other._frames, "detectors", kept)
+    assert "duplicate_token" not in other.heads
+    assert other.heads.loc[other.heads["layer"] == 1, "induction_token"].isna().all()
+    assert not holding(other.heads, "induction")[other.heads["layer"] == 1].any()
+    assert not holding(other.heads, "duplicate-token").any()
+    assert all([*group.charts] for group in charts.charts(outline.shown(other)))
+    assert len([*findings.of_head(other, "base", 1, 0)]) == 0
+
+
+def test_roles_findings_and_charts_carry_the_numbers(run: Run) -> None:
+    base = run.heads[run.heads["model"] == "base"]
+    induction = holding(base, "induction")
+    assert induction.equals(base["induction_token"] > 0.5)
+    told = [finding.text for finding in findings.findings(run)]
+    best = base.loc[base["induction_token"].idxmax()]
+    what = "put more than half of their weight on what followed an earlier copy of the token"
+    assert any(f"In base, {int(induction.sum())} of 24 heads {what}" in text for text in told)
+    assert any(f"layer {best['layer']}, head {best['head']}" in text for text in told)
+    (sentence,) = findings.of_head(run, "base", int(best["layer"]), int(best["head"]))
+    assert f"{best['induction_token']:.0%} of its weight in base lies on what followed an earlier copy" in sentence
+    titles = {chart.figure.layout.title.text for chart in charts.of_head(run, "base", 0, 1)}
+    assert {"What layer 0, head 1 looks at", "The same by length: base"} <= titles
+
+
+def test_a_study_stores_both_lengths_of_both_models(tmp_path: Path) -> None:
+    tiny = save_checkpoint(tmp_path / "tiny")
+    run = headscope.detectors(
+        {"base": str(tiny), "yarn": f"{tiny}@yarn:factor=4"},
+        periods=[8, 16],
+        sequences=3,
+        out=tmp_path / "runs",
+        quiet=True,
+    )
+    table = run.detectors
+    assert set(table["context_length"]) == {16, 32}
+    assert len(table) == 2 * 2 * 3 * 16 * len(KINDS)
+    assert set(COLUMNS.values()) <= set(run.heads)
+    assert run.heads["induction_token_low"].notna().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"periods": [4]}, "period 4 is too short: give at least 8 tokens"),
+        ({"periods": []}, "give a period"),
+        ({"sequences": 0}, "detectors.sequences: Input should be greater than or equal to 1"),
+        ({"length": 4}, "unknown key 'detectors.length'"),
+    ],
+)
+def test_bad_options_are_one_line(options: Any, told: str) -> None:
+    with pytest.raises(BadInput, match=told) as refused:
+        build_study({"detectors": options})
+    assert "\n" not in str(refused.value)

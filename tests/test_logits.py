@@ -1,0 +1,50 @@
+"""Losses come from the family's own head, whatever it reads from its backbone."""
+
+from typing import Any
+
+import families
+import pytest
+import reference
+import torch
+from transformers import AutoModel
+
+import headscope as hs
+from headscope.errors import UnsupportedModel
+from headscope.sections.measure.cells import measure_tokens
+
+IDS = torch.randint(3, families.VOCAB, (1, 40), generator=torch.Generator().manual_seed(5))
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "output_router_logits": True},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
+    "granitemoe": {"num_local_experts": 4, "logits_scaling": 3.0},
+}
+
+
+@pytest.mark.parametrize("family", [*EXPERTS, "opt", "gemma2", "llama4", "gpt2"])
+def test_the_loss_is_that_of_the_models_own_head(family: str) -> None:
+    """Routers that a head wants to see, a decoder within the backbone, capped logits, a head without a prefix."""
+    options = EXPERTS.get(family, {"word_embed_proj_dim": 64} if family == "opt" else None)
+    module = families.OTHERS[family].build() if options is None else families.build(family, options)
+    expected = reference.nll_reference(module, IDS)
+    found = measure_tokens(hs.load(module), IDS[0], ["nll"], None)["nll"]
+    mean = (found["nll"] * found["tokens"]).sum() / found["tokens"].sum()
+    assert mean == pytest.approx(expected.mean().item(), rel=1e-5)
+
+
+def test_a_backbone_without_a_head_is_measured_but_asked_for_no_loss() -> None:
+    model = hs.load(AutoModel.from_config(families.build("llama", {}).config))
+    assert len(measure_tokens(model, IDS[0], ["attention"], None)["attention"]["ess2"])
+    with pytest.raises(UnsupportedModel, match="no head that predicts tokens: open it as a causal language model"):
+        measure_tokens(model, IDS[0], ["attention", "nll"], None)
+
+
+def test_a_head_that_does_not_ask_its_backbone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = families.build("llama", {})
+    model = hs.load(module)
+    own = module.forward
+    module.decoy = hs.load(families.build("llama", {})).module.model
+    monkeypatch.setattr(module, "base_model_prefix", "decoy")
+    assert own(IDS).logits is not None
+    with pytest.raises(UnsupportedModel, match="does not compute its logits from what its backbone returns"):
+        measure_tokens(model, IDS[0], ["nll"], None)

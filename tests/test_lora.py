@@ -1,0 +1,162 @@
+"""LoRAs of peft on a checkpoint: measured as they are at work, told apart by digest, refused where they do not fit."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import families
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, PrefixTuningConfig, get_peft_model
+from test_study import StopsAfter, content, save_checkpoint, save_texts
+from transformers import AutoModelForCausalLM
+
+import headscope as hs
+from headscope.errors import BadInput, Changed, Interrupted, UnsupportedModel
+from headscope.models.lora import put_on
+from headscope.models.sources import split
+from headscope.positions.lora import added
+from headscope.runs.run import Run
+from headscope.studies import runner
+from headscope.studies.batch import expand_checkpoints
+from headscope.studies.config import build_study
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {"target_modules": ["q_proj", "k_proj"]},
+    "everywhere": {"target_modules": "all-linear", "use_rslora": True, "lora_alpha": 5},
+    "dora": {"target_modules": ["q_proj", "v_proj"], "use_dora": True},
+}
+
+
+def write(tiny: Path, folder: Path, seed: int = 0, **settings: Any) -> Path:
+    """A LoRA that changes something, as a training would leave it."""
+    torch.manual_seed(seed)
+    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny), LoraConfig(r=2, **settings))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    wrapped.save_pretrained(folder)
+    return folder
+
+
+def eager_losses(tiny: Path, folder: Path, ids: torch.Tensor) -> torch.Tensor:
+    """Loss of every token from peft's merged weights and transformers' own attention."""
+    plain = AutoModelForCausalLM.from_pretrained(tiny, attn_implementation="eager", dtype=torch.float32)
+    merged = PeftModel.from_pretrained(plain, folder).merge_and_unload().eval()
+    with torch.no_grad():
+        logits = merged(ids).logits
+    return torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint `tiny`, texts, and LoRAs of every kind in `loras`, `run/checkpoint-2` and `run/checkpoint-10`."""
+    place = tmp_path_factory.mktemp("lora")
+    tiny = save_checkpoint(place / "tiny")
+    save_texts(place / "texts")
+    for name, settings in SETTINGS.items():
+        write(tiny, place / "loras" / name, **settings)
+    for step in (10, 2):
+        write(tiny, place / "run" / f"checkpoint-{step}", step, **SETTINGS["plain"])
+    return place
+
+
+def measured(place: Path, out: Path, models: dict[str, str]) -> Run:
+    return runner.run(
+        build_study(content(place, models=models, measure={"lengths": [24], "tables": ["nll"]})), out / "runs"
+    )
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_lora_is_measured_as_peft_merges_it(place: Path, name: str) -> None:
+    model = hs.load(f"{place}/tiny+{place}/loras/{name}", device="cpu")
+    assert model.name == f"{place}/tiny+{place}/loras/{name}"
+    ids = torch.arange(3, 43)[None] % families.VOCAB
+    with hs.attached(model, "base"), torch.no_grad():
+        logits = model.module(ids).logits
+    losses = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")
+    torch.testing.assert_close(losses, eager_losses(place / "tiny", place / "loras" / name, ids), atol=1e-4, rtol=1e-4)
+
+
+def test_every_lora_has_a_digest_of_its_own_however_it_came(place: Path) -> None:
+    plain = hs.load(str(place / "tiny"), device="cpu")
+    digests = {plain.weights_sha256}
+    for name in SETTINGS:
+        folder = place / "loras" / name
+        stored = hs.load(f"{place}/tiny+{folder}", device="cpu")
+        module = AutoModelForCausalLM.from_pretrained(place / "tiny", dtype=torch.float32)
+        wrapped = PeftModel.from_pretrained(module, folder)
+        assert hs.load(wrapped).weights_sha256 == stored.weights_sha256
+        with wrapped.disable_adapter():
+            assert hs.load(wrapped).weights_sha256 == plain.weights_sha256
+        digests.add(stored.weights_sha256)
+    assert len(digests) == 1 + len(SETTINGS)
+
+
+def test_the_smallest_change_of_a_lora_is_another_digest(place: Path) -> None:
+    model = hs.load(f"{place}/tiny+{place}/loras/plain", device="cpu")
+    before = model.weights_sha256
+    with torch.no_grad():
+        next(p for name, p in model.module.named_parameters() if "lora_A" in name)[0, 0] *= 1 + 1e-6
+    assert hs.load(model.module).weights_sha256 != before
+
+
+def test_a_training_run_of_loras_is_measured_in_order_of_step(place: Path, tmp_path: Path) -> None:
+    models = expand_checkpoints(f"{place}/tiny+{place}/run/checkpoint-*@yarn:factor=4")
+    assert list(models) == ["checkpoint-2", "checkpoint-10"]
+    run = measured(place, tmp_path, models)
+    assert [(each["step"], each["scheme"]) for each in run.manifest["models"]] == [
+        (2, "yarn:factor=4"),
+        (10, "yarn:factor=4"),
+    ]
+    assert len({each["weights_sha256"] for each in run.manifest["models"]}) == 2
+    losses = run.nll.groupby("model", observed=True)["nll"].mean()
+    assert losses["checkpoint-2"] != losses["checkpoint-10"]
+
+
+def test_a_run_goes_on_only_with_the_lora_it_was_made_from(place: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(place / "loras" / "plain", tmp_path / "lora"))
+    plan = build_study(content(place, models={"tuned": f"{place}/tiny+{folder}"}))
+    with pytest.raises(Interrupted):
+        runner.run(plan, tmp_path / "runs", progress=StopsAfter(1))
+    write(place / "tiny", folder, seed=1, **SETTINGS["plain"])
+    with pytest.raises(Changed, match="the LoRA of 'tuned' changed"):
+        runner.run(plan, tmp_path / "runs", resume=True)
+
+
+def test_a_lora_on_one_that_is_worn_is_refused_by_name(place: Path) -> None:
+    model = hs.load(f"{place}/tiny+{place}/loras/plain", device="cpu")
+    before = model.weights_sha256
+    with pytest.raises(BadInput, match="wears a LoRA already: merge it"):
+        put_on(model.module, place / "loras" / "dora", model.name)
+    with pytest.raises(UnsupportedModel, match="has no separate q_proj and k_proj"), added(model, 2, 4, 0):
+        pass
+    assert hs.load(model.module).weights_sha256 == before
+
+
+def test_a_lora_that_fails_leaves_the_model_as_it_was(place: Path, tmp_path: Path) -> None:
+    other = families.SPECS["llama"].build()
+    other.save_pretrained(tmp_path / "other")
+    folder = write(tmp_path / "other", tmp_path / "lora", **SETTINGS["plain"])
+    model = hs.load(str(place / "tiny"), device="cpu")
+    before = {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
+    with pytest.raises(BadInput, match="cannot be put on"):
+        put_on(model.module, folder, model.name)
+    assert before == {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
+
+
+def test_a_model_under_prompts_is_refused_by_name(place: Path) -> None:
+    module = AutoModelForCausalLM.from_pretrained(place / "tiny")
+    wrapped = get_peft_model(module, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    with pytest.raises(BadInput, match="cannot open a model under PREFIX_TUNING"):
+        hs.load(wrapped)
+
+
+def test_a_plus_may_stand_in_the_name_of_a_folder(tmp_path: Path) -> None:
+    for name in ("a+b", "c+d"):
+        (tmp_path / name).mkdir()
+    assert split(f"{tmp_path}/a+b") == (f"{tmp_path}/a+b", None)
+    assert split(f"{tmp_path}/a+b+{tmp_path}/c+d") == (f"{tmp_path}/a+b", f"{tmp_path}/c+d")
+    assert split("smollm2-135m+org/lora") == ("smollm2-135m", "org/lora")
+    assert split("org/name:step1") == ("org/name:step1", None)

@@ -1,0 +1,342 @@
+"""Reads: top keys are those of the eager L x L weights, tokens are told byte for byte, and rows are found again."""
+
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pandas as pd
+import pytest
+import reference
+import torch
+from measure_laws import geometry_of, heard, random_heard
+from test_study import save_checkpoint, save_texts, tokenizer
+from tokenizers import Tokenizer, decoders, models
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+import headscope
+from headscope.attention.heard import Attention
+from headscope.errors import BadInput, HeadscopeError, Missing
+from headscope.measures.reads import NEAR, Reads, stratified, top_keys
+from headscope.positions.model import Model
+from headscope.runs.run import Run
+from headscope.runs.synthetic import synthetic_run
+from headscope.runs.validate import validate
+from headscope.studies.config import build_study
+from probes.reads import charts, findings, found
+from probes.reads.cells import read
+from probes.reads.pieces import pieces
+from probes.reads.words import marked, shown
+
+KEYS = 5
+IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
+FIVE = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3")
+
+
+def assert_eager(reads: Reads, layer: int, alpha: Tensor, seen: Tensor, rows: Tensor) -> float:
+    """Every row of one layer against alpha [H, L, L]: the largest error of a weight. Ranks are right where weights are
+    not within that of each other."""
+    top = pd.DataFrame(reads.compute())
+    far = pd.DataFrame(reads.far())
+    top, far = top[top["layer"] == layer], far[far["layer"] == layer]
+    worst = 0.0
+    for query in rows.tolist():
+        here = top[top["query"] == query]
+        count = min(KEYS, int(seen[query].sum()))
+        expected = alpha[:, query].topk(count)
+        keys = here["key"].to_numpy().reshape(len(alpha), count)
+        weights = here["weight"].to_numpy().reshape(len(alpha), count)
+        assert here["rank"].tolist() == [*range(count)] * len(alpha)
+        worst = max(worst, float(np.abs(weights - expected.values.numpy()).max()))
+        worst = max(worst, float(np.abs(weights - alpha[:, query].gather(1, torch.from_numpy(keys)).numpy()).max()))
+        back = query - torch.arange(alpha.shape[-1])
+        distant = seen[query] & (back >= NEAR) & (torch.arange(alpha.shape[-1]) > 0)
+        there = far[far["query"] == query]
+        assert len(there) == (len(alpha) if distant.any() else 0)
+        if distant.any():
+            best = alpha[:, query].masked_fill(~distant, -1).max(-1).values.numpy()
+            assert distant[there["key"].to_numpy()].all()
+            at_key = alpha[:, query].gather(1, torch.from_numpy(there["key"].to_numpy())[:, None])[:, 0].numpy()
+            worst = max(worst, *(float(np.abs(there["weight"] - each).max()) for each in (best, at_key)))
+    return worst
+
+
+# Top keys ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FIVE)
+def test_every_family_reads_as_its_eager_weights_do(family: str) -> None:
+    model = headscope.load(families.MEASURABLE[family](), device="cpu")
+    rows = torch.arange(len(IDS))
+    reads = read(model, IDS, rows, KEYS)
+    for layer, seen in enumerate(reference.eager_qk(model.module, IDS[None])[1]):
+        window = model.geometry.windows[layer]
+        alpha = reference.weights(seen.q, seen.k, seen.scaling, window)
+        assert assert_eager(reads, layer, alpha, reference.visible(len(IDS), window), rows) <= 1e-5
+
+
+@pytest.mark.model
+def test_smollm2_reads_as_its_eager_weights_do(smollm2: Model, tokens: Tensor) -> None:
+    rows = stratified(512, 24, 0)
+    reads = read(smollm2, tokens[0, :512], rows, KEYS)
+    shown_keys = reference.visible(512)
+    errors = []
+    for layer, seen in enumerate(reference.eager_qk(smollm2.module, tokens[:, :512])[1]):
+        alpha = reference.weights(seen.q, seen.k, seen.scaling)
+        errors.append(assert_eager(reads, layer, alpha, shown_keys, rows))
+    assert max(errors) <= 1e-5
+
+
+@pytest.mark.parametrize("more", [{"cap": 2.0}, {"chunk": 37}, {"sink": torch.tensor([1.0, -1.0])}])
+def test_soft_caps_chunks_and_sinks_count(more: Any) -> None:
+    q, k = torch.randn(2, 90, 8), torch.randn(1, 90, 8)
+    alpha, seen, lse = explicit(q, k, **more)
+    record = Attention(0, 0, q, k, torch.zeros_like(k), torch.zeros_like(q), lse, 0.7, None, **more)
+    reads = Reads(geometry_of(2, 1, windows=(None,)), torch.arange(90), KEYS)
+    reads.update(record)
+    assert assert_eager(reads, 0, alpha, seen, torch.arange(90)) <= 1e-5
+
+
+def explicit(
+    q: Tensor, k: Tensor, cap: float | None = None, chunk: int | None = None, sink: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """alpha [H, L, L] in float64, which keys are seen [L, L], and the log-sum-exp [H, L], for one key head."""
+    s = 0.7 * q.double() @ k[0].double().T
+    s = s if cap is None else cap * torch.tanh(s / cap)
+    at = torch.arange(q.shape[1])
+    seen = at[:, None] >= at
+    if chunk is not None:
+        seen &= at[:, None] // chunk == at // chunk
+    total = s.masked_fill(~seen, -torch.inf).logsumexp(-1)
+    if sink is not None:
+        total = torch.logaddexp(total, sink.double()[:, None])
+    return (s - total[..., None]).exp() * seen, seen, total.float()
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_of_equal_weights_the_later_key_comes_first(window: int | None) -> None:
+    even = heard(torch.ones(2, 40, 8), torch.ones(1, 40, 8), window=window)
+    top = top_keys(even, torch.tensor([0, 2, 39]), 4)
+    assert top.keys[0, 2].tolist() == [39, 38, 37, 36]
+    assert top.keys[1, 1, :3].tolist() == [2, 1, 0]
+    assert top.weights[1, 1].isnan().tolist() == [False, False, False, True]
+    assert top.far[0, 2] == 39 - NEAR or window == 9
+    assert bool(top.far_weights[0, 2].isnan()) == (window == 9)
+
+
+def test_equal_weights_at_the_last_place_are_those_of_the_later_keys() -> None:
+    k = torch.zeros(1, 40, 8)
+    k[0, 3, 0] = 1
+    top = top_keys(heard(torch.ones(1, 40, 8), k, scaling=1.0), torch.tensor([30]), 3)
+    assert top.keys[0, 0].tolist() == [3, 30, 29]
+
+
+def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = random_heard(geometry_of(windows=(11,)), 90, 0)
+    whole = top_keys(record, torch.arange(90), 6)
+    monkeypatch.setattr("headscope.measures.reads.TILE", 4 * 90 * 7)
+    tiled = top_keys(record, torch.arange(90), 6)
+    assert torch.equal(whole.keys[~whole.weights.isnan()], tiled.keys[~tiled.weights.isnan()])
+    torch.testing.assert_close(whole.weights, tiled.weights, equal_nan=True)
+
+
+def test_rows_are_one_of_each_part_and_the_same_for_all() -> None:
+    rows = stratified(1000, 64, 3)
+    assert len(rows) == len(rows.unique()) == 64
+    assert ((rows >= torch.arange(64) * 1000 // 64) & (rows < torch.arange(1, 65) * 1000 // 64)).all()
+    assert torch.equal(rows, stratified(1000, 64, 3))
+    assert stratified(10, 64, 0).tolist() == [*range(10)]
+
+
+# Tokens ------------------------------------------------------------------------------------------------------------
+
+TRICKY = "é e\u0301 שלום 😀👨\u200d👩\u200d👧 a\ufffdb\n\n\ttab <b>bold</b>"
+
+
+def test_pieces_joined_are_the_text_and_split_characters_stand_on_their_last_token(smollm2: Model) -> None:
+    words = smollm2.tokenizer
+    ids = words(TRICKY)["input_ids"]
+    told, special = pieces(words, ids)
+    assert "".join(told) == TRICKY
+    assert not any(special)
+    at = told.index("😀")
+    assert told[at - 1] in ("", " ")
+    assert words.decode(ids[at : at + 1]) == "\ufffd"
+
+
+def test_special_tokens_are_told_by_name_and_torn_characters_show(smollm2: Model) -> None:
+    words = smollm2.tokenizer
+    torn = words("a😀")["input_ids"][:-1]
+    special = words.convert_tokens_to_ids("<|im_start|>")
+    told, flags = pieces(words, [*torn, special, *words("b")["input_ids"], *torn])
+    assert flags.index(True) == len(torn)
+    assert told[len(torn)] == "<|im_start|>"
+    assert "".join(told) == "a\ufffd<|im_start|>ba\ufffd"
+
+
+def test_tokenizers_that_fall_back_to_bytes_are_read_as_bytes() -> None:
+    vocabulary = {token: n for n, token in enumerate(["<s>", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "▁hi", "x"])}
+    tokens = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokens.decoder = decoders.Sequence(steps)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokens, bos_token="<s>")
+    assert pieces(fast, [0, 5, 1, 2, 3, 4, 5, 6])[0] == ["<s>", "hi", "", "", "", "😀", " hi", "x"]
+
+
+def test_tokenizers_of_words_join_them_with_spaces() -> None:
+    words = tokenizer()
+    assert pieces(words, words("w1 w2 w3")["input_ids"])[0] == ["w1", " w2", " w3"]
+
+
+def test_shown_text_is_one_line_that_nothing_turns_or_renders() -> None:
+    assert shown("a\n\tb\u202e\x1b") == "a⏎⇥b\ufffd\ufffd"
+    assert shown("\u0301x") == "◌\u0301x"
+    assert shown(" שלום") == "\u2068 שלום\u2069"
+    assert shown("👨\u200d👩") == "👨\u200d👩"
+    text = found.Text(np.array(["a", "", "😀", "<b>"], dtype=object), np.zeros(4, bool))
+    assert marked(text, 1) == "a‹😀›<b>"
+
+
+# A run -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("reads")
+    save_checkpoint(place / "tiny")
+    save_texts(place / "texts")
+    return place
+
+
+@pytest.fixture(scope="module")
+def run(place: Path) -> Run:
+    """Two models, two lengths, two documents."""
+    tiny = str(place / "tiny")
+    models = {"base": tiny, "yarn": f"{tiny}@yarn:factor=4"}
+    text = f"file:{place}/texts/*.txt"
+    options: dict[str, Any] = {"lengths": [24, 48], "rows": 12, "keys": KEYS}
+    return headscope.reads(models, text=text, docs=2, out=place / "runs", quiet=True, **options)
+
+
+def test_tokens_are_stored_once_a_document_and_rows_are_the_same_for_all(run: Run) -> None:
+    assert len(run.pieces) == 2 * 48
+    assert len(run.passages) == 2 * 2 * 2
+    assert validate(run) == []
+    same = run.reads.groupby(["context_length", "doc"], observed=True)
+    for _, block in same:
+        rows = block.groupby(["model", "layer", "head"], observed=True)["query"].agg(
+            lambda each: tuple(sorted(set(each)))
+        )
+        assert rows.nunique() == 1
+        assert len(rows) == 2 * families.LAYERS * families.HEADS
+        assert len(rows.iloc[0]) == 12
+
+
+def test_a_stored_row_is_the_measured_one_and_is_found_again(run: Run, place: Path) -> None:
+    doc = str(run.passages["doc"].iloc[0])
+    model = headscope.load(f"{place / 'tiny'}@yarn:factor=4", device="cpu")
+    text = found.text(run, "yarn", doc)
+    ids = torch.tensor(run.pieces[run.pieces["doc"] == doc].sort_values("position")["token"].to_numpy())
+    assert "".join(text.pieces) == model.tokenizer.decode(ids)
+    at = ("yarn", 48, doc, 3, 1)
+    queries = found.queries(run, at)
+    expected = pd.DataFrame(read(model, ids.long(), torch.tensor(queries), KEYS).compute())
+    mine = expected[(expected["layer"] == 3) & (expected["head"] == 1) & (expected["query"] == queries[7])]
+    kept = found.row(run, at, queries[7])
+    assert kept["key"].tolist() == mine["key"].tolist()
+    np.testing.assert_allclose(kept["weight"], mine["weight"], rtol=1e-6)
+    assert (kept["distance"] == queries[7] - kept["key"]).all()
+    assert found.row(run, at, 10**6).empty
+    assert found.row(run, ("no", 48, doc, 3, 1), 0).empty
+
+
+def test_telling_rows_are_the_largest_far_weights_kept_apart(run: Run) -> None:
+    far = run.far_reads[
+        (run.far_reads["model"] == "base") & (run.far_reads["layer"] == 1) & (run.far_reads["head"] == 0)
+    ]
+    far = far[far["context_length"] == 48]
+    rows = found.telling(run, "base", 1, 0, most=2)
+    assert rows["weight"].max() == far["weight"].max()
+    assert rows["weight"].is_monotonic_decreasing
+    assert (rows["distance"] >= NEAR).all()
+    for _, block in rows.groupby("doc"):
+        assert len(block) <= 2
+        assert (np.diff(np.sort(block["query"])) >= found.APART).all()
+    mean = far.astype({"weight": "float64"}).groupby("doc", observed=True)["weight"].mean().mean()
+    heads = run.heads[(run.heads["model"] == "base") & (run.heads["layer"] == 1) & (run.heads["head"] == 0)]
+    assert heads["far_weight"].item() == pytest.approx(mean)
+
+
+def test_a_prompt_keeps_every_row_of_it(place: Path) -> None:
+    prompt = "w1 w2 w3\nw1 w2 </s> w3"
+    run = headscope.reads(str(place / "tiny"), prompt=prompt, out=place / "prompts", quiet=True)
+    assert run.pieces["piece"].tolist() == ["w1", " w2", " w3", " w1", " w2", "</s>", " w3"]
+    assert run.pieces["special"].tolist() == [False] * 5 + [True, False]
+    assert found.queries(run, ("base", 7, "prompt", 0, 0)) == [*range(7)]
+    assert "far_reads" not in run.tables
+    overview = findings.overview(run)
+    assert overview is not None
+    assert "no token lies further back than 32" in overview.warnings[0]
+    assert not [*findings.of_head(run, "base", 0, 0), *charts.of_head(run, "base", 0, 0), *findings.findings(run)]
+    file = place / "own.txt"
+    file.write_text(prompt)
+    again = headscope.reads(str(place / "tiny"), prompt_file=str(file), out=place / "prompts", quiet=True)
+    assert again.passages["doc"].tolist() == ["prompt/own.txt"]
+    assert (again.reads["weight"] == run.reads["weight"]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "told"),
+    [
+        ({"prompt": "w1"}, BadInput, "the prompt holds 1 token: give a text of 2 or more"),
+        ({"prompt": " \n"}, BadInput, "the prompt holds no text"),
+        ({"prompt": "a", "prompt_file": "b"}, BadInput, "give prompt or prompt_file, not both"),
+        ({"prompt": "a b", "rows": 4}, BadInput, "rows says nothing of a prompt"),
+        ({"prompt": "a\x00b"}, BadInput, "holds the character"),
+        ({"prompt_file": "./none.txt"}, Missing, "no prompt file './none.txt'"),
+        ({"prompt": "w1 " * 1100}, BadInput, "more than 1,024 tokens"),
+        ({"rows": 1}, BadInput, "greater than or equal to 2"),
+        ({"lengths": [1]}, BadInput, "context length 1 is too short"),
+        ({"keys": 0}, BadInput, "greater than or equal to 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    options: Any, kind: type[HeadscopeError], told: str, place: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(kind, match=told) as refused:
+        headscope.reads(str(place / "tiny"), out=tmp_path / "runs", quiet=True, **options)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_prompt_file_that_is_no_text_is_one_line(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "image.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput, match="is not UTF-8 text"):
+        headscope.reads(str(place / "tiny"), prompt_file=str(tmp_path / "image.txt"), out=tmp_path / "runs", quiet=True)
+
+
+def test_options_of_a_prompt_may_have_lines() -> None:
+    study = build_study({"reads": {"prompt": "a\nb"}})
+    assert study.sections["reads"].model_dump()["prompt"] == "a\nb"
+
+
+# What is shown -----------------------------------------------------------------------------------------------------
+
+
+def test_words_and_charts_carry_the_telling_rows_and_no_markup(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, layers=3)
+    base = run.heads[run.heads["model"] == "base"]
+    best = base.loc[base["far_weight"].idxmax()]
+    at = int(best["layer"]), int(best["head"])
+    (told,) = [each.text for each in findings.findings(run) if each.model == "base"]
+    assert f"layer {at[0]}, head {at[1]} picks out tokens far back most" in told
+    rows = found.telling(run, "base", *at)
+    (sentence,) = findings.of_head(run, "base", *at)
+    assert f"{rows['distance'].iloc[0]} tokens back" in sentence
+    (chart,) = charts.of_head(run, "base", *at)
+    weights, distances, seen, _ = chart.figure.data[0].cells["values"]
+    assert len(weights) == len(rows[: found.TELLING])
+    assert distances[0] == f"{rows['distance'].iloc[0]}"
+    assert not any("<b>" in cell for cell in seen)
+    assert any("&lt;b&gt;" in cell for cell in seen)

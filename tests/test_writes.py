@@ -1,0 +1,270 @@
+"""Writes: every head's part of a logit is what an explicit sum gives, and all parts add up to the model's own logit."""
+
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+from test_study import save_checkpoint, save_texts
+from torch import Tensor, nn
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.tools.analysis import direct_logit_attribution
+from transformers import AutoModelForCausalLM
+
+import headscope
+from headscope.errors import BadInput, UnsupportedModel
+from headscope.measures.writes import WritesByPosition
+from headscope.models.sources import locate
+from headscope.positions.model import Model
+from headscope.report import outline
+from headscope.runs.run import Run
+from headscope.runs.synthetic import synthetic_run
+from headscope.runs.validate import validate
+from headscope.studies.config import build_study
+from probes.writes import charts, findings
+from probes.writes.cells import written
+from probes.writes.stream import Norm
+
+IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
+GRANITE = {"attention_multiplier": 0.2, "residual_multiplier": 0.37, "logits_scaling": 3.0, "embedding_multiplier": 2.0}
+MANY = {
+    **{name: families.MEASURABLE[name] for name in ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3")},
+    **{name: families.MEASURABLE[name] for name in ("gpt_neox", "olmo2", "olmo", "glm", "qwen2")},
+    "granite": lambda: families.build("granite", GRANITE),
+    "cohere": lambda: families.build("cohere", {"logit_scale": 0.3}),
+}
+
+
+def centred(model: Model, ids: Tensor) -> Tensor:
+    """The logit of each next token less its mean over the vocabulary, by the model's own forward: [L - 1], float64."""
+    with torch.no_grad():
+        logits = model.module(ids[None]).logits[0, :-1].double()
+    return (logits.gather(1, ids[1:, None]) - logits.mean(-1, keepdim=True))[:, 0]
+
+
+# Against an explicit sum -------------------------------------------------------------------------------------------
+
+
+class Reference:
+    """Inputs and outputs of named modules in a plain eager forward pass, in float64."""
+
+    def __init__(self, model: Model, ids: Tensor):
+        self.module, self.config = model.module, model.module.config
+        self.given: dict[str, Tensor] = {}
+        handles = [
+            module.register_forward_hook(lambda _, args, out, name=name: self.note(name, args))
+            for name, module in self.module.named_modules()
+        ]
+        with torch.no_grad():
+            self.module(ids[None])
+        for handle in handles:
+            handle.remove()
+
+    def note(self, name: str, args: Any) -> None:
+        if args and isinstance(args[0], Tensor):
+            self.given[name] = args[0][0].double()
+
+    def scale(self, name: str, norm: nn.Module) -> Tensor:
+        """What a norm divided each row by, by its formula."""
+        x = self.given[name]
+        eps = next(float(getattr(norm, at)) for at in ("variance_epsilon", "eps") if hasattr(norm, at))
+        if isinstance(norm, nn.LayerNorm):
+            return (x.var(-1, unbiased=False) + eps).sqrt()
+        return (x.square().mean(-1) + eps).sqrt()
+
+    def gain(self, norm: nn.Module) -> Tensor:
+        return norm.weight.detach().double() + (1 if "Gemma" in type(norm).__name__ else 0)
+
+
+def expected(model: Model, ids: Tensor, heads: int) -> Tensor:
+    """Each head's part of each next token's logit, [layers, H, L - 1], one head at a time."""
+    seen = Reference(model, ids)
+    named = dict(seen.module.named_modules())
+    final = next(name for name in named if name.rpartition(".")[2] in ("norm", "final_layernorm", "final_layer_norm"))
+    unembedding = seen.module.get_output_embeddings().weight.detach().double()
+    direction = (unembedding[ids[1:]] - unembedding.mean(0)) * seen.gain(named[final])
+    scale = seen.scale(final, named[final])[:-1]
+    found = []
+    for name, module in named.items():
+        if name.rpartition(".")[2] not in ("o_proj", "dense") or "mlp" in name:
+            continue
+        z, weight = seen.given[name][:-1], module.weight.detach().double()
+        after = f"{name.partition('.self_attn')[0]}.post_attention_layernorm"
+        dim = z.shape[-1] // heads
+        of_layer = []
+        for head in range(heads):
+            own = slice(head * dim, (head + 1) * dim)
+            added = z[:, own] @ weight[:, own].T
+            if "Gemma3" in type(seen.module).__name__ or "Olmo2" in type(seen.module).__name__:  # normed before added
+                added = added * seen.gain(named[after]) / seen.scale(after, named[after])[:-1, None]
+            if isinstance(named[final], nn.LayerNorm):
+                added = added - added.mean(-1, keepdim=True)
+            of_layer.append((added * direction).sum(-1) / scale)
+        found.append(torch.stack(of_layer))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3", "olmo2", "gpt_neox"])
+def test_every_head_s_part_is_that_of_an_explicit_sum(family: str) -> None:
+    model = headscope.load(MANY[family](), device="cpu")
+    found = written(model, IDS).heads.double()
+    wanted = expected(model, IDS, families.HEADS)
+    assert float((found - wanted).abs().max() / centred(model, IDS).abs().max()) <= 1e-4
+
+
+@pytest.mark.parametrize("family", MANY)
+def test_all_parts_add_up_to_the_model_s_own_logit(family: str) -> None:
+    model = headscope.load(MANY[family](), device="cpu")
+    terms = written(model, IDS)
+    parts = {name: part for name, part in terms.parts.items() if name[0] != "logit"}
+    logit = centred(model, IDS)
+    scale = float(logit.abs().max())
+    assert float((sum(parts.values()) - logit).abs().max()) <= 1e-4 * scale
+    assert float((terms.parts["logit", 0] - logit).abs().max()) <= 1e-4 * scale
+    assert {name for name, _ in parts} == {"embedding", "heads", "other", "bias"}
+    together = torch.stack([terms.parts["heads", layer] for layer in range(families.LAYERS)])
+    torch.testing.assert_close(terms.heads.sum(1), together, rtol=1e-4, atol=1e-5 * scale)
+
+
+def test_coarse_numbers_give_nearly_the_same_parts() -> None:
+    exact = written(headscope.load(MANY["gemma3"](), device="cpu"), IDS)
+    coarse = written(headscope.load(MANY["gemma3"]().bfloat16(), device="cpu"), IDS)
+    assert coarse.stream.factor == 1
+    assert {part.factor for layer in coarse.stream.layers for part in layer.others} == {1.0}
+    scale = float(exact.parts["logit", 0].abs().max())
+    assert float((coarse.heads - exact.heads).abs().max()) <= 0.1 * scale
+    assert float((coarse.heads - exact.heads).square().mean().sqrt()) <= 0.01 * scale
+
+
+def test_a_scheme_changes_what_is_written() -> None:
+    model = headscope.load(MANY["llama-gqa"](), device="cpu")
+    yarn = written(model.with_scheme("yarn:factor=4"), IDS)
+    assert float((yarn.heads - written(model, IDS).heads).abs().max()) > 1e-3
+    assert yarn.off <= 1e-5
+
+
+@pytest.mark.model
+def test_smollm2_s_parts_are_those_of_an_explicit_sum_and_add_up(smollm2: Model, tokens: Tensor) -> None:
+    ids = tokens[0, :512]
+    terms = written(smollm2, ids)
+    logit = centred(smollm2, ids)
+    scale = float(logit.abs().max())
+    parts = [part for name, part in terms.parts.items() if name[0] != "logit"]
+    assert float((sum(parts) - logit).abs().max()) <= 1e-4 * scale
+    assert float((terms.heads.double() - expected(smollm2, ids, 9)).abs().max()) <= 1e-4 * scale
+
+
+@pytest.mark.model
+def test_smollm2_s_parts_are_those_of_transformer_lens(smollm2: Model, tokens: Tensor) -> None:
+    """It folds the final norm's gain into a centred unembedding, which is the same direction."""
+    ids = tokens[0, :256]
+    fresh = AutoModelForCausalLM.from_pretrained(locate("smollm2-135m")[0], dtype=torch.float32)
+    lens = TransformerBridge.boot_transformers("any", hf_model=fresh, tokenizer=smollm2.tokenizer)
+    lens.enable_compatibility_mode()
+    with torch.no_grad():
+        theirs = direct_logit_attribution(lens, ids[None, :-1], answer_tokens=ids[-1:], unit="head", pos=-1)
+    ours = written(smollm2, ids)
+    values = dict(zip(theirs.labels, theirs.attribution.flatten().tolist(), strict=True))
+    scale = abs(float(ours.parts["logit", 0][-1]))
+    for layer in range(30):
+        for head in range(9):
+            assert values[f"L{layer}H{head}"] == pytest.approx(float(ours.heads[layer, head, -1]), abs=1e-3 * scale)
+
+
+# What is no such sum -----------------------------------------------------------------------------------------------
+
+
+class Squared(nn.Module):
+    """No norm: every feature has its own divisor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (1 + x.square())
+
+
+def test_logits_that_are_not_linear_in_the_stream_are_refused_by_name() -> None:
+    capped = families.build("gemma3_text", {"head_dim": 16, "layer_types": families.ALTERNATING})
+    capped.config.final_logit_softcapping = 3.0
+    with pytest.raises(UnsupportedModel, match=r"cannot tell what the heads of .* write: its logits are not linear"):
+        written(headscope.load(capped, device="cpu"), IDS)
+
+
+def test_a_layer_that_adds_more_than_its_parts_is_refused_by_name() -> None:
+    model = headscope.load(MANY["llama-gqa"](), device="cpu")
+    layer = model.module.model.layers[2]
+    handle = layer.register_forward_hook(lambda _, args, out: out + 0.1 * args[0].square())
+    with pytest.raises(UnsupportedModel, match="LlamaDecoderLayer returns more than its stream"):
+        written(model, IDS)
+    handle.remove()
+
+
+def test_heads_that_are_changed_before_they_are_projected_are_refused_by_name() -> None:
+    model = headscope.load(MANY["llama-gqa"](), device="cpu")
+    attention = model.module.model.layers[1].self_attn
+    handle = attention.o_proj.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
+    with pytest.raises(UnsupportedModel, match="changes what heads put out before"):
+        written(model, IDS)
+    handle.remove()
+
+
+def test_what_is_no_norm_is_told() -> None:
+    x = torch.randn(5, 16)
+    norm = Norm.seen(Squared(), x)
+    with pytest.raises(Exception, match="Squared is neither RMSNorm nor LayerNorm"):
+        norm.scales(x, Squared()(x))
+
+
+# A run -------------------------------------------------------------------------------------------------------------
+
+
+def test_bins_hold_the_means_of_their_positions() -> None:
+    bins = WritesByPosition(40)
+    terms = torch.randn(3, 39)
+    columns = bins.columns(terms, head=np.arange(3))
+    assert int(bins.tokens.sum()) == 39
+    assert columns["position"].max() == 39
+    start = 0
+    for at, end in enumerate(bins.edges.tolist()):
+        np.testing.assert_allclose(columns["write"].reshape(3, -1)[:, at], terms[:, start:end].mean(1), rtol=1e-5)
+        start = end
+
+
+def test_a_study_stores_what_adds_up(tmp_path: Path) -> None:
+    tiny, text = save_checkpoint(tmp_path / "tiny"), save_texts(tmp_path / "texts")
+    models = {"base": str(tiny), "yarn": f"{tiny}@yarn:factor=4"}
+    run = headscope.writes(models, text=text, docs=2, lengths=[24, 40], out=tmp_path / "runs", quiet=True)
+    assert validate(run) == []
+    parts = run.write_parts.astype({"write": "float64"})
+    keys = ["model", "context_length", "doc", "position"]
+    logit = parts[parts["part"] == "logit"].set_index(keys)["write"].sort_index()
+    added = parts[parts["part"] != "logit"].groupby(keys, observed=True)["write"].sum().sort_index()
+    np.testing.assert_allclose(added, logit, rtol=1e-4, atol=1e-5)
+    heads = run.writes.astype({"write": "float64"}).groupby([*keys, "layer"], observed=True)["write"].sum().sort_index()
+    whole = parts[parts["part"] == "heads"].set_index([*keys, "layer"])["write"].sort_index()
+    np.testing.assert_allclose(heads, whole, rtol=1e-4, atol=1e-6)
+    rows = run.writes[(run.writes["context_length"] == 40) & (run.writes["model"] == "yarn")]
+    rows = rows[(rows["layer"] == 2) & (rows["head"] == 1)]
+    means = [np.average(block["write"], weights=block["tokens"]) for _, block in rows.groupby("doc", observed=True)]
+    here = run.heads[(run.heads["model"] == "yarn") & (run.heads["layer"] == 2) & (run.heads["head"] == 1)]
+    assert here["next_token_write"].item() == pytest.approx(np.mean(means), rel=1e-5)
+
+
+def test_words_and_charts_carry_the_numbers(tmp_path: Path) -> None:
+    run: Run = synthetic_run(tmp_path, layers=3)
+    base = run.heads[run.heads["model"] == "base"]
+    best = base.loc[base["next_token_write"].idxmax()]
+    told = [each.text for each in findings.findings(run) if each.model == "base"]
+    assert f"layer {best['layer']}, head {best['head']} adds most ({best['next_token_write']:+.3f} logits" in told[1]
+    assert "from the embedding" in told[0]
+    titles = {chart.figure.layout.title.text for chart in charts.of_head(run, "base", 2, 3)}
+    assert "What layer 2, head 3 adds to the next token's logit" in titles
+    (told,) = findings.of_head(run, "base", 2, 3)
+    assert told.startswith("Rank by part of the next token's logit")
+    drawn = {group.heading: len([*group.charts]) for group in charts.charts(outline.shown(run))}
+    assert drawn == {"What each head adds to the next token's logit": 2, "What the logit is made of": 2}
+
+
+def test_bad_options_are_one_line() -> None:
+    with pytest.raises(BadInput, match="context length 1 is too short"):
+        build_study({"writes": {"lengths": [1]}})

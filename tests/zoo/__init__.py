@@ -1,0 +1,1 @@
+"""Every causal-LM type of the installed transformers, tiny and random, held against its own eager attention."""

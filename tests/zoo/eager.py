@@ -1,0 +1,121 @@
+"""What a family itself computes: its logits, and what its own eager attention is handed and returns.
+
+Nothing of headscope has a part in it.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import reference
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from . import sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a family's eager attention: q [H, L, d], k [G, L, d], alpha [H, L, L], visible [H|1, L, L]."""
+
+    module: nn.Module
+    q: Tensor
+    k: Tensor
+    alpha: Tensor
+    visible: Tensor
+    scaling: float
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """What the family itself computes for one text."""
+
+    logits: Tensor
+    calls: list[Call]
+
+
+def tokens(module: PreTrainedModel) -> Tensor:
+    """Ordinary token ids [1, L]."""
+    return torch.randint(3, sizes.VOCAB - 8, (1, sizes.LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def eager(module: PreTrainedModel, ids: Tensor, **inputs: Any) -> Truth:
+    """Logits [1, L, V] and every call of the family's own eager attention, in order."""
+    calls: list[Call] = []
+    with _recorded(module, calls):
+        logits = module(input_ids=ids, use_cache=False, **inputs).logits.float()
+    return Truth(logits, calls)
+
+
+@contextmanager
+def _recorded(model: PreTrainedModel, calls: list[Call]) -> Iterator[None]:
+    """Add every call of the `eager_attention_forward` of the model's families to `calls`."""
+    homes = {type(m).__module__ for m in model.modules()}
+    names = ("eager_attention_forward", "eager_attn_forward")
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def recording(*args: Any, **kwargs: Any) -> Any:
+            out, alpha = original(*args, **kwargs)
+            given = inspect.signature(original).bind(*args, **kwargs).arguments
+            given |= given.get("kwargs", {})
+            module, q, k = given["module"], given["query"], given["key"]
+            scaling = given.get("scaling")
+            scaling = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
+            visible = _visible(alpha[0], given.get("attention_mask"))
+            kept = alpha[0].float() * _share(alpha[0], given["value"][0], out[0])
+            calls.append(Call(module, q[0], k[0], kept, visible, scaling))
+            return out, alpha
+
+        return recording
+
+    with ExitStack() as stack:
+        for home in homes:
+            for name in names:
+                original = getattr(sys.modules[home], name, None)
+                if original is not None:
+                    setattr(sys.modules[home], name, wrap(original))
+                    stack.callback(setattr, sys.modules[home], name, original)
+        yield
+
+
+def _share(alpha: Tensor, v: Tensor, out: Tensor) -> Tensor:
+    """The part [H, L, 1] of alpha v [H, L, dv] that the output [L, H, dv] has: a sink may take its share afterwards."""
+    expected = (alpha @ v.repeat_interleave(len(alpha) // len(v), 0)).float()
+    found = out.transpose(0, 1).float()
+    square = expected.square().sum(-1, keepdim=True)
+    return torch.where(square > 0, (found * expected).sum(-1, keepdim=True) / square, 1.0)  # values may all be 0
+
+
+def _visible(alpha: Tensor, mask: Tensor | None) -> Tensor:
+    """Which keys a query may see, [1|H, L, L], as the family's mask has it."""
+    if mask is None:
+        return torch.ones_like(alpha[:1], dtype=torch.bool)
+    mask = mask[0, ..., : alpha.shape[-1]]
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def binned(call: Call) -> dict[int, dict[str, Any]]:
+    """Means of each row statistic by visible keys, as `reference.binned` with the keys that the mask shows."""
+    rows = statistics(call)
+    seen = call.visible[0].sum(-1)
+    edges = reference.bin_edges(len(seen))
+    edge = torch.tensor([min(e for e in edges if e >= n) for n in seen.tolist()])
+    return {
+        int(e): {"rows": int((edge == e).sum())} | {n: v[:, edge == e].mean(-1) for n, v in rows.items()}
+        for e in edge.unique()
+    }
+
+
+def statistics(call: Call) -> dict[str, Tensor]:
+    """`reference.row_statistics` of the call's weights, [H, L] each.
+
+    Where a learned sink takes a share of the row, effective lengths and distance are of the rest, as shares of it.
+    """
+    among_keys = reference.row_statistics(call.alpha / call.alpha.sum(-1, keepdim=True))
+    kept = ("max_weight", "sink_mass", "local_mass")
+    return among_keys | {n: v for n, v in reference.row_statistics(call.alpha).items() if n in kept}

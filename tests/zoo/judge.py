@@ -1,0 +1,327 @@
+"""One model against its own eager attention: is everything that headscope measures of it right?
+
+Errors are relative, in the units of `reference`.
+"""
+
+import math
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+import headscope as hs
+from headscope.errors import HeadscopeError, UnsupportedModel
+from headscope.positions.model import Model
+from headscope.sections.measure.cells import measure_tokens
+
+from . import sizes
+from .eager import Call, Truth, binned, eager, statistics, tokens
+from .yarn import FACTOR, yarn_by_hand
+
+EAGER = 1e-4
+"""What float32 may differ from the family's own eager attention, relative."""
+STATISTICS = ("ess2", "log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
+EVEN = 0.9
+"""Mean effective length over all rows, as a share of the visible keys, above which attention tells nothing."""
+SHIFT = 5
+YARN = f"yarn:factor={FACTOR:g}"
+
+Kind = Literal["right", "right without pairs", "refused", "cannot be built", "WRONG", "TRACEBACK"]
+
+
+@dataclass
+class Verdict:
+    """`what` is the reason of a refusal, or what is wrong by how much; `errors` the largest of each check."""
+
+    kind: Kind
+    what: str = ""
+    errors: dict[str, float] = field(default_factory=dict)
+
+
+def judged(make: Callable[[], PreTrainedModel]) -> Verdict:
+    """Build a model, open it and hold all that is measured of it against its own eager attention."""
+    try:
+        module = make()
+    except Exception as error:
+        return Verdict("cannot be built", _line(error))
+    ids = tokens(module)
+    try:
+        truth = eager(module, ids)
+    except Exception as error:
+        return Verdict("cannot be built", f"its own forward fails: {_line(error)}")
+    if not truth.logits.isfinite().all():
+        return Verdict("cannot be built", "its own logits are not finite")
+    try:
+        model = hs.load(module)
+    except UnsupportedModel as error:
+        return _refused(module, error)
+    except Exception as error:
+        return Verdict("TRACEBACK", f"load: {_place(error)}")
+    errors: dict[str, float] = {}
+    doing = "logits"
+    try:
+        if not truth.calls:
+            return Verdict("WRONG", "opened, but its own attention was not seen by the zoo")
+        for name, check in CHECKS.items():
+            doing = name
+            errors |= check(model, ids, truth)
+    except HeadscopeError as error:
+        return Verdict("WRONG", f"{doing}: refused only when measured: {error}", errors)
+    except Exception as error:
+        return Verdict("TRACEBACK", f"{doing}: {_place(error)}", errors)
+    wrong = {name: error for name, error in errors.items() if not error <= EAGER}
+    if wrong:
+        return Verdict("WRONG", ", ".join(f"{name} {error:.1e}" for name, error in wrong.items()), errors)
+    return Verdict("right" if model.geometry.pairs else "right without pairs", "", errors)
+
+
+# Checks ------------------------------------------------------------------------------------------------------------
+
+
+def _telling(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
+    """Does a wrong kernel show? Not where a row's weights are all alike."""
+    shares = [(statistics(call)["ess2"] / call.visible[0].sum(-1))[:, sizes.WINDOW :].mean() for call in truth.calls]
+    return {"attention of the zoo's model is even": math.inf} if sum(shares) / len(shares) > EVEN else {}
+
+
+def _logits(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
+    with hs.capturing(model), torch.no_grad():
+        found = model.module(input_ids=ids, use_cache=False).logits.float()
+    return {"logits": relative(found, truth.logits)}
+
+
+def _attention(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
+    return attention_errors(measure_tokens(model, ids[0], ["attention"], None)["attention"], model, truth)
+
+
+def attention_errors(found: dict[str, np.ndarray], model: Model, truth: Truth) -> dict[str, float]:
+    """Largest relative error of the statistics of attention rows, over layers, heads and bins."""
+    calls = by_layer(model, truth)
+    if calls is None:
+        return {"attention layers": math.inf}
+    worst: dict[str, float] = {}
+    for number, call in calls.items():
+        here = found["layer"] == number
+        expected = binned(call)
+        for edge, values in expected.items():
+            rows = here & (found["visible"] == edge)
+            heads = len(call.q)
+            if found["head"][rows].tolist() != list(range(heads)) or (found["rows"][rows] != values["rows"]).any():
+                return {"visible keys": math.inf}
+            for name in STATISTICS:
+                error = statistic_error(name, found[name][rows], values[name].numpy())
+                worst[name] = max(worst.get(name, 0.0), error)
+        if sorted(set(found["visible"][here].tolist())) != sorted(expected):
+            return {"visible keys": math.inf}
+    return worst
+
+
+def by_layer(model: Model, truth: Truth) -> dict[int, Call] | None:
+    """The call of each layer that headscope measures, by the layer's true number; None where they do not match."""
+    modules = {id(call.module): call for call in truth.calls}
+    if len(modules) != len(truth.calls) or {id(m) for m in model.attention} != set(modules):
+        return None
+    return {number: modules[id(m)] for number, m in zip(model.geometry.numbers, model.attention, strict=True)}
+
+
+def _loss(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
+    found = measure_tokens(model, ids[0], ["nll"], None)["nll"]
+    losses = -truth.logits[0, :-1].double().log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].numpy()
+    starts = [0, *found["position"][:-1]]
+    ends = zip(starts, found["position"], found["nll"], strict=True)
+    return {"loss": max(abs(nll - losses[a:b].mean()) / max(1.0, losses[a:b].mean()) for a, b, nll in ends)}
+
+
+def _planes(model: Model, layer: int) -> list[tuple[int, int]]:
+    """The two dimensions of each pair, rotary pairs first."""
+    geometry = model.geometry
+    dims, start = 2 * geometry.pairs, geometry.rotary_start
+    head_dim = geometry.head_dim
+    rotary = list(range(start, start + dims))
+    rest = [d for d in range(head_dim) if d not in rotary]
+    pairs: list[tuple[int, int]] = []
+    for part in (rotary, rest):
+        half = len(part) // 2
+        sides = (part[:half], part[half:]) if geometry.layout == "half" else (part[::2], part[1::2])
+        pairs += list(zip(*sides, strict=True))
+    return pairs
+
+
+def _pairs(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
+    if not model.geometry.pairs:
+        return {}
+    found = measure_tokens(model, ids[0], ["pairs"], None)["pairs"]
+    calls = by_layer(model, truth)
+    if calls is None:
+        return {"attention layers": math.inf}
+    worst: dict[str, float] = {}
+    for layer, (number, call) in enumerate(calls.items()):
+        here = found["layer"] == number
+        seen = call.visible[0].double()
+        per_group = len(call.q) // len(call.k)
+        for head, q in enumerate(call.q.double()):
+            k = call.k[head // per_group].double()
+            rows = here & (found["head"] == head)
+            if not rows.any():
+                return {"pairs of a layer": math.inf}
+            expected = _pair_statistics(q, k, seen, call.scaling, _planes(model, layer))
+            rms = float(expected["rms"].square().sum().sqrt())
+            for name, values in expected.items():
+                error = _finite(np.abs(found[name][rows] - values.numpy()).max() / rms)
+                worst[f"pair {name}"] = max(worst.get(f"pair {name}", 0.0), error)
+    return worst
+
+
+def _pair_statistics(q: Tensor, k: Tensor, seen: Tensor, scaling: float, planes: Any) -> dict[str, Tensor]:
+    """As `reference.pair_statistics`, for one head and the pairs and visible keys given: each [P]."""
+    index = torch.tensor(planes)
+    qf, kf = q[:, index].transpose(0, 1), k[:, index].transpose(0, 1)  # [P, L, 2]
+    c = scaling * qf @ kf.mT * seen
+    norms = abs(scaling) * (qf.norm(dim=-1)[:, :, None] * kf.norm(dim=-1)[:, None]) * seen
+    count = seen.sum()
+    return {
+        "mean_abs": c.abs().sum((1, 2)) / count,
+        "mean_signed": c.sum((1, 2)) / count,
+        "rms": (c.square().sum((1, 2)) / count).sqrt(),
+        "norm_product": norms.sum((1, 2)) / count,
+    }
+
+
+def _turned(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
+    """Moving a text by SHIFT positions turns each pair of q and k by SHIFT times its frequency, and nothing else."""
+    if not model.geometry.pairs:
+        return {}
+    found = measure_tokens(model, ids[0], ["pairs"], None)["pairs"]
+    if (getattr(model.module.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
+        eager(model.module, ids)  # leaves the frequencies of this length; a text that stands elsewhere has others
+        own = next(buffer for name, buffer in model.module.named_buffers() if name.endswith(".inv_freq"))
+        return {"theta": relative(torch.from_numpy(found["theta"][: len(own)]), own)}
+    positions = torch.arange(SHIFT, SHIFT + ids.shape[1])[None]
+    try:
+        runs = [_with_inputs(model, ids, **inputs) for inputs in ({}, {"position_ids": positions})]
+    except (TypeError, IndexError, ValueError, RuntimeError):
+        return {}  # it takes no positions
+    if relative(runs[1][0][1], runs[0][0][1]) > EAGER:
+        return {}  # it tells positions to the first layer
+    worst = [0.0, 0.0]
+    for layer in range(model.geometry.layers):
+        index = torch.tensor(_planes(model, layer))
+        first = (found["layer"] == model.geometry.numbers[layer]) & (found["head"] == 0)
+        angles = torch.from_numpy(found["theta"][first]).double() * SHIFT
+        (call, hidden), (moved, hidden_moved) = (run[layer] for run in runs)
+        if relative(hidden_moved, hidden) > EAGER:
+            break  # where the text stands changed what this layer reads
+        for here, there in zip(_directions(call), _directions(moved), strict=True):
+            before, after = (torch.view_as_complex(t[..., index].contiguous()) for t in (here, there))
+            for at, sign in enumerate((1, -1)):
+                turned = before * torch.polar(torch.ones_like(angles), sign * angles)
+                worst[at] = max(worst[at], relative(after, turned))
+    return {"theta": min(worst)}
+
+
+def _with_inputs(model: Model, ids: Tensor, **inputs: Any) -> list[tuple[Call, Tensor]]:
+    """Each attention layer's call, and the hidden states that it was given."""
+    hidden: dict[nn.Module, Tensor] = {}
+
+    def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        hidden[module] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+
+    with ExitStack() as stack:
+        for module in model.attention:
+            stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        calls = by_layer(model, eager(model.module, ids, **inputs))
+    assert calls is not None
+    return [(call, hidden[call.module]) for call in calls.values()]
+
+
+def _directions(call: Call) -> tuple[Tensor, Tensor]:
+    """q and k at length 1: some families scale them by position. Weights of norms after the rotation are taken out."""
+    q, k = call.q.double(), call.k.double()
+    if hasattr(call.module, "query_layernorm"):
+        q, k = q / call.module.query_layernorm.weight, k / call.module.key_layernorm.weight
+    return q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True)
+
+
+def _yarn(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
+    """The model under our YaRN against the same model whose own inverse frequencies were edited by hand."""
+    if not model.geometry.pairs:
+        try:
+            model.with_scheme(YARN).schedule  # noqa: B018
+        except UnsupportedModel as error:
+            return {} if _says_which(model.module, error) else {"a refusal that does not name the model": math.inf}
+        return {"a scheme where no pairs are known": math.inf}
+    with yarn_by_hand(model.module):
+        expected = eager(model.module, ids)
+    with hs.attached(model, YARN), hs.capturing(model), torch.no_grad():
+        found = model.module(input_ids=ids, use_cache=False).logits.float()
+    under = attention_errors(
+        measure_tokens(model.with_scheme(YARN), ids[0], ["attention"], None)["attention"],
+        model,
+        expected,
+    )
+    kinds = zip(model.rotation.layer_types, model.geometry.rotates, strict=True)
+    speaks = any(turns and kind != "sliding_attention" for kind, turns in kinds)
+    seen = relative(expected.logits, truth.logits) > 100 * EAGER
+    unseen = {"yarn without effect": math.inf} if speaks and not seen else {}
+    return {"yarn logits": relative(found, expected.logits), "yarn attention": max(under.values())} | unseen
+
+
+CHECKS: dict[str, Callable[[Model, Tensor, Truth], dict[str, float]]] = {
+    "weights": _telling,
+    "logits": _logits,
+    "attention": _attention,
+    "loss": _loss,
+    "pairs": _pairs,
+    "theta": _turned,
+    "yarn": _yarn,
+}
+
+
+def statistic_error(name: str, found: np.ndarray, expected: np.ndarray) -> float:
+    """Largest relative error; absolute where a mean distance or ln ESS is below 1."""
+    floor = {"mean_distance": 1.0, "log_ess2": 1.0}.get(name, 1e-3)
+    return _finite((np.abs(found - expected) / np.maximum(np.abs(expected), floor)).max())
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """Largest error against the largest value."""
+    found, expected = found.detach(), expected.detach()
+    return _finite((found - expected).abs().max() / expected.abs().max())
+
+
+def _finite(error: Any) -> float:
+    """What is no number is as wrong as can be."""
+    return float(error) if math.isfinite(error) else math.inf
+
+
+def _refused(module: PreTrainedModel, error: UnsupportedModel) -> Verdict:
+    line = str(error)
+    if not _says_which(module, error):
+        return Verdict("WRONG", f"a refusal that is not one line with the model's name: {line!r}")
+    return Verdict("refused", line.partition(": ")[2] or line)
+
+
+def _says_which(module: PreTrainedModel, error: UnsupportedModel) -> bool:
+    """Is it one line that names the type of the model?"""
+    own = {module.config.model_type, module.config.get_text_config().model_type}
+    return "\n" not in str(error) and any(name in str(error) for name in own)
+
+
+def _line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    return f"{type(error).__name__}: {' '.join(lines)[:160]}"
+
+
+def _place(error: BaseException) -> str:
+    """The error and the line of headscope, or else the last one, where it came up."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "/headscope/" in frame.filename] or frames
+    last = frames[-1]
+    where = f"{ours[-1].filename.rpartition('/headscope/')[2]}:{ours[-1].lineno}"
+    return f"{_line(error)} ({where}; {last.filename.rpartition('/')[2]}:{last.lineno})"

@@ -1,0 +1,123 @@
+"""As checkpoints are used: decoding with a cache, and in bfloat16. One family of each kind of attention."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import headscope as hs
+from headscope.attention.heard import Attention
+from headscope.measures.attention_rows import STATISTICS, row_statistics
+from headscope.positions.model import Model
+from headscope.sections.measure.cells import measure_tokens
+
+from . import judge, sizes
+from .eager import Truth, binned, eager, statistics, tokens
+
+KINDS = {
+    "llama": "plain",
+    "gemma3_text": "windows in some layers, two bases",
+    "qwen3_moe": "a mixture of experts",
+    "qwen3_next": "hybrid",
+    "gpt2": "no rotation",
+    "gpt_oss": "sinks",
+    "gemma2": "soft-capped logits",
+    "deepseek_v3": "latent attention",
+    "llama4_text": "chunks",
+    "qwen2_5_vl": "the text part of a vision-language model",
+}
+PREFIX = sizes.LENGTH - 12
+"""Tokens that are read at once before the rest follow one by one: the last windows lie behind the prefix."""
+CACHED = 3e-4
+"""What decoding with a cache may differ from one eager pass, relative, in float32."""
+HALF = 1.5
+"""How many times further from float32 than the family's own bfloat16 a measurement in bfloat16 may be."""
+
+
+def decoding(make: Callable[[], PreTrainedModel]) -> judge.Verdict:
+    """Is decoding with a cache right?"""
+    errors = decoded(make())
+    wrong = {name: error for name, error in errors.items() if not error <= CACHED}
+    return _verdict(errors, [f"{name} {error:.1e}" for name, error in wrong.items()])
+
+
+def halving(make: Callable[[], PreTrainedModel]) -> judge.Verdict:
+    """Is a measurement in bfloat16 as good as the family's own attention in bfloat16?"""
+    errors = halved(make())
+    wrong = [
+        f"{name} off by {ours:.1e}, its own attention by {own:.1e}"
+        for name, (ours, own) in errors.items()
+        if not ours <= HALF * own
+    ]
+    return _verdict({name: ours for name, (ours, _) in errors.items()}, wrong)
+
+
+def _verdict(errors: dict[str, float], wrong: list[str]) -> judge.Verdict:
+    return judge.Verdict("WRONG" if wrong else "right", ", ".join(wrong), errors)
+
+
+@torch.no_grad()
+def decoded(module: PreTrainedModel) -> dict[str, float]:
+    """Largest relative errors of logits and row statistics, against the same rows of one eager pass without cache."""
+    ids = tokens(module)
+    truth = eager(module, ids)
+    model = hs.load(module)
+    heard: list[Attention] = []
+    logits = []
+    with hs.capturing(model) as layers:
+        layers.listen(heard.append)
+        out = model.module(input_ids=ids[:, :PREFIX], use_cache=True)
+        logits.append(out.logits[0])
+        for at in range(PREFIX, ids.shape[1]):
+            out = model.module(input_ids=ids[:, at : at + 1], past_key_values=out.past_key_values, use_cache=True)
+            logits.append(out.logits[0])
+    found = torch.cat(logits).float()
+    return {"logits": judge.relative(found, truth.logits[0])} | _row_errors(model, heard, truth)
+
+
+def _row_errors(model: Model, heard: list[Attention], truth: Truth) -> dict[str, float]:
+    calls = judge.by_layer(model, truth)
+    assert calls is not None
+    expected = [statistics(call) for call in calls.values()]
+    row = [0] * len(calls)
+    worst: dict[str, float] = {}
+    for each in heard:
+        rows = each.q.shape[1]
+        found = row_statistics(each, torch.arange(rows))
+        here = slice(row[each.layer], row[each.layer] + rows)
+        row[each.layer] += rows
+        for name, values in zip(STATISTICS, found, strict=True):
+            error = judge.statistic_error(name, values.numpy(), expected[each.layer][name][:, here].numpy())
+            worst[name] = max(worst.get(name, 0.0), error)
+    assert set(row) == {truth.logits.shape[1]}
+    return worst
+
+
+def halved(module: PreTrainedModel) -> dict[str, tuple[float, float]]:
+    """Mean errors in bfloat16 against float32, of headscope and of the family's own eager attention."""
+    ids = tokens(module)
+    exact = eager(module, ids)
+    module = module.to(torch.bfloat16)
+    own = eager(module, ids)
+    model = hs.load(module)
+    found = measure_tokens(model, ids[0], ["attention", "nll"], None)
+    truth, rounded = (_ess(model, each) for each in (exact, own))
+    ess = torch.from_numpy(found["attention"]["log_ess2"])
+    with hs.capturing(model), torch.no_grad():
+        logits = model.module(input_ids=ids, use_cache=False).logits.float()
+    return {
+        "logits": (_distance(logits, exact.logits), _distance(own.logits, exact.logits)),
+        "ln ESS": (_distance(ess, truth), _distance(rounded, truth)),
+    }
+
+
+def _ess(model: Model, truth: Truth) -> Tensor:
+    """Mean ln ESS in the order of the attention table: layer, visible, head."""
+    calls = judge.by_layer(model, truth)
+    assert calls is not None
+    return torch.cat([each["log_ess2"] for call in calls.values() for _, each in sorted(binned(call).items())])
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().mean())
