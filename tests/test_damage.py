@@ -258,9 +258,9 @@ def test_odd_run_jsons_are_listed_as_damaged_and_the_rest_works(folder: Path, wh
         for name in names:
             with pytest.raises(BadRun):
                 leads_to("/", {"run": name})
-        (listed,) = leads_to("/", {})[3].sections["Runs in this folder"]
-    assert {row[0] for row in listed.rows if row[1] == "cannot be read"} == names
-    assert [row[1] for row in listed.rows if row[0] not in names] == ["base, yarn"]
+        (listed,) = leads_to("/runs", {})[3].sections[""]
+    assert {row["run"] for row in listed.rows if row["state"].startswith("cannot be read: ")} == names
+    assert [row["models"] for row in listed.rows if row["run"] not in names] == ["base, yarn"]
 
 
 def test_a_damaged_run_is_listed_as_data(copy: Path, headscope) -> None:

@@ -34,11 +34,6 @@ class Rule:
     cap: float | None = None
     sink: Tensor | None = None
 
-    @property
-    def reaches(self) -> bool:
-        """Whether a query may not see every earlier key: it has a window or a chunk."""
-        return self.window is not None or self.chunk is not None
-
     def of(self, heads: slice) -> "Rule":
         """The rule for some of the layer's query heads."""
         return self if self.sink is None else replace(self, sink=self.sink[heads])

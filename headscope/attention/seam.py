@@ -176,24 +176,23 @@ def attention(
 
     options = (module, rule, dropout, bool(taps.listeners))
     if seen.roles is None:
-        # A sliding cache keeps only the last keys, so key 0 of k may be a later key of the sequence.
-        first = max(0, int(positions[0, -1]) + 1 - key.shape[2]) if rule.reaches else 0
+        first = seen.dropped[0]
         out, lse = attend(query, key, value, *options, first)
         out = changed(out, Call(query, key, value, positions, rule, first))
         for sequence, (q, k, v, z) in enumerate(zip(query, key, value, out, strict=True)):
             tell(sequence, q, k, v, z, None if lse is None else lse[sequence], first)
         return out.transpose(1, 2).contiguous(), None
     out = query.new_zeros(*query.shape[:3], value.shape[-1])
-    for sequence, roles in enumerate(seen.roles.expand(len(query), -1)):
+    for sequence, (roles, first) in enumerate(zip(seen.roles, seen.dropped, strict=True)):
         real, slots = (roles & REAL).bool(), (roles & QUERY).bool()
         rows = real[slots].nonzero()[:, 0]
         if len(rows) == 0:
             continue
         q, k, v = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
-        z, lse = attend(q, k, v, *options)
-        z = changed(z, Call(q, k, v, positions.expand(len(query), -1)[sequence, None, rows], rule))
+        z, lse = attend(q, k, v, *options, first)
+        z = changed(z, Call(q, k, v, positions.expand(len(query), -1)[sequence, None, rows], rule, first))
         out[sequence, :, rows] = z[0]
-        tell(sequence, q[0], k[0], v[0], z[0], None if lse is None else lse[0])
+        tell(sequence, q[0], k[0], v[0], z[0], None if lse is None else lse[0], first)
     return out.transpose(1, 2).contiguous(), None
 
 
