@@ -49,7 +49,7 @@ def _chart(part: Chart, view: View, key: str) -> html.Figure:
         for kind in ("png", "svg", "csv")
     ]
     held: dict[str, Any] = {"aria-label": title}
-    if heads and figure.data[0].type == "heatmap":
+    if heads and any(trace.type == "heatmap" for trace in figure.data):
         hint = " Click a head to open it, with shift to pick it, or go there with the arrow keys and Enter."
         caption[1] = hint
         held |= {"tabIndex": 0, "data-matrix": "heads", "aria-label": f"{title}; arrow keys go from head to head"}

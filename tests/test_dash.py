@@ -236,7 +236,7 @@ def test_a_statistic_that_a_model_lacks_says_who_has_it_and_what_would_measure_i
     (words,) = [part for part in parts(content) if isinstance(part, Words)]
     assert words.sentences[0] == "Of base there is no influence in these runs; of learned there is."
     assert "headscope influence --model" in words.sentences[1]
-    assert [link.href for link in words.links.links] == [f"/heads?stat=influence_joint&run={name}&model=learned"]
+    assert [link.href for link in words.links.links] == [f"?run={name}&model=learned&stat=influence_joint"]
 
 
 def test_a_view_that_fails_is_told_and_no_other_is_left_under_its_controls(

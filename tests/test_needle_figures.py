@@ -131,7 +131,8 @@ def test_the_terminal_shows_a_row_a_model_and_warns_of_one_that_found_nothing(ru
 def test_a_head_is_told_by_its_rank_and_drawn_by_length_and_depth(run: Run) -> None:
     order = scores(run, "yarn").sort_values(ascending=False)
     layer, head = order.index[0]
-    (told,) = findings.of_head(run, "yarn", layer, head)
+    copied, told = findings.of_head(run, "yarn", layer, head)
+    assert copied.startswith(f"When there is a needle it copies {order.iloc[0]:.2f} of it")
     assert f"1 of 24 in yarn ({order.iloc[0]:.3f})" in told
     never = scores(run, "base").add(scores(run, "yarn")).idxmin()
     assert [*findings.of_head(run, "base", *never)] == ["It copies no token of a needle in any successful trial."]

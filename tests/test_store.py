@@ -369,8 +369,12 @@ def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path
         "pairs",
         "distance",
         "nll",
+        *("passages", "pieces", "reads", "far_reads"),
+        "detectors",
+        *("writes", "write_parts"),
         "needles",
         "retrieval",
+        "tasks",
         "influence",
         "influence_sets",
     ]

@@ -41,7 +41,6 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             f"mean weight of rows in the second half on the token that followed the same token in the first, {_WHERE}; "
             "missing where no row sees so far",
             formula="mean αᵢ,ᵢ₋ₘ₊₁ over the second m tokens",
-            best="top induction head",
         ),
     }
 )

@@ -17,7 +17,6 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "mean over rows of the largest weight on a token that is neither the first nor within 32 tokens, at the "
             "longest length [ours]: high where a head picks out one token far back",
             formula="mean max αᵢⱼ over j > 0, i − j ≥ 32",
-            best="head that picks out far tokens most",
         )
     }
 )

@@ -18,7 +18,6 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "averaged over positions at the longest length; below 0 it takes off",
             formula="(z_h W_h) · g ∘ (U_y − mean U) / scale of the final norm",
             form="+.3f",
-            best="head that adds most to the next token",
         )
     }
 )
