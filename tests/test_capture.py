@@ -138,7 +138,7 @@ def spied_masks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3"])
-def test_masks_of_long_unpadded_sequences_hold_two_numbers_at_most(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_of_long_unpadded_sequences_hold_two_numbers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(family)
     masks = spied_masks(monkeypatch)
     hear(model, IDS.repeat(1, 12), use_cache=False)

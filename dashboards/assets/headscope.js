@@ -26,7 +26,7 @@
   const open = ([layer, head, group]) => go(`/head/${layer}.${head < 0 ? "g" + group : head}`, searched({}, KEPT));
   // Picked heads: shift and a click add one or leave it out, shift and a lasso add.
   let pressed = false;
-  for (const kind of ["mousedown", "keydown", "keyup"]) addEventListener(kind, (event) => { pressed = event.shiftKey; }, true);
+  addEventListener("mousedown", (event) => { pressed = event.shiftKey; }, true);  // by its answer the key may be up again
   const picked = () => (new URLSearchParams(location.search).get("pick") ?? "").split("_").filter(Boolean);
   const pick = (places) => go(location.pathname, searched({ pick: [...new Set(places)].join("_") }));
   const toggle = ([layer, head]) => {
@@ -155,8 +155,8 @@
       const [row, column] = plot.at ?? [-STEPS[event.key][0], -STEPS[event.key][1]], [up, across] = STEPS[event.key];
       plot.at = [Math.min(Math.max(row + up, 0), cells.length - 1), Math.min(Math.max(column + across, 0), cells[0].length - 1)];
       window.Plotly.Fx.hover(plot, [{ curveNumber: 0, pointNumber: plot.at }]);
-      const label = plot.querySelector(".hoverlayer")?.textContent;
-      if (label) chart.querySelector("[aria-live]").textContent = label;
+      const [layer, head] = cells[plot.at[0]][plot.at[1]], value = plot._fullData[0].z[plot.at[0]][plot.at[1]];
+      chart.querySelector("[aria-live]").textContent = `layer ${layer}, head ${head}: ${value?.toPrecision(4) ?? "none"}`;
     } else if (WAYS[event.key] && shown.path === "/head" && !event.target.closest("input, select, textarea, [role=grid], [role=slider], .scroll, aside")) {
       const way = [...document.querySelectorAll("main a")].find((link) => link.textContent === WAYS[event.key]);
       if (way) { event.preventDefault(); way.click(); }
