@@ -25,7 +25,8 @@ from headscope.errors import UnsupportedModel
 NAME = "headscope"
 
 NEUTRAL = frozenset(
-    {"is_causal", "sliding_window", "use_cache", "logits_to_keep", "output_attentions", "output_router_logits"}
+    {"is_causal", "sliding_window", "use_cache", "logits_to_keep"}
+    | {"output_attentions", "output_hidden_states", "output_router_logits"}
 )
 """Keywords of attention functions that change no weight here. The window that counts is the mask's, as in eager."""
 CHANGING = {
