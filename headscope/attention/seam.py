@@ -164,7 +164,7 @@ def attention(
     for edit in taps.edits:
         query, key, value = edit(query, key, value, positions)
 
-    def tell(sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor | None, first_key: int = 0) -> None:
+    def tell(sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor | None, first_key: int) -> None:
         if lse is not None:
             beyond = (first_key, rule.chunk, rule.cap, rule.sink)
             for layer, listener in list(taps.listeners):
