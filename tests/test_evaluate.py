@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 from test_cli import headscope, refused  # noqa: F401 (fixtures)
 from test_study import save_checkpoint
@@ -119,7 +120,7 @@ def test_scores_are_those_of_the_harness_own_command_line_to_the_last_digit(
         *("--metadata", json.dumps({"max_seq_lengths": [LENGTH]}), "--limit", str(LIMIT)),
         *("--log_samples", "--output_path", str(tmp_path / "theirs")),
     ]
-    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, **threads})
     (file,) = (tmp_path / "theirs").rglob("results_*.json")
     theirs = json.loads(file.read_text())["results"]
