@@ -36,6 +36,7 @@ Kind = Literal[
     "overview",
     "next_steps",
     "page",
+    "explorer",
     "sample",
     "bench",
 ]
@@ -85,6 +86,9 @@ class Probe:
     """(Run) -> lines that say what to do with what was made."""
     page: str = ""
     """(`report.content.Shown`) -> `report.content.Content`: its page, where charts and findings in order do not do."""
+    explorer: str = ""
+    """(`report.content.Shown`, mapping of what the address asks, by name) -> `report.content.Content`: one more page,
+    on which a reader goes from one thing to another with the parts of `report.exploring`."""
     sample: str = ""
     """(`runs.synthetic.Sizes`, model, rng) -> iterator of (cell, tables): made-up rows, for tests and timings."""
     bench: str = ""
@@ -95,6 +99,8 @@ class Probe:
     """Its command, where that is not its name."""
     tab: str | None = ""
     """Its name in the navigation of the app, where that is not its title; None where other pages show its charts."""
+    explorer_tab: str = ""
+    """The name of its explorer in the navigation."""
     example: str = ""
     """A command line that makes such a run."""
     order: int = 100
@@ -103,7 +109,12 @@ class Probe:
     @property
     def path(self) -> str:
         """The address of its page in the app."""
-        return f"/{(self.tab or self.title).lower().replace(' ', '-')}"
+        return _path(self.tab or self.title)
+
+    @property
+    def explorer_path(self) -> str:
+        """The address of its explorer."""
+        return _path(self.explorer_tab)
 
 
 @cache
@@ -176,6 +187,10 @@ def tell(reason: BrokenProbe) -> None:
     if line not in _told:
         _told[line] = None
         log.warning("headscope: %s", line)
+
+
+def _path(name: str) -> str:
+    return f"/{name.lower().replace(' ', '-')}"
 
 
 def _declared(entry: EntryPoint) -> Probe | None:

@@ -25,7 +25,7 @@ from headscope.runs.validate import validate
 from headscope.studies.config import build_study
 from probes.writes import charts, findings
 from probes.writes.cells import written
-from probes.writes.stream import Norm
+from headscope.passes.stream import Norm
 
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
 GRANITE = {"attention_multiplier": 0.2, "residual_multiplier": 0.37, "logits_scaling": 3.0, "embedding_multiplier": 2.0}

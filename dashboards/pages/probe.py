@@ -1,8 +1,10 @@
-"""The page that every probe gets: what it found in words, and its charts under their headings."""
+"""The pages that probes get: each one of what it found in words and charts, and one to explore where it has that."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dashboards import exploring as exploring  # draws the parts of an explorer
+from dashboards.pages import Page
 from dashboards.view import View
 from headscope import door
 from headscope.door import Probe
@@ -27,7 +29,7 @@ class ProbePage:
 
     def controls(self, run: Run) -> Sequence[str]:
         """The model of a page that the probe draws of one, else which models are drawn side by side."""
-        if not len(run.heads) or not {"models", "model"} & {*self.probe.takes} or not self._has_tables(run):
+        if not len(run.heads) or not {"models", "model"} & {*self.probe.takes} or not _has_tables(self.probe, run):
             return ()
         which = ("model",) if self.probe.page else ("models",) if len(run.models) > 1 else ()
         return (*which, "layers", "role")
@@ -36,8 +38,8 @@ class ProbePage:
         """Of the heads that pass the filters; without the probe's tables, the command that makes them."""
         models = [*dict.fromkeys([*run.models[:1], view.model])] if self.probe.page else view.models
         shown = outline.shown(run, view.model if self.probe.page else view.judge, view.masked(run.heads), models)
-        if not self._has_tables(run):
-            return self._nothing()
+        if not _has_tables(self.probe, run):
+            return _nothing(self.probe)
         if drawn := outline.page_of(shown, self.probe):
             return drawn
         sections: dict[str, list[Piece]] = {}
@@ -46,19 +48,57 @@ class ProbePage:
             sections.setdefault("", []).append(Words([finding.text for finding in found], heading))
         for heading, charts in outline.charts_of(shown, self.probe).items():
             sections.setdefault(heading, []).extend(charts)
-        return Content(self.probe.title, self.probe.summary, sections) if sections else self._nothing()
-
-    def _has_tables(self, run: Run) -> bool:
-        names = {table.name for table in door.part(self.probe, "tables") or ()}
-        return not names or bool(names & set(run.tables))
-
-    def _nothing(self) -> Content:
-        command = self.probe.example or f"headscope {self.probe.command or self.probe.name}"
-        told = Words([f"These runs hold no table of this probe. Make one that does: {command}"])
-        return Content(self.probe.title, self.probe.summary, {"": [told]})
+        return Content(self.probe.title, self.probe.summary, sections) if sections else _nothing(self.probe)
 
 
-def pages() -> list[ProbePage]:
-    """Of every probe that has something to show and no other page to show it on."""
-    shows = (probe for probe in door.probes().values() if probe.charts or probe.findings or probe.page)
-    return [ProbePage(probe) for probe in shows if probe.tab is not None]
+@dataclass(frozen=True)
+class ExplorerPage:
+    """The page of one probe on which a reader goes from one thing to another."""
+
+    probe: Probe
+
+    @property
+    def NAME(self) -> str:
+        return self.probe.explorer_tab
+
+    @property
+    def PATH(self) -> str:
+        return self.probe.explorer_path
+
+    def controls(self, run: Run) -> Sequence[str]:
+        """The model in view, and those beside it."""
+        if not run.models or not _has_tables(self.probe, run):
+            return ()
+        return ("model", "models") if len(run.models) > 1 else ("model",)
+
+    def content(self, run: Run, view: View) -> Content:
+        """What the address asks for, as the probe draws it; without its tables, the command that makes them."""
+        if not _has_tables(self.probe, run):
+            return _nothing(self.probe)
+        models = [*dict.fromkeys([*view.models, view.model])]
+        asked = {name: value for name, value in view.query.items() if isinstance(value, str)}
+        draw = door.part(self.probe, "explorer")
+        drawn: Content = door.call(self.probe, "explorer", draw, outline.shown(run, view.model, None, models), asked)
+        return drawn
+
+
+def pages() -> list[Page]:
+    """Of every probe that has something to show and no other page to show it on, and to explore."""
+    found: list[Page] = []
+    for probe in door.probes().values():
+        if (probe.charts or probe.findings or probe.page) and probe.tab is not None:
+            found.append(ProbePage(probe))
+        if probe.explorer:
+            found.append(ExplorerPage(probe))
+    return found
+
+
+def _has_tables(probe: Probe, run: Run) -> bool:
+    names = {table.name for table in door.part(probe, "tables") or ()}
+    return not names or bool(names & set(run.tables))
+
+
+def _nothing(probe: Probe) -> Content:
+    command = probe.example or f"headscope {probe.command or probe.name}"
+    told = Words([f"These runs hold no table of this probe. Make one that does: {command}"])
+    return Content(probe.title, probe.summary, {"": [told]})

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headscope.attention import seam
 from headscope.attention.geometry import Geometry
+from headscope.passes.turning import angles, key_positions, parted, turned
 from headscope.positions.schedule import Schedule
 
 Component = Literal["freq", "scale", "joint"]
@@ -76,44 +77,25 @@ class Reset:
         q, k = call.q, call.k
         rotates = self.geometry.rotates[unit.layer]
         if self.component != "scale" and rotates:
-            positions, keys = call.positions, _key_positions(call)
-            q, k = (self._turned(t, self._angles(unit, at)) for t, at in ((q, positions), (k, keys)))
+            at = ((q, call.positions), (k, key_positions(call)))
+            q, k = (turned(t, self._angles(unit, positions), self.geometry) for t, positions in at)
         if self.component != "freq":
             q = (q.float() * self._ratio(unit, call.positions)).to(q.dtype)
             factors = [schedule.factor(unit.layer) for schedule in (self.then, self.now)]
             if rotates and factors[0] != factors[1]:
-                before, rotary, after = self._split(q)
+                before, rotary, after = parted(q, self.geometry)
                 scaled = (rotary.float() * (factors[0] / factors[1]) ** 2).to(q.dtype)
                 q = torch.cat((before, scaled, after), -1)
         return call.attend(q, k, call.v)
 
     def _angles(self, unit: Unit, positions: Tensor) -> Tensor:
         """What every pair still has to turn at positions [1|B, L]: [1|B, 1, L, P], float64 rad."""
-        then, now = (self._theta(schedule, unit).to(positions.device) for schedule in (self.then, self.now))
-        at = positions[:, None, :, None].float()
-        return (at * then).double() - (at * now).double()
+        then, now = (angles(self._theta(schedule, unit), positions) for schedule in (self.then, self.now))
+        return then - now
 
     def _theta(self, schedule: Schedule, unit: Unit) -> Tensor:
         theta = schedule.theta(unit.layer).detach()
         return theta[unit.kv_group if len(theta) > 1 else 0]
-
-    def _split(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The dimensions before those that rotate, these, and the others."""
-        start, end = self.geometry.rotary_start, self.geometry.rotary_start + 2 * self.geometry.pairs
-        return t[..., :start], t[..., start:end], t[..., end:]
-
-    def _turned(self, t: Tensor, angles: Tensor) -> Tensor:
-        pairs = self.geometry.pairs
-        cos, sin = angles.cos().float(), angles.sin().float() * self.geometry.direction
-        before, rotary, after = self._split(t)
-        rotary = rotary.float()
-        if self.geometry.layout == "half":
-            x, y = rotary[..., :pairs], rotary[..., pairs:]
-            turned = torch.cat((x * cos - y * sin, y * cos + x * sin), -1)
-        else:
-            x, y = rotary[..., 0::2], rotary[..., 1::2]
-            turned = torch.stack((x * cos - y * sin, y * cos + x * sin), -1).flatten(-2)
-        return torch.cat((before, turned.to(t.dtype), after), -1)
 
     def _ratio(self, unit: Unit, positions: Tensor) -> Tensor:
         """lambda_then / lambda_now of the unit's heads at positions [1|B, Lq]: [1|B, n, Lq, 1]."""
@@ -165,9 +147,3 @@ def on_layer(intervention: Intervention, units: Sequence[Unit], geometry: Geomet
         return changed
 
     return change
-
-
-def _key_positions(call: seam.Call) -> Tensor:
-    """Positions [1|B, Lk] of the keys, the last of which is the last query's own."""
-    keys = call.k.shape[2]
-    return call.positions[:, -1:] - (keys - 1) + torch.arange(keys, device=call.positions.device)

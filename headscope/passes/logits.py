@@ -30,10 +30,10 @@ def finite_hidden(model: Opened, ids: Tensor) -> Tensor:
     return hidden
 
 
-def chunks(ids: Tensor, size: int = CHUNK) -> Iterator[slice]:
-    """The positions of ids [1, L] that predict a token of it, at most `size` at a time."""
+def chunks(ids: Tensor, size: int = CHUNK, first: int = 0) -> Iterator[slice]:
+    """The positions of ids [1, L] from `first` on that predict a token of it, at most `size` at a time."""
     last = ids.shape[1] - 1
-    return (slice(start, min(start + size, last)) for start in range(0, last, size))
+    return (slice(start, min(start + size, last)) for start in range(first, last, size))
 
 
 def predicted(model: Opened, ids: Tensor, hidden: Tensor, at: slice) -> tuple[Tensor, Tensor]:
@@ -71,14 +71,12 @@ class Backbone(BaseModelOutputWithPast):  # type: ignore[misc]
             raise AttributeError(name)
 
 
-def next_token_logits(
-    model: Opened, ids: Tensor, hidden: Tensor, size: int = CHUNK
-) -> Iterator[tuple[Tensor, Tensor, int]]:
+def next_token_logits(model: Opened, ids: Tensor, hidden: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield (logits [n, vocabulary], the tokens [n] they predict, position of the first) for ids [1, L].
 
     `hidden` [1, L, D] is what `last_hidden` returned.
     """
-    for at in chunks(ids, size):
+    for at in chunks(ids):
         logits, tokens = predicted(model, ids, hidden[:, at], at)
         yield logits, tokens, at.start + 1
 

@@ -18,7 +18,7 @@ from headscope.attention import seam
 from headscope.errors import UnsupportedModel
 from headscope.models.checkpoint import Opened, evaluating
 from headscope.passes.capture import Layers, capturing
-from headscope.passes.logits import chunks, forwarding, next_token_logits, predicted, token_losses
+from headscope.passes.logits import chunks, forwarding, predicted, token_losses
 from headscope.passes.sound import backbone, refuse_not_finite, refuse_unknown
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
@@ -61,10 +61,13 @@ class Streams:
 
 
 class Replay:
-    """One document, ids [1, L], under one schedule. Get one from `rehearse`; use it inside `ready`."""
+    """One document, ids [1, L], under one schedule, of which the tokens from `first` on are predicted.
 
-    def __init__(self, model: Model, schedule: Fixed | AdaRoPE, ids: Tensor, memory: float):
-        self.model, self.schedule, self.ids = model, schedule, ids
+    `rehearse` it once; use it inside `ready`.
+    """
+
+    def __init__(self, model: Model, schedule: Fixed | AdaRoPE, ids: Tensor, memory: float, first: int = 1):
+        self.model, self.schedule, self.ids, self.first = model, schedule, ids, first
         self.layers = _decoder_layers(model)
         self.streams = Streams(memory)
         self._calls: list[tuple[Any, Any]] = []
@@ -104,20 +107,40 @@ class Replay:
         args, kwargs = self._calls[layer]
         return _stream(self.layers[layer](stream, *args, **kwargs))
 
+    @property
+    def predictions(self) -> int:
+        """How many tokens are predicted."""
+        return self.ids.shape[1] - self.first
+
     def losses(self, changes: Mapping[int, seam.Change]) -> Tensor:
-        """Loss of each predicted token, nats, [L - 1] float32, with head outputs changed in some layers.
+        """Loss of each predicted token, nats, [L - first] float32, with head outputs changed in some layers.
 
         Runs from the lowest of these layers on; without changes, only what follows the layers.
         """
-        first = min(changes, default=len(self.layers))
-        stream = self.stream(first)
+        return torch.cat([token_losses(logits, tokens) for logits, tokens in self._predicted(changes)])
+
+    def hits(self) -> float:
+        """Share of the predicted tokens that the model, with nothing changed, finds likeliest."""
+        found = [(logits.argmax(-1) == tokens).sum() for logits, tokens in self._predicted({})]
+        return float(sum(found)) / self.predictions
+
+    def _predicted(self, changes: Mapping[int, seam.Change]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits [n, vocabulary], float32, and the tokens [n] that they predict."""
+        lowest = min(changes, default=len(self.layers))
+        stream = self.stream(lowest)
         with ExitStack() as stack:
             for layer, change in changes.items():
                 stack.enter_context(seam.changing(self.model.attention[layer], change))
-            for layer in range(first, len(self.layers)):
+            for layer in range(lowest, len(self.layers)):
                 stream = self.through(layer, stream)
-        predictions = next_token_logits(self.model, self.ids, self._finish(stream), LOGIT_CHUNK)
-        return torch.cat([token_losses(logits.float(), tokens) for logits, tokens, _ in predictions])
+        hidden = self._finish(stream)
+        for at in self._chunks():
+            logits, tokens = predicted(self.model, self.ids, hidden[:, at], at)
+            yield logits.float(), tokens
+
+    def _chunks(self) -> Iterator[slice]:
+        """The positions that predict, some at a time."""
+        return chunks(self.ids, LOGIT_CHUNK, self.first - 1)
 
     def backwards(
         self, objectives: Sequence[Objective], hear: Callable[[int, Tensor, seam.Call, list[Tensor]], None]
@@ -145,7 +168,7 @@ class Replay:
     def _pulls(self, hidden: Tensor, objectives: Sequence[Objective]) -> list[Tensor]:
         """Gradients of the objectives with respect to the backbone's last hidden states."""
         pulls = [torch.zeros_like(hidden) for _ in objectives]
-        for at in chunks(self.ids, LOGIT_CHUNK):
+        for at in self._chunks():
             chunk = hidden[:, at].clone().requires_grad_()
             logits, tokens = predicted(self.model, self.ids, chunk, at)
             logits = logits.float()

@@ -54,6 +54,7 @@ class AdaRoPE(nn.Module):
 
     rotates = True
     scales_queries = True
+    slopes = None
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 Frequencies enter where an attention layer calls its family's rotation function: it runs on other cos and sin tables.
 Where KV groups differ, there is a table for each group, and heads are folded into the batch, so partial and
-interleaved rotation stay the family's code. The query scale is an edit in the seam.
+interleaved rotation stay the family's code. The query scale is an edit in the seam, and so are slopes: they become
+dimensions that are added to q and k, so that every reader of q . k reads them too.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from headscope.positions import lora
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed, Schedule
-from headscope.positions.schemes import Scheme
+from headscope.positions.schemes import Base, Scheme
 from headscope.positions.syntax import parse
 
 
@@ -42,10 +43,13 @@ def attached(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None)
             stack.enter_context(_rotating(model, schedule))
         elif model.rotation.until is not None:
             stack.enter_context(_steady(model, model.rotation.until))
-        if schedule.scales_queries:
+        if schedule.scales_queries or schedule.slopes is not None:
             stack.enter_context(seam.engaged(model.module))
+        if schedule.scales_queries:
             for layer, module in enumerate(model.attention):
                 stack.enter_context(seam.editing(module, _scale_edit(schedule, layer)))
+        if schedule.slopes is not None:
+            stack.enter_context(_falling(model, schedule.slopes))
         yield schedule
 
 
@@ -55,7 +59,8 @@ def resolve(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None) 
         return model.schedule
     if isinstance(scheme, Fixed | AdaRoPE):
         return scheme
-    return (parse(scheme) if isinstance(scheme, str) else scheme).schedule(model.checkpoint)
+    rule = parse(scheme) if isinstance(scheme, str) else scheme
+    return Model(model.checkpoint, "base").schedule if isinstance(rule, Base) else rule.schedule(model.checkpoint)
 
 
 @contextmanager
@@ -162,3 +167,42 @@ def _scale_edit(schedule: Schedule, layer: int) -> seam.LayerEdit:
         return (q * scale).to(q.dtype), k, v  # the product of bfloat16 and float32 is float32
 
     return edit
+
+
+DISTANCE_DIMS = 8
+"""Dimensions that hold distances, two of them used; kernels like multiples of 8."""
+
+
+@contextmanager
+def _falling(model: Model, slopes: Tensor) -> Iterator[None]:
+    """Let the logits of head h fall by slopes[h] for every token between query and key.
+
+    k gets its slot j and 1, q gets slope / scaling times 1 and times -i, so that scaling q . k has slope (j - i) more.
+    Slots and positions differ by the same for all keys of a row, which no softmax sees. Raises UnsupportedModel below
+    float32, which cannot hold such numbers, and where logits are capped after the slopes.
+    """
+    scalings: dict[nn.Module, float] = {}
+
+    def witness(module: nn.Module, *_: Any, scaling: float, softcap: float | None, **__: Any) -> None:
+        if softcap is not None:
+            raise UnsupportedModel(f"cannot put alibi on '{model.name}': it caps its logits")
+        scalings[module] = scaling
+
+    def sloping(module: nn.Module) -> seam.LayerEdit:
+        def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            if q.dtype.itemsize < 4:
+                raise UnsupportedModel(f"alibi needs float32, '{model.name}' is {q.dtype}: open it with --dtype fp32")
+            rise = (slopes.to(q) / scalings[module])[None, :, None].expand(len(q), -1, q.shape[2])
+            dim = q.shape[-1]
+            q, k = (nn.functional.pad(t, (0, DISTANCE_DIMS)) for t in (q, k))
+            q[..., dim], q[..., dim + 1] = rise, -rise * positions[:, None].to(q)
+            k[..., dim], k[..., dim + 1] = torch.arange(k.shape[2]).to(k), 1
+            return q, k, v
+
+        return edit
+
+    with ExitStack() as stack:
+        stack.enter_context(seam.witnessed(witness))
+        for module in model.attention:
+            stack.enter_context(seam.editing(module, sloping(module)))
+        yield

@@ -21,6 +21,7 @@ from headscope.models.survey import BaseRotation
 from headscope.positions.schedule import Schedule
 from headscope.positions.schemes import SCHEMES, Base, Scheme
 from headscope.positions.syntax import parse
+from headscope.positions.trained import trained_under
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,12 @@ class Model:
     checkpoint: Checkpoint
     scheme: str = "base"
     rule: Scheme = field(default_factory=Base)
+
+    def __post_init__(self) -> None:
+        """Under its own positions a checkpoint goes by those that it was trained under."""
+        if isinstance(self.rule, Base) and (own := trained_under(self.checkpoint)) is not None:
+            for name, value in zip(("scheme", "rule"), own, strict=True):
+                object.__setattr__(self, name, value)
 
     @cached_property
     def schedule(self) -> Schedule:

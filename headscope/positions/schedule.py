@@ -1,4 +1,5 @@
-"""What a position scheme resolves to for one checkpoint: frequencies, cos/sin factor and query scale by layer."""
+"""What a position scheme resolves to for one checkpoint: frequencies, cos/sin factor and query scale by layer, slopes by
+head."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,10 @@ class Schedule(Protocol):
 
     def query_scale(self, layer: int, visible: Tensor) -> Tensor: ...
 
+    @property
+    def slopes(self) -> Tensor | None:
+        """What each head's logits fall by per token of distance, [H]; None where distance costs nothing."""
+
     def log_theta_init(self, layer: int) -> Tensor:
         """Log-frequencies [1|G, P] that learning started from."""
 
@@ -53,6 +58,7 @@ class Fixed:
     rotates: bool = True
     scale: QueryScale | None = None
     reference: int | None = None
+    slopes: Tensor | None = None
 
     @classmethod
     def own(cls, checkpoint: Opened, scale: QueryScale | None = None, reference_length: int | None = None) -> "Fixed":

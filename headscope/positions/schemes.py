@@ -20,7 +20,7 @@ from headscope.models.checkpoint import Opened
 from headscope.positions.adarope import AdaRoPE, adapter_file
 from headscope.positions.keymap import mapped
 from headscope.positions.rescaled import rescheduled
-from headscope.positions.schedule import Fixed, Schedule, refuse_without_rotation
+from headscope.positions.schedule import Fixed, Schedule, refusal, refuse_without_rotation
 
 
 class Scheme(Protocol):
@@ -164,6 +164,31 @@ class NoPE:
 
 
 @dataclass(frozen=True)
+class ALiBi:
+    """No rotation; head h's logits fall by its slope for every token of distance (Press et al. 2022).
+
+    Slopes are the published ones: 2^(-8/H), 2^(-16/H), ... for H heads, H a power of two; for another H those of the
+    power below, and of the power above every other one.
+    """
+
+    def schedule(self, checkpoint: Opened) -> Schedule:
+        still = NoPE().schedule(checkpoint)
+        geometry = checkpoint.geometry
+        if 2 * geometry.pairs < geometry.head_dim:
+            raise refusal(checkpoint, "alibi", "it turns only a part of each head; use one that turns whole heads")
+        thetas = tuple(still.theta(layer) for layer in range(geometry.layers))
+        return Fixed(checkpoint, thetas, (1.0,) * geometry.layers, slopes=published_slopes(geometry.heads))
+
+
+def published_slopes(heads: int) -> Tensor:
+    """ALiBi's slopes [H], float32."""
+    below = 2 ** int(math.log2(heads))
+    first = [2 ** (-8 * (n + 1) / below) for n in range(below)]
+    between = [2 ** (-4 * (n + 1) / below) for n in range(0, 2 * below, 2)]
+    return torch.tensor(first + between[: heads - below])
+
+
+@dataclass(frozen=True)
 class Adapted:
     """AdaRoPE: learned frequencies per KV group and temperatures per head, from an adapter file.
 
@@ -210,6 +235,7 @@ SCHEMES: Mapping[str, type[Any]] = MappingProxyType(
         "logn": LogN,
         "prope": PRoPE,
         "nope": NoPE,
+        "alibi": ALiBi,
         "adarope": Adapted,
     }
 )

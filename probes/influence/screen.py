@@ -49,7 +49,7 @@ def estimate(replay: Replay, interventions: Mapping[Key, Intervention], draws: i
 
     Costs a recomputation of the pass, 1 + `draws` backward passes, and an attention pass for each intervention.
     """
-    geometry, tokens = replay.model.geometry, replay.ids.shape[1] - 1
+    geometry, tokens = replay.model.geometry, replay.predictions
     layers, heads, kv_groups = geometry.layers, geometry.heads, geometry.kv_groups
     estimates = {
         key: Estimate(*(torch.zeros(layers, n, dtype=torch.float64) for n in (heads, heads, kv_groups)))
@@ -73,7 +73,7 @@ def estimate(replay: Replay, interventions: Mapping[Key, Intervention], draws: i
 
 
 def actual(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Summed loss of the document's own tokens."""
+    """Summed loss of the text's own tokens."""
     return nn.functional.cross_entropy(logits, tokens, reduction="sum")
 
 

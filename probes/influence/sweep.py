@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.errors import BadInput
+from headscope.errors import BadInput, UnsupportedModel
 from headscope.passes.interventions import (
     ABLATIONS,
     QKV,
@@ -25,10 +25,12 @@ from headscope.passes.interventions import (
     heads,
     on_layer,
 )
+from headscope.passes.knockouts import PairsStill, PairsZero
 from headscope.passes.replay import Replay
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed, Schedule
+from probes.influence import bands
 from probes.influence.config import Influence
 from probes.influence.screen import DRAWS, estimate
 
@@ -65,9 +67,12 @@ class Sweep:
                     yield self._row(key, unit, "curved", replay, estimates[key].second(unit, at))
 
     def sets(self, replay: "Rehearsed", ranked: Mapping[Key, list[Unit]], draws: int, seed: int) -> Iterator[Row]:
-        """Evaluate the first 1, 2, 4, ..., all ranked units together, and as many random ones of the same layers."""
+        """Evaluate the first 1, 2, 4, ..., all ranked units together, and as many random ones of the same layers.
+
+        Of bands of pairs, all units alone.
+        """
         for at, (key, units) in enumerate(ranked.items()):
-            for size in sizes(len(units)):
+            for size in sizes(key, len(units)):
                 chosen = [("top", 0, units[:size])]
                 for draw in range(draws if size < len(units) else 0):
                     rng = np.random.default_rng([seed, at, size, draw])
@@ -89,13 +94,15 @@ class Sweep:
 
 
 class Rehearsed:
-    """One document of a sweep after its one full pass; `before` is its mean loss with nothing changed."""
+    """One text of a sweep after its one full pass: `before` is the mean loss of its tokens from `first` on with nothing
+    changed, `hits` the share of them that the model finds likeliest."""
 
-    def __init__(self, sweep: Sweep, ids: Tensor, memory: float):
-        self.replay = Replay(sweep.model, sweep.schedule, ids, memory)
+    def __init__(self, sweep: Sweep, ids: Tensor, memory: float, first: int = 1):
+        self.replay = Replay(sweep.model, sweep.schedule, ids, memory, first)
         with self.replay.ready():
             self.replay.rehearse()
             self._losses = self.replay.losses({}).double()
+            self.hits = self.replay.hits()
         self.before = float(self._losses.mean())
 
     def delta(self, intervention: Intervention, units: Sequence[Unit]) -> float:
@@ -114,6 +121,10 @@ def plan(label: str, model: Model, config: Influence, edits: Mapping[str, Edit] 
     for component in config.components:
         if component in ABLATIONS:
             interventions[component, NO_TARGET] = ABLATIONS[component]
+            continue
+        if bands.is_band(component):
+            knocked = _knocked_out(label, model, component, max(config.lengths))
+            interventions |= {(name, NO_TARGET): intervention for name, intervention in knocked}
             continue
         for target in config.targets:
             then = _target(label, model, schedule, component, target)
@@ -152,10 +163,31 @@ def _target(label: str, model: Model, schedule: Schedule, component: str, target
     return own
 
 
+def _knocked_out(label: str, model: Model, component: str, longest: int) -> Iterator[tuple[str, Intervention]]:
+    """The knock-outs that a component stands for, by name."""
+    geometry, rotation, schedule = model.geometry, model.rotation, model.schedule
+    if not geometry.pairs:
+        raise UnsupportedModel(f"cannot knock out pairs of model '{label}': {rotation.why}, so it has none")
+    still, theta = component.startswith("pairs-still"), rotation.theta.numpy()
+    if still and not schedule.rotates and rotation.until is not None and longest > rotation.until:
+        raise UnsupportedModel(
+            f"model '{label}' turns by other frequencies in a text of more than {rotation.until} tokens, so {component} "
+            "cannot turn it back there: give shorter --lengths, or put a scheme on it (@yarn:factor=4)"
+        )
+    try:
+        for name, pairs in bands.expanded(component, theta, geometry.native_context):
+            chosen = torch.from_numpy(pairs)
+            yield name, PairsStill(chosen, schedule, geometry) if still else PairsZero(chosen, geometry)
+    except BadInput as error:
+        raise BadInput(f"model '{label}': {error}") from error
+
+
 def _units(model: Model, component: str, unit: str) -> list[Unit]:
-    """`auto` is who owns the parameters: KV groups for frequencies, query heads for the rest."""
+    """`auto` is who owns the parameters: KV groups for frequencies, query heads for the rest. Pairs are knocked out
+    where they turn."""
     whole = unit == "group" or (unit == "auto" and component in ("freq", "joint"))
-    return groups(model.geometry) if whole else heads(model.geometry)
+    units = groups(model.geometry) if whole else heads(model.geometry)
+    return [unit for unit in units if model.geometry.rotates[unit.layer] or not bands.is_band(component)]
 
 
 def matched(chosen: Sequence[Unit], units: Sequence[Unit], rng: np.random.Generator) -> list[Unit]:
@@ -168,9 +200,10 @@ def matched(chosen: Sequence[Unit], units: Sequence[Unit], rng: np.random.Genera
     return drawn
 
 
-def sizes(count: int) -> list[int]:
-    """1, 2, 4, ... and all."""
-    return [*(2**power for power in range((count - 1).bit_length())), count]
+def sizes(key: Key, count: int) -> list[int]:
+    """1, 2, 4, ... and all units; of a band of pairs all alone."""
+    alone = [] if bands.is_band(key[0]) else [2**power for power in range((count - 1).bit_length())]
+    return [*alone, count]
 
 
 def _names(key: Key) -> Row:

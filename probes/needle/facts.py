@@ -1,25 +1,41 @@
-"""Needles: invented facts, each with a question, to hide in a haystack. Ours, or a user's as JSON lines."""
+"""Needles: invented facts, each with a question, to hide in a haystack. Ours, or a user's as JSON lines.
+
+Literal ones are asked for in their own words, so that a head can find them by matching tokens. Indirect ones are asked
+for in other words: question and needle share none that means anything.
+"""
 
 import json
 import re
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from headscope import given
 from headscope.errors import BadInput, Missing
 
+Kind = Literal["literal", "indirect", "both"]
+
 
 @dataclass(frozen=True)
 class Needle:
-    """`opening` and `fact` make the sentence that is hidden; `question` asks for the fact."""
+    """`opening` and `fact` make the sentence that is hidden; `question` asks for the fact.
+
+    An answer begins with the opening or, of an indirect needle, with the `cue`: words that are not the needle's.
+    """
 
     name: str
     question: str
     opening: str
     fact: str
+    cue: str = ""
 
     @property
     def text(self) -> str:
         return f"{self.opening} {self.fact}".strip()
+
+    @property
+    def indirect(self) -> bool:
+        """Whether the question is in other words than the needle."""
+        return bool(self.cue)
 
 
 OURS = (
@@ -62,30 +78,77 @@ OURS = (
 )
 """Facts with names and digits that no haystack states, in words that a small model continues [ours]."""
 
+INDIRECT = (
+    Needle(
+        "bakery",
+        "When can one first buy bread?",
+        "The bakery on Linden Lane opens at",
+        "5:40 in winter.",
+        "One can buy bread from",
+    ),
+    Needle(
+        "dentist",
+        "Who takes care of people's teeth?",
+        "The dentist in Harrow Street is called",
+        "Osric Fennimore.",
+        "People's teeth are taken care of by",
+    ),
+    Needle(
+        "parrot",
+        "How do they call the talking bird?",
+        "The green parrot of the Hollins family is named",
+        "Quixel Tamm.",
+        "They call the bird",
+    ),
+    Needle(
+        "safe",
+        "Which code guards the money?",
+        "The combination of the bank's safe is",
+        "77 19 40.",
+        "The code is",
+    ),
+    Needle(
+        "surgeon",
+        "What does a sick person dial?",
+        "The doctor's telephone number is",
+        "82 40 17 55.",
+        "A sick person dials",
+    ),
+    Needle(
+        "violinist",
+        "Where did the musician forget what keeps off the rain?",
+        "The violinist left her umbrella in",
+        "carriage 14 of the Dunmore express.",
+        "The musician forgot it in",
+    ),
+)
+"""Facts of the same kind whose questions share no word with them but small ones [ours]."""
 
-def read_needles(file: str | None, count: int) -> list[Needle]:
-    """The first `count` of our needles, or of those in `file`: one JSON object a line with the fields of `Needle`.
+
+def read_needles(file: str | None, count: int, kind: Kind = "literal") -> list[Needle]:
+    """The first `count` of our needles of that kind, of each if both, or of all those in `file`: one JSON object a line
+    with the fields of `Needle`, of which the cue may be left out.
 
     Raises Missing if there is no such file, BadInput naming the line for anything else.
     """
     if file is None:
-        needles = list(OURS)
-    else:
-        try:
-            lines = given.path(file, "needle file").read_text(encoding="utf-8").split("\n")
-        except FileNotFoundError as error:
-            raise Missing(f"no needles at '{file}': check the path") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"cannot read needles from '{file}': {error}") from error
-        needles = [_parsed(line, f"'{file}', line {at}") for at, line in enumerate(lines, start=1) if line.strip()]
-        if not needles:
-            raise BadInput(f"'{file}' holds no needle; write one JSON object a line with {', '.join(_FIELDS)}")
+        sets = {"literal": [OURS], "indirect": [INDIRECT], "both": [OURS, INDIRECT]}[kind]
+        return [needle for needles in sets for needle in needles[:count]]
+    try:
+        lines = given.path(file, "needle file").read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError as error:
+        raise Missing(f"no needles at '{file}': check the path") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read needles from '{file}': {error}") from error
+    needles = [_parsed(line, f"'{file}', line {at}") for at, line in enumerate(lines, start=1) if line.strip()]
+    if not needles:
+        raise BadInput(f"'{file}' holds no needle; write one JSON object a line with {', '.join(_NEEDED)}")
     if repeated := {needle.name for needle in needles if [n.name for n in needles].count(needle.name) > 1}:
         raise BadInput(f"'{file}' names two needles '{min(repeated)}'; give each its own name")
     return needles[:count]
 
 
-_FIELDS = [field.name for field in fields(Needle)]
+_NEEDED = [field.name for field in fields(Needle) if field.name != "cue"]
 
 
 def _parsed(line: str, where: str) -> Needle:
@@ -93,8 +156,8 @@ def _parsed(line: str, where: str) -> Needle:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{where} is not JSON ({error})") from error
-    if not isinstance(value, dict) or set(value) != set(_FIELDS):
-        raise BadInput(f"{where} needs exactly the keys {', '.join(_FIELDS)}")
+    if not isinstance(value, dict) or set(value) - {"cue"} != set(_NEEDED):
+        raise BadInput(f"{where} needs exactly the keys {', '.join(_NEEDED)}, and may have cue")
     if (
         not all(isinstance(text, str) for text in value.values())
         or not value["name"]

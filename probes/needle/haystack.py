@@ -77,7 +77,8 @@ class Prompter:
     """Makes the prompts of one needle, tokenizer and template.
 
     `needle` [N] are its tokens, of which the prompt gives the first `given` away, so that the others are scored;
-    `after` the tokens that follow the haystack: the question, and the needle's first `given` tokens.
+    `after` the tokens that follow the haystack: the question, and the needle's first `given` tokens. Of an indirect
+    needle nothing is given away: its opening is not scored, and its cue stands in the prompt instead.
     """
 
     def __init__(self, needle: Needle, tokenizer: Any, template: Template):
@@ -87,7 +88,8 @@ class Prompter:
         opening = following(tokenizer, needle.opening) if needle.opening else self.needle[:0]
         shorter = min(len(opening), len(self.needle) - 1)
         differ = np.flatnonzero(opening[:shorter] != self.needle[:shorter])
-        self.given = 0 if template != "prefix" else int(differ[0]) if len(differ) else shorter
+        scored_whole = template != "prefix" and not needle.indirect
+        self.given = 0 if scored_whole else int(differ[0]) if len(differ) else shorter
         self.scored_text = decoded(tokenizer, self.needle[self.given :]).strip()
         self._chat = template == "chat"
         if self._chat:
@@ -95,7 +97,8 @@ class Prompter:
             self._before, self.after = plain_ids(tokenizer, before), plain_ids(tokenizer, after)
         else:
             question = plain_ids(tokenizer, f"\n\nQuestion: {needle.question}\nAnswer:")
-            self._before, self.after = question[:0], np.append(question, self.needle[: self.given])
+            begun = following(tokenizer, needle.cue) if needle.indirect else self.needle[: self.given]
+            self._before, self.after = question[:0], np.append(question, begun if template == "prefix" else begun[:0])
 
     def room(self, haystack: Haystack, length: int) -> int:
         """Haystack tokens in a prompt of `length` tokens. Raises BadInput where there is no room for any."""

@@ -25,7 +25,7 @@ from headscope.studies.cells import Cell, pass_cost
 from headscope.studies.materials import Materials
 from headscope.studies.texts import TokenDocument
 from probes.writes.config import WritesConfig
-from probes.writes.stream import Heads, Stream, state_of, survey
+from headscope.passes.stream import Heads, Stream, state_of, survey
 
 SHORT = 16
 """Tokens of the pass that shows how the stream is put together."""
