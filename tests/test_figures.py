@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import t
 
 from headscope.figures import axes, compare, heads, layers, lengths, loss, ranks, rotary, style
 from headscope.runs.bins import middle
@@ -84,21 +85,23 @@ def test_growth_lines_average_ln_ess2_over_documents_by_rows(run: Run) -> None:
     ] * 2
 
 
-def test_spectrum_shows_log_theta_over_usage_with_error_bars(run: Run) -> None:
+def test_spectrum_shows_log_theta_over_usage_with_intervals(run: Run) -> None:
     figure = rotary.spectrum(run.pairs, 0, 1)
     above, below = figure.data[0], figure.data[1]
-    rows = run.pairs.query("model == 'base' and layer == 0 and head == 1 and context_length == 1024 and pair == 3")
-    assert above.y[3] == pytest.approx(np.log10(float(rows["theta"].iloc[0])))
-    assert below.y[3] == pytest.approx(rows["mean_abs"].astype(float).mean())
-    assert below.error_y.array[3] == pytest.approx(rows["mean_abs"].astype(float).sem(), rel=1e-5)
+    mine = run.pairs.query("model == 'base' and layer == 0 and head == 1 and context_length == 1024 and pair == 3")
+    values = mine["mean_abs"].astype(float)
+    assert above.y[3] == pytest.approx(np.log10(float(mine["theta"].iloc[0])))
+    assert below.y[3] == pytest.approx(values.mean())
+    assert len(values) == 3
+    assert below.error_y.array[3] == pytest.approx(values.sem() * t.ppf(0.975, 2), rel=1e-5)
     assert "logits" in below.hovertemplate
     assert (above.yaxis, below.yaxis) == ("y", "y2")
 
 
-def test_one_document_takes_the_stored_standard_error(run: Run) -> None:
-    single = run.pairs[run.pairs["doc"] == "synthetic/0"]
-    row = single.query("model == 'base' and layer == 0 and head == 1 and context_length == 1024 and pair == 3").iloc[0]
-    assert rotary.spectrum(single, 0, 1).data[1].error_y.array[3] == pytest.approx(row["mean_abs_se"])
+def test_two_documents_draw_no_interval(run: Run) -> None:
+    two = run.pairs[run.pairs["doc"] != "synthetic/0"]
+    assert two["doc"].nunique() == 2
+    assert np.isnan(rotary.spectrum(two, 0, 1).data[1].error_y.array).all()
 
 
 def test_pairs_that_do_not_rotate_leave_gaps(run: Run) -> None:

@@ -7,6 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import style
+from headscope.runs.means import interval
 
 MIDDLE = {"colorscale": style.DIVERGING, "zmid": 0}
 ORIGINS = {"log_theta_base": "the checkpoint", "log_theta_init": "its initialisation"}
@@ -16,8 +17,8 @@ ORIGINS = {"log_theta_base": "the checkpoint", "log_theta_init": "its initialisa
 def spectrum(pairs: pd.DataFrame, layer: int, head: int) -> go.Figure:
     """One head's frequencies above, log10 of theta (rad/token), and its use of them below, E|c_f| (logits).
 
-    A line a model, at its longest length. Error bars are one standard error: over documents where there are
-    several, else over the sampled rows. A pair that does not rotate (theta 0) leaves a gap above.
+    A line a model, at its longest length. Error bars are 95 % intervals over documents, where there are enough. A
+    pair that does not rotate (theta 0) leaves a gap above.
     """
     title = f"Rotary spectrum of layer {layer}, head {head}"
     if why := style.lacks(pairs, "model", "mean_abs", "theta"):
@@ -50,7 +51,7 @@ def spectrum(pairs: pd.DataFrame, layer: int, head: int) -> go.Figure:
             y=line["mean_abs"],
             mode="lines+markers",
             marker={"size": 5, "symbol": look.symbol},
-            error_y={"array": line["error"], "thickness": 1, "width": 2},
+            error_y=style.bars(line["mean_abs"], line["low"], line["high"]),
             showlegend=True,
             hovertemplate=f"{frequency}<br>E|c| %{{y:.3g}} logits<extra>{look.name}</extra>",
             row=2,
@@ -253,9 +254,10 @@ def rms_change(moved: pd.DataFrame, by: list[str]) -> pd.Series:
 
 
 def _usage(rows: pd.DataFrame) -> pd.DataFrame:
-    """theta, log_theta, mean_abs, error by pair, over documents."""
-    groups = rows.astype({"mean_abs": "float64", "mean_abs_se": "float64"}).groupby("pair")
-    error = groups["mean_abs"].sem(ddof=1).fillna(groups["mean_abs_se"].mean())
-    line = pd.DataFrame({"theta": groups["theta"].first(), "mean_abs": groups["mean_abs"].mean(), "error": error})
+    """theta, log_theta, mean_abs with its interval, by pair, over documents."""
+    values = rows.astype({"mean_abs": "float64"}).pivot_table(index="pair", columns="doc", values="mean_abs")
+    low, high = interval(values.to_numpy())
+    theta = rows.groupby("pair")["theta"].first()
+    line = pd.DataFrame({"theta": theta, "mean_abs": values.mean(axis=1), "low": low, "high": high})
     turning = line["theta"].where(line["theta"] > 0).astype("float64")
     return line.assign(log_theta=np.log10(turning))

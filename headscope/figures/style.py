@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import diverging, sample_colorscale, sequential
@@ -234,3 +235,14 @@ def stack(title: str, height: int) -> go.Figure:
     """Two plots, one above the other, that share their x axis; `height` in px."""
     made = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.42, 0.58])
     return headed(made.update_layout(template=TEMPLATE, height=height), title)
+
+
+def bars(middle: pd.Series, low: npt.ArrayLike, high: npt.ArrayLike) -> dict[str, Any]:
+    """Error bars from `low` to `high` about `middle`; none where these are NaN."""
+    return {
+        "array": np.asarray(high) - middle,
+        "arrayminus": middle - np.asarray(low),
+        "symmetric": False,
+        "thickness": 1,
+        "width": 2,
+    }

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, style
 from headscope.report.content import Chart, Finding, Group, Shown, Term
+from headscope.runs.means import interval
 from headscope.runs.run import Run
 
 TITLE = "Scaling theorems"
@@ -29,7 +31,7 @@ def charts(shown: Shown) -> Iterator[Group]:
 
 
 def _convergences(scaling: pd.DataFrame) -> Iterator[Chart]:
-    caption = "Means over sampled rows of Gaussian logits; bars are one standard error. At 1 the theorem holds."
+    caption = "Means over sampled rows of Gaussian logits, with intervals from three rows on. At 1 the theorem holds."
     for scheme in scaling["scheme"].unique():
         yield Chart(convergence(scaling, scheme), caption, half=True)
 
@@ -40,17 +42,18 @@ def findings(run: Run) -> Iterator[Finding]:
         return
     far = run.scaling[run.scaling["context_length"] == run.scaling["context_length"].max()]
     for (scheme, beta, exponent), rows in far.groupby(["scheme", "beta", "exponent"], observed=True, sort=False):
-        ratio = rows["ratio"].astype("float64")
+        mean, low, high = _mean(rows["ratio"])
+        sure = f"95 % interval {low:.3f} to {high:.3f}, " if low < high else ""
         yield Finding(
             TITLE,
             f"{scheme} logits, ESS_{beta:g} with target L^{exponent:g} (case {rows['regime'].iloc[0]}): at "
-            f"L = {rows['context_length'].iloc[0]:,} the effective length is {ratio.mean():.3f} times its target "
-            f"(standard error {ratio.sem():.3f}, {len(rows)} rows).",
+            f"L = {rows['context_length'].iloc[0]:,} the effective length is {mean:.3f} times its target "
+            f"({sure}{len(rows)} rows).",
         )
 
 
 def convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
-    """ESS / target against L for logits with the means of `scheme`: a line a target, mean and standard error."""
+    """ESS / target against L for logits with the means of `scheme`: a line a target, mean and interval."""
     title = f"Effective length over its target: {style.text(scheme)} means"
     if why := style.lacks(scaling, "scheme", "exponent", "context_length", "ratio"):
         return style.nothing(title, why)
@@ -64,10 +67,11 @@ def convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
     labelled = mine.assign(model=[names[key] for key in zip(mine["beta"], mine["exponent"], strict=True)])
     for label, look in style.looks(labelled).items():
         groups = labelled[labelled["model"] == label].groupby("context_length")["ratio"]
+        line = pd.DataFrame({length: _mean(ratio) for length, ratio in groups}, index=["mean", "low", "high"]).T
         made.add_scatter(
-            x=list(groups.groups),
-            y=groups.mean(),
-            error_y={"array": groups.sem(), "thickness": 1, "width": 3},
+            x=line.index,
+            y=line["mean"],
+            error_y=style.bars(line["mean"], line["low"], line["high"]),
             mode="lines+markers",
             name=look.name,
             line={"color": look.colour, "dash": look.dash},
@@ -77,3 +81,10 @@ def convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
     made.update_xaxes(title_text="length L (tokens)", **axes.log_axis(mine["context_length"]))
     made.update_yaxes(title_text="ESS / target", rangemode="tozero")
     return style.room_for_legend(made)
+
+
+def _mean(ratio: pd.Series) -> tuple[float, float, float]:
+    """Mean over rows, and its interval; NaN for fewer than three."""
+    values = ratio.to_numpy(dtype=np.float64)
+    low, high = interval(values[None])
+    return float(values.mean()), float(low[0]), float(high[0])

@@ -89,8 +89,8 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     if "pairs" in run.tables:
         yield Chart(
             rotary.spectrum(_rows(run, "pairs", layer, head), layer, head),
-            "Above: the frequency of each rotary pair. Below: how much the pair moves the logits. Error bars are one "
-            "standard error.",
+            "Above: the frequency of each rotary pair. Below: how much the pair moves the logits, with its interval "
+            "over three documents or more.",
             half=True,
         )
     if "positions" in run.tables:
@@ -132,8 +132,8 @@ def _pairs(shown: Shown) -> Iterator[Chart]:
     if pairs is not None:
         yield box_chart(shown, "cov")
         how = (
-            " Above: the frequency of each rotary pair. Below: how much the pair moves the logits. Error bars are one "
-            "standard error. Where two lines coincide, the later, dashed one lies on top."
+            " Above: the frequency of each rotary pair. Below: how much the pair moves the logits, with its interval "
+            "over three documents or more. Where two lines coincide, the later, dashed one lies on top."
         )
         for at, ((layer, head), why) in enumerate(shown.chosen.items()):
             yield Chart(
