@@ -26,11 +26,16 @@ def rescheduled(
 ) -> Fixed:
     """Frequencies and factor that transformers computes for these rope parameters, layer by layer.
 
-    Raises UnsupportedModel for a checkpoint without rotation, or whose config does not tell its frequencies.
+    Layers with a sliding window keep theirs. Raises UnsupportedModel for a checkpoint without rotation, one where only
+    such layers rotate, or whose config does not tell its frequencies.
     """
     refuse_without_rotation(checkpoint, rope_type)
     rotation = checkpoint.rotation
     thetas, factors = list(Fixed.own(checkpoint).thetas), list(rotation.factors)
+    turning = {kind for kind, rotates in zip(rotation.layer_types, checkpoint.geometry.rotates, strict=True) if rotates}
+    if turning == {"sliding_attention"}:
+        why = "only its layers with a sliding window rotate, and those keep their frequencies"
+        raise refusal(checkpoint, rope_type, why)
     for layer_type in dict.fromkeys(rotation.layer_types):
         if layer_type == "sliding_attention":
             continue
