@@ -25,6 +25,10 @@ STRANGE = -1
 """All there is in a mask of another kind, which is refused where a layer attends by it."""
 
 
+class OtherMask(UnsupportedModel):
+    """What reached the model is not the causal mask of one sequence: its caller's doing, or its own."""
+
+
 @dataclass(frozen=True, eq=False)
 class Seen:
     """What a mask says: the roles [B|1, Lk] of the keys, None where all are real and the last are the queries'.
@@ -43,7 +47,7 @@ class Seen:
         if mask is None:
             return cls()
         if mask.dtype != torch.int32 or mask.shape[1:3] != (1, 2):
-            raise UnsupportedModel("a custom 4-D attention mask reached the model; pass a 2-D padding mask or none")
+            raise OtherMask("a custom 4-D attention mask reached the model; pass a 2-D padding mask or none")
         first = int(mask[0, 0, 0, 0])
         if first == STRANGE:
             raise UnsupportedModel(
@@ -81,10 +85,10 @@ def mask(
     """transformers' mask function: None for plain causal attention, else what `Seen` reads."""
     both_ways = mask_function is bidirectional_mask_function
     if not allow_is_causal_skip and q_length > 1 and not both_ways:
-        raise UnsupportedModel(
-            "it computes with its attention mask, and so may change its weights by it"
-            if mask_function is causal_mask_function
-            else "packed sequences or a custom mask function reached the model; headscope measures one causal "
+        if mask_function is causal_mask_function:
+            raise UnsupportedModel("it computes with its attention mask, and so may change its weights by it")
+        raise OtherMask(
+            "packed sequences or a custom mask function reached the model; headscope measures one causal "
             "sequence a row, so pass each document as its own row"
         )
     reach = STRANGE if both_ways else _reach(mask_function, local_size, config, device)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from headscope.attention import seam
 from headscope.attention.geometry import Layout
+from headscope.attention.masks import OtherMask
 from headscope.errors import HeadscopeError, UnsupportedModel
 from headscope.models.refused import attends, native_context
 from headscope.models.rotation import Planes, Table, Turn, intercepted, rope_kinds, seen
@@ -149,7 +150,7 @@ def _numbers(model: PreTrainedModel, modules: tuple[nn.Module, ...]) -> tuple[in
     if kinds is not None and len(kinds) == config.num_hidden_layers:
         expected = tuple(number for number, kind in enumerate(kinds) if attends(kind))
     else:
-        expected = tuple(range(config.num_hidden_layers))
+        expected = tuple(range(getattr(config, "decoder_layers", config.num_hidden_layers)))
     if numbers != expected:
         shown = f"{len(set(numbers) & set(expected))} of its {len(expected)} attention layers"
         raise _refusal(model, f"{shown} use the attention interface of transformers")
@@ -284,6 +285,8 @@ def _three_tokens(model: PreTrainedModel) -> None:
     try:
         with torch.no_grad(), seam.engaged(model):
             model(torch.arange(TOKENS, device=model.device)[None], use_cache=False)
+    except OtherMask as error:
+        raise _refusal(model, "it masks its attention in a way of its own") from error
     except HeadscopeError as error:
         # The seam does not know whose attention it serves.
         raise error if model.config.model_type in str(error) else _refusal(model, str(error)) from error
