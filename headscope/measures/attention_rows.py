@@ -4,16 +4,11 @@ ln ESS_2 = 2 lse(s) - lse(2 s) = -ln sum_j alpha_ij^2 (paper, section on AdaScal
 The log-sum-exp comes from the fused kernel that computed the output; rows are then visited in tiles that fit the cache.
 """
 
-from collections.abc import Mapping
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.geometry import Geometry
 from headscope.attention.heard import Attention
-from headscope.measures.rows import log_spaced
-from headscope.runs.bins import visible_edges
+from headscope.measures.row_means import RowMeans
 
 LOCAL_KEYS = 32
 STATISTICS = ("ess2", "log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
@@ -100,48 +95,11 @@ def _hidden(distance: Tensor, visible: Tensor | None) -> Tensor | None:
     return hidden if visible is None else hidden | (distance >= visible[:, None])
 
 
-class AttentionRows:
-    """Accumulates `row_statistics` into bins of visible keys, per layer and head, in float64.
-
-    `rows` is None for every row, else how many log-spaced rows to take; `seed` jitters them.
-    """
+class AttentionRows(RowMeans):
+    """Means of `row_statistics`: the `attention` table."""
 
     name = "attention"
+    statistics = STATISTICS
 
-    def __init__(self, geometry: Geometry, length: int, rows: int | None, seed: int):
-        self.geometry = geometry
-        self.edges = torch.from_numpy(visible_edges(length))
-        self.chosen = torch.arange(length) if rows is None else log_spaced(length, rows, seed)
-        bins = (geometry.layers, len(self.edges))
-        self.counts = torch.zeros(bins, dtype=torch.int64)
-        self.sums = torch.zeros(len(STATISTICS), geometry.heads, *bins, dtype=torch.float64)
-
-    def update(self, heard: Attention) -> None:
-        """Take one layer of one full pass (as many queries as keys)."""
-        rows = self.chosen.to(heard.q.device)
-        statistics = row_statistics(heard, rows).double().cpu()
-        bins = torch.bucketize(heard.visible[rows].cpu(), self.edges)
-        self.counts[heard.layer] += torch.bincount(bins, minlength=len(self.edges))
-        self.sums[:, :, heard.layer].index_add_(-1, bins, statistics)
-
-    def merge(self, other: "AttentionRows") -> None:
-        """Add what another accumulator of the same shape has seen."""
-        self.counts += other.counts
-        self.sums += other.sums
-
-    def compute(self) -> Mapping[str, np.ndarray]:
-        """Columns of the `attention` table without model, length and doc; bins that no row fell into are left out."""
-        layer, bin_ = self.counts.nonzero(as_tuple=True)
-        heads = self.geometry.heads
-        rows = self.counts[layer, bin_]
-        means = self.sums[:, :, layer, bin_] / rows
-        head = torch.arange(heads).repeat(len(layer))
-        columns = {
-            "layer": torch.tensor(self.geometry.numbers)[layer].repeat_interleave(heads),
-            "head": head,
-            "kv_group": head // self.geometry.heads_per_group,
-            "visible": self.edges[bin_].repeat_interleave(heads),
-            "rows": rows.repeat_interleave(heads),
-            **{name: mean.T.reshape(-1) for name, mean in zip(STATISTICS, means, strict=True)},
-        }
-        return {name: column.numpy() for name, column in columns.items()}
+    def of_rows(self, heard: Attention, rows: Tensor) -> Tensor:
+        return row_statistics(heard, rows)

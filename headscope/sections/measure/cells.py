@@ -11,7 +11,7 @@ from torch import Tensor
 from headscope.attention.geometry import Geometry
 from headscope.attention.heard import Attention
 from headscope.errors import BadInput
-from headscope.measures import AttentionRows, DistanceProfile, RotaryPairs
+from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, RotaryPairs
 from headscope.models.checkpoint import evaluating
 from headscope.passes.capture import capturing
 from headscope.passes.logits import finite_hidden, loss_by_position
@@ -86,22 +86,32 @@ class MeasureSection:
 
 
 def measure_tokens(
-    model: Model, ids: Tensor, tables: Sequence[str], rows: int | None, seed: int = 0
+    model: Model,
+    ids: Tensor,
+    tables: Sequence[str],
+    rows: int | None,
+    seed: int = 0,
+    beside: Sequence[Callable[[Attention], None]] = (),
 ) -> dict[str, dict[str, np.ndarray]]:
     """Measure one document, ids [L], under the model's scheme: table name -> columns (without the study's keys).
 
-    `rows` is None for every query row, else how many are sampled with `seed`.
+    `rows` is None for every query row, else how many are sampled with `seed`. Whoever is `beside` listens to the same
+    pass.
     """
     length = len(ids)
     if not model.geometry.pairs:
         tables = _without_pairs(model, tables)
     listeners = [ACCUMULATORS[name](model.geometry, length, rows, seed) for name in tables if name in ACCUMULATORS]
+    if "attention" in tables:
+        listeners.append(LearnedSink(model.geometry, length, rows, seed))
     with attached(model) as schedule, capturing(model) as layers, evaluating(model):
-        for listener in listeners:
-            layers.listen(listener.update)
+        for update in (*(listener.update for listener in listeners), *beside):
+            layers.listen(update)
         ids = ids.to(model.device)[None]
         hidden = finite_hidden(model, ids)
         columns: dict[str, dict[str, Any]] = {listener.name: dict(listener.compute()) for listener in listeners}
+        if "learned_sink" in columns and not len(columns["learned_sink"]["share"]):
+            del columns["learned_sink"]  # as in most families
         if "nll" in tables:
             columns["nll"] = dict(loss_by_position(model, ids, hidden).compute())
     if "pairs" in columns:

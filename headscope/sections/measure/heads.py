@@ -51,6 +51,12 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         ),
         "max_weight": Statistic("largest weight", "", "mean of a row's largest weight, last octave of visible keys"),
         "sink_mass": Statistic("sink mass", "", "mean weight on key 0, last octave of visible keys", formula="αᵢ₀"),
+        "learned_sink": Statistic(
+            "learned sink",
+            "",
+            "mean weight on the sink that the model learned beside its keys, last octave of visible keys",
+            formula="exp(sink − lse)",
+        ),
         "local_mass": Statistic(
             "local mass",
             "",
@@ -107,11 +113,11 @@ def heads(run: Stored) -> pd.DataFrame | None:
     """Columns by (model, layer, head, kv_group), each from the table that the run has.
 
     From `attention`: `ess2_<L>` (tokens) for every measured length L; `growth`; and at the model's longest length
-    `ess1`, `max_weight`, `sink_mass`, `local_mass`, `mean_distance`. From `pairs`, at the longest length: `cov`,
-    `cov_rms`, `cov_norm`, `weighted_log_theta`. From `scales`: `tau`, `gamma`, `logit_scale`, `effective_base`,
-    `mean_log_theta`. `ess2_<L>`, `growth` and `cov` come with `_low` and `_high`.
+    `ess1`, `max_weight`, `sink_mass`, `local_mass`, `mean_distance`. From `learned_sink`: `learned_sink`. From `pairs`,
+    at the longest length: `cov`, `cov_rms`, `cov_norm`, `weighted_log_theta`. From `scales`: `tau`, `gamma`,
+    `logit_scale`, `effective_base`, `mean_log_theta`. `ess2_<L>`, `growth` and `cov` come with `_low` and `_high`.
     """
-    makers = {"attention": _attention, "pairs": _pairs, "scales": _scales}
+    makers = {"attention": _attention, "learned_sink": _learned_sink, "pairs": _pairs, "scales": _scales}
     blocks = [make(plain(run.table(name))) for name, make in makers.items() if name in run.tables]
     return pd.concat(blocks, axis=1) if blocks else None
 
@@ -135,12 +141,8 @@ def models(run: Stored) -> pd.DataFrame | None:
 
 
 def _attention(frame: pd.DataFrame) -> pd.DataFrame:
-    top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
-    far = frame[last_octave(frame["visible"], top)]
     names = ["log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"]
-    unit = [*HEAD_KEYS, "context_length", "doc"]
-    total = far[unit].join(far[names].mul(far["rows"], axis=0)).groupby(unit).sum()
-    means = total.div(far.groupby(unit)["rows"].sum(), axis=0)
+    means = _far(frame, names)
     columns: list[pd.DataFrame] = [
         with_interval(block.droplevel("context_length"), f"ess2_{length}", least=0).apply(np.exp)
         for length, block in means["log_ess2"].groupby(level="context_length")
@@ -148,6 +150,20 @@ def _attention(frame: pd.DataFrame) -> pd.DataFrame:
     columns.append(with_interval(_growth(at_longest(frame)), "growth"))
     columns.append(at_longest(means.reset_index()).groupby(HEAD_KEYS)[names[1:]].mean())
     return pd.concat(columns, axis=1)
+
+
+def _learned_sink(frame: pd.DataFrame) -> pd.DataFrame:
+    means = _far(at_longest(frame), ["share"]).groupby(HEAD_KEYS).mean()
+    return means.set_axis(["learned_sink"], axis=1)
+
+
+def _far(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Means over the rows of the last octave of visible keys, by head, length and document."""
+    top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
+    far = frame[last_octave(frame["visible"], top)]
+    unit = [*HEAD_KEYS, "context_length", "doc"]
+    total = far[unit].join(far[names].mul(far["rows"], axis=0)).groupby(unit).sum()
+    return total.div(far.groupby(unit)["rows"].sum(), axis=0)
 
 
 def _growth(frame: pd.DataFrame) -> pd.Series:

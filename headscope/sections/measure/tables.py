@@ -14,13 +14,36 @@ ATTENTION = Table(
         GROUP,
         VISIBLE,
         Column("rows", "count", "rows", "query rows that were averaged", 1),
-        Column("ess2", "value", "tokens", "mean effective length ESS_2 = 1 / sum_j alpha_ij^2", 1),
+        Column(
+            "ess2",
+            "value",
+            "tokens",
+            "mean effective length ESS_2 = 1 / sum_j alpha_ij^2; where there is a learned sink, alpha, here and in the "
+            "other lengths and the distance, is a share of what it leaves",
+            1,
+        ),
         Column("log_ess2", "value", "nats", "mean of ln ESS_2; its exp is the typical effective length", 0),
         Column("ess1", "value", "tokens", "mean ESS_1 = exp(entropy of the row)", 1),
         Column("max_weight", "value", "", "mean of the row's largest weight", 0, 1),
         Column("sink_mass", "value", "", "mean weight on key 0; 0 where key 0 is outside the window", 0, 1),
         Column("local_mass", "value", "", "mean weight on the last 32 keys, own position included", 0, 1),
         Column("mean_distance", "value", "tokens", "mean of sum_j alpha_ij (i - j)", 0),
+    ),
+)
+
+LEARNED_SINK = Table(
+    "learned_sink",
+    "how much of each head's rows goes to a sink that the model learned beside its keys; only of models that have one",
+    (
+        MODEL,
+        LENGTH,
+        DOC,
+        LAYER,
+        HEAD,
+        GROUP,
+        VISIBLE,
+        Column("rows", "count", "rows", "query rows that were averaged", 1),
+        Column("share", "value", "", "mean weight on the learned sink", 0, 1),
     ),
 )
 
@@ -87,4 +110,4 @@ NLL = Table(
     ),
 )
 
-TABLES = (ATTENTION, PAIRS, DISTANCES, NLL)
+TABLES = (ATTENTION, LEARNED_SINK, PAIRS, DISTANCES, NLL)

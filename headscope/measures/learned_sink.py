@@ -1,0 +1,17 @@
+"""The share of a row that goes to a sink which the model learned beside its keys (gpt-oss, Granite)."""
+
+from torch import Tensor
+
+from headscope.attention.heard import Attention
+from headscope.measures.row_means import RowMeans
+
+
+class LearnedSink(RowMeans):
+    """Means of the sink's weight: the `learned_sink` table, without rows where no layer has a sink."""
+
+    name = "learned_sink"
+    statistics = ("share",)
+
+    def of_rows(self, heard: Attention, rows: Tensor) -> Tensor | None:
+        shares = heard.sink_share
+        return None if shares is None else shares[None, :, rows]

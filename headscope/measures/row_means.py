@@ -1,0 +1,67 @@
+"""Means over rows that see about as many keys: what every measure of rows shares."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.attention.geometry import Geometry
+from headscope.attention.heard import Attention
+from headscope.measures.rows import log_spaced
+from headscope.runs.bins import visible_edges
+
+
+class RowMeans:
+    """Accumulates `statistics` of rows into bins of visible keys, per layer and head, in float64.
+
+    `rows` is None for every row, else how many log-spaced rows to take; `seed` jitters them.
+    """
+
+    name: ClassVar[str]
+    statistics: ClassVar[tuple[str, ...]]
+
+    def __init__(self, geometry: Geometry, length: int, rows: int | None, seed: int):
+        self.geometry = geometry
+        self.edges = torch.from_numpy(visible_edges(length))
+        self.chosen = torch.arange(length) if rows is None else log_spaced(length, rows, seed)
+        bins = (geometry.layers, len(self.edges))
+        self.counts = torch.zeros(bins, dtype=torch.int64)
+        self.sums = torch.zeros(len(self.statistics), geometry.heads, *bins, dtype=torch.float64)
+
+    def of_rows(self, heard: Attention, rows: Tensor) -> Tensor | None:
+        """Statistics of the query rows, [len(statistics), H, rows]; None for a layer that has none."""
+        raise NotImplementedError
+
+    def update(self, heard: Attention) -> None:
+        """Take one layer of one full pass (as many queries as keys)."""
+        rows = self.chosen.to(heard.q.device)
+        found = self.of_rows(heard, rows)
+        if found is None:
+            return
+        bins = torch.bucketize(heard.visible[rows].cpu(), self.edges)
+        self.counts[heard.layer] += torch.bincount(bins, minlength=len(self.edges))
+        self.sums[:, :, heard.layer].index_add_(-1, bins, found.double().cpu())
+
+    def merge(self, other: "RowMeans") -> None:
+        """Add what another accumulator of the same shape has seen."""
+        self.counts += other.counts
+        self.sums += other.sums
+
+    def compute(self) -> Mapping[str, np.ndarray]:
+        """Columns of the table without model, length and doc; bins that no row fell into are left out."""
+        layer, bin_ = self.counts.nonzero(as_tuple=True)
+        heads = self.geometry.heads
+        rows = self.counts[layer, bin_]
+        means = self.sums[:, :, layer, bin_] / rows
+        head = torch.arange(heads).repeat(len(layer))
+        columns = {
+            "layer": torch.tensor(self.geometry.numbers)[layer].repeat_interleave(heads),
+            "head": head,
+            "kv_group": head // self.geometry.heads_per_group,
+            "visible": self.edges[bin_].repeat_interleave(heads),
+            "rows": rows.repeat_interleave(heads),
+            **{name: mean.T.reshape(-1) for name, mean in zip(self.statistics, means, strict=True)},
+        }
+        return {name: column.numpy() for name, column in columns.items()}

@@ -1,0 +1,60 @@
+"""Learned sinks: the share of a row that no key gets, held against the family's own eager attention."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from families import OTHERS
+from test_study import save_checkpoint, save_texts, tokenizer
+from transformers import AutoModelForCausalLM
+
+import headscope as hs
+from headscope.runs.bins import visible_edges
+from headscope.sections.measure.cells import measure_tokens
+from headscope.studies.config import build_study
+from headscope.studies.runner import run as study
+
+LENGTH = 48
+
+
+def test_the_share_of_a_learned_sink_is_what_eager_attention_leaves_out() -> None:
+    module = OTHERS["gpt_oss"].build(0)
+    ids = torch.randint(3, 100, (LENGTH,), generator=torch.Generator().manual_seed(0))
+    found = measure_tokens(hs.load(module), ids, ["attention"], None)["learned_sink"]
+    eager = AutoModelForCausalLM.from_config(module.config, attn_implementation="eager", trust_remote_code=False)
+    eager.load_state_dict(module.state_dict())
+    with torch.no_grad():
+        weights = eager.eval()(ids[None], output_attentions=True).attentions  # without the sink's
+    edges = visible_edges(LENGTH)
+    assert len(found["share"]) > 0
+    for layer, head, visible, rows, share in zip(
+        *(found[name] for name in ("layer", "head", "visible", "rows", "share")), strict=True
+    ):
+        seen = np.minimum(np.arange(LENGTH) + 1, OTHERS["gpt_oss"].windows[layer] or LENGTH)
+        mine = edges[np.searchsorted(edges, seen)] == visible
+        left = 1 - weights[layer][0, head].sum(-1).double().numpy()
+        assert rows == mine.sum()
+        assert share == pytest.approx(left[mine].mean(), abs=1e-5)
+
+
+def test_the_share_is_stored_only_of_models_that_have_a_sink(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "plain")
+    OTHERS["gpt_oss"].build(0).save_pretrained(tmp_path / "sink")
+    tokenizer().save_pretrained(tmp_path / "sink")
+    models = {name: str(tmp_path / name) for name in ("plain", "sink")}
+    texts = {"source": save_texts(tmp_path / "texts"), "docs": 2}
+    content = {
+        "models": models,
+        "device": "cpu",
+        "texts": texts,
+        "measure": {"lengths": [LENGTH], "tables": ["attention"]},
+    }
+    whole = study(build_study(content), tmp_path / "both")
+    assert set(whole.learned_sink["model"]) == {"sink"}
+    shares = whole.heads.groupby("model", observed=True)["learned_sink"]
+    assert shares.count()["plain"] == 0
+    assert shares.min()["sink"] > 0
+    alone = study(build_study({**content, "models": {"plain": models["plain"]}}), tmp_path / "one")
+    assert "learned_sink" not in alone.tables
+    assert "learned_sink" not in alone.heads
