@@ -81,7 +81,7 @@ def of_schemes() -> Iterator[Any]:
     for value in ("1", "0", "-8"):
         yield model(2, f"length={value}: expected a number of at least 2", f"{{place}}/tiny@logn:length={value}")
     yield model(2, "is too large", f"{{place}}/tiny@logn:length={'9' * 400}")
-    for scheme in ("base", "nope"):
+    for scheme in ("base", "nope", "alibi"):
         yield model(2, f"scheme '{scheme}' has no key 'factor': it takes no keys", f"{{place}}/tiny@{scheme}:factor=8")
     for scheme in ("yarn", "linear", "ntk", "llama3"):
         yield model(2, f"scheme '{scheme}' needs factor=", f"{{place}}/tiny@{scheme}")

@@ -50,7 +50,19 @@ def test_every_part_that_a_probe_of_ours_names_is_there(probe: door.Probe, kind:
 
 def test_nothing_of_ours_is_broken() -> None:
     assert [probe.name for probe in door.probes().values()] == [
-        *("measure", "reads", "adapt", "detectors", "writes", "needle", "evaluate", "influence", "window", "scaling")
+        *(
+            "measure",
+            "reads",
+            "adapt",
+            "pretrain",
+            "detectors",
+            "writes",
+            "needle",
+            "evaluate",
+            "influence",
+            "window",
+            "scaling",
+        )
     ]
     assert door.complaints() == []
 

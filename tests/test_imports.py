@@ -32,6 +32,7 @@ BELOW: dict[str, set[str]] = {
         *("runs", "figures", "report", "studies"),
     },
     "api": {"door", "runs", "studies", "positions"},
+    "callback": {"errors", "studies"},
 }
 """Room of headscope -> the rooms that it may import. `bench`, `commands`, `cli` and `reference` may all."""
 

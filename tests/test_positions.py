@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import json
 import math
 import sys
 import weakref
@@ -22,13 +23,14 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from headscope.attention import seam
 from headscope.attention.heard import Attention
-from headscope.errors import BadInput, Missing
+from headscope.errors import BadInput, Missing, UnsupportedModel
 from headscope.models import sources
 from headscope.passes.capture import capturing
 from headscope.positions import AdaRoPE, attached, parse, resolve
 from headscope.positions.adarope import LEARNED
 from headscope.positions.model import Model, load
 from headscope.positions.schedule import Schedule
+from headscope.positions.schemes import published_slopes
 from headscope.positions.tables import position_tables
 
 MEASURABLE = pytest.mark.parametrize("family", families.MEASURABLE)
@@ -385,6 +387,110 @@ def test_a_model_that_is_let_go_lets_its_checkpoint_go(scheme: str) -> None:
         assert checkpoint() is None
     finally:
         gc.enable()
+
+
+# Slopes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("heads", "exponents"),
+    [
+        (4, [2, 4, 6, 8]),
+        (8, [1, 2, 3, 4, 5, 6, 7, 8]),
+        (12, [1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5]),
+        (1, [8]),
+    ],
+)
+def test_alibi_has_the_published_slopes(heads: int, exponents: list[float]) -> None:
+    assert torch.allclose(published_slopes(heads), torch.tensor([2.0**-exponent for exponent in exponents]))
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "llama-mqa", "mistral-sliding", "qwen3", "granite"])
+def test_under_alibi_logits_fall_by_the_slope_of_the_head(family: str) -> None:
+    model = tiny(family)
+    heard: dict[str, Attention] = {}
+    for scheme in ("nope", "alibi"):
+        with attached(model, scheme), capturing(model) as layers, torch.no_grad():
+            layers.listen(lambda each, scheme=scheme: heard.__setitem__(scheme, each), [0])
+            model.module(IDS[:1], use_cache=False)
+    plain, fallen = heard["nope"], heard["alibi"]
+    heads, groups = model.geometry.heads, model.geometry.kv_groups
+    slope = torch.tensor([2.0 ** (-8 * (head + 1) / heads) for head in range(heads)])[:, None, None]
+    i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
+    hidden = (j > i) | (i - j >= (plain.window or LENGTH))
+    keys = plain.k.repeat_interleave(heads // groups, 0)
+    expected = (plain.scaling * plain.q @ keys.mT - slope * (i - j)).masked_fill(hidden, -torch.inf)
+    again = fallen.scaling * fallen.q @ fallen.k.repeat_interleave(heads // groups, 0).mT
+    again = again.masked_fill(hidden, -torch.inf)
+    assert difference(expected.softmax(-1), (again - fallen.lse[..., None]).exp()) <= 1e-5
+    assert difference(expected.logsumexp(-1), fallen.lse) <= 1e-5
+    values = plain.v.repeat_interleave(heads // groups, 0)
+    assert difference(expected.softmax(-1) @ values, fallen.z) <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "mistral-sliding"])
+def test_alibi_decodes_and_pads_as_it_reads_whole(family: str) -> None:
+    model = tiny(family)
+    cache = DynamicCache(config=model.module.config)
+    with attached(model, "alibi"), torch.no_grad():
+        split = IDS.split([20, 13] + [1] * 7, dim=1)
+        parts = [model.module(part, past_key_values=cache, use_cache=True).logits for part in split]
+    assert difference(torch.cat(parts, 1), logits(model, scheme="alibi")) <= 1e-4
+    check_generation(model, "alibi", [IDS[0], IDS[1, :23]])
+
+
+@pytest.mark.parametrize(("family", "why"), [("gpt_neox", "a part of each head"), ("gemma2", "caps its logits")])
+def test_alibi_is_refused_where_it_would_be_wrong(family: str, why: str) -> None:
+    with pytest.raises(UnsupportedModel, match=why):
+        logits(load(families.FAMILIES[family]()), scheme="alibi")
+
+
+def test_alibi_needs_float32() -> None:
+    model = load(families.MEASURABLE["llama-gqa"]().to(torch.bfloat16))
+    with pytest.raises(UnsupportedModel, match="--dtype fp32"):
+        logits(model, scheme="alibi")
+
+
+# What a checkpoint was trained under -------------------------------------------------------------------------------
+
+
+def trained_under(told: Any, folder: Path) -> Path:
+    """A checkpoint folder whose config tells of its positions."""
+    model = tiny("llama-gqa")
+    model.module.save_pretrained(folder)
+    learned(model, "base").save(folder / "adarope.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "headscope_positions": told}))
+    return folder
+
+
+@torch.no_grad()
+def opened_alone(folder: Path) -> Model:
+    return load(AutoModelForCausalLM.from_pretrained(folder))
+
+
+@pytest.mark.parametrize(("told", "written"), [("nope", "nope"), ("alibi", "alibi"), ("adarope", "adarope:adapter=")])
+def test_a_checkpoint_runs_under_the_positions_it_was_trained_under(told: str, written: str, tmp_path: Path) -> None:
+    model = opened_alone(trained_under(told, tmp_path))
+    plain = tiny("llama-gqa")
+    expected = logits(plain, scheme=learned(plain, "base") if told == "adarope" else told)
+    assert model.scheme.startswith(written)
+    assert torch.equal(logits(model, scheme=model.schedule), expected)
+    assert torch.equal(logits(model, scheme="base"), expected)
+    assert torch.equal(logits(model.with_scheme("base"), scheme="base"), expected)
+    assert torch.equal(logits(model, scheme="yarn:factor=4"), logits(plain, scheme="yarn:factor=4"))
+
+
+@pytest.mark.parametrize(("told", "why"), [("nopee", "unknown position scheme"), (["nope"], "not a position scheme")])
+def test_positions_that_no_scheme_has_are_refused(told: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=why):
+        opened_alone(trained_under(told, tmp_path))
+
+
+def test_a_checkpoint_whose_learned_positions_are_gone_is_refused(tmp_path: Path) -> None:
+    (trained_under("adarope", tmp_path) / "adarope.safetensors").unlink()
+    with pytest.raises(Missing, match="no adapter"):
+        opened_alone(tmp_path)
 
 
 # Caches, batches, precision ----------------------------------------------------------------------------------------

@@ -1,11 +1,14 @@
-"""Any statistic against training step, where models are checkpoints of one training."""
+"""How heads come into being: any statistic and every role against training step, of one training or of several."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
 
 from dashboards.view import View
-from headscope.figures import layers
+from headscope.figures import birth, layers
 from headscope.report import outline
-from headscope.report.content import Chart, Content, Piece, Words
+from headscope.report.content import Chart, Content, Listing, Piece, Words
+from headscope.runs.roles import roles
 from headscope.runs.run import Run
 
 NAME = "Checkpoints"
@@ -18,23 +21,67 @@ def controls(run: Run) -> Sequence[str]:
 
 
 def content(run: Run, view: View) -> Content:
-    """The statistic over steps, for all heads and for the picked ones, and what probes show of a training."""
+    """The statistic and the roles over steps, and what probes show of a training."""
     steps = outline.steps(run)
-    heads = view.kept(run.heads)
+    course = birth.courses(run.manifest["models"])
     sections: dict[str, list[Piece]] = {}
+    heads = view.kept(run.heads)
     if len(steps) > 1 and view.stat:
-        chosen = sorted(view.picked) or list(outline.notable(run.heads))
-        sections["Over checkpoints"] = [
-            Chart(
-                layers.over_steps(heads, view.stat, steps, chosen[:8]),
-                "Grey: the median head and the middle 80 % of heads. Coloured: picked heads, else notable ones.",
-                half=True,
-            ),
-            Chart(layers.by_step(heads, view.stat, steps), "Median over the heads of a layer.", half=True),
-        ]
+        sections["Over checkpoints"] = [*_statistic(run, view, heads, course)]
+        sections["Roles"] = [*_roles(run.heads, course)]
     for heading, charts in outline.charts_on(outline.shown(run, view.model, heads), PATH).items():
         sections.setdefault(heading, []).extend(charts)
     if not sections:
         why = "No two models of these runs carry a training step. Measure checkpoints in a batch: "
         return Content("Checkpoints", "", {"": [Words([f"{why}headscope run --checkpoints 'ckpts/step-*'."])]})
-    return Content("Checkpoints", f"{len(steps)} models carry a training step.", sections)
+    return Content("Checkpoints", _lead(course), sections)
+
+
+def _lead(course: pd.DataFrame) -> str:
+    trainings = course["training"].nunique()
+    of = f", of {trainings} trainings" if trainings > 1 else ""
+    return f"{len(course)} models carry a training step{of}."
+
+
+def _statistic(run: Run, view: View, heads: pd.DataFrame, course: pd.DataFrame) -> Iterator[Chart]:
+    alone = course["training"].nunique() == 1
+    if alone:
+        chosen = sorted(view.picked) or list(outline.notable(run.heads))
+        steps = outline.steps(run)
+        yield Chart(
+            layers.over_steps(heads, view.stat, steps, chosen[:8]),
+            "Grey: the median head and the middle 80 % of heads. Coloured: picked heads, else notable ones.",
+            half=True,
+        )
+        yield Chart(layers.by_step(heads, view.stat, steps), "Median over the heads of a layer.", half=True)
+    told = (
+        "A line a head."
+        if alone
+        else "A line a training: the median over the heads of the layer; dotted: picked heads."
+    )
+    yield Chart(birth.by_layer(heads, view.stat, course, view.picked), told)
+
+
+def _roles(heads: pd.DataFrame, course: pd.DataFrame) -> Iterator[Piece]:
+    """How many heads bear each role at each step, and since when those of the last step do."""
+    known = list(roles())
+    yield Chart(birth.bearing(heads, course, known), "Heads that bear the role at that step.", half=True)
+    taken = birth.taken(heads, course, known)
+    trainings = list(dict.fromkeys(course["training"]))
+    yield Chart(
+        birth.when_taken(taken, trainings, list(course["step"])),
+        "A point a head: the first step from which it bears the role at every later one.",
+        half=True,
+    )
+    if len(taken):
+        yield _table(taken)
+
+
+def _table(taken: pd.DataFrame) -> Listing:
+    groups = taken.groupby(["role", "training"], sort=False)["step"]
+    rows = [
+        (str(role), str(training), str(len(at)), f"{at.min():,}", f"{at.median():,.0f}")
+        for (role, training), at in groups
+    ]
+    names = ("role", "training", "heads at the end", "first taken at step", "median step")
+    return Listing("When roles are taken", names, rows, {name: role.meaning for name, role in roles().items()})

@@ -14,7 +14,7 @@ def planes(t: Tensor, geometry: Geometry) -> Tensor:
     start, end = geometry.rotary_start, geometry.rotary_start + 2 * geometry.pairs
     parts = [_split(t[..., start:end], geometry.layout)]
     if end - start < geometry.head_dim:
-        parts.append(_split(torch.cat((t[..., :start], t[..., end:]), -1), geometry.layout))
+        parts.append(_split(torch.cat((t[..., :start], t[..., end : geometry.head_dim]), -1), geometry.layout))
     both = torch.cat(parts, -1).float()  # [2, heads, L, F]
     _, heads, length, pairs = both.shape
     grouped = both.view(2, geometry.kv_groups, heads // geometry.kv_groups, length, pairs)

@@ -1,5 +1,4 @@
-"""What a position scheme resolves to for one checkpoint: frequencies, cos/sin factor and query scale by layer, slopes by
-head."""
+"""What a position scheme resolves to for one checkpoint: frequencies, factors and query scale by layer, slopes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -19,16 +19,15 @@ import torch
 from safetensors import safe_open
 
 from headscope.errors import BadInput, Diverged
-from headscope.models.checkpoint import evaluating
-from headscope.passes.logits import last_hidden, loss_by_position
 from headscope.positions import lora
 from headscope.positions.adarope import METADATA, AdaRoPE
-from headscope.positions.attach import attached, resolve
+from headscope.positions.attach import resolve
 from headscope.positions.model import Model
 from headscope.runs.arrow import Rows
 from headscope.sections.adapt.config import Adapt
 from headscope.sections.adapt.learning import Learner, frozen, wsd
 from headscope.sections.adapt.samples import Slices
+from headscope.sections.adapt.validation import held_out_loss
 from headscope.sections.adapt.variants import VARIANTS
 from headscope.studies.cells import Cell, pass_cost
 from headscope.studies.digests import of_adapter
@@ -78,11 +77,11 @@ class AdaptSection:
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         if cell.task is None:
-            return {"nll": {"model": self.label, **self._validation(model, resolve(model, "base"))}}
+            return {"nll": {"model": self.label, **held_out_loss(model, "base", self.held_out)}}
         stretch: _Stretch = cell.task
         with self._learner(model, stretch.first) as (learner, peft):
             training = [self._step(learner, step) for step in range(stretch.first, stretch.last)]
-            found = self._validation(model, learner.adarope)
+            found = held_out_loss(model, learner.adarope, self.held_out)
             if not np.isfinite(found["nll"]).all():
                 raise self._diverged("the held-out loss is no longer finite", stretch.last)
             self._keep(learner, peft, stretch, found, training)
@@ -197,18 +196,6 @@ class AdaptSection:
             learner.save(self._state(stretch.last))
         for step in range(stretch.first):  # this stretch's own start stays until it is stored
             self._state(step).unlink(missing_ok=True)
-
-    def _validation(self, model: Model, schedule: Any) -> dict[str, Any]:
-        """Columns of loss by position over the held-out documents."""
-        length = self.config.validation_length
-        parts = []
-        with attached(model, schedule), evaluating(model):
-            for document in self.held_out:
-                ids = torch.tensor(document.ids, device=model.device)[None]
-                columns = loss_by_position(model, ids, last_hidden(model, ids)).compute()
-                parts.append({"doc": [document.name] * len(columns["nll"]), **columns})
-        joined = {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
-        return {"context_length": length, **joined}
 
     @property
     def _adapters(self) -> Path:

@@ -51,7 +51,7 @@ class Learner:
         added = [p for name, p in lora.named_parameters() if "lora_" in name] if lora else []
         self.rates = rates
         groups = [[p for p in group if p.requires_grad] for group in (frequencies, scales, added)]
-        self.learned = [parameter for group in groups for parameter in group]
+        self.learned: list[nn.Parameter] = [parameter for group in groups for parameter in group]
         self.optimizer = torch.optim.AdamW(
             [{"params": group, "lr": rate} for group, rate in zip(groups, rates, strict=True)],
             betas=BETAS,
@@ -91,25 +91,35 @@ class Learner:
 
     def save(self, file: Path) -> None:
         """Write parameters and the optimiser's state, all or nothing."""
-        tensors = {f"learned.{n}": p.detach().cpu().contiguous() for n, p in enumerate(self.learned)}
-        for n, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{n}.{name}": value.cpu().contiguous() for name, value in state.items()}
-        staged = file.with_suffix(".partial")
-        save_file(tensors, staged)
-        staged.rename(file)
+        save_state(file, self.learned, self.optimizer)
 
     def load(self, file: Path) -> None:
         """Go on from what `save` wrote."""
-        tensors = load_file(file)
-        with torch.no_grad():
-            for n, parameter in enumerate(self.learned):
-                parameter.copy_(tensors[f"learned.{n}"])
-        whole = self.optimizer.state_dict()
-        for name, tensor in tensors.items():
-            kind, number, *key = name.split(".")
-            if kind == "optimizer":
-                whole["state"].setdefault(int(number), {})[key[0]] = tensor
-        self.optimizer.load_state_dict(whole)
+        load_state(file, self.learned, self.optimizer)
+
+
+def save_state(file: Path, learned: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    """Write what learns and its optimiser's state, all or nothing."""
+    tensors = {f"learned.{n}": p.detach().cpu().contiguous() for n, p in enumerate(learned)}
+    for n, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{n}.{name}": value.cpu().contiguous() for name, value in state.items()}
+    staged = file.with_suffix(".partial")
+    save_file(tensors, staged)
+    staged.rename(file)
+
+
+def load_state(file: Path, learned: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    """Go on from what `save_state` wrote."""
+    tensors = load_file(file)
+    with torch.no_grad():
+        for n, parameter in enumerate(learned):
+            parameter.copy_(tensors[f"learned.{n}"])
+    whole = optimizer.state_dict()
+    for name, tensor in tensors.items():
+        kind, number, *key = name.split(".")
+        if kind == "optimizer":
+            whole["state"].setdefault(int(number), {})[key[0]] = tensor
+    optimizer.load_state_dict(whole)
 
 
 @contextmanager

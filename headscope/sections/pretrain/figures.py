@@ -1,0 +1,33 @@
+"""Trainings from scratch beside each other: held-out loss against the first of them."""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.figures import style
+from headscope.runs.means import interval
+
+
+def against_first(validation: pd.DataFrame) -> go.Figure:
+    """Held-out loss less the first training's after as many steps (nats/token), with 95 % bands over documents."""
+    title = "Held-out loss against the first training"
+    if why := style.lacks(validation, "adapter", "step", "nll"):
+        return style.nothing(title, why)
+    rows = validation.astype({"nll": np.float64, "doc": "str"})
+    looks = style.looks(rows.rename(columns={"adapter": "model"}))
+    rows = rows.assign(nll=rows["nll"] * rows["tokens"], adapter=rows["adapter"].astype("str"))
+    sums = rows.groupby(["adapter", "step", "doc"])[["nll", "tokens"]].sum()
+    losses = pd.DataFrame(sums["nll"].div(sums["tokens"]).unstack("doc"))
+    first, *others = looks
+    if not others:
+        return style.nothing(title, "there is no second training")
+    made = style.figure(title)
+    made.add_hline(y=0, line={"color": style.INK, "dash": "dot", "width": 1})
+    for label in others:
+        gap = pd.DataFrame(losses.loc[label] - losses.loc[first]).dropna()
+        low, high = interval(gap.to_numpy(dtype=np.float64))
+        line = pd.DataFrame({"mean": gap.mean(axis=1), "low": low, "high": high})
+        style.band(made, line, looks[label], f"step %{{x}}: %{{y:+.4f}} nats/token against {style.text(first)}")
+    made.update_xaxes(title_text="optimiser step")
+    made.update_yaxes(title_text="difference of loss (nats/token)")
+    return style.room_for_legend(made)

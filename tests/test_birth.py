@@ -1,0 +1,125 @@
+"""Heads against training steps: which training a checkpoint is of, lines by layer, and when roles are taken."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from headscope.figures import birth
+
+STEPS = (0, 1, 16, 256, 2048)
+TRAININGS = ("rope-s0", "alibi-s0")
+
+
+def models() -> list[dict[str, Any]]:
+    return [
+        {
+            "label": f"{training}:{step}",
+            "checkpoint": f"runs/{training}/step-{step:06d}",
+            "scheme": "base",
+            "step": step,
+        }
+        for training in TRAININGS
+        for step in STEPS
+    ]
+
+
+def heads() -> pd.DataFrame:
+    """Head h of layer l takes its role at step number 1 + l + h of rope, one later under alibi, head 0 at the start."""
+    rows = [
+        (f"{training}:{step}", layer, head, 0, 0.9 if head == 0 or at >= 1 + layer + head + late else 0.1)
+        for late, training in enumerate(TRAININGS)
+        for at, step in enumerate(STEPS)
+        for layer in range(2)
+        for head in range(3)
+    ]
+    frame = pd.DataFrame(rows, columns=["model", "layer", "head", "kv_group", "previous_token"])
+    return frame.assign(model=pd.Categorical(frame["model"], [model["label"] for model in models()]))
+
+
+COURSE = birth.courses(models())
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "scheme", "label", "training"),
+    [
+        ("out/rope-s0/step-000016", "base", "x", "rope-s0"),
+        (
+            "out/adarope-s0/step-000016",
+            "adarope:adapter=out/adarope-s0/step-000016/adarope.safetensors",
+            "x",
+            "adarope-s0",
+        ),
+        ("smollm2-135m", "adarope:adapter=run/adapters/step-0010.safetensors", "x", "adapters"),
+        ("gpt/run/checkpoint-500", "base", "x", "run"),
+        ("org/pythia:step1000", "base", "x", "pythia"),
+        ("base+loras/fine/checkpoint-5", "base", "x", "fine"),
+        ("in-memory llama", "base", "step-500 \u00b7 second", "second"),
+        ("in-memory llama", "base", "step-500", "training"),
+    ],
+)
+def test_a_training_goes_by_the_folder_of_its_checkpoints(
+    checkpoint: str, scheme: str, label: str, training: str
+) -> None:
+    told = birth.courses([{"label": label, "checkpoint": checkpoint, "scheme": scheme, "step": 7}])
+    assert told.to_dict("records") == [{"label": label, "training": training, "step": 7}]
+
+
+def test_models_without_a_step_are_of_no_training() -> None:
+    assert birth.courses([{"label": "a", "checkpoint": "x/step-1", "scheme": "base", "step": None}]).empty
+
+
+def test_of_one_training_every_head_has_a_line_in_the_panel_of_its_layer() -> None:
+    alone = COURSE[COURSE["training"] == "rope-s0"]
+    made = birth.by_layer(heads(), "previous_token", alone)
+    assert len(made.data) == 6
+    first = made.data[0]
+    assert list(first.customdata) == list(STEPS)
+    assert list(first.x) == [0.5, *STEPS[1:]]  # logarithmic, with room for step 0
+    assert made.layout.xaxis.type == "log"
+    assert list(made.data[1].y) == [0.1, 0.1, 0.9, 0.9, 0.9]
+
+
+def test_of_several_trainings_a_panel_has_the_median_of_each_and_the_picked_heads() -> None:
+    made = birth.by_layer(heads(), "previous_token", COURSE, [(1, 2)])
+    assert len(made.data) == 4 + 2
+    lines = {trace.name: list(trace.y) for trace in made.data if trace.yaxis == "y"}
+    assert lines == {"rope-s0": [0.1, 0.1, 0.9, 0.9, 0.9], "alibi-s0": [0.1, 0.1, 0.1, 0.9, 0.9]}
+
+
+def test_a_role_is_taken_at_the_first_step_from_which_it_is_kept() -> None:
+    flickering = heads()
+    here = (flickering["model"] == "rope-s0:1") & (flickering["layer"] == 1) & (flickering["head"] == 2)
+    flickering.loc[here, "previous_token"] = 0.9
+    taken = birth.taken(flickering, COURSE, ["previous-token", "induction"])
+    steps = taken.set_index(["training", "layer", "head"])["step"]
+    assert steps["rope-s0"].to_dict() == {(0, 0): 0, (0, 1): 16, (0, 2): 256, (1, 0): 0, (1, 1): 256, (1, 2): 2048}
+    assert (1, 2) not in steps["alibi-s0"]
+    made = birth.when_taken(taken, TRAININGS, STEPS)
+    assert [len(trace.x) for trace in made.data] == [6, 5]
+
+
+def test_heads_that_bear_a_role_are_counted_by_step() -> None:
+    made = birth.bearing(heads(), COURSE, ["previous-token", "induction"])
+    assert {trace.name: list(trace.y) for trace in made.data} == {
+        "rope-s0": [2, 2, 3, 5, 6],
+        "alibi-s0": [2, 2, 2, 3, 5],
+    }
+
+
+def test_steps_that_lie_close_are_on_a_plain_axis() -> None:
+    alone = COURSE[(COURSE["training"] == "rope-s0") & (COURSE["step"] < 100)]
+    made = birth.by_layer(heads(), "previous_token", alone)
+    assert list(made.data[0].x) == [0, 1, 16]
+
+
+def test_nothing_to_draw_is_said() -> None:
+    empty = COURSE.head(0)
+    for made in (
+        birth.by_layer(heads(), "previous_token", empty),
+        birth.by_layer(heads().drop(columns="previous_token"), "previous_token", COURSE),
+        birth.bearing(heads().assign(previous_token=np.nan), COURSE, ["previous-token"]),
+        birth.when_taken(birth.taken(heads(), empty, ["previous-token"]), TRAININGS, STEPS),
+    ):
+        assert not made.data

@@ -1,0 +1,123 @@
+"""Watching a training: it changes nothing, its run grows, and its medians reach the trackers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
+
+from headscope.callback import HeadscopeCallback
+from headscope.errors import BadInput
+from headscope.positions.model import Model, load
+from headscope.runs.run import Run, runs
+from headscope.runs.validate import validate
+from headscope.sections.pretrain.config import Pretrain
+from headscope.sections.pretrain.models import learned_tokenizer, random_model
+from headscope.studies.config import build_study
+from headscope.studies.runner import run as run_study
+from headscope.studies.watching import SHARE, Watch
+
+WORDS = "the quick brown fox jumps over the lazy dog and then sleeps under an old tree. " * 40
+SECTIONS = {"measure": {"lengths": [32], "rows": 4, "tables": ["attention", "nll"]}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return learned_tokenizer([WORDS], 320)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    for n in range(2):
+        (tmp_path / f"{n}.txt").write_text(WORDS[7 * n :])
+    return f"file:{tmp_path}/*.txt"
+
+
+def model(tokenizer: Any) -> Any:
+    tiny = Pretrain(layers=2, width=16, heads=2, kv_groups=1, feed_forward=32, length=64)
+    return random_model(tiny, len(tokenizer), 0)
+
+
+def trained(
+    tokenizer: Any, folder: Path, steps: int = 4, resume: bool = False, tracker: Any = None, **options: Any
+) -> Trainer:
+    """A Trainer after some steps on the same ids; with `log` its medians go where it logs to."""
+    ids = tokenizer(WORDS)["input_ids"]
+    rows = [{"input_ids": ids[n : n + 32], "labels": ids[n : n + 32]} for n in range(8)]
+    arguments = TrainingArguments(
+        str(folder), max_steps=steps, per_device_train_batch_size=2, report_to=[], save_steps=2, use_cpu=True, seed=3
+    )
+    trainer = Trainer(model(tokenizer), arguments, default_data_collator, rows, processing_class=tokenizer)
+    if tracker is not None:
+        trainer.add_callback(tracker)
+    if options:
+        trainer.add_callback(HeadscopeCallback(log=trainer.log, **options))
+    trainer.train(resume_from_checkpoint=resume or None)
+    return trainer
+
+
+def test_a_watched_training_ends_as_one_that_is_not_and_its_medians_are_logged(
+    tokenizer: Any, text: str, tmp_path: Path
+) -> None:
+    heard: list[dict[str, float]] = []
+
+    class Tracker(TrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            heard.append(dict(logs))
+
+    plain = trained(tokenizer, tmp_path / "a")
+    options = {"every": 2, "sections": SECTIONS, "text": text, "out": tmp_path / "runs"}
+    watched = trained(tokenizer, tmp_path / "b", tracker=Tracker(), **options)
+    for one, other in zip(plain.model.parameters(), watched.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    told = [entry for entry in watched.state.log_history if SHARE in entry]
+    assert [entry["step"] for entry in told] == [0, 2, 4]
+    assert all(0 < entry[SHARE] < 1 for entry in told)
+    assert [entry for entry in heard if SHARE in entry] == [
+        {name: value for name, value in entry.items() if name != "step"} for entry in told
+    ]
+    ((_, run),) = runs(tmp_path / "runs")
+    assert isinstance(run, Run)
+    assert validate(run) == []
+    assert [(m["label"], m["step"]) for m in run.manifest["models"]] == [("step-0", 0), ("step-2", 2), ("step-4", 4)]
+    medians = run.heads.groupby("model", observed=True)["ess2_32"].median()
+    for entry in told:
+        assert entry["headscope/ess2_32"] == pytest.approx(medians[f"step-{entry['step']}"])
+    # The trained model, measured as any other is, gives the same numbers.
+    study = build_study({"texts": {"source": text, "docs": 2}, "models": {"m": "m"}, **SECTIONS})
+    after = run_study(study, tmp_path / "after", given={"m": load(watched.model, tokenizer=tokenizer)})
+    last = run.heads[run.heads["model"] == "step-4"]["ess2_32"].to_numpy()
+    assert (after.heads["ess2_32"].to_numpy() == last).all()
+
+
+def test_a_resumed_training_goes_on_with_its_run(tokenizer: Any, text: str, tmp_path: Path) -> None:
+    options = {"every": 2, "sections": SECTIONS, "text": text, "out": tmp_path / "runs"}
+    trained(tokenizer, tmp_path / "a", steps=2, **options)
+    trained(tokenizer, tmp_path / "a", steps=4, resume=True, **options)
+    ((_, run),) = runs(tmp_path / "runs")
+    assert isinstance(run, Run)
+    assert run.models == ["step-0", "step-2", "step-4"]
+    trained(tokenizer, tmp_path / "c", steps=2, **options)
+    assert len(runs(tmp_path / "runs")) == 2
+
+
+def test_a_loop_of_ones_own_measures_an_opened_model_under_its_positions(
+    tokenizer: Any, text: str, tmp_path: Path
+) -> None:
+    opened = load(model(tokenizer), tokenizer=tokenizer)
+    watch = Watch(SECTIONS, text=text, out=tmp_path)
+    before = torch.get_rng_state()
+    told = [watch(Model(opened.checkpoint), 0), watch(opened.with_scheme("nope"), 1)]
+    assert torch.equal(before, torch.get_rng_state())
+    assert told[0]["headscope/nll_32"] != told[1]["headscope/nll_32"]
+    assert [m["scheme"] for m in Run.open(watch.path).manifest["models"]] == ["base", "nope"]
+
+
+@pytest.mark.parametrize("wrong", [{"sections": {"mesure": {}}}, {"docs": 0}, {"name": "a b"}])
+def test_settings_that_no_study_may_have_are_refused(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadInput):
+        Watch(**{"out": tmp_path, **wrong})
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(BadInput, match="every=0"):
+        HeadscopeCallback(every=0)

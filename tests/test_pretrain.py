@@ -1,0 +1,394 @@
+"""Training from scratch: each variant against a plain implementation, what is kept, and going on bit for bit."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import BadInput, Interrupted
+from headscope.positions import attached
+from headscope.positions.adarope import AdaRoPE
+from headscope.positions.model import Model, load
+from headscope.positions.schedule import Schedule
+from headscope.runs.run import Run
+from headscope.sections.adapt.validation import held_out_loss
+from headscope.sections.pretrain import figures
+from headscope.sections.pretrain.cast import Training, last
+from headscope.sections.pretrain.cells import PretrainSection
+from headscope.sections.pretrain.claims import claims
+from headscope.sections.pretrain.config import Pretrain
+from headscope.sections.pretrain.learning import Pretraining
+from headscope.sections.pretrain.models import random_model
+from headscope.sections.pretrain.variants import schedule
+from headscope.studies.batch import expand_checkpoints
+from headscope.studies.config import build_study
+from headscope.studies.materials import Materials
+from headscope.studies.runner import run as run_study
+from headscope.studies.texts import TokenDocument, first_tokens
+
+VARIANTS = ["rope", "prope", "alibi", "nope", "adarope", "no-freq", "no-scale", "shared-freq", "fixed-log"]
+TINY: dict[str, Any] = {
+    "layers": 2,
+    "width": 32,
+    "heads": 4,
+    "kv_groups": 2,
+    "feed_forward": 48,
+    "vocabulary": 300,
+    "length": 80,
+    "batch": 2,
+    "steps": 4,
+    "warmup": 0,
+}
+IDS = torch.randint(0, 300, (2, 80), generator=torch.Generator().manual_seed(1))
+
+
+# One step, by hand ------------------------------------------------------------------------------------------------
+
+
+def tiny(variant: str, **options: Any) -> tuple[Pretrain, Model, Schedule]:
+    """A float64 model whose attention is far from uniform, and its positions, moved away from where they start."""
+    config = Pretrain(**{**TINY, **options})
+    module = random_model(config, 300, 0).double()
+    module.set_experts_implementation("eager")  # the grouped product of experts knows no float64
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.15 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    model = load(module)
+    positions = schedule(variant, model)
+    if isinstance(positions, AdaRoPE):
+        positions.double()
+        with torch.no_grad():
+            for _, parameter in positions.named_parameters():
+                if parameter.requires_grad:
+                    parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return config, model, positions
+
+
+def by_hand(model: Model, variant: str, positions: Schedule, ids: Tensor) -> Tensor:
+    """The mean next-token loss, from the weights alone: every product L x L, every head by itself."""
+    weights = dict(model.module.named_parameters())
+    config = model.module.config
+    heads, groups, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    length, pairs = ids.shape[1], dim // 2
+    rope = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    n = torch.arange(1, length + 1, dtype=torch.float64)
+    i, j = torch.arange(length)[:, None], torch.arange(length)[None]
+
+    def theta(layer: int, group: int) -> Tensor:
+        if variant in ("nope", "alibi"):
+            return torch.zeros(pairs, dtype=torch.float64)
+        if variant == "prope":
+            return rope * (torch.arange(pairs) < 0.75 * pairs)
+        return positions.xi[layer, group].exp() if isinstance(positions, AdaRoPE) else rope
+
+    def grown(layer: int, head: int) -> Tensor:
+        if not isinstance(positions, AdaRoPE):
+            return torch.ones(length, dtype=torch.float64)
+        polylog = (1 + n.clamp(min=64) / 64).log()
+        return polylog ** positions.gamma[layer, head] / positions.tau[layer, head]
+
+    def turned(x: Tensor, frequencies: Tensor) -> Tensor:
+        angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
+        first, second = x[..., :pairs], x[..., pairs:]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+    def normed(x: Tensor, weight: Tensor) -> Tensor:
+        return weight * x / (x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).sqrt()
+
+    x = weights["model.embed_tokens.weight"][ids]
+    for layer in range(config.num_hidden_layers):
+        own = {name.split(f"layers.{layer}.")[1]: w for name, w in weights.items() if f"layers.{layer}." in name}
+        h = normed(x, own["input_layernorm.weight"])
+        q, k, v = (h @ own[f"self_attn.{name}_proj.weight"].T for name in "qkv")
+        outs = []
+        for head in range(heads):
+            group = head * groups // heads
+            mine, theirs = slice(head * dim, (head + 1) * dim), slice(group * dim, (group + 1) * dim)
+            logits = turned(q[..., mine], theta(layer, group)) @ turned(k[..., theirs], theta(layer, group)).mT
+            logits = logits * grown(layer, head)[:, None] / math.sqrt(dim)
+            if variant == "alibi":
+                logits = logits - 2.0 ** (-8 * (head + 1) / heads) * (i - j)
+            outs.append(logits.masked_fill(j > i, -torch.inf).softmax(-1) @ v[..., theirs])
+        x = x + torch.cat(outs, -1) @ own["self_attn.o_proj.weight"].T
+        h = normed(x, own["post_attention_layernorm.weight"])
+        gate, up = (h @ own[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        x = x + (nn.functional.silu(gate) * up) @ own["mlp.down_proj.weight"].T
+    logits = normed(x, weights["model.norm.weight"]) @ weights["model.embed_tokens.weight"].T
+    return -logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).mean()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_step_is_that_of_a_plain_implementation(variant: str) -> None:
+    config, model, positions = tiny(variant)
+    learner = Pretraining(model, positions, config)
+    expected = by_hand(model, variant, positions, IDS)
+    gradients = torch.autograd.grad(expected, learner.learned)
+    before = [parameter.detach().clone() for parameter in learner.learned]
+    with attached(model, positions):
+        loss = learner.step(IDS, 1.0)
+    assert loss == pytest.approx(expected.item(), abs=1e-6)
+    for parameter, gradient in zip(learner.learned, gradients, strict=True):
+        assert (parameter.grad - gradient).abs().max() < 1e-6
+    # AdamW's first step goes by the sign of the gradient, whatever its size.
+    weights = {id(parameter) for parameter in model.module.parameters()}
+    for parameter, old, gradient in zip(learner.learned, before, gradients, strict=True):
+        decay = config.weight_decay if id(parameter) in weights else 0.0
+        other = config.frequency_rate if parameter.dim() == 3 else config.scale_rate
+        rate = config.rate if id(parameter) in weights else other
+        stepped = old * (1 - rate * decay) - rate * gradient / (gradient.abs() + 1e-8)
+        clear = gradient.abs() > 1e-5
+        assert (parameter.detach() - stepped).abs()[clear].max() < 1e-6
+
+
+def test_adarope_starts_as_rope() -> None:
+    _, model, _ = tiny("rope")
+    adarope = schedule("adarope", model)
+    assert isinstance(adarope, AdaRoPE)
+    with torch.no_grad():
+        expected = model.module(IDS).logits
+        with attached(model, adarope.double()):
+            assert (model.module(IDS).logits - expected).abs().max() < 1e-6
+    assert adarope.reference_length == 64
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "olmoe"])
+def test_one_step_of_another_architecture_is_that_of_transformers(architecture: str) -> None:
+    config, model, rope = tiny("rope", architecture=architecture)
+    balanced = {"output_router_logits": True} if architecture == "olmoe" else {}
+    expected = model.module(IDS, labels=IDS, **balanced).loss
+    gradients = torch.autograd.grad(expected, list(model.module.parameters()))
+    learner = Pretraining(model, rope, config)
+    loss, balance = learner.losses(IDS)
+    assert (loss + balance).item() == pytest.approx(expected.item(), abs=1e-6)
+    (loss + balance).backward()
+    for parameter, gradient in zip(learner.learned, gradients, strict=True):
+        assert (parameter.grad - gradient).abs().max() < 1e-6
+    for variant in ("adarope", "alibi"):
+        with attached(model, schedule(variant, model).double() if variant == "adarope" else variant):
+            assert torch.isfinite(learner.losses(IDS)[0])
+
+
+# Whole trainings --------------------------------------------------------------------------------------------------
+
+WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "an", "old", "tree", "sleeps")
+SMALL = {**TINY, "vocabulary": 300, "width": 16, "heads": 2, "kv_groups": 1, "length": 32, "steps": 4, "keep": 2}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for name, seed in (("a", 1), ("b", 2), ("held", 3)):
+        chosen = torch.randint(len(WORDS), (400,), generator=torch.Generator().manual_seed(seed))
+        (folder / f"{name}.txt").write_text(" ".join(WORDS[n] for n in chosen))
+    return folder
+
+
+def study(texts: Path, **options: Any) -> Any:
+    held = {"source": f"file:{texts}/held.txt", "docs": 1}
+    options = {**SMALL, "train": [f"file:{texts}/*.txt"], "validation_length": 64, **options}
+    return build_study({"name": "small", "texts": held, "pretrain": options})
+
+
+def bytes_of(run: Run) -> dict[str, bytes]:
+    return {str(f.relative_to(run.path)): f.read_bytes() for f in run.path.rglob("*") if f.is_file()} | {
+        "run.json": b""
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    plan = study(texts, trainings=["rope", "alibi", "adarope", "shared-freq", "rope:1"])
+    return run_study(plan, tmp_path_factory.mktemp("runs"))
+
+
+def test_killed_three_times_it_ends_with_the_same_bytes(
+    trained: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = study(texts, trainings=["rope", "alibi", "adarope", "shared-freq", "rope:1"])
+    step, left = Pretraining.step, 0
+
+    def killed(self: Pretraining, *args: Any) -> float:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    monkeypatch.setattr(Pretraining, "step", killed)
+    for left in (3, 5, 6):  # noqa: B007 (counted down within)
+        with pytest.raises(Interrupted):
+            run_study(plan, tmp_path, resume=True)
+    left = 1000
+    again = run_study(plan, tmp_path, resume=True)
+    assert bytes_of(again) == bytes_of(trained)
+
+
+def test_every_checkpoint_is_opened_under_the_positions_that_it_was_trained_under(trained: Run, texts: Path) -> None:
+    rows = trained.validation.astype({"adapter": "str"})
+    schemes = {"rope-s0": "base", "alibi-s0": "alibi", "adarope-s0": "adarope:adapter=", "shared-freq-s0": "adarope:"}
+    for training, scheme in schemes.items():
+        for step in (0, 1, 4):
+            folder = trained.path / "checkpoints" / training / f"step-{step:06d}"
+            model = load(str(folder))
+            assert model.scheme.startswith(scheme)
+            ids = first_tokens((texts / "held.txt").read_text(), model.tokenizer, 64)
+            found = held_out_loss(model, model.schedule, [TokenDocument("held", ids)])
+            told = rows[(rows["adapter"] == training) & (rows["step"] == step)]["nll"].to_numpy()
+            assert found["nll"] == pytest.approx(told, abs=1e-6)
+    assert expand_checkpoints(f"{trained.path}/checkpoints/rope-s0/step-*").keys() >= {"step-000000", "step-000004"}
+
+
+def test_variants_share_first_weights_and_batches_and_seeds_do_not(trained: Run) -> None:
+    def weights(training: str) -> bytes:
+        return (trained.path / "checkpoints" / training / "step-000000" / "model.safetensors").read_bytes()
+
+    assert weights("rope-s0") == weights("alibi-s0") == weights("adarope-s0")
+    assert weights("rope-s0") != weights("rope-s1")
+    first = trained.training[trained.training["step"] == 1].set_index("adapter")["loss"]
+    assert first["rope-s0"] == pytest.approx(first["adarope-s0"], abs=1e-6)
+    assert first["rope-s0"] != pytest.approx(first["rope-s1"], abs=1e-6)
+
+
+def test_a_watched_training_leaves_the_same_weights_and_a_run_that_measured_each_checkpoint(
+    trained: Run, texts: Path, tmp_path: Path
+) -> None:
+    watched = run_study(study(texts, trainings=["adarope"], checkpoints=[0, 4], watch=True), tmp_path)
+    last = "checkpoints/adarope-s0/step-000004"
+    for file in ("model.safetensors", "adarope.safetensors"):
+        assert (watched.path / last / file).read_bytes() == (trained.path / last / file).read_bytes()
+    (looks,) = (Run.open(path) for path in tmp_path.glob("[!.]*-adarope-s0-*"))
+    assert [model["step"] for model in looks.manifest["models"]] == [0, 4]
+    nll = looks.nll[looks.nll["model"] == "step-4"]
+    model = load(str(watched.path / last))
+    found = held_out_loss(
+        model,
+        model.schedule,
+        [TokenDocument("held", first_tokens((texts / "held.txt").read_text(), model.tokenizer, 32))],
+    )
+    assert nll["nll"].to_numpy() == pytest.approx(found["nll"], abs=1e-6)
+
+
+def test_losses_are_shown_against_the_first_training(trained: Run) -> None:
+    made = figures.against_first(trained.validation)
+    line = next(trace for trace in made.data if trace.name == "alibi-s0")
+    rows = trained.validation.astype({"adapter": "str", "nll": "float64"})
+    rows = rows.assign(nll=rows["nll"] * rows["tokens"]).groupby(["adapter", "step"])[["nll", "tokens"]].sum()
+    losses = rows["nll"] / rows["tokens"]
+    assert list(line.y) == pytest.approx(list(losses["alibi-s0"] - losses["rope-s0"]))
+
+
+def test_held_out_texts_teach_nothing(texts: Path) -> None:
+    section = PretrainSection(study(texts).pretrain, Materials(study(texts)))
+    held = (texts / "held.txt").read_text()
+    assert section.slices.documents.keys() == {f"{texts.name}/a.txt", f"{texts.name}/b.txt"}
+    assert held not in [each.text for each in section._learned()]
+
+
+# What may be asked ------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_log_spaced() -> None:
+    assert Pretrain(steps=200).kept == [0, 1, 2, 4, 8, 16, 32, 64, 91, 128, 181, 200]
+    assert Pretrain(steps=200, keep=100).stops == sorted({*Pretrain(steps=200).kept, 100})
+    assert Pretrain(trainings=["rope:1", "nope", "rope"]).planned == [("nope", 0), ("rope", 0), ("rope", 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"trainings": ["rop"]}, "bad training 'rop'"),
+        ({"trainings": ["rope:x"]}, "bad training"),
+        ({"trainings": ["rope", "rope:0"]}, "stands twice"),
+        ({"heads": 3}, "width must be a multiple"),
+        ({"checkpoints": [7]}, "between 0 and 4"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(options: Any, why: str, texts: Path) -> None:
+    with pytest.raises(BadInput, match=why):
+        study(texts, **options)
+
+
+def test_texts_that_are_too_short_are_told(texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="0 documents"):
+        run_study(study(texts, validation_length=4096), tmp_path)
+
+
+# The paper's claims -----------------------------------------------------------------------------------------------
+
+
+class Measured:
+    """What claims read of a run: final models of some trainings, with made-up heads and losses."""
+
+    def __init__(self, trainings: dict[str, dict[str, Any]], losses: dict[str, float]):
+        geometry = {"native_context": 512}
+        self.manifest = {
+            "models": [
+                {"label": name, "checkpoint": f"out/{name}/step-000100", "geometry": geometry} for name in trainings
+            ]
+        }
+        units = pd.DataFrame([(layer, head) for layer in range(4) for head in range(8)], columns=["layer", "head"])
+        units["kv_group"] = units["head"] // 2
+        self.heads = pd.concat([units.assign(model=name, **columns) for name, columns in trainings.items()])
+        rows = [(name, f"d{doc}", loss + 0.01 * doc) for name, loss in losses.items() for doc in range(5)]
+        nll = pd.DataFrame(rows, columns=["model", "doc", "nll"])
+        self.nll = nll.assign(context_length=512, position=512, tokens=511)
+        self.tables = ["nll"]
+
+
+def columns(adarope: bool, paper: bool = True) -> dict[str, Any]:
+    """Columns of 32 heads as the paper has them of such a model, or the other way round."""
+    up = np.linspace(0, 1, 32)
+    noise = np.random.default_rng(1).normal(0, 0.02, 32)
+    if not adarope:
+        return {
+            "cov": 1.0 + noise,
+            "effective_base": 1e4,
+            "gamma": 0.0,
+            "ess2_512": np.exp(3 + up),
+            "mean_log_theta": -4.0,
+            "weighted_log_theta": -4 + 0.3 * up,
+        }
+    sign = 1 if paper else -1
+    return {
+        "cov": 1.0 - 0.2 * sign + noise,
+        "effective_base": np.exp(9 + sign * up),
+        "gamma": np.where(up < 0.25, 0.3 if paper else -0.3, 0.1 - 0.1 * up * sign),
+        "ess2_512": np.exp(3 + (3 if paper else 0.3) * up),
+        "mean_log_theta": -4 + up,
+        "weighted_log_theta": -4 + up if paper else -4 - 0.2 * up,
+    }
+
+
+LOSSES = {"adarope": 4.0, "rope": 4.1, "prope": 4.1, "alibi": 4.2, "nope": 4.3, "shared-freq": 4.1, "no-scale": 4.15}
+
+
+@pytest.mark.parametrize(("paper", "verdict"), [(True, "holds"), (False, "differs")])
+def test_claims_are_judged_by_their_thresholds(paper: bool, verdict: str) -> None:
+    names = [f"{variant}-s{seed}" for variant in LOSSES for seed in (0, 1)]
+    losses = {name: (1 if paper else -1) * LOSSES[name[:-3]] + 0.001 * int(name[-1]) for name in names}
+    run = Measured({name: columns(name.startswith("adarope"), paper) for name in names}, losses)
+    found = list(claims(run))  # type: ignore[arg-type]
+    assert [claim.verdict for claim in found] == [verdict] * 7
+    assert all("seed 1" in claim.found for claim in found)
+
+
+def test_seeds_that_disagree_tell_nothing() -> None:
+    run = Measured({"adarope-s0": columns(True), "adarope-s1": columns(True, paper=False)}, {})
+    assert {claim.verdict for claim in claims(run)} == {"cannot be told at this size"}  # type: ignore[arg-type]
+
+
+def test_only_the_furthest_checkpoints_are_judged() -> None:
+    run = Measured({name: columns(name.startswith("adarope")) for name in ("adarope-s0", "rope-s0")}, {})
+    run.manifest["models"] += [
+        {**run.manifest["models"][1], "label": "later", "checkpoint": "out/rope-s0/step-000200"},
+        {**run.manifest["models"][1], "label": "other", "checkpoint": "smollm2-135m"},
+    ]
+    assert last(run) == {Training("rope", 0): "later"}  # type: ignore[arg-type]
+    assert not list(claims(run))  # type: ignore[arg-type]
