@@ -1,24 +1,23 @@
 """Figures, sentences and columns of head influence carry the numbers of their tables."""
 
-from pathlib import Path
-
 import numpy as np
+import pandas as pd
 import pytest
 
 from headscope.figures.learned import spectrum
-from headscope.report import html as report
 from headscope.report import outline
 from headscope.runs.run import Run
 from headscope.runs.statistics import statistic, statistics
 from headscope.runs.synthetic import synthetic_run
-from probes.influence import charts, findings
+from probes.influence import band_figures, charts, findings
 from probes.influence import figures as influence
+from probes.influence.claims import claims
 from probes.influence.found import agreement, curve, shown
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return synthetic_run(tmp_path_factory.mktemp("runs"), models=("base", "learned"))
+    return synthetic_run(tmp_path_factory.mktemp("runs"), models=("base", "learned"), pairs=4, lengths=(1024,))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +96,7 @@ def test_influence_is_drawn_against_the_mean_of_its_groups_heads(run: Run, freq)
 
 def test_the_cumulative_curve_carries_both_lines(run: Run) -> None:
     sets = run.influence_sets[(run.influence_sets["model"] == "learned") & (run.influence_sets["component"] == "scale")]
-    lines = {trace.name: trace for trace in influence.cumulative(sets).data if trace.mode == "lines+markers"}
+    lines = {trace.name: trace for trace in influence.cumulative(curve(sets)).data if trace.mode == "lines+markers"}
     found = curve(sets).set_index(["choice", "size"])["mean"]
     assert list(lines["most influential"].x) == [1, 2, 4, 24]
     assert lines["most influential"].y[1] == pytest.approx(found["top", 2])
@@ -106,7 +105,7 @@ def test_the_cumulative_curve_carries_both_lines(run: Run) -> None:
 
 @pytest.mark.parametrize("draw", [influence.histogram, influence.matrix, influence.cumulative])
 def test_an_empty_table_is_explained(draw, run: Run) -> None:
-    table = run.influence_sets if draw is influence.cumulative else shown(run.influence)
+    table = curve(run.influence_sets) if draw is influence.cumulative else shown(run.influence)
     assert "no rows to show" in draw(table.head(0)).to_json()
 
 
@@ -122,7 +121,7 @@ def test_the_wide_table_gives_every_head_the_influence_of_its_unit(run: Run, fre
 
 
 def test_the_findings_tell_concentration_agreement_and_the_whole(run: Run) -> None:
-    told = [finding.text for finding in outline.findings(run)["Head influence"]]
+    told = [finding.text for finding in findings.of_sweeps(run)]
     best = agreement(run.influence).iloc[0]
     assert any(f"{best['spearman']:.3f} and {best['shared']} of the top" in sentence for sentence in told)
     assert any("Gini" in sentence and "key group" in sentence for sentence in told)
@@ -175,11 +174,152 @@ def test_a_head_is_told_by_the_influence_of_its_unit_and_its_rank(run: Run, freq
 def test_every_component_that_a_sweep_may_have_is_a_statistic() -> None:
     for component in ("joint", "freq", "scale", "z-zero", "z-mean", "q-uniform"):
         assert statistic(f"influence_{component}").unit == "nats/token"
+        assert statistic(f"influence_answer_{component}").label.startswith("influence on answers, ")
     assert statistic("influence_z-zero").number(-0.01234) == "-0.012"
 
 
-def test_the_report_draws_head_influence(run: Run, tmp_path: Path) -> None:
-    groups = outline.chapters(outline.shown(run))["Head influence"]
-    assert len([chart for group in groups for chart in group.charts]) >= 12
-    page = report.write([run], tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Head influence" in page
+def test_every_sweep_is_a_group_of_the_chapter(run: Run) -> None:
+    groups = [*charts.charts(outline.shown(run))]
+    assert {group.chapter for group in groups} == {"Head influence"}
+    assert len(groups) == 6, "three components of two models"
+    assert len([*groups[0].charts]) >= 5
+
+
+# Answers and bands -------------------------------------------------------------------------------------------------
+
+KEYS = {"model": "learned", "context_length": 1024, "target": "none", "nll_before": 2.0}
+
+
+def made(run: Run, **tables: pd.DataFrame) -> Run:
+    """The run with these tables as well, or instead."""
+    stored = run.manifest["tables"] | {name: {"rows": len(table)} for name, table in tables.items()}
+    other = Run(run.path, {**run.manifest, "tables": stored})
+    other._frames.update(tables)
+    return other
+
+
+@pytest.fixture(scope="module")
+def asked(run: Run) -> Run:
+    """Answers: head 4 of layer 1 matters most, twice as much in the half of the trials that the model answers."""
+    heads = run.heads[run.heads["model"] == "learned"][["layer", "head", "kv_group"]]
+    trials = [(doc, fact, depth) for doc in ("a", "b") for fact in ("bell", "ledger") for depth in (0.0, 1.0)]
+    rows = []
+    for at, (doc, fact, depth) in enumerate(trials):
+        right, rng = at % 2, np.random.default_rng(at)
+        delta = np.where((heads["layer"] == 1) & (heads["head"] == 4), 1 + right, 0.1 * rng.random(len(heads)))
+        trial = {"doc": doc, "fact": fact, "depth": depth, "hits": 0.9 * right, "component": "z-zero"}
+        rows.append(heads.assign(**KEYS, **trial, method="exact", delta_nll=delta))
+    return made(run, influence_answers=pd.concat(rows, ignore_index=True))
+
+
+@pytest.fixture(scope="module")
+def banded(run: Run) -> Run:
+    """Bands: head h of layer l costs (l + 1) x (h + 1) / 1000 without pairs 2-3, half of it without 0-1."""
+    heads = run.heads[run.heads["model"] == "learned"][["layer", "head", "kv_group"]]
+    cost = (heads["layer"] + 1) * (heads["head"] + 1) / 1000
+    keys = KEYS | {"doc": "a"}
+    shares = {"pairs-zero:0-1": 0.5, "pairs-zero:2-3": 1.0, "pairs-zero:long": 0.2, "pairs-still:0-1": 0.1}
+    units = [
+        heads.assign(**keys, component=component, method="exact", delta_nll=share * cost)
+        for component, share in shares.items()
+    ]
+    together = {"unit": "head", "choice": "top", "size": len(heads), "draw": 0}
+    sets = [
+        pd.DataFrame([{**keys, **together, "component": at, "delta_nll": 3 * share}]) for at, share in shares.items()
+    ]
+    return made(run, influence=pd.concat(units, ignore_index=True), influence_sets=pd.concat(sets, ignore_index=True))
+
+
+def test_answers_are_a_sweep_of_their_own_whose_trials_are_its_documents(asked: Run) -> None:
+    groups = {group.heading: [*group.charts] for group in charts.charts(outline.shown(asked))}
+    assert len(groups) == 7 - 3, "one group of a heading for both models"
+    forest, histogram, matrix, *_ = groups["Output set to zero: loss of the answer, up to 1,024 tokens"]
+    assert forest.figure.layout.title.text == "Influence on answers, the units that matter most: learned"
+    assert forest.caption.startswith("8 trials.")
+    assert {trace.name for trace in forest.figure.data} == {"one trial", "mean, evaluated"}
+    assert matrix.figure.data[0].z[1][4] == pytest.approx(1.5)
+    assert int(np.nansum(histogram.figure.data[0].y)) == 24
+
+
+def test_the_answers_finding_counts_the_trials_that_the_model_fails_apart(asked: Run) -> None:
+    (told,) = [finding.text for finding in findings.of_sweeps(asked) if "loss of the answer" in finding.text]
+    assert "most harmful at layer 1, head 4 with +1.5 nats/token" in told
+    assert "The top retrieval head, layer " in told
+    assert "With nothing changed learned answers 4 of 8 trials" in told
+    assert "over these alone layer 1, head 4 is most harmful with +2 (95 % interval" in told
+    of_head = [*findings.of_head(asked, "learned", 1, 4)]
+    assert any(
+        line.startswith("Influence in learned, output set to zero: loss of the answer: +1.5") for line in of_head
+    )
+
+
+@pytest.mark.parametrize(("best", "verdict"), [((1, 4), "holds"), ((0, 0), "differs")])
+def test_whether_the_top_retrieval_head_stands_at_the_extreme_is_judged(
+    asked: Run, best: tuple[int, int], verdict: str
+) -> None:
+    other = made(asked, influence_answers=asked.influence_answers)
+    heads = run_heads(asked, best)
+    other.__dict__["heads"] = heads
+    told = [claim for claim in claims(other) if "stands at the extreme" in claim.said]
+    (claim,) = [claim for claim in told if "top retrieval head" in claim.said]
+    assert claim.verdict == verdict
+    assert claim.said.startswith("Output set to zero, one unit at a time: the top retrieval head")
+    place = int((shown(other.influence_answers)["delta"] > claim_delta(other, best)).sum()) + 1
+    assert f"layer {best[0]}, head {best[1]}, " in claim.found
+    assert f"has rank {place} of 24" in claim.found
+    assert "the extreme is +1.5" in claim.found
+
+
+def run_heads(run: Run, best: tuple[int, int]) -> pd.DataFrame:
+    """The per-head table with that head of the highest retrieval score."""
+    heads = run.heads.copy()
+    heads["retrieval"] = ((heads["layer"] == best[0]) & (heads["head"] == best[1])).astype(float)
+    return heads
+
+
+def claim_delta(run: Run, head: tuple[int, int]) -> float:
+    found = shown(run.influence_answers).set_index(["layer", "head"])
+    return float(found.loc[head, "delta"])
+
+
+def test_bands_are_one_group_with_every_head_by_band_and_all_heads_at_once(banded: Run) -> None:
+    (group,) = charts.charts(outline.shown(banded))
+    assert group.heading == "Rotary pairs by band, 1,024 tokens"
+    zero, still, together = group.charts
+    heat = zero.figure.data[0]
+    assert list(heat.y) == ["0-1<br>6 to 63 tokens", "2-3<br>628 to 6,283 tokens", "long"]
+    assert np.shape(heat.z) == (3, 24)
+    assert heat.z[1][1 * 6 + 4] == pytest.approx(2 * 5 / 1000)
+    assert list(heat.customdata[1][1 * 6 + 4][:2]) == [1, 4]
+    assert zero.figure.layout.title.subtitle.text == "their part of the logit removed: exact"
+    assert np.shape(still.figure.data[0].z) == (1, 24)
+    assert "Most: pairs 2-3 of layer 3, head 5, +0.024" in zero.summary
+    bars = {
+        trace.name: {band.partition("<br>")[0]: loss for band, loss in zip(trace.x, trace.y, strict=True)}
+        for trace in together.figure.data
+    }
+    assert bars == {
+        "their part of the logit removed": pytest.approx({"0-1": 1.5, "2-3": 3.0, "long": 0.6}),
+        "their rotation removed": pytest.approx({"0-1": 0.3}),
+    }
+    assert list(together.figure.layout.xaxis.categoryarray) == list(heat.y)
+
+
+def test_bands_are_told_once_a_kind_and_the_leading_one_of_a_head(banded: Run) -> None:
+    zero, still = [finding.text for finding in findings.of_sweeps(banded)]
+    assert "learned, rotary pairs by band, their part of the logit removed, 1,024 tokens" in zero
+    assert "most harmful with pairs 2-3 of layer 3, head 5, +0.024 nats/token (one document)" in zero
+    assert zero.endswith("of all units at once: 0-1 +1.5, 2-3 +3, long +0.6.")
+    assert still.endswith("of all units at once: 0-1 +0.3.")
+    assert [*findings.of_head(banded, "learned", 1, 4)] == [
+        "Influence in learned, of 3 bands most with pairs 2-3, their part of the logit removed: +0.01 nats/token "
+        "(one document) for layer 1, head 4.",
+        "Influence in learned, of 1 bands most with pairs 0-1, their rotation removed: +0.001 nats/token "
+        "(one document) for layer 1, head 4.",
+    ]
+    assert [*charts.page(outline.shown(banded, model="learned")).sections] == ["", "Rotary pairs by band, 1,024 tokens"]
+
+
+def test_a_band_without_rows_is_explained(banded: Run) -> None:
+    assert "no rows to show" in band_figures.by_band(shown(banded.influence).head(0)).to_json()
+    assert "no rows to show" in band_figures.of_bands(curve(banded.influence_sets).head(0)).to_json()

@@ -1,6 +1,7 @@
 """Prompts that share their beginnings: answers and rows as one at a time, to the last bit, for fewer tokens."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import families
 import numpy as np
@@ -16,9 +17,12 @@ from headscope.positions import AdaRoPE, resolve
 from headscope.positions.model import Model
 
 BLOCK = 8
+STEPS = 4
 
 
+@cache
 def model(name: str = "llama-gqa", scheme: str = "base") -> Model:
+    """Shared: leave it as you found it."""
     build = families.MEASURABLE.get(name) or families.OTHERS[name].build
     return hs.load(build()).with_scheme(scheme)
 
@@ -80,15 +84,15 @@ FAMILIES = ["llama-gqa", "mistral-sliding", "gemma3", "qwen3", "gpt_neox", "cohe
 def test_answers_are_the_models_own_greedy_ones_and_rows_those_of_a_full_pass(name: str) -> None:
     opened = model(name)
     reader = small(opened)
-    for prompt in prompts():
+    for prompt in prompts(sizes=(13, 24)):
         ids = torch.from_numpy(prompt.astype(np.int64))[None]
-        tokens, rows = answered(reader, prompt)
-        own = opened.module.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
+        tokens, rows = answered(reader, prompt, STEPS)
+        own = opened.module.generate(ids, max_new_tokens=STEPS, do_sample=False, eos_token_id=None, pad_token_id=0)
         assert own[0, len(prompt) :].tolist() == tokens
         heard = Heard()
         with torch.no_grad(), hs.attached(opened), hs.capturing(opened) as layers:
             layers.listen(heard)
-            for step in range(5):
+            for step in range(STEPS):
                 opened.module(own[:, : len(prompt) + step], use_cache=False)
         assert len(heard.rows) == len(rows)
         for row, other in zip(rows, heard.rows, strict=True):
@@ -147,7 +151,7 @@ def test_the_tokens_read_are_those_counted_beforehand() -> None:
     assert reader.tokens == read_tokens(order, BLOCK) < sum(map(len, order))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.integers(0, 1), max_size=30), st.lists(st.integers(0, 1), min_size=1, max_size=30), st.integers(1, 9)
 )
@@ -175,8 +179,9 @@ def test_a_model_in_training_mode_is_read_without_dropout_and_left_in_it() -> No
 
 @pytest.mark.model
 def test_smollm2_continues_in_blocks_as_it_does_in_one_pass(smollm2: Model, tokens: torch.Tensor) -> None:
-    prompt = tokens[0, :700].numpy().astype(np.int32)
+    prompt = tokens[0, :300].numpy().astype(np.int32)
     reader = PrefixReader(smollm2)
     shared = answered(reader, prompt, 4)[0]
-    own = smollm2.module.generate(tokens[:, :700], max_new_tokens=4, do_sample=False, eos_token_id=None)
-    assert own[0, 700:].tolist() == shared
+    own = smollm2.module.generate(tokens[:, :300], max_new_tokens=4, do_sample=False, eos_token_id=None)
+    assert own[0, 300:].tolist() == shared
+    assert reader.block * 2 < len(prompt), "in more than two blocks"

@@ -1,4 +1,4 @@
-"""Head influence: what the loss becomes when the position parameters of one head or KV group are reset."""
+"""Head influence: what the loss becomes when one head or KV group is changed."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ PROBE = Probe(
     name="influence",
     title="Head influence",
     tab="Influence",
-    summary="What the loss becomes when the position parameters of one head or KV group are reset.",
+    summary="What the loss, of texts or of answers, becomes when one head or KV group is reset or loses something.",
     order=40,
     example="headscope influence --model learned=smollm2-135m@adarope:adapter=PATH --length 2048",
     config="probes.influence.config:Influence",

@@ -1,6 +1,6 @@
 """What report and app show of head influence: a group of charts for each sweep, and a page about one model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -10,54 +10,100 @@ from headscope.figures.style import text
 from headscope.report.content import Chart, Content, Group, Piece, Shown, Words
 from headscope.runs.statistics import sentence, statistic, statistics
 from headscope.runs.summary import longest
-from probes.influence import PROBE, figures
+from probes.influence import PROBE, band_figures, bands, figures
 from probes.influence.findings import of_sweeps
-from probes.influence.found import Swept, by_document, certainty, leaders, name, significance, sweeps, words
+from probes.influence.found import (
+    Key,
+    Swept,
+    banded,
+    by_document,
+    certainty,
+    contexts,
+    curves,
+    every_sweep,
+    leaders,
+    leading,
+    name,
+    reach,
+    significance,
+    sweeps,
+    together,
+    words,
+)
+from probes.influence.objectives import NOUNS
 from probes.influence.tables import PLACE, SWEEP
+
+_LOSSES = {"text": "Loss", "answer": "Loss of the answer"}
+_RESET = "the position parameters of one unit are reset"
+_DONE = {"joint": _RESET, "freq": _RESET, "scale": _RESET}
 
 
 def charts(shown: Shown) -> Iterator[Group]:
-    """A group for each sweep: what was reset to what, and in which context length."""
-    for sweep in shown.run.derived(sweeps):
-        yield _group(shown, sweep)
+    """A group for each sweep: what was reset to what, and in which context length; and one for all bands of pairs."""
+    yield from (group for _, group in _groups(shown))
 
 
 def page(shown: Shown) -> Content:
     """Of one model: histogram, matrix, learned spectrum and cumulative curve of each component."""
     run, label = shown.run, shown.model
-    swept = list(dict.fromkeys(sweep[0][0] for sweep in run.derived(sweeps)))
+    swept = list(dict.fromkeys(sweep[0][0] for sweep in run.derived(every_sweep)))
     if label not in swept:
         others = f" It holds those of {', '.join(swept)}." if swept else ""
         how = f"Make one: {PROBE.example}."
         return Content(PROBE.title, "", {"": [Words([f"This view has no sweep of {label}.{others}", how])]})
     sections: dict[str, list[Piece]] = {"": [Words([said.text for said in of_sweeps(run) if said.model == label])]}
-    for sweep in run.derived(sweeps):
-        if sweep[0][0] == label:
-            group = _group(shown, sweep)
-            sections[group.heading] = [*group.charts]
-    lead = "Loss added when the position parameters of one unit are reset, all others kept."
+    sections |= {group.heading: [*group.charts] for other, group in _groups(shown) if other == label}
+    lead = "Loss added when one unit is changed, a head or a key group, and all others are kept."
     return Content(f"{PROBE.title}: {label}", lead, sections)
 
 
-def _group(shown: Shown, sweep: Swept) -> Group:
-    (_, length, *what), _ = sweep
-    return Group(PROBE.title, f"{sentence(words(*what))}, {length:,} tokens", _of_sweep(shown, sweep))
+def _groups(shown: Shown) -> Iterator[tuple[str, Group]]:
+    """The groups, each with the label of its model."""
+    for sweep in shown.run.derived(sweeps):
+        label, length, *what = sweep[0]
+        heading = f"{sentence(words(*what))}, {contexts(length, what[-1])}"
+        yield label, Group(PROBE.title, heading, _of_sweep(shown, sweep))
+    for (label, length, objective), units in shown.run.derived(banded):
+        loss = "" if objective == "text" else ": loss of the answer"
+        heading = f"Rotary pairs by band{loss}, {contexts(length, objective)}"
+        effects = together(shown.run, label, length, objective)
+        waves = reach(shown.run, label, units["component"])
+        yield label, Group(PROBE.title, heading, _of_bands(units, effects, waves))
+
+
+def _of_bands(units: pd.DataFrame, effects: pd.DataFrame, waves: Mapping[str, str]) -> Iterator[Chart]:
+    told = (
+        f"{_texts(units)} A column is a head, or a key group, layer by layer; a row is a band of its rotary pairs with "
+        "their wavelengths (short: below an eighth of the native context, long: above it), "
+    )
+    for kind, done in bands.KINDS.items():
+        if len(mine := units[units["component"].str.startswith(kind)]):
+            first = leading(mine)
+            most = f"Most: pairs {bands.label(first['component'])} of {name(first)}, {first['delta']:+.2g} nats/token."
+            caption = f"{told}the fastest on top: the loss added with {done}, of this unit alone."
+            yield Chart(band_figures.by_band(mine, waves), caption, most)
+    yield Chart(
+        band_figures.of_bands(effects, waves),
+        "What the model loses when every head at once loses a band: its part of the logits, or only its rotation, so "
+        "that the heads still see what a token is but not how far.",
+    )
 
 
 def _of_sweep(shown: Shown, sweep: Swept) -> Iterator[Chart]:
     run, (key, units) = shown.run, sweep
-    label, length, component, target = key
+    noun = NOUNS[key[-1]]
+    label, _, component, _, objective = key
     heads = shown.heads[shown.heads["model"] == label]
     yield Chart(
         figures.forest(units, _of(run.derived(by_document), key)),
-        f"{_documents(units)} The units of largest influence: filled where evaluated, hollow where estimated; a small "
-        "dot is one document, the bar a 95 % interval over documents, where there are three or more.",
+        f"{_texts(units)} The units of largest influence: filled where evaluated, hollow where estimated; a small "
+        f"dot is one {noun}, the bar a 95 % interval over {noun}s, where there are three or more.",
         _leaders(units),
     )
     yield Chart(
         figures.histogram(units, {statistic(column).best: head for column, head in leaders(heads).items()}),
-        "Loss added when the position parameters of one unit are reset, all others kept. Most units near zero and "
-        "a thin tail on the right mean that few units carry the gain one by one.",
+        f"{_LOSSES[objective]} added when {_DONE.get(component, 'this is done to one unit')}, all others kept. Most "
+        "units near zero and a thin tail on the right mean that few units carry the gain one by one.",
         half=True,
     )
     yield Chart(figures.matrix(units), "Red units are missed when reset, blue ones were better before.", half=True)
@@ -79,35 +125,32 @@ def _of_sweep(shown: Shown, sweep: Swept) -> Iterator[Chart]:
     for column in (called for called, declared in statistics().items() if declared.best and called in heads):
         drawn = figures.against(units, heads, column, statistic(column).label)
         yield Chart(drawn, "A dot is a unit.", half=True)
-    if "influence_sets" in run.tables:
-        sets = run.influence_sets
-        same = (sets["model"] == label) & (sets["component"] == component) & (sets["target"] == target)
-        if len(together := sets[same & (sets["context_length"] == length)]):
-            yield Chart(
-                figures.cumulative(together),
-                "Units reset together, the most influential first, against as many random ones of the same layers; the "
-                "last point resets all. A steep start means few units, a steady rise that many units act together.",
-                half=True,
-            )
+    if len(effects := _of(run.derived(curves), key)):
+        yield Chart(
+            figures.cumulative(effects),
+            "Units changed together, the most influential first, against as many random ones of the same layers; the "
+            "last point changes all. A steep start means few units, a steady rise that many units act together.",
+            half=True,
+        )
 
 
-def _of(rows: pd.DataFrame, key: tuple[str, int, str, str]) -> pd.DataFrame:
+def _of(rows: pd.DataFrame, key: Key) -> pd.DataFrame:
     """The rows of one sweep."""
     same = np.logical_and.reduce([rows[name] == value for name, value in zip(SWEEP, key, strict=True)])
     return rows[same]
 
 
-def _documents(units: pd.DataFrame) -> str:
-    count = int(units["documents"].iloc[0])
-    return f"{count} document{'s' if count > 1 else ''}."
+def _texts(units: pd.DataFrame) -> str:
+    first = units.iloc[0]
+    return f"{first['documents']} {NOUNS[first['objective']]}{'s' if first['documents'] > 1 else ''}."
 
 
 def _leaders(units: pd.DataFrame) -> str:
     """The unit that matters most, and how many differ from zero beyond noise."""
-    first = units.sort_values("delta", ascending=False, kind="stable").iloc[0]
+    first = leading(units)
     told = f"Most: {name(first)}, {first['delta']:+.2g} nats/token{certainty(first)}{significance(first)}."
     if units["p_adjusted"].isna().all():
-        return f"{told} So few documents cannot tell any unit from zero."
+        return f"{told} So few {NOUNS[first['objective']]}s cannot tell any unit from zero."
     clear = int((units["p_adjusted"] < 0.05).sum())
     return f"{told} {clear} of {len(units)} units differ from zero (false discovery rate 5 %)."
 

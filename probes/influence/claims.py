@@ -1,4 +1,7 @@
-"""What the paper says of head influence, against a run. Thresholds are ours and stand in each claim's text."""
+"""What the paper says of head influence, against a run, and what it says of retrieval heads, asked of answers.
+
+Thresholds are ours and stand in each claim's text.
+"""
 
 from collections.abc import Iterator
 
@@ -6,17 +9,33 @@ import pandas as pd
 
 from headscope.report.claims import Claim
 from headscope.runs.run import Run
-from headscope.runs.statistics import statistic
-from probes.influence.found import TOP, curve, gini, holding, leaders, rank, sweeps, top_share
+from headscope.runs.statistics import sentence, statistic
+from probes.influence.found import (
+    TOP,
+    certainty,
+    curves,
+    gini,
+    holding,
+    leaders,
+    leading,
+    rank,
+    sweeps,
+    top_share,
+    words,
+)
 from probes.influence.heads import COMPONENTS
 from probes.influence.tables import SWEEP
 
 
 def claims(run: Run) -> Iterator[Claim]:
-    """Of each sweep back to the initialisation: how influence is spread, where the leading heads lie, the sum."""
+    """Of each sweep back to the initialisation: how influence is spread, where the leading heads lie, the sum. Of each
+    sweep of answers: whether the leading heads stand at its extreme."""
     adapted = {model["label"] for model in run.manifest["models"] if str(model["scheme"]).startswith("adarope:")}
     for key, units in run.derived(sweeps):
-        label, length, component, target = key
+        label, length, component, target, objective = key
+        if objective == "answer":
+            yield from _extremes(run.heads[run.heads["model"] == label], units, words(component, target))
+            continue
         if label not in adapted or target != "init" or component not in ("joint", "freq", "scale"):
             continue
         what = f"Resetting the {COMPONENTS[component]} of one head at a time"
@@ -31,7 +50,7 @@ def claims(run: Run) -> Iterator[Claim]:
         )
         yield from _leaders(run.heads[run.heads["model"] == label], order, what)
         if component == "joint" and "influence_sets" in run.tables:
-            effects = curve(run.influence_sets).set_index(SWEEP).loc[[key]]
+            effects = run.derived(curves).set_index(SWEEP).loc[[key]]
             whole = float(effects[effects["choice"] == "top"].sort_values("size")["mean"].iloc[-1])
             most = float(order["delta"].iloc[0])
             yield Claim(
@@ -52,5 +71,20 @@ def _leaders(heads: pd.DataFrame, order: pd.DataFrame, what: str) -> Iterator[Cl
             "holds" if place <= TOP * len(order) else "differs",
             f"{unit['model']}: layer {head['layer']}, head {head['head']}, {shown.label} {head[column]:.2f}, has rank "
             f"{place} of {len(order)} with {unit['delta']:+.2g} nats/token",
+            model=unit["model"],
+        )
+
+
+def _extremes(heads: pd.DataFrame, units: pd.DataFrame, done: str) -> Iterator[Claim]:
+    """Whether the change that harms the answer most is that of a model's leading heads."""
+    for column, head in leaders(heads).items():
+        (_, unit), *_ = holding(units, head).iterrows()
+        shown, place = statistic(column), rank(units, unit)
+        yield Claim(
+            f"{sentence(done)}, one unit at a time: the {shown.best} stands at the extreme of the histogram of answers",
+            "holds" if place == 1 else "holds in part" if place <= TOP * len(units) else "differs",
+            f"{unit['model']}: layer {head['layer']}, head {head['head']}, {shown.label} {head[column]:.2f}, has rank "
+            f"{place} of {len(units)} with {unit['delta']:+.2g} nats/token{certainty(unit)}; the extreme is "
+            f"{leading(units)['delta']:+.2g}",
             model=unit["model"],
         )

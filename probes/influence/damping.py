@@ -1,23 +1,23 @@
 """The estimate of an influence that is used where nothing was evaluated: its second order, damped where it is large.
 
-Knows pandas and the columns of the `influence` table. The second-order term comes out right while it is small and too
+Knows pandas and the columns of the tables of units. The second-order term comes out right while it is small and too
 large by factors where it is large, since layer norms bound what a change upstream can do; so it saturates [ours].
 """
 
 import pandas as pd
 
 REACH = 2.0
-"""Where the second-order term saturates, in mean absolute first-order estimates of the document's sweep [ours]."""
-UNIT = ["model", "context_length", "doc", "component", "target", "layer", "kv_group", "head"]
+"""Where the second-order term saturates, in mean absolute first-order estimates of the text's sweep [ours]."""
+UNIT = ["model", "context_length", "doc", "fact", "depth", "component", "target", "layer", "kv_group", "head"]
 ORDER = ("exact", "damped", "curved", "screen")
 """Methods from the one that knows a unit best to the one that knows it least."""
 
 
 def with_damped(influence: pd.DataFrame) -> pd.DataFrame:
-    """The rows, and one of method `damped` for every unit and document that has both `screen` and `curved`.
+    """The rows, and one of method `damped` for every unit and text that has both `screen` and `curved`.
 
     first + added / (1 + |added| / scale), in nats/token, with first = screen, added = curved - screen and scale twice
-    the mean |first| over the units of the document's sweep. Keys that the table lacks are not needed.
+    the mean |first| over the units of the text's sweep. Keys that the table lacks are not needed.
     """
     unit = [name for name in UNIT if name in influence]
     rows = influence.astype({"method": "str", "delta_nll": "float64"})

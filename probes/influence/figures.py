@@ -12,7 +12,8 @@ import plotly.graph_objects as go
 
 from headscope.figures import axes, scatter, style
 from headscope.figures.rotary import MIDDLE
-from probes.influence.found import certainty, curve, holding, how, name, significance, words
+from probes.influence.found import certainty, holding, how, name, significance, words
+from probes.influence.objectives import NOUNS
 from probes.influence.tables import PLACE
 
 TOP_UNITS = 20
@@ -98,7 +99,7 @@ def forest(units: pd.DataFrame, documents: pd.DataFrame, most: int = TOP_UNITS) 
         marker=dots,
         text=own["doc"].astype(str).map(style.text),
         hovertemplate=hover,
-        name="one document",
+        name=f"one {NOUNS[order['objective'].iloc[0]]}",
     )
     sure = order["low"].notna()
     for found, symbol in (("evaluated", "circle"), ("estimated", "circle-open")):
@@ -153,14 +154,13 @@ def against(units: pd.DataFrame, heads: pd.DataFrame, column: str, label: str) -
     return scatter.coloured(made, top=62)
 
 
-def cumulative(sets: pd.DataFrame) -> go.Figure:
-    """Loss added (nats/token) when the top 1, 2, 4, ... units are reset together, against random sets of the same
-    layers; mean over documents and draws with a 95 % band over documents. One model and one sweep."""
-    title = "Units reset together"
-    if why := style.lacks(sets, "model", "choice", "size", "delta_nll"):
+def cumulative(effects: pd.DataFrame) -> go.Figure:
+    """Loss added (nats/token) when the top 1, 2, 4, ... units are changed together, against random sets of the same
+    layers; mean over documents and draws with a 95 % band over documents. Rows of `found.curve` of one sweep."""
+    title = "Units together"
+    if why := style.lacks(effects, "model", "choice", "size", "mean"):
         return style.nothing(title, why)
-    effects = curve(sets)
-    made = style.figure(f"{title}: {words(effects['component'].iloc[0], effects['target'].iloc[0])}")
+    made = style.figure(f"{title}: {words(*effects[['component', 'target', 'objective']].iloc[0])}")
     made.add_hline(y=0, line={"color": style.INK, "dash": "dot", "width": 1})
     kinds = {"top": ("most influential", 0), "random": ("random, same layers", 7)}
     unit = "key groups" if effects["unit"].iloc[0] == "group" else "heads"
@@ -170,7 +170,9 @@ def cumulative(sets: pd.DataFrame) -> go.Figure:
             look = style.Look(label, style.PALETTE[colour], style.DASHES[colour // 7], style.SYMBOLS[colour // 7])
             style.band(made, line[["mean", "low", "high"]], look, f"%{{x}} {unit}: Δ %{{y:+.4f}} nats/token")
     sizes = sorted(set(effects["size"]))
-    made.update_xaxes(title_text=f"{unit} reset together", type="log", tickvals=sizes, ticktext=[str(s) for s in sizes])
+    made.update_xaxes(
+        title_text=f"{unit} changed together", type="log", tickvals=sizes, ticktext=[str(s) for s in sizes]
+    )
     made.update_yaxes(title_text="loss added Δ (nats/token)")
     return style.room_for_legend(made)
 
@@ -179,6 +181,11 @@ def _title(units: pd.DataFrame, against: str = "") -> dict[str, object]:
     """What was reset to what in which model, and below it how that was found."""
     first = units.iloc[0]
     reset = first["component"] if first["target"] == "none" else f"{first['component']} to {first['target']}"
-    says = f"Influence{against}: {style.text(first['model'])}"
-    subtitle = {"text": f"{style.text(reset)}: {how(units)}", "font": {"size": 12, "color": style.INK}}
-    return {"text": says, "subtitle": subtitle}
+    return headed(units, against, f"{style.text(reset)}: {how(units)}")
+
+
+def headed(units: pd.DataFrame, against: str, subtitle: str) -> dict[str, object]:
+    """A title that says whose influence on what, and a subtitle."""
+    first = units.iloc[0]
+    says = f"Influence{' on answers' if first['objective'] == 'answer' else ''}{against}: {style.text(first['model'])}"
+    return {"text": says, "subtitle": {"text": subtitle, "font": {"size": 12, "color": style.INK}}}

@@ -3,6 +3,7 @@
 Everything is paired by document, since each difference is formed within one. Reads the tables, knows no figures.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,25 +14,32 @@ from scipy.special import stdtr
 from headscope.runs.means import TELLING, interval
 from headscope.runs.statistics import statistics
 from headscope.runs.stored import Stored
+from probes.influence import bands
 from probes.influence.damping import with_damped
 from probes.influence.heads import COMPONENTS, chosen
-from probes.influence.tables import PLACE, SWEEP
+from probes.influence.objectives import NOUNS, by_text, of_sets, of_units
+from probes.influence.tables import OF_UNITS, PLACE, SWEEP
 
 TOP = 0.05
 """Share of units whose part of the whole influence is told."""
-Swept = tuple[tuple[str, int, str, str], pd.DataFrame]
-"""(model, context length, component, target) of a sweep, and its units."""
+SOLVED = 0.5
+"""Share of an answer's tokens that tells a trial as answered."""
+Key = tuple[str, int, str, str, str]
+"""(model, context length, component, target, objective) of a sweep."""
+Swept = tuple[Key, pd.DataFrame]
+"""A sweep and its units."""
+CURVE = [*SWEEP, "unit", "choice", "size", "mean", "low", "high"]
 ESTIMATES = {"screen": "first-order", "curved": "second-order", "damped": "damped second-order"}
 
 
 def units(influence: pd.DataFrame) -> pd.DataFrame:
-    """One row per unit of every sweep and method, in nats/token over documents.
+    """One row per unit of every sweep and method, in nats/token over documents, or trials.
 
     delta (mean), low, high (95 % interval), least, most (over documents), p (two-sided t-test of zero) and p_adjusted
     (Benjamini-Hochberg over the units of the sweep), documents. Below three documents low, high and p are NaN.
     """
     blocks = []
-    for _, block in influence.groupby([*SWEEP, "method"], observed=True, sort=False):
+    for _, block in by_text(influence).groupby([*SWEEP, "method"], observed=True, sort=False):
         # Documents are the columns, so that every unit of a sweep shares the bootstrap's draws.
         table = block.astype({"delta_nll": "float64", "doc": "str"}).pivot_table(
             index=PLACE, columns="doc", values="delta_nll", observed=True
@@ -60,10 +68,38 @@ def shown(influence: pd.DataFrame) -> pd.DataFrame:
 
 
 def sweeps(run: Stored) -> list[Swept]:
-    """Each sweep of the run with its units as `shown`; [] without any."""
-    if "influence" not in run.tables:
-        return []
-    groups: Any = shown(run.table("influence")).groupby(SWEEP, observed=True, sort=False)
+    """Each sweep of the run but those of bands of pairs, with its units as `shown`; [] without any."""
+    return [sweep for sweep in run.derived(every_sweep) if not bands.is_band(sweep[0][2])]
+
+
+def banded(run: Stored) -> list[tuple[tuple[str, int, str], pd.DataFrame]]:
+    """What was found of bands of pairs: (model, context length, objective), and the units of each band's sweep."""
+    found: dict[tuple[str, int, str], list[pd.DataFrame]] = {}
+    for (label, length, component, _, objective), units in run.derived(every_sweep):
+        if bands.is_band(component):
+            found.setdefault((label, length, objective), []).append(units)
+    return [(key, pd.concat(blocks, ignore_index=True)) for key, blocks in found.items()]
+
+
+def reach(run: Stored, label: str, components: Iterable[str]) -> dict[str, str]:
+    """The wavelengths of the checkpoint's own pairs in each band of a model, in words, by the band's label."""
+    if "positions" not in run.tables:
+        return {}
+    own = run.table("positions")
+    own = own[(own["model"] == label) & np.isfinite(own["log_theta_base"])]
+    waves = (2 * np.pi * np.exp(-own["log_theta_base"].astype("float64"))).groupby(own["pair"]).agg(["min", "max"])
+    told: dict[str, str] = {}
+    for band in dict.fromkeys(map(bands.label, components)):
+        if band not in bands.WAVELENGTHS:
+            mine = waves.loc[slice(*map(int, band.split("-")))]
+            told |= {band: f"{mine['min'].min():,.0f} to {mine['max'].max():,.0f} tokens"} if len(mine) else {}
+    return told
+
+
+def every_sweep(run: Stored) -> list[Swept]:
+    """Each sweep of the run with its units as `shown`."""
+    found = of_units(run)
+    groups: Any = [] if found is None else shown(found).groupby(SWEEP, observed=True, sort=False)
     return [*groups]
 
 
@@ -120,11 +156,28 @@ def top_share(values: npt.ArrayLike, share: float = TOP) -> float:
     return float(sizes[: max(1, round(share * len(sizes)))].sum() / sizes.sum()) if sizes.sum() else 0.0
 
 
+def solved(run: Stored) -> dict[str, tuple[int, int, list[Swept]]]:
+    """By model: the trials that it answers with nothing changed, of how many, and the sweeps of these alone.
+
+    It answers one where it finds more than half of the answer's tokens likeliest, one by one [ours].
+    """
+    if (name := OF_UNITS["answer"]) not in run.tables:
+        return {}
+    rows = by_text(run.table(name))
+    told: dict[str, tuple[int, int, list[Swept]]] = {}
+    for label, mine in rows.groupby("model", sort=False):
+        right = mine[mine["hits"] > SOLVED]
+        counts = right["doc"].nunique(), mine["doc"].nunique()
+        groups: Any = shown(right).groupby(SWEEP, observed=True, sort=False) if 0 < counts[0] < counts[1] else []
+        told[str(label)] = (*counts, [*groups])
+    return told
+
+
 def agreement(influence: pd.DataFrame) -> pd.DataFrame:
     """Each estimate against exact, on the units that have both: spearman and pearson of the means over documents,
     `shared` of the `top` (10, or fewer) largest |delta|, and how many units were `compared`."""
     rows = []
-    for sweep, block in units(with_damped(influence)).groupby(SWEEP, observed=True, sort=False):
+    for sweep, block in units(with_damped(by_text(influence))).groupby(SWEEP, observed=True, sort=False):
         by_method = block.pivot_table(index=PLACE, columns="method", values="delta", observed=True)
         for method in ESTIMATES:
             if method not in by_method or "exact" not in by_method:
@@ -141,13 +194,25 @@ def agreement(influence: pd.DataFrame) -> pd.DataFrame:
 def curve(sets: pd.DataFrame) -> pd.DataFrame:
     """Effect of resetting sets together: by sweep, unit, choice and size the mean over documents and draws
     (nats/token) with a 95 % interval over documents."""
-    frame = sets.astype({"delta_nll": "float64", "doc": "str"})
+    frame = by_text(sets).astype({"delta_nll": "float64", "doc": "str"})
     rows = []
     for key, block in frame.groupby([*SWEEP, "unit", "choice", "size"], observed=True, sort=False):
         by_doc = block.groupby("doc")["delta_nll"].mean().to_numpy()[None]
         low, high = interval(by_doc)
         rows.append((*key, by_doc.mean(), low[0], high[0]))
-    return pd.DataFrame(rows, columns=[*SWEEP, "unit", "choice", "size", "mean", "low", "high"])
+    return pd.DataFrame(rows, columns=CURVE)
+
+
+def leading(units: pd.DataFrame) -> pd.Series:
+    """The unit whose change harms most."""
+    return units.sort_values("delta", ascending=False, kind="stable").iloc[0]
+
+
+def together(run: Stored, label: str, length: int, objective: str) -> pd.DataFrame:
+    """The rows of `curves` of one model, length and objective."""
+    found = run.derived(curves)
+    same = (found["model"] == label) & (found["context_length"] == length) & (found["objective"] == objective)
+    return found[same]
 
 
 def name(unit: pd.Series) -> str:
@@ -156,10 +221,16 @@ def name(unit: pd.Series) -> str:
     return f"layer {unit['layer']}, {who}"
 
 
-def words(component: str, target: str) -> str:
-    """What was done, in words: "frequencies reset to init"."""
-    told = COMPONENTS.get(component, component)
-    return told if target == "none" else f"{told} reset to {target}"
+def words(component: str, target: str, objective: str = "text") -> str:
+    """What was done, in words, and the loss of what where that is not a text: "frequencies reset to init"."""
+    told = bands.words(component) if bands.is_band(component) else COMPONENTS.get(component, component)
+    done = told if target == "none" else f"{told} reset to {target}"
+    return done if objective == "text" else f"{done}: loss of the answer"
+
+
+def contexts(length: int, objective: str) -> str:
+    """How long the contexts of a sweep are, in words."""
+    return f"{'up to ' if objective == 'answer' else ''}{length:,} tokens"
 
 
 def certainty(unit: pd.Series) -> str:
@@ -167,9 +238,10 @@ def certainty(unit: pd.Series) -> str:
     estimated = "" if unit["method"] == "exact" else "estimated, "
     if not np.isnan(unit["low"]):
         return f" ({estimated}95 % interval {unit['low']:+.2g} to {unit['high']:+.2g})"
+    noun = NOUNS[unit["objective"]]
     if unit["documents"] == 1:
-        return f" ({estimated}one document)"
-    return f" ({estimated}two documents: {unit['least']:+.2g} and {unit['most']:+.2g})"
+        return f" ({estimated}one {noun})"
+    return f" ({estimated}two {noun}s: {unit['least']:+.2g} and {unit['most']:+.2g})"
 
 
 def significance(unit: pd.Series) -> str:
@@ -178,8 +250,16 @@ def significance(unit: pd.Series) -> str:
 
 
 def by_document(run: Stored) -> pd.DataFrame:
-    """Rows of the table as `chosen`, found once: what each document says of each unit."""
-    return chosen(run.table("influence"))
+    """Rows as `chosen`, found once: what each document or trial says of each unit."""
+    found = of_units(run)
+    assert found is not None, "asked for of a sweep of the run"
+    return chosen(found)
+
+
+def curves(run: Stored) -> pd.DataFrame:
+    """`curve` of all sets of the run, found once; no rows without any."""
+    found = of_sets(run)
+    return pd.DataFrame(columns=CURVE) if found is None else curve(found)
 
 
 def _t_test(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

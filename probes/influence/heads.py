@@ -5,14 +5,17 @@ A unit's influence is told by the method that knows it best; that of a KV group 
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from headscope.runs.means import HEAD_KEYS, at_longest, plain, with_interval
+from headscope.runs.means import HEAD_KEYS, plain, with_interval
 from headscope.runs.statistics import Statistic
 from headscope.runs.stored import Stored
+from probes.influence.bands import is_band
 from probes.influence.damping import ORDER, with_damped
+from probes.influence.objectives import by_text, of_units
 from probes.influence.tables import PLACE, SWEEP
 
 COMPONENTS: Mapping[str, str] = MappingProxyType(
@@ -27,6 +30,7 @@ COMPONENTS: Mapping[str, str] = MappingProxyType(
 )
 """Components in words; a user's own intervention goes by its name."""
 
+_OF = {"text": "", "answer": "answer_"}
 _OF_UNIT = "of the head or of its whole KV group, as measured"
 _RESET = f"reset, {_OF_UNIT}; to init where measured, else to base"
 _RESETS = {
@@ -42,34 +46,57 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         for name, words in COMPONENTS.items()
         for label, meaning in [_RESETS.get(name, (f"influence, {words}", f"loss added with the {words}, {_OF_UNIT}"))]
     }
+    | {
+        f"influence_answer_{name}": Statistic(
+            f"influence on answers, {words}",
+            "nats/token",
+            f"loss of the answer about a hidden fact added with the {words}"
+            f"{' reset' if name in _RESETS else ''}, mean over trials, {_OF_UNIT}",
+            form="+.2g",
+        )
+        for name, words in COMPONENTS.items()
+    }
 )
 
 
 def heads(run: Stored) -> pd.DataFrame | None:
-    """Columns by (model, layer, head, kv_group) at the longest length: `influence_<component>` with its interval."""
-    if "influence" not in run.tables:
+    """Columns by (model, layer, head, kv_group): `influence_<component>` at the longest length and, over all trials,
+    `influence_answer_<component>`, each with its interval. Bands of pairs have none."""
+    found = of_units(run)
+    if found is None:
         return None
-    frame = chosen(run.table("influence"))
+    whole = found[~found["component"].astype("str").map(is_band).astype(bool)]
+    if whole.empty:
+        return None
+    frame = chosen(whole)
     order = frame["target"].map({"init": 0, "base": 1}).fillna(0)
-    frame = frame[order == order.groupby([frame["model"], frame["component"]]).transform("min")]
+    same = [frame[name] for name in ("model", "component", "objective")]
+    frame = frame[order == order.groupby(same).transform("min")]
     rows = frame.merge(_members(run), on=["model", "kv_group"])
     rows = rows[(rows["head"] < 0) | (rows["head"] == rows["member"])].assign(head=lambda f: f["member"])
+    groups: Any = rows.groupby(["objective", "component"], sort=False)
     return pd.concat(
         [
-            with_interval(block.set_index([*HEAD_KEYS, "doc"])["delta_nll"], f"influence_{component}")
-            for component, block in rows.groupby("component")
+            with_interval(block.set_index([*HEAD_KEYS, "doc"])["delta_nll"], f"influence_{_OF[objective]}{component}")
+            for (objective, component), block in groups
         ],
         axis=1,
     )
 
 
 def chosen(influence: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the table at each model's longest length, each unit by the method that knows it best: exact where it was
-    evaluated, else the estimate of highest order, damped."""
-    frame = with_damped(at_longest(plain(influence)))
+    """Rows at each model's longest length, each unit by the method that knows it best: exact where it was evaluated,
+    else the estimate of highest order, damped."""
+    frame = with_damped(_at_longest(by_text(plain(influence))))
     rank = frame["method"].map(ORDER.index)
     unit = [frame[name] for name in [*SWEEP, *PLACE]]
     return frame[rank == rank.groupby(unit).transform("min")]
+
+
+def _at_longest(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows at the longest length of each model and objective."""
+    longest = frame.groupby(["model", "objective"])["context_length"].transform("max")
+    return frame[frame["context_length"] == longest]
 
 
 def _members(run: Stored) -> pd.DataFrame:

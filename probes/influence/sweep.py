@@ -95,15 +95,19 @@ class Sweep:
 
 class Rehearsed:
     """One text of a sweep after its one full pass: `before` is the mean loss of its tokens from `first` on with nothing
-    changed, `hits` the share of them that the model finds likeliest."""
+    changed."""
 
     def __init__(self, sweep: Sweep, ids: Tensor, memory: float, first: int = 1):
         self.replay = Replay(sweep.model, sweep.schedule, ids, memory, first)
         with self.replay.ready():
             self.replay.rehearse()
             self._losses = self.replay.losses({}).double()
-            self.hits = self.replay.hits()
         self.before = float(self._losses.mean())
+
+    @property
+    def hits(self) -> float:
+        """Share of these tokens that the model, with nothing changed, finds likeliest; inside `replay.ready`."""
+        return self.replay.hits()
 
     def delta(self, intervention: Intervention, units: Sequence[Unit]) -> float:
         """Mean loss with these units changed together, minus `before`; inside `replay.ready`."""
@@ -171,8 +175,8 @@ def _knocked_out(label: str, model: Model, component: str, longest: int) -> Iter
     still, theta = component.startswith("pairs-still"), rotation.theta.numpy()
     if still and not schedule.rotates and rotation.until is not None and longest > rotation.until:
         raise UnsupportedModel(
-            f"model '{label}' turns by other frequencies in a text of more than {rotation.until} tokens, so {component} "
-            "cannot turn it back there: give shorter --lengths, or put a scheme on it (@yarn:factor=4)"
+            f"model '{label}' turns by other frequencies in a text of more than {rotation.until} tokens, where "
+            f"{component} cannot turn it back: give shorter --lengths, or put a scheme on it (@yarn:factor=4)"
         )
     try:
         for name, pairs in bands.expanded(component, theta, geometry.native_context):

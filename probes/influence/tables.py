@@ -1,9 +1,9 @@
-"""What the influence probe stores: the loss with one unit reset, and with sets of them."""
+"""What the influence probe stores: the loss with one unit changed, and with sets of them, of texts and of answers."""
 
 from headscope.runs.columns import DOC, GROUP, LAYER, LENGTH, MODEL, Column, Table, key
 
-SWEEP = ["model", "context_length", "component", "target"]
-"""What names one sweep."""
+SWEEP = ["model", "context_length", "component", "target", "objective"]
+"""What names one sweep; which objective it has is told by its table."""
 PLACE = ["layer", "kv_group", "head"]
 """What names a unit of a sweep."""
 
@@ -15,57 +15,68 @@ COMPONENT = key(
     "label",
     "",
     "what was reset: freq (log-frequencies), scale (tau, gamma), joint (both); or the intervention: z-zero, z-mean, "
-    "q-uniform, a user's own",
+    "q-uniform, pairs-zero:BAND or pairs-still:BAND for a band of rotary pairs (A-B, or short, middle, long by "
+    "wavelength), a user's own",
     None,
 )
 TARGET = key("target", "label", "", "what it was reset to: init or base; none where nothing is reset", None)
 
+METHOD = key(
+    "method",
+    "label",
+    "",
+    "exact: evaluated; screen: first order in the head's output; curved: with its second order [ours]",
+    None,
+)
+BEFORE = Column("nll_before", "value", "nats/token", "mean next-token loss with nothing changed", 0)
+DELTA = Column("delta_nll", "value", "nats/token", "loss after minus loss before; positive where the change hurts")
+
+SET = (
+    COMPONENT,
+    TARGET,
+    key("unit", "label", "", "what the set consists of: group or head", None),
+    key(
+        "choice",
+        "label",
+        "",
+        "top: the units of largest influence over all documents; random: as many from the same layers [ours]",
+        None,
+    ),
+    key("size", "index16", "units", "how many units are changed together", 1),
+    key("draw", "index16", "", "number of the random draw; 0 for the top set"),
+)
+TRIAL = (
+    DOC,
+    key("fact", "label", "", "name of the fact that was hidden in the document and asked for", None),
+    key("depth", "value", "", "where it was to begin, as a share of the document; it begins with a sentence", 0, 1),
+)
+HITS = Column("hits", "value", "", "share of the answer's tokens that the unchanged model finds likeliest [ours]", 0, 1)
+BEFORE_ANSWER = Column("nll_before", "value", "nats/token", "mean loss of the answer's tokens with nothing changed", 0)
+
 INFLUENCE = Table(
     "influence",
-    "what the loss of a document becomes when the position parameters of one unit, a KV group or a head, are reset",
-    (
-        MODEL,
-        LENGTH,
-        DOC,
-        LAYER,
-        UNIT_HEAD,
-        GROUP,
-        COMPONENT,
-        TARGET,
-        key(
-            "method",
-            "label",
-            "",
-            "exact: evaluated; screen: first order in the head's output; curved: with its second order [ours]",
-            None,
-        ),
-        Column("nll_before", "value", "nats/token", "mean next-token loss with nothing reset", 0),
-        Column("delta_nll", "value", "nats/token", "loss after minus loss before; positive where the reset hurts"),
-    ),
+    "what the loss of a document becomes when one unit, a KV group or a head, is changed: its position parameters are "
+    "reset, or something is taken from it",
+    (MODEL, LENGTH, DOC, LAYER, UNIT_HEAD, GROUP, COMPONENT, TARGET, METHOD, BEFORE, DELTA),
 )
-
 INFLUENCE_SETS = Table(
     "influence_sets",
-    "the same for sets of units that are reset together: the most influential ones against random ones",
-    (
-        MODEL,
-        LENGTH,
-        DOC,
-        COMPONENT,
-        TARGET,
-        key("unit", "label", "", "what the set consists of: group or head", None),
-        key(
-            "choice",
-            "label",
-            "",
-            "top: the units of largest influence over all documents; random: as many from the same layers [ours]",
-            None,
-        ),
-        key("size", "index16", "units", "how many units are reset together", 1),
-        key("draw", "index16", "", "number of the random draw; 0 for the top set"),
-        Column("nll_before", "value", "nats/token", "mean next-token loss with nothing reset", 0),
-        Column("delta_nll", "value", "nats/token", "loss after minus loss before, evaluated exactly"),
-    ),
+    "the same for sets of units that are changed together: the most influential ones against random ones, or all",
+    (MODEL, LENGTH, DOC, *SET, BEFORE, DELTA),
+)
+ANSWERS = Table(
+    "influence_answers",
+    "what the loss of an answer about a hidden fact becomes when one unit is changed: of the scored part of the fact, "
+    "token by token after the prompt",
+    (MODEL, LENGTH, *TRIAL, LAYER, UNIT_HEAD, GROUP, COMPONENT, TARGET, METHOD, HITS, BEFORE_ANSWER, DELTA),
+)
+ANSWER_SETS = Table(
+    "influence_answer_sets",
+    "the same for sets of units that are changed together",
+    (MODEL, LENGTH, *TRIAL, *SET, HITS, BEFORE_ANSWER, DELTA),
 )
 
-TABLES = (INFLUENCE, INFLUENCE_SETS)
+TABLES = (INFLUENCE, INFLUENCE_SETS, ANSWERS, ANSWER_SETS)
+OF_UNITS = {"text": INFLUENCE.name, "answer": ANSWERS.name}
+"""The table of single units, by objective."""
+OF_SETS = {"text": INFLUENCE_SETS.name, "answer": ANSWER_SETS.name}

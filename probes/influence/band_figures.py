@@ -1,0 +1,93 @@
+"""Influence by band of rotary pairs: of each unit, and of all at once.
+
+Rows are those of `found.banded` and `found.curve`, cut to one model and one objective.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.figures import style
+from headscope.figures.rotary import MIDDLE
+from probes.influence import bands
+from probes.influence.figures import headed
+from probes.influence.found import how
+from probes.influence.tables import PLACE
+
+Reach = Mapping[str, str]
+"""The wavelengths of a band by its label, in words."""
+UNKNOWN: Reach = MappingProxyType({})
+
+
+def by_band(units: pd.DataFrame, reach: Reach = UNKNOWN) -> go.Figure:
+    """Influence (nats/token) of each band of pairs of each unit, one kind of knock-out: units across, layer by layer,
+    bands down. Colours reach the 99 % quantile of |Δ|."""
+    if why := style.lacks(units, "delta"):
+        return style.nothing("Influence by band", why)
+    order = sorted(units["component"].unique(), key=bands.order)
+    places = units[PLACE].drop_duplicates().sort_values(PLACE, ignore_index=True)
+    table = units.pivot(index="component", columns=PLACE, values="delta")
+    grid = table.reindex(index=order, columns=pd.MultiIndex.from_frame(places)).to_numpy(dtype=np.float64)
+    most = max(float(np.nanquantile(np.abs(grid), 0.99)), 1e-9)
+    told = np.broadcast_to(places[["layer", "head", "kv_group"]].to_numpy(), (*grid.shape, 3))
+    whole = bool((places["head"] < 0).all())
+    called = "key group %{customdata[2]}" if whole else "head %{customdata[1]}"
+    made = style.figure("", 180 + 36 * len(order))
+    subtitle = f"{bands.KINDS[order[0].partition(':')[0]]}: {how(units)}"
+    made.update_layout(title=headed(units, " by band of rotary pairs", subtitle))
+    made.add_heatmap(
+        x=list(range(len(places))),
+        y=[_told(component, reach) for component in order],
+        z=grid,
+        zmin=-most,
+        zmax=most,
+        customdata=told,
+        hovertemplate=f"layer %{{customdata[0]}}, {called}, pairs %{{y}}<br>Δ %{{z:+.3g}} nats/token<extra></extra>",
+        colorbar={"title": {"text": "nats/token"}},
+        **MIDDLE,
+    )
+    first = places.reset_index().groupby("layer")["index"].first()
+    shown = first.iloc[:: max(1, len(first) // 16)]
+    made.update_xaxes(
+        title_text=f"layer (its {'key groups' if whole else 'heads'} side by side)",
+        tickvals=shown.to_list(),
+        ticktext=[str(at) for at in shown.index],
+    )
+    made.update_yaxes(title_text="pairs", type="category", autorange="reversed", showgrid=False, showline=False)
+    return style.says(style.of_heads(style.top(made, 62)), value="influence (nats/token)")
+
+
+def of_bands(effects: pd.DataFrame, reach: Reach = UNKNOWN) -> go.Figure:
+    """Loss added (nats/token) when all units lose a band of pairs at once, by band and what they lose; mean over
+    documents with a 95 % interval, where there is one. Rows of `found.curve` of one model and objective."""
+    title = "All heads at once, by band of rotary pairs"
+    mine = effects[effects["component"].map(bands.is_band).astype(bool)] if "component" in effects else effects
+    if why := style.lacks(mine, "component", "mean"):
+        return style.nothing(title, why)
+    made = style.figure(f"{title}: {style.text(mine['model'].iloc[0])}")
+    order = dict.fromkeys(_told(each, reach) for each in sorted(mine["component"], key=bands.order))
+    for at, (kind, done) in enumerate(bands.KINDS.items()):
+        line = mine[mine["component"].str.startswith(kind)]
+        if len(line):
+            ends = {"array": line["high"] - line["mean"], "arrayminus": line["mean"] - line["low"]}
+            bars = {"type": "data", "symmetric": False, "thickness": 1.5, **ends}
+            made.add_bar(
+                x=[_told(each, reach) for each in line["component"]],
+                y=line["mean"],
+                error_y=bars if line["low"].notna().any() else None,
+                marker={"color": style.PALETTE[at], "line_width": 0},
+                name=done,
+                hovertemplate=f"pairs %{{x}}, {done}<br>Δ %{{y:+.3g}} nats/token<extra></extra>",
+            )
+    made.update_xaxes(title_text="pairs", type="category", categoryorder="array", categoryarray=list(order))
+    made.update_yaxes(title_text="loss added Δ (nats/token)")
+    return style.room_for_legend(made.update_layout(barmode="group", bargap=0.25))
+
+
+def _told(component: str, reach: Reach) -> str:
+    """The band, and below it the wavelengths of its pairs."""
+    band = bands.label(component)
+    return f"{band}<br>{reach[band]}" if band in reach else band

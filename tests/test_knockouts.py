@@ -1,0 +1,217 @@
+"""Pairs knocked out in the seam equal an eager attention edited by hand, and a model that does not turn by them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import edited
+import families
+import numpy as np
+import pytest
+import torch
+from adapters import noisy
+from test_interventions import IDS, brute, replayed
+from test_study import content, save_checkpoint, save_texts
+from torch import Tensor
+
+import headscope as hs
+from headscope.errors import BadInput, UnsupportedModel
+from headscope.passes.interventions import Intervention, Unit, groups, heads, on_layer
+from headscope.passes.replay import Replay
+from headscope.positions import resolve
+from headscope.positions.model import Model
+from headscope.runs.validate import validate
+from headscope.studies import runner
+from headscope.studies.config import build_study
+from headscope.studies.texts import documents
+from probes.influence import bands
+from probes.influence.found import shown
+from probes.influence.sweep import plan
+
+FIVE = ("llama-gqa", "gemma3", "phi", "cohere", "glm")
+"""Shared keys; windows with frequencies of their own; partial rotary; interleaved; both."""
+
+
+def knocked_out(model: Model, *components: str, **section: Any) -> Mapping[str, Intervention]:
+    """The interventions that these components stand for, by the names they are stored under."""
+    config = build_study({"influence": {"components": components, "method": "screen", **section}}).sections["influence"]
+    return {name: change for (name, _), change in plan("tiny", model, config).interventions.items()}
+
+
+@pytest.mark.parametrize("family", FIVE)
+def test_one_unit_without_some_pairs_is_an_eager_attention_without_them(family: str) -> None:
+    model, shape = hs.load(families.SPECS[family].build()), families.SPECS[family]
+    units, most = [Unit(1, 1), Unit(2, 0, 1)], shape.rotary_dims // 2 - 1
+    edits, made = [], []
+    for first, last in ((0, 0), (1, most)):
+        names = f"pairs-zero:{first}-{last}", f"pairs-still:{first}-{last}"
+        knocks = knocked_out(model, *names)
+        for unit in units:
+            theta = edited.frequencies(model.module, unit.layer)
+            by_hand = edited.zero(shape, first, last), edited.still(shape, first, last, theta)
+            for name, edit in zip(names, by_hand, strict=True):
+                made.append((knocks[name], [unit]))
+                edits.append({unit.layer: (unit.heads(model.geometry), edit)})
+    *losses, plain = replayed(model, resolve(model, "base"), made)
+    assert plain == pytest.approx(edited.losses(model, IDS, {}).mean().item(), abs=1e-5)
+    expected = [edited.losses(model, IDS, edit).mean().item() for edit in edits]
+    assert losses == pytest.approx(expected, abs=1e-5)
+    assert min(abs(loss - plain) for loss in losses) > 1e-5, "each is felt"
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "phi", "cohere", "smollm3"])
+def test_every_unit_with_pairs_held_still_is_the_model_that_does_not_turn_by_them(family: str) -> None:
+    """By its own frequencies set to zero; where a layer does not rotate, nothing is knocked out."""
+    model = hs.load(families.SPECS[family].build())
+    most = families.SPECS[family].rotary_dims // 2 - 1
+    (still,) = knocked_out(model, f"pairs-still:1-{most}").values()
+    turning = [unit for unit in heads(model.geometry) if model.geometry.rotates[unit.layer]]
+    found, whole, _ = replayed(model, resolve(model, "base"), [(still, turning), (still, groups(model.geometry))])
+    module = families.SPECS[family].build()
+    for name, buffer in module.named_buffers():
+        if name.endswith("inv_freq"):
+            buffer[1:] = 0
+    unturned = edited.losses(hs.load(module), IDS, {}).mean().item()
+    assert found == pytest.approx(unturned, abs=1e-5)
+    assert whole == pytest.approx(found, abs=1e-5)
+
+
+def test_pairs_of_a_learned_schedule_are_turned_back_by_their_own_groups_frequencies() -> None:
+    model = hs.load(families.SPECS["llama-gqa"].build())
+    adapter = noisy(model)
+    unit = Unit(2, 1)
+    still = knocked_out(model, "pairs-still:2-5")["pairs-still:2-5"]
+    held = type(still)(still.pairs, adapter, model.geometry)
+    loss, _ = replayed(model, adapter, [(held, [unit])])
+    with torch.no_grad():
+        adapter.xi[2, 1, 2:6] = -80
+    assert loss == pytest.approx(brute(model, adapter), abs=1e-5)
+
+
+@pytest.mark.model
+def test_pairs_of_the_real_model_are_knocked_out_as_by_an_edited_eager_attention(
+    smollm2: Model, tokens: Tensor
+) -> None:
+    ids, shape = tokens[:, :512], families.Family("llama", {}, head_dim=64, rotary_dims=64)
+    head, group = Unit(22, 1, 4), Unit(25, 2)
+    knocks = knocked_out(smollm2, "pairs-zero:20-31", "pairs-still:0-15")
+    own, geometry = resolve(smollm2, "base"), smollm2.geometry
+    replay = Replay(smollm2, own, ids, memory=1e9)
+    with replay.ready():
+        replay.rehearse()
+        both = {
+            head.layer: on_layer(knocks["pairs-zero:20-31"], [head], geometry),
+            group.layer: on_layer(knocks["pairs-still:0-15"], [group], geometry),
+        }
+        found = replay.losses(both).double()
+    theta = edited.frequencies(smollm2.module, group.layer)
+    by_hand = {
+        head.layer: (head.heads(geometry), edited.zero(shape, 20, 31)),
+        group.layer: (group.heads(geometry), edited.still(shape, 0, 15, theta)),
+    }
+    expected = edited.losses(smollm2, ids, by_hand)
+    assert found.mean().item() == pytest.approx(expected.mean().item(), abs=1e-5)
+    assert (found - expected).abs().max() < 1e-3
+
+
+# Bands -------------------------------------------------------------------------------------------------------------
+
+
+def held(component: str, theta: Any, native: int = 1024) -> dict[str, list[list[int]]]:
+    """The pairs of each band, by layer."""
+    found = bands.expanded(component, np.asarray(theta, dtype=np.float32), native)
+    return {name: [np.flatnonzero(layer).tolist() for layer in pairs] for name, pairs in found}
+
+
+def test_eighths_are_equal_parts_and_wavelengths_are_told_by_the_native_context() -> None:
+    theta = [[1.0] * 32, [0.5] * 32, [0.0] * 32]
+    eighths = held("pairs-zero:eighths", theta)
+    assert list(eighths) == [f"pairs-zero:{at}-{at + 3}" for at in range(0, 32, 4)]
+    assert eighths["pairs-zero:4-7"] == [[4, 5, 6, 7], [4, 5, 6, 7], []], "a layer that does not rotate has no pairs"
+    assert list(held("pairs-still:eighths", theta[0][:5] and [[1.0] * 5])) == [f"pairs-still:{n}-{n}" for n in range(5)]
+    turns = np.array([[100.0, 8.1, 7.9, 1.1, 0.9, 0.0], [20.0, 9.0, 8.5, 8.2, 8.1, 8.05]])
+    waves = held("pairs-still:wavelengths", 2 * np.pi * turns / 1024)
+    assert waves == {
+        "pairs-still:short": [[0, 1], [0, 1, 2, 3, 4, 5]],
+        "pairs-still:middle": [[2, 3], []],
+        "pairs-still:long": [[4, 5], []],
+    }
+    assert list(held("pairs-zero:wavelengths", 2 * np.pi * turns[1:] / 1024)) == ["pairs-zero:short"]
+    assert sorted(["pairs-zero:long", "pairs-zero:8-9", "pairs-still:0-1", "pairs-zero:10-11"], key=bands.order) == [
+        *("pairs-zero:8-9", "pairs-zero:10-11", "pairs-zero:long", "pairs-still:0-1")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("component", "told"),
+    [
+        ("pairs-zero:0-8", "pairs-zero:0-8: there are pairs 0 to 7; give A-B with A <= B among these"),
+        ("pairs-still:5-2", "there are pairs 0 to 7; give A-B with A <= B among these"),
+        ("pairs-still:long", "pairs-still:long: no pair has such a wavelength in a native context of 100000 tokens"),
+    ],
+)
+def test_pairs_that_a_model_lacks_are_refused_in_one_line(component: str, told: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        held(component, [[1.0] * 8], 100_000)
+    assert told in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "component", ["pairs-zero", "pairs-zero:", "pairs-zero:3", "pairs-half:0-1", "pairs-still:a-b"]
+)
+def test_what_is_no_band_is_told_by_what_may_be_written(component: str) -> None:
+    with pytest.raises(BadInput, match=r"influence\.components\.0: Input should be 'joint'.*pairs-zero:BAND") as told:
+        build_study({"influence": {"components": [component]}})
+    assert "\n" not in str(told.value)
+
+
+def test_a_model_without_pairs_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModel, match=r"cannot knock out pairs of model 'tiny': .*, so it has none"):
+        knocked_out(hs.load(families.OTHERS["gpt2"].build()), "pairs-zero:0-1")
+
+
+def test_a_text_that_turns_by_other_frequencies_cannot_be_turned_back() -> None:
+    (name, build), *_ = families.DYNAMIC.items()
+    model = hs.load(build())
+    until = model.rotation.until
+    assert until is not None, name
+    assert knocked_out(model, "pairs-still:0-1", lengths=[until])
+    assert knocked_out(model, "pairs-zero:0-1", lengths=[until + 1])
+    with pytest.raises(UnsupportedModel, match=f"turns by other frequencies in a text of more than {until} tokens"):
+        knocked_out(model, "pairs-still:0-1", lengths=[until + 1])
+
+
+# A sweep of bands --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("bands")
+    save_checkpoint(place / "tiny")
+    save_texts(place / "texts")
+    return place
+
+
+def test_a_run_holds_every_head_by_band_and_all_heads_at_once(place: Path) -> None:
+    section = {"components": ["pairs-zero:eighths", "pairs-still:0-3"], "lengths": [24], "method": "screen"}
+    plan = content(place, measure=None, models={"base": str(place / "tiny")})
+    run = runner.run(build_study({**plan, "influence": {**section, "curve": False}}), place / "runs")
+    assert validate(run) == []
+    names = [*(f"pairs-zero:{n}-{n}" for n in range(8)), "pairs-still:0-3"]
+    counts = run.influence.groupby("component", observed=True).size().to_dict()
+    assert counts == dict.fromkeys(names, 2 * 2 * 16)
+    sets = run.influence_sets
+    assert set(sets["size"]) == {16}
+    assert set(sets["choice"]) == {"top"}
+    model = hs.load(str(place / "tiny"))
+    document, _ = documents(plan["texts"]["source"], model.tokenizer, 2, 24)
+    ids = torch.tensor([document.ids])
+    plain = edited.losses(model, ids, {}).mean()
+    shape = families.SPECS["llama-gqa"]
+    everywhere = edited.losses(model, ids, {layer: (slice(None), edited.zero(shape, 2, 2)) for layer in range(4)})
+    row = sets[(sets["component"] == "pairs-zero:2-2") & (sets["doc"] == document.name)].iloc[0]
+    assert row["delta_nll"] == pytest.approx((everywhere.mean() - plain).item(), abs=1e-5)
+    assert row["nll_before"] == pytest.approx(plain.item(), abs=1e-5)
+    assert len(shown(run.influence)) == 9 * 16
+    assert not [name for name in run.heads if "pairs" in name], "bands have figures of their own"
