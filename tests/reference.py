@@ -110,8 +110,7 @@ def binned(
     """Average rows [H, L] by visible keys: {upper edge: {"rows": int, name: [H]}}; empty bins are left out."""
     length = next(iter(statistics.values())).shape[-1]
     bins: dict[int, list[int]] = {}
-    for i in range(length):
-        seen = int(visible(length, window, chunk)[i].sum())
+    for i, seen in enumerate(visible(length, window, chunk).sum(-1).tolist()):
         edge = min(edge for edge in bin_edges(length) if edge >= seen)
         bins.setdefault(edge, []).append(i)
     return {

@@ -54,11 +54,13 @@ def expected(alpha: Tensor, opening: int, period: int, kind: str, seen: Tensor) 
         "duplicate": [(i, i - period) for i in second],
         "induction": [(i, i - period + 1) for i in second],
     }[kind]
-    pairs = [(i, j) for i, j in pairs if seen[i, j]]
-    if not pairs:
+    rows, keys = (torch.tensor(each) for each in zip(*pairs, strict=True))
+    there = seen[rows, keys]
+    if not there.any():
         return None
-    chance = float(np.mean([1 / int(seen[i].sum()) for i, _ in pairs]))
-    return torch.stack([alpha[:, i, j] for i, j in pairs]).mean(0), chance, len(pairs)
+    rows, keys = rows[there], keys[there]
+    chance = float((1 / seen.sum(-1)[rows].double()).mean())
+    return alpha[:, rows, keys].mean(-1), chance, len(rows)
 
 
 def assert_eager(found: Any, layer: int, alpha: Tensor, opening: int, period: int, seen: Tensor) -> float:

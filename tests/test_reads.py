@@ -20,7 +20,9 @@ from headscope.attention.heard import Attention
 from headscope.errors import BadInput, HeadscopeError, Missing
 from headscope.measures.reads import NEAR, Reads, stratified, top_keys
 from headscope.positions.model import Model
+from headscope.report import outline
 from headscope.runs.run import Run
+from headscope.runs.statistics import number
 from headscope.runs.synthetic import synthetic_run
 from headscope.runs.validate import validate
 from headscope.studies.config import build_study
@@ -34,31 +36,41 @@ IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual
 FIVE = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3")
 
 
-def assert_eager(reads: Reads, layer: int, alpha: Tensor, seen: Tensor, rows: Tensor) -> float:
+class ByRow:
+    """What was read, looked up by layer and query."""
+
+    def __init__(self, reads: Reads) -> None:
+        self.top, self.far = (
+            {key: {name: part.to_numpy() for name, part in block.items()} for key, block in frame}
+            for frame in (pd.DataFrame(table).groupby(["layer", "query"]) for table in (reads.compute(), reads.far()))
+        )
+
+
+def assert_eager(reads: Reads | ByRow, layer: int, alpha: Tensor, seen: Tensor, rows: Tensor) -> float:
     """Every row of one layer against alpha [H, L, L]: the largest error of a weight. Ranks are right where weights are
     not within that of each other."""
-    top = pd.DataFrame(reads.compute())
-    far = pd.DataFrame(reads.far())
-    top, far = top[top["layer"] == layer], far[far["layer"] == layer]
+    found = reads if isinstance(reads, ByRow) else ByRow(reads)
+    heads = len(alpha)
     worst = 0.0
     for query in rows.tolist():
-        here = top[top["query"] == query]
+        here = found.top[layer, query]
         count = min(KEYS, int(seen[query].sum()))
-        expected = alpha[:, query].topk(count)
-        keys = here["key"].to_numpy().reshape(len(alpha), count)
-        weights = here["weight"].to_numpy().reshape(len(alpha), count)
-        assert here["rank"].tolist() == [*range(count)] * len(alpha)
-        worst = max(worst, float(np.abs(weights - expected.values.numpy()).max()))
-        worst = max(worst, float(np.abs(weights - alpha[:, query].gather(1, torch.from_numpy(keys)).numpy()).max()))
+        row = alpha[:, query]
+        keys, weights = (torch.from_numpy(here[name]).view(heads, count) for name in ("key", "weight"))
+        assert here["rank"].tolist() == [*range(count)] * heads
+        worst = max(worst, float((weights - row.topk(count).values).abs().max()))
+        worst = max(worst, float((weights - row.gather(1, keys)).abs().max()))
         back = query - torch.arange(alpha.shape[-1])
         distant = seen[query] & (back >= NEAR) & (torch.arange(alpha.shape[-1]) > 0)
-        there = far[far["query"] == query]
-        assert len(there) == (len(alpha) if distant.any() else 0)
+        assert ((layer, query) in found.far) == bool(distant.any())
         if distant.any():
-            best = alpha[:, query].masked_fill(~distant, -1).max(-1).values.numpy()
-            assert distant[there["key"].to_numpy()].all()
-            at_key = alpha[:, query].gather(1, torch.from_numpy(there["key"].to_numpy())[:, None])[:, 0].numpy()
-            worst = max(worst, *(float(np.abs(there["weight"] - each).max()) for each in (best, at_key)))
+            there = found.far[layer, query]
+            best, keys = torch.from_numpy(there["weight"]), torch.from_numpy(there["key"])
+            assert len(best) == heads
+            assert distant[keys].all()
+            at_key = row.gather(1, keys[:, None])[:, 0]
+            largest = row.masked_fill(~distant, -1).amax(-1)
+            worst = max(worst, *(float((best - each).abs().max()) for each in (largest, at_key)))
     return worst
 
 
@@ -69,7 +81,7 @@ def assert_eager(reads: Reads, layer: int, alpha: Tensor, seen: Tensor, rows: Te
 def test_every_family_reads_as_its_eager_weights_do(family: str) -> None:
     model = headscope.load(families.MEASURABLE[family](), device="cpu")
     rows = torch.arange(len(IDS))
-    reads = read(model, IDS, rows, KEYS)
+    reads = ByRow(read(model, IDS, rows, KEYS))
     for layer, seen in enumerate(reference.eager_qk(model.module, IDS[None])[1]):
         window = model.geometry.windows[layer]
         alpha = reference.weights(seen.q, seen.k, seen.scaling, window)
@@ -79,7 +91,7 @@ def test_every_family_reads_as_its_eager_weights_do(family: str) -> None:
 @pytest.mark.model
 def test_smollm2_reads_as_its_eager_weights_do(smollm2: Model, tokens: Tensor) -> None:
     rows = stratified(512, 24, 0)
-    reads = read(smollm2, tokens[0, :512], rows, KEYS)
+    reads = ByRow(read(smollm2, tokens[0, :512], rows, KEYS))
     shown_keys = reference.visible(512)
     errors = []
     for layer, seen in enumerate(reference.eager_qk(smollm2.module, tokens[:, :512])[1]):
@@ -325,7 +337,7 @@ def test_options_of_a_prompt_may_have_lines() -> None:
 
 
 def test_words_and_charts_carry_the_telling_rows_and_no_markup(tmp_path: Path) -> None:
-    run = synthetic_run(tmp_path, layers=3)
+    run = synthetic_run(tmp_path, layers=3, lengths=(256,), docs=1)
     base = run.heads[run.heads["model"] == "base"]
     best = base.loc[base["far_weight"].idxmax()]
     at = int(best["layer"]), int(best["head"])
@@ -334,8 +346,12 @@ def test_words_and_charts_carry_the_telling_rows_and_no_markup(tmp_path: Path) -
     rows = found.telling(run, "base", *at)
     (sentence,) = findings.of_head(run, "base", *at)
     assert f"{rows['distance'].iloc[0]} tokens back" in sentence
-    (chart,) = charts.of_head(run, "base", *at)
-    weights, distances, seen, _ = chart.figure.data[0].cells["values"]
+    (passage,) = charts.of_head(run, "base", *at)
+    assert [row[:2] for row in passage.rows] == [
+        [number(each.weight), f"{each.distance:,}"] for each in rows.itertuples()
+    ]
+    drawn = next(group for group in charts.charts(outline.shown(run)) if group.heading == "What they find there")
+    weights, distances, seen, _ = next(iter(drawn.charts)).figure.data[0].cells["values"]
     assert len(weights) == len(rows[: found.TELLING])
     assert distances[0] == f"{rows['distance'].iloc[0]}"
     assert not any("<b>" in cell for cell in seen)

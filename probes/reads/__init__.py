@@ -20,6 +20,8 @@ PROBE = Probe(
     head_findings="probes.reads.findings:of_head",
     glossary="probes.reads.findings:GLOSSARY",
     overview="probes.reads.findings:overview",
+    explorer="probes.reads.lens:lens",
+    explorer_tab="Lens",
     sample="probes.reads.sample:rows",
     bench="probes.reads.bench:ways",
 )

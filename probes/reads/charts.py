@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 from headscope.figures import heads as head_figures
 from headscope.report.content import Chart, Group, Shown
+from headscope.report.exploring import Passage
 from headscope.report.statistic_charts import against_chart
 from headscope.report.words import extremes, here
 from headscope.runs.run import Run
 from probes.reads import PROBE, figures
+from probes.reads.lens import found_far_back
 
 
 def charts(shown: Shown) -> Iterator[Group]:
@@ -16,10 +18,10 @@ def charts(shown: Shown) -> Iterator[Group]:
     yield Group(PROBE.title, "What they find there", _found(shown))
 
 
-def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
-    """The head's most telling rows."""
+def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Passage]:
+    """The head's most telling rows, each a way into the lens."""
     if "far_reads" in run.tables and here(run.table("far_reads"), layer, head).any():
-        yield _rows(run, model, layer, head)
+        yield found_far_back(run, model, layer, head)
 
 
 def _far(shown: Shown) -> Iterator[Chart]:

@@ -39,6 +39,39 @@ class Text:
         left, right = self.pieces[max(0, position - before) : position], self.pieces[end : end + after]
         return "".join(left), "".join(self.pieces[position:end]), "".join(right)
 
+    def about(self, position: int, before: int, after: int) -> range:
+        """A token and what stands around it."""
+        return range(max(0, position - before), min(len(self.pieces), position + after + 1))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was read under a model: the lengths of each document, and the heads of each layer."""
+
+    texts: dict[str, list[int]]
+    heads: dict[int, list[int]]
+
+
+def places(run: Stored) -> dict[str, Known]:
+    """What was read, by model."""
+    return run.derived(_places)
+
+
+def _places(run: Stored) -> dict[str, Known]:
+    known: dict[str, Known] = {}
+    for model, length, doc, layer, head in run.derived(_reads)[1]:
+        of_model = known.setdefault(model, Known({}, {}))
+        for there, one in (of_model.texts.setdefault(doc, []), length), (of_model.heads.setdefault(layer, []), head):
+            if one not in there:
+                there.append(one)
+    return known
+
+
+def same_tokens(run: Stored, doc: str, model: str, other: str) -> bool:
+    """Whether two models read a document in the same tokens."""
+    tokenizers, _ = run.derived(_texts)
+    return tokenizers.get((other, doc)) == tokenizers[model, doc]
+
 
 def text(run: Stored, model: str, doc: str) -> Text:
     """A document in the tokens of a model."""

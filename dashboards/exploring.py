@@ -1,0 +1,89 @@
+"""The parts of an explorer as Dash components: shaded tokens, lists to choose from, and ways that keys take."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from dash import html
+
+from dashboards.cards import component
+from dashboards.view import View
+from headscope.report.exploring import Cell, Choice, Passage, Steps, Token
+
+
+def resolved(href: str, view: View) -> str:
+    """The URL of a link that names what it changes, in this state."""
+    told = urlsplit(href)
+    return view.link(told.path, **dict(parse_qsl(told.query)))
+
+
+@component.register
+def _passage(part: Passage, view: View, key: str) -> html.Div:
+    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in part.names]))
+    body = html.Tbody([html.Tr([html.Td(**_cell(cell, view)) for cell in row]) for row in part.cells])
+    table = html.Table([html.Caption(part.caption), head, body])
+    return html.Div(table, className="scroll passage", role="region", tabIndex=0, **{"aria-label": part.caption})
+
+
+def _cell(cell: Cell, view: View) -> dict[str, Any]:
+    """What a cell holds. A text stands in its own direction and turns nothing beside it."""
+    if isinstance(cell, str):
+        return {"children": cell, "className": "told"}
+    told = "text" if not all(token.href for token in cell) else "text all"  # where all lead on, none need say so
+    return {"children": html.Bdi([*_tokens(cell, view)]), "className": told}
+
+
+def _tokens(tokens: Sequence[Token], view: View) -> Iterator[Any]:
+    """One part a token that can be seen or clicked as one; what lies between as text."""
+    for plain, some in groupby(tokens, key=_is_plain):
+        if plain:
+            yield "".join(token.text for token in some)
+        else:
+            yield from (_token(token, view) for token in some)
+
+
+def _is_plain(token: Token) -> bool:
+    return not (token.shade or token.href or token.special or token.marked)
+
+
+def _token(token: Token, view: View) -> Any:
+    kinds = [name for name in ("special", "marked") if getattr(token, name)]
+    told: dict[str, Any] = {"className": " ".join(["token", *kinds])}
+    if token.shade:
+        told["style"] = {"--shade": f"{100 * token.shade**0.5:.1f}%"}  # a little is to be seen, too
+    if token.hint:
+        told["title"] = token.hint
+    if token.marked:
+        told["aria-current"] = "true"
+    return html.A(token.text, **told, **_leads(token.href, view)) if token.href else html.Span(token.text, **told)
+
+
+def _leads(href: str, view: View) -> dict[str, str]:
+    """Where a link goes; one that changes only what is looked at leaves the page where it is."""
+    return {"href": resolved(href, view)} | ({"data-stays": "true"} if href.startswith("?") else {})
+
+
+@component.register
+def _choice(part: Choice, view: View, key: str) -> html.Label:
+    """A native list, whose values are addresses."""
+    named = [html.Option("choose", value="", selected=True)] if part.at is None else []
+    named += [
+        html.Option(link.text, value=resolved(link.href, view), selected=place == part.at)
+        for place, link in enumerate(part.links)
+    ]
+    chosen = html.Select(named, **{"data-goes": "true", "aria-label": part.label})
+    return html.Label([part.label, chosen], className="choice")
+
+
+@component.register
+def _steps(part: Steps, view: View, key: str) -> html.Div:
+    ways = [
+        html.A(link.text, **_leads(link.href, view), **_by(taken))
+        for link, taken in zip(part.links, part.keys, strict=True)
+    ]
+    return html.Div(ways, className="whole tools")
+
+
+def _by(key: str) -> dict[str, str]:
+    return {"data-key": key, "aria-keyshortcuts": key} if key else {}

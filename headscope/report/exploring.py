@@ -1,0 +1,69 @@
+"""Parts of a page on which a reader goes from one thing to another: text whose tokens are shaded, and ways from there.
+
+What is looked at stands in the address alone. A link of these parts names what it changes, as `way` writes it, and the
+app keeps the rest. On paper a passage is a plain table, and ways are left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from headscope.report.content import Links, Listing
+
+
+def way(path: str = "", **changes: object) -> str:
+    """A link that changes this of the address: "?doc=play&row=12"; with a path, on another page."""
+    return f"{path}?{urlencode(changes)}"
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token as it is shown: nothing in `text` is more than text.
+
+    `shade` is 0 (none) to 1; a click on one with `href` goes there; a `special` one is told by its name; `marked` ones
+    are what the text is about; `hint` is told on hovering.
+    """
+
+    text: str
+    shade: float = 0.0
+    href: str = ""
+    special: bool = False
+    marked: bool = False
+    hint: str = ""
+
+
+Cell = str | Sequence[Token]
+"""Words, or tokens that follow one another."""
+
+
+@dataclass(frozen=True)
+class Passage(Listing):
+    """A table of texts whose tokens are shaded: `cells` is what `rows` tells without shades."""
+
+    cells: Sequence[Sequence[Cell]] = ()
+
+
+def passage(caption: str, names: Sequence[str], cells: Sequence[Sequence[Cell]]) -> Passage:
+    """The table of these columns; on paper marked tokens stand between ‹ and ›."""
+    return Passage(caption, names, [[*map(_plain, row)] for row in cells], cells=cells)
+
+
+@dataclass(frozen=True)
+class Choice(Links):
+    """Ways of one kind, drawn as a list to choose from; `at` is the one that is taken, None where none is."""
+
+    label: str = ""
+    at: int | None = None
+
+
+@dataclass(frozen=True)
+class Steps(Links):
+    """Ways that a key takes as well: `keys` name one for each, such as "ArrowLeft", "" for none."""
+
+    keys: Sequence[str] = ()
+
+
+def _plain(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return cell
+    return "".join(f"‹{token.text}›" if token.marked else token.text for token in cell)

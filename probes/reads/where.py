@@ -1,0 +1,70 @@
+"""Where a reader of the lens is: what the address asks for, and what takes the place of what it asks in vain."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headscope.runs.run import Run
+from probes.reads.found import Place, places, queries, telling
+
+
+@dataclass(frozen=True)
+class At:
+    """One row of one head, and what had to be left out of what was asked."""
+
+    place: Place
+    row: int
+    notes: Sequence[str]
+
+    @property
+    def model(self) -> str:
+        return self.place[0]
+
+    @property
+    def length(self) -> int:
+        return self.place[1]
+
+    @property
+    def doc(self) -> str:
+        return self.place[2]
+
+    @property
+    def layer(self) -> int:
+        return self.place[3]
+
+    @property
+    def head(self) -> int:
+        return self.place[4]
+
+
+def where(run: Run, model: str, asked: Mapping[str, str]) -> At:
+    """The row that is asked for. By default the most telling one of the head, which is the one of most far weight."""
+    known, notes = places(run)[model], list[str]()
+
+    def one_of(name: str, choices: Sequence[object], default: object) -> str:
+        told = asked.get(name) or str(default)
+        if told in map(str, choices):
+            return told
+        notes.append(f"There is no {name} ‘{told[:60]}’ to look at; this is {name} {default}.")
+        return str(default)
+
+    best = _best(run, model)
+    layer = int(one_of("layer", [*known.heads], best[0]))
+    heads = known.heads[layer]
+    head = int(one_of("head", heads, best[1] if layer == best[0] else heads[0]))
+    far = telling(run, model, layer, head)
+    doc = one_of("doc", [*known.texts], next(iter(far["doc"]), next(iter(known.texts))))
+    length = int(one_of("length", known.texts[doc], known.texts[doc][-1]))
+    place = (model, length, doc, layer, head)
+    rows = queries(run, place)
+    most = next((query for query in far[far["doc"] == doc]["query"] if query in rows), rows[-1])
+    return At(place, int(one_of("row", rows, most)), notes)
+
+
+def _best(run: Run, model: str) -> tuple[int, int]:
+    """The head of the model that picks out far tokens most, else its first one."""
+    heads = run.heads[run.heads["model"] == model]
+    if "far_weight" in heads and heads["far_weight"].notna().any():
+        best = heads.sort_values("far_weight", ascending=False).iloc[0]
+        return int(best["layer"]), int(best["head"])
+    first = next(iter(places(run)[model].heads.items()))
+    return first[0], first[1][0]
