@@ -14,20 +14,26 @@ from typing import Any
 from headscope.errors import Missing
 from headscope.runs.synthetic import synthetic_run
 
-CLICKS = 9
-# From the click until the new head's page has every chart in view drawn; the page's own clock tells.
-WATCH = """(title) => {
-  window.waited = new Promise((done) => addEventListener("click", (event) => {
-    const look = () => document.querySelector("h1")?.textContent === title
-      && ![...document.querySelectorAll(".dash-graph")].some((graph) =>
-        !graph.querySelector(".main-svg") && graph.getBoundingClientRect().top < innerHeight)
-      && document.querySelector(".dash-graph")
-      ? done(performance.now() - event.timeStamp) : requestAnimationFrame(look);
+CLICKS = 10
+# Until the page of that title has its charts drawn, those in view or every one; the page's own clock tells.
+WATCH = """([title, every]) => {
+  const told = () => document.querySelector("#content h1")?.textContent;
+  const drawn = () => (title ? told() === title : told()) && [...document.querySelectorAll("main figure")].every(
+    (chart) => chart.querySelector(".main-svg") || (!every && chart.getBoundingClientRect().top > innerHeight));
+  const watch = (since) => new Promise((done) => {
+    const look = () => {
+      if (every) dispatchEvent(new Event("beforeprint"));  // as for paper, charts do not wait to be seen
+      drawn() ? done(performance.now() - since) : requestAnimationFrame(look);
+    };
     look();
-  }, { capture: true, once: true }));
+  });
+  if (!title) window.waited = watch(0);
+  else addEventListener("click", (event) => { window.waited = watch(event.timeStamp); }, { capture: true, once: true });
 }"""
 SHAPE = "() => (({ z }) => [z.length, z[0].length])(document.querySelector('.js-plotly-plot')._fullData[0])"
 PAINTED = "() => performance.timeOrigin + performance.getEntriesByName('first-contentful-paint')[0].startTime"
+CARRIED = """() => ["navigation", "resource"].flatMap((kind) => performance.getEntriesByType(kind))
+  .reduce((sum, entry) => sum + entry.transferSize, 0)"""
 
 
 def compare(example: Path) -> list[dict[str, Any]]:
@@ -39,27 +45,46 @@ def compare(example: Path) -> list[dict[str, Any]]:
 
 
 def waits(name: str, runs: Path) -> list[dict[str, Any]]:
-    """One row per wait, in seconds: the app's start to its first paint, and the median click to a head's drawn page."""
+    """One row a wait, in seconds until the charts in view are drawn and until every chart is; the MB that it carries.
+
+    First the app's start to its first paint, then the median click to a head's page, then each page when it is loaded
+    with the app's scripts at hand.
+    """
     with _chromium() as browser, _serving(runs) as (url, started):
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(url)
         page.wait_for_selector("h1")
         first = page.evaluate(PAINTED) / 1000 - started
+        paths = page.eval_on_selector_all("nav a", "(links) => links.map((link) => link.getAttribute('href'))")
         page.goto(f"{url}/heads")
-        seconds = [_click(page, at) for at in range(CLICKS)]
-    clicks = f"click to a head's drawn page, median of {CLICKS}"
-    return [
-        {"run": name, "wait": "command to first paint", "seconds": round(first, 2)},
-        {"run": name, "wait": clicks, "seconds": round(statistics.median(seconds), 2)},
-    ]
+        clicks = [[_click(page, at, every) for at in range(CLICKS)] for every in (False, True)]
+        loads = {path: [_load(page, url + path, every) for every in (False, True)] for path in paths}
+    rows = [_row(name, "command to first paint", first)]
+    rows.append(_row(name, f"click to a head's page, median of {CLICKS}", *map(statistics.median, clicks)))
+    for path, ((seen, carried), (every, _)) in loads.items():
+        rows.append(_row(name, f"load of {path}", seen, every, carried))
+    return rows
 
 
-def _click(page: Any, at: int) -> float:
+def _row(run: str, wait: str, seen: float, every: float | None = None, carried: float | None = None) -> dict[str, Any]:
+    told = {"in view (s)": seen, "every chart (s)": every, "MB": carried}
+    return {"run": run, "wait": wait} | {what: value and round(value, 2) for what, value in told.items()}
+
+
+def _load(page: Any, url: str, every: bool) -> tuple[float, float]:
+    """Load a page: the seconds until its charts are drawn, and the MB that were carried, as they were compressed."""
+    page.goto(url, wait_until="commit")
+    page.evaluate(WATCH, ["", every])
+    waited: float = page.evaluate("() => window.waited") / 1000
+    return waited, page.evaluate(CARRIED) / 1e6
+
+
+def _click(page: Any, at: int, every: bool) -> float:
     """Click on a cell of the matrix, each time another, and come back."""
     page.wait_for_selector("main:has(#grid) .heatmaplayer image")
     layers, heads = page.evaluate(SHAPE)
     layer, head = at * 7 % layers, at * 5 % heads
-    page.evaluate(WATCH, f"Layer {layer}, head {head}")
+    page.evaluate(WATCH, [f"Layer {layer}, head {head}", every])
     box = page.locator(".nsewdrag").first.bounding_box()
     page.mouse.click(
         box["x"] + box["width"] * (head + 0.5) / heads, box["y"] + box["height"] * (1 - (layer + 0.5) / layers)

@@ -13,7 +13,7 @@ from typer._click.exceptions import ClickException, NoArgsIsHelpError
 from typer.core import TyperCommand, TyperGroup
 
 from headscope import door, stopping
-from headscope.commands import dash, timing
+from headscope.commands import bundle, dash, timing
 from headscope.commands.executing import execute
 from headscope.commands.flags import Json, Out, Quiet
 from headscope.errors import BadInput, HeadscopeError
@@ -116,6 +116,9 @@ def report(
 ) -> None:
     """Write one self-contained HTML report of one run or several."""
     _write_report(runs, out)
+
+
+app.command()(bundle.bundle)
 
 
 @app.command("ls")

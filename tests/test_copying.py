@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headscope.attention.heard import Attention
 from headscope.measures.copying import AnswerRows, last_row
+from headscope.measures.writes import last_outputs
 
 
 def heard(
@@ -69,6 +70,21 @@ def test_the_last_row_is_the_eager_softmax(
     torch.testing.assert_close(mass.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 999), st.integers(2, 60), st.sampled_from([None, 5]), st.booleans())
+def test_what_comes_through_spans_that_cover_all_keys_adds_up_to_the_eager_output(
+    seed: int, keys: int, window: int | None, sinks: bool
+) -> None:
+    row = heard(seed, keys, window=window, sinks=sinks)
+    outputs = last_outputs(row, torch.tensor([[0, keys // 2], [keys // 2, keys], [1, 1]]))
+    v = row.v.double().repeat_interleave(3, 0)
+    torch.testing.assert_close(outputs[0], row.z[:, -1])
+    torch.testing.assert_close(
+        (outputs[1] + outputs[2]).double(), (eager(row)[..., None] * v).sum(1), rtol=1e-5, atol=1e-6
+    )
+    assert not outputs[3].any()
+
+
 def steps(looked: list[list[int]], keys: int) -> AnswerRows:
     """Rows of one layer with one head per column, each of which looks at the given key at each step."""
     rows = AnswerRows(1, [(2, 5)])
@@ -89,6 +105,8 @@ def test_a_copy_is_the_token_itself_within_the_span() -> None:
     assert found.score[0, 0].tolist() == pytest.approx([1, 2 / 3, 1 / 3, 1 / 3])
     assert found.copies[0, 0].tolist() == [3, 2, 1, 1]
     assert found.mass[0, 0].tolist() == pytest.approx([1, 2 / 3, 1, 1], abs=1e-6)
+    copied = [(0, 0, 2), (0, 3, 2), (1, 0, 3), (1, 1, 3), (2, 0, 4), (2, 1, 4), (2, 2, 4)]  # step, head, key
+    assert sorted(map(tuple, found.places.tolist())) == [(0, 0, *each) for each in copied]
 
 
 def test_a_repeated_copy_counts_once_in_the_score_and_each_time_in_copies() -> None:

@@ -14,7 +14,7 @@ from headscope.errors import BadInput, Missing
 from headscope.models import sources
 from headscope.studies.texts import first_tokens
 from probes.needle import wu
-from probes.needle.facts import OURS, Needle, read_needles
+from probes.needle.facts import INDIRECT, OURS, Needle, read_needles
 from probes.needle.haystack import Haystack, Prompter, decoded
 
 LONGEST = 1500
@@ -117,6 +117,23 @@ def test_the_chat_template_wraps_haystack_and_question() -> None:
     assert text.endswith(f"\n\n{OURS[0].question}[/user][assistant]")
 
 
+@pytest.mark.parametrize("template", ["prefix", "plain"])
+def test_an_indirect_needle_is_asked_for_in_other_words_and_its_fact_alone_is_scored(template: str) -> None:
+    tokens = tokenizer("byte-level")
+    haystack = Haystack("play", first_tokens(play(), tokens, 900), tokens)
+    for needle in INDIRECT:
+        prompter = Prompter(needle, tokens, template)
+        prompt = prompter.hidden(haystack, 700, 0.5)
+        text = decoded(tokens, prompt.ids)
+        assert len(prompt.ids) == 700
+        assert decoded(tokens, prompt.ids[prompt.start : prompt.end]).strip() == needle.fact == prompter.scored_text
+        assert decoded(tokens, prompt.ids[prompt.start - prompter.given : prompt.end]).strip() == needle.text
+        assert text.count(needle.opening) == 1
+        assert text.endswith(f"Question: {needle.question}\nAnswer:{f' {needle.cue}' if template == 'prefix' else ''}")
+        (control,) = prompter.absent(haystack, 700, [0.5])
+        assert (control.start, control.end, len(control.ids)) == (prompt.start, prompt.end, 700)
+
+
 def test_a_tokenizer_without_chat_template_is_refused() -> None:
     with pytest.raises(BadInput, match="no chat template: use --template"):
         ground("characters", template="chat")
@@ -149,7 +166,7 @@ def test_our_needles_are_at_least_six_facts_with_digits_and_a_name_that_no_play_
     for needle in OURS:
         assert re.search(r"\d", needle.fact), needle
         assert re.search(r"\b[A-Z][a-z]+", f"{needle.opening[1:]} {needle.fact}"), needle
-        assert not ground("byte-level")[0].states(needle.fact)
+    assert not [each for each in (*OURS, *INDIRECT) if ground("byte-level")[0].states(each.fact)]
 
 
 def test_needles_of_a_file_are_read_in_order(tmp_path: Path) -> None:
@@ -158,11 +175,20 @@ def test_needles_of_a_file_are_read_in_order(tmp_path: Path) -> None:
     assert [needle.name for needle in read_needles(str(tmp_path / "mine.jsonl"), 2)] == ["a", "b"]
 
 
+def test_needles_are_chosen_by_kind_and_a_cue_makes_one_indirect(tmp_path: Path) -> None:
+    assert read_needles(None, 2) == [*OURS[:2]]
+    assert read_needles(None, 2, "indirect") == [*INDIRECT[:2]]
+    assert read_needles(None, 1, "both") == [OURS[0], INDIRECT[0]]
+    lines = [json.dumps(vars(Needle("a", "Who?", "It was", "nobody.", cue))) for cue in ("", "They say")]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines).replace('"a"', '"b"', 1))
+    assert [needle.indirect for needle in read_needles(str(tmp_path / "mine.jsonl"), 2)] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
         ("{", "line 1 is not JSON"),
-        ('{"name": "a"}', "line 1 needs exactly the keys name, question, opening, fact"),
+        ('{"name": "a"}', "line 1 needs exactly the keys name, question, opening, fact, and may have cue"),
         ('{"name": "a", "question": "", "opening": "", "fact": "..."}', "the fact needs words"),
         ("\n", "holds no needle"),
         ('{"name": "a", "question": "", "opening": "", "fact": "b"}\n' * 2, "names two needles 'a'"),

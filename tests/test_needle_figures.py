@@ -16,6 +16,7 @@ from probes.needle import charts, findings
 from probes.needle import figures as needle
 from probes.needle.config import NeedleGrid
 from probes.needle.found import between_models, by_group, by_seed, overview, retest, success
+from probes.needle.tables import TABLES
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +38,12 @@ def scores(run: Run, model: str, **only: object) -> pd.Series:
 
 
 def sentences(run: Run) -> list[str]:
-    return [finding.text for finding in outline.findings(run)["Needle in a haystack"]]
+    return [finding.text for finding in findings.findings(run)]
 
 
 def drawn(run: Run) -> set[str]:
     """Titles of the charts of the chapter."""
-    groups = outline.chapters(outline.shown(run))["Needle in a haystack"]
+    groups = charts.charts(outline.shown(run))
     return {chart.figure.layout.title.text for group in groups for chart in group.charts}
 
 
@@ -131,11 +132,13 @@ def test_the_terminal_shows_a_row_a_model_and_warns_of_one_that_found_nothing(ru
 def test_a_head_is_told_by_its_rank_and_drawn_by_length_and_depth(run: Run) -> None:
     order = scores(run, "yarn").sort_values(ascending=False)
     layer, head = order.index[0]
-    copied, told = findings.of_head(run, "yarn", layer, head)
+    copied, told, writes = findings.of_head(run, "yarn", layer, head)
+    mine = run.heads[(run.heads["model"] == "yarn") & (run.heads["layer"] == layer) & (run.heads["head"] == head)]
+    assert writes.startswith(f"Through the needle it adds {mine['needle_write'].item():+.2f} logits")
     assert copied.startswith(f"When there is a needle it copies {order.iloc[0]:.2f} of it")
     assert f"1 of 24 in yarn ({order.iloc[0]:.3f})" in told
     never = scores(run, "base").add(scores(run, "yarn")).idxmin()
-    assert [*findings.of_head(run, "base", *never)] == ["It copies no token of a needle in any successful trial."]
+    assert next(findings.of_head(run, "base", *never)) == "It copies no token of a needle in any successful trial."
     (chart,) = charts.of_head(run, "yarn", layer, head)
     deepest = run.retrieval.merge(run.needles[run.needles["success"]]).query(
         f"model == 'yarn' and layer == {layer} and head == {head} and context_length == 1024 and depth == 1"
@@ -229,10 +232,14 @@ def test_what_is_missing_is_said_in_the_figure(run: Run) -> None:
 
 def test_the_report_shows_every_needle_figure_and_sentence(run: Run, tmp_path: Path) -> None:
     titles = drawn(run)
+    mine = {table.name for table in TABLES}
+    run = Run(run.path, run.manifest)
+    run.tables = [name for name in run.tables if name in mine]
     for label in run.models:
         named = ("Needle found", "Retrieval score", "Retrieval against growth", "Retrieval in two haystacks")
         assert {f"{name}: {label}" for name in named} < titles
     assert {"Retrieval score, heads ranked", "Retrieval score of each head, against base"} < titles
+    assert {"Write through the needle: base", "Needle found with heads silenced (z-zero): yarn"} < titles
     page = report.write([run], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Needle in a haystack" in page
     assert "rank the heads of base with a correlation" in page

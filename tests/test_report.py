@@ -1,5 +1,8 @@
 """The report is one valid file that asks no other host for anything, and tells what the run holds."""
 
+import base64
+import gzip
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -21,6 +24,7 @@ from headscope.runs.statistics import number
 from headscope.runs.synthetic import synthetic_run
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
+HOSTILE = "</script><script>alert(1)</script>"
 
 
 class Page(HTMLParser):
@@ -62,7 +66,7 @@ def sentences(run: Run) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return synthetic_run(tmp_path_factory.mktemp("runs"), models=("base", "yarn", "adarope"))
+    return synthetic_run(tmp_path_factory.mktemp("runs"), models=("base", "yarn", HOSTILE))
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +88,9 @@ def test_it_loads_nothing_and_inlines_plotly_once(source: str, parsed: Page) -> 
     style = re.search(r"<style>(.*?)</style>", source, re.S)
     assert style
     assert not re.search(r"url\(|@import", style[1])
-    assert source.count(get_plotlyjs()[:2000]) == 1
-    assert parsed.scripts.count(get_plotlyjs()) == 1
+    assert get_plotlyjs()[:2000] not in source
+    (packed,) = (script for script in parsed.scripts if script.startswith("H4sI"))  # gzip, in base64
+    assert gzip.decompress(base64.b64decode(packed)).decode() == get_plotlyjs()
 
 
 def test_the_policy_allows_only_its_own_two_scripts(parsed: Page) -> None:
@@ -93,10 +98,11 @@ def test_the_policy_allows_only_its_own_two_scripts(parsed: Page) -> None:
         a["content"] for tag, a in parsed.tags if tag == "meta" and "Content-Security" in str(a.get("http-equiv"))
     )
     assert policy
-    assert policy.startswith("default-src 'none'; script-src 'sha256-")
-    executed = [script for script in parsed.scripts if not script.lstrip().startswith(("{", "["))]
-    assert len(executed) == 2
-    assert all(f"'{html._sha256(script)}'" in policy for script in executed)
+    (own,) = (script for script in parsed.scripts if script.lstrip().startswith('"use strict"'))
+    told = re.fullmatch(r"default-src 'none'; script-src ('sha256-\S+' 'sha256-\S+'); .*", policy)
+    assert told
+    digests = [hashlib.sha256(script.encode()).digest() for script in (get_plotlyjs(), own)]
+    assert told[1].split() == [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
 
 
 def test_the_sections_and_landmarks_are_there_in_order(parsed: Page) -> None:
@@ -185,17 +191,16 @@ def test_a_run_of_one_table_makes_a_report(run: Run, tmp_path: Path, kept: str) 
 def test_training_steps_make_their_own_section(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=[f"step-{n}" for n in range(8)], lengths=(256,), docs=1)
     models = [{**model, "step": 100 * n} for n, model in enumerate(run.manifest["models"])]
-    parsed = Page(report.render([Run(run.path, {**run.manifest, "models": models})]))
+    tables = {"attention": run.manifest["tables"]["attention"]}
+    parsed = Page(report.render([Run(run.path, {**run.manifest, "models": models, "tables": tables})]))
     assert "During training" in parsed.text
     assert "show 6 of the" in parsed.text
 
 
-def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
-    hostile = "</script><script>alert(1)</script>"
-    made = report.render([synthetic_run(tmp_path, models=("base", hostile))])
-    assert hostile not in made
-    assert "<script>alert" not in made
-    assert hostile in Page(made).text
+def test_a_hostile_label_stays_text(source: str, parsed: Page) -> None:
+    assert HOSTILE not in source
+    assert "<script>alert" not in source
+    assert HOSTILE in parsed.text
 
 
 def test_numbers_are_short_and_never_lie_about_infinity() -> None:
@@ -214,13 +219,15 @@ def test_mistakes_are_named(run: Run, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="at least one run"):
         report.write([], tmp_path / "report.html")
     (tmp_path / "file").write_text("")
+    loss = Run(run.path, {**run.manifest, "tables": {"nll": run.manifest["tables"]["nll"]}})
     with pytest.raises(CannotWrite, match="choose another --out"):
-        report.write([run], tmp_path / "file" / "report.html")
+        report.write([loss], tmp_path / "file" / "report.html")
 
 
 def test_a_report_can_be_written_under_a_plain_name(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert report.write([run], "report.html") == Path("report.html")
+    loss = Run(run.path, {**run.manifest, "tables": {"nll": run.manifest["tables"]["nll"]}})
+    assert report.write([loss], "report.html") == Path("report.html")
     assert (tmp_path / "report.html").stat().st_size > 1e6
 
 
@@ -324,8 +331,8 @@ def test_the_terminal_shows_models_overviews_and_findings(
 def test_a_run_as_data_holds_what_probes_tell(install: Callable[..., None], run: Run) -> None:
     install(PROBE)
     told = terminal.as_data(Run(run.path, {**run.manifest, "timings": {"seconds": 1.0}}))
-    assert [row["model"] for row in told["summary"]] == ["base", "yarn", "adarope"]
-    assert {row["model"] for row in told["needles"]} == {"base", "yarn", "adarope"}
+    assert [row["model"] for row in told["summary"]] == ["base", "yarn", HOSTILE]
+    assert {row["model"] for row in told["needles"]} == {"base", "yarn", HOSTILE}
     assert told["foreign"] == [{"n": 1}]
     assert json.loads(json.dumps(told)) == told
 

@@ -1,12 +1,12 @@
 """Writes: every head's part of a logit is what an explicit sum gives, and all parts add up to the model's own logit."""
 
 from pathlib import Path
-from typing import Any
 
 import families
 import numpy as np
 import pytest
 import torch
+from naive_writes import expected
 from test_study import save_checkpoint, save_texts
 from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
@@ -17,6 +17,7 @@ import headscope
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.measures.writes import WritesByPosition
 from headscope.models.sources import locate
+from headscope.passes.stream import Norm
 from headscope.positions.model import Model
 from headscope.report import outline
 from headscope.runs.run import Run
@@ -25,7 +26,6 @@ from headscope.runs.validate import validate
 from headscope.studies.config import build_study
 from probes.writes import charts, findings
 from probes.writes.cells import written
-from headscope.passes.stream import Norm
 
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
 GRANITE = {"attention_multiplier": 0.2, "residual_multiplier": 0.37, "logits_scaling": 3.0, "embedding_multiplier": 2.0}
@@ -45,65 +45,6 @@ def centred(model: Model, ids: Tensor) -> Tensor:
 
 
 # Against an explicit sum -------------------------------------------------------------------------------------------
-
-
-class Reference:
-    """Inputs and outputs of named modules in a plain eager forward pass, in float64."""
-
-    def __init__(self, model: Model, ids: Tensor):
-        self.module, self.config = model.module, model.module.config
-        self.given: dict[str, Tensor] = {}
-        handles = [
-            module.register_forward_hook(lambda _, args, out, name=name: self.note(name, args))
-            for name, module in self.module.named_modules()
-        ]
-        with torch.no_grad():
-            self.module(ids[None])
-        for handle in handles:
-            handle.remove()
-
-    def note(self, name: str, args: Any) -> None:
-        if args and isinstance(args[0], Tensor):
-            self.given[name] = args[0][0].double()
-
-    def scale(self, name: str, norm: nn.Module) -> Tensor:
-        """What a norm divided each row by, by its formula."""
-        x = self.given[name]
-        eps = next(float(getattr(norm, at)) for at in ("variance_epsilon", "eps") if hasattr(norm, at))
-        if isinstance(norm, nn.LayerNorm):
-            return (x.var(-1, unbiased=False) + eps).sqrt()
-        return (x.square().mean(-1) + eps).sqrt()
-
-    def gain(self, norm: nn.Module) -> Tensor:
-        return norm.weight.detach().double() + (1 if "Gemma" in type(norm).__name__ else 0)
-
-
-def expected(model: Model, ids: Tensor, heads: int) -> Tensor:
-    """Each head's part of each next token's logit, [layers, H, L - 1], one head at a time."""
-    seen = Reference(model, ids)
-    named = dict(seen.module.named_modules())
-    final = next(name for name in named if name.rpartition(".")[2] in ("norm", "final_layernorm", "final_layer_norm"))
-    unembedding = seen.module.get_output_embeddings().weight.detach().double()
-    direction = (unembedding[ids[1:]] - unembedding.mean(0)) * seen.gain(named[final])
-    scale = seen.scale(final, named[final])[:-1]
-    found = []
-    for name, module in named.items():
-        if name.rpartition(".")[2] not in ("o_proj", "dense") or "mlp" in name:
-            continue
-        z, weight = seen.given[name][:-1], module.weight.detach().double()
-        after = f"{name.partition('.self_attn')[0]}.post_attention_layernorm"
-        dim = z.shape[-1] // heads
-        of_layer = []
-        for head in range(heads):
-            own = slice(head * dim, (head + 1) * dim)
-            added = z[:, own] @ weight[:, own].T
-            if "Gemma3" in type(seen.module).__name__ or "Olmo2" in type(seen.module).__name__:  # normed before added
-                added = added * seen.gain(named[after]) / seen.scale(after, named[after])[:-1, None]
-            if isinstance(named[final], nn.LayerNorm):
-                added = added - added.mean(-1, keepdim=True)
-            of_layer.append((added * direction).sum(-1) / scale)
-        found.append(torch.stack(of_layer))
-    return torch.stack(found)
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3", "olmo2", "gpt_neox"])

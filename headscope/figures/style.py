@@ -9,6 +9,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -121,32 +122,42 @@ def figure(title: str, height: int = 380) -> go.Figure:
 def headed(made: go.Figure, title: str) -> go.Figure:
     """The figure under a title of as many lines as it takes in a chart of half the page."""
     told = text(html.unescape(title.replace("<br>", " ")), TITLE)
-    return made.update_layout(title={"text": told, "pad": {"t": LINE * told.count("<br>")}})
+    made.layout.title = {"text": told, "pad": {"t": LINE * told.count("<br>")}}
+    return made
 
 
 def top(made: go.Figure, space: int = 46) -> go.Figure:
     """Leave `space` in px above the plot, and more where the title takes more than one line."""
-    return made.update_layout(margin_t=space + LINE * str(made.layout.title.text or "").count("<br>"))
+    made.layout.margin.t = space + LINE * str(made.layout.title.text or "").count("<br>")
+    return made
 
 
 def panels(title: str, names: Sequence[str], columns: int = 3, height: int = 330) -> go.Figure:
     """Small multiples with shared axes and one name above each; `height` in px is that of a row of panels."""
-    across = min(columns, len(names))
-    down = math.ceil(len(names) / across)
+    made = headed(go.Figure(_panels(len(names), columns, height)), title)
+    for above, name in zip(made.layout.annotations, names, strict=True):
+        above.text = name
+    return top(made, 98)
+
+
+@cache
+def _panels(count: int, columns: int, height: int) -> go.Figure:
+    """Empty panels, to copy: plotly takes ten times as long to lay them out."""
+    across = min(columns, count)
+    down = math.ceil(count / across)
     made = make_subplots(
         down,
         across,
         shared_xaxes="all",
         shared_yaxes="all",
-        subplot_titles=list(names),
+        subplot_titles=["name"] * count,
         horizontal_spacing=0.06 if across > 1 else 0.0,
         vertical_spacing=0.22 / down if down > 1 else 0.0,
     )
     total = height * down + 60
     legend = {"yref": "container", "y": 1 - 36 / total, "yanchor": "top"}
     made.update_layout(template=TEMPLATE, height=total, legend=legend)
-    made.update_annotations(font_size=13)
-    return top(headed(made, title), 98)
+    return made.update_annotations(font_size=13)
 
 
 def place(at: int, names: Sequence[object], columns: int = 3) -> dict[str, int]:
@@ -194,7 +205,8 @@ def of_heads(made: go.Figure) -> go.Figure:
 def says(made: go.Figure, **facts: object) -> go.Figure:
     """Note what the figure's numbers are, for those who save them: `value` their name, `model` whose they are where no
     trace tells, `shown` the place of the number itself in `customdata` where colours show something else."""
-    return made.update_layout(meta={**(made.layout.meta or {}), **facts})
+    made.layout.meta = {**(made.layout.meta or {}), **facts}
+    return made
 
 
 def suffix(unit: str) -> str:
@@ -233,8 +245,13 @@ def room_for_legend(made: go.Figure, across: int = 62) -> go.Figure:
 
 def stack(title: str, height: int) -> go.Figure:
     """Two plots, one above the other, that share their x axis; `height` in px."""
+    return headed(go.Figure(_stack(height)), title)
+
+
+@cache
+def _stack(height: int) -> go.Figure:
     made = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.42, 0.58])
-    return headed(made.update_layout(template=TEMPLATE, height=height), title)
+    return made.update_layout(template=TEMPLATE, height=height)
 
 
 def bars(middle: pd.Series, low: npt.ArrayLike, high: npt.ArrayLike) -> dict[str, Any]:

@@ -21,12 +21,14 @@ class Copies:
     """What the heads did over T answer steps: T layers x H heads for each of S spans.
 
     score [S, layers, H]: share of the span's tokens that were copied at some step, 0..1. copies [S, layers, H]: steps
-    at which the head copied. mass [S, layers, H]: mean weight on the span, 0..1, 0 without a step.
+    at which the head copied. mass [S, layers, H]: mean weight on the span, 0..1, 0 without a step. places [n, 5] are
+    the copies one by one: span, layer, step, head and key.
     """
 
     score: Tensor
     copies: Tensor
     mass: Tensor
+    places: Tensor
 
 
 def last_row(heard: Attention, spans: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,6 +36,12 @@ def last_row(heard: Attention, spans: Tensor) -> tuple[Tensor, Tensor]:
 
     `spans` [S, 2] index the keys, which are all of the sequence. Among equal weights the first key is taken.
     """
+    logits, weights = last_weights(heard)
+    return logits.argmax(-1), torch.stack([weights[:, start:end].sum(-1) for start, end in spans.tolist()])
+
+
+def last_weights(heard: Attention) -> tuple[Tensor, Tensor]:
+    """Logits and weights of the last query on all keys of the sequence, [H, Lk], float32."""
     groups, keys, dim = heard.k.shape
     q = heard.q[:, -1].float().view(groups, -1, dim)
     logits = heard.capped((q @ heard.k.float().mT).flatten(0, 1) * heard.scaling)
@@ -41,7 +49,7 @@ def last_row(heard: Attention, spans: Tensor) -> tuple[Tensor, Tensor]:
     weights = logits.softmax(-1)
     if heard.sink_share is not None:
         weights = weights * (1 - heard.sink_share[:, -1:])
-    return logits.argmax(-1), torch.stack([weights[:, start:end].sum(-1) for start, end in spans.tolist()])
+    return logits, weights
 
 
 class AnswerRows:
@@ -64,13 +72,16 @@ class AnswerRows:
         largest = _stacked(self._largest)[:, :steps]  # layers, T, H
         mass = _stacked(self._mass)[:, :steps].double()  # layers, T, S, H
         written = answer[None, :, None]
-        scores, copies = [], []
-        for start, end in self.spans.tolist():
+        scores, copies, places = [], [], []
+        for span, (start, end) in enumerate(self.spans.tolist()):
             place = torch.arange(start, end)
             copied = (largest[..., None] == place) & (prompt[place] == written[..., None])  # layers, T, H, span
             scores.append(copied.any(1).double().mean(-1))
             copies.append(copied.sum((1, 3)))
-        return Copies(torch.stack(scores), torch.stack(copies), (mass.sum(1) / max(steps, 1)).transpose(0, 1).float())
+            at = copied.nonzero()
+            places.append(torch.cat((torch.full_like(at[:, :1], span), at[:, :3], at[:, 3:] + start), 1))
+        weight = (mass.sum(1) / max(steps, 1)).transpose(0, 1).float()
+        return Copies(torch.stack(scores), torch.stack(copies), weight, torch.cat(places))
 
 
 def _stacked(rows: list[list[Tensor]]) -> Tensor:

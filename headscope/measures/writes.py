@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.attention.heard import Attention
+from headscope.measures.copying import last_weights
 from headscope.runs.bins import position_edges
 
 ROWS = 2048
@@ -31,6 +33,21 @@ def head_writes(z: Tensor, projection: Tensor, towards: Tensor) -> Tensor:
         ],
         1,
     )
+
+
+def last_outputs(heard: Attention, spans: Tensor) -> Tensor:
+    """The output of every head at the last query, and the part of it that comes through the keys of each span.
+
+    `spans` [S, 2] index the keys, which are all of the sequence. [1 + S, H, dv], float32: z, then the sums over each
+    span of weight times value.
+    """
+    _, weights = last_weights(heard)
+    values = heard.v.float()
+    of_groups = weights.view(len(values), -1, weights.shape[-1])
+    parts = [heard.z[:, -1].float()]
+    for start, end in spans.tolist():
+        parts.append((of_groups[..., start:end] @ values[:, start:end]).flatten(0, 1))
+    return torch.stack(parts)
 
 
 class WritesByPosition:

@@ -1,16 +1,18 @@
 """Run(s) -> one self-contained HTML file, which asks no other host for anything and can be mailed or printed.
 
 `outline` gathers what the probes show and say; this module joins it with the facts of the runs in `report.html.jinja`.
-plotly.js is inlined once; figures travel as JSON with five significant digits.
+plotly.js is inlined once, compressed; figures travel as JSON with five significant digits.
 """
 
 import base64
+import gzip
 import hashlib
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,7 @@ def render(runs: Sequence[Run]) -> str:
         title: [chart for group in groups for chart in group.charts]
         for title, groups in outline.chapters(shown).items()
     }
-    page = _environment().get_template("report.html.jinja")
+    page = environment().get_template("report.html.jinja")
     return page.render(
         title=f"Attention heads of {', '.join(few(run.models, 3))}" if run.models else "Probes",
         run=run,
@@ -103,15 +105,16 @@ def render(runs: Sequence[Run]) -> str:
 def view(title: str, lead: str, facts: Mapping[str, str], sections: Mapping[str, Sequence[Piece]]) -> str:
     """A page of charts, words and tables of text as HTML text that stands alone; `facts` say of what, by name."""
     drawn = [part for parts in sections.values() for part in parts if isinstance(part, Chart)]
-    page = _environment().get_template("view.html.jinja")
+    page = environment().get_template("view.html.jinja")
     return page.render(title=title, lead=lead, facts=facts, sections=sections, **_scripts(drawn))
 
 
 def _scripts(drawn: Sequence[Chart]) -> dict[str, Any]:
     return {
         "plotly": Markup(get_plotlyjs()),
-        "figures": [_json(compact(chart.figure.to_plotly_json())) for chart in drawn],
-        "config": _json(GRAPH_CONFIG),
+        "library": _library(),
+        "figures": [as_json(compact(chart.figure.to_plotly_json())) for chart in drawn],
+        "config": as_json(GRAPH_CONFIG),
     }
 
 
@@ -133,7 +136,7 @@ def compact(value: Any) -> Any:
     return value
 
 
-def _json(value: Any) -> Markup:
+def as_json(value: Any) -> Markup:
     """JSON that can stand inside a script element."""
     told = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict)
     return Markup(told.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
@@ -203,7 +206,19 @@ def _sha256(script: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
-def _environment() -> jinja2.Environment:
+def packed(text: str) -> str:
+    """A long text in half of its bytes or less, as text: gzip, in base64."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+@cache
+def _library() -> str:
+    return packed(get_plotlyjs())
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """The templates of reports and pages."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("headscope.report", "."),
         autoescape=True,

@@ -13,8 +13,9 @@ import pandas as pd
 from headscope import door
 from headscope.door import Kind, Probe
 from headscope.errors import BrokenProbe
+from headscope.figures.heads import small
 from headscope.figures.marks import Head
-from headscope.report.content import Chart, Content, Finding, Group, Overview, Shown, Term
+from headscope.report.content import Chart, Content, Finding, Group, Overview, Piece, Shown, Term
 from headscope.report.words import few
 from headscope.runs.run import Run
 from headscope.runs.statistics import by_length, column, statistics
@@ -129,14 +130,31 @@ def _by_topic(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
     return told
 
 
-def chapters(shown: Shown) -> dict[str, list[Group]]:
-    """What a report shows, by chapter, drawn; groups and chapters without charts are left out."""
+def chapters(shown: Shown, topic: str = "") -> dict[str, list[Group]]:
+    """What a report shows, by chapter, drawn; groups and chapters without charts are left out.
+
+    With a `topic`, only groups that have it in the name of their chapter or in their heading.
+    """
     told: dict[str, list[Group]] = {}
     for probe, groups in door.answers("charts", shown):
         for group in groups:
-            if charts := _drawn(probe, group):
+            named = topic.casefold() in f"{group.chapter}\n{group.heading}".casefold()
+            if named and (charts := _drawn(probe, group)):
                 told.setdefault(group.chapter, []).append(replace(group, charts=charts))
     return told
+
+
+def topics(shown: Shown) -> list[str]:
+    """The chapters of a report, undrawn."""
+    return [*dict.fromkeys(group.chapter for _, groups in door.answers("charts", shown) for group in groups)]
+
+
+def glance(shown: Shown) -> list[Chart]:
+    """What a run shows first: a small matrix of every model, and what the probes show on the first page of the app."""
+    name = longest(shown.heads)
+    how = "A cell is a head, the first layer at the bottom; one scale for all models."
+    matrix = [Chart(small(shown.heads, name), how)] if name else []
+    return [*matrix, *(chart for charts in charts_on(shown, "/").values() for chart in charts)]
 
 
 def charts_on(shown: Shown, page: str) -> dict[str, list[Chart]]:
@@ -175,9 +193,9 @@ def head_answer(run: Run, model: str, layer: int, head: int) -> tuple[list[str],
     return [found[0] for found in told if found], [sentence for found in told for sentence in found[1:]]
 
 
-def head_charts(run: Run, model: str, layer: int, head: int) -> list[Chart]:
-    """Charts about one head."""
-    return [chart for _, charts in door.answers("head_charts", run, model, layer, head) for chart in charts]
+def head_charts(run: Run, model: str, layer: int, head: int) -> list[Piece]:
+    """What the probes show of one head: charts, and what goes with them."""
+    return [part for _, parts in door.answers("head_charts", run, model, layer, head) for part in parts]
 
 
 def glossary(run: Run) -> list[Term]:

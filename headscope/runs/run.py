@@ -1,12 +1,13 @@
 """A run that summarises itself, and several read as one."""
 
+import importlib
 import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
@@ -16,6 +17,11 @@ from headscope.runs import summary
 from headscope.runs.schema import POSITIONS, SCALES, all_tables
 from headscope.runs.stored import Stored
 
+if TYPE_CHECKING:
+    from headscope.report.notebook import Charts
+
+SHOWN_BY = "headscope.report.notebook"
+"""What shows a run in a notebook: above this room, so named, as the door names parts, and imported when it is asked."""
 OF_EVERY_RUN = (POSITIONS.name, SCALES.name)
 """Tables that follow from a model alone."""
 
@@ -36,6 +42,25 @@ class Run(Stored):
     def dropped(self) -> Mapping[str, int]:
         """Rows by table that are not shown, where several runs are read as one."""
         return {}
+
+    def findings(self) -> pd.DataFrame:
+        """What was found, a sentence a row: the `model` that it is about ("" for several), `topic` and `text`."""
+        told: pd.DataFrame = importlib.import_module(SHOWN_BY).findings(self)
+        return told
+
+    def charts(self, topic: str = "") -> "Charts":
+        """The report's charts, each a plotly `figure` with its `caption`: all, or those of a topic such as "loss"."""
+        drawn: Charts = importlib.import_module(SHOWN_BY).charts(self, topic)
+        return drawn
+
+    def head(self, layer: int, head: int, model: str = "") -> "Charts":
+        """One head in `model` (by default the last): what it is in `sentences`, and its charts."""
+        drawn: Charts = importlib.import_module(SHOWN_BY).head(self, layer, head, model)
+        return drawn
+
+    def _repr_html_(self) -> str:
+        shown: str = importlib.import_module(SHOWN_BY).shown(self)
+        return shown
 
 
 class JoinedRun(Run):

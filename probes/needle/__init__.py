@@ -30,6 +30,8 @@ PROBE = Probe(
     head_findings="probes.needle.findings:of_head",
     glossary="probes.needle.findings:GLOSSARY",
     overview="probes.needle.findings:overview",
+    explorer="probes.needle.browser:trials",
+    explorer_tab="Trials",
     sample="probes.needle.sample:rows",
     bench="probes.needle.bench:ways",
 )

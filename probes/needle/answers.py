@@ -1,18 +1,22 @@
 """A model's answer to a prompt, what is right about it, and what each head copied while it was written."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from headscope.attention.heard import Attention
 from headscope.measures.copying import AnswerRows, Copies
-from headscope.passes.prefixes import PrefixReader
+from headscope.passes.prefixes import Ids, PrefixReader
+from headscope.passes.stream import Stream
 from headscope.positions.model import Model
 from probes.needle import wu
 from probes.needle.haystack import Prompt, Prompter, decoded
+from probes.needle.writing import AnswerWrites, Written
 
 STEPS_BEYOND = 6
 """Answer steps of a strict trial beyond the length of what is scored [ours]."""
@@ -20,30 +24,70 @@ STEPS_BEYOND = 6
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """A trial's outcome: the answer, its recall 0..1, the steps that were scored, and what each head copied."""
+    """A trial's outcome: the answer, its recall 0..1, what each step that was scored added to it, what each head copied
+    and, where it was asked for, what each wrote."""
 
     text: str
     recall: float
-    steps: int
+    pieces: list[str]
     copies: Copies
+    written: Written | None = None
 
 
-def answered(reader: PrefixReader, prompts: Sequence[Prompt], prompter: Prompter, mode: str) -> Answered:
-    """Let the model answer the prompt, the same in all `prompts`, and score every head on each one's span."""
+def answered(
+    reader: PrefixReader, prompts: Sequence[Prompt], prompter: Prompter, mode: str, stream: Stream | None = None
+) -> Answered:
+    """Let the model answer the prompt, the same in all `prompts`, and score every head on each one's span.
+
+    With a `stream` also what each head writes, in all and through the whole needle.
+    """
     ids, spans = prompts[0].ids, [(prompt.start, prompt.end) for prompt in prompts]
-    tokenizer = prompter.tokenizer
     rows = AnswerRows(reader.model.geometry.layers, spans)
-    most = wu.STEPS if mode == "wu" else spans[0][1] - spans[0][0] + STEPS_BEYOND
-    ends = ending(reader.model, tokenizer, at_end_token=mode != "wu")
-    tokens = reader.answer(ids, rows.update, most, ends)
-    said = tokens[:-1] if ends(tokens[-1]) else tokens
-    scored = tokens if mode == "wu" else said
-    copies = rows.compute(torch.from_numpy(ids.astype(np.int64)), torch.tensor(scored, dtype=torch.int64))
+    needles = [(start - prompter.given, end) for start, end in spans]
+    writes = None if stream is None else AnswerWrites(stream, needles)
+
+    def listen(heard: Attention) -> None:
+        rows.update(heard)
+        if writes is not None:
+            writes.update(heard)
+
+    with nullcontext() if writes is None else writes.listening():
+        tokens, said = spoken(reader, ids, prompter, mode, spans[0][1] - spans[0][0], listen)
+    scored = torch.tensor(tokens if mode == "wu" else said, dtype=torch.int64)
+    copies = rows.compute(torch.from_numpy(ids.astype(np.int64)), scored)
     if mode == "wu":
         lengths = torch.tensor([[[end - start]] for start, end in spans])
-        copies = Copies(copies.copies / lengths, copies.copies, copies.mass)
-    text = decoded(tokenizer, np.array(said, np.int32)).strip()
-    return Answered(text, recall(prompter.scored_text, text), len(scored), copies)
+        copies = Copies(copies.copies / lengths, copies.copies, copies.mass, copies.places)
+    text = decoded(prompter.tokenizer, np.array(said, np.int32)).strip()
+    pieces = [*added(prompter.tokenizer, scored.tolist())]
+    written = None if writes is None else writes.compute(scored)
+    return Answered(text, recall(prompter.scored_text, text), pieces, copies, written)
+
+
+def spoken(
+    reader: PrefixReader,
+    ids: Ids,
+    prompter: Prompter,
+    mode: str,
+    scored: int,
+    listen: Callable[[Attention], None] = lambda heard: None,
+) -> tuple[list[int], list[int]]:
+    """The tokens of the model's answer to a prompt whose needle has that many scored tokens, and those before the one
+    that ended it."""
+    most = wu.STEPS if mode == "wu" else scored + STEPS_BEYOND
+    ends = ending(reader.model, prompter.tokenizer, at_end_token=mode != "wu")
+    tokens = reader.answer(ids, listen, most, ends)
+    return tokens, tokens[:-1] if ends(tokens[-1]) else tokens
+
+
+def added(tokenizer: Any, tokens: Sequence[int]) -> Iterator[str]:
+    """What each token adds to the text; a character that is split over tokens comes with the last of them."""
+    told = ""
+    for step in range(1, len(tokens) + 1):
+        text = decoded(tokenizer, np.array(tokens[:step], np.int32))
+        whole = step == len(tokens) or not text.endswith("\ufffd")
+        yield text.removeprefix(told) if whole else ""
+        told = text if whole else told
 
 
 def ending(model: Model, tokenizer: Any, at_end_token: bool) -> Callable[[int], bool]:

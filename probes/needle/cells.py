@@ -9,21 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-import torch
+import numpy as np
+import pandas as pd
 
-from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput
-from headscope.measures.copying import Copies
+from headscope.passes.interventions import Intervention
 from headscope.passes.prefixes import PrefixReader
+from headscope.passes.stream import Stream
 from headscope.positions.model import Model
 from headscope.runs.arrow import Rows
 from headscope.studies.cells import Cell, pass_cost
 from headscope.studies.materials import Materials
-from probes.needle import wu
-from probes.needle.answers import answered
+from probes.needle import knockout, wu
+from probes.needle import rows as rows_of
+from probes.needle.answers import answered, recall, spoken
 from probes.needle.config import NeedleGrid
 from probes.needle.facts import read_needles
-from probes.needle.haystack import Haystack, Prompt, Prompter, haystacks
+from probes.needle.haystack import Haystack, Prompt, Prompter, decoded, haystacks
+from probes.needle.heads import CONTROL, ranked
+from probes.needle.knockout import HALVES, Knockout, half_of
+from probes.needle.writing import stream_of
 
 log = logging.getLogger("headscope")
 
@@ -50,14 +55,20 @@ class Trial:
 
 
 class NeedleSection:
-    """Cells: each (model, haystack, needle, context length, depth), and for each but the depth a control without."""
+    """Cells: each (model, haystack, needle, context length, depth), and for each but the depth a control without; then
+    each knock-out, over half of the needles."""
 
     def __init__(self, config: NeedleGrid, materials: Materials):
         self.config, self.materials = config, materials
-        self.needles = read_needles(config.file, config.needles)
+        self.needles = read_needles(config.file, config.needles, config.kind)
+        if config.mode == "wu" and (other := [needle.name for needle in self.needles if needle.indirect]):
+            raise BadInput(f"needle '{other[0]}' has a cue, and mode wu counts copies of literal ones: use mode strict")
         materials.uses("needles", (text for needle in self.needles for text in astuple(needle)))
         self._grounds: dict[int, tuple[list[Haystack], list[Prompter]]] = {}
         self._reader: tuple[str, PrefixReader] | None = None
+        self._stream: tuple[str, Stream] | None = None
+        self._ranked: dict[tuple[str, int], pd.DataFrame | None] = {}
+        self._means: dict[tuple[str, str], Intervention] = {}
 
     def cells(self) -> list[Cell]:
         cells = []
@@ -68,6 +79,30 @@ class NeedleSection:
                 cost = pass_cost(trial.length) - pass_cost(shared)
                 cells.append(Cell(f"{label}: {self._name(trial)}", label, cost, trial))
                 before = trial
+            cells += self._knockouts(label, cells)
+        return cells
+
+    def _knockouts(self, label: str, trials: Sequence[Cell]) -> list[Cell]:
+        """The knock-outs of one model, of whose cells `trials` holds all others."""
+        if not self.config.knockout:
+            return []
+        every = self.materials.model(label).geometry
+        if max(self.config.knockout) > every.layers * every.heads:
+            raise BadInput(
+                f"knockout {max(self.config.knockout)}: '{label}' has {every.layers * every.heads} heads; give fewer"
+            )
+        mine = [cell for cell in trials if cell.model == label]
+        cells = []
+        for how in self.config.silence:
+            for size in sorted(set(self.config.knockout)):
+                for draw in range(1 + self.config.draws):
+                    for half in range(HALVES):
+                        before = tuple(cell.id for cell in mine if half_of(cell.task.needle) != half)
+                        asked = [cell for cell in mine if half_of(cell.task.needle) == half]
+                        which = f"the top {size} heads" if draw == 0 else f"{size} heads of draw {draw}"
+                        name = f"{label}: {how} of {which}, half {half} of the needles"
+                        cost = sum(cell.cost for cell in asked if cell.task.mode != CONTROL)
+                        cells.append(Cell(name, label, cost, Knockout(how, size, draw, half, before)))
         return cells
 
     def trials(self, label: str) -> list[Trial]:
@@ -84,37 +119,33 @@ class NeedleSection:
                     )
                 for length in self.config.grid_lengths:
                     whole = prompter.room(haystack, length) + len(prompter.needle)
-                    trials.append(Trial("absent", needle, stack, length, tuple(depths), whole))
+                    trials.append(Trial(CONTROL, needle, stack, length, tuple(depths), whole))
                     for depth in depths:
-                        place = wu.place if self.config.mode == "wu" else Prompter.place
+                        mode = "indirect" if self.needles[needle].indirect else self.config.mode
+                        place = wu.place if mode == "wu" else Prompter.place
                         branch = place(prompter, haystack, length, depth)
-                        trials.append(Trial(self.config.mode, needle, stack, length, (depth,), branch))
+                        trials.append(Trial(mode, needle, stack, length, (depth,), branch))
         return sorted(trials, key=lambda trial: trial.order)
 
     def prompts(self, label: str, trial: Trial) -> list[Prompt]:
         """The trial's prompt, once for each depth that is scored in it; the ids of all are the same."""
         stacks, prompters = self._ground(label)
         haystack, prompter = stacks[trial.haystack], prompters[trial.needle]
-        if trial.mode == "absent":
+        if trial.mode == CONTROL:
             return prompter.absent(haystack, trial.length, trial.depths)
         make = wu.hidden if trial.mode == "wu" else Prompter.hidden
         return [make(prompter, haystack, trial.length, depth) for depth in trial.depths]
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
+        if isinstance(cell.task, Knockout):
+            return self._knocked_out(cell.model, cell.task, model)
         trial: Trial = cell.task
-        stacks, prompters = self._ground(cell.model)
-        prompts = self.prompts(cell.model, trial)
-        answer = answered(self._reading(cell.model, model), prompts, prompters[trial.needle], trial.mode)
-        keys = {
-            "model": cell.model,
-            "mode": trial.mode,
-            "needle": self.needles[trial.needle].name,
-            "context_length": trial.length,
-            "doc": stacks[trial.haystack].name,
-            "seed": self.materials.seed + trial.haystack,
-        }
-        return {
+        prompter, prompts = self._ground(cell.model)[1][trial.needle], self.prompts(cell.model, trial)
+        stream = self._how_it_adds(cell.model, model, prompts[0]) if self.config.write else None
+        answer = answered(self._reading(cell.model, model), prompts, prompter, trial.mode, stream)
+        keys = self._keys(cell.model, trial)
+        rows: dict[str, Rows] = {
             "needles": {
                 **keys,
                 "depth": list(trial.depths),
@@ -124,9 +155,71 @@ class NeedleSection:
                 "answer": answer.text,
                 "recall": answer.recall,
                 "success": answer.recall > SUCCESS,
-                "steps": answer.steps,
+                "steps": len(answer.pieces),
             },
-            "retrieval": {**keys, **_per_head(answer.copies, model.geometry, trial.depths)},
+            "retrieval": {**keys, **rows_of.per_head(answer.copies, model.geometry, trial.depths)},
+        }
+        if trial.mode != CONTROL:
+            one = {**keys, "depth": trial.depths[0]}
+            rows |= {
+                "needle_passages": rows_of.around(prompts[0], prompter, one),
+                **rows_of.steps(answer, model.geometry, one),
+            }
+        if answer.written is not None:
+            rows["needle_writes"] = {**keys, **rows_of.writes(answer.written, model.geometry, trial.depths)}
+        return rows
+
+    def _knocked_out(self, label: str, task: Knockout, model: Model) -> Mapping[str, Rows]:
+        """Every trial of one half of the needles with a set of heads silenced; nothing where no success ranks heads."""
+        order = self._ranking(label, task)
+        if order is None:
+            log.warning("%s finds none of the needles that would rank its heads: it gets no knock-out", label)
+            return {}
+        heads = knockout.chosen(order, task, self.materials.seed)
+        units = knockout.units_of(heads, model.geometry)
+        stacks, prompters = self._ground(label)
+        if (label, task.how) not in self._means:
+            longest = max(self.config.grid_lengths)
+            haystack = np.concatenate([stacks[0].opening, stacks[0].ids])[:longest]
+            self._means[label, task.how] = knockout.silence(task.how, model, haystack)
+        self.forget()
+        reader, rows = PrefixReader(model), []
+        with knockout.silenced(model, units, self._means[label, task.how]):
+            for trial in self.trials(label):
+                if trial.mode != CONTROL and half_of(trial.needle) == task.half:
+                    (prompt,), prompter = self.prompts(label, trial), prompters[trial.needle]
+                    _, said = spoken(reader, prompt.ids, prompter, trial.mode, prompt.end - prompt.start)
+                    text = decoded(prompter.tokenizer, np.array(said, np.int32)).strip()
+                    share = recall(prompter.scored_text, text)
+                    found = {"answer": text, "recall": share, "success": share > SUCCESS}
+                    rows.append({**self._keys(label, trial), "depth": trial.depths[0], **found})
+        groups = heads["head"] // model.geometry.heads_per_group
+        knocked = heads.assign(model=label, half=task.half, kv_group=groups)
+        return {
+            name: frame.assign(how=task.how, size=task.size, draw=task.draw)
+            for name, frame in (("needle_knockouts", pd.DataFrame(rows)), ("needle_knocked", knocked))
+        }
+
+    def _ranking(self, label: str, task: Knockout) -> pd.DataFrame | None:
+        """Every head by its score over the successful trials of the other half, from the stored cells; None without."""
+        if (label, task.half) not in self._ranked:
+            name = "retrieval" if self.config.rank == "copies" else "needle_writes"
+            trials, scores = (
+                pd.concat([self.materials.stored(f"needle/{cell}", table) for cell in task.before])
+                for table in ("needles", name)
+            )
+            self._ranked[label, task.half] = ranked(trials, scores)
+        return self._ranked[label, task.half]
+
+    def _keys(self, label: str, trial: Trial) -> dict[str, Any]:
+        """The key columns of a trial but its depth."""
+        return {
+            "model": label,
+            "mode": trial.mode,
+            "needle": self.needles[trial.needle].name,
+            "context_length": trial.length,
+            "doc": self._ground(label)[0][trial.haystack].name,
+            "seed": self.materials.seed + trial.haystack,
         }
 
     def forget(self) -> None:
@@ -154,24 +247,13 @@ class NeedleSection:
                 log.warning("queries of %s depend on the total length: every answer step reads its whole prompt", label)
         return self._reader[1]
 
+    def _how_it_adds(self, label: str, model: Model, prompt: Prompt) -> Stream:
+        """How the model's logits are a sum, seen once a model."""
+        if self._stream is None or self._stream[0] != label:
+            self._stream = (label, stream_of(model, prompt.ids))
+        return self._stream[1]
+
     def _name(self, trial: Trial) -> str:
-        where = f"depth {trial.depths[0]:.4f}" if trial.mode != "absent" else "without the needle"
+        where = f"depth {trial.depths[0]:.4f}" if trial.mode != CONTROL else "without the needle"
         needle, seed = self.needles[trial.needle].name, self.materials.seed + trial.haystack
         return f"needle {needle}, seed {seed}, {trial.length} tokens, {where}"
-
-
-def _per_head(copies: Copies, geometry: Geometry, depths: Sequence[float]) -> dict[str, Any]:
-    """Columns of `retrieval` for every depth, layer and head."""
-    span, layer, head = (
-        t.reshape(-1) for t in torch.meshgrid(*(torch.arange(n) for n in copies.score.shape), indexing="ij")
-    )
-    columns = {
-        "layer": torch.tensor(geometry.numbers)[layer],
-        "head": head,
-        "kv_group": head // geometry.heads_per_group,
-        "depth": torch.tensor(depths, dtype=torch.float64)[span],
-        "score": copies.score.reshape(-1),
-        "copies": copies.copies.reshape(-1),
-        "mass": copies.mass.reshape(-1).clamp(max=1),
-    }
-    return {name: column.numpy() for name, column in columns.items()}

@@ -9,8 +9,8 @@ from headscope.figures import heads as head_figures
 from headscope.report.content import Chart, Group, Shown
 from headscope.report.words import extremes
 from headscope.runs.run import Run
-from probes.needle import PROBE, figures
-from probes.needle.found import by_seed, seed_columns
+from probes.needle import PROBE, figures, found
+from probes.needle.found import DETECTORS, by_seed, seed_columns
 from probes.needle.heads import retrieval_rows
 
 
@@ -21,6 +21,8 @@ def charts(shown: Shown) -> Iterator[Group]:
         yield Group(PROBE.title, "Where the needle is found", _by_length(needles), page="/")
         yield Group(PROBE.title, "Where the needle is found", _success(needles, shown.models))
         yield Group(PROBE.title, "Which heads copy it", _scores(shown))
+        yield Group(PROBE.title, "Which heads write it", _writes(shown))
+        yield Group(PROBE.title, "Without its top heads", _knocked_out(shown))
 
 
 def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
@@ -33,22 +35,63 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
         )
 
 
+def _modes(needles: pd.DataFrame) -> list[str]:
+    """What was hidden, controls aside."""
+    present = set(needles["mode"])
+    return [mode for mode in ("strict", "indirect", "wu") if mode in present]
+
+
 def _by_length(needles: pd.DataFrame) -> Iterator[Chart]:
-    mode = "strict" if "strict" in set(needles["mode"]) else "wu"
-    yield Chart(
-        figures.success_by_length(needles, mode),
-        "Over all depths; the band is the 95 % interval of the share.",
-        half=True,
-    )
+    for mode in _modes(needles):
+        yield Chart(
+            figures.success_by_length(needles, mode),
+            "Over all depths; the band is the 95 % interval of the share.",
+            half=True,
+        )
 
 
 def _success(needles: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
-    mode = "strict" if "strict" in set(needles["mode"]) else "wu"
     for label in models:
+        for mode in _modes(needles):
+            yield Chart(
+                figures.success_map(needles, label, mode),
+                "A cell is a context length and a depth; a trial succeeds where the answer holds more than half of the "
+                "needle's words. The page Trials of the app opens each cell.",
+                half=True,
+            )
+
+
+def _writes(shown: Shown) -> Iterator[Chart]:
+    """What heads write through the needle, and how that goes with what they copy."""
+    for name in ("needle_write", "needle_write_indirect"):
+        for label in shown.finite(name):
+            yield Chart(
+                head_figures.matrix(shown.heads, name, label),
+                "Logits that a head adds directly to the answered tokens through its weight on the needle, less what "
+                "it adds through the tokens there in the control without a needle.",
+                extremes(shown.heads, name, label),
+                half=True,
+            )
+    for label in shown.models:
+        for x, y in DETECTORS:
+            if label in shown.finite(x) and label in shown.finite(y):
+                yield Chart(
+                    figures.detectors(shown.heads, label, x, y),
+                    "A point is a head: two ways to detect those that retrieve.",
+                    half=True,
+                )
+
+
+def _knocked_out(shown: Shown) -> Iterator[Chart]:
+    """Success against the number of heads silenced."""
+    if "needle_knockouts" not in shown.run.tables:
+        return
+    lines = shown.run.derived(found.curve)
+    for (label, _, _), mine in lines[lines["model"].isin(list(shown.models))].groupby(["model", "mode", "how"]):
         yield Chart(
-            figures.success_map(needles, label, mode),
-            "A cell is a context length and a depth; it succeeds where the answer holds more than half of the needle's "
-            "words.",
+            figures.knocked_out(mine, str(label)),
+            "Heads are ranked on one half of the needles and silenced while the other half is asked for. Bands: 95 % "
+            "Wilson interval over trials; thin lines: the least and the most that one random set leaves.",
             half=True,
         )
 

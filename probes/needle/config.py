@@ -19,13 +19,31 @@ class NeedleGrid(Options):
     )
     max_length: int = Field(2048, ge=1, description="longest context in tokens, where lengths is a number")
     depths: int | list[float] = Field(5, description="how many, evenly spaced from 0 to 1; or the depths")
-    needles: int = Field(6, ge=1, description="how many of the needles to hide, from the first")
-    file: str | None = Field(None, description="JSON lines of your own needles: name, question, opening, fact")
+    needles: int = Field(6, ge=1, description="how many of the needles of a kind to hide, from the first")
+    kind: Literal["literal", "indirect", "both"] = Field(
+        "literal", description="needles asked for in their own words, in others (bakery, park, ...), or both"
+    )
+    file: str | None = Field(
+        None, description="JSON lines of your own needles: name, question, opening, fact; cue, if in other words"
+    )
     seeds: int = Field(1, ge=1, le=10_000, description="haystacks: documents of the source, in its seeded order")
     mode: Literal["strict", "wu"] = Field("strict", description="how copies count: exactly, or as the public code does")
     template: Literal["prefix", "plain", "chat"] = Field(
         "prefix", description="after the question: the needle's opening words, nothing, or the model's chat template"
     )
+    write: bool = Field(
+        False, description="also what each head adds to the logits of the answer, through the needle and otherwise"
+    )
+    knockout: list[int] = Field(
+        [], description="numbers of heads to silence together, the top ones against random ones: 1,2,4,8,16,32"
+    )
+    rank: Literal["copies", "write"] = Field(
+        "copies", description="by which score heads are the top ones of a knock-out: by copies, or through the needle"
+    )
+    silence: list[Literal["z-zero", "z-mean"]] = Field(
+        ["z-zero"], description="what silenced heads put out: nothing, or their mean over the haystack"
+    )
+    draws: int = Field(5, ge=1, le=1000, description="random sets of heads of each size, matched by layer")
 
     @model_validator(mode="after")
     def _make_a_grid(self) -> "NeedleGrid":
@@ -43,6 +61,24 @@ class NeedleGrid(Options):
             raise ValueError(f"depth {wrong[0]:g} lies outside 0 (start of the haystack) to 1 (its end)")
         if min(self.grid_lengths) < 1:
             raise ValueError(f"context length {min(self.grid_lengths)} is too short")
+        return self
+
+    @model_validator(mode="after")
+    def _go_together(self) -> "NeedleGrid":
+        if self.file is not None and self.kind != "literal":
+            raise ValueError("kind chooses among the built-in needles: leave it out where there is a file")
+        if self.mode == "wu" and (self.kind != "literal" or self.write):
+            raise ValueError("mode wu counts copies of literal needles alone: use mode strict")
+        if self.knockout and min(self.knockout) < 1:
+            raise ValueError(f"knockout {min(self.knockout)} silences no head: give numbers of at least 1")
+        if self.knockout and self.needles < 2:
+            raise ValueError("a knock-out ranks heads on half of the needles: give at least 2 needles")
+        if self.knockout and self.mode == "wu":
+            raise ValueError("knock-outs are of exact trials: use mode strict")
+        if self.rank == "write" and not self.write:
+            raise ValueError("rank write needs what each head writes: add write: true")
+        if not self.silence:
+            raise ValueError("silence: give z-zero or z-mean")
         return self
 
     @property

@@ -6,13 +6,14 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, scatter, style
+from headscope.runs.statistics import statistic
 from probes.needle.found import seed_columns, success
 from probes.needle.heads import RETRIEVAL_HEAD
 
 
 def success_map(needles: pd.DataFrame, model: str, mode: str = "strict") -> go.Figure:
     """Share of trials that succeed, context length by depth, over needles and haystacks; depth 0 is at the top."""
-    title = f"Needle found: {style.text(model)}"
+    title = f"{_named(mode)} found: {style.text(model)}"
     if why := style.lacks(needles, "model", "mode", "context_length", "depth", "success"):
         return style.nothing(title, why)
     counted = success(needles[(needles["model"] == model) & (needles["mode"] == mode)])
@@ -33,7 +34,7 @@ def success_map(needles: pd.DataFrame, model: str, mode: str = "strict") -> go.F
 
 def success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Figure:
     """Share of trials that succeed by context length, over depths: a line a model in its 95 % Wilson interval."""
-    title = "Needle found, by context length"
+    title = f"{_named(mode)} found, by context length"
     if why := style.lacks(needles, "model", "mode", "context_length", "success"):
         return style.nothing(title, why)
     trials = needles[needles["mode"] == mode]
@@ -45,6 +46,46 @@ def success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Figure:
     made.update_xaxes(title_text="context length (tokens)", tickformat=",")
     made.update_yaxes(title_text="share of trials", tickformat=".0%", range=[-0.02, 1.02])
     return style.room_for_legend(made)
+
+
+def knocked_out(lines: pd.DataFrame, model: str) -> go.Figure:
+    """Success against the number of heads silenced, the top ones and random ones, each in its Wilson interval; from
+    rows of `found.curve` of one model, mode and way. Thin lines are the extremes of the random draws."""
+    (how,), (mode,) = lines["how"].unique(), lines["mode"].unique()
+    made = style.figure(f"{_named(mode)} found with heads silenced ({how}): {style.text(model)}")
+    sizes = sorted(lines["size"].unique())
+    for top, name, colour, dash in ((True, "top heads", 4, 0), (False, "random heads of the same layers", 0, 1)):
+        look = style.Look(name, style.PALETTE[colour], style.DASHES[dash], style.SYMBOLS[dash])
+        mine = lines[lines["top"] == top].set_index("size").rename(columns={"share": "mean"})
+        mine.index = pd.Index([sizes.index(size) for size in mine.index])
+        if not top:
+            thin = {"mode": "lines", "line": {"color": look.colour, "width": 0.7, "dash": "dot"}, "hoverinfo": "skip"}
+            for end in ("least", "most"):
+                made.add_scatter(x=mine.index, y=mine[end], showlegend=False, legendgroup=name, **thin)
+        style.band(made, mine[["mean", "low", "high"]], look, "%{customdata} heads: %{y:.0%} of trials")
+        made.data[-1].customdata = [sizes[at] for at in mine.index]
+    ticks = {"tickvals": [*range(len(sizes))], "ticktext": [str(size) for size in sizes]}
+    made.update_xaxes(title_text="heads silenced", **ticks)
+    made.update_yaxes(title_text="share of trials", tickformat=".0%", range=[-0.02, 1.02])
+    return style.room_for_legend(made)
+
+
+def detectors(heads: pd.DataFrame, model: str, x: str, y: str) -> go.Figure:
+    """One score that detects retrieval heads against another, a dot a head."""
+    first, second = statistic(x), statistic(y)
+    made = style.figure(f"{second.label.capitalize()} against {first.label}: {style.text(model)}")
+    if why := style.lacks(heads[heads["model"] == model], x, y):
+        return style.nothing(made.layout.title.text, why)
+    points = heads[heads["model"] == model].dropna(subset=[x, y])
+    scatter.dots(made, points, x, y, "%{x:.3f} and %{y:.3f}")
+    for axis, name, told in ((made.update_xaxes, x, first), (made.update_yaxes, y, second)):
+        axis(title_text=told.label + (f" ({told.unit})" if told.unit else ""), range=_ends(heads[name].dropna()))
+    return style.says(scatter.coloured(made), value=second.label, model=style.text(model))
+
+
+def _named(mode: str) -> str:
+    """What a mode's trials hide."""
+    return "Indirect needle" if mode == "indirect" else "Needle"
 
 
 def head_map(retrieval: pd.DataFrame, model: str, layer: int, head: int) -> go.Figure:

@@ -8,8 +8,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import pandas as pd
+
 from headscope.report.content import Finding, Overview, Term
-from headscope.report.words import here, ranks
+from headscope.report.words import by_model, here, ranks
 from headscope.runs.run import Run
 from headscope.runs.statistics import statistic
 from probes.needle import PROBE, found
@@ -24,6 +26,21 @@ GLOSSARY = (
         "is the share of the needle that a head copies, 0 to 1, averaged over the trials that the model answers; its "
         "interval is over trials. The control asks without the needle: what a head scores there, it scores by chance.",
         tables=("retrieval",),
+    ),
+    Term(
+        "Write through the needle",
+        "What a head adds directly to the logits of the answer through its weight on the needle's tokens, less what it "
+        "adds through the tokens that stand there without a needle. It needs no token to be copied, so that it also "
+        "finds heads that fetch an answer to a question which shares no word with the needle.",
+        "Σ_needle α v W_h · g ∘ (U_y − mean U) / scale of the final norm",
+        ("needle_writes",),
+    ),
+    Term(
+        "Knock-out",
+        "Heads are silenced together: they say nothing (z-zero), or what they say of the haystack on average (z-mean). "
+        "The top ones are those with the highest score over the other half of the needles; beside them stand random "
+        "sets with as many heads in each layer.",
+        tables=("needle_knockouts",),
     ),
 )
 
@@ -46,6 +63,16 @@ def findings(run: Run) -> Iterator[Finding]:
             f"{row['spearman']:.2f} and share {row['overlap']:.0%} of their top 10.",
             row["model"],
         )
+    for name in ("needle_write", "needle_write_indirect"):
+        for label, block in by_model(run.heads, name):
+            order = block.sort_values(name, ascending=False, kind="stable").head(5)
+            best = ", ".join(
+                f"layer {row['layer']} head {row['head']} ({row[name]:+.2f})" for _, row in order.iterrows()
+            )
+            yield Finding(PROBE.title, f"In {label}, {statistic(name).label} is largest in {best} logits.", label)
+    for row in found.detectors(run.heads).to_dict("records"):
+        yield Finding(PROBE.title, _agreeing(row), row["model"])
+    yield from _knocked_out(run)
     for row in found.between_models(run.heads).to_dict("records") if _scored(run) else ():
         yield Finding(
             PROBE.title,
@@ -55,19 +82,28 @@ def findings(run: Run) -> Iterator[Finding]:
 
 
 def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
-    """What the head copies in `model` with a needle and without, and its rank by that under each model."""
+    """What the head copies in `model` with a needle and without, its rank by that under each model, and what it writes
+    through the needle."""
     if not _scored(run):
         return
     rows = run.heads[here(run.heads, layer, head)]
-    if not rows["retrieval"].any():
+    if rows["retrieval"].any():
+        yield from _copied(run, rows, model, layer, head)
+    else:
         yield "It copies no token of a needle in any successful trial."
-        return
+    for row in rows[rows["model"] == model].dropna(subset=["needle_write"]).to_dict("records") if _writes(run) else ():
+        sure = _interval(row, "needle_write", "+.2f")
+        yield (
+            f"Through the needle it adds {row['needle_write']:+.2f} logits{sure} to an answered token, through all "
+            f"else {row['needle_rest']:+.2f}."
+        )
+
+
+def _copied(run: Run, rows: pd.DataFrame, model: str, layer: int, head: int) -> Iterator[str]:
     for row in rows[(rows["model"] == model) & rows["retrieval"].notna()].to_dict("records"):
         control = row.get("retrieval_control", math.nan)
         without = "" if math.isnan(control) else f", and scores {control:.3f} where there is none"
-        sure = ""
-        if not math.isnan(row["retrieval_low"]):
-            sure = f" (95 % interval {row['retrieval_low']:.2f} to {row['retrieval_high']:.2f})"
+        sure = _interval(row, "retrieval", ".2f")
         yield f"When there is a needle it copies {row['retrieval']:.2f} of it{sure}{without}."
     if told := ranks(run.heads, "retrieval", layer, head):
         yield f"Rank by {statistic('retrieval').label}: {told}."
@@ -109,6 +145,42 @@ def _of_model(run: Run, row: dict[Any, Any]) -> Iterator[str]:
     )
 
 
+def _agreeing(row: dict[Any, Any]) -> str:
+    """How far two detectors agree on the heads of a model."""
+    first, second = (statistic(row[name]).label for name in ("first", "second"))
+    sure = "" if math.isnan(row["low"]) else f" (95 % interval {row['low']:.2f} to {row['high']:.2f})"
+    return (
+        f"In {row['model']}, {first} and {second} rank heads with a correlation of {row['spearman']:.2f}{sure}, and "
+        f"{row['overlap']:.0%} of the top {found.TOP} are the same."
+    )
+
+
+def _knocked_out(run: Run) -> Iterator[Finding]:
+    """What is left of success without the top heads, and whether that is less than without random ones."""
+    if "needle_knockouts" not in run.tables:
+        return
+    for (label, mode, how), lines in run.derived(found.curve).groupby(["model", "mode", "how"]):
+        top, random = (lines[lines["top"] == which].iloc[-1] for which in (True, False))
+        size, part = int(top["size"]), found.apart(lines)
+        which = "indirect needles" if mode == "indirect" else "needles"
+        verdict = (
+            f"the intervals part from {part} head{'s' if part > 1 else ''} on, as Wu et al. 2024 found of their models"
+            if part is not None
+            else "the intervals do not part, so that this run does not show what Wu et al. 2024 found"
+        )
+        yield Finding(
+            PROBE.title,
+            f"With its top {size} heads silenced ({how}) {label} finds {_share(top)} of the {which} that did not rank "
+            f"them, with as many random heads of the same layers {_share(random)}, and unchanged "
+            f"{lines['share'].iloc[0]:.0%}; {verdict}.",
+            str(label),
+        )
+
+
+def _share(row: "pd.Series[Any]") -> str:
+    return f"{row['share']:.0%} (95 % interval {row['low']:.0%} to {row['high']:.0%})"
+
+
 def _in_words(row: dict[Any, Any]) -> dict[str, object]:
     """A row of the terminal's table: success with its interval, shares of heads and the top head."""
     heads = {
@@ -128,6 +200,16 @@ def _in_words(row: dict[Any, Any]) -> dict[str, object]:
 def _published(share: float, what: str) -> str:
     low, high = PUBLISHED[what]
     return f"{'within' if low <= share <= high else 'outside'} the {low:.0%} to {high:.0%} of published models"
+
+
+def _interval(row: dict[Any, Any], name: str, form: str) -> str:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return "" if math.isnan(low) else f" (95 % interval {low:{form}} to {high:{form}})"
+
+
+def _writes(run: Run) -> bool:
+    """Whether it is known what any head writes through a literal needle."""
+    return "needle_write" in run.heads
 
 
 def _scored(run: Run) -> bool:

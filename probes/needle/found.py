@@ -9,14 +9,22 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from headscope.runs.means import HEAD_KEYS
+from headscope.runs.means import HEAD_KEYS, plain
 from headscope.runs.run import Run
-from probes.needle.heads import RETRIEVAL_HEAD, retrieval_rows
+from probes.needle.heads import CONTROL, RETRIEVAL_HEAD, retrieval_rows
 
 PUBLISHED = {"above": (0.03, 0.06), "zero": (0.45, 0.73)}
 """Shares of heads above 0.1 and of exactly 0 over the models of Wu et al. 2024."""
-CONTROL = "absent"
 TOP = 10
+Z = 1.959963984540054
+"""Of a normal number, 95 % lie within so many standard deviations."""
+DETECTORS = (
+    ("retrieval", "needle_write"),
+    ("retrieval", "needle_write_indirect"),
+    ("needle_write", "needle_write_indirect"),
+    ("retrieval_indirect", "needle_write_indirect"),
+)
+"""Pairs of columns of the per-head table that detect retrieval heads, each in its way."""
 
 
 def success(needles: pd.DataFrame) -> pd.DataFrame:
@@ -64,6 +72,56 @@ def leading(run: Run, model: str, mode: str, most: int = 5) -> list[tuple[int, i
     """Layer, head and score of the heads of a model that copy most."""
     order = run.heads[run.heads["model"] == model].sort_values(column(mode), ascending=False, kind="stable")
     return [*order[["layer", "head", column(mode)]].head(most).itertuples(index=False, name=None)]
+
+
+def detectors(heads: pd.DataFrame) -> pd.DataFrame:
+    """How far detectors agree on the heads of a model: one row per model and pair of `DETECTORS` that it has.
+
+    `spearman` and `overlap` as in `retest`, `low` .. `high` the 95 % interval of the correlation over heads (Fisher's z
+    with the variance of Bonett and Wright 2000 [ours]); `first`, `second` are the columns.
+    """
+    rows = []
+    for label, block in heads.groupby("model", observed=True):
+        for first, second in DETECTORS:
+            both = block.reindex(columns=[first, second]).dropna()
+            if len(both):
+                spearman, overlap = _agreement(both)
+                rows.append((str(label), first, second, spearman, *_sure(spearman, len(both)), overlap))
+    return pd.DataFrame(rows, columns=["model", "first", "second", "spearman", "low", "high", "overlap"])
+
+
+def curve(run: Run) -> pd.DataFrame:
+    """Success with heads silenced: one row per (model, mode, how, size, top).
+
+    `top` tells whether the top heads are silenced or random ones; size 0 is the unchanged model, for both. `share` of
+    `trials` succeeds, random sets averaged over their draws, of which `least` and `most` are the extremes; `low` ..
+    `high` is the 95 % Wilson interval over the trials of one set, so that more draws make it no narrower.
+    """
+    keys = ["model", "mode", "how", "size"]
+    knocked = plain(run.table("needle_knockouts"))
+    sets = knocked.groupby([*keys, "draw"])["success"].agg(["size", "mean"])
+    sets = sets.set_axis(["trials", "share"], axis=1).reset_index()
+    sets["top"] = sets["draw"] == 0
+    shares = sets.groupby([*keys, "top"])["share"]
+    found = sets.groupby([*keys, "top"]).agg(trials=("trials", "first"), share=("share", "mean"))
+    found = found.assign(least=shares.min(), most=shares.max()).reset_index()
+    asked = knocked[["model", "mode", "needle"]].drop_duplicates()
+    needles = plain(run.table("needles")).merge(asked)
+    whole = needles.groupby(["model", "mode"])["success"].agg(["size", "mean"])
+    whole = whole.set_axis(["trials", "share"], axis=1).reset_index()
+    start = found[["model", "mode", "how", "top"]].drop_duplicates().merge(whole, on=["model", "mode"])
+    start = start.assign(size=0, least=start["share"], most=start["share"])
+    joined = pd.concat([start, found], ignore_index=True)
+    low, high = wilson(joined["share"], joined["trials"])
+    return joined.assign(low=low, high=high).sort_values([*keys[:3], "top", "size"], ignore_index=True)
+
+
+def apart(lines: pd.DataFrame) -> int | None:
+    """The smallest size at which the top heads' interval lies below that of random heads, from rows of `curve` of one
+    model, mode and way; None where there is none."""
+    top, random = (lines[lines["top"] == which].set_index("size") for which in (True, False))
+    below = top["high"] < random["low"].reindex(top.index)
+    return int(below.index[below].min()) if below.any() else None
 
 
 def by_group(heads: pd.DataFrame) -> pd.DataFrame:
@@ -122,14 +180,22 @@ def _agreement(scores: pd.DataFrame) -> tuple[float, float]:
     return float(first.rank().corr(second.rank())), len(best[0] & best[1]) / min(TOP, len(scores))
 
 
-def _with_wilson(counts: pd.DataFrame) -> pd.DataFrame:
-    from scipy.stats import binomtest  # takes a second to import
+def _sure(spearman: float, heads: int) -> tuple[float, float]:
+    """95 % interval of a rank correlation over that many heads; NaN below four or at a perfect one."""
+    if heads < 4 or not abs(spearman) < 1:
+        return np.nan, np.nan
+    reach = Z * np.sqrt((1 + spearman**2 / 2) / (heads - 3))
+    return float(np.tanh(np.arctanh(spearman) - reach)), float(np.tanh(np.arctanh(spearman) + reach))
 
-    intervals = [
-        binomtest(row["successes"], row["trials"]).proportion_ci(method="wilson") for row in counts.to_dict("records")
-    ]
-    return counts.assign(
-        share=counts["successes"] / counts["trials"],
-        low=[interval.low for interval in intervals],
-        high=[interval.high for interval in intervals],
-    )
+
+def wilson(share: pd.Series, trials: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """The ends of the 95 % Wilson interval of shares of that many trials."""
+    middle = share + Z**2 / (2 * trials)
+    half = Z * np.sqrt(share * (1 - share) / trials + Z**2 / (4 * trials**2))
+    return ((middle - half) / (1 + Z**2 / trials)).clip(lower=0), ((middle + half) / (1 + Z**2 / trials)).clip(upper=1)
+
+
+def _with_wilson(counts: pd.DataFrame) -> pd.DataFrame:
+    share = counts["successes"] / counts["trials"]
+    low, high = wilson(share, counts["trials"])
+    return counts.assign(share=share, low=low, high=high)

@@ -12,6 +12,8 @@ from headscope.runs.statistics import Statistic
 from headscope.runs.stored import Stored
 from probes.needle.tables import NEEDLES
 
+CONTROL = "absent"
+"""The mode of trials without a needle."""
 RETRIEVAL_HEAD = 0.1
 """Mean retrieval score above which a head is called a retrieval head (Wu et al. 2024)."""
 
@@ -26,6 +28,32 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             best="top retrieval head",
         ),
         "retrieval_mass": Statistic("needle mass", "", "mean weight on the needle at the answer steps, same trials"),
+        "retrieval_indirect": Statistic(
+            "retrieval score, indirect needles",
+            "",
+            "the same over needles whose questions share no word with them",
+        ),
+        "needle_write": Statistic(
+            "write through the needle",
+            "logits",
+            "mean of what the head adds directly to the logit of an answered token through its weight on the needle, "
+            "less what it adds through the tokens there without the needle; over the trials that succeeded",
+            formula="Σ_needle α v W_h · g ∘ (U_y − mean U) / scale of the final norm",
+            form="+.3f",
+        ),
+        "needle_write_indirect": Statistic(
+            "write through the needle, indirect needles",
+            "logits",
+            "the same over needles whose questions share no word with them",
+            form="+.3f",
+        ),
+        "needle_rest": Statistic(
+            "write beside the needle",
+            "logits",
+            "mean of what the head adds directly to the logit of an answered token through all tokens but the "
+            "needle's, same trials",
+            form="+.3f",
+        ),
         "retrieval_wu": Statistic("retrieval score (wu)", "", "mean score as the public code of Wu et al. counts it"),
         "retrieval_control": Statistic("retrieval score, no needle", "", "mean strict score in the control trials"),
     }
@@ -44,25 +72,71 @@ ROLES: Mapping[str, Role] = MappingProxyType(
 
 def heads(run: Stored) -> pd.DataFrame | None:
     """Columns by (model, layer, head, kv_group), over successful trials: `retrieval` with its interval over trials,
-    `retrieval_mass`, `retrieval_wu`; and over the trials without a needle `retrieval_control`."""
+    `retrieval_mass`, `retrieval_indirect`, `retrieval_wu`, and where it was measured `needle_write` with its interval,
+    `needle_write_indirect` and `needle_rest`; over the trials without a needle `retrieval_control`."""
     if "retrieval" not in run.tables:
         return None
     rows = run.derived(retrieval_rows)
-    good = rows[rows["success"]]
-    strict = good[good["mode"] == "strict"]
     columns: list[pd.DataFrame | pd.Series] = [
-        rows[rows["mode"] == "absent"].groupby(HEAD_KEYS)["score"].mean().rename("retrieval_control")
+        rows[rows["mode"] == CONTROL].groupby(HEAD_KEYS)["score"].mean().rename("retrieval_control")
     ]
-    if len(strict):
-        by_trial = strict.set_index([*HEAD_KEYS, "trial"])["score"].rename_axis(index={"trial": "doc"})
-        columns = [with_interval(by_trial, "retrieval", 0, 1), strict.groupby(HEAD_KEYS)["mass"].mean(), *columns]
-    if len(counted := good[good["mode"] == "wu"]):
-        columns.append(counted.groupby(HEAD_KEYS)["score"].mean().rename("retrieval_wu"))
-    return pd.concat(columns, axis=1).rename(columns={"mass": "retrieval_mass"})
+    good = {str(mode): block for mode, block in rows[rows["success"]].groupby("mode")}
+    if "indirect" in good:
+        columns.insert(0, _with_interval(good["indirect"], "score", "retrieval_indirect", 0, 1))
+    if "strict" in good:
+        mass = good["strict"].groupby(HEAD_KEYS)["mass"].mean().rename("retrieval_mass")
+        columns = [_with_interval(good["strict"], "score", "retrieval", 0, 1), mass, *columns]
+    if "wu" in good:
+        columns.append(good["wu"].groupby(HEAD_KEYS)["score"].mean().rename("retrieval_wu"))
+    if "needle_writes" in run.tables:
+        written = run.derived(write_rows)
+        for mode, block in written[written["success"] & (written["mode"] != CONTROL)].groupby("mode"):
+            name = "needle_write" if mode == "strict" else "needle_write_indirect"
+            columns.append(_with_interval(block, "net", name))
+            if mode == "strict":
+                columns.append(block.groupby(HEAD_KEYS)["rest"].mean().rename("needle_rest"))
+    return pd.concat(columns, axis=1)
+
+
+def _with_interval(
+    rows: pd.DataFrame, value: str, name: str, least: float = -np.inf, most: float = np.inf
+) -> pd.DataFrame:
+    """The mean over trials with its interval, by head."""
+    by_trial = rows.set_index([*HEAD_KEYS, "trial"])[value].rename_axis(index={"trial": "doc"})
+    return with_interval(by_trial, name, least, most)
 
 
 def retrieval_rows(run: Stored) -> pd.DataFrame:
     """The `retrieval` table with `success` and `trial`, the number of the trial."""
-    trials = plain(run.table("needles"))
-    trials["trial"] = np.arange(len(trials))
-    return plain(run.table("retrieval")).merge(trials[[*NEEDLES.keys, "success", "trial"]], on=NEEDLES.keys)
+    return with_trials(plain(run.table("needles")), plain(run.table("retrieval")))
+
+
+def write_rows(run: Stored) -> pd.DataFrame:
+    """The `needle_writes` table with `success`, `trial` and `net`; see `against_control`."""
+    return against_control(with_trials(plain(run.table("needles")), plain(run.table("needle_writes"))))
+
+
+def with_trials(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of heads with `success` and `trial`, the number of the trial."""
+    numbered = trials.assign(trial=np.arange(len(trials)))
+    return rows.merge(numbered[[*NEEDLES.keys, "success", "trial"]], on=NEEDLES.keys)
+
+
+def against_control(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `needle_writes` with `net`: what comes through the needle less what does where it would have been."""
+    same = [*(name for name in NEEDLES.keys if name != "mode"), "layer", "head", "kv_group"]
+    control = rows[rows["mode"] == CONTROL].set_index(same)["through"].rename("control")
+    joined = rows.join(control, on=same)
+    return joined.assign(net=joined["through"] - joined["control"]).drop(columns="control")
+
+
+def ranked(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame | None:
+    """Every head of one model by its mean score over the successful trials, the highest first: `layer`, `head`,
+    `score`, which is the share copied or, from rows of `needle_writes`, `net`. None without a success."""
+    told = with_trials(plain(trials), plain(rows))
+    told = told if "score" in told else against_control(told).assign(score=lambda each: each["net"])
+    good = told[told["success"] & (told["mode"] != CONTROL)]
+    if good.empty:
+        return None
+    means = good.groupby(["layer", "head"])["score"].mean().reset_index()
+    return means.sort_values("score", ascending=False, kind="stable", ignore_index=True)

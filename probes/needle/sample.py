@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,4 +39,53 @@ def rows(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, Mapping[s
     heads["copies"] = rng.binomial(8, 0.95 * skill)
     heads["score"] = heads["copies"] / 8
     heads["mass"] = np.clip(0.7 * skill + 0.01 * rng.random(len(heads)), 0, 1)
-    yield "trials", {"needles": trials, "retrieval": heads.drop(columns=["growth", "success"])}
+    stored = {"needles": trials, "retrieval": heads.drop(columns=["growth", "success"])}
+    browsed, knocked = _browsed(trials, heads, keys), _knockouts(sizes, trials[hidden], model, number)
+    yield "trials", {**stored, **browsed, **knocked, "needle_writes": _writes(heads, rng)}
+
+
+def _browsed(trials: pd.DataFrame, heads: pd.DataFrame, keys: list[str]) -> dict[str, pd.DataFrame]:
+    """What a reader of single trials sees: every head that copied did so once, at the step of its number."""
+    hidden = trials[trials["mode"] == "strict"]
+    told = {
+        "before": "The king sleeps. ",
+        "given": "The harbour bell of Port Selwyn was cast in the year",
+        "scored": " 1847 by Odette Marchbanks.",
+        "after": " Enter <b>a messenger</b> \u05e9\u05dc\u05d5\u05dd.",
+        "asked": "\n\nQuestion: When was the bell cast?\nAnswer: The harbour bell was cast in the year",
+    }
+    steps = hidden[[*keys, "answer"]].assign(piece=hidden["answer"].str.findall(r"\s*\S+")).explode("piece")
+    steps["step"] = steps.groupby(keys).cumcount()
+    copies = heads[(heads["mode"] == "strict") & (heads["copies"] > 0)].merge(hidden[[*keys, "span_start"]], on=keys)
+    copies["step"] = copies["head"] % 3
+    copies["key"] = copies["span_start"] + copies["step"]
+    places = [*keys, "step", "layer", "head", "kv_group", "key"]
+    return {
+        "needle_passages": hidden[keys].assign(**told),
+        "needle_steps": steps[[*keys, "step", "piece"]],
+        "needle_copies": copies[places],
+    }
+
+
+def _writes(heads: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
+    through = 0.5 * heads["score"] + 0.02 * rng.standard_normal(len(heads))
+    rest = 0.1 * rng.standard_normal(len(heads))
+    return heads.drop(columns=["growth", "success", "copies", "score", "mass"]).assign(through=through, rest=rest)
+
+
+def _knockouts(sizes: Sizes, trials: pd.DataFrame, model: str, number: int) -> dict[str, pd.DataFrame]:
+    """Top heads of low growth, without which half as many trials succeed, and two random draws that cost little."""
+    ranked = sizes.units.sort_values("growth", ignore_index=True)
+    asked = trials.drop(columns=["prompt_tokens", "span_start", "span_end", "steps"])
+    knockouts, knocked = [], []
+    for size, draw, half in product((1, 4), range(3), range(2)):
+        rng = np.random.default_rng([sizes.seed, number, size, draw, half])
+        which: dict[str, Any] = {"how": "z-zero", "size": size, "draw": draw}
+        found = asked[asked["needle"] == ("bell", "ledger")[half]].assign(**which)
+        found["success"] &= rng.random(len(found)) < (0.95 if draw else 0.3 if size > 1 else 0.8)
+        found["recall"] = np.where(found["success"], 1.0, 0.1)
+        heads = ranked.head(size) if draw == 0 else ranked.iloc[rng.permutation(len(ranked))[:size]]
+        knocked.append(heads.assign(**which, half=half, score=1 - heads["growth"]))
+        knockouts.append(found)
+    heads = pd.concat(knocked).drop(columns="growth").assign(model=model)
+    return {"needle_knockouts": pd.concat(knockouts), "needle_knocked": heads}

@@ -21,8 +21,9 @@ MODE = key(
     "mode",
     "label",
     "",
-    "strict: exact span, score at most 1; wu: as the public code of Wu et al. counts; absent: the control, a strict "
-    "trial without the needle, scored where it would have been [ours]",
+    "strict: exact span, score at most 1; indirect: the same, of a needle that is asked for in other words [ours]; wu: "
+    "as the public code of Wu et al. counts; absent: the control, a strict trial without the needle, scored where it "
+    "would have been [ours]",
     None,
 )
 
@@ -59,9 +60,9 @@ RETRIEVAL = Table(
             "score",
             "value",
             "",
-            "strict, absent: share of the scored part's tokens that the head copied at some step; wu: copies / tokens, "
-            "which repeats can take above 1. A copy: the row that produced a token has its largest weight on a token "
-            "of the scored part that is equal to it",
+            "strict, indirect, absent: share of the scored part's tokens that the head copied at some step; wu: copies "
+            "/ tokens, which repeats can take above 1. A copy: the row that produced a token has its largest weight on "
+            "a token of the scored part that is equal to it",
             0,
         ),
         Column("copies", "index32", "steps", "answer steps at which the head copied", 0),
@@ -69,4 +70,112 @@ RETRIEVAL = Table(
     ),
 )
 
-TABLES = (NEEDLES, RETRIEVAL)
+PASSAGES = Table(
+    "needle_passages",
+    "what each model read around each needle; controls are left out",
+    (
+        MODEL,
+        MODE,
+        *NEEDLE_KEYS,
+        Column("before", "text", "", "the last words of the haystack before the needle"),
+        Column("given", "text", "", "the needle's opening, which is not scored"),
+        Column("scored", "text", "", "the rest of the needle, which is"),
+        Column("after", "text", "", "the first words of the haystack after the needle"),
+        Column("asked", "text", "", "what follows the haystack: the question, and how the answer begins"),
+    ),
+)
+
+STEP = key("step", "index16", "steps", "answer step that was scored, from 0")
+
+STEPS = Table(
+    "needle_steps",
+    "each answer as it was written, token by token; controls are left out",
+    (
+        MODEL,
+        MODE,
+        *NEEDLE_KEYS,
+        STEP,
+        Column(
+            "piece", "text", "", "what the token adds to the answer; a character that is split stands on its last token"
+        ),
+    ),
+)
+
+COPIES = Table(
+    "needle_copies",
+    "which heads copied a token of the needle at which step of the answer; controls are left out",
+    (
+        MODEL,
+        MODE,
+        *NEEDLE_KEYS,
+        STEP,
+        LAYER,
+        HEAD,
+        GROUP,
+        Column("key", "index32", "tokens", "position of the copied token in the prompt", 0),
+    ),
+)
+
+WRITES = Table(
+    "needle_writes",
+    "what each head added directly to the logits of the answered tokens in each trial, successful or not",
+    (
+        MODEL,
+        MODE,
+        LAYER,
+        HEAD,
+        GROUP,
+        *NEEDLE_KEYS,
+        Column(
+            "through",
+            "value",
+            "logits",
+            "mean over answered tokens of what the head added through its weight on the needle's tokens, opening "
+            "included; absent: on the tokens that stand where the needle would; less the mean over the vocabulary, "
+            "norms frozen at the scale that they had",
+        ),
+        Column("rest", "value", "logits", "the same through all other tokens"),
+    ),
+)
+
+KNOCKOUT = (
+    key("how", "label", "", "z-zero: the heads say nothing; z-mean: they say their mean over the haystack", None),
+    key("size", "index16", "heads", "heads that were silenced together", 1),
+    key(
+        "draw",
+        "index16",
+        "",
+        "0: the top heads by score, over the successful trials of the other half of the needles; from 1: random heads, "
+        "as many in each layer, none of the top ones where others are left [ours]",
+    ),
+)
+
+KNOCKOUTS = Table(
+    "needle_knockouts",
+    "what each model answered with some of its heads silenced",
+    (
+        MODEL,
+        MODE,
+        *KNOCKOUT,
+        *NEEDLE_KEYS,
+        Column("answer", "text", "", "what the model said, greedily, before the end token or a line break"),
+        Column("recall", "value", "", "ROUGE-1 recall of the scored part's words in the answer", 0, 1),
+        Column("success", "flag", "", "whether recall is above 0.5"),
+    ),
+)
+
+KNOCKED = Table(
+    "needle_knocked",
+    "which heads were silenced together",
+    (
+        MODEL,
+        *KNOCKOUT,
+        key("half", "index16", "", "half of the needles that was asked for: 0 the first, third ...; 1 the others"),
+        LAYER,
+        HEAD,
+        GROUP,
+        Column("score", "value", "", "what the head scored over the other half of the needles"),
+    ),
+)
+
+TABLES = (NEEDLES, RETRIEVAL, PASSAGES, STEPS, COPIES, WRITES, KNOCKOUTS, KNOCKED)

@@ -18,6 +18,7 @@ from headscope.measures.writes import WritesByPosition, head_writes
 from headscope.models.checkpoint import evaluating
 from headscope.passes.capture import Layers, capturing
 from headscope.passes.logits import finite_hidden
+from headscope.passes.stream import Heads, Stream, state_of, survey
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.runs.arrow import Rows
@@ -25,7 +26,6 @@ from headscope.studies.cells import Cell, pass_cost
 from headscope.studies.materials import Materials
 from headscope.studies.texts import TokenDocument
 from probes.writes.config import WritesConfig
-from headscope.passes.stream import Heads, Stream, state_of, survey
 
 SHORT = 16
 """Tokens of the pass that shows how the stream is put together."""

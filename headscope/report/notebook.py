@@ -1,0 +1,106 @@
+"""A run in a notebook: what it found and its first charts, drawn by the report's templates in a frame of their own.
+
+No server, and no other host: each output holds all that it draws with. The methods of `Run` of these names lead here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape, unescape
+from typing import overload
+
+import pandas as pd
+
+from headscope.errors import BadInput, nearest
+from headscope.report import html, outline
+from headscope.report.content import Chart, Links, Piece, Words
+from headscope.report.words import here
+from headscope.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Charts(Sequence[Chart]):
+    """Charts under one title, with sentences that tell what they show. `charts[0].figure` is a plotly figure.
+
+    `parts` holds what is shown beside the charts as well, such as passages that a head reads.
+    """
+
+    title: str
+    sentences: Sequence[str]
+    parts: Sequence[Piece]
+
+    @property
+    def charts(self) -> list[Chart]:
+        return [part for part in self.parts if isinstance(part, Chart)]
+
+    @overload
+    def __getitem__(self, at: int) -> Chart: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Chart]: ...
+
+    def __getitem__(self, at: int | slice) -> Chart | Sequence[Chart]:
+        return self.charts[at]
+
+    def __len__(self) -> int:
+        return len(self.charts)
+
+    def __repr__(self) -> str:
+        return "\n".join([f"<{self.title}: {len(self)} charts>", *map(titled, self.charts)])
+
+    def _repr_html_(self) -> str:
+        parts = [part for part in self.parts if not isinstance(part, Links)]  # ways are for the app
+        return framed(self.title, " ".join(self.sentences), {}, {"": parts})
+
+
+def shown(run: Run) -> str:
+    """The run as a notebook shows it: its first charts, and what was found, folded under its topics."""
+    sections: dict[str, Sequence[Piece]] = {"": outline.glance(outline.shown(run))}
+    told = outline.findings(run).items()
+    sections["What was found"] = [Words([each.text for each in found], topic, folded=True) for topic, found in told]
+    facts = {"Models": ", ".join(run.models), "Tables": ", ".join(run.tables)}
+    return framed(run.name, "", facts, {heading: parts for heading, parts in sections.items() if parts})
+
+
+def findings(run: Run) -> pd.DataFrame:
+    """What was found, a sentence a row: the `model` that it is about ("" for several), its `topic` and its `text`."""
+    every = [finding for found in outline.findings(run).values() for finding in found]
+    return pd.DataFrame([(each.model, each.topic, each.text) for each in every], columns=["model", "topic", "text"])
+
+
+def charts(run: Run, topic: str = "") -> Charts:
+    """The report's charts, of one topic or all: those that have it in the name of their chapter or in their heading.
+
+    Raises BadInput for a topic that none has.
+    """
+    looked = outline.shown(run)
+    drawn = [chart for groups in outline.chapters(looked, topic).values() for group in groups for chart in group.charts]
+    if topic and not drawn:
+        known = outline.topics(looked)
+        listed = "; ".join(known) or "nothing to draw"
+        raise BadInput(f"no chart of {run.name} is about '{topic}'{nearest(topic, known)}; its topics are: {listed}")
+    return Charts(topic or run.name, [], drawn)
+
+
+def head(run: Run, layer: int, head: int, model: str = "") -> Charts:
+    """One head as the app shows it, in `model` (by default the last): what it is in words, and its charts.
+
+    Raises BadInput for a head or a model that the run does not have.
+    """
+    model = model or next(reversed(run.models), "")
+    if model not in run.models:
+        raise BadInput(f"{run.name} has no model '{model}'{nearest(model, run.models)}, only {', '.join(run.models)}")
+    if not here(run.heads, layer, head).any():
+        raise BadInput(f"{run.name} has no head {head} in layer {layer}: see run.heads for those that it has")
+    first, more = outline.head_answer(run, model, layer, head)
+    return Charts(f"Layer {layer}, head {head}: {model}", [*first, *more], outline.head_charts(run, model, layer, head))
+
+
+def framed(title: str, lead: str, facts: Mapping[str, str], sections: Mapping[str, Sequence[Piece]]) -> str:
+    """A page that stands alone, in a frame: its style and scripts do not meet those of the notebook."""
+    page = escape(html.view(title, lead, facts, sections))
+    return f'<iframe srcdoc="{page}" title="{escape(title)}" style="width:100%;height:600px;border:0"></iframe>'
+
+
+def titled(chart: Chart) -> str:
+    """The chart's title as one line of text."""
+    return unescape(str(chart.figure.layout.title.text or "").replace("<br>", " "))

@@ -1,0 +1,173 @@
+"""The trial browser: a cell of the needle map, its trials, and one of them as it was read and answered.
+
+The address tells what was hidden (`mode`), the cell (`length`, `depth`) and the number of the trial in it (`trial`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pandas as pd
+
+from headscope.report.content import Content, Link, Piece, Shown, Words
+from headscope.report.exploring import Cell, Choice, Steps, Token, passage
+from probes.needle import PROBE
+from probes.needle.found import success
+from probes.needle.heads import CONTROL
+from probes.needle.tables import NEEDLES
+
+TITLE = "Needle trials"
+HIDDEN = {"strict": "needles", "indirect": "indirect needles", "wu": "needles, as Wu et al. count"}
+MOST = 24
+"""Heads that are named at one step."""
+SIGNS = {"\n": "⏎", "\t": "⇥", "\r": ""}
+
+
+def trials(shown: Shown, asked: Mapping[str, str]) -> Content:
+    """The trials of the cell that is asked for; what is asked in vain takes a default, which is told."""
+    table = shown.table("needles")
+    every = None if table is None else table[(table["model"] == shown.model) & (table["mode"] != CONTROL)]
+    if every is None or every.empty:
+        return Content(TITLE, f"No needle was hidden from {shown.model}: choose another model.", {})
+    notes: list[str] = []
+    mode = _one_of("mode", [name for name in HIDDEN if name in set(every["mode"])], asked, notes)
+    every = every[every["mode"] == mode].assign(at=every["depth"].map(_depth))
+    lengths = [str(length) for length in sorted(every["context_length"].unique())]
+    depths = [_depth(depth) for depth in sorted(every["depth"].unique())]
+    length = _one_of("length", lengths, asked, notes)
+    depth = _one_of("depth", depths, asked, notes)
+    cell = every[(every["context_length"] == int(length)) & (every["at"] == depth)].reset_index(drop=True)
+    number = _one_of("trial", [str(at) for at in range(1, len(cell) + 1)], asked, notes)
+    trial = cell.iloc[int(number) - 1]
+    where = f"{int(length):,} tokens, depth {float(depth):.0%}"
+    sections: dict[str, list[Piece]] = {
+        "": [*_modes(every, shown, mode), *([Words(notes)] if notes else []), _map(every, length, depth)],
+        f"Trials of {where}": [_listed(cell, int(number)), _steps(int(number), len(cell))],
+        f"Needle {trial['needle']} in {trial['doc']}": [*_one(shown, trial)],
+    }
+    found = int(every["success"].sum())
+    lead = (
+        f"{shown.model} finds {found} of {len(every)} {HIDDEN[mode]}. Choose a cell of the map, then one of its trials."
+    )
+    return Content(TITLE, lead, sections)
+
+
+def _one_of(name: str, choices: Sequence[str], asked: Mapping[str, str], notes: list[str]) -> str:
+    """The choice that is asked for, else the first one."""
+    told = asked.get(name) or choices[0]
+    if told in choices:
+        return told
+    notes.append(f"There is no {name} ‘{told[:60]}’ here; this is {name} {choices[0]}.")
+    return choices[0]
+
+
+def _depth(depth: float) -> str:
+    return f"{depth:.4f}"
+
+
+def _modes(every: pd.DataFrame, shown: Shown, mode: str) -> Iterator[Choice]:
+    table = shown.run.table("needles")
+    present = set(table[table["model"] == shown.model]["mode"])
+    known = [name for name in HIDDEN if name in present]
+    if len(known) > 1:
+        yield Choice(
+            [Link(HIDDEN[name], f"?mode={name}&trial=1") for name in known], "What is hidden", known.index(mode)
+        )
+
+
+def _map(every: pd.DataFrame, length: str, depth: str) -> Piece:
+    """Share of trials that succeed, each cell a way to its trials."""
+    counted = success(every).assign(at=lambda found: found["depth"].map(_depth))
+    lengths = sorted(counted["context_length"].unique())
+    cells: list[list[Cell]] = []
+    for at, row in counted.groupby("at", sort=True):
+        by_length = row.set_index("context_length")
+        told: list[Cell] = [f"{float(str(at)):.0%}"]
+        for each in lengths:
+            seen = by_length.loc[each] if each in by_length.index else None
+            token = (
+                Token("–")
+                if seen is None
+                else _share(seen, int(each), str(at), (str(each), str(at)) == (length, depth))
+            )
+            told.append([token])
+        cells.append(told)
+    names = ["depth", *(f"{each:,} tokens" for each in lengths)]
+    return passage("Share of trials in which the needle is found. A click on a cell opens its trials.", names, cells)
+
+
+def _share(seen: pd.Series, length: int, depth: str, chosen: bool) -> Token:
+    hint = f"{int(seen['successes'])} of {int(seen['trials'])} trials"
+    href = f"?length={length}&depth={depth}&trial=1"
+    return Token(f"{seen['share']:.0%}", float(seen["share"]), href, marked=chosen, hint=hint)
+
+
+def _listed(cell: pd.DataFrame, number: int) -> Piece:
+    cells: list[list[Cell]] = []
+    for at, row in enumerate(cell.to_dict("records"), start=1):
+        name = [Token(str(row["needle"]), href=f"?trial={at}", marked=at == number)]
+        said = [Token(_visible(str(row["answer"])) or " ")]
+        cells.append(["found" if row["success"] else "missed", name, str(row["doc"]), f"{row['recall']:.2f}", said])
+    return passage("Click a needle to open its trial.", ("", "needle", "haystack", "recall", "answer"), cells)
+
+
+def _steps(number: int, count: int) -> Steps:
+    ways = [(Link("← Trial before", f"?trial={number - 1}"), "ArrowLeft")] if number > 1 else []
+    ways += [(Link("Trial after →", f"?trial={number + 1}"), "ArrowRight")] if number < count else []
+    return Steps([link for link, _ in ways], [key for _, key in ways])
+
+
+def _one(shown: Shown, trial: pd.Series) -> Iterator[Piece]:
+    """The prompt around the needle, and the answer step by step; without their tables, how to store them."""
+    if "needle_passages" not in shown.run.tables or (read := _of(shown, "needle_passages", trial)).empty:
+        yield Words([f"This run does not hold what was read and answered. One that does: {PROBE.example}"])
+        return
+    row = read.iloc[0]
+    text = [
+        *(Token(f"… {row['before']}"), Token(row["given"], 0.15), Token(row["scored"], 0.5, marked=True)),
+        *(Token(f"{row['after']} … "), Token(row["asked"], 0.05)),
+    ]
+    how = (
+        f"The prompt around the needle, {trial['prompt_tokens']:,} tokens in all; what is scored stands at "
+        f"{trial['span_start']:,} to {trial['span_end'] - 1:,}."
+    )
+    yield passage(how, ("",), [[[token for token in text if token.text]]])
+    written = _of(shown, "needle_steps", trial).sort_values("step")
+    if written.empty:
+        yield Words(["The model said nothing."])
+        return
+    copies = _of(shown, "needle_copies", trial) if "needle_copies" in shown.run.tables else read.iloc[:0]
+    cells: list[list[Cell]] = []
+    for step, piece in written[["step", "piece"]].itertuples(index=False, name=None):
+        some = copies[copies["step"] == step] if len(copies) else copies
+        token = Token(_visible(str(piece)) or "▯", marked=len(some) > 0)
+        cells.append([f"{step + 1}", [token], [*_heads(some, copies)]])
+    caption = "Each token of the answer, and the heads whose largest weight lay on that very token of the needle."
+    yield passage(caption, ("step", "written", "copied by"), cells)
+
+
+def _of(shown: Shown, name: str, trial: pd.Series) -> pd.DataFrame:
+    """The rows of a table that are of this trial."""
+    rows = shown.run.table(name)
+    for key in NEEDLES.keys:
+        rows = rows[rows[key] == trial[key]]
+    return rows
+
+
+def _heads(some: pd.DataFrame, copies: pd.DataFrame) -> Iterator[Token]:
+    """The heads that copied at one step, those first that copied most in the trial."""
+    if some.empty:
+        yield Token("no head")
+        return
+    counts = copies.groupby(["layer", "head"]).size().rename("times")
+    order = some.join(counts, on=["layer", "head"]).sort_values("times", ascending=False, kind="stable")
+    first = order[["layer", "head", "key", "times"]].head(MOST)
+    for layer, head, key, times in first.itertuples(index=False, name=None):
+        hint = f"from token {key:,}; {times} copies in this trial"
+        yield Token(f"L{layer}H{head}", times / counts.max() / 2, f"/head/{layer}.{head}", hint=hint)
+        yield Token(" ")
+    if len(order) > MOST:
+        yield Token(f"and {len(order) - MOST} more")
+
+
+def _visible(text: str) -> str:
+    """Text on one line: line breaks as signs, what cannot be seen as a box."""
+    return "".join(SIGNS.get(each, each if each.isprintable() or each in "\u200c\u200d" else "\ufffd") for each in text)

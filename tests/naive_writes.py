@@ -1,0 +1,93 @@
+"""What heads add to logits, the slow and obvious way: from the inputs of named modules, with eager attention weights.
+
+Shares no code with `headscope.measures.writes`, nor with how a stream is seen.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.positions.model import Model
+
+
+class Reference:
+    """Inputs and outputs of named modules in a plain eager forward pass, in float64."""
+
+    def __init__(self, model: Model, ids: Tensor):
+        self.module, self.config = model.module, model.module.config
+        self.given: dict[str, Tensor] = {}
+        handles = [
+            module.register_forward_hook(lambda _, args, out, name=name: self.note(name, args))
+            for name, module in self.module.named_modules()
+        ]
+        with torch.no_grad():
+            self.module(ids[None])
+        for handle in handles:
+            handle.remove()
+
+    def note(self, name: str, args: Any) -> None:
+        if args and isinstance(args[0], Tensor):
+            self.given[name] = args[0][0].double()
+
+    def scale(self, name: str, norm: nn.Module) -> Tensor:
+        """What a norm divided each row by, by its formula."""
+        x = self.given[name]
+        eps = next(float(getattr(norm, at)) for at in ("variance_epsilon", "eps") if hasattr(norm, at))
+        if isinstance(norm, nn.LayerNorm):
+            return (x.var(-1, unbiased=False) + eps).sqrt()
+        return (x.square().mean(-1) + eps).sqrt()
+
+    def gain(self, norm: nn.Module) -> Tensor:
+        return norm.weight.detach().double() + (1 if "Gemma" in type(norm).__name__ else 0)
+
+
+def expected(model: Model, ids: Tensor, heads: int, span: tuple[int, int] | None = None) -> Tensor:
+    """Each head's part of each next token's logit, [layers, H, L - 1], one head at a time; with a span, of what comes
+    through its keys."""
+    seen = Reference(model, ids)
+    outputs = None if span is None else iter(through(model, ids, *span))
+    named = dict(seen.module.named_modules())
+    final = next(name for name in named if name.rpartition(".")[2] in ("norm", "final_layernorm", "final_layer_norm"))
+    unembedding = seen.module.get_output_embeddings().weight.detach().double()
+    direction = (unembedding[ids[1:]] - unembedding.mean(0)) * seen.gain(named[final])
+    scale = seen.scale(final, named[final])[:-1]
+    found = []
+    for name, module in named.items():
+        if name.rpartition(".")[2] not in ("o_proj", "dense") or "mlp" in name:
+            continue
+        z, weight = seen.given[name][:-1], module.weight.detach().double()
+        z = z if outputs is None else next(outputs)[:-1]
+        after = f"{name.partition('.self_attn')[0]}.post_attention_layernorm"
+        dim = z.shape[-1] // heads
+        of_layer = []
+        for head in range(heads):
+            own = slice(head * dim, (head + 1) * dim)
+            added = z[:, own] @ weight[:, own].T
+            if "Gemma3" in type(seen.module).__name__ or "Olmo2" in type(seen.module).__name__:  # normed before added
+                added = added * seen.gain(named[after]) / seen.scale(after, named[after])[:-1, None]
+            if isinstance(named[final], nn.LayerNorm):
+                added = added - added.mean(-1, keepdim=True)
+            of_layer.append((added * direction).sum(-1) / scale)
+        found.append(torch.stack(of_layer))
+    return torch.stack(found)
+
+
+def through(model: Model, ids: Tensor, start: int, end: int) -> list[Tensor]:
+    """Weight times value, summed over the keys of a span, of every head, layer by layer: [L, H d], float64."""
+    eager = copy.deepcopy(model.module)
+    eager.set_attn_implementation("eager")
+    values: list[Tensor] = []
+    for name, module in eager.named_modules():
+        if name.endswith("v_proj"):
+            module.register_forward_hook(lambda _, args, out: values.append(out[0].double()))
+    with torch.no_grad():
+        weights = eager(ids[None], output_attentions=True).attentions
+    found = []
+    for weight, value in zip(weights, values, strict=True):
+        heads, dim = weight.shape[1], model.geometry.head_dim
+        shared = value.view(len(value), -1, dim).repeat_interleave(heads * dim // value.shape[1], 1)
+        z = torch.einsum("hij,jhd->ihd", weight[0, :, :, start:end].double(), shared[start:end])
+        found.append(z.flatten(1))
+    return found

@@ -1,0 +1,245 @@
+"""A bundle is the app as files: every page and head, each link between files, in a browser without a server."""
+
+import base64
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from headscope.commands import bundle
+from headscope.commands.sheets import Address, Sheets
+from headscope.errors import BadRun, CannotWrite
+from headscope.report import bundle as pages
+from headscope.report import cells, outline
+from headscope.report.content import Chart
+from headscope.runs.run import Run
+from headscope.runs.synthetic import synthetic_run
+
+HOSTILE = '</script><b title="x">&amp;'
+LAYERS, HEADS = 2, 2
+TABLES = ("attention", "nll", "needles", "retrieval", "positions", "scales")
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Parsed(HTMLParser):
+    """Where a page leads, its text and its figures; complains about tags that do not nest."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.figures: list[str] = []
+        self.feed(file.read_text(encoding="utf-8"))
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs) -> None:
+        told = dict(attrs)
+        self.links += [told[name] for name in ("href", "src") if told.get(name, "data:,") != "data:,"]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "script":
+            self.figures.append("")
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data) -> None:
+        if self.open and self.open[-1] == "script":
+            self.figures[-1] += data
+        else:
+            self.text += data
+
+    def drawn(self) -> list[dict[str, Any]]:
+        return [json.loads(gzip.decompress(base64.b64decode(each))) for each in self.figures if each]
+
+    def titles(self) -> list[str]:
+        return [each["layout"]["title"]["text"] for each in self.drawn()]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of two models of which little was measured, to be drawn quickly."""
+    made = synthetic_run(
+        tmp_path_factory.mktemp("runs"), ("base", HOSTILE), LAYERS, HEADS, groups=2, pairs=4, lengths=(256,), docs=2
+    )
+    kept = {name: facts for name, facts in made.manifest["tables"].items() if name in TABLES}
+    (made.path / "run.json").write_text(json.dumps({**made.manifest, "tables": kept}), encoding="utf-8")
+    return Run.open(made.path)
+
+
+@pytest.fixture(scope="module")
+def site(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle, written by this process."""
+    out: Path = tmp_path_factory.mktemp("bundle") / "deep" / "site"
+    bundle.bundle([run.path], out, quiet=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def parsed(site: Path) -> dict[str, Parsed]:
+    return {file.relative_to(site).as_posix(): Parsed(file) for file in site.rglob("*.html")}
+
+
+def test_every_link_leads_to_a_file_of_the_bundle_and_none_elsewhere(site: Path, parsed: dict[str, Parsed]) -> None:
+    for name, page in parsed.items():
+        assert len(page.links) > 5
+        for link in page.links:
+            told = urlsplit(link)
+            assert not told.scheme, (name, link)
+            assert not told.netloc, (name, link)
+            target = (site / name).parent / unquote(told.path)
+            assert target.is_file(), (name, link)
+            assert target.resolve().is_relative_to(site)
+    assert not re.search(r"url\(|@import", (site / "site.css").read_text())
+
+
+def test_every_head_and_every_page_that_has_something_to_say_is_there(run: Run, parsed: dict[str, Parsed]) -> None:
+    heads = {f"head/{layer}.{head}.html" for layer in range(LAYERS) for head in range(HEADS)}
+    stats = {f"heads/{name}.html" for name in outline.statistics_of(run)}
+    assert heads | stats | {"index.html", "compare.html"} <= parsed.keys()
+    for name in stats:
+        assert heads <= {link.removeprefix("../") for link in parsed[name].links}
+        assert len(parsed[name].titles()) == len(run.models)
+    assert "../head/1.1.html" in parsed["head/1.0.html"].links, "next head"
+    drawn = {title for page in parsed.values() for title in page.titles()}
+    needles = outline.chapters(outline.shown(run), "needle in a haystack")["Needle in a haystack"]
+    assert {chart.figure.layout.title.text for group in needles for chart in group.charts} <= drawn
+    assert not parsed.keys() & {"runs.html", "checkpoints.html", "influence.html", "reads.html"}, "nothing to say"
+
+
+def test_a_head_s_page_holds_what_the_app_shows_under_every_model(run: Run, parsed: dict[str, Parsed]) -> None:
+    page = parsed["head/1.1.html"]
+    charts = {
+        model: [part for part in outline.head_charts(run, model, 1, 1) if isinstance(part, Chart)]
+        for model in run.models
+    }
+    drawn = [chart.figure.layout.title.text for of_model in charts.values() for chart in of_model]
+    assert {*page.titles()} == {*drawn}
+    assert len(page.titles()) < len(drawn), "what is the same under all models is there once"
+    text = " ".join(page.text.split())
+    for model in run.models:
+        answer, more = outline.head_answer(run, model, 1, 1)
+        assert all(" ".join(sentence.split()) in text for sentence in [*answer, *more])
+    row = run.heads[(run.heads["layer"] == 1) & (run.heads["head"] == 1)].to_dict("records")[1]
+    assert cells.cell(row, "ess2_256") in text
+
+
+def test_a_figure_of_the_bundle_is_the_app_s(run: Run, site: Path, parsed: dict[str, Parsed]) -> None:
+    chart = next(part for part in outline.head_charts(run, "base", 0, 1) if isinstance(part, Chart))
+    title = chart.figure.layout.title.text
+    (stored,) = (each for each in parsed["head/0.1.html"].drawn() if each["layout"]["title"]["text"] == title)
+    expected = pages.compact(chart.figure.to_plotly_json())
+    shared = expected["layout"].pop("template")
+    assert stored == json.loads(pages.as_json(expected))
+    told = re.search(r"^const TEMPLATE = (.*);$", (site / "site.js").read_text(encoding="utf-8"), re.MULTILINE)
+    assert told
+    assert json.loads(told[1]) == json.loads(pages.as_json(shared)), "the template is in the script that all share"
+
+
+def test_every_sentence_that_was_found_is_on_the_first_page(run: Run, parsed: dict[str, Parsed]) -> None:
+    text = " ".join(parsed["index.html"].text.split())
+    for found in outline.findings(run).values():
+        for finding in found:
+            if not hasattr(finding, "verdict"):
+                assert " ".join(finding.text.split()) in text
+
+
+def test_a_process_of_a_pool_writes_what_this_one_does(run: Run, site: Path, tmp_path: Path) -> None:
+    some = [Address("/head/0.1", of_a_model=True), Address("/head/1.1", of_a_model=True)]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"FEW": 0, "TOGETHER": 1, "MOST_PROCESSES": 1}.items():
+            patch.setattr(bundle, name, value)
+        parts = [*bundle._written([run.path], tmp_path, some)]
+    assert parts == [[address] for address in some]
+    for address in some:
+        assert (tmp_path / address.file).read_bytes() == (site / address.file).read_bytes(), address
+
+
+def test_only_a_bundle_is_replaced_and_nothing_half_written_stays(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "site"
+    monkeypatch.setattr(Sheets, "addresses", lambda self: [Address("/"), Address("/head/1.1")])
+    monkeypatch.setattr(Sheets, "sheet", lambda self, address: None)
+    monkeypatch.setattr(pages, "render", lambda *_: "first")
+    bundle.bundle([run.path], out, quiet=True)
+    assert capsys.readouterr().out.startswith(f"Bundle: {out / 'index.html'} (2 pages, 4.")
+    (out / "old.html").write_text("old")
+    monkeypatch.setattr(pages, "render", lambda *_: "second")
+    bundle.bundle([run.path], out, quiet=True)
+    assert not (out / "old.html").exists()
+    assert (out / "head" / "1.1.html").read_text() == "second"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for taken in ("mine", "file", "file/site"):
+        with pytest.raises(CannotWrite, match="choose another --out"):
+            bundle.bundle([run.path], tmp_path / taken, quiet=True)
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "mine"
+
+    def full(*_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pages, "render", full)
+    with pytest.raises(CannotWrite, match="No space left on device"):
+        bundle.bundle([run.path], out, quiet=True)
+    with pytest.raises(BadRun):
+        bundle.bundle([tmp_path / "mine"], tmp_path / "new", quiet=True)
+    assert (out / "index.html").read_text() == "second", "the bundle before is untouched"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine", "site"]
+
+
+# In the browser, from the disk -------------------------------------------------------------------------------------
+
+
+@pytest.mark.browser
+def test_a_reader_finds_every_head_without_a_server(run: Run, site: Path, chromium: Browser) -> None:
+    page: Page = chromium.new_page(viewport={"width": 1200, "height": 900})
+    noise: list[str] = []
+    page.on("console", lambda message: noise.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: noise.append(str(error)))
+    page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else noise.append(asked.url))
+
+    def drawn() -> None:
+        page.wait_for_selector("[data-figure]:visible[data-drawn]", state="attached", timeout=60_000)
+
+    page.goto((site / "index.html").as_uri())
+    drawn()
+    page.get_by_role("navigation").get_by_role("link", name="Heads").click()
+    drawn()
+    assert page.locator("[data-figure]:visible").count() == 1
+    assert HOSTILE in page.locator("[data-figure]:visible .gtitle").text_content(), "the last model, as in the app"
+    page.get_by_label("Model", exact=True).select_option("base")
+    drawn()
+    expect(page.locator("[data-figure]:visible .gtitle")).to_contain_text("base")
+    page.get_by_label("Statistic", exact=True).select_option(label="growth exponent")
+    page.wait_for_url("**/heads/growth.html#model=base")
+    drawn()
+    page.get_by_role("button", name="growth exponent").click()
+    values = run.heads[run.heads["model"] == "base"].sort_values("growth", ascending=False)
+    first = page.locator("table.sortable:visible tbody tr").first
+    assert first.locator("td").first.inner_text() == "L{layer}H{head}".format(**values.iloc[0])
+    box = page.locator("[data-figure]:visible .nsewdrag").bounding_box()  # its upper left is in the last layer
+    page.mouse.click(box["x"] + box["width"] * 0.5 / HEADS, box["y"] + box["height"] * 0.25)
+    page.wait_for_url(f"**/head/{LAYERS - 1}.0.html#model=base")
+    drawn()
+    page.get_by_role("link", name="Next head").click()
+    page.wait_for_url(f"**/head/{LAYERS - 1}.1.html#model=base")
+    page.get_by_label("Go to a head").fill("L0H1")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/head/0.1.html#model=base")
+    assert page.locator("h1").inner_text() == "Layer 0, head 1"
+    drawn()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1200
+    page.get_by_role("button", name="theme").click()
+    assert page.locator("html").get_attribute("data-theme") == "dark"
+    assert noise == []
+    page.close()
