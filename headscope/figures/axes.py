@@ -17,7 +17,7 @@ def log_ticks(values: npt.ArrayLike, sparse: bool = False) -> dict[str, Any]:
     if high - low < 0.6:  # too narrow for round numbers: evenly spaced ones, of three digits
         even = sorted({float(f"{10**power:.3g}") for power in np.linspace(low, high, 5)})
         return {"tickvals": even, "ticktext": [readable(tick) for tick in even]}
-    steps = (1, 2, 5) if high - low < (1.5 if sparse else 3) else (1,)
+    steps = (1, 2, 5) if high - low < (1.5 if sparse else 2.5) else (1,)
     ticks = [step * 10.0**power for power in range(math.floor(low) - 1, math.ceil(high) + 1) for step in steps]
     near = [tick for tick in ticks if low - 0.31 <= math.log10(tick) <= high + 0.31]
     return {"tickvals": near, "ticktext": [readable(tick) for tick in near]}

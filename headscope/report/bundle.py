@@ -54,7 +54,7 @@ def render(sheet: Sheet, pages: Sequence[Link], runs: Sequence[str]) -> str:
     figures: dict[Markup, int] = {}
     contents = list(sheet.contents.values())
     headings = dict.fromkeys(heading for content in contents for heading in content.sections)
-    lead = [[Markup("<p>{}</p>").format(content.lead)] if content.lead else [] for content in contents]
+    lead = [[Markup('<p class="wide">{}</p>').format(content.lead)] if content.lead else [] for content in contents]
     sections = {"": _of_models(lead)} if any(lead) else {}
     for heading in headings:
         parts = [[_html(part, figures, root) for part in content.sections.get(heading, ())] for content in contents]
