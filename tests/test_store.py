@@ -374,6 +374,7 @@ def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path
         *("writes", "write_parts"),
         "needles",
         "retrieval",
+        *("needle_passages", "needle_steps", "needle_copies", "needle_writes", "needle_knockouts", "needle_knocked"),
         "tasks",
         "influence",
         "influence_sets",

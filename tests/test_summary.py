@@ -157,8 +157,9 @@ def test_the_interval_of_a_head_holds_its_value(tmp_path):
 def test_a_run_of_one_or_two_documents_has_no_interval_over_them(docs, tmp_path):
     run = synthetic_run(tmp_path, docs=docs)
     bounds = [name for name in run.heads if name.endswith(("_low", "_high"))]
-    assert len(bounds) == 30
-    elsewhere = ("retrieval", *(f"{kind}_token" for kind in ("previous", "current", "first", "duplicate", "induction")))
+    assert len(bounds) == 32
+    tokens = (f"{kind}_token" for kind in ("previous", "current", "first", "duplicate", "induction"))
+    elsewhere = ("retrieval", "needle_write", *tokens)
     over_documents = [name for name in bounds if not name.startswith(elsewhere)]  # others are over trials, sequences
     assert run.heads[over_documents].isna().all(axis=None)
     assert run.heads[["ess2_256", "growth", "cov"]].notna().all(axis=None)

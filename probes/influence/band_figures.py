@@ -64,7 +64,7 @@ def of_bands(effects: pd.DataFrame, reach: Reach = UNKNOWN) -> go.Figure:
     """Loss added (nats/token) when all units lose a band of pairs at once, by band and what they lose; mean over
     documents with a 95 % interval, where there is one. Rows of `found.curve` of one model and objective."""
     title = "All heads at once, by band of rotary pairs"
-    mine = effects[effects["component"].map(bands.is_band).astype(bool)] if "component" in effects else effects
+    mine = effects[bands.are_bands(effects["component"])] if "component" in effects else effects
     if why := style.lacks(mine, "component", "mean"):
         return style.nothing(title, why)
     made = style.figure(f"{title}: {style.text(mine['model'].iloc[0])}")

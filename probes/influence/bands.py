@@ -3,7 +3,7 @@
 `pairs-zero:A-B` removes what the pairs A to B (both included, from 0) add to the logit; `pairs-still:A-B` removes their
 rotation and keeps their content. In place of A-B a band may go by its wavelength in the checkpoint's own rotation,
 against the native context: `short` (below an eighth of it), `middle`, `long` (above it); `eighths` stands for eight
-equal parts of the pairs [ours], `wavelengths` for these three. Knows numpy, neither models nor stored runs.
+equal parts of the pairs [ours], `wavelengths` for these three. Knows neither models nor stored runs.
 """
 
 import re
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from headscope.errors import BadInput
 
@@ -34,6 +35,11 @@ def read(component: str) -> str:
 def is_band(component: str) -> bool:
     """Whether a component is a knock-out of pairs."""
     return component.partition(":")[0] in KINDS
+
+
+def are_bands(components: pd.Series) -> pd.Series:
+    """Whether each component is one, every name asked once."""
+    return components.map({name: is_band(str(name)) for name in components.unique()}).astype(bool)
 
 
 def expanded(component: str, theta: npt.NDArray[np.float32], native: int) -> Iterator[tuple[str, Pairs]]:

@@ -74,7 +74,7 @@ def of_sweeps(run: Run) -> Iterator[Finding]:
     for sweep, units in run.derived(sweeps):
         best = leaders(run.heads[run.heads["model"] == sweep[0]]) if sweep[-1] == "answer" else {}
         yield _sweep(sweep, units, answered, best)
-    whole = found[~found["component"].astype("str").map(bands.is_band).astype(bool)]
+    whole = found[~bands.are_bands(found["component"])]
     for key, rows in agreement(whole).groupby(SWEEP, sort=False):
         yield _agreement(key, rows)
     effects = run.derived(curves)

@@ -13,7 +13,7 @@ import pandas as pd
 from headscope.runs.means import HEAD_KEYS, plain, with_interval
 from headscope.runs.statistics import Statistic
 from headscope.runs.stored import Stored
-from probes.influence.bands import is_band
+from probes.influence.bands import are_bands
 from probes.influence.damping import ORDER, with_damped
 from probes.influence.objectives import by_text, of_units
 from probes.influence.tables import PLACE, SWEEP
@@ -65,7 +65,7 @@ def heads(run: Stored) -> pd.DataFrame | None:
     found = of_units(run)
     if found is None:
         return None
-    whole = found[~found["component"].astype("str").map(is_band).astype(bool)]
+    whole = found[~are_bands(found["component"])]
     if whole.empty:
         return None
     frame = chosen(whole)
