@@ -92,7 +92,7 @@ def of_schemes() -> Iterator[Any]:
 
 
 SECTIONS = (
-    *("measure", "adapt", "influence", "needle", "window", "scaling"),
+    *("measure", "adapt", "pretrain", "influence", "needle", "window", "scaling"),
     *("detectors", "reads", "writes", "evaluate"),
 )
 WHOLE = {
