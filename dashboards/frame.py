@@ -65,7 +65,7 @@ def body(page: Page, run: Run, content: Content, view: View) -> list[Any]:
         # The definition behind the name of the statistic that is shown.
         told = html.Summary(f"What {statistic(view.stat).label} means")
         parts.append(html.Details([told, html.P(described(view.stat))], className="meaning"))
-    parts += [html.P(note, className="note", role="status") for note in (*view.notes, *_left_out(page, run, view))]
+    parts += [html.P(note, className="note", role="status") for note in (*view.notes, *left_out(page, run, view))]
     if view.filtering:
         parts.append(html.P([_filtered(run, view), html.A("Show all", href=view.link("", *FILTERS))], className="note"))
     parts += tray(run, view) if page.controls(run) else []
@@ -83,14 +83,14 @@ def _filtered(run: Run, view: View) -> str:
     return f"{kept} of {len(every)} heads are shown, those {', '.join(view.filters())}. "
 
 
-def _left_out(page: Page, run: Run, view: View) -> list[str]:
+def left_out(page: Page, run: Run, view: View) -> list[str]:
     """What of the runs the page does not show, though nobody asked it not to."""
     told = [
         f"{rows:,} rows of table {name} are not shown: another of these runs has rows of the same key."
         for name, rows in run.dropped.items()
     ]
     if "models" in page.controls(run) and len(run.models) > len(view.models) == len(few(run.models)):
-        told.append(f"{len(view.models)} of {len(run.models)} models are drawn; choose others at the left.")
+        told.append(f"{len(view.models)} of {len(run.models)} models are drawn: {', '.join(view.models)}.")
     return told
 
 

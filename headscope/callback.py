@@ -37,7 +37,7 @@ class HeadscopeCallback(TrainerCallback):  # type: ignore[misc]
         name: str = "training",
         log: Callable[[dict[str, float]], None] | None = None,
     ):
-        """Raises BadInput for settings that no study file may have."""
+        """Raises BadInput for `every`; settings that no study file may have are refused before the first step."""
         if every < 1:
             raise BadInput(f"every={every}: expected a number of steps, at least 1")
         self.every, self.log = every, log

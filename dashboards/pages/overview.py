@@ -5,18 +5,16 @@ from dataclasses import replace
 
 from dashboards.library import current
 from dashboards.view import Query, View, linked
-from headscope.figures import heads as head_figures
 from headscope.report import cells, outline
 from headscope.report import html as report
 from headscope.report.claims import Claim
-from headscope.report.content import Chart, Content, Link, Links, Listing, Piece, Words
+from headscope.report.content import Content, Link, Links, Listing, Piece, Words
 from headscope.report.words import few
 from headscope.runs import summary
 from headscope.runs.roles import holding, leading, roles
 from headscope.runs.run import Run
 from headscope.runs.statistics import sentence
 from headscope.runs.stored import Stored
-from headscope.runs.summary import longest
 
 NAME = "Overview"
 PATH = "/"
@@ -36,7 +34,7 @@ def content(run: Run, view: View) -> Content:
         if not isinstance(finding, Claim):
             told.setdefault(finding.topic, []).append(finding.text)
     sections: dict[str, list[Piece]] = {
-        "At a glance": _glance(run, view),
+        "At a glance": [*outline.glance(outline.shown(run, view.model, None, view.models))],
         "Who does what": [_roles(run, view)] if len(run.heads) else [],
         "Models side by side": [_side_by_side(run)] if run.models else [],
         "Against the paper": [_verdicts(claims)] if claims else [],
@@ -50,16 +48,6 @@ def content(run: Run, view: View) -> Content:
         f"{tables} Differences are against {run.models[0]}, paired by document." if run.models else tables,
         {heading: parts for heading, parts in sections.items() if parts},
     )
-
-
-def _glance(run: Run, view: View) -> list[Piece]:
-    """A small matrix of every model, then what probes show here."""
-    shown = outline.shown(run, view.model, None, view.models)
-    parts: list[Piece] = []
-    if name := longest(shown.heads):
-        how = "A cell is a head, the first layer at the bottom; one scale for all models."
-        parts.append(Chart(head_figures.small(shown.heads, name), how))
-    return [*parts, *(chart for charts in outline.charts_on(shown, PATH).values() for chart in charts)]
 
 
 def _roles(run: Run, view: View) -> Listing:

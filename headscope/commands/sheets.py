@@ -17,7 +17,7 @@ from dashboards import frame
 from dashboards.library import Library
 from dashboards.pages import Page, head, overview, runs
 from dashboards.pages.probe import ProbePage
-from dashboards.view import View, described, place_of
+from dashboards.view import described, place_of
 from headscope import door
 from headscope.errors import BadRun
 from headscope.figures.marks import Head
@@ -100,7 +100,8 @@ class Sheets:
     def _content(self, address: Address, model: str) -> Content:
         query = {name: value for name, value in (("model", model), ("stat", address.statistic)) if value}
         page, _, view, content = frame.leads_to(address.path, query)
-        first: list[Piece] = [*self._notes(page, view)]
+        left_out = frame.left_out(page, self.run, view)
+        first: list[Piece] = [Words(left_out)] if left_out else []
         if name := address.statistic:
             first.append(Words([described(name)], f"What {statistic(name).label} means", folded=True))
         every = {"": [*first, *content.sections.get("", ())], **{k: v for k, v in content.sections.items() if k}}
@@ -112,17 +113,6 @@ class Sheets:
             for heading, parts in every.items()
         }
         return replace(content, sections={heading: parts for heading, parts in sections.items() if parts})
-
-    def _notes(self, page: Page, view: View) -> Iterator[Piece]:
-        """What of the runs is not shown, though nobody asked for that."""
-        told = [
-            f"{rows:,} rows of table {name} are not shown: another of these runs has rows of the same key."
-            for name, rows in self.run.dropped.items()
-        ]
-        if "models" in page.controls(self.run) and len(view.models) < len(self.run.models):
-            told.append(f"{len(view.models)} of {len(self.run.models)} models are drawn: {', '.join(view.models)}.")
-        if told:
-            yield Words(told)
 
     def _of(self, page: Page) -> Iterator[Address]:
         controls = page.controls(self.run)

@@ -1,5 +1,6 @@
 """Means over rows that see about as many keys: what every measure of rows shares."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from headscope.measures.rows import log_spaced
 from headscope.runs.bins import visible_edges
 
 
-class RowMeans:
+class RowMeans(ABC):
     """Accumulates `statistics` of rows into bins of visible keys, per layer and head, in float64.
 
     `rows` is None for every row, else how many log-spaced rows to take; `seed` jitters them.
@@ -30,9 +31,9 @@ class RowMeans:
         self.counts = torch.zeros(bins, dtype=torch.int64)
         self.sums = torch.zeros(len(self.statistics), geometry.heads, *bins, dtype=torch.float64)
 
+    @abstractmethod
     def of_rows(self, heard: Attention, rows: Tensor) -> Tensor | None:
         """Statistics of the query rows, [len(statistics), H, rows]; None for a layer that has none."""
-        raise NotImplementedError
 
     def update(self, heard: Attention) -> None:
         """Take one layer of one full pass (as many queries as keys)."""

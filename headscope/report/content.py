@@ -4,7 +4,7 @@ Probes hand these on; they know neither the report nor the app.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,6 @@ class Chart:
     caption: str
     summary: str = ""
     half: bool = False
-
-    def _repr_html_(self) -> str:
-        from headscope.report.notebook import framed, titled
-
-        return framed(titled(self), "", {}, {"": [replace(self, half=False)]})
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,15 @@ from headscope.runs.run import Run
 
 
 @dataclass(frozen=True)
-class Charts(Sequence[Chart]):
+class Drawn(Chart):
+    """A chart that shows itself, with its caption, as the last thing of a cell."""
+
+    def _repr_html_(self) -> str:
+        return framed(titled(self), "", {}, {"": [self]})
+
+
+@dataclass(frozen=True)
+class Charts(Sequence[Drawn]):
     """Charts under one title, with sentences that tell what they show. `charts[0].figure` is a plotly figure.
 
     `parts` holds what is shown beside the charts as well, such as passages that a head reads.
@@ -29,16 +37,16 @@ class Charts(Sequence[Chart]):
     parts: Sequence[Piece]
 
     @property
-    def charts(self) -> list[Chart]:
-        return [part for part in self.parts if isinstance(part, Chart)]
+    def charts(self) -> list[Drawn]:
+        return [Drawn(each.figure, each.caption, each.summary) for each in self.parts if isinstance(each, Chart)]
 
     @overload
-    def __getitem__(self, at: int) -> Chart: ...
+    def __getitem__(self, at: int) -> Drawn: ...
 
     @overload
-    def __getitem__(self, at: slice) -> Sequence[Chart]: ...
+    def __getitem__(self, at: slice) -> Sequence[Drawn]: ...
 
-    def __getitem__(self, at: int | slice) -> Chart | Sequence[Chart]:
+    def __getitem__(self, at: int | slice) -> Drawn | Sequence[Drawn]:
         return self.charts[at]
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -16,9 +16,6 @@ from headscope.errors import BadRun
 from headscope.runs import summary
 from headscope.runs.schema import POSITIONS, SCALES, all_tables
 from headscope.runs.stored import Stored
-
-if TYPE_CHECKING:
-    from headscope.report.notebook import Charts
 
 SHOWN_BY = "headscope.report.notebook"
 """What shows a run in a notebook: above this room, so named, as the door names parts, and imported when it is asked."""
@@ -48,14 +45,14 @@ class Run(Stored):
         told: pd.DataFrame = importlib.import_module(SHOWN_BY).findings(self)
         return told
 
-    def charts(self, topic: str = "") -> "Charts":
+    def charts(self, topic: str = "") -> Sequence[Any]:
         """The report's charts, each a plotly `figure` with its `caption`: all, or those of a topic such as "loss"."""
-        drawn: Charts = importlib.import_module(SHOWN_BY).charts(self, topic)
+        drawn: Sequence[Any] = importlib.import_module(SHOWN_BY).charts(self, topic)
         return drawn
 
-    def head(self, layer: int, head: int, model: str = "") -> "Charts":
+    def head(self, layer: int, head: int, model: str = "") -> Sequence[Any]:
         """One head in `model` (by default the last): what it is in `sentences`, and its charts."""
-        drawn: Charts = importlib.import_module(SHOWN_BY).head(self, layer, head, model)
+        drawn: Sequence[Any] = importlib.import_module(SHOWN_BY).head(self, layer, head, model)
         return drawn
 
     def _repr_html_(self) -> str:

@@ -30,7 +30,7 @@ def _document(units: pd.DataFrame, rng: np.random.Generator) -> dict[str, pd.Dat
         blocks.append(block.assign(method="exact", delta_nll=delta))
         blocks.append(block.assign(method="screen", delta_nll=1.2 * delta + rng.normal(0, 0.0002, len(chosen))))
         ranked = np.sort(chosen["effect"])[::-1]
-        for size in (1, 2, 4, len(chosen)):
+        for size in sorted({1, 2, 4, len(chosen)} & {*range(len(chosen) + 1)}):
             draws = [("top", 0, ranked[:size].sum())]
             draws += [("random", n, rng.choice(ranked, size, replace=False).sum()) for n in range(2)]
             sets += [

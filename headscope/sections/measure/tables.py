@@ -2,18 +2,16 @@
 
 from headscope.runs.columns import DISTANCE, DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, PAIR, VISIBLE, Column, Table, key
 
+BINS = (
+    *(MODEL, LENGTH, DOC, LAYER, HEAD, GROUP, VISIBLE),
+    Column("rows", "count", "rows", "query rows that were averaged", 1),
+)
+
 ATTENTION = Table(
     "attention",
     "what each head's attention rows look like, binned by the number of visible keys",
     (
-        MODEL,
-        LENGTH,
-        DOC,
-        LAYER,
-        HEAD,
-        GROUP,
-        VISIBLE,
-        Column("rows", "count", "rows", "query rows that were averaged", 1),
+        *BINS,
         Column(
             "ess2",
             "value",
@@ -35,14 +33,7 @@ LEARNED_SINK = Table(
     "learned_sink",
     "how much of each head's rows goes to a sink that the model learned beside its keys; only of models that have one",
     (
-        MODEL,
-        LENGTH,
-        DOC,
-        LAYER,
-        HEAD,
-        GROUP,
-        VISIBLE,
-        Column("rows", "count", "rows", "query rows that were averaged", 1),
+        *BINS,
         Column("share", "value", "", "mean weight on the learned sink", 0, 1),
     ),
 )

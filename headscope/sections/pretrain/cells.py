@@ -173,7 +173,7 @@ class PretrainSection:
             seed=self.materials.seed,
             out=self.materials.files.parent.parent,
             name=stretch.training,
-            resume=stretch.last > 0,
+            resume=stretch.last > self.config.kept[0],
         )
         watch(Model(model.checkpoint, stretch.variant, _AsItIs(positions)), stretch.last)
 
