@@ -23,7 +23,7 @@ from dashboards.app import create
 from dashboards.frame import pages
 from dashboards.library import Library
 from headscope.commands.dash import EXAMPLES
-from headscope.runs.run import Run
+from headscope.runs.run import Run, short_names
 from headscope.runs.statistics import statistic
 from headscope.runs.summary import beside
 from headscope.runs.synthetic import synthetic_run
@@ -380,7 +380,7 @@ def test_two_runs_with_equal_labels_are_compared(
     ).click()
     page.wait_for_url("**run=*run=*")
     page.get_by_role("link", name="Compare", exact=True).click()
-    labels = [f"base · synthetic {run.name[-8:]}" for run in runs]
+    labels = [f"base · {brief}" for brief in short_names([run.name for run in runs])]
     expect(page.locator(".lead")).to_contain_text(f"{labels[1]} against {labels[0]}, head by head.")
     wide = [run.heads.set_index(["layer", "head"])["ess2_256"] for run in runs]
     told = ", ".join(

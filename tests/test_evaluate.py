@@ -86,7 +86,7 @@ LENGTH, LIMIT = 1024, 2
 
 def kinds(place: Path) -> list[str]:
     """A task of each kind: one of RULER's, made here, choices from a file, and likelihoods from a file in windows."""
-    return ["niah_single_1", f"{place}/colours.yaml", f"{place}/prose.yaml"]
+    return ["ruler_vt", f"{place}/colours.yaml", f"{place}/prose.yaml"]
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_scores_are_those_of_the_harness_own_command_line_to_the_last_digit(
     assert set(rows) == {
         *(("colours", metric) for metric in ("acc", "acc_norm", "brier_score")),
         ("prose", "bits_per_byte"),
-        ("niah_single_1", "match"),
+        ("ruler_vt", "match"),
     }
     for (name, metric), row in rows.items():
         called = str(LENGTH) if metric == "match" else metric
@@ -144,9 +144,9 @@ def test_scores_are_those_of_the_harness_own_command_line_to_the_last_digit(
         assert row.documents == LIMIT
     assert rows["colours", "acc"].higher_is_better
     assert not rows["colours", "brier_score"].higher_is_better
-    (samples,) = (tmp_path / "theirs").rglob("samples_niah_single_1_*.jsonl")
+    (samples,) = (tmp_path / "theirs").rglob("samples_ruler_vt_*.jsonl")
     prompts = [json.loads(line)["doc"]["input"] for line in samples.read_text().splitlines()]
-    (made,) = harness.made(*harness.named(["niah_single_1"]), LENGTH, smollm2.tokenizer).values()
+    (made,) = harness.made(*harness.named(["ruler_vt"]), LENGTH, smollm2.tokenizer).values()
     assert prompts == [document["input"] for document in list(made.eval_docs)[:LIMIT]]
     assert smollm2.tokenizer.pad_token == sources.load_tokenizer("smollm2-135m").pad_token
 

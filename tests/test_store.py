@@ -457,12 +457,16 @@ def test_validate_forgives_the_rounding_of_float32(tmp_path):
 # Several runs
 
 
+def at(run, time):
+    """The run as if it had been made at that time, which is the beginning of its name."""
+    return Run.open(run.path.rename(run.path.with_name(time + run.name[len(time) :])))
+
+
 def test_a_label_that_two_runs_measured_is_two_models(tmp_path):
-    first = synthetic_run(tmp_path, models=("base", "yarn"))
-    second = synthetic_run(tmp_path, models=("base", "ntk"), seed=1)
+    mine, theirs = "base · synthetic 01-01 08:30", "base · synthetic 01-01 09:00"
+    first = at(synthetic_run(tmp_path, models=("base", "yarn")), "20260101T083000Z")
+    second = at(synthetic_run(tmp_path, models=("base", "ntk"), seed=1), "20260101T090000Z")
     joined = concatenate([first, second])
-    hashes = [run.name.rpartition("-")[2] for run in (first, second)]
-    mine, theirs = (f"base · synthetic {each}" for each in hashes)
     assert joined.models == [mine, "yarn", theirs, "ntk"]
     assert len(joined.attention) == len(first.attention) + len(second.attention)
     for label, run in ((mine, first), (theirs, second)):
