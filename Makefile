@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# Python compiles what is imported; pip would compile every file of every library, a minute and a half.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: demo dash test lint types bench docs paper browser clean
 
