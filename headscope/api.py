@@ -26,10 +26,14 @@ SHARED: Mapping[str, Any] = {
     "name": "",
     "device": "auto",
     "dtype": "auto",
+    "engine": "plain",
     "resume": False,
     "quiet": False,
 }
-"""Keywords that sections share, with their defaults; `text` and `docs` only where documents are read."""
+"""Keywords that sections share, with their defaults; `text` and `docs` only where documents are read.
+
+`engine` is "plain", "ray" or a mapping such as {"name": "ray", "workers": 8, "address": "auto"}.
+"""
 
 
 def study(content: Path | str | Mapping[str, Any], out: Path | str = "runs", *, resume: bool = False) -> Run:
@@ -69,7 +73,7 @@ def run_section(section: str, /, model: Any = None, **keywords: Any) -> Run:
     probe = door.probes()[section]
     shared = {key: keywords.pop(key, default) for key, default in SHARED.items()}
     content: dict[str, Any] = {"name": shared["name"] or section, section: keywords}
-    content |= {key: shared[key] for key in ("seed", "device", "dtype")}
+    content |= {key: shared[key] for key in ("seed", "device", "dtype", "engine")}
     if "text" in probe.takes:
         content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
     given = {}

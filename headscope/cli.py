@@ -13,7 +13,7 @@ from typer._click.exceptions import ClickException, NoArgsIsHelpError
 from typer.core import TyperCommand, TyperGroup
 
 from headscope import door, stopping
-from headscope.commands import bundle, dash, timing
+from headscope.commands import bundle, dash, plan, selfcheck, timing
 from headscope.commands.executing import execute
 from headscope.commands.flags import Json, Out, Quiet
 from headscope.errors import BadInput, HeadscopeError
@@ -167,7 +167,9 @@ def validate(
     print(f"{len(runs)} run(s) valid")
 
 
+app.command()(plan.plan)
 app.command()(timing.command())
+app.command()(selfcheck.selfcheck)
 
 
 def main() -> None:

@@ -104,7 +104,7 @@ def _fused_elsewhere(
     out = nn.functional.scaled_dot_product_attention(
         q, k, v, attn_mask=allowed, is_causal=causal, scale=scaling, enable_gqa=True
     )
-    return out, _blocked_lse(q, k, scaling, causal, allowed)
+    return out, blocked_lse(q, k, scaling, causal, allowed)
 
 
 def attend(
@@ -187,7 +187,7 @@ def _capped_block(q: Tensor, k: Tensor, v: Tensor, rule: Rule, seen: Tensor | No
     return (weights @ v.float()).view(*q.shape[:3], -1).to(q.dtype), logits.logsumexp(-1)
 
 
-def _blocked_lse(q: Tensor, k: Tensor, scaling: float, causal: bool, seen: Tensor | None) -> Tensor:
+def blocked_lse(q: Tensor, k: Tensor, scaling: float, causal: bool, seen: Tensor | None) -> Tensor:
     """Log-sum-exp of the logits, [B, H, Lq] float32, in blocks of query rows."""
     batch, heads, queries, _ = q.shape
     groups = k.shape[1]
@@ -195,7 +195,7 @@ def _blocked_lse(q: Tensor, k: Tensor, scaling: float, causal: bool, seen: Tenso
     for rows, cols, below in row_blocks(queries, k.shape[2], None):
         block = q[:, :, rows].reshape(batch, groups, -1, q.shape[-1])
         kept = k if not causal else k[:, :, cols]
-        logits = (block @ kept.transpose(-1, -2)).float().mul_(scaling)
+        logits = (block.float() @ kept.float().transpose(-1, -2)).mul_(scaling)  # a rounded logit is off by its bits
         logits = logits.view(batch, heads, -1, kept.shape[2])
         allowed = below.to(q.device) if causal else None if seen is None else seen[rows]
         if allowed is not None:

@@ -46,6 +46,21 @@ Dtype = Annotated[
 Seed = Annotated[int | None, typer.Option("--seed", help="Fixes documents, sampled rows and draws. \\[default: 0]")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most this many documents, for a quick look.")]
 Name = Annotated[str | None, typer.Option("--name", help="Slug of the run directory.")]
+Engine = Annotated[
+    str | None,
+    typer.Option("--engine", help="Where cells are made: plain (this process) or ray. \\[default: plain]"),
+]
+Address = Annotated[
+    str | None, typer.Option("--address", help="Of a Ray cluster, e.g. auto. \\[default: start one on this machine]")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", help="Workers of Ray, with a checkpoint each. \\[default: one a GPU, without any two]"),
+]
+Gpus = Annotated[
+    float | None,
+    typer.Option("--gpus-per-worker", help="0.5 puts two workers on a GPU. \\[default: 1 where there are GPUs]"),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue this very study where it was interrupted.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]

@@ -19,6 +19,12 @@ from headscope.errors import BadInput
 STUDY_FILE = Annotated[
     Path | None, typer.Argument(metavar="[STUDY.yaml]", help="Study file; its sections all land in one run.")
 ]
+ENGINE = {
+    "engine": flags.Engine,
+    "address": flags.Address,
+    "workers": flags.Workers,
+    "gpus_per_worker": flags.Gpus,
+}
 
 
 def command(probe: Probe) -> Command:
@@ -64,6 +70,7 @@ def _shared(probe: Probe) -> dict[str, tuple[Any, Any]]:
         "config": (flags.Config, None),
         **where,
         "seed": (flags.Seed, None),
+        **{name: (flag, None) for name, flag in ENGINE.items()},
         "resume": (flags.Resume, False),
         "as_json": (flags.Json, False),
         "quiet": (flags.Quiet, False),
@@ -167,6 +174,7 @@ def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any])
         "models": models or None,
         "texts": {"source": values.get("text"), "docs": values.get("docs")},
         **{key: values.get(key) for key in ("seed", "device", "dtype")},
+        "engine": {"name" if key == "engine" else key: values[key] for key in ENGINE},
     }
     if own or probe.command != "run" or not (file or config):
         overrides[probe.name] = own

@@ -155,6 +155,14 @@ class RunWriter:
         frame: pd.DataFrame = arrow.read(file, _told(cell).get(file), _mend(cell)).to_pandas()
         return frame
 
+    def tables(self, cell_id: str) -> list[str]:
+        """The tables that a finished cell added rows to."""
+        return [file.stem for file in _told(self._cell(cell_id))]
+
+    def size(self, cell_id: str) -> int:
+        """Bytes of a finished cell's tables."""
+        return sum(file.stat().st_size for file in _told(self._cell(cell_id)))
+
     def add(self, cell_id: str, tables: Mapping[str, Rows]) -> None:
         """Store the rows of one finished cell, all or nothing.
 

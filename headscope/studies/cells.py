@@ -15,13 +15,18 @@ class Cell:
     """The smallest unit of work that is stored and resumed: what to do, and with which model (by label) if any.
 
     `id` names it within its section; `cost` is its share of the work in passes over tokens (`pass_cost`), for the time
-    estimate.
+    estimate. A task that reads the rows of other cells of its section names them `before`.
     """
 
     id: str
     model: str | None
     cost: float = 1.0
     task: Any = None
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """Cells of its section that are stored before it is made."""
+        return getattr(self.task, "before", ())
 
 
 class Section(Protocol):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
@@ -17,6 +17,7 @@ from headscope.errors import BadInput, nearest
 
 LARGEST_SEED = 2**31 - 1
 MOST_DOCUMENTS = 1_000_000
+MOST_WORKERS = 10_000
 
 
 class Options(BaseModel):
@@ -57,6 +58,33 @@ class Texts(Options):
         return {"source": value} if isinstance(value, str) else value
 
 
+class Engine(Options):
+    """Where cells are made. It changes no number, so it is no part of what names a run."""
+
+    name: Literal["plain", "ray"] = Field(default="plain", description="plain (this process) or ray")
+    address: str | None = Field(
+        default=None, min_length=1, description="a Ray cluster, e.g. auto; without, one on this machine"
+    )
+    workers: int | None = Field(
+        default=None, ge=1, le=MOST_WORKERS, description="processes with a checkpoint each; as many as GPUs, or two"
+    )
+    gpus_per_worker: float | None = Field(
+        default=None, ge=0, description="GPUs of a worker, 0.5 for two workers on one; 1 where there are any"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_short(cls, value: Any) -> Any:
+        """The name alone, as the flag has it."""
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _ray_alone_has_workers(self) -> "Engine":
+        if self.name == "plain" and (self.model_fields_set - {"name"}):
+            raise ValueError("address, workers and gpus_per_worker are of the engine ray: name it (--engine ray)")
+        return self
+
+
 class Study(Options):
     """A whole study: every section that is present lands in one run. `study_type` adds a field for each section."""
 
@@ -66,6 +94,7 @@ class Study(Options):
     seed: int = Field(0, ge=0, le=LARGEST_SEED, description="fixes documents, sampled rows and draws")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     dtype: str = Field("auto", description="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16")
+    engine: Engine = Field(default_factory=Engine, description="where cells are made: plain or ray", exclude=True)
 
     @model_validator(mode="after")
     def _models_fit(self) -> "Study":
@@ -112,6 +141,8 @@ def read_study(file: Path | str | None, overrides: Mapping[str, Any]) -> Study:
         content = {key: value for key, value in content.items() if key != "models"}
     if isinstance(source := content.get("texts"), str):
         content = {**content, "texts": {"source": source}}
+    if isinstance(name := content.get("engine"), str):
+        content = {**content, "engine": {"name": name}}
     # A section with nothing after it is there, with all its defaults.
     content |= {name: {} for name in door.probes() if name in content and content[name] is None}
     try:

@@ -1,7 +1,7 @@
 """Opens what a study names: models, one checkpoint at a time, and documents, by each model's own tokenizer."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ class Materials:
     """The models and documents of `study`.
 
     `given` holds models that came in memory, by label; `files` is where a section keeps what no table holds;
-    `stored(cell, table)` reads a finished cell, "section/id", back. `inputs` are digests of what was handed out, by the
-    model it is for (None: for all) and what it is: with other inputs a run does not go on.
+    `stored(cell, table)` reads a finished cell, "section/id", back, and `tables(cell)` names its tables. `inputs` are
+    digests of what was handed out, by the model it is for (None: for all) and what it is: with other inputs a run does
+    not go on.
     """
 
     study: Study
@@ -35,6 +36,7 @@ class Materials:
     inputs: dict[str | None, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     specs: Mapping[str, Spec] = field(init=False)
     stored: Callable[[str, str], pd.DataFrame] = field(init=False)
+    tables: Callable[[str], Sequence[str]] = field(init=False)
     _open: tuple[str, Checkpoint] | None = None
     _checkpoints: dict[str, dict[str, str]] = field(default_factory=dict)
     _models: dict[str, Model] = field(default_factory=dict)
@@ -52,6 +54,10 @@ class Materials:
     @property
     def seed(self) -> int:
         return self.study.seed
+
+    def checkpoint(self, label: str) -> str:
+        """The name of that model's checkpoint."""
+        return self.given[label].name if label in self.given else self.specs[label].checkpoint
 
     def model(self, label: str) -> Model:
         """The model of that label; the checkpoint opened before is dropped unless it is the same."""

@@ -10,11 +10,11 @@ from rich.progress import Progress as Bar
 
 
 class Progress(Protocol):
-    """Told of the work in units of cost: start(total, already done), doing(what), done(cost), stop()."""
+    """Told of the work in units of cost: start(total, already done), doing(what, which worker), done(cost), stop()."""
 
     def start(self, total: float, already: float) -> None: ...
 
-    def doing(self, what: str) -> None: ...
+    def doing(self, what: str, worker: str = "") -> None: ...
 
     def done(self, cost: float) -> None: ...
 
@@ -26,7 +26,7 @@ class Silent:
 
     def start(self, total: float, already: float) -> None: ...
 
-    def doing(self, what: str) -> None: ...
+    def doing(self, what: str, worker: str = "") -> None: ...
 
     def done(self, cost: float) -> None: ...
 
@@ -45,13 +45,15 @@ class Terminal:
             console=Console(stderr=True),
         )
         self._task = self._bar.add_task("starting")
+        self._doing: dict[str, str] = {}
 
     def start(self, total: float, already: float) -> None:
         self._bar.update(self._task, total=max(total, 1e-9), completed=already)
         self._bar.start()
 
-    def doing(self, what: str) -> None:
-        self._bar.update(self._task, description=what)
+    def doing(self, what: str, worker: str = "") -> None:
+        self._doing[worker] = _said(what, worker)
+        self._bar.update(self._task, description="\n".join(self._doing.values()))
 
     def done(self, cost: float) -> None:
         self._bar.advance(self._task, cost)
@@ -67,8 +69,8 @@ class Lines:
         self._total, self._at, self._first = max(total, 1e-9), already, already
         self._began = time.monotonic()
 
-    def doing(self, what: str) -> None:
-        print(f"{self._at / self._total:4.0%}  {what}{self._left()}", file=sys.stderr, flush=True)
+    def doing(self, what: str, worker: str = "") -> None:
+        print(f"{self._at / self._total:4.0%}  {_said(what, worker)}{self._left()}", file=sys.stderr, flush=True)
 
     def done(self, cost: float) -> None:
         self._at += cost
@@ -81,6 +83,10 @@ class Lines:
             return ""
         seconds = (time.monotonic() - self._began) * (self._total - self._at) / moved
         return f"  (about {seconds / 60:.0f} min left)" if seconds > 90 else f"  (about {seconds:.0f} s left)"
+
+
+def _said(what: str, worker: str) -> str:
+    return f"{worker}: {what}" if worker else what
 
 
 def for_console(quiet: bool) -> Progress:

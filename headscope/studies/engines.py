@@ -1,0 +1,41 @@
+"""Where cells are made: in this process, or by workers of Ray (`headscope.studies.on_ray`)."""
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Protocol
+
+from headscope.studies.config import Engine
+from headscope.studies.making import Job, Made, Maker
+from headscope.studies.progress import Progress
+
+Work = Generator[tuple[Job, Made], None, None]
+
+
+class Runs(Protocol):
+    """An engine: makes cells and hands each over to be stored, as soon as it is made.
+
+    `told` is what run.json says of it.
+    """
+
+    told: Mapping[str, Any]
+
+    def make(self, jobs: Sequence[Job], maker: Maker, progress: Progress) -> Work: ...
+
+
+class Here:
+    """One cell after another, in this process."""
+
+    told: Mapping[str, Any] = {}
+
+    def make(self, jobs: Sequence[Job], maker: Maker, progress: Progress) -> Work:
+        for job in jobs:
+            progress.doing(job.cell.id)
+            yield job, maker.make(job)
+
+
+def engine(wanted: Engine) -> Runs:
+    """The engine that a study asks for. Raises Missing where it is not installed."""
+    if wanted.name == "plain":
+        return Here()
+    from headscope.studies.on_ray import OnRay
+
+    return OnRay(wanted)

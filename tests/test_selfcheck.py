@@ -1,0 +1,85 @@
+"""The check of a machine: it agrees where all is right, and disagrees with every measure that is made wrong."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from test_study import save_checkpoint
+from torch import Tensor
+from typer.testing import CliRunner
+
+import headscope as hs
+from headscope import cli
+from headscope.passes import selfcheck
+from headscope.passes.selfcheck import ALLOWED, checks
+from headscope.positions.model import Model
+
+LENGTH = 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_checkpoint(tmp_path_factory.mktemp("selfcheck") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def tiny(folder: str) -> Model:
+    return hs.load(folder, device="cpu")
+
+
+def disagreeing(model: Model) -> list[str]:
+    return [check.what for check in checks(model, torch.arange(LENGTH) % 120) if not check.agrees]
+
+
+def test_every_measure_of_the_real_checkpoint_agrees_in_float32_and_in_bfloat16(smollm2: Model, tokens: Tensor) -> None:
+    for model, dtype in ((smollm2, "float32"), (hs.load("smollm2-135m", device="cpu", dtype="bf16"), "bfloat16")):
+        told = list(checks(model, tokens[0, :LENGTH]))
+        assert [check.what for check in told] == list(ALLOWED)
+        assert {check.dtype for check in told} == {dtype}
+        assert [check for check in told if not check.agrees] == []
+
+
+def made_wrong(measure: Any, by: float) -> Any:
+    return lambda *arguments: measure(*arguments) * by
+
+
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        ("blocked_lse", "log-sum-exp, in blocks"),
+        ("row_statistics", "rows of attention"),
+        ("moment_sums", "rotary pairs"),
+        ("row_means", "rotary pairs"),
+        ("profile_sums", "distance profile"),
+    ],
+)
+@pytest.mark.parametrize("by", [1.01, float("nan")])
+def test_a_measure_that_is_off_by_one_in_a_hundred_or_no_number_is_found(
+    tiny: Model, monkeypatch: pytest.MonkeyPatch, part: str, what: str, by: float
+) -> None:
+    assert disagreeing(tiny) == []
+    monkeypatch.setattr(selfcheck, part, made_wrong(getattr(selfcheck, part), by))
+    assert disagreeing(tiny) == [what]
+
+
+def test_another_loss_than_under_eager_attention_is_found(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selfcheck, "last_hidden", made_wrong(selfcheck.last_hidden, 1.1))
+    assert disagreeing(tiny) == ["loss"]
+
+
+def test_the_command_ends_with_1_where_something_disagrees(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["selfcheck", "--device", "cpu", "--model", folder, "--length", "40", "--longest", "256"]
+    good = CliRunner().invoke(cli.app, [*asked, "--json"])
+    assert good.exit_code == 0, good.output
+    rows = json.loads(good.output.splitlines()[-1])
+    checked, timed = rows[: 2 * len(ALLOWED)], rows[2 * len(ALLOWED) :]
+    assert {row["result"] for row in checked} == {"agrees"}
+    assert [row["check"] for row in checked] == 2 * list(ALLOWED)
+    assert [row["check"] for row in timed] == ["time of measuring, ratio", "memory of measuring, ratio"]
+    assert {row["length"] for row in timed} == {256}
+    monkeypatch.setattr(selfcheck, "row_statistics", made_wrong(selfcheck.row_statistics, 1.01))
+    bad = CliRunner().invoke(cli.app, asked)
+    assert bad.exit_code == 1
+    assert "DISAGREES" in bad.output
+    assert f"torch {torch.__version__.partition('+')[0]}" in bad.output
