@@ -6,16 +6,17 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import dash_mantine_components as dmc
-from dash import ALL, ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 from flask import Flask, Response, request
 from werkzeug.serving import make_server
 
 from dashboards import frame, saving
 from dashboards.controls import controls
+from dashboards.drawing import drawing
 from dashboards.library import Library
+from dashboards.view import asked
 from headscope.errors import HeadscopeError
 
 HOSTS = ["127.0.0.1", "localhost"]
@@ -75,12 +76,12 @@ def _show_what_the_url_says(app: Dash) -> None:
         State("shown", "data"),
     )
     def show(path: str, search: str, before: dict[str, Any] | None) -> tuple[Any, Any, Any]:
-        asked = _query(search)
-        if before and frame.same(path, asked, before):
+        if before and frame.same(path, asked(search), before):
             return no_update, no_update, no_update
         try:
-            page, run, view, content = frame.leads_to(path, asked)
-            shown, now = frame.body(page, run, content, view), frame.state(path, page, run, view, content)
+            drawn = drawing(path, search)
+            page, run, view = drawn.page, drawn.run, drawn.view
+            shown, now = drawn.first(), frame.state(path, page, run, view, drawn.content)
         except HeadscopeError as reason:
             return frame.nothing(str(reason)), [], frame.NOWHERE
         except Exception as error:  # a view that fails must not leave another page under these controls
@@ -89,6 +90,17 @@ def _show_what_the_url_says(app: Dash) -> None:
         # Controls stay in place, and keep the focus, as long as they are the same ones.
         kept = before and frame.steered(before) == frame.steered(now)
         return shown, no_update if kept else controls(page, run, view), now
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output({"rest": MATCH}, "children"), Input({"rest": MATCH}, "id")
+    )
+    def rest(place: dict[str, str]) -> Any:
+        path, mark, search = place["rest"].partition("?")
+        try:
+            return drawing(path, mark + search).rest()
+        except Exception as error:
+            logging.getLogger("headscope").exception("the rest of the view %s fails", place["rest"])
+            return html.P(frame.why(error), className="note", role="status")
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("saved", "data"),
@@ -100,7 +112,7 @@ def _show_what_the_url_says(app: Dash) -> None:
     def save(clicks: int | None, path: str, search: str) -> Any:
         if not clicks:
             return no_update
-        _, run, view, content = frame.leads_to(path, _query(search))
+        _, run, view, content = frame.leads_to(path, asked(search))
         return dcc.send_string(saving.saved(content, run, view, f"{path}{search}"), saving.file_name(content, run))
 
 
@@ -111,13 +123,10 @@ def _let_the_browser_change_the_url(app: Dash) -> None:
     in_browser("reflect", Input("shown", "data"))
     in_browser("steer", Input({"control": ALL}, "value"), State("shown", "data"))
     in_browser("open", Input({"chart": ALL, "heads": True}, "clickData"))
+    in_browser("follow", Input({"chart": ALL, "heads": False}, "clickData"))
     in_browser("pick", Input({"chart": ALL, "heads": True}, "selectedData"))
     in_browser("sorted", Input("grid", "filterModel"), Input("grid", "columnState"))
     in_browser("csv", Output("grid", "exportDataAsCsv"), Input("grid-csv", "n_clicks"))
-
-
-def _query(search: str) -> dict[str, str | list[str]]:
-    return {**parse_qs(search.removeprefix("?"))}
 
 
 def _close(app: Dash) -> None:
@@ -134,6 +143,8 @@ def _close(app: Dash) -> None:
         response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
         if not request.path.startswith(("/_dash-component-suites", "/assets")):
             response.headers["Cache-Control"] = "no-store"
+        elif "max-age" not in response.headers.get("Cache-Control", ""):
+            response.headers["Cache-Control"] = "max-age=3600"  # parts loaded late, whose names tell no version
         return _compressed(response)
 
 

@@ -16,6 +16,8 @@ from headscope.report.content import Chart, Grid, Link, Links, Listing, Piece, R
 from headscope.runs.means import HEAD_KEYS
 from headscope.runs.statistics import column, is_statistic, statistic
 
+FIRST_SENTENCES, MOST_SENTENCES = 4, 6
+"""So many sentences are seen of more than so many: a page shows before it tells."""
 LASSO = {**GRAPH_CONFIG, "modeBarButtonsToRemove": ["autoScale2d"]}
 
 
@@ -74,7 +76,11 @@ def _can_be_picked(figure: Any) -> bool:
 
 @component.register
 def _words(part: Words, view: View, key: str) -> html.Div:
-    told: list[Any] = [html.Ul([html.Li(sentence) for sentence in part.sentences])]
+    every = [html.Li(sentence) for sentence in part.sentences]
+    told: list[Any] = [html.Ul(every)]
+    if not part.folded and len(every) > MOST_SENTENCES:
+        more = html.Summary(f"{len(every) - FIRST_SENTENCES} more sentences")
+        told = [html.Ul(every[:FIRST_SENTENCES]), html.Details([more, html.Ul(every[FIRST_SENTENCES:])])]
     if part.links:
         told.append(_links(part.links, view, key))
     if part.folded:

@@ -20,9 +20,10 @@ def resolved(href: str, view: View) -> str:
 
 @component.register
 def _passage(part: Passage, view: View, key: str) -> html.Div:
-    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in part.names]))
+    named = [html.Th(name, scope="col") for name in part.names] if any(part.names) else []
+    head = [html.Thead(html.Tr(named))] if named else []
     body = html.Tbody([html.Tr([html.Td(**_cell(cell, view)) for cell in row]) for row in part.cells])
-    table = html.Table([html.Caption(part.caption), head, body])
+    table = html.Table([html.Caption(part.caption), *head, body])
     return html.Div(table, className="scroll passage", role="region", tabIndex=0, **{"aria-label": part.caption})
 
 

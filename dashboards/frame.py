@@ -6,7 +6,6 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import html
 
-from dashboards.cards import component
 from dashboards.controls import values
 from dashboards.library import current
 from dashboards.pages import Page, checkpoints, compare, head, heads, overview, probe, runs
@@ -26,7 +25,14 @@ def pages() -> list[Page]:
 
 def shell() -> list[Any]:
     """What stays while pages change: navigation, the place of the controls, the place of the page."""
-    links = [html.Li(html.A(page.NAME, href=page.PATH, className="keep")) for page in pages()]
+    of_probes = probe.pages()
+    groups = [[page for page in pages() if page not in of_probes], of_probes]
+    links = [
+        html.Ul(
+            [html.Li(html.A(page.NAME, href=page.PATH, className="keep")) for page in group], **{"aria-label": name}
+        )
+        for name, group in zip(("Run", "Probes"), groups, strict=True)
+    ]
     says = {"aria-label": "Go to a head, such as L18H6 or 18.6"}
     jump = dmc.TextInput(id="jump", placeholder="Go to L18H6", size="xs", w=110, **says)
     return [
@@ -34,14 +40,19 @@ def shell() -> list[Any]:
         html.Header(
             [
                 html.A("headscope", href="/", className="brand keep"),
-                html.Nav(html.Ul(links), **{"aria-label": "Pages"}),
+                html.Nav(links, **{"aria-label": "Pages"}),
                 html.Form(jump, id="jump-form", role="search"),
                 html.Button("Theme", id="theme", type="button", title="Light or dark"),
             ]
         ),
-        html.Aside(id="controls", **{"aria-label": "What is shown"}),
         html.Div(id="banner", role="alert"),
-        html.Main(html.P("Reading the run …", className="lead"), id="content", tabIndex=-1),
+        html.Div(
+            [
+                html.Aside(id="controls", **{"aria-label": "What is shown"}),
+                html.Main(html.P("Reading the run …", className="lead"), id="content", tabIndex=-1),
+            ],
+            className="sides",
+        ),
     ]
 
 
@@ -58,8 +69,8 @@ def leads_to(path: str, query: Query) -> tuple[Page, Run, View, Content]:
     return page, run, view, head.content(run, view, *rest) if page is head else page.content(run, view)
 
 
-def body(page: Page, run: Run, content: Content, view: View) -> list[Any]:
-    """The page as components."""
+def above(page: Page, run: Run, content: Content, view: View) -> list[Any]:
+    """What stands above the parts of a page: its title and lead, what is left out, picked heads."""
     parts: list[Any] = [html.H1(content.title), html.P(content.lead, className="answer" if page is head else "lead")]
     if "stat" in page.controls(run) and view.stat:
         # The definition behind the name of the statistic that is shown.
@@ -68,12 +79,7 @@ def body(page: Page, run: Run, content: Content, view: View) -> list[Any]:
     parts += [html.P(note, className="note", role="status") for note in (*view.notes, *left_out(page, run, view))]
     if view.filtering:
         parts.append(html.P([_filtered(run, view), html.A("Show all", href=view.link("", *FILTERS))], className="note"))
-    parts += tray(run, view) if page.controls(run) else []
-    for at, (heading, group) in enumerate(content.sections.items()):
-        inside = [component(part, view, f"{at}-{place}") for place, part in enumerate(group)]
-        title = [html.H2(heading)] if heading else []
-        parts.append(html.Section([*title, html.Div(inside, className="parts")]))
-    return parts
+    return parts + (tray(run, view) if page.controls(run) else [])
 
 
 def _filtered(run: Run, view: View) -> str:
@@ -123,8 +129,13 @@ def steered(state: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def failed(error: Exception) -> list[Any]:
     """The page where headscope itself fails: what happened, and the ways out."""
-    why = f"this view cannot be drawn ({type(error).__name__}: {str(error)[:200]}); it is not shown, nor is another"
-    return nothing(f"{why}. The terminal that runs headscope dash tells more. Please report it with this address")
+    return nothing(f"this view cannot be drawn, and no other is shown instead: {why(error)}")
+
+
+def why(error: Exception) -> str:
+    """What failed in headscope itself, and what to do next."""
+    told = f"{type(error).__name__}: {str(error)[:200]}"
+    return f"{told}. The terminal that runs headscope dash tells more. Please report it with this address"
 
 
 def nothing(reason: str) -> list[Any]:

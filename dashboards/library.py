@@ -27,6 +27,11 @@ class Library:
         """Cells stored so far of each run that was interrupted or is still going on."""
         return unfinished(self.folder)
 
+    def state(self) -> tuple[object, ...]:
+        """What changes when a run is added, replaced, removed or goes on."""
+        finished = ((file.parent.name, file.stat().st_mtime_ns) for file in self.folder.glob("*/run.json"))
+        return *sorted(finished), *self.unfinished().items()
+
     def opened(self, names: Sequence[str]) -> Run:
         """These runs read as one; without a name the newest that can be read.
 

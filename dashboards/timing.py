@@ -15,18 +15,23 @@ from headscope.errors import Missing
 from headscope.runs.synthetic import synthetic_run
 
 CLICKS = 10
-# Until the page of that title has its charts drawn, those in view or every one; the page's own clock tells.
-WATCH = """([title, every]) => {
+# Until the page of that title has its charts drawn, those in view, and then every one; the page's own clock tells.
+WATCH = """([title]) => {
   const told = () => document.querySelector("#content h1")?.textContent;
-  const drawn = () => (title ? told() === title : told()) && [...document.querySelectorAll("main figure")].every(
-    (chart) => chart.querySelector(".main-svg") || (!every && chart.getBoundingClientRect().top > innerHeight));
-  const watch = (since) => new Promise((done) => {
-    const look = () => {
-      if (every) dispatchEvent(new Event("beforeprint"));  // as for paper, charts do not wait to be seen
-      drawn() ? done(performance.now() - since) : requestAnimationFrame(look);
-    };
+  const charts = () => [...document.querySelectorAll("main figure")];
+  const drawn = (chart) => chart.querySelector(".main-svg");
+  const there = () => (title ? told() === title : told());
+  const below = (chart) => chart.getBoundingClientRect().top > innerHeight;
+  const seen = () => there() && charts().every((chart) => drawn(chart) || below(chart));
+  const every = () => {
+    dispatchEvent(new Event("beforeprint"));  // as for paper, charts do not wait to be seen
+    return !document.querySelector("main .waiting") && charts().every(drawn);
+  };
+  const when = (holds, since) => new Promise((done) => {
+    const look = () => (holds() ? done(performance.now() - since) : requestAnimationFrame(look));
     look();
   });
+  const watch = async (since) => [await when(seen, since), await when(every, since)];
   if (!title) window.waited = watch(0);
   else addEventListener("click", (event) => { window.waited = watch(event.timeStamp); }, { capture: true, once: true });
 }"""
@@ -36,15 +41,16 @@ CARRIED = """() => ["navigation", "resource"].flatMap((kind) => performance.getE
   .reduce((sum, entry) => sum + entry.transferSize, 0)"""
 
 
-def compare(example: Path) -> list[dict[str, Any]]:
-    """The waits on the runs in `example`, and on a made-up run of 1,024 heads x 64 pairs x 4 models."""
+def compare(example: Path) -> Iterator[dict[str, Any]]:
+    """The waits on the runs in `example`, and on a made-up one of 1,024 heads x 64 pairs x 4 models, as they end."""
+    yield from waits("shipped example", example)
     with tempfile.TemporaryDirectory() as folder:
         shape = {"layers": 32, "heads": 32, "groups": 8, "pairs": 64}
         synthetic_run(Path(folder), models=("a", "b", "c", "d"), lengths=(8192,), docs=2, **shape)
-        return waits("shipped example", example) + waits("1,024 heads x 64 pairs x 4 models", Path(folder))
+        yield from waits("1,024 heads x 64 pairs x 4 models", Path(folder))
 
 
-def waits(name: str, runs: Path) -> list[dict[str, Any]]:
+def waits(name: str, runs: Path) -> Iterator[dict[str, Any]]:
     """One row a wait, in seconds until the charts in view are drawn and until every chart is; the MB that it carries.
 
     First the app's start to its first paint, then the median click to a head's page, then each page when it is loaded
@@ -54,16 +60,15 @@ def waits(name: str, runs: Path) -> list[dict[str, Any]]:
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(url)
         page.wait_for_selector("h1")
-        first = page.evaluate(PAINTED) / 1000 - started
+        yield _row(name, "command to first paint", page.evaluate(PAINTED) / 1000 - started)
         paths = page.eval_on_selector_all("nav a", "(links) => links.map((link) => link.getAttribute('href'))")
         page.goto(f"{url}/heads")
-        clicks = [[_click(page, at, every) for at in range(CLICKS)] for every in (False, True)]
-        loads = {path: [_load(page, url + path, every) for every in (False, True)] for path in paths}
-    rows = [_row(name, "command to first paint", first)]
-    rows.append(_row(name, f"click to a head's page, median of {CLICKS}", *map(statistics.median, clicks)))
-    for path, ((seen, carried), (every, _)) in loads.items():
-        rows.append(_row(name, f"load of {path}", seen, every, carried))
-    return rows
+        clicks = [_click(page, at) for at in range(CLICKS)]
+        yield _row(
+            name, f"click to a head's page, median of {CLICKS}", *map(statistics.median, zip(*clicks, strict=True))
+        )
+        for path in paths:
+            yield _row(name, f"load of {path}", *_load(page, url + path))
 
 
 def _row(run: str, wait: str, seen: float, every: float | None = None, carried: float | None = None) -> dict[str, Any]:
@@ -71,27 +76,28 @@ def _row(run: str, wait: str, seen: float, every: float | None = None, carried: 
     return {"run": run, "wait": wait} | {what: value and round(value, 2) for what, value in told.items()}
 
 
-def _load(page: Any, url: str, every: bool) -> tuple[float, float]:
-    """Load a page: the seconds until its charts are drawn, and the MB that were carried, as they were compressed."""
+def _load(page: Any, url: str) -> tuple[float, float, float]:
+    """Load a page: the seconds until its charts in view and every one are drawn, and the MB that were carried, as they
+    were compressed."""
     page.goto(url, wait_until="commit")
-    page.evaluate(WATCH, ["", every])
-    waited: float = page.evaluate("() => window.waited") / 1000
-    return waited, page.evaluate(CARRIED) / 1e6
+    page.evaluate(WATCH, [""])
+    seen, every = page.evaluate("() => window.waited")
+    return seen / 1000, every / 1000, page.evaluate(CARRIED) / 1e6
 
 
-def _click(page: Any, at: int, every: bool) -> float:
+def _click(page: Any, at: int) -> tuple[float, float]:
     """Click on a cell of the matrix, each time another, and come back."""
     page.wait_for_selector("main:has(#grid) .heatmaplayer image")
     layers, heads = page.evaluate(SHAPE)
     layer, head = at * 7 % layers, at * 5 % heads
-    page.evaluate(WATCH, [f"Layer {layer}, head {head}", every])
+    page.evaluate(WATCH, [f"Layer {layer}, head {head}"])
     box = page.locator(".nsewdrag").first.bounding_box()
     page.mouse.click(
         box["x"] + box["width"] * (head + 0.5) / heads, box["y"] + box["height"] * (1 - (layer + 0.5) / layers)
     )
-    waited: float = page.evaluate("() => window.waited") / 1000
+    seen, every = page.evaluate("() => window.waited")
     page.go_back()
-    return waited
+    return seen / 1000, every / 1000
 
 
 @contextmanager

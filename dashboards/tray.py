@@ -13,6 +13,7 @@ from headscope.figures.marks import Head
 from headscope.runs.run import Run
 from headscope.runs.statistics import statistic
 
+YAML = "These heads and the named sets as a study file of their influence: headscope run heads.yaml --model NAME=..."
 MOST = 24
 """Picked heads that are named one by one."""
 
@@ -51,7 +52,7 @@ def _picked(view: View) -> list[Any]:
     )
     tools = [
         name,
-        html.Button("YAML", id="set-yaml", type="button", title="These heads and the named sets as a YAML file"),
+        html.Button("YAML", id="set-yaml", type="button", title=YAML),
         html.A("Pick none", href=view.link("", "pick")),
     ]
     count = f"{len(heads)} picked head{'s' if len(heads) > 1 else ''}: "

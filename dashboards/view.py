@@ -6,10 +6,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
 import pandas as pd
 
+from headscope import given
 from headscope.errors import BadInput
 from headscope.figures.marks import Head
 from headscope.report.outline import statistics_of
@@ -153,6 +154,11 @@ class View:
         return self.link(f"/head/{layer}.{head}")
 
 
+def asked(search: str) -> Query:
+    """What the query of a URL asks for."""
+    return {**parse_qs(search.removeprefix("?"))}
+
+
 def linked(path: str, query: Query) -> str:
     """The URL of `path` with this query."""
     return f"{path}?{told}" if (told := urlencode(query, doseq=True)) else path
@@ -171,13 +177,13 @@ def place_of(at: str, run: Run) -> Head:
     Raises BadInput for anything else, and for a head that the run does not have.
     """
     heads = run.heads
-    told = re.fullmatch(r"[lL]?([0-9]{1,5})(?:\.|[hH])(g?)([0-9]{1,5})", at)
-    if told is None:
-        raise BadInput(f"'{at[:60]}' names no head: write layer.head, such as 3.2")
-    layer, column, number = int(told[1]), "kv_group" if told[2] else "head", int(told[3])
-    here = heads[(heads["layer"] == layer) & (heads[column] == number)]
+    try:
+        layer, number, whole = given.unit(at)
+    except ValueError as error:
+        raise BadInput(f"{error}: write layer.head, such as 3.2") from error
+    here = heads[(heads["layer"] == layer) & (heads["kv_group" if whole else "head"] == number)]
     if here.empty:
-        raise BadInput(f"this run has no {'key group' if told[2] else 'head'} {number} in layer {layer}")
+        raise BadInput(f"this run has no {'key group' if whole else 'head'} {number} in layer {layer}")
     return layer, int(here["head"].min())
 
 

@@ -1,6 +1,7 @@
 """What a user names: a path, a YAML file, a text. Whatever is wrong with it is told in one line."""
 
 import os
+import re
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,17 @@ def text(value: str) -> str:
     if strange is not None:
         raise ValueError(f"{shown(value)} holds the character {strange!a}, which no name or path here may hold")
     return value
+
+
+def unit(value: str) -> tuple[int, int, bool]:
+    """Layer, number, and whether it is a key group's, of a head written L18H6 or 18.6, or a key group written 18.g2.
+
+    Raises ValueError for anything else.
+    """
+    told = re.fullmatch(r"[lL]?([0-9]{1,5})(?:\.|[hH])(g?)([0-9]{1,5})", value)
+    if told is None:
+        raise ValueError(f"'{value[:60]}' names no head")
+    return int(told[1]), int(told[3]), bool(told[2])
 
 
 def shown(value: object) -> str:

@@ -15,8 +15,9 @@ from foreign_probe import BROKEN, LATE, PROBE
 from dashboards import grid, saving
 from dashboards.app import create
 from dashboards.controls import LINES, controls
-from dashboards.frame import body, leads_to, pages, shell, state
-from dashboards.pages import compare
+from dashboards.drawing import Drawing, drawing
+from dashboards.frame import leads_to, pages, shell, state
+from dashboards.pages import compare, probe
 from dashboards.view import FILTERS, View, place_of
 from headscope import door
 from headscope.errors import BadInput, BrokenProbe
@@ -39,6 +40,12 @@ assert SOURCES
 
 def parts(content: Content) -> list:
     return [part for group in content.sections.values() for part in group]
+
+
+def body(page, run: Run, content: Content, view: View) -> list:
+    """The page's components."""
+    drawn = Drawing("", page, run, view, content)
+    return [*drawn.first(), *drawn.rest()]
 
 
 def walk(component) -> Iterator:
@@ -116,6 +123,12 @@ def test_only_statistics_with_a_number_can_be_chosen(run: Run):
     assert all(run.heads[name].notna().any() for name in offered)
 
 
+def test_only_pages_that_say_something_of_heads_have_filters_of_heads(run: Run):
+    offered = {page.PATH: {*page.controls(run)} & {*FILTERS} for page in probe.pages()}
+    assert offered["/retrieval"] == {"layers", "role"}
+    assert offered["/tasks"] == set()
+
+
 def test_the_pages_are_in_their_place():
     links = [part for part in walk(shell()) if isinstance(part, html.A) and "keep" in (part.className or "")]
     there = [(link.children, link.href) for link in links[1:]]
@@ -124,12 +137,12 @@ def test_the_pages_are_in_their_place():
         ("Heads", "/heads"),
         ("Head", "/head"),
         ("Compare", "/compare"),
+        ("Checkpoints", "/checkpoints"),
+        ("Runs", "/runs"),
         ("Retrieval", "/retrieval"),
         ("Influence", "/influence"),
         ("Window", "/window"),
         ("Scaling", "/scaling"),
-        ("Checkpoints", "/checkpoints"),
-        ("Runs", "/runs"),
     ]
     assert [each for each in there if each in ours] == ours
 
@@ -304,6 +317,48 @@ def test_a_view_that_fails_is_told_and_no_other_is_left_under_its_controls(
     assert said["controls"]["children"] == []
 
 
+def test_what_fills_a_window_comes_at_once_and_the_rest_when_it_is_asked_for(client, run: Run):
+    search = f"?run={run.name}"
+    with client.application.app_context():
+        drawn = drawing("/compare", search)
+        assert drawing("/compare", search) is drawn, "what was drawn is kept"
+        (place,) = [p.id for p in walk(drawn.first()) if isinstance(getattr(p, "id", None), dict) and "rest" in p.id]
+        first = [part.figure.layout.title.text for part in walk(drawn.first()) if isinstance(part, dcc.Graph)]
+        every = [part.figure.layout.title.text for part in parts(drawn.content) if isinstance(part, Chart)]
+    assert place == {"rest": f"/compare{search}"}
+    asked = {
+        "output": '{"rest":["MATCH"]}.children',
+        "outputs": {"id": place, "property": "children"},
+        "inputs": [{"id": place, "property": "id", "value": place}],
+        "changedPropIds": [],
+    }
+    (answer,) = client.post("/_dash-update-component", json=asked).get_json()["response"].values()
+    assert 0 < len(first) < len(every)
+    assert str(answer).count("'figure': {") == len(every) - len(first)
+
+
+def test_a_page_that_fails_half_way_is_not_kept(client, run: Run):
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of order")
+
+    with client.application.app_context():
+        drawn = drawing("/heads", "?model=yarn")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("dashboards.drawing.component", broken)
+            with pytest.raises(RuntimeError, match="out of order"):
+                drawn.first()
+        assert any(isinstance(part, dcc.Graph) for part in walk(drawing("/heads", "?model=yarn").first()))
+
+
+def test_a_kept_page_is_drawn_anew_when_a_run_is_added(tmp_path: Path):
+    synthetic_run(tmp_path, **TINY)
+    with create(tmp_path).server.app_context():
+        before = drawing("/runs", "")
+        assert drawing("/runs", "") is before
+        synthetic_run(tmp_path, **TINY, seed=1)
+        assert drawing("/runs", "") is not before
+
+
 # The URL is the state
 
 
@@ -439,7 +494,8 @@ def test_a_run_without_models_is_shown_by_its_probes_page(tmp_path: Path):
         assert [part.id["control"] for part in walk(controls(page, run, view)) if controlled(part)] == ["run"]
         overview = leads_to("/", {})[3]
         assert overview.title == "Probes"
-        assert list(overview.sections) == ["What was found", "Runs in this folder", "How it was made"]
+        filled = [name for name, group in overview.sections.items() if group]
+        assert filled == ["What was found", "Runs in this folder", "How it was made"]
         for path in PATHS:
             assert saving.saved(leads_to(path, {})[3], run, view).count("<h1>") == 1
 

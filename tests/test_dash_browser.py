@@ -6,7 +6,9 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pandas as pd
@@ -36,9 +38,20 @@ MODELS = ["base", "yarn", "yarn without factor", "adarope"]
 LENGTH = 12288
 RUN = EXAMPLE.name
 TINY = {"layers": 2, "heads": 4, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
-IN_VIEW = """() => [...document.querySelectorAll(".dash-graph")].every((chart) =>
-    chart.querySelector(".main-svg") || chart.getBoundingClientRect().top > innerHeight)"""
-"""Whether every chart that is seen is drawn; the others wait until they are."""
+IN_VIEW = """() => !document.querySelector("main .waiting") && [...document.querySelectorAll(".dash-graph")].every(
+    (chart) => chart.querySelector(".main-svg") || chart.getBoundingClientRect().top > innerHeight)"""
+"""Whether the whole page is there and every chart that is seen is drawn; the others wait until they are."""
+
+
+SHOWN = """
+    const { layout, paths } = dash_stores[0].getState();
+    const shown = paths.strs.shown.reduce((at, key) => at[key], layout).props.data;"""
+GO = f"""(url) => {{ {SHOWN}
+    const {{ pathname, search }} = new URL(url);
+    window.before = shown;
+    dash_clientside.set_props("url", {{ pathname, search }}); }}"""
+"""As a link of the app does it: without its scripts being read again."""
+GONE = f"() => {{ {SHOWN} return shown !== window.before; }}"
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +102,14 @@ def browse(tab: Page) -> Iterator[Callable[..., Page]]:
     for event, listener in heed.items():
         tab.on(event, listener)
 
-    def opened(url: str, width: int = 1440, scheme: str = "light") -> Page:
+    def opened(url: str, width: int = 1440, scheme: str = "light", anew: bool = False) -> Page:
         seen_at(tab, width, scheme)
-        tab.goto(url)
+        here = urlsplit(tab.url)
+        if anew or f"{here.scheme}://{here.netloc}" != url[: url.index("/", 8) if "/" in url[8:] else None]:
+            tab.goto(url)
+        else:
+            tab.evaluate(GO, url)
+            tab.wait_for_function(GONE)
         drawn(tab)
         return tab
 
@@ -123,8 +141,13 @@ def at_cell(page: Page, layer: int, head: int, layers: int = 30, heads: int = 9)
     return box["x"] + box["width"] * (head + 0.5) / heads, box["y"] + box["height"] * (1 - (layer + 0.5) / layers)
 
 
+@cache
+def read(table: str) -> pd.DataFrame:
+    return pq.read_table(EXAMPLE / f"{table}.parquet").to_pandas()
+
+
 def stored(table: str, **keys: object) -> pd.DataFrame:
-    frame = pq.read_table(EXAMPLE / f"{table}.parquet").to_pandas()
+    frame = read(table)
     for name, value in keys.items():
         frame = frame[frame[name] == value]
     return frame
@@ -161,7 +184,7 @@ def test_every_page_is_drawn_in_silence_fits_and_is_accessible_light_and_dark_wi
 ):
     """Each page in both themes and at both widths; every second one the other way round."""
     first, second = ("light", "dark") if PATHS.index(path) % 2 else ("dark", "light")
-    page = browse(serve(whole) + path, 1440, first)
+    page = browse(serve(whole) + path, 1440, first, anew=True)
     judged(page, path, 1440)
     seen_at(page, 800, second)
     page.wait_for_function(IN_VIEW)
@@ -197,6 +220,24 @@ def test_a_click_on_a_head_opens_its_page_with_the_numbers_of_the_parquet(app: s
     row = page.locator("tr", has_text="retrieval score").first.locator("td")
     for model, cell in zip(MODELS, row.all_text_contents(), strict=True):
         assert float(cell.split(" (")[0]) == pytest.approx(retrieval_score(model, 17, 4), abs=6e-4)
+
+
+def test_a_cell_of_the_needle_map_opens_its_trials(app: str, browse: Callable[..., Page]):
+    page = browse(f"{app}/retrieval?models=base&models=yarn")
+    chart = page.locator("figure", has=page.locator(".gtitle", has_text=" found: base")).first
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    chart.scroll_into_view_if_needed()
+    box = chart.locator(".nsewdrag").bounding_box()
+    assert box
+    page.mouse.click(box["x"] + 5, box["y"] + 5)
+    page.wait_for_url("**/trials?*")
+    trials = stored("needles", model="base")
+    asked = parse_qs(urlsplit(page.url).query)
+    assert int(asked["length"][0]) == trials["context_length"].min()
+    assert float(asked["depth"][0]) == trials["depth"].min()
+    assert (asked["model"], asked["models"]) == (["base"], ["base", "yarn"])
+    drawn(page)
+    expect(page.locator("h1")).to_have_text("Needle trials")
 
 
 def test_a_pinned_baseline_shows_differences_and_keeps_the_focus(app: str, browse: Callable[..., Page]):
@@ -237,8 +278,8 @@ def test_a_lasso_filters_the_grid_and_marks_the_heads_elsewhere(app: str, browse
     with page.expect_download() as download:
         page.get_by_role("button", name="YAML").click()
     told = yaml.safe_load(Path(download.value.path()).read_text())
-    places = [dict(zip(("layer", "head"), map(int, each.split(".")), strict=True)) for each in picked]
-    assert told == {"picked": places, "outliers": places}
+    places = [f"L{each.replace('.', 'H')}" for each in picked]
+    assert told == {"influence": {"heads": {"picked": places, "outliers": places}}}
     page.get_by_role("link", name="Pick none").click()
     expect(page.locator("#grid-count")).to_contain_text("270 heads")
     page.keyboard.down("Shift")
@@ -317,16 +358,18 @@ def test_questions_are_answered_by_clicks_alone_and_as_the_parquet_has_it(app: s
     page.locator("#jump").fill("l18h6")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("Layer 18, head 6")
-    choose(page, "Model", "base")
+    drawn(page)
     for model, cell in zip(
         MODELS, page.locator("tr", has_text="sink mass").first.locator("td").all_text_contents(), strict=True
     ):
         assert float(cell) == pytest.approx(wide.loc[(model, 18, 6), "sink_mass"], abs=6e-4)
+    choose(page, "Model", "base")
     expect(page.locator(".answer")).to_contain_text(f"it copies {retrieval_score('base', 18, 6):.2f} of it")
 
     # Which heads retrieve, and do they survive each scheme?
     page.get_by_role("link", name="Overview", exact=True).click()
     expect(page.locator("h1")).to_contain_text("4 models")
+    drawn(page)
     row = page.locator("tr", has=page.locator("th", has_text=re.compile("^retrieval")))
     for model, cell in zip(MODELS, row.locator("td").all_text_contents(), strict=True):
         scores = wide.loc[model, "retrieval"]
@@ -396,7 +439,7 @@ def test_a_copied_link_shows_the_same_state_elsewhere(app: str, browse: Callable
     link = page.url
     page.get_by_role("link", name="Runs", exact=True).click()
     expect(page.locator("h1")).to_have_text("Runs")
-    page = browse(link)
+    page = browse(link, anew=True)
     assert page.locator("#grid-count").inner_text() == count != ""
     assert page.locator(".gtitle").first.text_content() == title
     for name, value in {"Model": "yarn", "Pinned baseline": "base", "Statistic": "growth exponent"}.items():
@@ -487,7 +530,7 @@ def test_the_keyboard_alone_reaches_every_head(
     tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]
 ):
     synthetic_run(tmp_path, **TINY)
-    page = browse(f"{serve(tmp_path)}/heads")
+    page = browse(f"{serve(tmp_path)}/heads", anew=True)
     for _ in range(60):  # past the navigation and the controls
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.dataset.matrix === 'heads'"):
@@ -534,7 +577,7 @@ HOSTILE = [
 
 def test_a_hostile_url_gives_a_friendly_page(app: str, browse: Callable[..., Page]):
     for path in HOSTILE:
-        page = browse(app + path)
+        page = browse(app + path, anew=True)
         text = page.locator("#content").inner_text()
         assert "Nothing to show" in text, path
         assert "root:" not in text

@@ -72,6 +72,13 @@
         const place = fired(clicks)?.points?.[0]?.customdata;
         if (place) pressed && place[1] >= 0 ? toggle(place) : open(place);
       },
+      // A point that leads on has the way there among its data.
+      follow(clicks) {
+        const way = fired(clicks)?.points?.[0]?.customdata?.find?.((told) => typeof told === "string" && told.startsWith("/"));
+        if (!way) return;
+        const to = new URL(way, location.href);
+        go(to.pathname, searched(Object.fromEntries(to.searchParams), KEPT));
+      },
       pick(selections) {
         const places = fired(selections)?.points?.map((point) => point.customdata).filter(Boolean);
         if (places) pick([...(pressed ? picked() : []), ...places.map(([layer, head]) => `${layer}.${head}`)]);
@@ -134,11 +141,13 @@
     const sets = new URLSearchParams(location.search).getAll("sets").filter((each) => !each.startsWith(`${name}:`));
     if (name) go(location.pathname, searched({ sets: [...sets, `${name}:${picked().join("_")}`] }));
   });
+  // As the influence section of a study has them: headscope run heads.yaml --model ...
   const yaml = () => {
-    const heads = (places) => places.map((place) => place.split(".")).map(([layer, head]) => `  - {layer: ${layer}, head: ${head}}`).join("\n");
-    const sets = new URLSearchParams(location.search).getAll("sets").map((each) => [each.slice(0, each.lastIndexOf(":")), each.slice(each.lastIndexOf(":") + 1)]);
-    const named = sets.map(([name, places]) => `${JSON.stringify(name)}:\n${heads(places.split("_"))}`);
-    return [`# ${location.href}`, `picked:\n${heads(picked())}`, ...named, ""].join("\n");
+    const written = ([name, places]) => `    ${JSON.stringify(name)}: [${places.map((place) => `L${place.replace(".", "H")}`).join(", ")}]`;
+    const sets = new URLSearchParams(location.search).getAll("sets")
+      .map((each) => [each.slice(0, each.lastIndexOf(":")), each.slice(each.lastIndexOf(":") + 1).split("_")]);
+    const every = picked().length ? [["picked", picked()], ...sets] : sets;
+    return [`# ${location.href}`, "influence:", "  heads:", ...every.map(written), ""].join("\n");
   };
 
   // Arrow keys: on a matrix from head to head, Enter opens; elsewhere on a head's page to the heads beside it.
@@ -169,8 +178,14 @@
     if (banner) banner.textContent = reason && `${reason} What you see is still “${shown.title}”.`;
   };
   const fetched = window.fetch;
+  let asked = 0;
+  const busy = (more) => {
+    asked += more;
+    document.querySelector(".busy")?.classList.toggle("on", asked > 0);
+  };
   window.fetch = async (...request) => {
     const ours = String(request[0]?.url ?? request[0]).includes("_dash-update-component");
+    if (ours) busy(1);
     try {
       const response = await fetched(...request);
       if (ours) warn(response.status >= 400 ? `headscope failed to answer (${response.status}); the terminal that runs it says why.` : "");
@@ -178,6 +193,8 @@
     } catch (error) {
       if (ours && error.name !== "AbortError") warn("headscope does not answer: it was stopped. Start it again with headscope dash, then load this page anew.");
       throw error;
+    } finally {
+      if (ours) busy(-1);
     }
   };
 

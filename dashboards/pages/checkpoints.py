@@ -1,13 +1,14 @@
 """How heads come into being: any statistic and every role against training step, of one training or of several."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import pandas as pd
 
 from dashboards.view import View
 from headscope.figures import birth, layers
 from headscope.report import outline
-from headscope.report.content import Chart, Content, Listing, Piece, Words
+from headscope.report.content import Chart, Content, Later, Listing, Piece, Words
 from headscope.runs.roles import roles
 from headscope.runs.run import Run
 
@@ -24,14 +25,14 @@ def content(run: Run, view: View) -> Content:
     """The statistic and the roles over steps, and what probes show of a training."""
     steps = outline.steps(run)
     course = birth.courses(run.manifest["models"])
-    sections: dict[str, list[Piece]] = {}
+    sections: dict[str, Sequence[Piece]] = {}
     heads = view.kept(run.heads)
     if len(steps) > 1 and view.stat:
-        sections["Over checkpoints"] = [*_statistic(run, view, heads, course)]
-        sections["Roles"] = [*_roles(run.heads, course)]
+        sections["Over checkpoints"] = Later(_statistic(run, view, heads, course))
+        sections["Roles"] = Later(_roles(run.heads, course))
     for heading, charts in outline.charts_on(outline.shown(run, view.model, heads), PATH).items():
-        sections.setdefault(heading, []).extend(charts)
-    if not sections:
+        sections[heading] = Later(chain(sections.get(heading, ()), charts))
+    if not any(sections.values()):
         why = "No two models of these runs carry a training step. Measure checkpoints in a batch: "
         return Content("Checkpoints", "", {"": [Words([f"{why}headscope run --checkpoints 'ckpts/step-*'."])]})
     return Content("Checkpoints", _lead(course), sections)

@@ -1,11 +1,12 @@
 """Models against a baseline: every head's statistic, and what the probes compare."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from dashboards.view import FILTERS, View
 from headscope.figures import layers
 from headscope.report import outline
-from headscope.report.content import Chart, Content, Piece, Shown, Words
+from headscope.report.content import Chart, Content, Later, Piece, Shown, Words
 from headscope.report.statistic_charts import against_chart, box_chart, rank_chart
 from headscope.runs.run import Run
 from headscope.runs.statistics import statistic
@@ -28,18 +29,21 @@ def content(run: Run, view: View) -> Content:
     first = view.base or run.models[0]
     models = [first, *(label for label in view.models if label != first)]
     shown = outline.shown(run, view.model, view.kept(run.heads), models)
-    spread = [name for name in dict.fromkeys([view.stat, "cov"]) if name in shown.heads]
-    sections: dict[str, list[Piece]] = {
-        statistic(view.stat).title: [
-            against_chart(shown.heads, view.stat, first),
-            rank_chart(shown.heads, view.stat, first, view.picked, view.lines == "changed"),
-            *(part for name in spread for part in (box_chart(shown, name), _by_layer(shown, name))),
-        ]
-    }
+    title = statistic(view.stat).title
+    sections: dict[str, Sequence[Piece]] = {title: Later(_of_statistic(shown, view, first))}
     for heading, charts in outline.charts_on(shown, PATH).items():
-        sections.setdefault(heading, []).extend(charts)
+        sections[heading] = Later(chain(sections.get(heading, ()), charts))
     told = "" if len(shown.heads) else " No head passes the filters."
     return Content(f"Models against {first}", f"{', '.join(models[1:])} against {first}, head by head.{told}", sections)
+
+
+def _of_statistic(shown: Shown, view: View, first: str) -> Iterator[Chart]:
+    yield against_chart(shown.heads, view.stat, first)
+    yield rank_chart(shown.heads, view.stat, first, view.picked, view.lines == "changed")
+    for name in dict.fromkeys([view.stat, "cov"]):
+        if name in shown.heads:
+            yield box_chart(shown, name)
+            yield _by_layer(shown, name)
 
 
 def _by_layer(shown: Shown, name: str) -> Chart:

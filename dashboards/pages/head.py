@@ -1,12 +1,12 @@
 """One head in full: what the probes say and show of it, its numbers under every model, and its neighbours."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from dashboards.view import View, described, place_of
 from headscope.report import cells, outline
-from headscope.report.content import Content, Link, Links, Listing, Piece, Words
+from headscope.report.content import Content, Later, Link, Links, Listing, Piece, Words
 from headscope.report.words import here
 from headscope.runs.run import Run
 from headscope.runs.statistics import column, statistic
@@ -23,23 +23,23 @@ def controls(run: Run) -> Sequence[str]:
 
 def content(run: Run, view: View, at: str = "") -> Content:
     """The head that `at` names, such as 3.2; without a name the first of the notable ones."""
-    chosen = outline.notable(run.heads)
+    chosen = run.derived(outline.notable_of)
     layer, head = place_of(at, run) if at else next(iter(chosen), (0, 0))
     heads = run.heads[here(run.heads, layer, head)]
     group = int(heads["kv_group"].iloc[0]) if len(heads) else 0
     answer, more = outline.head_answer(run, view.model, layer, head)
-    sections: dict[str, list[Piece]] = {
+    sections: dict[str, Sequence[Piece]] = {
         "": [_ways(run, view, layer, head), *([Words(more)] if more else [])],
-        "What it does": [*outline.head_charts(run, view.model, layer, head)],
-        "Numbers": [_numbers(run, heads)],
-        f"Key group {group}: heads that share these keys": [_neighbours(run, view, layer, group)],
+        "What it does": Later(outline.head_charts(run, view.model, layer, head)),
+        "Numbers": Later(_numbers(run, heads)),
+        f"Key group {group}: heads that share these keys": Later(_neighbours(run, view, layer, group)),
     }
     why = chosen.get((layer, head))
     lead = " ".join([*answer, f"Key group {group}.", *([f"It is notable: {why}."] if why else [])])
-    return Content(f"Layer {layer}, head {head}", lead, {name: parts for name, parts in sections.items() if parts})
+    return Content(f"Layer {layer}, head {head}", lead, sections)
 
 
-def _numbers(run: Run, heads: pd.DataFrame) -> Listing:
+def _numbers(run: Run, heads: pd.DataFrame) -> Iterator[Listing]:
     rows = {str(row["model"]): row for row in heads.to_dict("records")}
     names = outline.measured(heads)
     told = [
@@ -47,12 +47,12 @@ def _numbers(run: Run, heads: pd.DataFrame) -> Listing:
         for name in names
     ]
     defined = {cells.heading(name): described(name) for name in names}
-    return Listing(
+    yield Listing(
         "Every statistic under every model; 95 % intervals in brackets", ("statistic", *run.models), told, defined
     )
 
 
-def _neighbours(run: Run, view: View, layer: int, group: int) -> Listing:
+def _neighbours(run: Run, view: View, layer: int, group: int) -> Iterator[Listing]:
     """The statistics that come with an interval, of the heads of one key group."""
     heads = run.heads[(run.heads["model"] == view.model) & (run.heads["layer"] == layer)]
     length = longest(run.heads)
@@ -68,7 +68,7 @@ def _neighbours(run: Run, view: View, layer: int, group: int) -> Listing:
         ]
         for row in heads[heads["kv_group"] == group].to_dict("records")
     ]
-    return Listing(f"Under {view.model}", ("head", *(statistic(name).worded for name in names)), rows)
+    yield Listing(f"Under {view.model}", ("head", *(statistic(name).worded for name in names)), rows)
 
 
 def _ways(run: Run, view: View, layer: int, head: int) -> Links:

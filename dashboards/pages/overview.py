@@ -1,6 +1,6 @@
 """What was run, the models side by side, and what was found, in words."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dashboards.library import current
@@ -8,7 +8,7 @@ from dashboards.view import Query, View, linked
 from headscope.report import cells, outline
 from headscope.report import html as report
 from headscope.report.claims import Claim
-from headscope.report.content import Content, Link, Links, Listing, Piece, Words
+from headscope.report.content import Content, Later, Link, Links, Listing, Piece, Words
 from headscope.report.words import few
 from headscope.runs import summary
 from headscope.runs.roles import holding, leading, roles
@@ -27,18 +27,12 @@ def controls(run: Run) -> Sequence[str]:
 
 def content(run: Run, view: View) -> Content:
     """Every model at a glance, who leads in each role, models side by side, and all that was found, folded."""
-    found = [finding for told in outline.findings(run).values() for finding in told]
-    claims = [finding for finding in found if isinstance(finding, Claim)]
-    told: dict[str, list[str]] = {}
-    for finding in found:
-        if not isinstance(finding, Claim):
-            told.setdefault(finding.topic, []).append(finding.text)
-    sections: dict[str, list[Piece]] = {
-        "At a glance": [*outline.glance(outline.shown(run, view.model, None, view.models))],
-        "Who does what": [_roles(run, view)] if len(run.heads) else [],
-        "Models side by side": [_side_by_side(run)] if run.models else [],
-        "Against the paper": [_verdicts(claims)] if claims else [],
-        "What was found": [Words(sentences, topic, folded=True) for topic, sentences in told.items()],
+    sections: dict[str, Sequence[Piece]] = {
+        "At a glance": Later(outline.glance(outline.shown(run, view.model, None, view.models))),
+        "Who does what": Later(_roles(run, view)) if len(run.heads) else [],
+        "Models side by side": Later(_side_by_side(run)) if run.models else [],
+        "Against the paper": Later(_verdicts(run)),
+        "What was found": Later(_found(run)),
         "Runs in this folder": [_runs(view)],
         "How it was made": [Listing(facts.pop("Run"), ("", ""), [*facts.items()]) for facts in map(_facts, run.parts)],
     }
@@ -46,11 +40,11 @@ def content(run: Run, view: View) -> Content:
     return Content(
         f"{count} model{'s' if count != 1 else ''}: {', '.join(few(run.models))}" if run.models else "Probes",
         f"{tables} Differences are against {run.models[0]}, paired by document." if run.models else tables,
-        {heading: parts for heading, parts in sections.items() if parts},
+        sections,
     )
 
 
-def _roles(run: Run, view: View) -> Listing:
+def _roles(run: Run, view: View) -> Iterator[Listing]:
     """How many heads bear each role under each model, and who leads in it, as links."""
     rows: list[list[str | Link | Links]] = []
     for role in roles():
@@ -65,7 +59,7 @@ def _roles(run: Run, view: View) -> Listing:
         if any(cell != "none" for cell in cells):
             rows.append([role, *cells])
     meanings = {role: sentence(declared.meaning) for role, declared in roles().items()}
-    return Listing(
+    yield Listing(
         "How many heads of each model bear a role, and who leads in it", ("role", *view.models), rows, meanings
     )
 
@@ -74,16 +68,25 @@ def _kept(view: View) -> Query:
     return {"run": view.query["run"]}
 
 
-def _verdicts(claims: Sequence[Claim]) -> Listing:
+def _verdicts(run: Run) -> Iterator[Listing]:
     """What the paper says, and whether the runs bear it out."""
+    claims = [found for told in outline.findings(run).values() for found in told if isinstance(found, Claim)]
     rows = [(claim.said, claim.verdict, claim.found) for claim in claims]
-    return Listing("What the paper says, and what these runs say to that", ("the paper", "here", "found"), rows)
+    if rows:
+        yield Listing("What the paper says, and what these runs say to that", ("the paper", "here", "found"), rows)
 
 
-def _side_by_side(run: Run) -> Listing:
-    table = cells.table("Medians over heads, and loss; 95 % intervals in brackets", summary.models(run))
+def _found(run: Run) -> Iterator[Words]:
+    """All else that was found, folded under its topics."""
+    for topic, told in outline.findings(run).items():
+        if sentences := [found.text for found in told if not isinstance(found, Claim)]:
+            yield Words(sentences, topic, folded=True)
+
+
+def _side_by_side(run: Run) -> Iterator[Listing]:
+    table = cells.table("Medians over heads, and loss; 95 % intervals in brackets", run.derived(summary.models))
     specs = {model["label"]: f"{model['spec']}: {_shape(model['geometry'])}" for model in run.manifest["models"]}
-    return replace(table, defined=specs)
+    yield replace(table, defined=specs)
 
 
 def _facts(run: Stored) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from dashboards import exploring as exploring  # draws the parts of an explorer
 from dashboards.pages import Page
@@ -9,7 +10,7 @@ from dashboards.view import View
 from headscope import door
 from headscope.door import Probe
 from headscope.report import outline
-from headscope.report.content import Content, Piece, Words
+from headscope.report.content import Content, Later, Piece, Words
 from headscope.runs.run import Run
 
 
@@ -28,11 +29,12 @@ class ProbePage:
         return self.probe.path
 
     def controls(self, run: Run) -> Sequence[str]:
-        """The model of a page that the probe draws of one, else which models are drawn side by side."""
+        """The model of a page that the probe draws of one, else which models are drawn side by side; where the probe
+        says something of heads, which of them."""
         if not len(run.heads) or not {"models", "model"} & {*self.probe.takes} or not _has_tables(self.probe, run):
             return ()
         which = ("model",) if self.probe.page else ("models",) if len(run.models) > 1 else ()
-        return (*which, "layers", "role")
+        return (*which, "layers", "role") if _is_about_heads(self.probe) else which
 
     def content(self, run: Run, view: View) -> Content:
         """Of the heads that pass the filters; without the probe's tables, the command that makes them."""
@@ -42,13 +44,16 @@ class ProbePage:
             return _nothing(self.probe)
         if drawn := outline.page_of(shown, self.probe):
             return drawn
-        sections: dict[str, list[Piece]] = {}
-        for topic, found in outline.findings_of(run, self.probe).items():
-            heading = "" if topic == self.probe.title else topic
-            sections.setdefault("", []).append(Words([finding.text for finding in found], heading))
+        told = [
+            Words([finding.text for finding in found], "" if topic == self.probe.title else topic)
+            for topic, found in outline.findings_of(run, self.probe).items()
+        ]
+        sections: dict[str, Sequence[Piece]] = {"": told} if told else {}
         for heading, charts in outline.charts_of(shown, self.probe).items():
-            sections.setdefault(heading, []).extend(charts)
-        return Content(self.probe.title, self.probe.summary, sections) if sections else _nothing(self.probe)
+            sections[heading] = Later(chain(sections.get(heading, ()), charts))
+        if not any(sections.values()):
+            return _nothing(self.probe)
+        return Content(self.probe.title, self.probe.summary, sections)
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,10 @@ def pages() -> list[Page]:
         if probe.explorer:
             found.append(ExplorerPage(probe))
     return found
+
+
+def _is_about_heads(probe: Probe) -> bool:
+    return bool(probe.heads or probe.head_charts or probe.head_findings)
 
 
 def _has_tables(probe: Probe, run: Run) -> bool:

@@ -32,7 +32,7 @@ def bench(
     if dashboard:
         from dashboards import timing
 
-        rows = timing.compare(EXAMPLES)
+        rows = [_told(row, as_json) for row in timing.compare(EXAMPLES)]
     else:
         quiet_libraries()
         from headscope.bench import compare
@@ -40,10 +40,18 @@ def bench(
         rows = compare(model, length, repeats, lens_length, {name: n for name, n in longest.items() if n})
     if as_json:
         print(json.dumps(rows))
-        return
-    from headscope.report.terminal import print_table
+    elif not dashboard:
+        from headscope.report.terminal import print_table
 
-    print_table(rows)
+        print_table(rows)
+
+
+def _told(row: dict[str, Any], quietly: bool) -> dict[str, Any]:
+    """The row; in words, as soon as it is known, unless all are printed as JSON in the end."""
+    if not quietly:
+        numbers = ", ".join(f"{value} {name}" for name, value in row.items() if isinstance(value, float))
+        print(f"{row['run']}, {row['wait']}: {numbers}", flush=True)
+    return row
 
 
 def command() -> Any:

@@ -70,7 +70,7 @@ def _bands(rows: pd.DataFrame, unit: Sequence[str]) -> pd.DataFrame:
     if "doc" not in rows:
         return pd.DataFrame(columns=["low", "high"])
     logs = rows.astype({"log_ess2": "float64", "doc": "str"})
-    table = logs.pivot_table(index=list(unit), columns="doc", values="log_ess2", observed=True)
+    table = logs.groupby([*unit, "doc"], observed=True)["log_ess2"].mean().unstack()
     bounds = np.full((2, len(table)), np.nan)
     whole = table.notna().all(axis=1).to_numpy()
     bounds[:, whole] = np.exp(interval(table[whole].to_numpy(dtype=np.float64)))

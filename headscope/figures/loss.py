@@ -56,7 +56,7 @@ def _documents(nll: pd.DataFrame, context_length: int | None) -> dict[str, pd.Da
     length = context_length or int(nll["context_length"].max())
     rows = nll[nll["context_length"] == length].astype({"model": "str", "doc": "str", "nll": "float64"})
     return {
-        str(label): block.pivot_table(index="position", columns="doc", values="nll")
+        str(label): block.groupby(["position", "doc"], observed=True)["nll"].mean().unstack()
         for label, block in rows.groupby("model")
     }
 

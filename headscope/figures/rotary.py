@@ -73,7 +73,7 @@ def profile(distance: pd.DataFrame, layer: int, head: int, model: str) -> go.Fig
     rows = rows[rows["context_length"] == rows["context_length"].max()]
     if rows.empty:
         return style.nothing(title, "this head was not measured")
-    grid = rows.pivot_table(index="pair", columns="distance", values="mean_signed")
+    grid = _by_distance(rows)
     far = [int(column) for column in grid.columns]
     made = style.figure(title, 420)
     made.add_heatmap(
@@ -104,8 +104,7 @@ def profiles(distance: pd.DataFrame, layer: int, head: int) -> go.Figure:
     reach = float(rows["mean_signed"].abs().max()) or 1.0
     far = sorted({int(value) for value in rows["distance"]})
     for at, (label, look) in enumerate(looks.items()):
-        grid = rows[rows["model"] == label].pivot_table(index="pair", columns="distance", values="mean_signed")
-        grid = grid.reindex(columns=far)
+        grid = _by_distance(rows[rows["model"] == label]).reindex(columns=far)
         made.add_heatmap(
             x=list(range(len(far))),
             y=list(grid.index),
@@ -150,6 +149,11 @@ def total(distance: pd.DataFrame, layer: int, head: int) -> go.Figure:
     made.update_xaxes(title_text="distance i − j (tokens)", tickvals=named, ticktext=[f"{far[at]:,}" for at in named])
     made.update_yaxes(title_text="mean logit, all pairs")
     return style.says(style.room_for_legend(made), x="place of the distance")
+
+
+def _by_distance(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean contribution of the pairs (rows) by distance (columns)."""
+    return rows.groupby(["pair", "distance"])["mean_signed"].mean().unstack()  # a fourth of what pivot_table takes
 
 
 def _longest(distance: pd.DataFrame, layer: int, head: int) -> pd.DataFrame:
@@ -255,7 +259,7 @@ def rms_change(moved: pd.DataFrame, by: list[str]) -> pd.Series:
 
 def _usage(rows: pd.DataFrame) -> pd.DataFrame:
     """theta, log_theta, mean_abs with its interval, by pair, over documents."""
-    values = rows.astype({"mean_abs": "float64"}).pivot_table(index="pair", columns="doc", values="mean_abs")
+    values = rows.astype({"mean_abs": "float64"}).groupby(["pair", "doc"], observed=True)["mean_abs"].mean().unstack()
     low, high = interval(values.to_numpy())
     theta = rows.groupby("pair")["theta"].first()
     line = pd.DataFrame({"theta": theta, "mean_abs": values.mean(axis=1), "low": low, "high": high})

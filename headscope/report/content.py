@@ -3,9 +3,10 @@
 Probes hand these on; they know neither the report nor the app.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, overload
 
 import numpy as np
 import pandas as pd
@@ -155,9 +156,47 @@ class Records:
 Piece = Chart | Words | Links | Listing | Grid | Records
 
 
+class Later(Sequence[Piece]):
+    """Parts of a page that are made when they are reached, and once: charts take long, and those at the end of a page
+    need not be drawn before it is shown."""
+
+    def __init__(self, parts: Iterable[Piece]) -> None:
+        self._made: list[Piece] = []
+        self._more = iter(parts)
+
+    def __iter__(self) -> Iterator[Piece]:
+        at = 0
+        while self._reaches(at):
+            yield self._made[at]
+            at += 1
+
+    def __bool__(self) -> bool:
+        return self._reaches(0)
+
+    def __len__(self) -> int:
+        self._made += self._more
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, at: int) -> Piece: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Piece]: ...
+
+    def __getitem__(self, at: int | slice) -> Piece | Sequence[Piece]:
+        return [*self][at]
+
+    def _reaches(self, at: int) -> bool:
+        """Whether there is a part at that place, made now if it was not before."""
+        if len(self._made) <= at:
+            self._made += islice(self._more, at + 1 - len(self._made))
+        return len(self._made) > at
+
+
 @dataclass(frozen=True)
 class Content:
-    """A page: its title, one sentence that orients, and its parts by heading ("" for none)."""
+    """A page: its title, one sentence that orients, and its parts by heading ("" for none). One without parts is left
+    out where the page is shown."""
 
     title: str
     lead: str

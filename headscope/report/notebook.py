@@ -62,7 +62,7 @@ class Charts(Sequence[Drawn]):
 
 def shown(run: Run) -> str:
     """The run as a notebook shows it: its first charts, and what was found, folded under its topics."""
-    sections: dict[str, Sequence[Piece]] = {"": outline.glance(outline.shown(run))}
+    sections: dict[str, Sequence[Piece]] = {"": [*outline.glance(outline.shown(run))]}
     told = outline.findings(run).items()
     sections["What was found"] = [Words([each.text for each in found], topic, folded=True) for topic, found in told]
     facts = {"Models": ", ".join(run.models), "Tables": ", ".join(run.tables)}
@@ -100,7 +100,8 @@ def head(run: Run, layer: int, head: int, model: str = "") -> Charts:
     if not here(run.heads, layer, head).any():
         raise BadInput(f"{run.name} has no head {head} in layer {layer}: see run.heads for those that it has")
     first, more = outline.head_answer(run, model, layer, head)
-    return Charts(f"Layer {layer}, head {head}: {model}", [*first, *more], outline.head_charts(run, model, layer, head))
+    parts = [*outline.head_charts(run, model, layer, head)]
+    return Charts(f"Layer {layer}, head {head}: {model}", [*first, *more], parts)
 
 
 def framed(title: str, lead: str, facts: Mapping[str, str], sections: Mapping[str, Sequence[Piece]]) -> str:

@@ -4,8 +4,9 @@ Asks through the door and names no probe. Charts are drawn when they are asked f
 of and left out.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -15,7 +16,7 @@ from headscope.door import Kind, Probe
 from headscope.errors import BrokenProbe
 from headscope.figures.heads import small
 from headscope.figures.marks import Head
-from headscope.report.content import Chart, Content, Finding, Group, Overview, Piece, Shown, Term
+from headscope.report.content import Chart, Content, Finding, Group, Later, Overview, Piece, Shown, Term
 from headscope.report.words import few
 from headscope.runs.run import Run
 from headscope.runs.statistics import by_length, column, statistics
@@ -48,6 +49,11 @@ def notable(heads: pd.DataFrame) -> dict[Head, str]:
         place = int(layer), int(head)
         chosen[place] = f"{chosen[place]}; {reason}" if place in chosen else reason
     return chosen
+
+
+def notable_of(run: Run) -> dict[Head, str]:
+    """`notable` of all models of the run."""
+    return notable(run.heads)
 
 
 def _reasons(heads: pd.DataFrame) -> Iterator[tuple[Head, str]]:
@@ -139,7 +145,7 @@ def chapters(shown: Shown, topic: str = "") -> dict[str, list[Group]]:
     for probe, groups in door.answers("charts", shown):
         for group in groups:
             named = topic.casefold() in f"{group.chapter}\n{group.heading}".casefold()
-            if named and (charts := _drawn(probe, group)):
+            if named and (charts := [*_drawn(probe, group)]):
                 told.setdefault(group.chapter, []).append(replace(group, charts=charts))
     return told
 
@@ -149,31 +155,32 @@ def topics(shown: Shown) -> list[str]:
     return [*dict.fromkeys(group.chapter for _, groups in door.answers("charts", shown) for group in groups)]
 
 
-def glance(shown: Shown) -> list[Chart]:
+def glance(shown: Shown) -> Iterator[Piece]:
     """What a run shows first: a small matrix of every model, and what the probes show on the first page of the app."""
-    name = longest(shown.heads)
-    how = "A cell is a head, the first layer at the bottom; one scale for all models."
-    matrix = [Chart(small(shown.heads, name), how)] if name else []
-    return [*matrix, *(chart for charts in charts_on(shown, "/").values() for chart in charts)]
+    if name := longest(shown.heads):
+        yield Chart(
+            small(shown.heads, name), "A cell is a head, the first layer at the bottom; one scale for all models."
+        )
+    for charts in charts_on(shown, "/").values():
+        yield from charts
 
 
-def charts_on(shown: Shown, page: str) -> dict[str, list[Chart]]:
-    """What the probes show on that page of the app, by heading, drawn."""
-    told: dict[str, list[Chart]] = {}
+def charts_on(shown: Shown, page: str) -> dict[str, Sequence[Piece]]:
+    """What the probes show on that page of the app, by heading, drawn when it is reached."""
+    told: dict[str, list[Iterator[Piece]]] = {}
     for probe, groups in door.answers("charts", shown):
         for group in groups:
-            if page in group.page.split() and (charts := _drawn(probe, group)):
-                told.setdefault(group.heading or group.chapter, []).extend(charts)
-    return told
+            if page in group.page.split():
+                told.setdefault(group.heading or group.chapter, []).append(_drawn(probe, group))
+    return {heading: Later(chain(*charts)) for heading, charts in told.items()}
 
 
-def charts_of(shown: Shown, probe: Probe) -> dict[str, list[Chart]]:
-    """What one probe shows, by heading, drawn. Raises BrokenProbe where it cannot."""
-    told: dict[str, list[Chart]] = {}
+def charts_of(shown: Shown, probe: Probe) -> dict[str, Sequence[Piece]]:
+    """What one probe shows, by heading, drawn when it is reached. Raises BrokenProbe where it cannot."""
+    told: dict[str, list[Iterator[Piece]]] = {}
     for group in _asked(probe, "charts", shown) or ():
-        if charts := _drawn(probe, group):
-            told.setdefault(group.heading, []).extend(charts)
-    return told
+        told.setdefault(group.heading, []).append(_drawn(probe, group))
+    return {heading: Later(chain(*charts)) for heading, charts in told.items()}
 
 
 def page_of(shown: Shown, probe: Probe) -> Content | None:
@@ -193,9 +200,17 @@ def head_answer(run: Run, model: str, layer: int, head: int) -> tuple[list[str],
     return [found[0] for found in told if found], [sentence for found in told for sentence in found[1:]]
 
 
-def head_charts(run: Run, model: str, layer: int, head: int) -> list[Piece]:
-    """What the probes show of one head: charts, and what goes with them."""
-    return [part for _, parts in door.answers("head_charts", run, model, layer, head) for part in parts]
+def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Piece]:
+    """What the probes show of one head, made when it is reached: what they tell in words and tables, then charts."""
+    charts: list[Iterator[Piece]] = []
+    for probe, ask in door.parts("head_charts"):
+        parts = _one_by_one(probe, "head_charts", ask, run, model, layer, head)
+        for part in parts:
+            if isinstance(part, Chart):
+                charts.append(chain([part], parts))
+                break
+            yield part
+    yield from chain(*charts)
 
 
 def glossary(run: Run) -> list[Term]:
@@ -218,14 +233,23 @@ def next_steps(run: Run) -> list[str]:
     return [line for _, lines in door.answers("next_steps", run) for line in lines]
 
 
-def _drawn(probe: Probe, group: Group) -> list[Chart]:
-    """The charts of a group, drawn now; none where that fails, which is told."""
+def _drawn(probe: Probe, group: Group) -> Iterator[Any]:
+    """The charts of a group, each drawn when it is reached; none after one that fails, which is told."""
+    return _one_by_one(probe, "charts", lambda: group.charts)
+
+
+def _one_by_one(probe: Probe, kind: Kind, ask: Callable[..., Iterable[Any]], *arguments: object) -> Iterator[Any]:
+    """What that part of a probe answers, each when it is reached; none after one that fails, which is told."""
+
+    def answers() -> Iterator[Any]:
+        yield from ask(*arguments)
+
+    each = answers()
     try:
-        charts: list[Chart] = door.call(probe, "charts", list, group.charts)
+        while (part := door.call(probe, kind, next, each, None)) is not None:
+            yield part
     except BrokenProbe as reason:
         door.tell(reason)
-        return []
-    return charts
 
 
 def _asked(probe: Probe, kind: Kind, *arguments: object) -> Any:

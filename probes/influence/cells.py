@@ -137,6 +137,8 @@ class InfluenceSection:
             if task.step == "exact" and task.layer is not None:
                 here = {key: [u for u in every if u.layer == task.layer] for key, every in sweep.units.items()}
                 return {units: _columns(keys, sweep.exact(replay, here))}
+            if task.step == "sets" and sweep.named:
+                return {sets: _columns(keys, sweep.sets_named(replay))}
             known = pd.concat([self.materials.stored(f"influence/{name}", units) for name in task.before])
             known["layer"] = np.searchsorted(model.geometry.numbers, known["layer"])
             if task.step == "exact":
@@ -184,7 +186,10 @@ class InfluenceSection:
             screens = list(cells)
             for passage in range(len(read)):
                 add("exact", passage, 0.6 * (config.top + config.random) * len(sweep.units), before=screens)
-        if together := self._together(sweep):
+        if sweep.named:
+            for passage in range(len(read)):
+                add("sets", passage, 0.9 * len(sweep.named) * len(sweep.units))
+        elif together := self._together(sweep):
             known = list(cells)
             evaluations = sum(len(sizes(key, len(units))) for key, units in together.items()) * (1 + config.draws)
             for passage in range(len(read)):
@@ -221,13 +226,15 @@ def _rehearsed(sweep: Sweep, passage: Passage, memory: int) -> Rehearsed:
 
 
 def to_verify(sweep: Sweep, screened: pd.DataFrame, config: Influence, seed: int) -> dict[Key, list[Unit]]:
-    """By (component, target): the units of largest |mean estimate| over passages, then random others."""
+    """By (component, target): the units of largest |mean estimate| over passages, random others, those with a name."""
     chosen = {}
     for at, (key, units) in enumerate(sweep.units.items()):
         means = _means(with_damped(screened), key, "damped" if config.order == 2 else "screen")
         order = sorted(units, key=lambda unit: -abs(means[unit]))
         rest = np.random.default_rng([seed, at]).permutation(len(units) - config.top)[: config.random]
-        chosen[key] = order[: config.top] + [order[config.top + int(number)] for number in sorted(rest)]
+        asked = order[: config.top] + [order[config.top + int(number)] for number in sorted(rest)]
+        named = (unit for heads in sweep.named.values() for unit in heads)
+        chosen[key] = [*dict.fromkeys([*asked, *named])]
     return chosen
 
 

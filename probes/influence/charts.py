@@ -1,13 +1,14 @@
 """What report and app show of head influence: a group of charts for each sweep, and a page about one model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from headscope.figures import learned
 from headscope.figures.style import text
-from headscope.report.content import Chart, Content, Group, Piece, Shown, Words
+from headscope.report.content import Chart, Content, Finding, Group, Later, Piece, Shown, Words
+from headscope.runs.run import Run
 from headscope.runs.statistics import sentence, statistic, statistics
 from headscope.runs.summary import longest
 from probes.influence import PROBE, band_figures, bands, figures
@@ -24,6 +25,7 @@ from probes.influence.found import (
     leaders,
     leading,
     name,
+    named,
     reach,
     significance,
     sweeps,
@@ -51,10 +53,15 @@ def page(shown: Shown) -> Content:
         others = f" It holds those of {', '.join(swept)}." if swept else ""
         how = f"Make one: {PROBE.example}."
         return Content(PROBE.title, "", {"": [Words([f"This view has no sweep of {label}.{others}", how])]})
-    sections: dict[str, list[Piece]] = {"": [Words([said.text for said in of_sweeps(run) if said.model == label])]}
-    sections |= {group.heading: [*group.charts] for other, group in _groups(shown) if other == label}
+    sections: dict[str, Sequence[Piece]]
+    sections = {"": [Words([said.text for said in run.derived(_told) if said.model == label])]}
+    sections |= {group.heading: Later(group.charts) for other, group in _groups(shown) if other == label}
     lead = "Loss added when one unit is changed, a head or a key group, and all others are kept."
     return Content(f"{PROBE.title}: {label}", lead, sections)
+
+
+def _told(run: Run) -> list[Finding]:
+    return [*of_sweeps(run)]
 
 
 def _groups(shown: Shown) -> Iterator[tuple[str, Group]]:
@@ -82,6 +89,8 @@ def _of_bands(units: pd.DataFrame, effects: pd.DataFrame, waves: Mapping[str, st
             most = f"Most: pairs {bands.label(first['component'])} of {name(first)}, {first['delta']:+.2g} nats/token."
             caption = f"{told}the fastest on top: the loss added with {done}, of this unit alone."
             yield Chart(band_figures.by_band(mine, waves), caption, most)
+    if effects.empty:
+        return
     yield Chart(
         band_figures.of_bands(effects, waves),
         "What the model loses when every head at once loses a band: its part of the logits, or only its rotation, so "
@@ -100,6 +109,9 @@ def _of_sweep(shown: Shown, sweep: Swept) -> Iterator[Chart]:
         f"dot is one {noun}, the bar a 95 % interval over {noun}s, where there are three or more.",
         _leaders(units),
     )
+    if len(sets := _of(run.derived(named), key)):
+        how = "The heads of each named set changed together; the bar a 95 % interval, where there are three or more."
+        yield Chart(figures.sets(sets), how, half=True)
     yield Chart(
         figures.histogram(units, {statistic(column).best: head for column, head in leaders(heads).items()}),
         f"{_LOSSES[objective]} added when {_DONE.get(component, 'this is done to one unit')}, all others kept. Most "

@@ -18,6 +18,7 @@ from probes.influence.found import (
     holding,
     leaders,
     leading,
+    of_all,
     rank,
     sweeps,
     top_share,
@@ -33,6 +34,8 @@ def claims(run: Run) -> Iterator[Claim]:
     adapted = {model["label"] for model in run.manifest["models"] if str(model["scheme"]).startswith("adarope:")}
     for key, units in run.derived(sweeps):
         label, length, component, target, objective = key
+        if not of_all(units, run.heads[run.heads["model"] == label]):
+            continue
         if objective == "answer":
             yield from _extremes(run.heads[run.heads["model"] == label], units, words(component, target))
             continue
@@ -49,8 +52,9 @@ def claims(run: Run) -> Iterator[Claim]:
             model=label,
         )
         yield from _leaders(run.heads[run.heads["model"] == label], order, what)
-        if component == "joint" and "influence_sets" in run.tables:
-            effects = run.derived(curves).set_index(SWEEP).loc[[key]]
+        effects = run.derived(curves).set_index(SWEEP)
+        if component == "joint" and key in effects.index:
+            effects = effects.loc[[key]]
             whole = float(effects[effects["choice"] == "top"].sort_values("size")["mean"].iloc[-1])
             most = float(order["delta"].iloc[0])
             yield Claim(

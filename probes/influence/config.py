@@ -1,9 +1,10 @@
 """What to reset or to take away, whose loss to look at, and how to find what that does."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from headscope import given
 from headscope.studies.config import Options
 from probes.influence import bands
 
@@ -29,6 +30,12 @@ class Influence(Options):
     depths: int = Field(3, ge=1, le=100, description="places of the fact in each document, evenly spaced, for answer")
     needles: int = Field(4, ge=1, description="how many facts to hide, one at a time, for answer")
     targets: list[Literal["init", "base"]] = Field(["init"], min_length=1, description="what parameters go back to")
+    heads: dict[str, list[str]] | None = Field(
+        None,
+        min_length=1,
+        description="named sets of heads, induction=L5H1,L6H3;sinks=L0H2 or a mapping: instead of curves each set is "
+        "changed together, and each of its heads alone, where exact instead of all others",
+    )
     unit: Literal["auto", "group", "head"] = Field(
         "auto", description="auto: KV groups for freq and joint, heads for the others; head un-ties one query head"
     )
@@ -41,3 +48,36 @@ class Influence(Options):
     )
     draws: int = Field(2, ge=0, description="random sets beside each top set of the curve")
     memory: int = Field(2048, ge=0, description="MiB of residual streams kept in memory; others go to disk")
+
+    @field_validator("heads", mode="before")
+    @classmethod
+    def _written_short(cls, value: Any) -> Any:
+        """The sets as the flag has them."""
+        if not isinstance(value, str):
+            return value
+        named = [each.partition("=") for each in value.split(";") if each.strip()]
+        return {name.strip(): [head.strip() for head in heads.split(",") if head.strip()] for name, _, heads in named}
+
+    @field_validator("heads")
+    @classmethod
+    def _of_heads(cls, value: dict[str, list[str]] | None) -> dict[str, list[str]] | None:
+        """Every head as L18H6, once in each set."""
+        return None if value is None else {name: _heads(name, told) for name, told in value.items()}
+
+    @model_validator(mode="after")
+    def _heads_are_no_groups(self) -> "Influence":
+        if self.heads and self.unit == "group":
+            raise ValueError("heads names heads, so that unit cannot be group: leave one of the two out")
+        return self
+
+
+def _heads(name: str, told: list[str]) -> list[str]:
+    if not name or not told:
+        raise ValueError(f"a set of heads needs a name and heads, as in induction=L5H1,L6H3; '{name}' has not both")
+    places = []
+    for each in told:
+        layer, head, whole = given.unit(each)
+        if whole:
+            raise ValueError(f"'{each}' of the set '{name}' is a key group: name its heads")
+        places.append(f"L{layer}H{head}")
+    return [*dict.fromkeys(places)]

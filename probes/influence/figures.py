@@ -177,6 +177,25 @@ def cumulative(effects: pd.DataFrame) -> go.Figure:
     return style.room_for_legend(made)
 
 
+def sets(effects: pd.DataFrame) -> go.Figure:
+    """Loss added (nats/token) when the heads of a named set are changed together, with a 95 % interval where there is
+    one. Rows of `found.named` of one sweep."""
+    made = style.figure(f"Named sets: {words(*effects[['component', 'target', 'objective']].iloc[0])}")
+    ends = {"array": effects["high"] - effects["mean"], "arrayminus": effects["mean"] - effects["low"]}
+    bars = {"type": "data", "symmetric": False, "thickness": 1.5, **ends}
+    made.add_bar(
+        x=[f"{style.text(name, 20)}<br>{size} heads" for name, size in effects[["choice", "size"]].to_numpy()],
+        y=effects["mean"],
+        error_y=bars if effects["low"].notna().any() else None,
+        marker={"color": style.PALETTE[0], "line_width": 0},
+        hovertemplate="%{x}: Δ %{y:+.3g} nats/token<extra></extra>",
+        showlegend=False,
+    )
+    made.update_xaxes(type="category", showgrid=False)
+    made.update_yaxes(title_text="loss added Δ (nats/token)")
+    return made
+
+
 def _title(units: pd.DataFrame, against: str = "") -> dict[str, object]:
     """What was reset to what in which model, and below it how that was found."""
     first = units.iloc[0]

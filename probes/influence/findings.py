@@ -7,6 +7,7 @@ and what the paper says of it.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from headscope.report.content import Finding, Term
@@ -31,6 +32,7 @@ from probes.influence.found import (
     leaders,
     leading,
     name,
+    named,
     rank,
     solved,
     sweeps,
@@ -88,6 +90,8 @@ def of_sweeps(run: Run) -> Iterator[Finding]:
                 f"{top.iloc[-1]:+.2g} nats/token, the most influential one alone {top.iloc[0]:+.2g}.",
                 str(label),
             )
+    for row in run.derived(named).to_dict("records"):
+        yield Finding(PROBE.title, _set(row), str(row["model"]))
     for (label, length, objective), units in run.derived(banded):
         whole = together(run, label, length, objective)
         for kind in bands.KINDS:
@@ -139,7 +143,9 @@ def _sweep(
         f"{top_share(order['delta']):.0%} of the summed |Δ| (Gini {gini(order['delta']):.2f}); {sure}."
     )
     for column, head in best.items():
-        (_, unit), *_ = holding(units, head).iterrows()
+        if (own := holding(units, head)).empty:  # only heads of named sets were evaluated
+            continue
+        unit = own.iloc[0]
         told += (
             f" The {statistic(column).best}, layer {head['layer']}, head {head['head']}, has rank {rank(units, unit)} "
             f"with {unit['delta']:+.2g}{certainty(unit)}."
@@ -155,16 +161,27 @@ def _sweep(
     return Finding(PROBE.title, told, label)
 
 
+def _set(row: dict[Any, Any]) -> str:
+    """What a set that the user named carries."""
+    what = row["component"], row["target"], row["objective"]
+    sure = "" if np.isnan(row["low"]) else f" (95 % interval {row['low']:+.2g} to {row['high']:+.2g})"
+    return (
+        f"{row['model']}, {words(*what)}, {contexts(row['context_length'], what[-1])}: the {row['size']} heads of "
+        f"“{row['choice']}” together add {row['mean']:+.2g} nats/token{sure}."
+    )
+
+
 def _bands(label: str, length: int, objective: str, kind: str, units: pd.DataFrame, effects: pd.DataFrame) -> str:
     """Which band of pairs matters most to one unit, and what each costs where all units lose it."""
     first = leading(units)
     whole = effects[effects["component"].str.startswith(kind)].set_index("component")["mean"]
     costs = ", ".join(f"{bands.label(each)} {whole[each]:+.2g}" for each in sorted(whole.index, key=bands.order))
+    at_once = f"; of all units at once: {costs}" if costs else ""
     loss = "" if objective == "text" else ", loss of the answer"
     return (
         f"{label}, rotary pairs by band, {bands.KINDS[kind]}{loss}, {contexts(length, objective)}: of one unit at a "
         f"time most harmful with pairs {bands.label(first['component'])} of {name(first)}, {first['delta']:+.2g} "
-        f"nats/token{certainty(first)}; of all units at once: {costs}."
+        f"nats/token{certainty(first)}{at_once}."
     )
 
 

@@ -18,7 +18,7 @@ from probes.influence import bands
 from probes.influence.damping import with_damped
 from probes.influence.heads import COMPONENTS, chosen
 from probes.influence.objectives import NOUNS, by_text, of_sets, of_units
-from probes.influence.tables import OF_UNITS, PLACE, SWEEP
+from probes.influence.tables import NAMED, OF_UNITS, PLACE, SWEEP
 
 TOP = 0.05
 """Share of units whose part of the whole influence is told."""
@@ -115,6 +115,12 @@ def holding(units: pd.DataFrame, head: pd.Series) -> pd.DataFrame:
     group = (units["layer"] == head["layer"]) & (units["kv_group"] == head["kv_group"])
     unit: pd.DataFrame = units[group & units["head"].isin([-1, head["head"]])]
     return unit
+
+
+def of_all(units: pd.DataFrame, heads: pd.DataFrame) -> bool:
+    """Whether a sweep has every unit of its model, whose heads these are, and not only those of named sets."""
+    place = PLACE[:2] if (units["head"] < 0).all() else ["layer", "head"]
+    return len(units) >= len(heads[place].drop_duplicates())
 
 
 def rank(units: pd.DataFrame, unit: pd.Series) -> int:
@@ -257,9 +263,25 @@ def by_document(run: Stored) -> pd.DataFrame:
 
 
 def curves(run: Stored) -> pd.DataFrame:
-    """`curve` of all sets of the run, found once; no rows without any."""
+    """`curve` of the sets that were chosen by influence or at random, found once; no rows without any."""
+    every = run.derived(_every_set)
+    return every[~_named(every)]
+
+
+def named(run: Stored) -> pd.DataFrame:
+    """The rows of `curve` of sets that the user named, their `choice` being that name."""
+    every = run.derived(_every_set)
+    mine = every[_named(every)]
+    return mine.assign(choice=mine["choice"].astype("str").str.removeprefix(NAMED))
+
+
+def _every_set(run: Stored) -> pd.DataFrame:
     found = of_sets(run)
     return pd.DataFrame(columns=CURVE) if found is None else curve(found)
+
+
+def _named(sets: pd.DataFrame) -> pd.Series:
+    return sets["choice"].astype("str").str.startswith(NAMED)
 
 
 def _t_test(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

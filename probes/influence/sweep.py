@@ -4,13 +4,14 @@ Knows what a section asks for and one document at a time; which units are worth 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headscope import given
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.passes.interventions import (
     ABLATIONS,
@@ -33,6 +34,7 @@ from headscope.positions.schedule import Fixed, Schedule
 from probes.influence import bands
 from probes.influence.config import Influence
 from probes.influence.screen import DRAWS, estimate
+from probes.influence.tables import NAMED
 
 Key = tuple[str, str]
 """(component, target), as the tables name them."""
@@ -49,6 +51,8 @@ class Sweep:
     schedule: Any
     interventions: Mapping[Key, Intervention]
     units: Mapping[Key, list[Unit]]
+    named: Mapping[str, list[Unit]] = field(default_factory=dict)
+    """Sets of heads that the user named."""
 
     def exact(self, replay: "Rehearsed", chosen: Mapping[Key, Sequence[Unit]]) -> Iterator[Row]:
         """Evaluate each chosen unit by itself."""
@@ -78,15 +82,24 @@ class Sweep:
                     rng = np.random.default_rng([seed, at, size, draw])
                     chosen.append(("random", draw, matched(units[:size], units, rng)))
                 for choice, draw, members in chosen:
-                    yield {
-                        **_names(key),
-                        "unit": "group" if units[0].head == WHOLE else "head",
-                        "choice": choice,
-                        "size": size,
-                        "draw": draw,
-                        "nll_before": replay.before,
-                        "delta_nll": replay.delta(self.interventions[key], members),
-                    }
+                    yield self._together(key, choice, draw, replay, members)
+
+    def sets_named(self, replay: "Rehearsed") -> Iterator[Row]:
+        """Evaluate each set that has a name, its heads together."""
+        for key in self.units:
+            for name, members in self.named.items():
+                yield self._together(key, f"{NAMED}{name}", 0, replay, members)
+
+    def _together(self, key: Key, choice: str, draw: int, replay: "Rehearsed", members: Sequence[Unit]) -> Row:
+        return {
+            **_names(key),
+            "unit": "group" if members[0].head == WHOLE else "head",
+            "choice": choice,
+            "size": len(members),
+            "draw": draw,
+            "nll_before": replay.before,
+            "delta_nll": replay.delta(self.interventions[key], members),
+        }
 
     def _row(self, key: Key, unit: Unit, method: str, replay: "Rehearsed", delta: float) -> Row:
         place = {"layer": self.model.geometry.numbers[unit.layer], "head": unit.head, "kv_group": unit.kv_group}
@@ -135,14 +148,36 @@ def plan(label: str, model: Model, config: Influence, edits: Mapping[str, Edit] 
             interventions[component, target] = Reset(cast(Component, component), schedule, then, model.geometry)
     if not interventions:
         raise BadInput("influence: nothing to do to the units; give components")
-    units = {key: _units(model, key[0], config.unit) for key in interventions}
+    named = {name: _named(label, model, name, told) for name, told in (config.heads or {}).items()}
+    units = {key: _units(model, key[0], "head" if named else config.unit) for key in interventions}
+    if named:
+        wanted = sorted({unit for heads in named.values() for unit in heads})
+        for (component, _), every in units.items():
+            if still := [unit for unit in wanted if unit not in every]:
+                layer = model.geometry.numbers[still[0].layer]
+                raise BadInput(f"influence: layer {layer} of model '{label}' does not rotate, as {component} asks")
+        units = {key: wanted if config.method == "exact" else every for key, every in units.items()}
     fewest = min(map(len, units.values()))
     if config.method == "verify" and config.top + config.random > fewest:
         raise BadInput(
             f"top {config.top} and random {config.random} are more than the {fewest} units of model '{label}': "
             "ask for fewer with --top and --random, or --method exact"
         )
-    return Sweep(model, schedule, interventions, units)
+    return Sweep(model, schedule, interventions, units, named)
+
+
+def _named(label: str, model: Model, name: str, told: Sequence[str]) -> list[Unit]:
+    """The heads of one set. Raises BadInput for one that the model does not have."""
+    geometry, found = model.geometry, []
+    for each in told:
+        layer, head, _ = given.unit(each)
+        if layer not in geometry.numbers or head >= geometry.heads:
+            raise BadInput(
+                f"influence: model '{label}' has no head {each}, which heads names in '{name}': its layers are "
+                f"{', '.join(map(str, geometry.numbers))}, of {geometry.heads} heads each, from 0"
+            )
+        found.append(Unit(geometry.numbers.index(layer), head // geometry.heads_per_group, head))
+    return found
 
 
 def _target(label: str, model: Model, schedule: Schedule, component: str, target: str) -> Schedule:

@@ -31,6 +31,8 @@ METHOD = key(
 BEFORE = Column("nll_before", "value", "nats/token", "mean next-token loss with nothing changed", 0)
 DELTA = Column("delta_nll", "value", "nats/token", "loss after minus loss before; positive where the change hurts")
 
+NAMED = "set:"
+"""What the choice of a set that the user named begins with; the name follows."""
 SET = (
     COMPONENT,
     TARGET,
@@ -39,7 +41,8 @@ SET = (
         "choice",
         "label",
         "",
-        "top: the units of largest influence over all documents; random: as many from the same layers [ours]",
+        "top: the units of largest influence over all documents; random: as many from the same layers; set:NAME: the "
+        "heads that the user gave that name [ours]",
         None,
     ),
     key("size", "index16", "units", "how many units are changed together", 1),

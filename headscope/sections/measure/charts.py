@@ -4,10 +4,12 @@ A figure is drawn only when its table is there, and a comparison only when there
 the first model and compared for at most three others.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 
 from headscope.figures import heads as head_figures
 from headscope.figures import layers, learned, lengths, loss, rotary
@@ -18,6 +20,9 @@ from headscope.report.words import extremes, few, here
 from headscope.runs.run import Run
 from headscope.runs.statistics import statistic
 from headscope.runs.summary import longest
+
+Draw = Callable[[pd.DataFrame, int, int], go.Figure]
+"""What draws one head, (layer, head), from the rows of a table."""
 
 
 def charts(shown: Shown) -> Iterator[Group]:
@@ -73,7 +78,7 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     """One head: its lengths, its pairs under every model, and the frequencies and distances of one."""
     if "attention" in run.tables:
         yield Chart(
-            lengths.growth(_rows(run, "attention", layer, head), [(layer, head)]),
+            _of_every_model(run, _growth, "attention", layer, head),
             "Both axes are logarithmic. The dotted diagonal is uniform attention, which uses every visible key; the "
             "dotted horizontal is a length that does not grow. Bands are 95 % intervals over "
             "documents, where there are three or more.",
@@ -81,14 +86,14 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
         )
     if "distance" in run.tables:
         yield Chart(
-            rotary.total(_rows(run, "distance", layer, head), layer, head),
+            _of_every_model(run, rotary.total, "distance", layer, head),
             "The mean logit of a key by how far back it is, all pairs together: where the head's positions send it, "
             "whatever the tokens are.",
             half=True,
         )
     if "pairs" in run.tables:
         yield Chart(
-            rotary.spectrum(_rows(run, "pairs", layer, head), layer, head),
+            _of_every_model(run, rotary.spectrum, "pairs", layer, head),
             "Above: the frequency of each rotary pair. Below: how much the pair moves the logits, with its interval "
             "over three documents or more.",
             half=True,
@@ -101,11 +106,25 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
             half=True,
         )
     if "distance" in run.tables:
-        rows = _rows(run, "distance", layer, head)
         yield Chart(
-            rotary.profiles(rows[rows["model"].isin(few(run.models))], layer, head),
+            _of_every_model(run, _profiles, "distance", layer, head),
             "Red pairs raise the logit of a key at that distance, blue pairs lower it. One scale for all models.",
         )
+
+
+@lru_cache(8)
+def _of_every_model(run: Run, draw: Draw, table: str, layer: int, head: int) -> go.Figure:
+    """A figure of one head under all models: drawn once, whichever of them is looked at."""
+    return draw(_rows(run, table, layer, head), layer, head)
+
+
+def _growth(attention: pd.DataFrame, layer: int, head: int) -> go.Figure:
+    return lengths.growth(attention, [(layer, head)])
+
+
+def _profiles(distance: pd.DataFrame, layer: int, head: int) -> go.Figure:
+    drawn = few([*distance["model"].cat.categories])
+    return rotary.profiles(distance[distance["model"].isin(drawn)], layer, head)
 
 
 def _rows(run: Run, name: str, layer: int, head: int) -> pd.DataFrame:

@@ -1,0 +1,138 @@
+"""A page as it is drawn: what fills a window at once, and the rest when that is on screen."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, groupby
+from threading import Lock
+from typing import Any
+
+from dash import html
+
+from dashboards import frame
+from dashboards.cards import MOST_SENTENCES, component
+from dashboards.library import current
+from dashboards.pages import Page
+from dashboards.view import View, asked
+from headscope.report.content import Chart, Content, Listing, Piece, Words
+from headscope.report.exploring import Choice
+from headscope.runs.run import Run
+
+WINDOW = 640
+"""So many px of parts come at once."""
+KEPT = 16
+"""Pages that are kept as they were drawn."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A part of a page, under which heading it stands, and how it is told from others."""
+
+    heading: str
+    part: Piece
+    key: str
+
+
+class Drawing:
+    """The components of a page, each made when it is asked for, and once."""
+
+    def __init__(self, address: str, page: Page, run: Run, view: View, content: Content) -> None:
+        self.address, self.page, self.run, self.view, self.content = address, page, run, view, content
+        self._parts: Iterator[Placed] = _placed(content)
+        self._first: list[Any] | None = None
+        self._rest: list[Any] | None = None
+        self._last = ""
+        self._lock = Lock()
+
+    def first(self) -> list[Any]:
+        """Title, what is to be known beforehand, and parts until a window is full."""
+        with self._lock, _not_kept_if_it_fails():
+            if self._first is None:
+                self._first = self._begun()
+            return self._first
+
+    def rest(self) -> list[Any]:
+        """The parts that `first` has not."""
+        self.first()
+        with self._lock, _not_kept_if_it_fails():
+            if self._rest is None:
+                self._rest = self._sections([*self._parts])
+            return self._rest
+
+    def _begun(self) -> list[Any]:
+        taken: list[Placed] = []
+        height, halves = 0.0, 0
+        for placed in self._parts:
+            new = bool(taken) and taken[-1].heading != placed.heading
+            if height >= WINDOW and (new or (isinstance(taken[-1].part, Chart) and halves % 2 == 0)):
+                self._parts = chain([placed], self._parts)
+                break
+            taken.append(placed)
+            half = isinstance(placed.part, Chart) and placed.part.half
+            height += _height(placed.part) / (2 if half else 1)
+            halves = 0 if new else halves + half
+        else:
+            self._rest = []
+        begun = [*frame.above(self.page, self.run, self.content, self.view), *self._sections(taken)]
+        more = html.Div(html.P("Drawing more …", className="waiting"), id={"rest": self.address})
+        return begun if self._rest == [] else [*begun, more]
+
+    def _sections(self, parts: list[Placed]) -> list[Any]:
+        """The parts under their headings; one that goes on under that of an earlier part has none."""
+        found = []
+        for heading, some in groupby(parts, key=lambda placed: placed.heading):
+            group = [*some]
+            inside = [component(placed.part, self.view, placed.key) for placed in group]
+            goes_on = bool(self._last) and heading == self._last
+            title = [html.H2(heading)] if heading and not goes_on else []
+            shape = html.Div(inside, className=_shape([placed.part for placed in group]))
+            found.append(html.Section([*title, shape], className="on" if goes_on else ""))
+            self._last = heading
+        return found
+
+
+def drawing(path: str, search: str) -> Drawing:
+    """The page at that address, as it was drawn before if nothing has changed. Raises HeadscopeError as `leads_to`."""
+    library = current()
+    return _drawing(path, search, library.folder, library.state())
+
+
+@lru_cache(KEPT)
+def _drawing(path: str, search: str, *_: object) -> Drawing:
+    return Drawing(f"{path}{search}", *frame.leads_to(path, asked(search)))
+
+
+@contextmanager
+def _not_kept_if_it_fails() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        _drawing.cache_clear()
+        raise
+
+
+def _placed(content: Content) -> Iterator[Placed]:
+    for at, (heading, parts) in enumerate(content.sections.items()):
+        for place, part in enumerate(parts):
+            yield Placed(heading, part, f"{at}-{place}")
+
+
+def _height(part: Piece) -> float:
+    """Roughly, in px."""
+    match part:
+        case Chart():
+            return float(part.figure.layout.height or 400) + 40
+        case Listing():
+            return 60 + 30 * len(part.rows)
+        case Words():
+            return 40 if part.folded else 40 * min(len(part.sentences), MOST_SENTENCES)
+        case _:
+            return 60
+
+
+def _shape(parts: list[Piece]) -> str:
+    """How parts lie beside each other."""
+    if any(isinstance(part, Choice) for part in parts):
+        return "parts choosing"
+    return "parts columns" if any(isinstance(part, Words) and part.heading for part in parts) else "parts"

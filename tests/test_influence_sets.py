@@ -1,0 +1,184 @@
+"""Named sets of heads: picked in the app, exported, run as a study, and held against an ablation by transformers."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+import yaml
+from playwright.sync_api import Browser
+from werkzeug.serving import make_server
+
+import headscope as hs
+from dashboards.app import create
+from headscope import given
+from headscope.errors import BadInput
+from headscope.positions.model import Model
+from headscope.report import outline
+from headscope.runs.run import Run
+from headscope.runs.synthetic import synthetic_run
+from headscope.runs.validate import validate
+from headscope.studies import materials, runner
+from headscope.studies.config import build_study
+from headscope.studies.texts import TokenDocument
+from probes.influence import charts
+from probes.influence.cells import head_influence
+
+LENGTH, DOCS = 40, 3
+SETS = {"picked": ["L1H2", "L3H0"], "early: 'ones'": ["L0H1", "L0H3", "L2H2"]}
+
+
+def ids(number: int) -> list[int]:
+    drawn = torch.Generator().manual_seed(number)
+    return torch.randint(3, families.VOCAB, (LENGTH,), generator=drawn).tolist()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def texts() -> Iterator[None]:
+    """Random tokens for a model that has no tokenizer."""
+
+    def made(source: str, tokenizer: Any, docs: int, length: int, seed: int = 0) -> list[TokenDocument]:
+        return [TokenDocument(f"random/{n}", ids(n)) for n in range(docs)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(materials, "documents", made)
+        patch.setattr(materials.Materials, "tokenizer", lambda self, label: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return hs.load(families.MEASURABLE["llama-gqa"]())
+
+
+@pytest.fixture(scope="module")
+def exported(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the app's tray writes of these sets."""
+    folder = tmp_path_factory.mktemp("runs")
+    synthetic_run(folder, models=("base",), layers=4, heads=4, groups=2, pairs=2, lengths=(256,), docs=2)
+    server = make_server("127.0.0.1", 0, create(folder).server, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page = chromium.new_page(accept_downloads=True)
+    page.goto(f"http://127.0.0.1:{server.server_port}/heads?pick=1.2_3.0&sets=early:%20'ones':0.1_0.3_2.2")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="YAML").click(timeout=60_000)
+    text = Path(download.value.path()).read_text(encoding="utf-8")
+    page.close()
+    server.shutdown()
+    return text
+
+
+def run_of(content: dict[str, Any], model: Model, out: Path, **section: Any) -> Run:
+    """The study of these sets, the output of each unit taken away."""
+    influence = {"lengths": [LENGTH], "components": ["z-zero"], **content["influence"], **section}
+    study = build_study({"models": {"tiny": "tiny"}, "texts": {"docs": DOCS}, "influence": influence})
+    return runner.run(study, out, given={"tiny": model})
+
+
+def ablated(model: Model, document: int, heads: list[str]) -> float:
+    """Loss added by these heads together, by transformers' own forward pass: zeros where o_proj reads them."""
+    net, tokens = model.module, torch.tensor([ids(document)])
+    width = net.config.head_dim
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(net(tokens, labels=tokens).loss)
+
+    def hide(head: int) -> Any:
+        def hook(_: Any, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+            seen = arguments[0].clone()
+            seen[..., head * width : (head + 1) * width] = 0
+            return (seen,)
+
+        return hook
+
+    before = loss()
+    hooks = []
+    for each in heads:
+        layer, head, _ = given.unit(each)
+        hooks.append(net.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(hide(head)))
+    after = loss()
+    for hook in hooks:
+        hook.remove()
+    return after - before
+
+
+@pytest.mark.browser
+def test_what_the_tray_exports_is_a_study_whose_sets_are_ablated_together(
+    exported: str, model: Model, tmp_path: Path
+) -> None:
+    content = yaml.safe_load(exported)
+    assert content == {"influence": {"heads": SETS}}
+    run = run_of(content, model, tmp_path, method="exact")
+    assert validate(run) == []
+    rows = run.table("influence_sets").astype({"choice": "str", "doc": "str", "unit": "str"})
+    assert set(rows["choice"]) == {f"set:{name}" for name in SETS}
+    assert set(rows["unit"]) == {"head"}
+    for row in rows.to_dict("records"):
+        heads = SETS[row["choice"].removeprefix("set:")]
+        assert row["size"] == len(heads)
+        document = int(row["doc"].removeprefix("random/"))
+        assert row["delta_nll"] == pytest.approx(ablated(model, document, heads), abs=2e-5)
+    alone = run.influence.astype({"doc": "str"}).set_index(["doc", "layer", "head"])["delta_nll"]
+    every = {given.unit(head)[:2] for heads in SETS.values() for head in heads}
+    assert {place[1:] for place in alone.index} == every, "exact evaluates these heads and no other"
+    for (doc, layer, head), delta in alone.items():
+        document = int(doc.removeprefix("random/"))
+        assert delta == pytest.approx(ablated(model, document, [f"L{layer}H{head}"]), abs=2e-5)
+    told = [finding.text for found in outline.findings(run).values() for finding in found]
+    assert sum("heads of “" in text for text in told) == len(SETS)
+    drawn = [chart for group in charts.charts(outline.shown(run)) for chart in group.charts]
+    (bars,) = [chart.figure for chart in drawn if str(chart.figure.layout.title.text).startswith("Named sets")]
+    means = rows.groupby("choice")["delta_nll"].mean()
+    np.testing.assert_allclose(sorted(bars.data[0].y), sorted(means), atol=1e-9)
+
+
+def test_verify_evaluates_named_heads_beside_the_top_and_screens_every_head(model: Model, tmp_path: Path) -> None:
+    run = run_of({"influence": {"heads": SETS}}, model, tmp_path, method="verify", top=2, random=1)
+    rows = run.influence.astype({"method": "str", "doc": "str"})
+    evaluated = rows[rows["method"] == "exact"]
+    named = {given.unit(head)[:2] for heads in SETS.values() for head in heads}
+    assert named <= set(evaluated[["layer", "head"]].itertuples(index=False, name=None))
+    assert len(rows[rows["method"] == "screen"]) == 16 * DOCS
+    assert set(run.table("influence_sets")["choice"].astype("str")) == {f"set:{name}" for name in SETS}
+
+
+def test_the_scripted_sweep_takes_named_heads_too(model: Model) -> None:
+    found = head_influence(model, docs=1, length=LENGTH, method="exact", components=["z-zero"], heads={"one": ["1.2"]})
+    assert found[["layer", "head"]].to_numpy().tolist() == [[1, 2]]
+    assert float(found["delta_nll"].iloc[0]) == pytest.approx(ablated(model, 0, ["L1H2"]), abs=2e-5)
+
+
+def test_a_flag_says_the_same_as_the_study_file() -> None:
+    flag = build_study({"influence": {"heads": "picked=L1H2,3.0;early=l0h1, L0H1"}})
+    assert flag.sections["influence"].heads == {"picked": ["L1H2", "L3H0"], "early": ["L0H1"]}
+
+
+@pytest.mark.parametrize(
+    ("heads", "why"),
+    [
+        ({"a": ["L1G2"]}, "'L1G2' names no head"),
+        ({"a": ["1.g0"]}, "is a key group: name its heads"),
+        ({"a": []}, "needs a name and heads"),
+        ("L1H2", "needs a name and heads"),
+        ({}, "heads"),
+    ],
+)
+def test_what_names_no_head_is_refused_by_name(heads: Any, why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        build_study({"influence": {"heads": heads}})
+
+
+def test_heads_go_with_no_groups() -> None:
+    with pytest.raises(BadInput, match="unit cannot be group"):
+        build_study({"influence": {"heads": {"a": ["L0H0"]}, "unit": "group"}})
+
+
+@pytest.mark.parametrize("head", ["L4H0", "L0H4"])
+def test_a_head_that_the_model_lacks_is_refused_with_its_geometry(model: Model, tmp_path: Path, head: str) -> None:
+    with pytest.raises(BadInput, match=rf"'tiny' has no head {head}, which heads names in 'a': .* 0, 1, 2, 3, of 4"):
+        run_of({"influence": {"heads": {"a": [head]}}}, model, tmp_path, method="exact")
