@@ -205,7 +205,7 @@ def test_the_papers_grid_to_10k_takes_at_least_2_2_times_fewer_tokens_than_one_p
 
 # The real model -------------------------------------------------------------------------------------------------------
 
-GRID = {"lengths": [512, 1024], "depths": 3}
+GRID = {"lengths": [320], "depths": 2}
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def found(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def found_as_wu(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("wu")
-    return retrieval_scores(smollm2, out=out, quiet=True, needles=1, mode="wu", lengths=[512, 1024], depths=2)
+    return retrieval_scores(smollm2, out=out, quiet=True, needles=1, mode="wu", **GRID)
 
 
 @pytest.mark.model
@@ -232,7 +232,7 @@ def test_scores_of_smollm2_are_those_of_the_obvious_way_for_every_head_and_cell(
     ties = 0
     of_one = (run.needles["mode"] == mode) & (run.needles["needle"] == OURS[0].name)
     cells = run.needles[of_one]
-    assert len(cells) == (6 if mode == "strict" else 4)
+    assert len(cells) == 2
     rows = run.retrieval[run.retrieval["needle"] == OURS[0].name]
     rows = rows.set_index(["mode", "context_length", "depth"]).sort_index()
     for cell in cells.to_dict("records"):
@@ -256,7 +256,7 @@ def test_scores_of_smollm2_are_those_of_the_obvious_way_for_every_head_and_cell(
 @pytest.mark.model
 def test_smollm2_finds_our_needles_and_its_heads_find_nothing_without_them(found: Run) -> None:
     (seen,) = found_needles.overview(found).to_dict("records")
-    assert seen["trials"] == 36
+    assert seen["trials"] == 12
     assert seen["share"] >= 0.8
     assert seen["control"] <= 0.05
     assert seen["top"] > 0.5

@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import families
@@ -20,7 +21,7 @@ from headscope.positions.model import Model
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
 from headscope.studies.config import build_study
-from probes.needle import cells, charts, findings, found, knockout
+from probes.needle import cells, charts, claims, findings, found, knockout
 from probes.needle.answers import added, answered, spoken
 from probes.needle.facts import INDIRECT, OURS, Needle
 from probes.needle.haystack import Haystack, Prompt, Prompter
@@ -243,11 +244,30 @@ def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(
     assert found.apart(line) == 1
     low, high = found.wilson(pd.Series([0.5]), pd.Series([10]))
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    (claim, _) = claims.claims(found_by_planting)
+    assert (claim.verdict, "of 4 trials 100% succeed unchanged" in claim.found) == ("holds", True)
     told = " ".join(finding.text for finding in findings.findings(found_by_planting))
     assert "With its top 2 heads silenced (z-zero) base finds 0% (95 % interval 0% to 49%)" in told.replace(
         found_by_planting.models[0], "base"
     )
     assert "the intervals part from 1 head on" in told
+
+
+@pytest.mark.parametrize(
+    ("successes", "silenced", "size", "verdict"),
+    [(20, 2, 16, "holds"), (20, 2, 32, "holds in part"), (20, 18, 16, "differs"), (4, 0, 16, "cannot be told")],
+)
+def test_silencing_is_judged_by_intervals_that_part_or_could(
+    successes: int, silenced: int, size: int, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = [(0, False, successes), (0, True, successes), (size, False, successes), (size, True, silenced)]
+    lines = pd.DataFrame(counts, columns=["size", "top", "successes"]).assign(trials=20, model="m", mode="strict")
+    lines["share"] = lines["successes"] / lines["trials"]
+    lines["low"], lines["high"] = found.wilson(lines["share"], lines["trials"])
+    monkeypatch.setattr(found, "curve", lambda run: lines.assign(how="z-zero"))
+    run: Any = SimpleNamespace(tables={"needle_knockouts": ""}, derived=lambda derive: derive(None))
+    (claim,) = claims.claims(run)
+    assert (claim.model, claim.verdict) == ("m", verdict)
 
 
 def test_heads_are_ranked_on_the_other_half_of_the_needles(found_by_planting: Run) -> None:

@@ -156,7 +156,7 @@ def assert_resumes(server: Server, plan: Path, out: Path, whole: Run) -> None:
     assert list(out.iterdir()) == [folder]
 
 
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 52), (signal.SIGTERM, 26)])
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 55), (signal.SIGTERM, 27)])
 def test_a_signal_at_any_moment_of_a_run(
     server: Server, plan: Path, whole: Run, tmp_path: Path, number: int, times: int
 ) -> None:
@@ -184,7 +184,7 @@ def test_a_signal_at_any_moment_of_a_run(
     assert codes.count(4) > times / 3
 
 
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 8), (signal.SIGTERM, 4)])
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 5), (signal.SIGTERM, 3)])
 def test_a_signal_at_any_moment_of_a_process(
     server: Server, plan: Path, whole: Run, tmp_path: Path, number: int, times: int
 ) -> None:

@@ -15,6 +15,7 @@ from headscope.report.words import by_model, here, ranks
 from headscope.runs.run import Run
 from headscope.runs.statistics import statistic
 from probes.needle import PROBE, found
+from probes.needle.claims import claims
 from probes.needle.found import PUBLISHED
 from probes.needle.heads import RETRIEVAL_HEAD
 
@@ -46,9 +47,10 @@ GLOSSARY = (
 
 
 def findings(run: Run) -> Iterator[Finding]:
-    """Sentences on each model, then on pairs of haystacks and of models; nothing without trials."""
+    """Claims, then sentences on each model, on pairs of haystacks and of models; nothing without trials."""
     if "needles" not in run.tables:
         return
+    yield from claims(run)
     for row in run.derived(found.overview).to_dict("records"):
         for text in _of_model(run, row):
             yield Finding(PROBE.title, text, row["model"])
@@ -138,10 +140,11 @@ def _of_model(run: Run, row: dict[Any, Any]) -> Iterator[str]:
         f"{row['low']:.0%} to {row['high']:.0%}). Its top retrieval heads are {best}; "
         f"without the needle no head scores above {row['control']:.3f}."
     )
+    literal = row["mode"] != "indirect"  # as those of the published models are
+    above, zero = (f" ({_published(row[what], what)})" if literal else "" for what in ("above", "zero"))
     yield (
-        f"In {model}, {row['above']:.1%} of heads score above {RETRIEVAL_HEAD} "
-        f"({_published(row['above'], 'above')}) and {row['zero']:.1%} never copy "
-        f"({_published(row['zero'], 'zero')})."
+        f"In {model}, {row['above']:.1%} of heads score above {RETRIEVAL_HEAD}{how}{above} and {row['zero']:.1%} never "
+        f"copy{zero}."
     )
 
 
@@ -164,21 +167,17 @@ def _knocked_out(run: Run) -> Iterator[Finding]:
         size, part = int(top["size"]), found.apart(lines)
         which = "indirect needles" if mode == "indirect" else "needles"
         verdict = (
-            f"the intervals part from {part} head{'s' if part > 1 else ''} on, as Wu et al. 2024 found of their models"
+            f"the intervals part from {part} head{'s' if part > 1 else ''} on"
             if part is not None
-            else "the intervals do not part, so that this run does not show what Wu et al. 2024 found"
+            else "the intervals do not part"
         )
         yield Finding(
             PROBE.title,
-            f"With its top {size} heads silenced ({how}) {label} finds {_share(top)} of the {which} that did not rank "
-            f"them, with as many random heads of the same layers {_share(random)}, and unchanged "
+            f"With its top {size} heads silenced ({how}) {label} finds {found.interval(top)} of the {which} that did "
+            f"not rank them, with as many random heads of the same layers {found.interval(random)}, and unchanged "
             f"{lines['share'].iloc[0]:.0%}; {verdict}.",
             str(label),
         )
-
-
-def _share(row: "pd.Series[Any]") -> str:
-    return f"{row['share']:.0%} (95 % interval {row['low']:.0%} to {row['high']:.0%})"
 
 
 def _in_words(row: dict[Any, Any]) -> dict[str, object]:
@@ -199,7 +198,8 @@ def _in_words(row: dict[Any, Any]) -> dict[str, object]:
 
 def _published(share: float, what: str) -> str:
     low, high = PUBLISHED[what]
-    return f"{'within' if low <= share <= high else 'outside'} the {low:.0%} to {high:.0%} of published models"
+    where = "within" if low <= round(share, 3) <= high else "outside"  # as it is shown
+    return f"{where} the {low:.0%} to {high:.0%} of published models"
 
 
 def _interval(row: dict[Any, Any], name: str, form: str) -> str:

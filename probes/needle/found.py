@@ -124,6 +124,17 @@ def apart(lines: pd.DataFrame) -> int | None:
     return int(below.index[below].min()) if below.any() else None
 
 
+def tells(share: float, trials: int) -> bool:
+    """Whether the loss of every needle would show in so many trials, of which that share succeeds unchanged."""
+    low, high = wilson(pd.Series([share, 0.0]), pd.Series([trials, trials]))
+    return bool(high[1] < low[0])
+
+
+def interval(row: "pd.Series[float]") -> str:
+    """A share of trials with its 95 % interval, in words."""
+    return f"{row['share']:.0%} (95 % interval {row['low']:.0%} to {row['high']:.0%})"
+
+
 def by_group(heads: pd.DataFrame) -> pd.DataFrame:
     """One row per (model, layer, kv_group): mean and largest `retrieval` of the query heads that share its keys."""
     groups = heads.dropna(subset=["retrieval"]).groupby(["model", "layer", "kv_group"], observed=True)["retrieval"]
