@@ -123,7 +123,6 @@ def _let_the_browser_change_the_url(app: Dash) -> None:
     in_browser("reflect", Input("shown", "data"))
     in_browser("steer", Input({"control": ALL}, "value"), State("shown", "data"))
     in_browser("open", Input({"chart": ALL, "heads": True}, "clickData"))
-    in_browser("follow", Input({"chart": ALL, "heads": False}, "clickData"))
     in_browser("pick", Input({"chart": ALL, "heads": True}, "selectedData"))
     in_browser("sorted", Input("grid", "filterModel"), Input("grid", "columnState"))
     in_browser("csv", Output("grid", "exportDataAsCsv"), Input("grid-csv", "n_clicks"))

@@ -19,7 +19,7 @@ from headscope.report.content import Chart, Content, Listing, Piece, Words
 from headscope.report.exploring import Choice
 from headscope.runs.run import Run
 
-WINDOW = 640
+WINDOW = 560
 """So many px of parts come at once."""
 KEPT = 16
 """Pages that are kept as they were drawn."""
@@ -42,7 +42,7 @@ class Drawing:
         self._parts: Iterator[Placed] = _placed(content)
         self._first: list[Any] | None = None
         self._rest: list[Any] | None = None
-        self._last = ""
+        self._last: str | None = None
         self._lock = Lock()
 
     def first(self) -> list[Any]:
@@ -62,21 +62,23 @@ class Drawing:
 
     def _begun(self) -> list[Any]:
         taken: list[Placed] = []
-        height, halves = 0.0, 0
+        height, halves, more = 0.0, 0, False
         for placed in self._parts:
-            new = bool(taken) and taken[-1].heading != placed.heading
-            if height >= WINDOW and (new or (isinstance(taken[-1].part, Chart) and halves % 2 == 0)):
+            new = not taken or taken[-1].heading != placed.heading
+            if more := height >= WINDOW and new:
                 self._parts = chain([placed], self._parts)
                 break
             taken.append(placed)
             half = isinstance(placed.part, Chart) and placed.part.half
             height += _height(placed.part) / (2 if half else 1)
-            halves = 0 if new else halves + half
-        else:
+            halves = half + (0 if new else halves)
+            if more := height >= WINDOW and isinstance(placed.part, Chart) and halves % 2 == 0:  # a row is full
+                break
+        if not more:
             self._rest = []
         begun = [*frame.above(self.page, self.run, self.content, self.view), *self._sections(taken)]
-        more = html.Div(html.P("Drawing more …", className="waiting"), id={"rest": self.address})
-        return begun if self._rest == [] else [*begun, more]
+        later = html.Div(html.P("Drawing more …", className="waiting"), id={"rest": self.address})
+        return [*begun, later] if more else begun
 
     def _sections(self, parts: list[Placed]) -> list[Any]:
         """The parts under their headings; one that goes on under that of an earlier part has none."""
@@ -84,7 +86,7 @@ class Drawing:
         for heading, some in groupby(parts, key=lambda placed: placed.heading):
             group = [*some]
             inside = [component(placed.part, self.view, placed.key) for placed in group]
-            goes_on = bool(self._last) and heading == self._last
+            goes_on = heading == self._last
             title = [html.H2(heading)] if heading and not goes_on else []
             shape = html.Div(inside, className=_shape([placed.part for placed in group]))
             found.append(html.Section([*title, shape], className="on" if goes_on else ""))

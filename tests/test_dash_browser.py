@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import numpy as np
 import pandas as pd
@@ -220,24 +220,6 @@ def test_a_click_on_a_head_opens_its_page_with_the_numbers_of_the_parquet(app: s
     row = page.locator("tr", has_text="retrieval score").first.locator("td")
     for model, cell in zip(MODELS, row.all_text_contents(), strict=True):
         assert float(cell.split(" (")[0]) == pytest.approx(retrieval_score(model, 17, 4), abs=6e-4)
-
-
-def test_a_cell_of_the_needle_map_opens_its_trials(app: str, browse: Callable[..., Page]):
-    page = browse(f"{app}/retrieval?models=base&models=yarn")
-    chart = page.locator("figure", has=page.locator(".gtitle", has_text=" found: base")).first
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    chart.scroll_into_view_if_needed()
-    box = chart.locator(".nsewdrag").bounding_box()
-    assert box
-    page.mouse.click(box["x"] + 5, box["y"] + 5)
-    page.wait_for_url("**/trials?*")
-    trials = stored("needles", model="base")
-    asked = parse_qs(urlsplit(page.url).query)
-    assert int(asked["length"][0]) == trials["context_length"].min()
-    assert float(asked["depth"][0]) == trials["depth"].min()
-    assert (asked["model"], asked["models"]) == (["base"], ["base", "yarn"])
-    drawn(page)
-    expect(page.locator("h1")).to_have_text("Needle trials")
 
 
 def test_a_pinned_baseline_shows_differences_and_keeps_the_focus(app: str, browse: Callable[..., Page]):

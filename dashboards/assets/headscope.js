@@ -72,13 +72,6 @@
         const place = fired(clicks)?.points?.[0]?.customdata;
         if (place) pressed && place[1] >= 0 ? toggle(place) : open(place);
       },
-      // A point that leads on has the way there among its data.
-      follow(clicks) {
-        const way = fired(clicks)?.points?.[0]?.customdata?.find?.((told) => typeof told === "string" && told.startsWith("/"));
-        if (!way) return;
-        const to = new URL(way, location.href);
-        go(to.pathname, searched(Object.fromEntries(to.searchParams), KEPT));
-      },
       pick(selections) {
         const places = fired(selections)?.points?.map((point) => point.customdata).filter(Boolean);
         if (places) pick([...(pressed ? picked() : []), ...places.map(([layer, head]) => `${layer}.${head}`)]);

@@ -56,7 +56,7 @@ def _success(needles: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
             yield Chart(
                 figures.success_map(needles, label, mode),
                 "A cell is a context length and a depth; a trial succeeds where the answer holds more than half of the "
-                "needle's words. In the app a click opens the trials of a cell.",
+                "needle's words. The page Trials of the app opens each cell.",
                 half=True,
             )
 

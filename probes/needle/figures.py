@@ -6,9 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, scatter, style
-from headscope.report.exploring import way
 from headscope.runs.statistics import statistic
-from probes.needle import PROBE
 from probes.needle.found import seed_columns, success
 from probes.needle.heads import RETRIEVAL_HEAD
 
@@ -28,11 +26,7 @@ def success_map(needles: pd.DataFrame, model: str, mode: str = "strict") -> go.F
     hover = (
         "%{z:.0%} of %{customdata[0]:.0f} trials<br>95 % Wilson interval %{customdata[1]:.0%} to %{customdata[2]:.0%}"
     )
-    ways = [
-        [way(PROBE.explorer_path, model=model, mode=mode, length=length, depth=f"{depth:.4f}") for length in shares]
-        for depth in shares.index
-    ]
-    told = np.dstack([trials.astype(object), low, high, np.array(ways, object)])
+    told = np.dstack([trials, low, high])
     made = _by_length_and_depth(title, shares, told, hover)
     made.update_traces(colorbar={"title": {"text": "share"}, "tickformat": ".0%"})
     return made.update_traces(texttemplate="%{z:.0%}" if shares.size <= 60 else None)
