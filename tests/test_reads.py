@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 import headscope
 from headscope.attention.heard import Attention
-from headscope.errors import BadInput, HeadscopeError, Missing
+from headscope.errors import BadInput, HeadscopeError, Interrupted, Missing
 from headscope.measures.reads import NEAR, Reads, stratified, top_keys
 from headscope.positions.model import Model
 from headscope.report import outline
@@ -25,8 +25,10 @@ from headscope.runs.run import Run
 from headscope.runs.statistics import number
 from headscope.runs.synthetic import synthetic_run
 from headscope.runs.validate import validate
+from headscope.sections.measure import cells as measuring
 from headscope.studies.config import build_study
-from probes.reads import charts, findings, found
+from headscope.studies.runner import run as run_study
+from probes.reads import cells, charts, findings, found
 from probes.reads.cells import read
 from probes.reads.pieces import pieces
 from probes.reads.words import marked, shown
@@ -278,6 +280,51 @@ def test_telling_rows_are_the_largest_far_weights_kept_apart(run: Run) -> None:
     mean = far.astype({"weight": "float64"}).groupby("doc", observed=True)["weight"].mean().mean()
     heads = run.heads[(run.heads["model"] == "base") & (run.heads["layer"] == 1) & (run.heads["head"] == 0)]
     assert heads["far_weight"].item() == pytest.approx(mean)
+
+
+def test_documents_that_are_measured_are_read_in_the_same_pass_to_the_same_bytes(
+    place: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the run is interrupted: what was heard then is forgotten, and read again."""
+    tiny, passes, hear = str(place / "tiny"), {"measure": 0, "reads": 0}, measuring.finite_hidden
+    both = build_study(
+        {
+            "name": "both",
+            "models": {"base": tiny, "yarn": f"{tiny}@yarn:factor=4"},
+            "texts": {"source": f"file:{place}/texts/*.txt", "docs": 2},
+            "measure": {"lengths": [24, 48], "rows": 8},
+            "reads": {"lengths": [12, 24, 48], "rows": 12, "keys": KEYS},
+        }
+    )
+
+    def counted(name: str, most: int) -> Any:
+        def listened(*given: Any) -> Any:
+            if sum(passes.values()) == most:
+                raise KeyboardInterrupt
+            passes[name] += 1
+            return hear(*given)
+
+        return listened
+
+    def made(out: Path, most: int = 1000, resume: bool = False) -> Run:
+        passes.update(measure=0, reads=0)
+        monkeypatch.setattr(measuring, "finite_hidden", counted("measure", most))
+        monkeypatch.setattr(cells, "finite_hidden", counted("reads", most))
+        return run_study(both, out, resume=resume)
+
+    together = made(tmp_path / "whole")
+    assert passes == {"measure": 2 * 2 * 2, "reads": 2 * 2}, "only the shortest length has passes of its own"
+    apart = headscope.reads(
+        both.models, text=both.texts.source, docs=2, lengths=[12, 24, 48], rows=12, keys=KEYS, out=tmp_path, quiet=True
+    )
+    for name in ("passages", "pieces", "reads", "far_reads"):
+        assert (together.path / f"{name}.parquet").read_bytes() == (apart.path / f"{name}.parquet").read_bytes(), name
+    with pytest.raises(Interrupted):
+        made(tmp_path / "cut", most=5)
+    again = made(tmp_path / "cut", resume=True)
+    assert passes["reads"] > 2 * 2
+    for file in together.path.glob("*.parquet"):
+        assert file.read_bytes() == (again.path / file.name).read_bytes(), file.name
 
 
 def test_a_prompt_keeps_every_row_of_it(place: Path) -> None:

@@ -25,7 +25,8 @@ class Materials:
     `given` holds models that came in memory, by label; `files` is where a section keeps what no table holds;
     `stored(cell, table)` reads a finished cell, "section/id", back, and `tables(cell)` names its tables. `inputs` are
     digests of what was handed out, by the model it is for (None: for all) and what it is: with other inputs a run does
-    not go on.
+    not go on. Before a section passes over a document it asks all that stand `beside` it, by the model's label, the
+    tokens and the model, for who listens to that pass too.
     """
 
     study: Study
@@ -33,6 +34,7 @@ class Materials:
     progress: Progress = field(default_factory=Silent)
     files: Path = Path()
     advanced: float = 0.0
+    beside: list[Callable[[str, Sequence[int], Model], Callable[[Any], None] | None]] = field(default_factory=list)
     inputs: dict[str | None, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     specs: Mapping[str, Spec] = field(init=False)
     stored: Callable[[str, str], pd.DataFrame] = field(init=False)

@@ -1,6 +1,6 @@
 """Reads: a forward pass over a document or a prompt, heard by `measures.reads`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headscope import given
+from headscope.attention.heard import Attention
 from headscope.errors import BadInput, Missing
 from headscope.measures.reads import Reads, stratified
 from headscope.models.checkpoint import evaluating
@@ -36,12 +37,19 @@ class _Task:
 
 
 class ReadsSection:
-    """Cells: each (model, context length, document), or each model with the prompt."""
+    """Cells: each (model, context length, document), or each model with the prompt.
+
+    A document over which another section passes in this process, too, is read in that pass, and its cell stores what
+    was heard then: the same bytes, wherever a run was resumed.
+    """
 
     def __init__(self, config: ReadsConfig, materials: Materials):
         self.config, self.materials = config, materials
+        self._heard: dict[tuple[str, int, int], Reads] = {}
         self._prompt = _prompt(config)
-        if self._prompt is not None:
+        if self._prompt is None:
+            materials.beside.append(self.listener)
+        else:
             materials.uses("prompt", self._prompt)
 
     def cells(self) -> list[Cell]:
@@ -62,12 +70,14 @@ class ReadsSection:
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         task, document = cell.task, self._documents(cell.model)[cell.task.doc]
-        count = MOST_ROWS if self._prompt is not None else self.config.rows
-        rows = stratified(task.length, count, self.materials.seed + task.doc)
-        found = read(model, torch.tensor(document.ids[: task.length]), rows, self.config.keys)
+        found = self._heard.pop((cell.model, task.length, task.doc), None)
+        if found is None:
+            found = read(
+                model, torch.tensor(document.ids[: task.length]), self._rows(task.length, task.doc), self.config.keys
+            )
         keys = {"model": cell.model, "context_length": task.length, "doc": document.name}
         stored: dict[str, Rows] = {
-            "passages": {**keys, "tokenizer": [task.tokenizer], "rows": len(rows)},
+            "passages": {**keys, "tokenizer": [task.tokenizer], "rows": len(found.chosen)},
             "reads": {**keys, **found.compute()},
         }
         if len((far := found.far())["query"]):
@@ -75,6 +85,20 @@ class ReadsSection:
         if task.tells:
             stored["pieces"] = _told(self.materials.tokenizer(cell.model), task.tokenizer, document)
         return stored
+
+    def listener(self, label: str, ids: Sequence[int], model: Model) -> Callable[[Attention], None] | None:
+        """Who hears another section's pass over these tokens; None where no cell reads them."""
+        length = len(ids)
+        for doc, document in enumerate(self._documents(label)) if length in self.config.lengths else ():
+            if document.ids[:length] == ids:
+                found = Reads(model.geometry, self._rows(length, doc), self.config.keys)
+                self._heard[label, length, doc] = found
+                return found.update
+        return None
+
+    def _rows(self, length: int, doc: int) -> Tensor:
+        count = MOST_ROWS if self._prompt is not None else self.config.rows
+        return stratified(length, count, self.materials.seed + doc)
 
     def _documents(self, label: str) -> list[TokenDocument]:
         """The prompt, or the documents of every length, as long as the longest."""

@@ -73,7 +73,9 @@ class MeasureSection:
         length, document = cell.task.length, self._documents(cell.model)[cell.task.doc]
         rows = None if self.config.rows == "exact" else self.config.rows
         ids = torch.tensor(document.ids[:length])
-        measured = measure_tokens(model, ids, self.config.tables, rows, self.materials.seed + cell.task.doc)
+        asked = (others(cell.model, document.ids[:length], model) for others in self.materials.beside)
+        beside = [update for update in asked if update is not None]
+        measured = measure_tokens(model, ids, self.config.tables, rows, self.materials.seed + cell.task.doc, beside)
         keys = {"model": cell.model, "context_length": length}
         per_document = {**keys, "doc": document.name}
         return {
