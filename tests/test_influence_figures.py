@@ -270,6 +270,16 @@ def test_whether_the_top_retrieval_head_stands_at_the_extreme_is_judged(
     assert "the extreme is +1.5" in claim.found
 
 
+def test_where_a_unit_is_only_estimated_the_extreme_cannot_be_told(asked: Run) -> None:
+    answers = asked.influence_answers
+    one = (answers["layer"] == 0) & (answers["head"] == 0)
+    other = made(asked, influence_answers=answers.assign(method=answers["method"].where(~one, "screen")))
+    other.__dict__["heads"] = run_heads(asked, (1, 4))
+    (claim,) = [claim for claim in claims(other) if "top retrieval head stands at the extreme" in claim.said]
+    assert claim.verdict == "cannot be told"
+    assert "1 of 24 units only estimated (--method exact evaluates them)" in claim.found
+
+
 def run_heads(run: Run, best: tuple[int, int]) -> pd.DataFrame:
     """The per-head table with that head of the highest retrieval score."""
     heads = run.heads.copy()

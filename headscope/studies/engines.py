@@ -1,13 +1,11 @@
 """Where cells are made: in this process, or by workers of Ray (`headscope.studies.on_ray`)."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from headscope.studies.config import Engine
-from headscope.studies.making import Job, Made, Maker
+from headscope.studies.making import Job, Maker, Work
 from headscope.studies.progress import Progress
-
-Work = Generator[tuple[Job, Made], None, None]
 
 
 class Runs(Protocol):

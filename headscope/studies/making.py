@@ -3,7 +3,7 @@
 import platform
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -55,6 +55,10 @@ class Made:
     opening: float = 0.0
     peak: float = 0.0
     """Bytes of memory that its process came to need."""
+
+
+Work = Generator[tuple[Job, Made], None, None]
+"""Jobs with what came of them, as they are made."""
 
 
 class Maker:

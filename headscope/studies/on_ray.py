@@ -15,9 +15,8 @@ from typing import Any
 from headscope.errors import BadInput, Changed, Interrupted, Missing
 from headscope.studies.cluster import Room, cluster
 from headscope.studies.config import Engine
-from headscope.studies.engines import Work
 from headscope.studies.hand import Hand
-from headscope.studies.making import Job, Made, Maker
+from headscope.studies.making import Job, Made, Maker, Work
 from headscope.studies.progress import Progress
 from headscope.studies.sharing import Sharing
 
