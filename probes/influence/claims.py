@@ -89,7 +89,7 @@ def _extremes(heads: pd.DataFrame, units: pd.DataFrame, done: str) -> Iterator[C
         (_, unit), *_ = holding(units, head).iterrows()
         shown, place = statistic(column), rank(units, unit)
         verdict = "holds" if place == 1 else "holds in part" if place <= TOP * len(units) else "differs"
-        guessed = f"; {estimated} of {len(units)} units only estimated (--method exact evaluates them)" if estimated else ""
+        guessed = f"; {estimated} of {len(units)} units only estimated (--method exact evaluates them)" * bool(estimated)
         yield Claim(
             f"{sentence(done)}, one unit at a time: the {shown.best} stands at the extreme of the histogram of answers",
             "cannot be told" if estimated else verdict,
