@@ -85,11 +85,11 @@ def _extremes(heads: pd.DataFrame, units: pd.DataFrame, done: str) -> Iterator[C
     Only where every unit was evaluated: on answers an estimate can be off by a nat, and hide the head that leads.
     """
     estimated = int((units["method"] != "exact").sum())
+    guessed = f"; {estimated} of {len(units)} units only estimated (--method exact evaluates them)" if estimated else ""
     for column, head in leaders(heads).items():
         (_, unit), *_ = holding(units, head).iterrows()
         shown, place = statistic(column), rank(units, unit)
         verdict = "holds" if place == 1 else "holds in part" if place <= TOP * len(units) else "differs"
-        guessed = f"; {estimated} of {len(units)} units only estimated (--method exact evaluates them)" * bool(estimated)
         yield Claim(
             f"{sentence(done)}, one unit at a time: the {shown.best} stands at the extreme of the histogram of answers",
             "cannot be told" if estimated else verdict,
