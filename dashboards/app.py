@@ -81,7 +81,8 @@ def _show_what_the_url_says(app: Dash) -> None:
         try:
             drawn = drawing(path, search)
             page, run, view = drawn.page, drawn.run, drawn.view
-            shown, now = drawn.first(), frame.state(path, page, run, view, drawn.content)
+            shown = drawn.whole() if before and before["at"] == path else drawn.first()
+            now = frame.state(path, page, run, view, drawn.content)
         except HeadscopeError as reason:
             return frame.nothing(str(reason)), [], frame.NOWHERE
         except Exception as error:  # a view that fails must not leave another page under these controls

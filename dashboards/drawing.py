@@ -60,6 +60,11 @@ class Drawing:
                 self._rest = self._sections([*self._parts])
             return self._rest
 
+    def whole(self) -> list[Any]:
+        """All of it at once, for a page that takes the place of itself in another state and must not shrink."""
+        rest, first = self.rest(), self.first()
+        return [*first[:-1], *rest] if rest else first
+
     def _begun(self) -> list[Any]:
         taken: list[Placed] = []
         height, halves, more = 0.0, 0, False

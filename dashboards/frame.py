@@ -112,7 +112,7 @@ def state(path: str, page: Page, run: Run, view: View, content: Content) -> dict
     }
 
 
-NOWHERE: Mapping[str, Any] = {"title": "Nothing to show", "path": "", "values": {}, "address": None}
+NOWHERE: Mapping[str, Any] = {"title": "Nothing to show", "path": "", "values": {}, "address": None, "at": ""}
 """What the browser is told where there is no page."""
 
 

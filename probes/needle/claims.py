@@ -14,7 +14,7 @@ def claims(run: Run) -> Iterator[Claim]:
     """Of each model, kind of needle and way of silencing: whether its top heads are needed more than random ones."""
     if "needle_knockouts" not in run.tables:
         return
-    for (label, mode, how), lines in run.derived(found.curve).groupby(["model", "mode", "how"]):
+    for (label, mode, how), lines in run.derived(found.curve).groupby(["model", "mode", "how"], observed=True):
         size, whole = found.apart(lines), lines[lines["size"] == 0].iloc[0]
         trials, said = int(whole["trials"]), "indirect needles" if mode == "indirect" else "needles"
         if size is None:

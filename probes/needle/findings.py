@@ -47,10 +47,9 @@ GLOSSARY = (
 
 
 def findings(run: Run) -> Iterator[Finding]:
-    """Claims, then sentences on each model, on pairs of haystacks and of models; nothing without trials."""
+    """Sentences on each model, on pairs of haystacks and of models, then claims; nothing without trials."""
     if "needles" not in run.tables:
         return
-    yield from claims(run)
     for row in run.derived(found.overview).to_dict("records"):
         for text in _of_model(run, row):
             yield Finding(PROBE.title, text, row["model"])
@@ -81,6 +80,7 @@ def findings(run: Run) -> Iterator[Finding]:
             f"{row['second']} ranks its heads as {row['first']} does with a correlation of {row['spearman']:.2f}, and "
             f"{row['overlap']:.0%} of the top 10 are the same.",
         )
+    yield from claims(run)
 
 
 def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
