@@ -162,7 +162,7 @@ def _knocked_out(run: Run) -> Iterator[Finding]:
     """What is left of success without the top heads, and whether that is less than without random ones."""
     if "needle_knockouts" not in run.tables:
         return
-    for (label, mode, how), lines in run.derived(found.curve).groupby(["model", "mode", "how"]):
+    for (label, mode, how), lines in run.derived(found.curve).groupby(["model", "mode", "how"], observed=True):
         top, random = (lines[lines["top"] == which].iloc[-1] for which in (True, False))
         size, part = int(top["size"]), found.apart(lines)
         which = "indirect needles" if mode == "indirect" else "needles"
