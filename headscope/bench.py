@@ -181,7 +181,7 @@ def ratios(model: Model, length: int) -> dict[str, float] | None:
     }
 
 
-def engines(spec: str, length: int = 1024, docs: int = 8) -> list[dict[str, Any]]:
+def engines(spec: str, length: int, docs: int = 8) -> list[dict[str, Any]]:
     """One row per engine: how long the same study takes in this process, with all its threads, and on as many workers
     of one thread each; `ratio` is of throughput. What comes `before` the first cell is told apart: a study has it once.
     """

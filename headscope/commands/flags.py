@@ -55,7 +55,7 @@ Address = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", help="Workers of Ray, with a checkpoint each. \\[default: one a GPU, without any two]"),
+    typer.Option("--workers", help="Workers of Ray, with a checkpoint each. \\[default: one per GPU, or two]"),
 ]
 Gpus = Annotated[
     float | None,

@@ -21,6 +21,9 @@ def bench(
         typer.Option("--lens-length", min=0, help="Length for the comparison with transformer-lens; 0 leaves it out."),
     ] = 1024,
     dashboard: Annotated[bool, typer.Option("--dash", help="Time the dashboard instead.")] = False,
+    engine: Annotated[
+        bool, typer.Option("--engine", help="Time workers of Ray beside one process instead, on the same study.")
+    ] = False,
     as_json: Json = False,
     **longest: int,
 ) -> None:
@@ -35,9 +38,10 @@ def bench(
         rows = [_told(row, as_json) for row in timing.compare(EXAMPLES)]
     else:
         quiet_libraries()
-        from headscope.bench import compare
+        from headscope.bench import compare, engines
 
-        rows = compare(model, length, repeats, lens_length, {name: n for name, n in longest.items() if n})
+        probes = {name: n for name, n in longest.items() if n}
+        rows = engines(model, length) if engine else compare(model, length, repeats, lens_length, probes)
     if as_json:
         print(json.dumps(rows))
     elif not dashboard:
