@@ -93,9 +93,12 @@ def _show_what_the_url_says(app: Dash) -> None:
         return shown, no_update if kept else controls(page, run, view), now
 
     @app.callback(  # type: ignore[untyped-decorator]
-        Output({"rest": MATCH}, "children"), Input({"rest": MATCH}, "id")
+        Output({"rest": MATCH}, "children"),
+        Input({"rest": MATCH}, "n_clicks"),  # the browser asks when it has drawn what is seen
+        State({"rest": MATCH}, "id"),
+        prevent_initial_call=True,
     )
-    def rest(place: dict[str, str]) -> Any:
+    def rest(_: int, place: dict[str, str]) -> Any:
         path, mark, search = place["rest"].partition("?")
         try:
             return drawing(path, mark + search).rest()

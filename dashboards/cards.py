@@ -33,6 +33,11 @@ def _chart(part: Chart, view: View, key: str) -> html.Figure:
     heads, points = of_heads(figure), _can_be_picked(part.figure)
     if points:
         figure.update_layout(dragmode="lasso")
+    if _has_bar(part.figure):
+        figure.update_layout(margin_r=100)  # plotly draws a chart twice whose margin it has to widen
+    if part.ways:
+        ways = [[view.leads(way) for way in row] for row in part.ways]
+        figure.update_layout(meta={**(figure.layout.meta or {}), "ways": ways})
     graph = dcc.Graph(
         id={"chart": key, "heads": heads},
         figure=figure,
@@ -44,7 +49,8 @@ def _chart(part: Chart, view: View, key: str) -> html.Figure:
         if points
         else " Click a head to open it."
     )
-    caption = [part.caption, hint if heads else "", " ", html.B(part.summary)]
+    elsewhere = " Click a cell to open what is in it." if part.ways else ""
+    caption = [part.caption, hint if heads else elsewhere, " ", html.B(part.summary)]
     title = str(figure.layout.title.text).replace("<br>", " ")
     saves = [
         html.Button(kind.upper(), type="button", **{"data-save": kind, "aria-label": f"{kind.upper()}: {title}"})
@@ -64,6 +70,13 @@ def _chart(part: Chart, view: View, key: str) -> html.Figure:
             ),
         ],
         className="half" if part.half else "",
+    )
+
+
+def _has_bar(figure: Any) -> bool:
+    """Whether a bar beside the figure tells what its colours mean."""
+    return bool(figure.layout.coloraxis.colorbar.title.text) or any(
+        trace.type == "heatmap" and trace.showscale is not False for trace in figure.data
     )
 
 

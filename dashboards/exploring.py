@@ -3,19 +3,12 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 from dash import html
 
 from dashboards.cards import component
 from dashboards.view import View
 from headscope.report.exploring import Cell, Choice, Passage, Steps, Token
-
-
-def resolved(href: str, view: View) -> str:
-    """The URL of a link that names what it changes, in this state."""
-    told = urlsplit(href)
-    return view.link(told.path, **dict(parse_qsl(told.query)))
 
 
 @component.register
@@ -62,7 +55,7 @@ def _token(token: Token, view: View) -> Any:
 
 def _leads(href: str, view: View) -> dict[str, str]:
     """Where a link goes; one that changes only what is looked at leaves the page where it is."""
-    return {"href": resolved(href, view)} | ({"data-stays": "true"} if href.startswith("?") else {})
+    return {"href": view.leads(href)} | ({"data-stays": "true"} if href.startswith("?") else {})
 
 
 @component.register
@@ -70,7 +63,7 @@ def _choice(part: Choice, view: View, key: str) -> html.Label:
     """A native list, whose values are addresses."""
     named = [html.Option("choose", value="", selected=True)] if part.at is None else []
     named += [
-        html.Option(link.text, value=resolved(link.href, view), selected=place == part.at)
+        html.Option(link.text, value=view.leads(link.href), selected=place == part.at)
         for place, link in enumerate(part.links)
     ]
     chosen = html.Select(named, **{"data-goes": "true", "aria-label": part.label})

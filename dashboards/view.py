@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 import pandas as pd
 
@@ -148,6 +148,11 @@ class View:
         """The URL of `path` in this state, some of it changed or left out; another page's filters stay behind."""
         kept = {name: value for name, value in self.query.items() if name not in without and (name in KEPT or not path)}
         return linked(path, kept | changes)
+
+    def leads(self, way: str) -> str:
+        """The URL of a link that names what it changes, as `exploring.way` writes it, in this state."""
+        told = urlsplit(way)
+        return self.link(told.path, **dict(parse_qsl(told.query)))
 
     def head_link(self, layer: int, head: int) -> str:
         """The URL of a head's own page."""

@@ -222,6 +222,20 @@ def test_a_click_on_a_head_opens_its_page_with_the_numbers_of_the_parquet(app: s
         assert float(cell.split(" (")[0]) == pytest.approx(retrieval_score(model, 17, 4), abs=6e-4)
 
 
+def test_a_cell_of_the_needle_map_opens_its_trials(app: str, browse: Callable[..., Page]):
+    page = browse(f"{app}/retrieval?models=yarn")
+    chart = page.locator("[aria-label='Needle found: yarn']")
+    chart.scroll_into_view_if_needed()
+    box = chart.locator(".nsewdrag").bounding_box()
+    assert box
+    trials = stored("needles", model="yarn", mode="strict")
+    length, depth = trials["context_length"].min(), trials["depth"].max()  # the map's lower left
+    page.mouse.click(box["x"] + 8, box["y"] + box["height"] - 8)
+    page.wait_for_url(re.compile(rf"/trials\?.*length={length}.*depth={depth:.4f}"))
+    drawn(page)
+    expect(page.locator("main")).to_contain_text(f"Trials of {length:,} tokens, depth {depth:.0%}")
+
+
 def test_a_pinned_baseline_shows_differences_and_keeps_the_focus(app: str, browse: Callable[..., Page]):
     page = browse(f"{app}/heads?model=adarope")
     page.get_by_label("Pinned baseline").first.focus()

@@ -18,12 +18,30 @@
     const { react, Plots: { resize } } = loaded;
     loaded.react = async (plot, ...figure) => {
       if (!plot._fullLayout && plot.isConnected) await seen(plot);
-      return plot.isConnected ? react(plot, ...figure) : plot;
+      if (!plot.isConnected) return plot;
+      await react(plot, ...figure);
+      if (plot.layout.meta?.ways && !plot.leads) {
+        plot.leads = ({ points: [{ pointNumber: [row, column] }] }) => {
+          const { pathname, search } = new URL(plot.layout.meta.ways[row][column], location.href);
+          window.dash_clientside.set_props("url", { pathname, search });
+        };
+        plot.on("plotly_click", plot.leads);
+      }
+      return plot;
     };
     // Dash resizes a chart twice after drawing it, and plotly then draws it anew even where the size is right.
     loaded.Plots.resize = (plot) =>
       !plot._fullLayout || plot._fullLayout.width === plot.clientWidth ? Promise.resolve(plot) : resize(plot);
   } });
+
+  // The rest of a page is asked for when what is seen of it is drawn, since both take the processor.
+  window.headscopeRest = () => {
+    const place = document.querySelector("main .waiting")?.parentElement;
+    const missing = (chart) => !chart.querySelector(".main-svg") && chart.getBoundingClientRect().top < innerHeight;
+    if (!place) return;
+    if ([...document.querySelectorAll("main figure")].some(missing)) requestAnimationFrame(window.headscopeRest);
+    else window.dash_clientside.set_props(JSON.parse(place.id), { n_clicks: 1 });
+  };
 
   const plain = (text) => (text ?? "").replace(/<[^>]*>/g, " ").replace(/\s+/g, " ").trim();
   // A row a point: model or series, the head where points are heads, and the axes by their names.

@@ -47,6 +47,7 @@
       reflect(state) {
         shown = state;
         warn("");
+        window.headscopeRest();
         document.title = `${state.title} · headscope`;
         document.querySelectorAll("nav a").forEach((link) =>
           link.getAttribute("href") === state.path ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current"));

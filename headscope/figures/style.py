@@ -67,7 +67,8 @@ TEMPLATE = go.layout.Template(
         "yaxis": _AXIS,
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.01, "yanchor": "bottom"},
         "hoverlabel": {"bgcolor": "#22262b", "bordercolor": "#22262b", "font": {"color": "#ffffff"}},
-        "margin": {"l": 60, "r": 20, "t": 70, "b": 50},
+        # As wide as most tick labels ask for: plotly draws a chart twice whose margins it has to widen.
+        "margin": {"l": 80, "r": 20, "t": 70, "b": 50},
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "rgba(128,128,128,0.5)", "activecolor": INK},
     },
 )

@@ -18,12 +18,16 @@ from headscope.runs.run import Run
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure, how to read it, and what it shows in words for those who do not see it."""
+    """A figure, how to read it, and what it shows in words for those who do not see it.
+
+    `ways` are links of the app from the cells of a matrix, row by row, as `exploring.way` writes them.
+    """
 
     figure: go.Figure
     caption: str
     summary: str = ""
     half: bool = False
+    ways: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True)

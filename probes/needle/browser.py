@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 
 from headscope.report.content import Content, Link, Piece, Shown, Words
-from headscope.report.exploring import Cell, Choice, Steps, Token, passage
+from headscope.report.exploring import Cell, Choice, Steps, Token, passage, way
 from probes.needle import PROBE
 from probes.needle.found import success
 from probes.needle.heads import CONTROL
@@ -48,6 +48,11 @@ def trials(shown: Shown, asked: Mapping[str, str]) -> Content:
         f"{shown.model} finds {found} of {len(every)} {HIDDEN[mode]}. Choose a cell of the map, then one of its trials."
     )
     return Content(TITLE, lead, sections)
+
+
+def cell_link(model: str, mode: str, length: int, depth: float) -> str:
+    """The way to the trials of a cell of the needle map."""
+    return way(PROBE.explorer_path, model=model, mode=mode, length=length, depth=_depth(depth), trial=1)
 
 
 def _one_of(name: str, choices: Sequence[str], asked: Mapping[str, str], notes: list[str]) -> str:

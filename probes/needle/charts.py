@@ -10,6 +10,7 @@ from headscope.report.content import Chart, Group, Shown
 from headscope.report.words import extremes
 from headscope.runs.run import Run
 from probes.needle import PROBE, figures, found
+from probes.needle.browser import cell_link
 from probes.needle.found import DETECTORS, by_seed, seed_columns
 from probes.needle.heads import retrieval_rows
 
@@ -53,11 +54,17 @@ def _by_length(needles: pd.DataFrame) -> Iterator[Chart]:
 def _success(needles: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
     for label in models:
         for mode in _modes(needles):
+            mine = needles[(needles["model"] == label) & (needles["mode"] == mode)]
+            lengths = sorted(mine["context_length"].unique())
             yield Chart(
                 figures.success_map(needles, label, mode),
                 "A cell is a context length and a depth; a trial succeeds where the answer holds more than half of the "
-                "needle's words. The page Trials of the app opens each cell.",
+                "needle's words.",
                 half=True,
+                ways=[
+                    [cell_link(label, mode, length, depth) for length in lengths]
+                    for depth in sorted(mine["depth"].unique())
+                ],
             )
 
 

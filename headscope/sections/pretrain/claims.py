@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.stats import rankdata
 
 from headscope.report.claims import Claim
 from headscope.runs.means import interval
@@ -216,9 +215,10 @@ def _values(heads: pd.DataFrame, name: str) -> Numbers:
 
 def _correlation(heads: pd.DataFrame, x: str, y: str) -> tuple[float, float, float]:
     """Spearman's rank correlation over heads, and the ends of its interval; 0 where one of the two is constant."""
+    from scipy.stats import rankdata  # takes a second to import
+
     both = heads[[x, y]].to_numpy(dtype=np.float64).T
     at = np.arange(both.shape[1])
-
     def rank(drawn: npt.NDArray[np.int64]) -> Numbers:
         ranks = rankdata(both[:, drawn], axis=-1)
         ranks = ranks - ranks.mean(-1, keepdims=True)
