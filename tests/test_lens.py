@@ -214,7 +214,7 @@ def test_a_way_holds_whatever_a_name_does() -> None:
 
 
 def test_the_head_s_page_leads_to_its_most_telling_rows(run: Run) -> None:
-    rows = found.telling(run, "yarn", 1, 3)
+    rows = found.telling(run, "yarn", 1, 3).head(found.TELLING)
     leading = [token for token in tokens(found_far_back(run, "yarn", 1, 3)) if token.href and token.marked]
     assert len(leading) == len(rows)
     for token, query, doc in zip(leading, rows["query"], rows["doc"], strict=True):

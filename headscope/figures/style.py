@@ -58,7 +58,7 @@ TEMPLATE = go.layout.Template(
     data={"heatmap": [{"colorbar": _BAR}]},
     layout={
         "font": {"family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 13, "color": INK},
-        "title": {"x": 0, "xref": "paper", "xanchor": "left", "y": 0.985, "yanchor": "top", "font": {"size": 15}},
+        "title": {"x": 0, "xref": "container", "xanchor": "left", "y": 0.985, "yanchor": "top", "font": {"size": 15}},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "colorway": PALETTE,

@@ -13,7 +13,7 @@ from headscope.report.exploring import Cell, Choice, Passage, Steps, Token, pass
 from headscope.runs.run import Run
 from headscope.runs.statistics import number
 from probes.reads import PROBE
-from probes.reads.found import Text, places, queries, row, same_tokens, telling, text
+from probes.reads.found import TELLING, Text, places, queries, row, same_tokens, telling, text
 from probes.reads.shading import stretch, windows
 from probes.reads.where import At, where
 from probes.reads.words import marked
@@ -49,7 +49,8 @@ def lens(shown: Shown, asked: Mapping[str, str]) -> Content:
 def found_far_back(run: Run, model: str, layer: int, head: int) -> Passage:
     """A head's most telling rows in their context, each a way into the lens."""
     cells: list[list[Cell]] = []
-    for doc, query, key, weight, distance in telling(run, model, layer, head).itertuples(index=False, name=None):
+    best = telling(run, model, layer, head).head(TELLING)
+    for doc, query, key, weight, distance in best.itertuples(index=False, name=None):
         words = text(run, model, doc)
         href = way(PROBE.explorer_path, model=model, doc=doc, layer=layer, head=head, row=query)
         looks = stretch(words, words.about(query, 6, 0), {}, {query}, {query: href})

@@ -219,6 +219,7 @@ def _correlation(heads: pd.DataFrame, x: str, y: str) -> tuple[float, float, flo
 
     both = heads[[x, y]].to_numpy(dtype=np.float64).T
     at = np.arange(both.shape[1])
+
     def rank(drawn: npt.NDArray[np.int64]) -> Numbers:
         ranks = rankdata(both[:, drawn], axis=-1)
         ranks = ranks - ranks.mean(-1, keepdims=True)
