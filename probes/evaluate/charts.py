@@ -20,7 +20,7 @@ def _scores(tasks: pd.DataFrame) -> Iterator[Chart]:
     yield Chart(
         figures.table(tasks),
         "A cell is the score of a model on a task, with the standard error over documents below; under the task its "
-        "metric and the length that a model may read. Darker is higher within a column. Models answered the same "
+        "metric and the length that a model may read. Deeper blue is higher within a column. Models answered the same "
         "documents, so a difference between two is surer than their standard errors tell.",
     )
     if figures.several_lengths(reported(tasks)):

@@ -36,13 +36,14 @@ def table(tasks: pd.DataFrame) -> go.Figure:
         z=((score - low) / (high - low).where(high > low, 1)).to_numpy(),
         text=shown.fillna("").to_numpy(),
         texttemplate="%{text}",
+        textfont={"color": style.INK},  # the page's own ink on light and on dark: the cells are translucent
         hovertemplate="%{y}, %{x}: %{text}<extra></extra>",
         colorscale=[[0, "rgba(31,131,196,0.05)"], [1, "rgba(31,131,196,0.55)"]],
         showscale=False,
         xgap=2,
         ygap=2,
     )
-    made.update_xaxes(side="top", showgrid=False, tickangle=0)
+    made.update_xaxes(side="top", showgrid=False, tickangle=0, tickfont_size=11)
     made.update_yaxes(autorange="reversed", showgrid=False)
     return made.update_layout(margin_t=110)
 
