@@ -200,6 +200,26 @@ def test_without_the_extra_one_line_says_what_to_install(
     assert_clean(tmp_path)
 
 
+def test_a_ray_that_does_not_start_is_one_line(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine too busy for Ray's own patience."""
+    import ray
+
+    asked = []
+
+    def init(**options: Any) -> None:
+        asked.append(options)
+        raise Exception("The current node timed out during startup.\nThis could happen")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with pytest.raises(Interrupted, match=r"Ray does not start \(The current node .*--engine plain") as told:
+        runner.run(study(place, name="ray", workers=2), tmp_path)
+    assert "\n" not in str(told.value)
+    assert len(asked) == 3
+    assert {options["_node_ip_address"] for options in asked} == {"127.0.0.1"}
+
+
 def test_models_in_memory_stay_in_this_process(place: Path, tmp_path: Path) -> None:
     model = hs.load(str(place / "tiny"), device="cpu")
     with pytest.raises(BadInput, match="'base' is in memory"):

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from headscope.errors import BadInput
+from headscope.errors import BadInput, Interrupted
 from headscope.studies.config import Engine
 
 OBJECTS = 256 * 2**20
 """Bytes of a Ray of our own for rows on their way."""
+STARTS = 3
+"""So often a Ray of our own is started in vain."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,36 @@ def _begin(cores: int, folder: str) -> None:
 
     # Elsewhere than on Linux a Ray stays on the loopback of itself; its processes read that from the environment.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"], os.environ["RAY_USAGE_STATS_ENABLED"] = "0", "0"
-    with patch.object(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False), _mute():
-        ray.init(
-            num_cpus=cores,
-            include_dashboard=False,
-            object_store_memory=OBJECTS,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=folder,
-        )
-    del os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
+    try:
+        with patch.object(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False), _mute():
+            _patiently(
+                num_cpus=cores,
+                include_dashboard=False,
+                object_store_memory=OBJECTS,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=folder,
+            )
+    finally:
+        del os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
+
+
+def _patiently(**options: Any) -> None:
+    """Ray waits half a minute for itself, which a busy machine may exceed at first. Raises Interrupted in the end."""
+    import ray
+
+    for left in reversed(range(STARTS)):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:  # it has no kind of its own
+            ray.shutdown()
+            if not left:
+                said = " ".join(str(error).split())[:100]
+                raise Interrupted(
+                    f"Ray does not start ({said} ...): try again when this machine is less busy, or --engine plain"
+                ) from error
 
 
 def _join(address: str) -> None:
