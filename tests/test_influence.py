@@ -219,7 +219,7 @@ def test_streams_beyond_the_memory_limit_go_to_disk_and_change_nothing(exact: Ru
     for stream in (first, second):
         kept.append(stream)
     assert kept.held == 800
-    assert torch.equal(kept.at(1, torch.device("cpu")), second)
+    assert torch.equal(kept.at(1), second)
 
 
 @pytest.mark.parametrize("method", ["exact", "verify"])

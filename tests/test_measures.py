@@ -5,6 +5,7 @@ Tiles are made so small that every test crosses their borders; `test_measure_mod
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,16 @@ from torch import Tensor
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.heard import Attention
-from headscope.measures import AttentionRows, DistanceProfile, LossByPosition, RotaryPairs
+from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, LossByPosition, RotaryPairs
 from headscope.measures import attention_rows as rows_module
 from headscope.measures import distance_profile as profile_module
+from headscope.measures import planes as planes_module
 from headscope.measures import rotary_pairs as pairs_module
 from headscope.measures.attention_rows import STATISTICS, row_statistics
 from headscope.measures.distance_profile import distances, profile_sums
 from headscope.measures.planes import by_head, planes
 from headscope.measures.rotary_pairs import moment_sums, row_means
-from headscope.measures.rows import log_spaced, pair_spaced
+from headscope.measures.rows import log_spaced, pair_shares, pair_spaced
 from headscope.runs.bins import position_edges
 
 EAGER = 1e-5
@@ -41,6 +43,8 @@ def small_tiles() -> Iterator[None]:
         patch.setattr(rows_module, "ROW_TILE", 7)
         patch.setattr(rows_module, "KEY_TILE", 11)
         patch.setattr(pairs_module, "MOMENT_CHUNK", 13)
+        patch.setattr(pairs_module, "KEYS", 17)
+        patch.setattr(planes_module, "TOKENS", 15)
         patch.setattr(profile_module, "DISTANCE_CHUNK", 3)
         yield
 
@@ -80,6 +84,10 @@ def by_unit(columns: Any, name: str, geometry: Geometry) -> np.ndarray:
     """A column of a one-layer table as [H, what remains]."""
     shaped: np.ndarray = columns[name].reshape(geometry.heads, -1)
     return shaped
+
+
+def pair_rows(visible: Tensor, count: int, seed: int) -> Tensor:
+    return torch.from_numpy(pair_spaced(visible.numpy(), pair_shares(count, seed)))
 
 
 properties = settings(max_examples=60, deadline=None)
@@ -181,7 +189,7 @@ def test_sampled_rows_have_the_numbers_that_they_have_among_all_rows(drawn: Any,
     whole = row_statistics(layer, torch.arange(length))
     torch.testing.assert_close(row_statistics(layer, rows), whole[..., rows], rtol=EAGER, atol=EAGER)
     q, k = planes(layer.q, geometry), planes(layer.k, geometry)
-    rows = pair_spaced(layer.visible, count, seed)
+    rows = pair_rows(layer.visible, count, seed)
     whole = row_means(q, k, torch.arange(length), layer.visible)
     torch.testing.assert_close(row_means(q, k, rows, layer.visible[rows]), whole[rows], rtol=1e-6, atol=1e-7)
 
@@ -300,6 +308,31 @@ def test_sampled_usage_is_unbiased_and_its_standard_error_is_not_too_small(
     assert (np.sqrt(np.mean(np.square(errors), axis=0)) >= 0.8 * spread).all()
 
 
+# A document in chunks ----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(layers(), st.integers(1, 40), st.none() | st.integers(2, 9))
+def test_chunks_of_queries_give_what_one_pass_gives(
+    drawn: tuple[Geometry, Attention], size: int, rows: int | None
+) -> None:
+    geometry, layer = drawn
+    length = layer.q.shape[1]
+    for make in (AttentionRows, LearnedSink, RotaryPairs, lambda *told: DistanceProfile(*told[:2])):
+        whole, chunked = make(geometry, length, rows, 5), make(geometry, length, rows, 5)
+        whole.update(layer)
+        for start in range(0, length, size):
+            cut = slice(start, start + size)
+            k, lse = layer.k[:, : start + size], layer.lse[:, cut]
+            chunked.update(replace(layer, q=layer.q[:, cut], k=k, v=k, z=layer.z[:, cut], lse=lse))
+        expected = whole.compute()
+        for name, found in chunked.compute().items():
+            # What may be 0 is known relative to what it was added up from; lengths and distances, to 1.
+            size_of = expected.get("norm_product" if name.startswith("mean_abs") else name, expected[name])
+            least = 1 if name in NEAR_ZERO else 1e-6
+            assert np.abs(found - expected[name]).max(initial=0) <= EAGER * np.abs(size_of).max(initial=least), name
+
+
 # Rows that are chosen ----------------------------------------------------------------------------------------------
 
 
@@ -328,7 +361,7 @@ def test_pair_spaced_rows_come_one_from_each_stratum_of_equally_many_pairs(
     length: int, window: int | None, count: int, seed: int
 ) -> None:
     visible = torch.arange(1, length + 1).clamp(max=window or length)
-    rows = pair_spaced(visible, count, seed)
+    rows = pair_rows(visible, count, seed)
     assert len(rows) == count
     ends = visible.cumsum(0).double()
     edges = torch.arange(count + 1) * ends[-1] / count
@@ -340,14 +373,14 @@ def test_averages_over_pair_spaced_rows_approach_the_mean_over_all_pairs() -> No
     visible = torch.arange(1, 201).clamp(max=90)
     value = torch.sin(torch.arange(200) / 30.0).double() + torch.arange(200) / 100
     exact = float((visible * value).sum() / visible.sum())
-    estimates = torch.stack([value[pair_spaced(visible, 4, seed)].mean() for seed in range(2000)])
+    estimates = torch.stack([value[pair_rows(visible, 4, seed)].mean() for seed in range(2000)])
     assert abs(float(estimates.mean()) - exact) <= 4 * float(estimates.std()) / math.sqrt(2000)
 
 
 def test_another_seed_chooses_other_rows() -> None:
     assert not torch.equal(log_spaced(4096, 64, 0), log_spaced(4096, 64, 1))
     visible = torch.arange(1, 4097)
-    assert not torch.equal(pair_spaced(visible, 64, 0), pair_spaced(visible, 64, 1))
+    assert not torch.equal(pair_rows(visible, 64, 0), pair_rows(visible, 64, 1))
 
 
 # Distances ---------------------------------------------------------------------------------------------------------

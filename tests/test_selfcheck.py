@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import headscope as hs
 from headscope import cli
 from headscope.passes import selfcheck
-from headscope.passes.selfcheck import ALLOWED, checks
+from headscope.passes.selfcheck import ALLOWED, RULES, checks
 from headscope.positions.model import Model
 
 LENGTH = 40
@@ -41,26 +41,31 @@ def test_every_measure_of_the_real_checkpoint_agrees_in_float32_and_in_bfloat16(
 
 
 def made_wrong(measure: Any, by: float) -> Any:
-    return lambda *arguments: measure(*arguments) * by
+    def wrong(*arguments: Any) -> Any:
+        found = measure(*arguments)
+        return tuple(each * by for each in found) if isinstance(found, tuple) else found * by
+
+    return wrong
 
 
 @pytest.mark.parametrize(
     ("part", "what"),
     [
-        ("blocked_lse", "log-sum-exp, in blocks"),
-        ("row_statistics", "rows of attention"),
-        ("moment_sums", "rotary pairs"),
-        ("row_means", "rotary pairs"),
-        ("profile_sums", "distance profile"),
+        ("in_blocks", ["log-sum-exp, in blocks"]),
+        ("row_statistics", ["rows of attention"]),
+        ("moment_sums", ["rotary pairs"]),
+        ("row_means", ["rotary pairs"]),
+        ("profile_sums", ["distance profile"]),
+        ("attend", list(RULES)),
     ],
 )
 @pytest.mark.parametrize("by", [1.01, float("nan")])
 def test_a_measure_that_is_off_by_one_in_a_hundred_or_no_number_is_found(
-    tiny: Model, monkeypatch: pytest.MonkeyPatch, part: str, what: str, by: float
+    tiny: Model, monkeypatch: pytest.MonkeyPatch, part: str, what: list[str], by: float
 ) -> None:
     assert disagreeing(tiny) == []
     monkeypatch.setattr(selfcheck, part, made_wrong(getattr(selfcheck, part), by))
-    assert disagreeing(tiny) == [what]
+    assert disagreeing(tiny) == what
 
 
 def test_another_loss_than_under_eager_attention_is_found(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from headscope.attention import cuda
+
 ROWS_PER_BLOCK = 256
 """Query rows per masked block: memory stays O(ROWS_PER_BLOCK x Lk) where a kernel needs an explicit mask."""
+MASK_ON_CUDA, ROWS_ON_CUDA = 2**26, 8192
+"""Numbers in a block's mask there, and its rows, at most: a launch is dear, memory is not."""
 
 SINK_DIMS = 8
 """Dimensions that a sink's key adds to every head; kernels like multiples of 8."""
@@ -51,21 +55,27 @@ def capped(logits: Tensor, cap: float | None) -> Tensor:
 
 
 def row_blocks(
-    queries: int, keys: int, window: int | None, chunk: int | None = None, first_key: int = 0
+    queries: int,
+    keys: int,
+    window: int | None,
+    chunk: int | None = None,
+    first_key: int = 0,
+    device: torch.device | str = "cpu",
+    size: int = ROWS_PER_BLOCK,
 ) -> Iterable[tuple[slice, slice, Tensor]]:
     """Cut causal attention into blocks of query rows: (rows, keys that any of them sees, mask [rows, keys]).
 
     Queries are the last of the keys, the first of which is number `first_key`. Serves windows, chunks and cached
-    prefixes without a dense L x L mask.
+    prefixes without a dense L x L mask. Masks are on `device`, blocks of `size` rows.
     """
     first = keys - queries
-    for start in range(0, queries, ROWS_PER_BLOCK):
-        stop = min(start + ROWS_PER_BLOCK, queries)
+    for start in range(0, queries, size):
+        stop = min(start + size, queries)
         low = 0 if window is None else max(0, first + start - window + 1)
         if chunk is not None:
             low = max(low, (first_key + first + start) // chunk * chunk - first_key)
-        i = torch.arange(first + start, first + stop)[:, None]
-        j = torch.arange(low, first + stop)[None]
+        i = torch.arange(first + start, first + stop, device=device)[:, None]
+        j = torch.arange(low, first + stop, device=device)[None]
         seen = j <= i
         if window is not None:
             seen = seen & (j > i - window)
@@ -74,12 +84,24 @@ def row_blocks(
         yield slice(start, stop), slice(low, first + stop), seen
 
 
+def _on_cuda(t: Tensor) -> bool:
+    return t.device.type == "cuda"
+
+
+def _rows_per_block(rule: Rule, keys: int) -> int:
+    """As many as one launch should serve there, where a kernel does."""
+    if rule.cap is not None:
+        return ROWS_PER_BLOCK
+    reach = min(filter(None, (keys, rule.window, rule.chunk)))
+    return max(ROWS_PER_BLOCK, min(ROWS_ON_CUDA, MASK_ON_CUDA // reach))
+
+
 def fused(
     q: Tensor, k: Tensor, v: Tensor, scaling: float, causal: bool, seen: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention output [B, H, Lq, dv] and log-sum-exp of the logits [B, H, Lq] (float32, natural log).
 
-    On CPU both come from one fused kernel; elsewhere the log-sum-exp is computed in blocks of rows.
+    On CPU and CUDA both come from one fused kernel, where one serves.
     """
     return (_fused_on_cpu if q.device.type == "cpu" else _fused_elsewhere)(q, k, v, scaling, causal, seen)
 
@@ -87,7 +109,7 @@ def fused(
 def _fused_on_cpu(
     q: Tensor, k: Tensor, v: Tensor, scaling: float, causal: bool, seen: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    bias = None if seen is None else torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -torch.inf)
+    bias = None if seen is None else q.new_zeros(seen.shape).masked_fill(~seen, -torch.inf)
     width = v.shape[-1]
     if width != q.shape[-1]:  # the kernel wants one width; dimensions of 0 change nothing
         widest = max(width, q.shape[-1])
@@ -100,11 +122,12 @@ def _fused_on_cpu(
 def _fused_elsewhere(
     q: Tensor, k: Tensor, v: Tensor, scaling: float, causal: bool, seen: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    allowed = None if seen is None else seen.to(q.device)
-    out = nn.functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=allowed, is_causal=causal, scale=scaling, enable_gqa=True
-    )
-    return out, blocked_lse(q, k, scaling, causal, allowed)
+    found = None
+    if _on_cuda(q) and seen is not None:
+        found = cuda.masked(q, k, v, scaling, seen)
+    elif _on_cuda(q) and (causal or q.shape[2] == 1):
+        found = cuda.causal(q, k, v, scaling, None)
+    return in_blocks(q, k, v, scaling, causal, seen) if found is None else found
 
 
 def attend(
@@ -122,8 +145,14 @@ def attend(
     `module` is the attention module whose heads these are; None where they are only some of a layer's heads.
     """
     queries, keys = q.shape[2], k.shape[2]
-    if queries in (1, keys) and not rule.hides(keys, first_key) and rule.cap is None:
-        if with_lse or rule.sink is not None or v.shape[-1] != q.shape[-1]:
+    plain = queries in (1, keys) and not rule.hides(keys, first_key) and rule.cap is None
+    bare = plain and not with_lse and rule.sink is None and v.shape[-1] == q.shape[-1]
+    if _on_cuda(q) and not (bare and module is not None):
+        found = _unmasked_on_cuda(q, k, v, rule, first_key)
+        if found is not None:
+            return found
+    if plain:
+        if not bare:
             return _weighed(q, k, v, rule, causal=queries > 1)
         if module is None:
             causal = queries > 1
@@ -134,12 +163,56 @@ def attend(
         # The model's own kernel, so that a seam nobody listens to changes no bit.
         out, _ = sdpa_attention_forward(module, q, k, v, None, dropout=dropout, scaling=rule.scaling)
         return out.transpose(1, 2), None
+    on_cpu = q.device.type == "cpu" and not torch.is_grad_enabled()  # the log-sum-exp has no gradient
+    if on_cpu and queries > ROWS_PER_BLOCK and not rule.hides(keys, first_key) and rule.cap is None:
+        return _continued(q, k, v, rule)
     outs, lses = [], []
-    for rows, cols, seen in row_blocks(queries, keys, rule.window, rule.chunk, first_key):
+    size = _rows_per_block(rule, keys) if _on_cuda(q) else ROWS_PER_BLOCK
+    for rows, cols, seen in row_blocks(queries, keys, rule.window, rule.chunk, first_key, q.device, size):
         out, lse = _weighed(q[:, :, rows], k[:, :, cols], v[:, :, cols], rule, causal=False, seen=seen)
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def _unmasked_on_cuda(q: Tensor, k: Tensor, v: Tensor, rule: Rule, first_key: int) -> tuple[Tensor, Tensor] | None:
+    """Chunk by chunk, with a sink weighed in afterwards; None where that takes another kernel, or gradients of the
+    log-sum-exp, which kernels do not have."""
+    if rule.cap is not None or (rule.sink is not None and torch.is_grad_enabled()):
+        return None
+    outs, lses = [], []
+    for rows, cols in _runs(q.shape[2], k.shape[2], rule.chunk, first_key):
+        found = cuda.causal(q[:, :, rows], k[:, :, cols], v[:, :, cols], rule.scaling, rule.window)
+        if found is None:
+            return None
+        outs.append(found[0])
+        lses.append(found[1])
+    out, lse = (each[0] if len(each) == 1 else torch.cat(each, 2) for each in (outs, lses))
+    if rule.sink is None:
+        return out, lse
+    whole = torch.logaddexp(lse, rule.sink.float()[None, :, None])
+    return (out * (lse - whole).exp()[..., None]).to(out.dtype), whole
+
+
+def _runs(queries: int, keys: int, chunk: int | None, first_key: int) -> Iterable[tuple[slice, slice]]:
+    """The queries of each chunk, and the keys of it up to the last of them."""
+    first, start = keys - queries, 0
+    while start < queries:
+        at = first_key + first + start
+        low, stop = (0, queries) if chunk is None else (at // chunk * chunk - first_key, start + chunk - at % chunk)
+        stop = min(stop, queries)
+        yield slice(start, stop), slice(max(low, 0), first + stop)
+        start = stop
+
+
+def _continued(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """Queries that follow on cached keys: over those without a mask, over their own causally, then both by weight."""
+    cached = k.shape[2] - q.shape[2]
+    before, lse_before = fused(q, k[:, :, :cached], v[:, :, :cached], rule.scaling, causal=False)
+    own, lse_own = _weighed(q, k[:, :, cached:], v[:, :, cached:], rule, causal=True)
+    lse = torch.logaddexp(lse_before, lse_own)
+    shares = ((each - lse).exp()[..., None] for each in (lse_before, lse_own))
+    return (before * next(shares) + own * next(shares)).to(q.dtype), lse
 
 
 def _weighed(
@@ -147,11 +220,7 @@ def _weighed(
 ) -> tuple[Tensor, Tensor]:
     """`fused`, with the rule's cap or sink."""
     if rule.cap is not None:
-        block = (q, k, v, rule, seen)
-        if torch.is_grad_enabled():  # else a backward pass would keep the weights of every block
-            out, lse = checkpoint(_capped_block, *block, use_reentrant=False)
-            return out, lse
-        return _capped_block(*block)
+        return _plain(q, k, v, rule, seen)
     if rule.sink is None:
         return fused(q, k, v, rule.scaling, causal, seen)
     q, k, v = _beside_a_sink(q, k, v, rule.scaling, rule.sink)
@@ -177,28 +246,35 @@ def _beside_a_sink(q: Tensor, k: Tensor, v: Tensor, scaling: float, sink: Tensor
     return q, torch.cat((key, k), 2), nn.functional.pad(v, (0, 0, 1, 0))
 
 
-def _capped_block(q: Tensor, k: Tensor, v: Tensor, rule: Rule, seen: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a block of rows whose logits are bounded, which no fused kernel does; float32."""
-    grouped = q.float().reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
-    logits = capped((grouped @ k.float().mT) * rule.scaling, rule.cap).view(*q.shape[:3], -1)
+def _plain(q: Tensor, k: Tensor, v: Tensor, rule: Rule, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of a block of rows by plain products, where no fused kernel serves, as for a cap."""
+    block = (q, k, v, rule, seen)
+    if torch.is_grad_enabled():  # else a backward pass would keep the weights of every block
+        out, lse = checkpoint(_plain_block, *block, use_reentrant=False)
+        return out, lse
+    return _plain_block(*block)
+
+
+def _plain_block(q: Tensor, k: Tensor, v: Tensor, rule: Rule, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    """In float32 at least: a rounded logit is off by its bits."""
+    precise = torch.promote_types(q.dtype, torch.float32)
+    grouped = q.to(precise).reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
+    logits = capped((grouped @ k.to(precise).mT) * rule.scaling, rule.cap).view(*q.shape[:3], -1)
     if seen is not None:
         logits = logits.masked_fill(~seen.to(q.device), -torch.inf)
     weights = logits.softmax(-1).view(*grouped.shape[:3], -1)
-    return (weights @ v.float()).view(*q.shape[:3], -1).to(q.dtype), logits.logsumexp(-1)
+    return (weights @ v.to(precise)).view(*q.shape[:3], -1).to(q.dtype), logits.logsumexp(-1).float()
 
 
-def blocked_lse(q: Tensor, k: Tensor, scaling: float, causal: bool, seen: Tensor | None) -> Tensor:
-    """Log-sum-exp of the logits, [B, H, Lq] float32, in blocks of query rows."""
-    batch, heads, queries, _ = q.shape
-    groups = k.shape[1]
-    lses = []
-    for rows, cols, below in row_blocks(queries, k.shape[2], None):
-        block = q[:, :, rows].reshape(batch, groups, -1, q.shape[-1])
-        kept = k if not causal else k[:, :, cols]
-        logits = (block.float() @ kept.float().transpose(-1, -2)).mul_(scaling)  # a rounded logit is off by its bits
-        logits = logits.view(batch, heads, -1, kept.shape[2])
-        allowed = below.to(q.device) if causal else None if seen is None else seen[rows]
-        if allowed is not None:
-            logits.masked_fill_(~allowed, -torch.inf)
-        lses.append(logits.logsumexp(-1))
-    return torch.cat(lses, 2)
+def in_blocks(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float, causal: bool, seen: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """What `fused` gives, by plain products in blocks of rows."""
+    outs, lses = [], []
+    for rows, cols, below in row_blocks(q.shape[2], k.shape[2], None):
+        keys = cols if causal else slice(None)
+        allowed = below if causal else None if seen is None else seen[rows]
+        out, lse = _plain(q[:, :, rows], k[:, :, keys], v[:, :, keys], Rule(scaling), allowed)
+        outs.append(out)
+        lses.append(lse)
+    return torch.cat(outs, 2), torch.cat(lses, 2)

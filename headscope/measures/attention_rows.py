@@ -4,11 +4,14 @@ ln ESS_2 = 2 lse(s) - lse(2 s) = -ln sum_j alpha_ij^2 (paper, section on AdaScal
 The log-sum-exp comes from the fused kernel that computed the output; rows are then visited in tiles that fit the cache.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headscope.attention.heard import Attention
 from headscope.measures.row_means import RowMeans
+from headscope.measures.rows import Places, on, on_host, queries, visible_keys
+from headscope.measures.tiles import per_tile
 
 LOCAL_KEYS = 32
 STATISTICS = ("ess2", "log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
@@ -17,7 +20,7 @@ NEVER = -1e30
 """Logit of a masked key: exp gives 0, and 0 x NEVER is still 0 where -inf would give NaN."""
 
 
-def row_statistics(heard: Attention, rows: Tensor) -> Tensor:
+def row_statistics(heard: Attention, rows: Tensor | Places) -> Tensor:
     """Statistics of the given query rows, [len(STATISTICS), H, rows], float32, in the order of `STATISTICS`.
 
     Ranges: 1 <= ess2 <= ess1 <= visible keys; weights in [0, 1]; mean_distance in tokens, >= 0. `rows` index the
@@ -27,32 +30,36 @@ def row_statistics(heard: Attention, rows: Tensor) -> Tensor:
     that are left to keys; effective lengths and distance are of what is left, as shares of it, so that a head which
     gives nearly all to its sink does not seem to attend to more keys than there are.
     """
-    tiles = [_tile_statistics(heard, rows[start : start + ROW_TILE]) for start in range(0, len(rows), ROW_TILE)]
+    places, size = on_host(rows), per_tile(heard.q.device, ROW_TILE, heard.q.shape[0] * heard.k.shape[1])
+    tiles = [_tile_statistics(heard, places[start : start + size]) for start in range(0, len(places), size)]
     return torch.cat(tiles, -1)
 
 
-def _tile_statistics(heard: Attention, rows: Tensor) -> Tensor:
-    """`row_statistics` of at most ROW_TILE rows: one sweep over their keys."""
-    groups, _, dim = heard.k.shape
-    own, visible = heard.query_index[rows], None if heard.sees_all else heard.visible[rows]
-    first = 0 if visible is None else int(own[0] - visible[0]) + 1
+def _tile_statistics(heard: Attention, places: Places) -> Tensor:
+    """`row_statistics` of one tile of rows: one sweep over their keys."""
+    (heads, count, _), (groups, keys, dim) = heard.q.shape, heard.k.shape
+    shape = (heads, len(places))
+    device, own = heard.q.device, places + keys - count
+    seen = visible_keys(heard, places + queries(heard).start)
+    first, last = int(own[0] - seen[0]) + 1, int(own[-1])
+    rows, at, visible = on(device, np.stack((places, own, seen)))
     q = heard.q[:, rows].float().reshape(groups, -1, dim)
     minus_lse = -heard.lse[:, rows].float().reshape(groups, -1, 1)
-    shape = (heard.q.shape[0], len(rows))
-    largest = torch.full(shape, NEVER, device=q.device)
-    squares, neg_entropy, sink, kept = (torch.zeros(shape, device=q.device) for _ in range(4))
-    distance_and_local = torch.zeros(shape[1], shape[0], 2, device=q.device)
-    for start in range(first, int(own[-1]) + 1, KEY_TILE):
-        stop = min(start + KEY_TILE, int(own[-1]) + 1)
-        keys = torch.arange(start, stop, device=q.device)
+    largest = torch.full(shape, NEVER, device=device)
+    squares, neg_entropy, sink, kept = (torch.zeros(shape, device=device) for _ in range(4))
+    distance_and_local = torch.zeros(shape[1], shape[0], 2, device=device)
+    size = per_tile(device, KEY_TILE, heads * len(places))
+    for start in range(first, last + 1, size):
+        stop = min(start + size, last + 1)
         scaled = heard.k[:, start:stop].float().transpose(1, 2) * heard.scaling
         log_weight = (
             torch.baddbmm(minus_lse, q, scaled) if heard.cap is None else heard.capped(torch.bmm(q, scaled)) + minus_lse
         ).view(*shape, -1)
-        distance = own[:, None] - keys
-        hidden = _hidden(distance, visible)
-        if hidden is not None:
-            log_weight.masked_fill_(hidden, NEVER)
+        distance = at[:, None] - torch.arange(start, stop, device=device)
+        if own[0] + 1 < stop:
+            log_weight.masked_fill_(distance < 0, NEVER)
+        if (own - start >= seen).any():
+            log_weight.masked_fill_(distance >= visible[:, None], NEVER)
         weight = log_weight.exp()
         largest = torch.maximum(largest, log_weight.amax(-1))
         squares += torch.linalg.vecdot(weight, weight)
@@ -82,24 +89,11 @@ def _tile_statistics(heard: Attention, rows: Tensor) -> Tensor:
     )
 
 
-def _hidden(distance: Tensor, visible: Tensor | None) -> Tensor | None:
-    """Which keys each row may not see, [rows, keys], or None where every row sees all of them.
-
-    `visible` [rows] are the keys that each row sees, None for all up to its own.
-    """
-    hides_later = int(distance[0, -1]) < 0
-    hides_earlier = visible is not None and bool((distance[:, 0] >= visible).any())
-    if not hides_later and not hides_earlier:
-        return None
-    hidden = distance < 0
-    return hidden if visible is None else hidden | (distance >= visible[:, None])
-
-
 class AttentionRows(RowMeans):
     """Means of `row_statistics`: the `attention` table."""
 
     name = "attention"
     statistics = STATISTICS
 
-    def of_rows(self, heard: Attention, rows: Tensor) -> Tensor:
+    def of_rows(self, heard: Attention, rows: Places) -> Tensor:
         return row_statistics(heard, rows)

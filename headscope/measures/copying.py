@@ -85,4 +85,4 @@ class AnswerRows:
 
 
 def _stacked(rows: list[list[Tensor]]) -> Tensor:
-    return torch.stack([torch.stack(steps) for steps in rows]).cpu()
+    return torch.stack([torch.stack(steps).cpu() for steps in rows])

@@ -12,6 +12,8 @@ from torch import Tensor
 from headscope.attention.geometry import Geometry
 from headscope.attention.heard import Attention
 from headscope.measures.planes import by_head, planes
+from headscope.measures.rows import Places, on, on_host, queries, visible_keys
+from headscope.measures.tiles import per_tile
 
 PER_OCTAVE = 4
 DISTANCE_CHUNK = 8
@@ -25,22 +27,41 @@ def distances(length: int) -> Tensor:
     return distinct
 
 
-def profile_sums(q: Tensor, k: Tensor, at: Tensor, visible: Tensor | None = None) -> Tensor:
+def profile_sums(q: Tensor, k: Tensor, at: Tensor | Places, visible: Tensor | Places | None = None) -> Tensor:
     """Sum over i of q_f(i) . k_f(i - D) for each D of `at`: [G x F, H / G, D], float32, unscaled.
 
-    q [2, G x F, H / G, L] and k [2, G x F, 1, L] are planes, `visible` [L] the keys that each query sees, None for all
-    up to its own; a distance that no query sees sums to 0.
+    q [2, G x F, H / G, Lq] and k [2, G x F, 1, Lk] are planes, the queries the last of the keys; `visible` [Lq] how
+    many keys each query sees, None for all up to its own. A distance that no query sees sums to 0.
     """
-    length = q.shape[-1]
+    (units, _, count), far = q.shape[1:], on_host(at)
+    own = np.arange(k.shape[-1] - count, k.shape[-1])
+    seen = own + 1 if visible is None else on_host(visible)
+    size = per_tile(q.device, DISTANCE_CHUNK, 2 * units * count)
     sums = []
-    for some in torch.split(at, DISTANCE_CHUNK):
-        shifted = torch.zeros(2, q.shape[1], length, len(some), device=q.device)
-        for column, distance in enumerate(some.tolist()):
-            shifted[:, :, distance:, column] = k[:, :, 0, : length - distance]
-            if visible is not None:
-                shifted[:, :, visible <= distance, column] = 0
+    for some in (far[first : first + size] for first in range(0, len(far), size)):
+        shifted = (_copied if q.device.type == "cpu" else _picked)(k[:, :, 0], own, some, seen)
         sums.append(torch.bmm(q[0], shifted[0]) + torch.bmm(q[1], shifted[1]))
     return torch.cat(sums, -1)
+
+
+def _copied(k: Tensor, own: Places, some: Places, seen: Places) -> Tensor:
+    """The key that many before each query's own, 0 where it is not seen, [2, G x F, Lq, D], from runs of keys."""
+    shifted = k.new_zeros(*k.shape[:2], len(own), len(some))
+    for column, distance in enumerate(some.tolist()):
+        first = min(max(distance - int(own[0]), 0), len(own))
+        shifted[:, :, first:, column] = k[..., own[0] + first - distance : own[-1] + 1 - distance]
+        hidden = np.flatnonzero(seen[first:] <= distance) + first
+        if len(hidden):
+            shifted[:, :, torch.from_numpy(hidden), column] = 0
+    return shifted
+
+
+def _picked(k: Tensor, own: Places, some: Places, seen: Places) -> Tensor:
+    """As `_copied`, in a few launches, which a CPU takes several times as long for."""
+    (where, least), at = on(k.device, np.stack((own, seen)))[..., None], on(k.device, some)
+    places = (where - at).clamp_(min=0)
+    shifted = k.index_select(-1, places.flatten()).view(*k.shape[:2], *places.shape)
+    return shifted.masked_fill_(least <= at, 0)
 
 
 class DistanceProfile:
@@ -51,18 +72,18 @@ class DistanceProfile:
     def __init__(self, geometry: Geometry, length: int):
         self.geometry = geometry
         self.length = length
-        self.at = distances(length)
+        self.at = distances(length).numpy()
         self.sums = torch.zeros(geometry.layers, geometry.heads, geometry.all_pairs, len(self.at), dtype=torch.float64)
         self.counts = torch.zeros(geometry.layers, len(self.at), dtype=torch.int64)
 
     def update(self, heard: Attention) -> None:
-        """Take one layer of one full pass (as many queries as keys)."""
+        """Take what a layer computed for a document, or for the next chunk of its queries."""
         q, k = planes(heard.q, self.geometry), planes(heard.k, self.geometry)
-        visible = None if heard.sees_all else heard.visible
+        here = queries(heard)
+        visible = visible_keys(heard, np.arange(here.start, here.stop))
         sums = profile_sums(q, k, self.at, visible).double().cpu() * heard.scaling
-        counts = (heard.visible.cpu() > self.at[:, None]).sum(-1)
         self.sums[heard.layer] += torch.stack([by_head(t, self.geometry) for t in sums.unbind(-1)], -1)
-        self.counts[heard.layer] += counts
+        self.counts[heard.layer] += torch.from_numpy((visible > self.at[:, None]).sum(-1))
 
     def merge(self, other: "DistanceProfile") -> None:
         """Add what another accumulator of the same shape has seen."""
@@ -83,7 +104,7 @@ class DistanceProfile:
             "head": head[kept],
             "kv_group": head[kept] // geometry.heads_per_group,
             "pair": pair[kept],
-            "distance": self.at[at[kept]],
+            "distance": torch.from_numpy(self.at)[at[kept]],
             "mean_signed": self.sums[kept] / counts[kept],
             "n": counts[kept],
         }

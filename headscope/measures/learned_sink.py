@@ -4,6 +4,7 @@ from torch import Tensor
 
 from headscope.attention.heard import Attention
 from headscope.measures.row_means import RowMeans
+from headscope.measures.rows import Places, on
 
 
 class LearnedSink(RowMeans):
@@ -12,6 +13,6 @@ class LearnedSink(RowMeans):
     name = "learned_sink"
     statistics = ("share",)
 
-    def of_rows(self, heard: Attention, rows: Tensor) -> Tensor | None:
+    def of_rows(self, heard: Attention, rows: Places) -> Tensor | None:
         shares = heard.sink_share
-        return None if shares is None else shares[None, :, rows]
+        return None if shares is None else shares.index_select(1, on(shares.device, rows))[None]

@@ -4,6 +4,10 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
+from headscope.measures.tiles import per_tile
+
+TOKENS = 4096
+"""Tokens that are turned round at once: memory O(TOKENS x d) beyond what is returned."""
 
 
 def planes(t: Tensor, geometry: Geometry) -> Tensor:
@@ -11,14 +15,22 @@ def planes(t: Tensor, geometry: Geometry) -> Tensor:
 
     F is d / 2: the rotary pairs first, then the unrotated dimensions, paired in the same layout among themselves.
     """
+    (heads, length, dim), groups = t.shape, geometry.kv_groups
+    made = t.new_empty(2, groups, geometry.all_pairs, heads // groups, length, dtype=torch.float32)
+    size = per_tile(t.device, TOKENS, heads * dim)
+    for cut in (slice(at, at + size) for at in range(0, length, size)):
+        both = _pairs(t[:, cut], geometry)  # [2, heads, tokens, F]
+        made[..., cut] = both.view(2, groups, heads // groups, *both.shape[2:]).permute(0, 1, 4, 2, 3)
+    return made.view(2, groups * geometry.all_pairs, -1, length)
+
+
+def _pairs(t: Tensor, geometry: Geometry) -> Tensor:
     start, end = geometry.rotary_start, geometry.rotary_start + 2 * geometry.pairs
-    parts = [_split(t[..., start:end], geometry.layout)]
-    if end - start < geometry.head_dim:
-        parts.append(_split(torch.cat((t[..., :start], t[..., end : geometry.head_dim]), -1), geometry.layout))
-    both = torch.cat(parts, -1).float()  # [2, heads, L, F]
-    _, heads, length, pairs = both.shape
-    grouped = both.view(2, geometry.kv_groups, heads // geometry.kv_groups, length, pairs)
-    return grouped.permute(0, 1, 4, 2, 3).reshape(2, geometry.kv_groups * pairs, -1, length)
+    rotary = _split(t[..., start:end], geometry.layout)
+    if end - start == geometry.head_dim:
+        return rotary
+    rest = torch.cat((t[..., :start], t[..., end : geometry.head_dim]), -1)
+    return torch.cat((rotary, _split(rest, geometry.layout)), -1)
 
 
 def _split(t: Tensor, layout: str) -> Tensor:

@@ -4,6 +4,7 @@ The weights are exp(logit - lse) of the very pass, with the log-sum-exp that the
 in tiles, so that memory is O(L) however many rows and heads there are; of a row `most` keys are kept.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.heard import Attention
+from headscope.measures.rows import among
 
 NEAR = 32
 """Keys closer than this, and the first of all, are not far: nearly every head reads them."""
@@ -46,7 +48,7 @@ class TopKeys:
 
 
 def top_keys(heard: Attention, rows: Tensor, most: int) -> TopKeys:
-    """The top keys of query rows [n], sorted ascending, of one full pass."""
+    """The top keys of query rows [n], by index of the queries, sorted ascending."""
     size = max(1, TILE // (heard.q.shape[0] * heard.k.shape[1]))
     tiles = [_of_tile(heard, some, most) for some in torch.split(rows, size)]
     return TopKeys(*(torch.cat(parts, 1) for parts in zip(*tiles, strict=True)))
@@ -54,15 +56,15 @@ def top_keys(heard: Attention, rows: Tensor, most: int) -> TopKeys:
 
 def _of_tile(heard: Attention, rows: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     groups, _, dim = heard.k.shape
-    visible, last = heard.visible[rows], int(rows[-1])
-    first = int((rows - visible).min()) + 1
+    visible, own = heard.visible[rows], heard.query_index[rows]
+    first, last = int((own - visible).min()) + 1, int(own[-1])
     # Later keys come first, so that of equal ones the later is met first.
     keys = torch.arange(last, first - 1, -1, device=rows.device)
     q = heard.q[:, rows].float().reshape(groups, -1, dim)
     logits = (q @ heard.k[:, keys].float().mT).mul_(heard.scaling).view(-1, len(rows), len(keys))
     if heard.cap is not None:
         logits = heard.cap * torch.tanh(logits / heard.cap)
-    distance = rows[:, None] - keys
+    distance = own[:, None] - keys
     logits.masked_fill_((distance < 0) | (distance >= visible[:, None]), -torch.inf)
     lse = heard.lse[:, rows, None]
     found, at = _largest(logits, most)
@@ -93,17 +95,18 @@ class Reads:
 
     def __init__(self, geometry: Geometry, rows: Tensor, most: int):
         self.geometry, self.chosen, self.most = geometry, rows, most
-        self._found: dict[int, TopKeys] = {}
+        self._found: dict[int, list[TopKeys]] = defaultdict(list)
 
     def update(self, heard: Attention) -> None:
-        """Take one layer of one full pass (as many queries as keys)."""
-        top = top_keys(heard, self.chosen.to(heard.q.device), self.most)
-        self._found[heard.layer] = TopKeys(*(part.cpu() for part in vars(top).values()))
+        """Take what a layer computed for a document, or for the next chunk of its queries."""
+        rows = among(self.chosen.numpy(), heard)
+        if len(rows):
+            top = top_keys(heard, torch.from_numpy(rows).to(heard.q.device), self.most)
+            self._found[heard.layer].append(TopKeys(*(part.cpu() for part in vars(top).values())))
 
     def compute(self) -> Mapping[str, np.ndarray]:
         """Columns layer, head, kv_group, query, rank, key and weight, in the order of the first ones."""
-        top = [self._found[layer] for layer in sorted(self._found)]
-        weights, keys = (torch.stack([getattr(each, name) for each in top]) for name in ("weights", "keys"))
+        weights, keys = self._stacked("weights"), self._stacked("keys")
         seen = ~weights.isnan()
         *places, rank = seen.nonzero(as_tuple=True)
         return {
@@ -115,11 +118,15 @@ class Reads:
 
     def far(self) -> Mapping[str, np.ndarray]:
         """Columns layer, head, kv_group, query, key and weight of the far key; rows that see none are left out."""
-        top = [self._found[layer] for layer in sorted(self._found)]
-        weights, keys = (torch.stack([getattr(each, name) for each in top]) for name in ("far_weights", "far"))
+        weights, keys = self._stacked("far_weights"), self._stacked("far")
         seen = ~weights.isnan()
         places = seen.nonzero(as_tuple=True)
         return {**self._places(*places), "key": keys[seen].numpy(), "weight": weights[seen].numpy()}
+
+    def _stacked(self, name: str) -> Tensor:
+        """One part of what was found, [layers, H, rows, ..]."""
+        layers = [self._found[layer] for layer in sorted(self._found)]
+        return torch.stack([torch.cat([getattr(chunk, name) for chunk in chunks], 1) for chunks in layers])
 
     def _places(self, layer: Tensor, head: Tensor, row: Tensor) -> dict[str, np.ndarray]:
         return {

@@ -16,44 +16,79 @@ from torch import Tensor
 from headscope.attention.geometry import Geometry
 from headscope.attention.heard import Attention
 from headscope.measures.planes import by_head, planes
-from headscope.measures.rows import pair_spaced
+from headscope.measures.rows import Places, among, on, on_host, pair_shares, pair_spaced, queries, visible_keys
+from headscope.measures.tiles import per_tile
 
 MOMENT_CHUNK = 4096
 """Queries contracted at once: memory O(MOMENT_CHUNK x d) beyond the running sums."""
+KEYS = 2**14
+"""Keys whose products with a row are held at once."""
 
 
-def moment_sums(q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
+def moment_sums(q: Tensor, k: Tensor, visible: Tensor | Places) -> Tensor:
     """Sums over all visible (i, j) of q_f.k_f, (q_f.k_f)^2 and |q_f| |k_f|: [3, G x F, H / G], float64, unscaled.
 
-    q [2, G x F, H / G, L] and k [2, G x F, 1, L] are planes, `visible` [L] the keys that each query sees. All in
-    float64: where q_f is nearly orthogonal to k_f, the terms of (q_f.k_f)^2 cancel.
+    q [2, G x F, H / G, Lq] and k [2, G x F, 1, Lk] are planes, the queries the last of the keys; `visible` [Lq] how
+    many keys each query sees. All in float64: where q_f is nearly orthogonal to k_f, the terms of (q_f.k_f)^2 cancel.
     """
-    kx, ky = k[:, :, 0].double()
-    running = torch.stack([kx, ky, kx * kx, 2 * kx * ky, ky * ky, (kx * kx + ky * ky).sqrt()]).cumsum_(-1)
-    before = torch.arange(len(visible), device=q.device) - visible  # the last key that the query does not see
-    hides = before >= 0
-    if hides.any():
-        running[..., hides] -= running[..., before[hides]]
-    sums = torch.zeros(3, *q.shape[1:3], dtype=torch.float64, device=q.device)
-    for start in range(0, q.shape[-1], MOMENT_CHUNK):
-        cut = slice(start, start + MOMENT_CHUNK)
+    units, of_group, count = q.shape[1:]
+    start, size = k.shape[-1] - count, per_tile(q.device, MOMENT_CHUNK, 12 * units * of_group)
+    hidden = np.arange(start, k.shape[-1]) - on_host(visible)  # the last key that the query does not see
+    first = start if (hidden < 0).all() else int(hidden.min()) + 1
+    running = _products(k[:, :, 0, first:]).cumsum_(-1)
+    if start and (hidden < 0).all():
+        for before in torch.split(k[:, :, 0, :start], size // 4, -1):
+            running += _products(before).sum(-1, keepdim=True)
+    seen = running[..., start - first :]
+    later = np.flatnonzero(hidden >= first)
+    if len(later):
+        before = running.index_select(-1, on(q.device, hidden[later] - first))
+        seen.index_add_(-1, on(q.device, later), before, alpha=-1)
+    sums = torch.zeros(3, units, of_group, dtype=torch.float64, device=q.device)
+    for at in range(0, count, size):
+        cut = slice(at, at + size)
         x, y = q[..., cut].double()
         per_query = (x, y, x * x, x * y, y * y, (x * x + y * y).sqrt())
-        seen = running[..., cut][..., None]
-        terms = [torch.bmm(a, b)[..., 0] for a, b in zip(per_query, seen, strict=True)]
+        terms = [torch.bmm(a, b)[..., 0] for a, b in zip(per_query, seen[..., cut][..., None], strict=True)]
         sums += torch.stack([terms[0] + terms[1], terms[2] + terms[3] + terms[4], terms[5]])
     return sums
 
 
-def row_means(q: Tensor, k: Tensor, rows: Tensor, visible: Tensor) -> Tensor:
-    """Mean of |q_f . k_f| over the visible keys of each given row: [rows, G x F, H / G], float32, unscaled."""
-    q_rows = q[..., rows].permute(3, 1, 2, 0).contiguous()  # [rows, G x F, H / G, 2]
-    k_planes = k[:, :, 0].transpose(0, 1).contiguous()  # [G x F, 2, L]
-    means = []
-    for q_row, row, seen in zip(q_rows, rows.tolist(), visible.tolist(), strict=True):
-        contribution = torch.bmm(q_row, k_planes[..., row + 1 - seen : row + 1])
-        means.append(contribution.abs_().sum(-1) / seen)
-    return torch.stack(means)
+def _products(k: Tensor) -> Tensor:
+    """What is summed over keys [2, G x F, L]: x, y, x^2, 2 x y, y^2 and the norm, [6, G x F, L], float64."""
+    x, y = k.double()
+    return torch.stack([x, y, x * x, 2 * x * y, y * y, (x * x + y * y).sqrt()])
+
+
+def row_means(q: Tensor, k: Tensor, rows: Tensor | Places, visible: Tensor | Places) -> Tensor:
+    """Mean of |q_f . k_f| over the visible keys of given rows: [rows, G x F, H / G], float32, unscaled.
+
+    q [2, G x F, H / G, Lq] and k [2, G x F, 1, Lk] are planes, the queries the last of the keys; `rows` index the
+    queries, sorted, and `visible` [rows] are the keys that each of them sees.
+    """
+    units, of_group, count = q.shape[1:]
+    taken, seen = on_host(rows), on_host(visible)
+    last = taken + k.shape[-1] - count
+    first = last + 1 - seen
+    q_rows = q.index_select(-1, on(q.device, taken)).permute(3, 1, 2, 0).contiguous()  # [rows, G x F, H / G, 2]
+    k_planes = k[:, :, 0].transpose(0, 1)  # [G x F, 2, Lk]
+    begins, ends = on(q.device, np.stack((first, last)))[..., None]
+    size = per_tile(q.device, 1, units * of_group * k.shape[-1])
+    run = per_tile(q.device, KEYS, units * of_group * size)
+    sums = torch.zeros(len(last), units, of_group, device=q.device)
+    for tile in (slice(at, at + size) for at in range(0, len(last), size)):
+        of_tile = q_rows[tile].transpose(0, 1).flatten(1, 2)
+        for begin in range(first[tile][0], last[tile][-1] + 1, run):
+            end = min(begin + run, last[tile][-1] + 1)
+            contribution = torch.bmm(of_tile, k_planes[..., begin:end]).abs_().view(units, -1, of_group, end - begin)
+            if size > 1:
+                keys = torch.arange(begin, end, device=q.device)
+                hidden = keys > ends[tile]
+                if (first[tile] > begin).any():
+                    hidden |= keys < begins[tile]
+                contribution.masked_fill_(hidden[:, None], 0)
+            sums[tile] += contribution.sum(-1).transpose(0, 1)
+    return sums / on(q.device, seen)[:, None, None]
 
 
 class RotaryPairs:
@@ -68,7 +103,7 @@ class RotaryPairs:
         self.geometry = geometry
         self.length = length
         self.rows = rows
-        self.seed = seed
+        self.shares = None if rows is None else pair_shares(rows, seed)
         shape = (geometry.layers, geometry.heads, geometry.all_pairs)
         self.moments = torch.zeros(3, *shape, dtype=torch.float64)
         self.pairs_seen = torch.zeros(geometry.layers, dtype=torch.float64)
@@ -78,20 +113,18 @@ class RotaryPairs:
         self.sampled = torch.zeros(geometry.layers, dtype=torch.int64)
 
     def update(self, heard: Attention) -> None:
-        """Take one layer of one full pass (as many queries as keys)."""
-        geometry, layer, visible = self.geometry, heard.layer, heard.visible
+        """Take what a layer computed for a document, or for the next chunk of its queries."""
+        geometry, layer = self.geometry, heard.layer
+        of_document = visible_keys(heard, np.arange(self.length))
+        visible = of_document[queries(heard)]
         q, k = planes(heard.q, geometry), planes(heard.k, geometry)
         scale = torch.tensor([heard.scaling, heard.scaling**2, abs(heard.scaling)], dtype=torch.float64)
         sums = torch.stack([by_head(t, geometry) for t in moment_sums(q, k, visible)]).cpu()
         self.moments[:, layer] += sums * scale[:, None, None]
-        pairs = float(visible.sum())
-        self.pairs_seen[layer] += pairs
-        if self.rows is None:
-            rows = torch.arange(self.length, device=q.device)
-            weight = visible.double().cpu()
-        else:
-            rows = pair_spaced(visible, self.rows, self.seed)
-            weight = torch.full((len(rows),), pairs / len(rows), dtype=torch.float64)
+        self.pairs_seen[layer] += float(visible.sum())
+        rows, weight = self._drawn(heard, of_document)
+        if not len(rows):
+            return
         means = row_means(q, k, rows, visible[rows]).double().cpu() * abs(heard.scaling)
         by_power = torch.stack(
             [weight @ means.flatten(1), weight**2 @ means.flatten(1), weight**2 @ means.flatten(1) ** 2]
@@ -99,6 +132,14 @@ class RotaryPairs:
         self.weighted[:, layer] += torch.stack([by_head(t.view(means.shape[1:]), geometry) for t in by_power])
         self.weights[:, layer] += torch.stack([weight.sum(), (weight**2).sum()])
         self.sampled[layer] += len(rows)
+
+    def _drawn(self, heard: Attention, visible: Places) -> tuple[Places, Tensor]:
+        """The queries whose rows are taken, and how many of the document's pairs each stands for."""
+        if self.shares is None:
+            here = queries(heard)
+            return np.arange(here.stop - here.start), torch.from_numpy(visible[here]).double()
+        rows = among(pair_spaced(visible, self.shares), heard)
+        return rows, torch.full((len(rows),), float(visible.sum()) / len(self.shares), dtype=torch.float64)
 
     def merge(self, other: "RotaryPairs") -> None:
         """Add what another accumulator of the same shape has seen."""

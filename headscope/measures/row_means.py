@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.heard import Attention
-from headscope.measures.rows import log_spaced
+from headscope.measures.rows import Places, among, log_spaced, queries, visible_keys
 from headscope.runs.bins import visible_edges
 
 
@@ -25,24 +25,25 @@ class RowMeans(ABC):
 
     def __init__(self, geometry: Geometry, length: int, rows: int | None, seed: int):
         self.geometry = geometry
-        self.edges = torch.from_numpy(visible_edges(length))
-        self.chosen = torch.arange(length) if rows is None else log_spaced(length, rows, seed)
+        self.edges = visible_edges(length)
+        self.chosen = np.arange(length) if rows is None else log_spaced(length, rows, seed).numpy()
         bins = (geometry.layers, len(self.edges))
         self.counts = torch.zeros(bins, dtype=torch.int64)
         self.sums = torch.zeros(len(self.statistics), geometry.heads, *bins, dtype=torch.float64)
 
     @abstractmethod
-    def of_rows(self, heard: Attention, rows: Tensor) -> Tensor | None:
-        """Statistics of the query rows, [len(statistics), H, rows]; None for a layer that has none."""
+    def of_rows(self, heard: Attention, rows: Places) -> Tensor | None:
+        """Statistics of query rows, by index of the queries, [len(statistics), H, rows]; None for a layer without."""
 
     def update(self, heard: Attention) -> None:
-        """Take one layer of one full pass (as many queries as keys)."""
-        rows = self.chosen.to(heard.q.device)
-        found = self.of_rows(heard, rows)
+        """Take what a layer computed for a document, or for the next chunk of its queries."""
+        rows = among(self.chosen, heard)
+        found = self.of_rows(heard, rows) if len(rows) else None
         if found is None:
             return
-        bins = torch.bucketize(heard.visible[rows].cpu(), self.edges)
-        self.counts[heard.layer] += torch.bincount(bins, minlength=len(self.edges))
+        visible = visible_keys(heard, rows + queries(heard).start)
+        bins = torch.from_numpy(np.searchsorted(self.edges, visible))
+        self.counts[heard.layer].index_add_(0, bins, torch.ones_like(bins))
         self.sums[:, :, heard.layer].index_add_(-1, bins, found.double().cpu())
 
     def merge(self, other: "RowMeans") -> None:
@@ -61,7 +62,7 @@ class RowMeans(ABC):
             "layer": torch.tensor(self.geometry.numbers)[layer].repeat_interleave(heads),
             "head": head,
             "kv_group": head // self.geometry.heads_per_group,
-            "visible": self.edges[bin_].repeat_interleave(heads),
+            "visible": torch.from_numpy(self.edges)[bin_].repeat_interleave(heads),
             "rows": rows.repeat_interleave(heads),
             **{name: mean.T.reshape(-1) for name, mean in zip(self.statistics, means, strict=True)},
         }

@@ -70,6 +70,7 @@ class Checkpoint:
 
     @property
     def device(self) -> torch.device:
+        """Where its tokens go; layers of a checkpoint that is spread over several devices have their own."""
         device: torch.device = self.module.device
         return device
 
@@ -115,13 +116,14 @@ class Opened(Protocol):
 def open_checkpoint(name: str, device: str, dtype: str, tokenizer: Any = None) -> Checkpoint:
     """Open the checkpoint called `name`, with its own tokenizer unless another is given.
 
-    `device` "auto" is cuda where there is one; `dtype` "auto" is float32 on CPU and bfloat16 on CUDA.
+    `device` "auto" is cuda where there is one, and all GPUs for weights that do not fit one; `dtype` "auto" is float32
+    on CPU and bfloat16 on CUDA.
 
-    Raises BadInput for a name, device or dtype that cannot be read, Missing for a checkpoint that is not there,
-    UnsupportedModel for an architecture that would be measured wrongly.
+    Raises BadInput for a name, device or dtype that cannot be read and for weights that do not fit, Missing for a
+    checkpoint that is not there, UnsupportedModel for an architecture that would be measured wrongly.
     """
     where = pick_device(device)
-    module, identity = sources.load_module(name, where, pick_dtype(dtype, where))
+    module, identity = sources.load_module(name, where, pick_dtype(dtype, where), spread=device == "auto")
     checkpoint = Checkpoint(module, tokenizer, identity)
     if tokenizer is None:
         checkpoint.tokenizer = sources.load_tokenizer(name)
@@ -160,7 +162,11 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The dtype of that name; "auto" is float32 on CPU and bfloat16 elsewhere."""
+    """The dtype of that name; "auto" is float32 on CPU and bfloat16 elsewhere.
+
+    Where a CPU has bfloat16, its error is far below that of sampling (`headscope bench` tells), but one machine would
+    give other numbers than the next, and models are compared on the same documents, where sampling errors cancel.
+    """
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     known = {"fp32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
@@ -195,7 +201,8 @@ def _parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.P
 def _refuse_unsound(module: nn.Module, name: str) -> None:
     """Refuse weights that are not numbers, naming the first. A sum is finite only where all of its terms are."""
     named = [(key, p.detach()) for key, p in _parameters(module) if p.is_floating_point() and not p.is_meta]
-    finite = torch.stack([p.sum(dtype=torch.float32) for _, p in named]).isfinite() if named else torch.ones(0)
+    sums = [p.sum(dtype=torch.float32).to(named[0][1].device) for _, p in named]
+    finite = torch.stack(sums).isfinite() if named else torch.ones(0)
     for (key, parameter), sound in zip(named, finite.tolist(), strict=True):
         if not sound and not parameter.isfinite().all():  # the sum alone may be too large
             raise BadInput(f"cannot measure '{name}': its weights are not finite, first in '{key}'; fetch it again")

@@ -31,7 +31,7 @@ from transformers import (
 
 from headscope import given
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel, nearest
-from headscope.models import lora, quantised
+from headscope.models import lora, placing, quantised
 from headscope.models.hub import HubId, commit, fetched
 from headscope.models.refused import refuse_by_config
 
@@ -58,10 +58,13 @@ ALIASES = {
 }
 
 
-def load_module(name: str, device: torch.device, dtype: torch.dtype) -> tuple[PreTrainedModel, str]:
+def load_module(
+    name: str, device: torch.device, dtype: torch.dtype, spread: bool = False
+) -> tuple[PreTrainedModel, str]:
     """The transformers model of the checkpoint called `name`, in evaluation mode, and the name it goes by in a run.
 
-    Raises BadInput for an unknown alias or an unreadable file, Missing for a path or hub id that is not there.
+    With `spread`, one that does not fit the GPU `device` is spread over all of them. Raises BadInput for an unknown
+    alias, an unreadable file, or weights that do not fit, Missing for a path or hub id that is not there.
     """
     base, adapter = split(name)
     folder, identity = locate(base)
@@ -73,6 +76,7 @@ def load_module(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Pr
         refuse_by_config(config, base)
         quantised_by = quantised.method(config)
         kind = _class_for(config)
+        placed = placing.placement(base, Path(folder), device, dtype, spread, bool(quantised_by))
         # Explicit flags: the hub may offer pickled weights beside safetensors, and a config may name a kernel to fetch.
         module, loading = kind.from_pretrained(
             folder,
@@ -82,8 +86,7 @@ def load_module(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Pr
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            # Quantised weights stay where they were put.
-            **({"device_map": {"": device}} if quantised_by else {}),
+            **placed,
         )
     except HeadscopeError:
         raise
@@ -98,11 +101,12 @@ def load_module(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Pr
     if loading["missing_keys"]:
         # transformers would fill them with random numbers.
         raise BadInput(f"checkpoint '{base}' lacks weights, e.g. {min(loading['missing_keys'])}; fetch it again")
+    placing.refuse_offloaded(module, base)
     module.config._commit_hash = commit(Path(folder))  # as transformers does where it fetches by itself
     if adapter is not None:
         module = lora.put_on(module, lora_folder(adapter), base).get_base_model()
         identity = f"{identity}+{adapter}"
-    return (module if quantised_by else module.to(device)).eval(), identity
+    return (module if placed else module.to(device)).eval(), identity
 
 
 def _class_for(config: Any) -> Any:

@@ -12,8 +12,8 @@ from headscope.measures.loss_by_position import LossByPosition
 from headscope.models.checkpoint import Opened
 from headscope.passes.sound import backbone, refuse_not_finite, refuse_unknown
 
-CHUNK = 512
-"""Positions whose logits are held at once."""
+CHUNK, FEW = 512, 128
+"""Positions whose logits are held at once, and as many of a document that is read in chunks to need little memory."""
 
 
 def last_hidden(model: Opened, ids: Tensor) -> Tensor:
@@ -71,12 +71,14 @@ class Backbone(BaseModelOutputWithPast):  # type: ignore[misc]
             raise AttributeError(name)
 
 
-def next_token_logits(model: Opened, ids: Tensor, hidden: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+def next_token_logits(
+    model: Opened, ids: Tensor, hidden: Tensor, size: int = CHUNK
+) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield (logits [n, vocabulary], the tokens [n] they predict, position of the first) for ids [1, L].
 
-    `hidden` [1, L, D] is what `last_hidden` returned.
+    `hidden` [1, L, D] is what `last_hidden` returned; n is at most `size`.
     """
-    for at in chunks(ids):
+    for at in chunks(ids, size):
         logits, tokens = predicted(model, ids, hidden[:, at], at)
         yield logits, tokens, at.start + 1
 
@@ -89,19 +91,21 @@ def token_losses(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.logsumexp(-1) - logits.gather(1, tokens[:, None])[:, 0]
 
 
-def loss_by_position(model: Opened, ids: Tensor, hidden: Tensor) -> LossByPosition:
-    """Loss of ids [1, L] by position, from the last hidden states."""
+def loss_by_position(model: Opened, ids: Tensor, hidden: Tensor, size: int = CHUNK) -> LossByPosition:
+    """Loss of ids [1, L] by position, from the last hidden states, with the logits of `size` positions at once."""
     loss = LossByPosition(ids.shape[1])
-    for logits, tokens, first in next_token_logits(model, ids, hidden):
+    for logits, tokens, first in next_token_logits(model, ids, hidden, size):
         loss.update(logits, tokens, first)
     return loss
 
 
 @contextmanager
 def forwarding(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Let a module run another forward."""
+    """Let a module run another forward; what it ran before, its class's or one put on it, returns on exit."""
+    before = {key: value for key, value in vars(module).items() if key == "forward"}
     module.__dict__["forward"] = forward
     try:
         yield
     finally:
         del module.__dict__["forward"]
+        module.__dict__.update(before)

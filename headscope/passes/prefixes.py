@@ -38,7 +38,7 @@ class PrefixReader:
     def __init__(self, model: Model):
         self.model = model
         self.block = BLOCKS.get(model.device.type, 128)
-        self.shares = _shares(model)
+        self.shares = continues(model)
         self.tokens = 0
         # Without the config, sliding layers keep every key too, and so can be cropped; the seam applies their window.
         self._cache = DynamicCache()
@@ -83,7 +83,7 @@ class PrefixReader:
         return logits[0, -1]
 
 
-def _shares(model: Model) -> bool:
+def continues(model: Model) -> bool:
     """Whether the cache of a beginning serves every sequence that begins so."""
     schedule, rotation = model.schedule, model.rotation
     by_length = getattr(schedule, "by_sequence", False) or (rotation.until is not None and not schedule.rotates)

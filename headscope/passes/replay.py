@@ -37,7 +37,7 @@ class Streams:
 
     def __init__(self, memory: float):
         self.memory, self.held = memory, 0
-        self._kept: list[Tensor | Path] = []
+        self._kept: list[Tensor | tuple[Path, torch.device]] = []
         self._disk: tempfile.TemporaryDirectory[str] | None = None
 
     def __len__(self) -> int:
@@ -53,11 +53,14 @@ class Streams:
             self._disk = tempfile.TemporaryDirectory(prefix="headscope-", ignore_cleanup_errors=True)
         file = Path(self._disk.name) / f"{len(self._kept)}.pt"
         torch.save(stream.cpu(), file)
-        self._kept.append(file)
+        self._kept.append((file, stream.device))
 
-    def at(self, layer: int, device: torch.device) -> Tensor:
+    def at(self, layer: int) -> Tensor:
         kept = self._kept[layer]
-        return kept if isinstance(kept, Tensor) else torch.load(kept, weights_only=True).to(device)
+        if isinstance(kept, Tensor):
+            return kept
+        file, device = kept
+        return torch.load(file, weights_only=True).to(device)
 
 
 class Replay:
@@ -68,7 +71,7 @@ class Replay:
 
     def __init__(self, model: Model, schedule: Fixed | AdaRoPE, ids: Tensor, memory: float, first: int = 1):
         self.model, self.schedule, self.ids, self.first = model, schedule, ids, first
-        self.layers = _decoder_layers(model)
+        self.layers = decoder_layers(model)
         self.streams = Streams(memory)
         self._calls: list[tuple[Any, Any]] = []
         self._bare = True  # whether a layer returns its stream as such, not in a tuple
@@ -88,7 +91,7 @@ class Replay:
 
         def last(module: nn.Module, args: Any, output: Any) -> None:
             self._bare = isinstance(output, Tensor)
-            self.streams.append(_stream(output))
+            self.streams.append(stream_of(output))
 
         with ExitStack() as stack:
             for layer in self.layers:
@@ -100,12 +103,12 @@ class Replay:
 
     def stream(self, layer: int) -> Tensor:
         """The residual stream [1, L, D] that the layer was given; one past the last layer, what that returned."""
-        return self.streams.at(layer, self.model.device)
+        return self.streams.at(layer)
 
     def through(self, layer: int, stream: Tensor) -> Tensor:
         """What one layer makes of a residual stream."""
         args, kwargs = self._calls[layer]
-        return _stream(self.layers[layer](stream, *args, **kwargs))
+        return stream_of(self.layers[layer](stream, *args, **kwargs))
 
     @property
     def predictions(self) -> int:
@@ -186,7 +189,7 @@ class Replay:
         return hidden
 
 
-def _decoder_layers(model: Opened) -> list[nn.Module]:
+def decoder_layers(model: Opened) -> list[nn.Module]:
     """The modules that the backbone runs one after the other, each with one attention module inside."""
     for stack in backbone(model).modules():
         if isinstance(stack, nn.ModuleList) and len(stack) == len(model.attention):
@@ -220,7 +223,7 @@ def _gradients(
     ]
 
 
-def _stream(output: Any) -> Tensor:
+def stream_of(output: Any) -> Tensor:
     """The residual stream in what a decoder layer returned."""
     stream: Tensor = output if isinstance(output, Tensor) else output[0]
     return stream

@@ -8,12 +8,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headscope.attention.heard import Attention
-from headscope.attention.kernel import blocked_lse
+from headscope.attention.kernel import Rule, attend, in_blocks
 from headscope.measures.attention_rows import LOCAL_KEYS, row_statistics
 from headscope.measures.distance_profile import distances, profile_sums
 from headscope.measures.planes import by_head, planes
@@ -32,12 +33,27 @@ ALLOWED = {
     "rotary pairs": (1e-4, 1e-4),
     "distance profile": (1e-4, 1e-4),
     "loss": (1e-3, 3e-2),
+    "cached keys": (1e-4, 2e-2),
+    "a window": (1e-4, 2e-2),
+    "chunks": (1e-4, 2e-2),
+    "a cap": (1e-4, 2e-2),
+    "a sink": (1e-4, 2e-2),
 }
 """What each may differ by, in float32 and in bfloat16, whose kernels round the weights (not q and k, which both get).
 
 Nats for log-sum-exp and loss; of the output a share of its largest value, of rows of a value where it is above 1, of
-pairs and distances of what was added up.
+pairs and distances of what was added up. The last are what attention knows beyond what every model asks of it, tried
+on random heads: the larger difference of output and log-sum-exp.
 """
+KEYS, QUERIES = 150, (150, 40, 1)
+"""Of random heads: a whole pass, some tokens after cached ones, and one."""
+RULES: dict[str, dict[str, Any]] = {
+    "cached keys": {},
+    "a window": {"window": 30},
+    "chunks": {"chunk": 64},
+    "a cap": {"cap": 3.0},
+    "a sink": {"sink": 1.5},
+}
 
 
 @dataclass(frozen=True)
@@ -70,10 +86,49 @@ def checks(model: Model, ids: Tensor) -> Iterator[Check]:
         measured = loss_by_position(model, ids, last_hidden(model, ids))
     loss = float(measured.sums.sum() / measured.counts.sum())
     worst["loss"] = abs(loss - _eager_loss(model, ids)) if math.isfinite(loss) else math.inf
+    worst |= dict(_of_rules(model))
     rounded = model.module.dtype.itemsize < 4
     dtype = str(model.module.dtype).removeprefix("torch.")
     for what, allowed in ALLOWED.items():
         yield Check(what, dtype, ids.shape[1], worst[what], allowed[rounded])
+
+
+def _of_rules(model: Model) -> Iterator[tuple[str, float]]:
+    """The largest difference under each rule of attention, of heads shaped like the model's."""
+    geometry, chance = model.geometry, torch.Generator().manual_seed(0)
+    scaling = geometry.head_dim**-0.5
+    for what, asked in RULES.items():
+        found = 0.0
+        for queries in QUERIES:
+            shapes = (geometry.heads, queries), (geometry.kv_groups, KEYS), (geometry.kv_groups, KEYS)
+            drawn = (torch.randn(1, *shape, geometry.head_dim, generator=chance) for shape in shapes)
+            q, k, v = (t.to(model.device, model.module.dtype) for t in drawn)
+            sink = torch.full((geometry.heads,), asked["sink"]).to(q) if "sink" in asked else None
+            rule = Rule(scaling, **{**asked, "sink": sink})
+            out, lse = attend(q, k, v, None, rule, 0.0, True)
+            keys, values = (_of_each(t[0], geometry.heads) for t in (k, v))
+            expected, exact = _by_rule(q[0].double(), keys, values, rule)
+            assert lse is not None
+            differences = _largest(out[0] - expected) / _largest(expected), _largest(lse[0] - exact)
+            found = max([found, *(each if math.isfinite(each) else math.inf for each in differences)])
+        yield what, found
+
+
+def _by_rule(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp under a rule, from all weights."""
+    at = torch.arange(k.shape[1], device=q.device)
+    query = at[len(at) - q.shape[1] :, None]
+    hidden = at > query
+    if rule.window is not None:
+        hidden = hidden | (at <= query - rule.window)
+    if rule.chunk is not None:
+        hidden = hidden | (at // rule.chunk != query // rule.chunk)
+    logits = rule.scaling * q @ k.mT
+    logits = logits if rule.cap is None else rule.cap * torch.tanh(logits / rule.cap)
+    logits = logits.masked_fill(hidden, -torch.inf)
+    if rule.sink is not None:
+        logits = torch.cat((logits, rule.sink.double()[:, None, None].expand(-1, q.shape[1], 1)), -1)
+    return logits.softmax(-1)[..., : k.shape[1]] @ v, logits.logsumexp(-1)
 
 
 def _eager_loss(model: Model, ids: Tensor) -> float:
@@ -90,7 +145,8 @@ def _eager_loss(model: Model, ids: Tensor) -> float:
 
 def _differences(model: Model, heard: Attention) -> Iterator[tuple[str, float]]:
     """The largest difference of each measure in one layer."""
-    q, k, v = heard.q.double(), _of_heads(heard.k, heard), _of_heads(heard.v, heard)
+    heads = heard.q.shape[0]
+    q, k, v = heard.q.double(), _of_each(heard.k, heads), _of_each(heard.v, heads)
     distance = heard.query_index[:, None] - heard.query_index
     hidden = distance < 0
     logits = heard.scaling * q @ k.mT
@@ -99,8 +155,8 @@ def _differences(model: Model, heard: Attention) -> Iterator[tuple[str, float]]:
     out = alpha @ v
     yield "attention output", _largest(heard.z - out) / max(_largest(out), 1e-12)
     yield "log-sum-exp, fused", _largest(heard.lse - lse)
-    blocks = blocked_lse(heard.q[None], heard.k[None], heard.scaling, True, None)[0]
-    yield "log-sum-exp, in blocks", _largest(blocks - lse)
+    _, blocks = in_blocks(heard.q[None], heard.k[None], heard.v[None], heard.scaling, True)
+    yield "log-sum-exp, in blocks", _largest(blocks[0] - lse)
     rows = torch.arange(heard.q.shape[1], device=q.device)
     expected = _row_statistics(alpha, distance)
     yield "rows of attention", _largest((row_statistics(heard, rows) - expected) / expected.abs().clamp(min=1))
@@ -147,9 +203,9 @@ def _diagonals(c: Tensor, at: Tensor) -> Tensor:
     return torch.stack([c.diagonal(-int(distance), 1, 2).sum(-1) for distance in at], -1)
 
 
-def _of_heads(t: Tensor, heard: Attention) -> Tensor:
+def _of_each(t: Tensor, heads: int) -> Tensor:
     """Keys or values [G, L, d] for every query head, float64."""
-    return t.double().repeat_interleave(heard.q.shape[0] // t.shape[0], 0)
+    return t.double().repeat_interleave(heads // t.shape[0], 0)
 
 
 def _largest(t: Tensor) -> float:

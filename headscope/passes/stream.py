@@ -48,12 +48,12 @@ class Norm:
 
     def before(self, towards: Tensor) -> Tensor:
         """Directions [n, D] before the norm for those after it, still to be divided by `scales`."""
-        back = towards * self.gain
+        back = towards.to(self.gain.device) * self.gain
         return back - back.mean(-1, keepdim=True) if self.centred else back
 
     def scales(self, given: Tensor, returned: Tensor) -> Tensor:
         """What each row of `given` [n, D] was divided by, [n]."""
-        x, y = given.float(), returned.float() - self.shift
+        x, y = given.to(returned.device).float(), returned.float() - self.shift
         linear = self.gain * (x - x.mean(-1, keepdim=True) if self.centred else x)
         scales: Tensor = linear.square().sum(-1) / torch.linalg.vecdot(y, linear)
         if not _same(linear / scales[:, None], y, returned.dtype):
@@ -204,6 +204,7 @@ def _unembedded(model: Model, layers: list[Layer], norm: Norm, hidden: Tensor, l
     """The whole stream; `logits` [n, V] must be what comes of `hidden` [n, D]."""
     head = model.module.get_output_embeddings()
     weight, bias = head.weight.detach(), getattr(head, "bias", None)
+    hidden, logits = hidden.to(weight.device), logits.to(weight.device)
     mean = weight.mean(0, dtype=torch.float32)
     ours = hidden.float() @ weight.float().T - (hidden.float() @ mean)[:, None]
     if bias is not None:

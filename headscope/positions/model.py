@@ -130,7 +130,8 @@ def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any
 
     `spec` is a spec string ("smollm2-135m@yarn:factor=8", a folder, a .gguf file, a hub id, each with an optional
     @SCHEME), a transformers model, a TransformerBridge, or an already opened Model (returned as it is).
-    `device` "auto" is cuda where there is one; `dtype` "auto" is float32 on CPU and bfloat16 on CUDA.
+    `device` "auto" is cuda where there is one, and all GPUs for weights that do not fit one; `dtype` "auto" is float32
+    on CPU and bfloat16 on CUDA.
 
     Raises BadInput for a spec that cannot be read, Missing for a checkpoint that is not there,
     UnsupportedModel for an architecture that would be measured wrongly.

@@ -92,7 +92,7 @@ class Study(Options):
     models: dict[str, str] = Field(default_factory=lambda: {"base": "smollm2-135m"}, description="label -> spec")
     texts: Texts = Field(default_factory=Texts)
     seed: int = Field(0, ge=0, le=LARGEST_SEED, description="fixes documents, sampled rows and draws")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
+    device: str = Field("auto", description="auto (a GPU, or all where one is too small, else cpu), cpu, cuda, ...")
     dtype: str = Field("auto", description="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16")
     engine: Engine = Field(default_factory=Engine, description="where cells are made: plain or ray", exclude=True)
 

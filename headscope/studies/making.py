@@ -118,9 +118,9 @@ def describe(label: str, materials: Materials) -> dict[str, Any]:
 
 
 def peak_bytes() -> float:
-    """Bytes of memory that this process came to need, those of the GPU where there is one."""
+    """Bytes of memory that this process came to need, those of the GPUs where there are some."""
     if torch.cuda.is_available():
-        return float(torch.cuda.max_memory_allocated())
+        return float(sum(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))))
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 

@@ -79,6 +79,7 @@ class AnswerWrites:
                 continue
             z = torch.stack([step[heads.index] for step in self._outputs[:steps]])  # T, 1 + S, H, d
             rows = z.flatten(0, 1).transpose(0, 1)
+            before = before.to(heads.projection.device)
             added = head_writes(rows, heads.projection, before.repeat_interleave(1 + spans, 0))
             means = added.view(len(added), steps, 1 + spans).double().mean(1).T
             found.append((heads.factor * means).float().cpu())

@@ -14,6 +14,7 @@ from headscope.errors import BadInput, Missing
 from headscope.measures.reads import Reads, stratified
 from headscope.models.checkpoint import evaluating
 from headscope.passes.capture import capturing
+from headscope.passes.chunked import chunk_size, hidden_in_chunks
 from headscope.passes.logits import finite_hidden
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -120,8 +121,10 @@ def read(model: Model, ids: Tensor, rows: Tensor, most: int) -> Reads:
     """The top keys of these rows of ids [L] in every head, under the model's scheme."""
     reads = Reads(model.geometry, rows, most)
     with attached(model), capturing(model) as layers, evaluating(model):
+        ids = ids.to(model.device)[None]
+        size = chunk_size(model, ids)
         layers.listen(reads.update)
-        finite_hidden(model, ids.to(model.device)[None])
+        finite_hidden(model, ids) if size is None else hidden_in_chunks(model, ids, size)
     return reads
 
 

@@ -73,7 +73,7 @@ class Terms:
 
     def __init__(self, stream: Stream, geometry: Any, ids: Tensor):
         self.stream, self.ids, self.geometry = stream, ids, geometry
-        targets = ids[0, 1:]
+        targets = ids[0, 1:].to(stream.unembedding.device)
         self.towards = stream.unembedding[targets].float() - stream.mean
         self.before = stream.final.before(self.towards)
         self.heads = torch.zeros(geometry.layers, geometry.heads, len(targets))
@@ -105,10 +105,11 @@ class Terms:
         for name in self.parts:
             self.parts[name] = stream.factor * self.parts[name] / self._scales
         self.heads = stream.factor * self.heads / self._scales.cpu()
-        after = torch.linalg.vecdot(self.towards, stream.final.shift.expand_as(self.towards))
-        logit = torch.linalg.vecdot(hidden[0, :-1].float(), self.towards)
+        towards = self.towards.to(self.ids.device)
+        after = torch.linalg.vecdot(towards, stream.final.shift.to(towards.device).expand_as(towards))
+        logit = torch.linalg.vecdot(hidden[0, :-1].to(towards.device).float(), towards)
         if stream.bias is not None:
-            own = stream.bias[self.ids[0, 1:]].float() - stream.bias.float().mean()
+            own = (stream.bias[self.ids[0, 1:].to(stream.bias.device)].float() - stream.bias.float().mean()).to(towards)
             after, logit = after + own, logit + own
         self.parts["bias", 0] = self.parts["bias", 0] + stream.factor * after
         added = torch.stack([*self.parts.values()]).sum(0)
@@ -116,12 +117,12 @@ class Terms:
         self.off = float((added - self.parts["logit", 0]).abs().max() / self.parts["logit", 0].abs().max())
 
     def _listen_to_heads(self, heads: Heads, layers: Layers, hook: Any) -> None:
-        before = self.before if heads.norm is None else heads.norm.before(self.before)
+        before = (self.before if heads.norm is None else heads.norm.before(self.before)).to(heads.projection.device)
 
         def hear(heard: Attention) -> None:
             self.heads[heads.index] = heads.factor * head_writes(heard.z[:, :-1], heads.projection, before).cpu()
             if heads.bias is not None and heads.norm is None:
-                self.bias += heads.factor * (before @ heads.bias.float())
+                self.bias += heads.factor * (before @ heads.bias.float()).to(self.bias.device)
 
         layers.listen(hear, [heads.index])
         if heads.norm is not None:
@@ -131,7 +132,7 @@ class Terms:
                 scales = norm.scales(args[0][0, :-1], output[0, :-1])
                 self.heads[heads.index] /= scales.cpu()
                 own = 0 if heads.bias is None else before @ heads.bias.float() / scales
-                self.bias += heads.factor * (own + self.before @ norm.shift)
+                self.bias += heads.factor * (own + self.before.to(norm.shift.device) @ norm.shift).to(self.bias.device)
 
             hook(norm.module, divide)
 
@@ -139,17 +140,18 @@ class Terms:
         def take(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             state = state_of(output)
             assert state is not None
-            added = factor * torch.linalg.vecdot(state[0, :-1].float(), self.before)
-            self.parts["other", number] = self.parts.get(("other", number), 0) + added
+            added = factor * torch.linalg.vecdot(state[0, :-1].float(), self.before.to(state.device))
+            self.parts["other", number] = self.parts.get(("other", number), 0) + added.to(self.ids.device)
 
         return take
 
     def _take_embedding(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         state = args[0] if args else kwargs["hidden_states"]
-        self.parts["embedding", 0] = torch.linalg.vecdot(state[0, :-1].float(), self.before)
+        embedded = torch.linalg.vecdot(state[0, :-1].float(), self.before.to(state.device))
+        self.parts["embedding", 0] = embedded.to(self.ids.device)
 
     def _take_scale(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        self._scales = self.stream.final.scales(args[0][0, :-1], output[0, :-1])
+        self._scales = self.stream.final.scales(args[0][0, :-1], output[0, :-1]).to(self.ids.device)
 
 
 def written(model: Model, ids: Tensor) -> Terms:

@@ -13,8 +13,10 @@ from headscope.attention.heard import Attention
 from headscope.errors import BadInput
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, RotaryPairs
 from headscope.models.checkpoint import evaluating
+from headscope.passes import logits
 from headscope.passes.capture import capturing
-from headscope.passes.logits import finite_hidden, loss_by_position
+from headscope.passes.chunked import chunk_size, hidden_in_chunks
+from headscope.passes.logits import finite_hidden
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.positions.rescaled import own_at
@@ -98,7 +100,7 @@ def measure_tokens(
     """Measure one document, ids [L], under the model's scheme: table name -> columns (without the study's keys).
 
     `rows` is None for every query row, else how many are sampled with `seed`. Whoever is `beside` listens to the same
-    pass.
+    pass. A long document is read in chunks: then each layer is heard several times, once for each chunk of queries.
     """
     length = len(ids)
     if not model.geometry.pairs:
@@ -107,15 +109,17 @@ def measure_tokens(
     if "attention" in tables:
         listeners.append(LearnedSink(model.geometry, length, rows, seed))
     with attached(model) as schedule, capturing(model) as layers, evaluating(model):
+        ids = ids.to(model.device)[None]
+        size = chunk_size(model, ids)
         for update in (*(listener.update for listener in listeners), *beside):
             layers.listen(update)
-        ids = ids.to(model.device)[None]
-        hidden = finite_hidden(model, ids)
+        hidden = finite_hidden(model, ids) if size is None else hidden_in_chunks(model, ids, size)
         columns: dict[str, dict[str, Any]] = {listener.name: dict(listener.compute()) for listener in listeners}
         if "learned_sink" in columns and not len(columns["learned_sink"]["share"]):
             del columns["learned_sink"]  # as in most families
         if "nll" in tables:
-            columns["nll"] = dict(loss_by_position(model, ids, hidden).compute())
+            at_once = logits.CHUNK if size is None else logits.FEW
+            columns["nll"] = dict(logits.loss_by_position(model, ids, hidden, at_once).compute())
     if "pairs" in columns:
         turned_by = schedule if schedule.rotates else own_at(model, length)
         columns["pairs"]["theta"] = _theta_column(model, turned_by, columns["pairs"])

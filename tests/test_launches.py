@@ -1,0 +1,43 @@
+"""On a GPU every operation is a launch: how many the measures of a layer take, counted where there is no GPU."""
+
+from typing import Any
+
+import pytest
+import torch
+from measure_laws import geometry_of
+from without_a_card import pretending
+
+from headscope.attention.heard import Attention
+from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, RotaryPairs
+
+LENGTH, ROWS, MOST = 65_536, 64, 200
+RULES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "window": {"window": 4096},
+    "chunk": {"chunk": 8192},
+    "cap": {"cap": 50.0},
+    "sink": {"sink": 9},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("queries", [LENGTH, LENGTH // 4])
+@pytest.mark.parametrize("rule", RULES)
+def test_all_measures_of_sampled_rows_take_few_launches_a_layer(rule: str, queries: int, dtype: torch.dtype) -> None:
+    """Nor does any ask the GPU for a number while it goes on: there is none to give."""
+    geometry = geometry_of(9, 3, 64, 32, windows=[None])
+    measures = [
+        AttentionRows(geometry, LENGTH, ROWS, 0),
+        LearnedSink(geometry, LENGTH, ROWS, 0),
+        RotaryPairs(geometry, LENGTH, ROWS, 0),
+        DistanceProfile(geometry, LENGTH),
+    ]
+    with pretending() as launches:
+        told = {name: torch.zeros(9, device="cuda") if name == "sink" else n for name, n in RULES[rule].items()}
+        q = torch.empty(9, queries, 64, dtype=dtype, device="cuda")
+        k = torch.empty(3, LENGTH, 64, dtype=dtype, device="cuda")
+        lse = torch.empty(9, queries, device="cuda")
+        heard = Attention(0, 0, q, k, k, q, lse, 0.125, **{"window": None, **told})
+        for measure in measures:
+            measure.update(heard)
+    assert 100 < launches.total() <= MOST, launches
