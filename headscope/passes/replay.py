@@ -60,7 +60,8 @@ class Streams:
         if isinstance(kept, Tensor):
             return kept
         file, device = kept
-        return torch.load(file, weights_only=True).to(device)
+        stream: Tensor = torch.load(file, weights_only=True).to(device)
+        return stream
 
 
 class Replay:
