@@ -329,7 +329,8 @@ def test_what_fills_a_window_comes_at_once_and_the_rest_when_it_is_asked_for(cli
     asked = {
         "output": '{"rest":["MATCH"]}.children',
         "outputs": {"id": place, "property": "children"},
-        "inputs": [{"id": place, "property": "id", "value": place}],
+        "inputs": [{"id": place, "property": "n_clicks", "value": 1}],
+        "state": [{"id": place, "property": "id", "value": place}],
         "changedPropIds": [],
     }
     (answer,) = client.post("/_dash-update-component", json=asked).get_json()["response"].values()

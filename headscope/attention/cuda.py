@@ -25,7 +25,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, float, int | None], tuple[Tensor, Ten
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> tuple[Tensor, Tensor] | None:
-    """Output and log-sum-exp of the last Lq of Lk keys, of which each sees the last `window`; None where no kernel
+    """Output and log-sum-exp of the last Lq of Lk keys, of which each sees the last in its window; None where no kernel
     serves."""
     for heads in _served(q, k, v):
         kernel = _picked(*heads, window)

@@ -7,8 +7,7 @@ the measure alone, not the rounding of the layers before.
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -47,12 +46,12 @@ on random heads: the larger difference of output and log-sum-exp.
 """
 KEYS, QUERIES = 150, (150, 40, 1)
 """Of random heads: a whole pass, some tokens after cached ones, and one."""
-RULES: dict[str, dict[str, Any]] = {
-    "cached keys": {},
-    "a window": {"window": 30},
-    "chunks": {"chunk": 64},
-    "a cap": {"cap": 3.0},
-    "a sink": {"sink": 1.5},
+RULES = {
+    "cached keys": Rule(1.0),
+    "a window": Rule(1.0, window=30),
+    "chunks": Rule(1.0, chunk=64),
+    "a cap": Rule(1.0, cap=3.0),
+    "a sink": Rule(1.0, sink=torch.tensor(1.5)),
 }
 
 
@@ -103,8 +102,8 @@ def _of_rules(model: Model) -> Iterator[tuple[str, float]]:
             shapes = (geometry.heads, queries), (geometry.kv_groups, KEYS), (geometry.kv_groups, KEYS)
             drawn = (torch.randn(1, *shape, geometry.head_dim, generator=chance) for shape in shapes)
             q, k, v = (t.to(model.device, model.module.dtype) for t in drawn)
-            sink = torch.full((geometry.heads,), asked["sink"]).to(q) if "sink" in asked else None
-            rule = Rule(scaling, **{**asked, "sink": sink})
+            sink = None if asked.sink is None else asked.sink.expand(geometry.heads).to(q)
+            rule = replace(asked, scaling=scaling, sink=sink)
             out, lse = attend(q, k, v, None, rule, 0.0, True)
             keys, values = (_of_each(t[0], geometry.heads) for t in (k, v))
             expected, exact = _by_rule(q[0].double(), keys, values, rule)
