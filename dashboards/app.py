@@ -32,8 +32,8 @@ INDEX = """<!doctype html>
 </html>"""
 
 
-def create(folder: Path) -> Dash:
-    """The app on the runs in `folder`."""
+def create(place: Path) -> Dash:
+    """The app on the runs of a folder; `place` is the folder, or the run to begin with."""
     app = Dash(
         "dashboards",
         title="headscope",
@@ -43,7 +43,7 @@ def create(folder: Path) -> Dash:
         index_string=INDEX,
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
-    app.server.config.update(LIBRARY=Library(folder), TRUSTED_HOSTS=HOSTS)
+    app.server.config.update(LIBRARY=Library(place), TRUSTED_HOSTS=HOSTS)
     hidden = [dcc.Location("url", refresh=False), dcc.Download("saved"), dcc.Store("shown"), html.Div(className="busy")]
     app.layout = dmc.MantineProvider([*hidden, *frame.shell()], defaultColorScheme="auto")
     _show_what_the_url_says(app)
@@ -52,14 +52,14 @@ def create(folder: Path) -> Dash:
     return app
 
 
-def serve(folder: Path, port: int) -> None:
+def serve(place: Path, port: int) -> None:
     """Answer on loopback until interrupted. Raises OSError when the port is taken."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with socket.create_server(("127.0.0.1", port)) as listening, suppress(KeyboardInterrupt):
-        app = create(folder).server
+        app = create(place).server
         server = make_server("127.0.0.1", port, app, threaded=True, fd=listening.fileno())
         print(
-            f"headscope shows {folder}\nOpen http://127.0.0.1:{listening.getsockname()[1]}  (Ctrl-C ends it)",
+            f"headscope shows {place}\nOpen http://127.0.0.1:{listening.getsockname()[1]}  (Ctrl-C ends it)",
             flush=True,
         )
         server.serve_forever()

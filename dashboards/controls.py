@@ -8,7 +8,6 @@ from dash import html
 from dashboards.library import current
 from dashboards.pages import Page
 from dashboards.view import FILTERS, View
-from headscope.errors import BadRun
 from headscope.report.outline import statistics_of
 from headscope.runs.roles import roles
 from headscope.runs.run import Run
@@ -85,10 +84,9 @@ def _made(run: Run) -> dict[str, Any]:
 
 
 def _newer(run: Run) -> str | None:
-    """The newest run of the folder that can be read, where it is newer than all that are shown."""
-    readable = [name for name, found in current().listing().items() if not isinstance(found, BadRun)]
-    shown = {part.name for part in run.parts}
-    return readable[0] if readable and not shown & {readable[0]} else None
+    """The newest run that has finished since the app was started, if it is not shown."""
+    newest = current().finished_since()
+    return newest if newest not in {part.name for part in run.parts} else None
 
 
 def _label(name: str) -> str:

@@ -1,6 +1,6 @@
 """The runs of one folder, opened by name. A name is looked up in the folder's listing, never joined to a path."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,14 +14,27 @@ KEPT = 8
 
 
 class Library:
-    """What lies in `folder` now; runs that finish later appear by themselves."""
+    """What lies in a folder now; runs that finish later appear by themselves.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `place` is the folder, or one of its runs: then `first`, which is shown where none is named.
+    """
+
+    def __init__(self, place: Path) -> None:
+        is_run = (place / "run.json").is_file()
+        self.folder = place.parent if is_run else place
+        self.first = place.name if is_run else ""
+        self.before = {*self.listing()}
 
     def listing(self) -> dict[str, Run | BadRun]:
         """Every finished run by name, newest first; one that cannot be read comes with the reason."""
         return {path.name: found for path, found in runs(self.folder)}
+
+    def finished_since(self) -> str | None:
+        """The newest run that can be read and was not there when the app was started."""
+        return next((name for name, run in self._readable() if name not in self.before), None)
+
+    def _readable(self) -> Iterator[tuple[str, Run]]:
+        return ((name, run) for name, run in self.listing().items() if isinstance(run, Run))
 
     def unfinished(self) -> dict[str, int]:
         """Cells stored so far of each run that was interrupted or is still going on."""
@@ -33,14 +46,14 @@ class Library:
         return *sorted(finished), *self.unfinished().items()
 
     def opened(self, names: Sequence[str]) -> Run:
-        """These runs read as one; without a name the newest that can be read.
+        """These runs read as one; without a name `first`, or the newest that can be read.
 
         Raises BadInput for a name that is not in the folder, for none at all, and for runs that contradict each other;
         BadRun for a damaged one.
         """
         found = self.listing()
-        names = list(names) or [name for name, run in found.items() if isinstance(run, Run)][:1]
-        if not names:
+        names = list(names) or [self.first or next((name for name, _ in self._readable()), "")]
+        if names == [""]:
             raise BadInput("there is no finished run in this folder yet")
         if unknown := [name for name in names if name not in found]:
             raise BadInput(f"there is no run '{unknown[0]}' in this folder")

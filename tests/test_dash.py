@@ -17,6 +17,7 @@ from dashboards.app import create
 from dashboards.controls import LINES, controls
 from dashboards.drawing import Drawing, drawing
 from dashboards.frame import leads_to, pages, shell, state
+from dashboards.library import current
 from dashboards.pages import compare, probe
 from dashboards.view import FILTERS, View, place_of
 from headscope import door
@@ -374,6 +375,17 @@ def test_the_newest_run_is_named_once_and_a_newer_one_is_offered(tmp_path: Path)
         assert run.name == first.name
         (offer,) = [p for p in walk(controls(page, run, view)) if getattr(p, "className", "") == "offer"]
         assert offer.children[1].href == "?run=29991231T000000Z-new-00000000"
+
+
+def test_a_run_is_opened_first_though_others_are_newer_and_those_are_not_offered(tmp_path: Path):
+    first = synthetic_run(tmp_path, **TINY)
+    synthetic_run(tmp_path, **TINY, seed=1).path.rename(tmp_path / "29991231T000000Z-new-00000000")
+    for place, name in ((tmp_path, "29991231T000000Z-new-00000000"), (first.path, first.name)):
+        with create(place).server.app_context():
+            page, run, view, _ = leads_to("/heads", {})
+            assert run.name == name
+            assert not [p for p in walk(controls(page, run, view)) if getattr(p, "className", "") == "offer"]
+            assert len(current().listing()) == 2
 
 
 def test_the_grid_is_saved_as_it_is_sorted_and_filtered(run: Run):

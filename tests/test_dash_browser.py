@@ -24,7 +24,7 @@ from whole_run import whole_run
 from dashboards.app import create
 from dashboards.frame import pages
 from dashboards.library import Library
-from headscope.commands.dash import EXAMPLES
+from headscope.commands.dash import EXAMPLE
 from headscope.runs.run import Run, short_names
 from headscope.runs.statistics import statistic
 from headscope.runs.summary import beside
@@ -33,7 +33,6 @@ from headscope.runs.synthetic import synthetic_run
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=60_000)  # other tests may run beside these
 PATHS = [page.PATH for page in pages()]
-EXAMPLE = next(EXAMPLES.glob("*-example-*"))
 MODELS = ["base", "yarn", "yarn without factor", "adarope"]
 LENGTH = 12288
 RUN = EXAMPLE.name
@@ -57,7 +56,7 @@ GONE = f"() => {{ {SHOWN} return shown !== window.before; }}"
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[Flask, str]]:
     """The app, and its address; `serve` gives it the runs to show."""
-    app = create(EXAMPLES).server
+    app = create(EXAMPLE).server
     made = make_server("127.0.0.1", 0, app, threaded=True)
     threading.Thread(target=made.serve_forever, daemon=True).start()
     yield app, f"http://127.0.0.1:{made.server_port}"
@@ -78,7 +77,7 @@ def serve(server: tuple[Flask, str]) -> Callable[[Path], str]:
 
 @pytest.fixture
 def app(serve: Callable[[Path], str]) -> str:
-    return serve(EXAMPLES)
+    return serve(EXAMPLE)
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,10 @@ def _found(run: Run) -> Iterator[Words]:
 
 
 def _side_by_side(run: Run) -> Iterator[Listing]:
-    table = cells.table("Medians over heads, and loss; 95 % intervals in brackets", run.derived(summary.models))
+    known = run.derived(summary.models)
+    measured = len(known.columns) > 1
+    title = "Medians over heads, and loss; 95 % intervals in brackets" if measured else "What they are"
+    table = cells.table(title, known)
     specs = {model["label"]: f"{model['spec']}: {_shape(model['geometry'])}" for model in run.manifest["models"]}
     yield replace(table, defined=specs)
 

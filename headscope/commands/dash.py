@@ -11,13 +11,19 @@ from headscope.errors import BadInput, CannotWrite
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 """Runs that headscope ships."""
+EXAMPLE = next(EXAMPLES.glob("*-example-*"))
+"""The one that is opened first."""
 
 
 def dash(
     directory: Annotated[
         Path,
-        typer.Argument(metavar="[RUNS_DIR]", show_default="the shipped example", help="Directory that holds runs."),
-    ] = EXAMPLES,
+        typer.Argument(
+            metavar="[RUNS_DIR|RUN]",
+            show_default="the shipped example",
+            help="Directory that holds runs, or the one of them to begin with.",
+        ),
+    ] = EXAMPLE,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port on this machine; 0 takes a free one.")
     ] = 8050,

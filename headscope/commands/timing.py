@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from headscope import door
-from headscope.commands.dash import EXAMPLES
+from headscope.commands.dash import EXAMPLE
 from headscope.commands.executing import quiet_libraries
 from headscope.commands.flags import Json
 
@@ -42,7 +42,7 @@ def bench(
     if dashboard:
         from dashboards import timing
 
-        rows += (_told(row, as_json) for row in timing.compare(EXAMPLES))
+        rows += (_told(row, as_json) for row in timing.compare(EXAMPLE))
     else:
         quiet_libraries()
         from headscope.report.terminal import print_table, say
