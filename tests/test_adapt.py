@@ -328,6 +328,21 @@ def test_killed_and_resumed_it_ends_with_the_same_adapter(place: Path, tmp_path:
     assert resumed.manifest["tables"] == whole.manifest["tables"]
 
 
+def test_a_watched_training_leaves_the_same_adapters_and_a_run_of_the_heads_under_each(
+    place: Path, tmp_path: Path
+) -> None:
+    plain, watched = learn(place, tmp_path / "a"), learn(place, tmp_path / "b", watch=True)
+    for step in (0, 2, 4, 6):
+        ours, theirs = (load_file(adapter_of(run, step)) for run in (plain, watched))
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    (looks,) = (Run.open(path) for path in (tmp_path / "b").glob("[!.]*-adapt-heads-*"))
+    assert [(model["step"], model["scheme"]) for model in looks.manifest["models"]] == [
+        (step, "adarope") for step in (0, 2, 4, 6)
+    ]
+    at_end = watched.validation[watched.validation["step"] == 6]["nll"]
+    assert looks.nll[looks.nll["model"] == "step-6"]["nll"].to_numpy() == pytest.approx(at_end.to_numpy(), abs=1e-6)
+
+
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_adapter(place: Path, tmp_path: Path) -> None:
     with pytest.raises(
         Diverged, match=r"at step \d.*the last good adapter is kept in .*learn at lower rates"

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from headscope import given
 from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput
-from headscope.models.checkpoint import Checkpoint, open_checkpoint, opened
+from headscope.models.checkpoint import Checkpoint, Opened, open_checkpoint, opened
 from headscope.models.survey import BaseRotation
 from headscope.positions.schedule import Schedule
 from headscope.positions.schemes import SCHEMES, Base, Scheme
@@ -57,6 +57,16 @@ def _begins_scheme(text: str) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
+class _AtHand:
+    """The rule of positions that are there already."""
+
+    positions: Schedule
+
+    def schedule(self, checkpoint: Opened) -> Schedule:
+        return self.positions
+
+
+@dataclass(frozen=True, eq=False)
 class Model:
     """An opened checkpoint with the position scheme it is to run under: the text of it, and the rule that was read.
 
@@ -82,6 +92,10 @@ class Model:
     def with_scheme(self, scheme: str) -> "Model":
         """The same checkpoint under another scheme, e.g. "yarn:factor=8". Raises BadInput if it cannot be read."""
         return Model(self.checkpoint, scheme, parse(scheme))
+
+    def under(self, positions: Schedule, scheme: str) -> "Model":
+        """The same checkpoint under positions that are at hand, which `scheme` only names."""
+        return Model(self.checkpoint, scheme, _AtHand(positions))
 
     @property
     def spec(self) -> str:

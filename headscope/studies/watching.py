@@ -28,6 +28,7 @@ from headscope.runs.run import Run, concatenate
 from headscope.runs.schema import all_tables
 from headscope.runs.statistics import column, is_statistic
 from headscope.studies.config import Study, build_study
+from headscope.studies.materials import Materials
 from headscope.studies.runner import run
 
 PREFIX = "headscope/"
@@ -122,6 +123,21 @@ class Watch:
         while (self.out / f"{_stamp(second)}-{name}").exists():
             second += 1
         return _stamp(second)
+
+
+def look(materials: Materials, name: str, model: Model, length: int, step: int, resume: bool) -> None:
+    """Measure a model that a section trains, on the study's texts at `length`, into the run `name` beside its own."""
+    texts = materials.study.texts
+    watch = Watch(
+        {"measure": {"lengths": [length], "tables": ["attention", "nll"]}},
+        text=texts.source,
+        docs=texts.docs,
+        seed=materials.seed,
+        out=materials.files.parent.parent,
+        name=name,
+        resume=resume,
+    )
+    watch(model, step)
 
 
 def medians(look: Run) -> dict[str, float]:

@@ -32,6 +32,7 @@ from headscope.sections.adapt.variants import VARIANTS
 from headscope.studies.cells import Cell, pass_cost
 from headscope.studies.digests import of_adapter
 from headscope.studies.materials import Materials
+from headscope.studies.watching import look
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,10 @@ class AdaptSection:
             if not np.isfinite(found["nll"]).all():
                 raise self._diverged("the held-out loss is no longer finite", stretch.last)
             self._keep(learner, peft, stretch, found, training)
+            if self.config.watch:
+                now = model.under(learner.adarope, "adarope")
+                length = self.config.validation_length
+                look(self.materials, f"{self.materials.study.name}-heads", now, length, stretch.last, stretch.last > 0)
         tables: dict[str, Rows] = {"validation": {"adapter": self.materials.study.name, "step": stretch.last, **found}}
         if training:
             columns = {name: [row[name] for row in training] for name in training[0]}

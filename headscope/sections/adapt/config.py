@@ -73,6 +73,10 @@ class Adapt(Options):
         0, ge=0, description="sequences up to this length keep their activations: faster, but more memory"
     )
 
+    watch: bool = Field(
+        False, description="measure the heads under every kept adapter, into a run beside this one that grows"
+    )
+
     @model_validator(mode="after")
     def _make_sense(self) -> "Adapt":
         if not self.phases:

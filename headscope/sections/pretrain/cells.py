@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from headscope.errors import BadInput, Diverged
-from headscope.models.checkpoint import Opened, pick_device
+from headscope.models.checkpoint import pick_device
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
-from headscope.positions.model import Model, load
-from headscope.positions.schedule import Fixed, Schedule
+from headscope.positions.model import load
+from headscope.positions.schedule import Fixed
 from headscope.runs.arrow import Rows
 from headscope.sections.adapt.learning import wsd
 from headscope.sections.adapt.samples import Slices
@@ -35,7 +35,7 @@ from headscope.studies.cells import Cell, pass_cost
 from headscope.studies.digests import Content
 from headscope.studies.materials import Materials
 from headscope.studies.texts import CHARACTERS_PER_TOKEN, Document, TokenDocument, first_tokens, read
-from headscope.studies.watching import Watch
+from headscope.studies.watching import look
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,6 @@ class _Stretch:
     def training(self) -> str:
         """What the training goes by in tables and folders."""
         return f"{self.variant}-s{self.seed}"
-
-
-@dataclass(frozen=True, eq=False)
-class _AsItIs:
-    """The rule of positions that are at hand."""
-
-    positions: Fixed | AdaRoPE
-
-    def schedule(self, checkpoint: Opened) -> Schedule:
-        return self.positions
 
 
 class PretrainSection:
@@ -120,7 +110,9 @@ class PretrainSection:
             raise self._diverged("the held-out loss is no longer finite", stretch, stretch.last)
         self._keep(learner, positions, stretch)
         if self.config.watch and stretch.last in self.config.kept:
-            self._watch(training, positions, stretch)
+            now = training.under(positions, stretch.variant)
+            resume = stretch.last > self.config.kept[0]
+            look(self.materials, stretch.training, now, self.config.length, stretch.last, resume)
         tables: dict[str, Rows] = {"validation": {"adapter": stretch.training, "step": stretch.last, **found}}
         if steps:
             columns = {name: [row[name] for row in steps] for name in steps[0]}
@@ -162,20 +154,6 @@ class PretrainSection:
         for stop in self.config.stops:  # this stretch's own start stays until it is stored
             if stop < stretch.first:
                 self._state(stretch, stop).unlink(missing_ok=True)
-
-    def _watch(self, model: Model, positions: Fixed | AdaRoPE, stretch: _Stretch) -> None:
-        """Measure the model as it is now, on the held-out texts."""
-        texts = self.materials.study.texts
-        watch = Watch(
-            {"measure": {"lengths": [self.config.length], "tables": ["attention", "nll"]}},
-            text=texts.source,
-            docs=texts.docs,
-            seed=self.materials.seed,
-            out=self.materials.files.parent.parent,
-            name=stretch.training,
-            resume=stretch.last > self.config.kept[0],
-        )
-        watch(Model(model.checkpoint, stretch.variant, _AsItIs(positions)), stretch.last)
 
     def _diverged(self, what: str, stretch: _Stretch, step: int) -> Diverged:
         return Diverged(f"{stretch.training}: {what} at step {step}; train at a lower rate, e.g. --rate 1e-4")
