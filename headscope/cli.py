@@ -118,6 +118,19 @@ def report(
     _write_report(runs, out)
 
 
+@app.command()
+def join(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run directories.")],
+    out: Out = Path("runs"),
+    name: Annotated[str, typer.Option("--name", help="Slug of the run directory.")] = "joined",
+) -> None:
+    """Store several runs as one, to share or ship: as the app and the report show them when they are read as one."""
+    from headscope.runs.joining import join as joined
+    from headscope.runs.run import Run
+
+    print(f"Run: {joined([Run.open(path) for path in runs], out, name).path}")
+
+
 app.command()(bundle.bundle)
 
 

@@ -10,6 +10,8 @@ import yaml
 
 from headscope.errors import BadInput
 
+SLUG = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+"""What a run may be called."""
 SHOWN = 120
 """Characters of a value that a message repeats."""
 

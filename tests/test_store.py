@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headscope.errors import BadRun, CannotWrite
+from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.runs import writer
 from headscope.runs.arrow import to_arrow
 from headscope.runs.columns import FORMAT_VERSION
+from headscope.runs.joining import join
 from headscope.runs.run import Run, concatenate, runs
 from headscope.runs.schema import all_tables
 from headscope.runs.synthetic import manifest, synthetic_run
@@ -515,3 +516,29 @@ def test_one_label_over_two_checkpoints_is_two_models(tmp_path):
     joined = concatenate([Run.open(tmp_path / "copy"), first])
     assert joined.models[0] == "base · copy"
     assert f"base · {first.name}" in joined.models
+
+
+# Several runs stored as one -----------------------------------------------------------------------------------------
+
+
+def test_joined_runs_are_stored_as_they_are_read_as_one(tmp_path):
+    shape = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
+    parts = [synthetic_run(tmp_path, models=(name,), seed=seed, **shape) for seed, name in enumerate("ab")]
+    stored, whole = join(parts, tmp_path, "both"), concatenate(parts)
+    assert validate(stored) == []
+    assert stored.models == whole.models == ["a", "b"]
+    for name in whole.tables:
+        ours, theirs = (
+            run.table(name).sort_values(all_tables()[name].keys, ignore_index=True) for run in (stored, whole)
+        )
+        pd.testing.assert_frame_equal(ours, theirs, check_categorical=False, obj=name)
+    pd.testing.assert_frame_equal(stored.heads, whole.heads)
+    assert {*stored.manifest["config"]["joined"]} == {run.name for run in parts}
+
+
+def test_runs_that_cannot_be_joined_are_refused_and_nothing_is_written(tmp_path):
+    run = synthetic_run(tmp_path, models=("a",), layers=2, heads=2, groups=2, pairs=2, lengths=(256,), docs=2)
+    for runs_, name in (([run], "both"), ([run, run], "both"), ([run], "no/name")):
+        with pytest.raises(BadInput):
+            join(runs_, tmp_path / "out", name)
+    assert not (tmp_path / "out").exists()

@@ -88,7 +88,7 @@ class Engine(Options):
 class Study(Options):
     """A whole study: every section that is present lands in one run. `study_type` adds a field for each section."""
 
-    name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="slug of the run directory")
+    name: str = Field(default="study", pattern=given.SLUG, description="slug of the run directory")
     models: dict[str, str] = Field(default_factory=lambda: {"base": "smollm2-135m"}, description="label -> spec")
     texts: Texts = Field(default_factory=Texts)
     seed: int = Field(0, ge=0, le=LARGEST_SEED, description="fixes documents, sampled rows and draws")

@@ -1,0 +1,34 @@
+"""Several runs stored as one: what was measured piece by piece, as one folder to keep and share."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from headscope import given
+from headscope.errors import BadInput
+from headscope.runs.run import Run, concatenate
+from headscope.runs.writer import RunWriter
+
+OF_THE_WHOLE = ("models", "tables", "files", "format_version", "started", "finished")
+"""What the joined run tells of itself; all else in run.json is told by the part that it is of."""
+
+
+def join(runs: Sequence[Run], out: Path, name: str) -> Run:
+    """Store runs as they are read as one, with what each tells of how it was made.
+
+    Files beside the tables (adapters, checkpoints) stay where they are. Raises BadInput for one run alone and where two
+    runs tell of one thing differently, CannotWrite where `out` cannot be written.
+    """
+    if len({run.path.resolve() for run in runs}) < len(runs) or len(runs) < 2:
+        raise BadInput("a run is joined to others: name two runs or more, each once")
+    if not re.match(given.SLUG, name):
+        raise BadInput(f"a run cannot be called '{name}': letters, digits, - and _")
+    whole = concatenate(runs)
+    whole.check()
+    for table, rows in whole.dropped.items():
+        raise BadInput(f"{rows:,} rows of table {table} are told otherwise by another of these runs: leave one out")
+    told = {run.name: {key: value for key, value in run.manifest.items() if key not in OF_THE_WHOLE} for run in runs}
+    seconds = sum(run.manifest.get("timings", {}).get("seconds", 0) for run in runs)
+    with RunWriter.open(out, name, {"name": name, "joined": told}) as writer:
+        writer.add("all", {table: whole.table(table) for table in whole.tables})
+        return writer.commit(["all"], {"models": whole.manifest["models"], "timings": {"seconds": round(seconds, 1)}})
