@@ -49,7 +49,7 @@ def _stored_step(state: Path) -> int:
 
 
 def expand_checkpoints(pattern: str) -> dict[str, str]:
-    """One model per match of a pattern, labelled by its name (its path, where two have one name), by training step.
+    """One model per match of a pattern, labelled by as much of its path's end as tells all apart, by training step.
 
     The pattern names folders, GLOB[@SCHEME]; LoRAs on one checkpoint, BASE+GLOB[@SCHEME]; branches and tags on the hub,
     ORG/NAME:GLOB[@SCHEME]; or adapters, CHECKPOINT@adarope:adapter=GLOB. "@" and "+" may also stand in the name of a
@@ -74,11 +74,11 @@ def expand_checkpoints(pattern: str) -> dict[str, str]:
 
 
 def _models(found: list[Path], before: str, after: str) -> dict[str, str]:
-    names = [_stem(path) for path in found]
+    labels = _labels(found)
     specs = {path: f"{before}{path}{after}" for path in found}
     steps = {path: training_step(str(path)) if path.is_dir() else _named_step(path.name) for path in found}
-    ordered = sorted(found, key=lambda path: (steps[path] is None, steps[path] or 0, path.name))
-    return {_stem(path) if names.count(_stem(path)) == 1 else str(path): specs[path] for path in ordered}
+    ordered = sorted(found, key=lambda path: (steps[path] is None, steps[path] or 0, path.name, path))
+    return {labels[path]: specs[path] for path in ordered}
 
 
 def _revisions(repository: str, pattern: str, scheme: str) -> dict[str, str]:
@@ -127,5 +127,10 @@ def _glob(pattern: str) -> list[Path]:
         raise BadInput(f"checkpoint pattern {given.shown(pattern)} cannot be used ({error}): check it") from error
 
 
-def _stem(path: Path) -> str:
-    return path.name.removesuffix(".safetensors") or str(path)
+def _labels(found: list[Path]) -> dict[Path, str]:
+    """Each path by its last part, or by as many of its last parts as tell all of them apart: rope-s0/step-64."""
+    for count in range(1, max(len(path.parts) for path in found) + 1):
+        labels = {path: str(Path(*path.parts[-count:])).removesuffix(".safetensors") for path in found}
+        if len({*labels.values()}) == len(found):
+            break
+    return labels
