@@ -13,7 +13,7 @@ from dashboards.tray import tray
 from dashboards.view import FILTERS, TABLE, Query, View, described, linked
 from headscope.errors import BadInput
 from headscope.report.content import Content
-from headscope.report.words import few
+from headscope.report.words import shown_at_first
 from headscope.runs.run import Run
 from headscope.runs.statistics import sentence, statistic
 
@@ -95,7 +95,7 @@ def left_out(page: Page, run: Run, view: View) -> list[str]:
         f"{rows:,} rows of table {name} are not shown: another of these runs has rows of the same key."
         for name, rows in run.dropped.items()
     ]
-    if "models" in page.controls(run) and len(run.models) > len(view.models) == len(few(run.models)):
+    if "models" in page.controls(run) and len(run.models) > len(view.models) == len(shown_at_first(run)):
         told.append(f"{len(view.models)} of {len(run.models)} models are drawn: {', '.join(view.models)}.")
     return told
 

@@ -14,12 +14,12 @@ from headscope import given
 from headscope.errors import BadInput
 from headscope.figures.marks import Head
 from headscope.report.outline import statistics_of
-from headscope.report.words import few
+from headscope.report.words import shown_at_first
 from headscope.runs.means import HEAD_KEYS
 from headscope.runs.roles import holding, roles
 from headscope.runs.run import Run
 from headscope.runs.statistics import number, sentence, statistic
-from headscope.runs.summary import longest
+from headscope.runs.summary import longest, longest_of_all
 
 Query = Mapping[str, str | list[str]]
 FILTERS = ("layers", "role", "low", "high")
@@ -77,14 +77,16 @@ class View:
             notes.append(f"Left out, as it is no filter of this page: {', '.join(strange)}.")
         stats = statistics_of(run)
         asked = query.get("models", [])
-        drawn = [label for label in run.models if label in asked] or few(run.models)
+        drawn = [label for label in run.models if label in asked] or shown_at_first(run)
         model = one_of("model", run.models, run.models[-1] if run.models else "") or ""
         base = one_of("base", run.models, None)
         first = run.models[0] if run.models else ""
         judge = (
             model if "model" in has else (base or first) if "base" in has else drawn[0] if "models" in has else model
         )
-        stat = one_of("stat", stats, longest(run.heads) or next(iter(stats), "")) or ""
+        seen = drawn if "models" in has else [model] if "model" in has else run.models
+        known_of_all = longest_of_all(run.heads[run.heads["model"].isin(seen)]) or longest(run.heads)
+        stat = one_of("stat", stats, known_of_all or next(iter(stats), "")) or ""
         role = one_of("role", list(roles()), None)
         return cls(
             query={name: query[name] if name in ("run", "models", "sets") else known[name] for name in known},

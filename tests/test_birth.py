@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from headscope.figures import birth
+from headscope.runs.courses import courses
 
 STEPS = (0, 1, 16, 256, 2048)
 TRAININGS = ("rope-s0", "alibi-s0")
@@ -38,7 +39,7 @@ def heads() -> pd.DataFrame:
     return frame.assign(model=pd.Categorical(frame["model"], [model["label"] for model in models()]))
 
 
-COURSE = birth.courses(models())
+COURSE = courses(models())
 
 
 @pytest.mark.parametrize(
@@ -62,12 +63,12 @@ COURSE = birth.courses(models())
 def test_a_training_goes_by_the_folder_of_its_checkpoints(
     checkpoint: str, scheme: str, label: str, training: str
 ) -> None:
-    told = birth.courses([{"label": label, "checkpoint": checkpoint, "scheme": scheme, "step": 7}])
+    told = courses([{"label": label, "checkpoint": checkpoint, "scheme": scheme, "step": 7}])
     assert told.to_dict("records") == [{"label": label, "training": training, "step": 7}]
 
 
 def test_models_without_a_step_are_of_no_training() -> None:
-    assert birth.courses([{"label": "a", "checkpoint": "x/step-1", "scheme": "base", "step": None}]).empty
+    assert courses([{"label": "a", "checkpoint": "x/step-1", "scheme": "base", "step": None}]).empty
 
 
 def test_of_one_training_every_head_has_a_line_in_the_panel_of_its_layer() -> None:

@@ -9,6 +9,7 @@ from dashboards.view import View
 from headscope.figures import birth, layers
 from headscope.report import outline
 from headscope.report.content import Chart, Content, Later, Listing, Piece, Words
+from headscope.runs.courses import courses
 from headscope.runs.roles import roles
 from headscope.runs.run import Run
 
@@ -24,7 +25,7 @@ def controls(run: Run) -> Sequence[str]:
 def content(run: Run, view: View) -> Content:
     """The statistic and the roles over steps, and what probes show of a training."""
     steps = outline.steps(run)
-    course = birth.courses(run.manifest["models"])
+    course = courses(run.manifest["models"])
     sections: dict[str, Sequence[Piece]] = {}
     heads = view.kept(run.heads)
     if len(steps) > 1 and view.stat:

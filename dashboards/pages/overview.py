@@ -9,7 +9,7 @@ from headscope.report import cells, outline
 from headscope.report import html as report
 from headscope.report.claims import Claim
 from headscope.report.content import Content, Later, Link, Links, Listing, Piece, Words
-from headscope.report.words import few
+from headscope.report.words import shown_at_first
 from headscope.runs import summary
 from headscope.runs.roles import holding, leading, roles
 from headscope.runs.run import Run
@@ -30,7 +30,7 @@ def content(run: Run, view: View) -> Content:
     sections: dict[str, Sequence[Piece]] = {
         "At a glance": Later(outline.glance(outline.shown(run, view.model, None, view.models))),
         "Who does what": Later(_roles(run, view)) if len(run.heads) else [],
-        "Models side by side": Later(_side_by_side(run)) if run.models else [],
+        "Models side by side": Later(_side_by_side(run, view)) if run.models else [],
         "Against the paper": Later(_verdicts(run)),
         "What was found": Later(_found(run)),
         "Runs in this folder": [_runs(view)],
@@ -38,7 +38,7 @@ def content(run: Run, view: View) -> Content:
     }
     count, tables = len(run.models), f"Tables: {', '.join(run.tables)}."
     return Content(
-        f"{count} model{'s' if count != 1 else ''}: {', '.join(few(run.models))}" if run.models else "Probes",
+        f"{count} model{'s' if count != 1 else ''}: {', '.join(shown_at_first(run))}" if run.models else "Probes",
         f"{tables} Differences are against {run.models[0]}, paired by document." if run.models else tables,
         sections,
     )
@@ -83,8 +83,9 @@ def _found(run: Run) -> Iterator[Words]:
             yield Words(sentences, topic, folded=True)
 
 
-def _side_by_side(run: Run) -> Iterator[Listing]:
+def _side_by_side(run: Run, view: View) -> Iterator[Listing]:
     known = run.derived(summary.models)
+    known = known[known["model"].isin(view.models)]
     measured = len(known.columns) > 1
     title = "Medians over heads, and loss; 95 % intervals in brackets" if measured else "What they are"
     table = cells.table(title, known)

@@ -3,9 +3,7 @@
 Steps that span more than two decades are drawn on a logarithmic axis, where step 0 stands left of the first.
 """
 
-import re
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import PurePath
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,30 +19,6 @@ WIDE = 100
 """Last step over the first above 0, from which the axis is logarithmic."""
 MOST_LAYERS = 12
 """Panels of layers that are drawn."""
-STEP_IN_NAME = re.compile(r"(?:(?:step|checkpoint|ckpt|iter)[-_]?\d+|^\d+)(?:\.safetensors)?$", re.IGNORECASE)
-
-
-def courses(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """The models that carry a step: rows label, training, step.
-
-    A training goes by the folder that its checkpoints or adapters lie in; one that was measured in memory has none, and
-    goes by what follows " \u00b7 " in its labels, where several runs are read as one.
-    """
-    rows = [
-        {"label": model["label"], "training": _training(model), "step": int(model["step"])}
-        for model in models
-        if model.get("step") is not None
-    ]
-    return pd.DataFrame(rows, columns=["label", "training", "step"])
-
-
-def _training(model: Mapping[str, Any]) -> str:
-    adapter = re.search(r"adapter=([^,]+)", str(model["scheme"]))
-    for place in (str(model["checkpoint"]), adapter[1] if adapter else ""):
-        if STEP_IN_NAME.search(PurePath(place).name):
-            repository, colon, _ = place.rpartition(":")
-            return (PurePath(repository).name if colon else PurePath(place).parent.name) or "training"
-    return str(model["label"]).partition(" \u00b7 ")[2] or "training"
 
 
 def by_layer(heads: pd.DataFrame, name: str, course: pd.DataFrame, picked: Collection[Head] = ()) -> go.Figure:

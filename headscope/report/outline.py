@@ -17,7 +17,7 @@ from headscope.errors import BrokenProbe
 from headscope.figures.heads import small
 from headscope.figures.marks import Head
 from headscope.report.content import Chart, Content, Finding, Group, Later, Overview, Piece, Shown, Term
-from headscope.report.words import few
+from headscope.report.words import shown_at_first
 from headscope.runs.run import Run
 from headscope.runs.statistics import by_length, column, statistics
 from headscope.runs.summary import longest, moved
@@ -29,7 +29,7 @@ MOST_HEADS = 6
 def shown(run: Run, model: str = "", heads: pd.DataFrame | None = None, models: Sequence[str] | None = None) -> Shown:
     """The run as charts are drawn from it: `model` in view (the first one), `heads` as a filter left them, `models`
     (few of them) in this order, the first being what others are compared with."""
-    labels = few(run.models) if models is None else models
+    labels = shown_at_first(run) if models is None else models
     every = run.heads
     chosen = notable(every[every["model"].isin(labels)])
     kept = every if heads is None else heads

@@ -5,13 +5,23 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from headscope.runs.courses import without_steps_before
+from headscope.runs.run import Run
 from headscope.runs.statistics import number
+
+MOST_TRAININGS = 10
 
 
 def few(labels: Sequence[str], most: int = 6) -> list[str]:
     """At most `most` of the labels, the first and the last among them, evenly spaced."""
     at = np.unique(np.linspace(0, len(labels) - 1, min(most, len(labels))).round().astype(int))
     return [labels[i] for i in at]
+
+
+def shown_at_first(run: Run) -> list[str]:
+    """The models that are shown where nobody chose: few, and of several trainings only the last of each."""
+    labels = without_steps_before(run.manifest["models"])
+    return few(labels) if len(labels) == len(run.models) else few(labels, MOST_TRAININGS)
 
 
 def extremes(heads: pd.DataFrame, name: str, model: str) -> str:

@@ -44,6 +44,13 @@ def longest(heads: pd.DataFrame) -> str | None:
     return measured[-1] if measured else None
 
 
+def longest_of_all(heads: pd.DataFrame) -> str | None:
+    """The column `ess2_<L>` of the longest length that every one of these models was measured at; None without any."""
+    names = by_length(map(str, heads), "ess2")
+    every = heads[names].notna().groupby(heads["model"], observed=True).any().all()
+    return next((name for name in reversed(names) if every[name]), None)
+
+
 def compared(heads: pd.DataFrame, name: str, model: str, baseline: str) -> pd.DataFrame:
     """Rows layer, head, kv_group, `value` of the statistic under `model`, `baseline`, and its `change`.
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from headscope.report.content import Finding, Overview, Term
-from headscope.report.words import by_model, count, few, head_name, here
+from headscope.report.words import by_model, count, head_name, here, shown_at_first
 from headscope.runs.run import Run
 from headscope.runs.statistics import number
 from probes.detectors import PROBE
@@ -28,7 +28,7 @@ GLOSSARY = (
 
 def findings(run: Run) -> Iterator[Finding]:
     """Of each model, how many heads are of each kind, and which is the strongest."""
-    for label in few(run.models) if "detectors" in run.tables else ():
+    for label in shown_at_first(run) if "detectors" in run.tables else ():
         for kind, name in COLUMNS.items():
             for _, block in by_model(run.heads[run.heads["model"] == label], name):
                 best = block.sort_values(name).iloc[-1]

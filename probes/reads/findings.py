@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from headscope.report.content import Finding, Overview, Term
-from headscope.report.words import by_model, few, head_name, here
+from headscope.report.words import by_model, head_name, here, shown_at_first
 from headscope.runs.run import Run
 from headscope.runs.statistics import number
 from probes.reads import PROBE
@@ -27,7 +27,7 @@ GLOSSARY = (
 
 def findings(run: Run) -> Iterator[Finding]:
     """The heads of each model that pick out far tokens most, with an example."""
-    for label in few(run.models) if "far_weight" in run.heads else ():
+    for label in shown_at_first(run) if "far_weight" in run.heads else ():
         for _, block in by_model(run.heads[run.heads["model"] == label], "far_weight"):
             order = block.sort_values("far_weight", ascending=False)
             best, middle = order.iloc[0], number(block["far_weight"].median())

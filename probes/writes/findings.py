@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from headscope.report.content import Finding, Term
-from headscope.report.words import by_model, count, few, head_name, ranks
+from headscope.report.words import by_model, count, head_name, ranks, shown_at_first
 from headscope.runs.means import at_longest, plain
 from headscope.runs.run import Run
 from headscope.runs.statistics import statistic
@@ -29,7 +29,7 @@ GLOSSARY = (
 
 def findings(run: Run) -> Iterator[Finding]:
     """What the logit of each model is made of, and the heads that add and take off most."""
-    for label in few(run.models) if "write_parts" in run.tables else ():
+    for label in shown_at_first(run) if "write_parts" in run.tables else ():
         means = _parts(run, label)
         if means.empty:
             continue

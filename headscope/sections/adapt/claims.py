@@ -28,8 +28,10 @@ class Cast:
 
     @classmethod
     def of(cls, run: Run) -> "Cast | None":
-        """Who plays what, told by the schemes; None without a base model and a learned one."""
-        schemes = {model["label"]: str(model["scheme"]) for model in run.manifest["models"]}
+        """Who plays what, told by the schemes; None without a base model and one learned on it."""
+        every = run.manifest["models"]
+        adapted = {model["checkpoint"] for model in every if str(model["scheme"]).startswith("adarope:")}
+        schemes = {model["label"]: str(model["scheme"]) for model in every if model["checkpoint"] in adapted}
 
         def first(*starts: str, without: str = "\0") -> str | None:
             fitting = (

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.report.content import Finding, Term
-from headscope.report.words import by_model, count, few, head_name, here, listed, ranks
+from headscope.report.words import by_model, count, head_name, here, listed, ranks, shown_at_first
 from headscope.runs.roles import holding
 from headscope.runs.run import Run
 from headscope.runs.statistics import column, number
@@ -75,7 +75,7 @@ GLOSSARY = (
 
 def findings(run: Run) -> Iterator[Finding]:
     """What the tables of measuring say; of many models, few are told."""
-    labels = few(run.models)
+    labels = shown_at_first(run)
     heads = run.heads[run.heads["model"].isin(labels)]
     topics: Mapping[str, Callable[[], Iterator[str]]] = {
         "Effective length": lambda: _lengths(heads),

@@ -200,8 +200,9 @@ def _against(
             low, high = interval(gap.to_numpy(dtype=np.float64)[None])[:, 0]
             verdict, _ = _judged(gap.mean() > 2 * noise and low > 0, gap.mean() < -2 * noise and high < 0, "")
             verdicts.append(verdict)
-            name = others[training.variant]
-            figures.append(f"{name} {gap.mean():+.3f} [{low:+.3f}, {high:+.3f}] (seed {training.seed})")
+            name = others[training.variant] or training.variant
+            bounds = f" [{low:+.3f}, {high:+.3f}]" if np.isfinite(low) else ", too few documents for an interval"
+            figures.append(f"{name} {gap.mean():+.3f}{bounds} (seed {training.seed})")
     if verdicts:
         verdict = "differs" if "differs" in verdicts else together(verdicts)
         yield Claim(said, verdict, f"loss less AdaRoPE's, nats/token: {', '.join(figures)}")
