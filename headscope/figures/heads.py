@@ -12,6 +12,9 @@ from headscope.figures import axes, style
 from headscope.runs.statistics import statistic
 from headscope.runs.summary import compared
 
+ACROSS = 48
+"""Letters of all labels that stand beside each other under a chart of half the page."""
+
 
 def matrix(heads: pd.DataFrame, name: str, model: str) -> go.Figure:
     """The statistic `name` of every head of `model`, layer by head; colour is logarithmic where the statistic says.
@@ -150,7 +153,9 @@ def spread(heads: pd.DataFrame, name: str = "cov") -> go.Figure:
             hoverinfo="y",
         )
     style.top(made.update_layout(showlegend=False))
-    made.update_xaxes(tickvals=list(range(len(looks))), ticktext=[style.text(label, 16) for label in looks])
+    called = [style.text(label, 16) for label in looks]
+    slanted = -35 if sum(map(len, called)) > ACROSS else 0
+    made.update_xaxes(tickvals=list(range(len(looks))), ticktext=called, tickangle=slanted)
     made.update_xaxes(range=[-0.55, len(looks) - 0.4])
     made.update_yaxes(title_text=shown.worded)
     if shown.log_scale:
