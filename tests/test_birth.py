@@ -1,5 +1,6 @@
 """Heads against training steps: which training a checkpoint is of, lines by layer, and when roles are taken."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pandas as pd
 import pytest
 
 from headscope.figures import birth
+from headscope.report.words import shown_at_first
 from headscope.runs.courses import courses
 
 STEPS = (0, 1, 16, 256, 2048)
@@ -69,6 +71,18 @@ def test_a_training_goes_by_the_folder_of_its_checkpoints(
 
 def test_models_without_a_step_are_of_no_training() -> None:
     assert courses([{"label": "a", "checkpoint": "x/step-1", "scheme": "base", "step": None}]).empty
+
+
+def test_of_several_trainings_the_last_checkpoint_of_each_is_shown_at_first_beside_models_without_steps() -> None:
+    untrained = {"label": "other", "checkpoint": "other", "scheme": "base", "step": None}
+
+    def shown(models: list[dict[str, Any]]) -> list[str]:
+        run: Any = SimpleNamespace(manifest={"models": models}, models=[model["label"] for model in models])
+        return shown_at_first(run)
+
+    assert shown([untrained, *models()]) == ["other", "rope-s0:2048", "alibi-s0:2048"]
+    alone = [model for model in models() if "rope" in model["label"]]
+    assert shown(alone) == [model["label"] for model in alone]
 
 
 def test_of_one_training_every_head_has_a_line_in_the_panel_of_its_layer() -> None:

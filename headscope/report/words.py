@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from headscope.runs.courses import without_steps_before
+from headscope.runs.courses import courses, without_steps_before
 from headscope.runs.run import Run
 from headscope.runs.statistics import number
 
@@ -20,8 +20,9 @@ def few(labels: Sequence[str], most: int = 6) -> list[str]:
 
 def shown_at_first(run: Run) -> list[str]:
     """The models that are shown where nobody chose: few, and of several trainings only the last of each."""
-    labels = without_steps_before(run.manifest["models"])
-    return few(labels) if len(labels) == len(run.models) else few(labels, MOST_TRAININGS)
+    models = run.manifest["models"]
+    several = courses(models)["training"].nunique() > 1
+    return few(without_steps_before(models), MOST_TRAININGS) if several else few(run.models)
 
 
 def extremes(heads: pd.DataFrame, name: str, model: str) -> str:

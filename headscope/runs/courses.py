@@ -25,10 +25,8 @@ def courses(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def without_steps_before(models: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The labels less those of a training's earlier checkpoints, where there are several trainings."""
+    """The labels of the models that are not an earlier checkpoint of a training."""
     course = courses(models)
-    if course["training"].nunique() < 2:
-        return [model["label"] for model in models]
     last = course.sort_values("step", kind="stable").drop_duplicates("training", keep="last")["label"]
     before = {*course["label"]} - {*last}
     return [model["label"] for model in models if model["label"] not in before]
