@@ -18,14 +18,14 @@ from dashboards.controls import LINES, controls
 from dashboards.drawing import Drawing, drawing
 from dashboards.frame import leads_to, pages, shell, state
 from dashboards.library import current
-from dashboards.pages import compare, probe
+from dashboards.pages import checkpoints, compare, probe
 from dashboards.view import FILTERS, View, place_of
 from headscope import door
 from headscope.errors import BadInput, BrokenProbe
 from headscope.report import outline
 from headscope.report.content import Chart, Content, Grid, Words
 from headscope.report.outline import measured
-from headscope.runs.run import Run
+from headscope.runs.run import Run, concatenate
 from headscope.runs.statistics import statistic
 from headscope.runs.synthetic import manifest, synthetic_run
 from headscope.runs.writer import RunWriter
@@ -445,6 +445,15 @@ def test_a_training_is_on_the_page_of_checkpoints(tmp_path: Path):
     with create(tmp_path).server.app_context():
         sections = leads_to("/checkpoints", {})[3].sections
     assert {heading: len(group) for heading, group in sections.items()} == {"Training": 3}
+
+
+def test_checkpoints_that_were_measured_at_other_lengths_are_told_of(tmp_path: Path):
+    parts = [
+        synthetic_run(tmp_path, models=(name,), **TINY | {"lengths": lengths})
+        for name, lengths in (("a", (256,)), ("b", (256, 512)), ("c", (256,)))
+    ]
+    assert checkpoints.unlike(concatenate(parts[:2]).heads)
+    assert not checkpoints.unlike(concatenate(parts[::2]).heads)
 
 
 def test_the_server_answers_only_to_loopback_names_and_closes_its_pages(client):

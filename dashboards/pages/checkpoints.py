@@ -12,6 +12,7 @@ from headscope.report.content import Chart, Content, Later, Listing, Piece, Word
 from headscope.runs.courses import courses
 from headscope.runs.roles import roles
 from headscope.runs.run import Run
+from headscope.runs.statistics import by_length
 
 NAME = "Checkpoints"
 PATH = "/checkpoints"
@@ -67,6 +68,9 @@ def _statistic(run: Run, view: View, heads: pd.DataFrame, course: pd.DataFrame) 
 def _roles(heads: pd.DataFrame, course: pd.DataFrame) -> Iterator[Piece]:
     """How many heads bear each role at each step, and since when those of the last step do."""
     known = list(roles())
+    if unlike(heads[heads["model"].isin(course["label"])]):
+        told = "These checkpoints were measured at different lengths: roles that go by effective length may differ by that "
+        yield Words([f"{told}alone. Measure all of them alike."])
     yield Chart(birth.bearing(heads, course, known), "Heads that bear the role at that step.", half=True)
     taken = birth.taken(heads, course, known)
     trainings = list(dict.fromkeys(course["training"]))
@@ -77,6 +81,12 @@ def _roles(heads: pd.DataFrame, course: pd.DataFrame) -> Iterator[Piece]:
     )
     if len(taken):
         yield _table(taken)
+
+
+def unlike(heads: pd.DataFrame) -> bool:
+    """Whether some of the models were measured at other lengths than others."""
+    lengths = heads[by_length(map(str, heads), "ess2")].notna()
+    return len(lengths.groupby(heads["model"], observed=True).any().drop_duplicates()) > 1
 
 
 def _table(taken: pd.DataFrame) -> Listing:
