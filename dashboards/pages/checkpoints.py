@@ -69,8 +69,8 @@ def _roles(heads: pd.DataFrame, course: pd.DataFrame) -> Iterator[Piece]:
     """How many heads bear each role at each step, and since when those of the last step do."""
     known = list(roles())
     if unlike(heads[heads["model"].isin(course["label"])]):
-        told = "These checkpoints were measured at different lengths: roles that go by effective length may differ by that "
-        yield Words([f"{told}alone. Measure all of them alike."])
+        told = "These checkpoints were measured at different lengths, by which roles that go by effective length differ"
+        yield Words([f"{told}: measure all of them alike."])
     yield Chart(birth.bearing(heads, course, known), "Heads that bear the role at that step.", half=True)
     taken = birth.taken(heads, course, known)
     trainings = list(dict.fromkeys(course["training"]))
