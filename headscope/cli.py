@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from typer._click.core import Command, Context  # typer brings its own click, wi
 from typer._click.exceptions import ClickException, NoArgsIsHelpError
 from typer.core import TyperCommand, TyperGroup
 
-from headscope import door, stopping
+from headscope import door, given, stopping
 from headscope.commands import bundle, dash, plan, selfcheck, timing
 from headscope.commands.executing import execute
 from headscope.commands.flags import Json, Out, Quiet
@@ -125,6 +126,8 @@ def join(
     name: Annotated[str, typer.Option("--name", help="Slug of the run directory.")] = "joined",
 ) -> None:
     """Store several runs as one, to share or ship: as the app and the report show them when they are read as one."""
+    if not re.match(given.SLUG, name):
+        raise BadInput(f"a run cannot be called {given.shown(name)}: give --name letters, digits, - and _")
     from headscope.runs.joining import join as joined
     from headscope.runs.run import Run
 

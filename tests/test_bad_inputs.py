@@ -531,6 +531,9 @@ OTHERS = [
     case(2, "greater than or equal to 1", "bench", "--repeats", "0"),
     case(2, "Missing argument", "report"),
     case(2, "Missing argument", "validate"),
+    case(2, "Missing argument", "join"),
+    case(2, "cannot be called", "join", "{place}/tiny", "{place}/tiny", "--name", "a/b"),
+    case(2, "is not a run directory", "join", "{place}/tiny", "{place}/none"),
 ]
 
 TABLE = [

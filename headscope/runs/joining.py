@@ -1,10 +1,8 @@
 """Several runs stored as one: what was measured piece by piece, as one folder to keep and share."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from headscope import given
 from headscope.errors import BadInput
 from headscope.runs.run import Run, concatenate
 from headscope.runs.writer import RunWriter
@@ -21,8 +19,6 @@ def join(runs: Sequence[Run], out: Path, name: str) -> Run:
     """
     if len({run.path.resolve() for run in runs}) < len(runs) or len(runs) < 2:
         raise BadInput("a run is joined to others: name two runs or more, each once")
-    if not re.match(given.SLUG, name):
-        raise BadInput(f"a run cannot be called '{name}': letters, digits, - and _")
     whole = concatenate(runs)
     whole.check()
     for table, rows in whole.dropped.items():
