@@ -1,6 +1,6 @@
 """The runs of one folder, opened by name. A name is looked up in the folder's listing, never joined to a path."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,10 +31,7 @@ class Library:
 
     def finished_since(self) -> str | None:
         """The newest run that can be read and was not there when the app was started."""
-        return next((name for name, run in self._readable() if name not in self.before), None)
-
-    def _readable(self) -> Iterator[tuple[str, Run]]:
-        return ((name, run) for name, run in self.listing().items() if isinstance(run, Run))
+        return next((name for name in _readable(self.listing()) if name not in self.before), None)
 
     def unfinished(self) -> dict[str, int]:
         """Cells stored so far of each run that was interrupted or is still going on."""
@@ -52,8 +49,8 @@ class Library:
         BadRun for a damaged one.
         """
         found = self.listing()
-        names = list(names) or [self.first or next((name for name, _ in self._readable()), "")]
-        if names == [""]:
+        names = list(names) or ([self.first] if self.first else [*_readable(found)][:1])
+        if not names:
             raise BadInput("there is no finished run in this folder yet")
         if unknown := [name for name in names if name not in found]:
             raise BadInput(f"there is no run '{unknown[0]}' in this folder")
@@ -61,6 +58,10 @@ class Library:
             raise broken[0]
         stamps = tuple((self.folder / name / "run.json").stat().st_mtime_ns for name in names)
         return _joined(self.folder, tuple(names), stamps)
+
+
+def _readable(listing: Mapping[str, Run | BadRun]) -> Iterator[str]:
+    return (name for name, run in listing.items() if isinstance(run, Run))
 
 
 def current() -> Library:

@@ -536,6 +536,20 @@ def test_joined_runs_are_stored_as_they_are_read_as_one(tmp_path):
     assert {*stored.manifest["config"]["joined"]} == {run.name for run in parts}
 
 
+def test_a_join_that_was_killed_before_its_commit_goes_on(tmp_path, monkeypatch):
+    shape = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
+    parts = [synthetic_run(tmp_path, models=(name,), seed=seed, **shape) for seed, name in enumerate("ab")]
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunWriter, "commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            join(parts, tmp_path, "both")
+    assert validate(join(parts, tmp_path, "both")) == []
+
+
 def test_runs_that_cannot_be_joined_are_refused_and_nothing_is_written(tmp_path):
     run = synthetic_run(tmp_path, models=("a",), layers=2, heads=2, groups=2, pairs=2, lengths=(256,), docs=2)
     for parts in ([run], [run, run]):

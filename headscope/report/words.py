@@ -10,6 +10,7 @@ from headscope.runs.run import Run
 from headscope.runs.statistics import number
 
 MOST_TRAININGS = 10
+"""Trainings that are shown beside each other."""
 
 
 def few(labels: Sequence[str], most: int = 6) -> list[str]:

@@ -25,6 +25,7 @@ def join(runs: Sequence[Run], out: Path, name: str) -> Run:
         raise BadInput(f"{rows:,} rows of table {table} are told otherwise by another of these runs: leave one out")
     told = {run.name: {key: value for key, value in run.manifest.items() if key not in OF_THE_WHOLE} for run in runs}
     seconds = sum(run.manifest.get("timings", {}).get("seconds", 0) for run in runs)
-    with RunWriter.open(out, name, {"name": name, "joined": told}) as writer:
-        writer.add("all", {table: whole.table(table) for table in whole.tables})
+    with RunWriter.open(out, name, {"name": name, "joined": told}, resume=True) as writer:
+        if not writer.done("all"):  # it was killed before the commit
+            writer.add("all", {table: whole.table(table) for table in whole.tables})
         return writer.commit(["all"], {"models": whole.manifest["models"], "timings": {"seconds": round(seconds, 1)}})
