@@ -23,6 +23,7 @@ from headscope.sections.pretrain.cells import PretrainSection
 from headscope.sections.pretrain.claims import claims
 from headscope.sections.pretrain.config import Pretrain
 from headscope.sections.pretrain.learning import Pretraining
+from headscope.sections.pretrain.losses import variants
 from headscope.sections.pretrain.models import random_model
 from headscope.sections.pretrain.variants import schedule
 from headscope.studies.batch import expand_checkpoints
@@ -377,6 +378,25 @@ def test_claims_are_judged_by_their_thresholds(paper: bool, verdict: str) -> Non
     found = list(claims(run))  # type: ignore[arg-type]
     assert [claim.verdict for claim in found] == [verdict] * 7
     assert all("seed 1" in claim.found for claim in found)
+
+
+def test_every_variant_stands_beside_rope_with_its_seeds() -> None:
+    losses = {"rope-s0": 4.0, "rope-s1": 4.01, "adarope-s0": 3.9, "adarope-s1": 3.95, "nope-s0": 4.2}
+    run = Measured({name: columns(name.startswith("adarope")) for name in losses}, losses)
+    (listing,) = variants(run)  # type: ignore[arg-type]
+    assert listing.names == ["variant", "seeds", "loss at 512", "less rope's at 512", "seeds apart at 512"]
+    reach = 2.776 * 0.01 * np.sqrt(2.5 / 5)  # Student's t with five documents, 0.01 apart from one to the next
+    around = [f"{mean:.3f} ({mean - reach:.3f} to {mean + reach:.3f})" for mean in (4.025, 3.945, 4.22)]
+    assert listing.rows == [
+        ["rope", "0, 1", around[0], "", "0.010"],
+        ["adarope", "0, 1", around[1], "-0.080 (-0.080 to -0.080)", "0.050"],
+        ["nope", "0", around[2], "+0.200 (+0.200 to +0.200)", ""],
+    ]
+
+
+def test_one_variant_stands_beside_nothing() -> None:
+    run = Measured({"rope-s0": columns(False)}, {"rope-s0": 4.0})
+    assert not list(variants(run))  # type: ignore[arg-type]
 
 
 def test_seeds_that_disagree_tell_nothing() -> None:

@@ -31,20 +31,6 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Charts under one heading of a chapter. Chapters of one name, of several probes, are read as one.
-
-    `page` holds the paths of pages of the app that show them too, such as "/compare"; the probe's own page shows them
-    anyway.
-    """
-
-    chapter: str
-    heading: str
-    charts: Iterable[Chart]
-    page: str = ""
-
-
-@dataclass(frozen=True)
 class Finding:
     """A sentence with numbers about a run: its topic, and the label of the model that it is about ("" for several)."""
 
@@ -137,6 +123,20 @@ class Listing:
     names: Sequence[str]
     rows: Sequence[Sequence[str | Link | Links]]
     defined: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Charts and tables under one heading of a chapter. Chapters of one name, of several probes, are read as one.
+
+    `page` holds the paths of pages of the app that show them too, such as "/compare"; the probe's own page shows them
+    anyway.
+    """
+
+    chapter: str
+    heading: str
+    charts: Iterable[Chart | Listing]
+    page: str = ""
 
 
 @dataclass(frozen=True)

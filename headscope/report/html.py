@@ -77,9 +77,8 @@ def render(runs: Sequence[Run]) -> str:
     """The report as HTML text."""
     run = concatenate(runs)
     shown = outline.shown(run)
-    chapters = {
-        title: [chart for group in groups for chart in group.charts]
-        for title, groups in outline.chapters(shown).items()
+    chapters: dict[str, Sequence[Piece]] = {
+        title: [part for group in groups for part in group.charts] for title, groups in outline.chapters(shown).items()
     }
     page = environment().get_template("report.html.jinja")
     return page.render(
@@ -98,18 +97,18 @@ def render(runs: Sequence[Run]) -> str:
         longest=summary.longest(shown.heads),
         statistics=_statistics(run),
         tables=_tables(run),
-        **_scripts([chart for charts in chapters.values() for chart in charts]),
+        **_scripts(chapters),
     )
 
 
 def view(title: str, lead: str, facts: Mapping[str, str], sections: Mapping[str, Sequence[Piece]]) -> str:
     """A page of charts, words and tables of text as HTML text that stands alone; `facts` say of what, by name."""
-    drawn = [part for parts in sections.values() for part in parts if isinstance(part, Chart)]
     page = environment().get_template("view.html.jinja")
-    return page.render(title=title, lead=lead, facts=facts, sections=sections, **_scripts(drawn))
+    return page.render(title=title, lead=lead, facts=facts, sections=sections, **_scripts(sections))
 
 
-def _scripts(drawn: Sequence[Chart]) -> dict[str, Any]:
+def _scripts(sections: Mapping[str, Sequence[Piece]]) -> dict[str, Any]:
+    drawn = [part for parts in sections.values() for part in parts if isinstance(part, Chart)]
     return {
         "plotly": Markup(get_plotlyjs()),
         "library": _library(),

@@ -81,7 +81,7 @@ def charts(run: Run, topic: str = "") -> Charts:
     Raises BadInput for a topic that none has.
     """
     looked = outline.shown(run)
-    drawn = [chart for groups in outline.chapters(looked, topic).values() for group in groups for chart in group.charts]
+    drawn = [part for groups in outline.chapters(looked, topic).values() for group in groups for part in group.charts]
     if topic and not drawn:
         known = outline.topics(looked)
         listed = "; ".join(known) or "nothing to draw"

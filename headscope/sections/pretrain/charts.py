@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 from headscope.report.content import Chart, Group, Shown
 from headscope.sections.pretrain import figures
+from headscope.sections.pretrain.losses import variants
 
 
 def charts(shown: Shown) -> Iterator[Group]:
-    """The held-out loss of several trainings beside each other."""
+    """The held-out loss of several trainings beside each other, while they learned and at their end."""
     run = shown.run
     if "validation" in run.tables and run.validation["adapter"].nunique() > 1:
         chart = Chart(
@@ -16,3 +17,4 @@ def charts(shown: Shown) -> Iterator[Group]:
             "intervals over documents.",
         )
         yield Group("During training", "Training", [chart], page="/checkpoints")
+    yield Group("Trained from scratch", "Every variant", variants(run), page="/compare")

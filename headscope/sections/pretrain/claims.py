@@ -16,6 +16,7 @@ from headscope.report.claims import Claim
 from headscope.runs.means import interval
 from headscope.runs.run import Run
 from headscope.sections.pretrain.cast import Training, last, native
+from headscope.sections.pretrain.losses import Losses, by_document
 
 DRAWS = 2000
 APART = 0.05
@@ -168,35 +169,26 @@ def _frequencies(models: Heads) -> Judged | None:
 def _losses(run: Run, finals: dict[Training, str]) -> Iterator[Claim]:
     """Held-out loss at the trained length: AdaRoPE against its ablations, and against the other schemes."""
     length = native(run, next(iter(finals.values())))
-    nll = run.nll[run.nll["context_length"] == length].astype({"model": "str", "doc": "str", "nll": "float64"})
-    if nll.empty:
-        return
-    sums = nll.assign(nll=nll["nll"] * nll["tokens"]).groupby(["model", "doc"])[["nll", "tokens"]].sum()
-    by_doc = (sums["nll"] / sums["tokens"]).unstack("model")
-    means = {training: float(by_doc[label].mean()) for training, label in finals.items() if label in by_doc}
-    noise = _noise(means)
+    by_doc = by_document(run, finals, length)
+    noise = _noise(by_doc)
     said = f"(by more than twice {noise:.3f} nats/token, the noise)"
-    yield from _against(
-        f"Each ablation of AdaRoPE predicts worse than AdaRoPE {said}", ABLATIONS, by_doc, finals, noise
-    )
+    yield from _against(f"Each ablation of AdaRoPE predicts worse than AdaRoPE {said}", ABLATIONS, by_doc, noise)
     names = dict.fromkeys(SCHEMES, "")
-    yield from _against(f"AdaRoPE predicts better than every other scheme {said}", names, by_doc, finals, noise)
+    yield from _against(f"AdaRoPE predicts better than every other scheme {said}", names, by_doc, noise)
 
 
-def _noise(means: dict[Training, float]) -> float:
+def _noise(by_doc: Losses) -> float:
     """How far the held-out losses of RoPE's seeds lie apart."""
-    seeds = [loss for training, loss in means.items() if training.variant == "rope"]
+    seeds = [float(losses.mean()) for training, losses in by_doc.items() if training.variant == "rope"]
     return max(seeds) - min(seeds) if len(seeds) > 1 else NOISE
 
 
-def _against(
-    said: str, others: dict[str, str], by_doc: pd.DataFrame, finals: dict[Training, str], noise: float
-) -> Iterator[Claim]:
+def _against(said: str, others: dict[str, str], by_doc: Losses, noise: float) -> Iterator[Claim]:
     verdicts, figures = [], []
-    for training, label in finals.items():
-        own = finals.get(Training("adarope", training.seed))
-        if training.variant in others and own in by_doc and label in by_doc:
-            gap = (by_doc[label] - by_doc[own]).dropna()
+    for training in by_doc:
+        own = Training("adarope", training.seed)
+        if training.variant in others and own in by_doc:
+            gap = (by_doc[training] - by_doc[own]).dropna()
             low, high = interval(gap.to_numpy(dtype=np.float64)[None])[:, 0]
             verdict, _ = _judged(gap.mean() > 2 * noise and low > 0, gap.mean() < -2 * noise and high < 0, "")
             verdicts.append(verdict)
