@@ -215,6 +215,14 @@ def test_training_steps_follow_the_median_and_the_chosen_heads(run: Run) -> None
     )
 
 
+def test_the_first_step_stands_left_of_steps_that_span_decades(run: Run) -> None:
+    figure = layers.over_steps(run.heads, "growth", {"base": 0, "yarn": 1, "adarope": 500}, [(0, 1)])
+    assert figure.layout.xaxis.type == "log"
+    for trace in figure.data[2:]:  # after the band
+        assert list(trace.x) == [0.5, 1, 500]
+        assert list(trace.customdata) == [0, 1, 500]
+
+
 def test_loss_is_a_mean_over_documents_and_its_difference_is_paired(run: Run) -> None:
     mean = next(trace for trace in loss.by_position(run.nll).data if trace.name == "yarn")
     rows = run.nll[(run.nll["model"] == "yarn") & (run.nll["context_length"] == 1024)]
@@ -259,6 +267,14 @@ def test_a_model_keeps_its_colour_when_others_are_filtered_out(run: Run) -> None
     alone = style.looks(run.heads[run.heads["model"] == "adarope"])
     assert alone == {"adarope": everyone["adarope"]}
     assert len({look.colour for look in everyone.values()}) == 3
+
+
+def test_bands_that_lie_over_each_other_are_fainter(run: Run) -> None:
+    few, many = (
+        style.looks(pd.DataFrame({"model": [f"model {at}" for at in range(count)]}))["model 0"] for count in (2, 8)
+    )
+    assert (few.veil, many.veil) == ("rgba(31,131,196,0.16)", "rgba(31,131,196,0.05)")
+    assert few.shade == many.shade == few.veil
 
 
 def test_labels_cannot_smuggle_html_into_a_figure(run: Run) -> None:

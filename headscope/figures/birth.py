@@ -1,7 +1,4 @@
-"""How heads come into being: a statistic and roles against training step, of one training or of several.
-
-Steps that span more than two decades are drawn on a logarithmic axis, where step 0 stands left of the first.
-"""
+"""How heads come into being: a statistic and roles against training step, of one training or of several."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -11,12 +8,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, style
+from headscope.figures.steps import Steps
 from headscope.runs.roles import holding
 from headscope.runs.statistics import statistic
 
 Head = tuple[int, int]
-WIDE = 100
-"""Last step over the first above 0, from which the axis is logarithmic."""
 MOST_LAYERS = 12
 """Panels of layers that are drawn."""
 
@@ -40,7 +36,7 @@ def by_layer(heads: pd.DataFrame, name: str, course: pd.DataFrame, picked: Colle
     ]
     trainings = list(dict.fromkeys(course["training"]))
     made = style.panels(title, [f"layer {layer}" for layer in layers], height=300)
-    steps = _Steps(known["step"])
+    steps = Steps(known["step"])
     for at, layer in enumerate(layers):
         mine, place = known[known["layer"] == layer], style.place(at, layers)
         if len(trainings) == 1:
@@ -74,7 +70,7 @@ def bearing(heads: pd.DataFrame, course: pd.DataFrame, roles: Sequence[str]) -> 
     if not counts:
         return style.nothing(title, "no head bears a role at any step")
     trainings = list(dict.fromkeys(course["training"]))
-    steps = _Steps(known["step"])
+    steps = Steps(known["step"])
     made = style.panels(title, list(counts), height=260)
     for at, (role, count) in enumerate(counts.items()):
         for training, look in _training_looks(trainings).items():
@@ -110,7 +106,7 @@ def when_taken(taken: pd.DataFrame, trainings: Sequence[str], every: Sequence[in
     if taken.empty:
         return style.nothing(title, "no head bears a role at the last step")
     roles = list(dict.fromkeys(taken["role"]))
-    steps = _Steps(pd.Series(every))
+    steps = Steps(pd.Series(every))
     made = style.figure(title, 160 + 46 * len(roles))
     looks = _training_looks(trainings)
     for at, (training, look) in enumerate(looks.items()):
@@ -132,30 +128,6 @@ def when_taken(taken: pd.DataFrame, trainings: Sequence[str], every: Sequence[in
     made.update_xaxes(title_text="training step", range=steps.range, **steps.axis)
     made.update_yaxes(tickvals=list(range(len(roles))), ticktext=roles, range=[len(roles) - 0.5, -0.5])
     return style.room_for_legend(made) if len(looks) > 1 else made.update_layout(showlegend=False)
-
-
-class _Steps:
-    """Where steps stand on the axis."""
-
-    def __init__(self, steps: pd.Series):
-        positive = steps[steps > 0]
-        self.logarithmic = len(positive) > 0 and positive.max() >= WIDE * positive.min()
-        self.zero = positive.min() / 2 if self.logarithmic else 0
-        self.axis: dict[str, Any] = {}
-        ends = self.places(pd.Series([steps.min(), steps.max()]))
-        if self.logarithmic:
-            ticks = axes.log_axis(positive, sparse=True)
-            if (steps == 0).any():
-                ticks["tickvals"] = [self.zero, *(tick for tick in ticks["tickvals"] if tick >= positive.min())]
-                ticks["ticktext"] = ["0", *map(axes.readable, ticks["tickvals"][1:])]
-            self.axis = ticks
-            ends = np.log10(ends)
-        room = 0.03 * (ends[1] - ends[0] or 1)
-        self.range = [float(ends[0] - room), float(ends[1] + room)]
-
-    def places(self, steps: pd.Series) -> "np.ndarray[Any, Any]":
-        numbers = steps.to_numpy(dtype=np.float64)
-        return np.where(numbers > 0, numbers, self.zero)
 
 
 def _known(heads: pd.DataFrame, course: pd.DataFrame) -> pd.DataFrame:
@@ -182,7 +154,7 @@ def _line(
     name: str,
     called: str,
     look: dict[str, Any],
-    steps: _Steps,
+    steps: Steps,
     in_legend: bool,
     place: dict[str, int],
 ) -> None:

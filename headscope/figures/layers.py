@@ -7,6 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, style
+from headscope.figures.steps import Steps
 from headscope.runs.statistics import statistic
 
 
@@ -44,20 +45,24 @@ def over_steps(
     if heads.empty:
         return style.nothing(title, "no model carries a training step")
     made = style.figure(title)
-    hover = f"step %{{x:,}}: {shown.label} %{{y:.4g}}{style.suffix(shown.unit)}"
+    axis = Steps(heads["step"])
+    hover = f"step %{{customdata:,}}: {shown.label} %{{y:.4g}}{style.suffix(shown.unit)}"
     table = _bands(heads, "step", name, shown.log_scale).assign(mean=heads.groupby("step")[name].median())
-    style.band(made, table, style.Look("median of all heads", "#8C8C8C", "solid", "circle"), hover)
+    placed = table.set_index(axis.places(table.index.to_series()))
+    style.band(made, placed, style.Look("median of all heads", "#8C8C8C", "solid", "circle"), hover)
+    made.data[-1].customdata = list(table.index)
     for at, (layer, head) in enumerate(chosen):
         line = heads[(heads["layer"] == layer) & (heads["head"] == head)]
         made.add_scatter(
-            x=line["step"],
+            x=axis.places(line["step"]),
             y=line[name],
+            customdata=line["step"],
             mode="lines+markers",
             line={"color": style.PALETTE[at % 7], "dash": style.DASHES[at // 7 % 4]},
             name=f"layer {layer}, head {head}",
             hovertemplate=f"{hover}<extra>layer {layer}, head {head}</extra>",
         )
-    made.update_xaxes(title_text="training step")
+    made.update_xaxes(title_text="training step", **axis.axis)
     return _finish(made, heads[name], name)
 
 

@@ -8,7 +8,7 @@ import html
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -82,12 +82,22 @@ class Look:
     colour: str
     dash: str
     symbol: str
+    among: int = field(default=1, compare=False)
+    """How many are drawn together."""
 
     @property
     def shade(self) -> str:
-        """The colour as a translucent fill for bands."""
+        """The colour as a translucent fill."""
+        return self._tint(0.16)
+
+    @property
+    def veil(self) -> str:
+        """The colour as the fill of a band: fainter where many bands lie over each other."""
+        return self._tint(min(0.16, 0.4 / self.among))
+
+    def _tint(self, opacity: float) -> str:
         red, green, blue = (int(self.colour[at : at + 2], 16) for at in (1, 3, 5))
-        return f"rgba({red},{green},{blue},0.16)"
+        return f"rgba({red},{green},{blue},{opacity:.3g})"
 
 
 def looks(frame: pd.DataFrame) -> dict[str, Look]:
@@ -98,7 +108,7 @@ def looks(frame: pd.DataFrame) -> dict[str, Look]:
     present = set(column)
     order = list(column.cat.categories) if isinstance(column.dtype, pd.CategoricalDtype) else list(column.unique())
     return {
-        label: Look(text(label), PALETTE[at % 8], DASHES[at % 4], SYMBOLS[at % 5])
+        label: Look(text(label), PALETTE[at % 8], DASHES[at % 4], SYMBOLS[at % 5], len(present))
         for at, label in enumerate(order)
         if label in present
     }
@@ -235,7 +245,7 @@ def between(made: go.Figure, ends: pd.DataFrame, look: Look, **place: int) -> No
     """Shade from `low` to `high` against the index of `ends`."""
     edge = {"mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False, "legendgroup": look.name}
     made.add_scatter(x=ends.index, y=ends["low"], **edge, **place)
-    made.add_scatter(x=ends.index, y=ends["high"], fill="tonexty", fillcolor=look.shade, **edge, **place)
+    made.add_scatter(x=ends.index, y=ends["high"], fill="tonexty", fillcolor=look.veil, **edge, **place)
 
 
 def room_for_legend(made: go.Figure, across: int = 62) -> go.Figure:

@@ -1,0 +1,35 @@
+"""The axis of training steps: logarithmic where they span two decades or more, with step 0 left of the first."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.figures import axes
+
+WIDE = 100
+"""Last step over the first above 0, from which the axis is logarithmic."""
+
+
+class Steps:
+    """Where steps stand on the axis."""
+
+    def __init__(self, steps: pd.Series):
+        positive = steps[steps > 0]
+        self.logarithmic = len(positive) > 0 and positive.max() >= WIDE * positive.min()
+        self.zero = positive.min() / 2 if self.logarithmic else 0
+        self.axis: dict[str, Any] = {}
+        ends = self.places(pd.Series([steps.min(), steps.max()]))
+        if self.logarithmic:
+            ticks = axes.log_axis(positive, sparse=True)
+            if (steps == 0).any():
+                ticks["tickvals"] = [self.zero, *(tick for tick in ticks["tickvals"] if tick >= positive.min())]
+                ticks["ticktext"] = ["0", *map(axes.readable, ticks["tickvals"][1:])]
+            self.axis = ticks
+            ends = np.log10(ends)
+        room = 0.03 * (ends[1] - ends[0] or 1)
+        self.range = [float(ends[0] - room), float(ends[1] + room)]
+
+    def places(self, steps: pd.Series) -> "np.ndarray[Any, Any]":
+        numbers = steps.to_numpy(dtype=np.float64)
+        return np.where(numbers > 0, numbers, self.zero)
