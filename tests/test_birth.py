@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dashboards.pages import checkpoints
 from headscope.figures import birth
 from headscope.report.words import shown_at_first
 from headscope.runs.courses import courses
@@ -113,6 +114,12 @@ def test_a_role_is_taken_at_the_first_step_from_which_it_is_kept() -> None:
     assert (1, 2) not in steps["alibi-s0"]
     made = birth.when_taken(taken, TRAININGS, STEPS)
     assert [len(trace.x) for trace in made.data] == [6, 5]
+
+
+def test_when_roles_are_taken_stands_beside_each_other() -> None:
+    told = checkpoints._table(birth.taken(heads(), COURSE, ["previous-token", "induction"]), TRAININGS)
+    assert told.names == ("role", "rope-s0", "alibi-s0")
+    assert told.rows == [("previous-token", "6 from 0, half by 16", "5 from 0, half by 256")]
 
 
 def test_heads_that_bear_a_role_are_counted_by_step() -> None:

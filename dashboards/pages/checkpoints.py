@@ -80,7 +80,7 @@ def _roles(heads: pd.DataFrame, course: pd.DataFrame) -> Iterator[Piece]:
         half=True,
     )
     if len(taken):
-        yield _table(taken)
+        yield _table(taken, trainings)
 
 
 def unlike(heads: pd.DataFrame) -> bool:
@@ -89,11 +89,13 @@ def unlike(heads: pd.DataFrame) -> bool:
     return len(lengths.groupby(heads["model"], observed=True).any().drop_duplicates()) > 1
 
 
-def _table(taken: pd.DataFrame) -> Listing:
-    groups = taken.groupby(["role", "training"], sort=False)["step"]
-    rows = [
-        (str(role), str(training), str(len(at)), f"{at.min():,}", f"{at.median():,.0f}")
-        for (role, training), at in groups
-    ]
-    names = ("role", "training", "heads at the end", "first taken at step", "median step")
-    return Listing("When roles are taken", names, rows, {name: role.meaning for name, role in roles().items()})
+def _table(taken: pd.DataFrame, trainings: Sequence[str]) -> Listing:
+    """A row a role, a column a training."""
+    steps = taken.groupby(["role", "training"], sort=False)["step"]
+    told = {
+        place: f"{len(at)} from {at.min():,}, half by {at.sort_values().iloc[(len(at) - 1) // 2]:,}"
+        for place, at in steps
+    }
+    rows = [(role, *(told.get((role, each), "none") for each in trainings)) for role in taken["role"].unique()]
+    caption = "Heads that bear a role at the end: how many, from which step the first, and by which half of them"
+    return Listing(caption, ("role", *trainings), rows, {name: role.meaning for name, role in roles().items()})
