@@ -26,6 +26,7 @@ from headscope.runs.validate import validate
 from headscope.studies import runner as study
 from headscope.studies.config import build_study
 from probes.evaluate import charts, figures, findings, harness
+from probes.evaluate.beside import of_models
 from probes.evaluate.found import means, reported
 
 QUESTIONS = (
@@ -336,5 +337,26 @@ def test_report_and_terminal_tell_the_scores(tmp_path: Path) -> None:
     assert overview is not None
     assert {row["task"] for row in overview.rows} == {"niah_single_1", "ruler_vt", "arc_easy"}
     shown = Shown(run, run.models, run.heads, run.models[0], {})
-    (group,) = charts.charts(shown)
-    assert len([*group.charts]) == 2
+    scores, beside = charts.charts(shown)
+    assert len([*scores.charts]) == 2
+    assert len([*beside.charts]) == 1
+
+
+def test_scores_stand_beside_the_heads_of_the_same_model() -> None:
+    units = pd.DataFrame({"layer": 0, "head": range(20)})
+    heads = pd.concat(
+        [
+            units.assign(model="base", growth=0.2, ess2_512=10.0),
+            units.assign(model="yarn", growth=0.4, ess2_512=np.where(units["head"] < 5, 12.0, 30.0)),
+        ]
+    )
+    numbers = of_models(heads)
+    growth = "Growth exponent, median head"
+    assert numbers[growth].to_dict() == {"base": 0.2, "yarn": 0.4}
+    assert list(numbers) == [growth]  # one share alone, under yarn, shows nothing
+    heads = pd.concat([heads, units.assign(model="other", growth=np.nan, ess2_512=10.0)])
+    (kept,) = set(of_models(heads)) - {growth}
+    assert of_models(heads)[kept].dropna().to_dict() == {"yarn": 0.25, "other": 1.0}
+    points = [trace for trace in figures.against_heads(TASKS, numbers).data if trace.customdata is not None]
+    assert {trace.name: list(trace.x) for trace in points} == {"base": [0.2] * 3, "yarn": [0.4] * 2}
+    assert dict(zip(points[0].customdata, points[0].y, strict=True))["ruler_vt"] == 0.8  # at its longest length

@@ -6,14 +6,16 @@ import pandas as pd
 
 from headscope.report.content import Chart, Group, Shown
 from probes.evaluate import PROBE, figures
+from probes.evaluate.beside import KEPT, of_models
 from probes.evaluate.found import reported
 
 
 def charts(shown: Shown) -> Iterator[Group]:
-    """The table models x tasks and, where tasks were made to several lengths, their scores by length."""
+    """The table models x tasks, scores by length where there are several, and scores beside what heads do."""
     tasks = shown.table("tasks")
     if tasks is not None and len(tasks):
         yield Group(PROBE.title, "How well each model does", _scores(tasks))
+        yield Group(PROBE.title, "Beside their heads", _beside(tasks, shown))
 
 
 def _scores(tasks: pd.DataFrame) -> Iterator[Chart]:
@@ -27,4 +29,16 @@ def _scores(tasks: pd.DataFrame) -> Iterator[Chart]:
         yield Chart(
             figures.by_length(tasks),
             "Score against the length that the task was made to; bars are one standard error.",
+        )
+
+
+def _beside(tasks: pd.DataFrame, shown: Shown) -> Iterator[Chart]:
+    numbers = of_models(shown.heads)
+    scored = numbers[numbers.index.isin(tasks["model"].astype("str"))]
+    if len(scored) > 1 and len(scored.columns):
+        yield Chart(
+            figures.against_heads(tasks, scored),
+            "A point is a model: its score on a task at the longest length, against its heads in one number. Bars are "
+            f"one standard error. A length is kept if it changes by at most a factor of {KEPT}. Few models show what "
+            "goes together, not what causes what.",
         )

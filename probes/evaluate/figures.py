@@ -4,7 +4,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, style
-from probes.evaluate.found import means, reported
+from probes.evaluate.found import at_longest, means, reported
 
 TITLE = "Scores of tasks"
 
@@ -78,6 +78,45 @@ def by_length(tasks: pd.DataFrame) -> go.Figure:
     made.update_xaxes(**axes.log_axis(rows["context_length"]))
     made.update_yaxes(rangemode="tozero")
     style.outer_titles(made, len(names), "length (tokens)", "score")
+    return made
+
+
+def against_heads(tasks: pd.DataFrame, numbers: pd.DataFrame) -> go.Figure:
+    """Each task's score at its longest length against each number of the models' heads, a column of `numbers`.
+
+    Of more than five tasks, their means stand for them. Bars are one standard error.
+    """
+    title = "Scores of tasks beside heads"
+    if why := style.lacks(tasks, "model", "task", "context_length", "score", "stderr"):
+        return style.nothing(title, why)
+    rows = at_longest(reported(tasks))
+    if rows["task"].nunique() > len(style.SYMBOLS):
+        rows = means(rows).rename(columns={"kind": "task"})
+    rows = rows.astype({"model": "str"})
+    looks, symbols = style.looks(tasks), dict(zip(rows["task"].unique(), style.SYMBOLS, strict=False))
+    made = style.panels(title, [style.text(name, 44) for name in numbers])
+    for at, name in enumerate(numbers):
+        for label, look in looks.items():
+            mine = rows[rows["model"] == label]
+            made.add_scatter(
+                x=numbers[name].reindex(mine["model"]),
+                y=mine["score"],
+                error_y={"array": mine["stderr"], "thickness": 1, "width": 3},
+                mode="markers",
+                name=look.name,
+                legendgroup=look.name,
+                showlegend=at == 0,
+                marker={"color": look.colour, "symbol": [symbols[task] for task in mine["task"]], "size": 9},
+                customdata=[style.text(task) for task in mine["task"]],
+                hovertemplate=f"%{{customdata}}: %{{y:.3f}}, heads %{{x:.3g}}<extra>{look.name}</extra>",
+                **style.place(at, [*numbers]),
+            )
+    for task, symbol in symbols.items():
+        marker = {"color": style.INK, "symbol": symbol, "size": 9}
+        made.add_scatter(x=[None], y=[None], mode="markers", name=style.text(task), marker=marker)
+    made.update_xaxes(matches=None, showticklabels=True)
+    made.update_yaxes(rangemode="tozero")
+    style.outer_titles(made, len(numbers.columns), "", "score")
     return made
 
 
