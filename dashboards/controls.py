@@ -9,6 +9,7 @@ from dashboards.library import current
 from dashboards.pages import Page
 from dashboards.view import FILTERS, View
 from headscope.report.outline import statistics_of
+from headscope.report.words import shown_at_first
 from headscope.runs.roles import roles
 from headscope.runs.run import Run
 from headscope.runs.statistics import statistic
@@ -22,7 +23,7 @@ LINES = [
 def values(page: Page, run: Run, view: View) -> dict[str, Any]:
     """What each control of the page is set to in this state; a run without heads has none to set."""
     top = int(run.heads["layer"].max()) if len(run.heads) else 0
-    first = run.models[0] if run.models else None
+    first = next(iter(shown_at_first(run)), None)
     every = {
         "model": view.model,
         "models": list(view.models),

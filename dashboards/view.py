@@ -80,7 +80,7 @@ class View:
         drawn = [label for label in run.models if label in asked] or shown_at_first(run)
         model = one_of("model", run.models, run.models[-1] if run.models else "") or ""
         base = one_of("base", run.models, None)
-        first = run.models[0] if run.models else ""
+        first = next(iter(shown_at_first(run)), "")
         judge = (
             model if "model" in has else (base or first) if "base" in has else drawn[0] if "models" in has else model
         )

@@ -8,6 +8,7 @@ from headscope.figures import layers
 from headscope.report import outline
 from headscope.report.content import Chart, Content, Later, Piece, Shown, Words
 from headscope.report.statistic_charts import against_chart, box_chart, rank_chart
+from headscope.report.words import shown_at_first
 from headscope.runs.run import Run
 from headscope.runs.statistics import statistic
 
@@ -26,7 +27,7 @@ def content(run: Run, view: View) -> Content:
     if len(run.models) < 2 or not view.stat:
         why = "A comparison needs two models with a statistic of their heads. Give headscope run two: --model A=... "
         return Content("Compare", "", {"": [Words([f"{why}--model B=..."])]})
-    first = view.base or run.models[0]
+    first = view.base or shown_at_first(run)[0]
     models = [first, *(label for label in view.models if label != first)]
     shown = outline.shown(run, view.model, view.kept(run.heads), models)
     title = statistic(view.stat).title

@@ -176,6 +176,8 @@ def _losses(run: Run, labels: Sequence[str]) -> Iterator[str]:
         return
     told = f"{docs} document{'s' if docs > 1 else ''}"
     yield f"The loss of {first} in contexts of {length:,} tokens is {table[first][name]:.3f} nats/token ({told})."
+    if f"{name}_diff" not in table[first]:  # the run's first model, which others are held against, is not in it
+        return
     for label in labels[1:]:
         gap, low, high = (table[label][f"{name}_diff{end}"] for end in ("", "_low", "_high"))
         if np.isnan(gap):

@@ -17,4 +17,5 @@ def charts(shown: Shown) -> Iterator[Group]:
             "intervals over documents.",
         )
         yield Group("During training", "Training", [chart], page="/checkpoints")
-    yield Group("Trained from scratch", "Every variant", variants(run), page="/compare")
+    if told := [*variants(run)]:
+        yield Group("Trained from scratch", "Every variant", told, page="/compare")
