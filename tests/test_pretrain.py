@@ -15,9 +15,11 @@ from headscope.positions import attached
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model, load
 from headscope.positions.schedule import Schedule
+from headscope.report import cells
+from headscope.report.content import Shown
 from headscope.runs.run import Run
 from headscope.sections.adapt.validation import held_out_loss
-from headscope.sections.pretrain import figures
+from headscope.sections.pretrain import charts, figures
 from headscope.sections.pretrain.cast import Training, last
 from headscope.sections.pretrain.cells import PretrainSection
 from headscope.sections.pretrain.claims import claims
@@ -383,20 +385,31 @@ def test_claims_are_judged_by_their_thresholds(paper: bool, verdict: str) -> Non
 def test_every_variant_stands_beside_rope_with_its_seeds() -> None:
     losses = {"rope-s0": 4.0, "rope-s1": 4.01, "adarope-s0": 3.9, "adarope-s1": 3.95, "nope-s0": 4.2}
     run = Measured({name: columns(name.startswith("adarope")) for name in losses}, losses)
-    (listing,) = variants(run)  # type: ignore[arg-type]
-    assert listing.names == ["variant", "seeds", "loss at 512", "less rope's at 512", "seeds apart at 512"]
+    found = variants(run, last(run))  # type: ignore[arg-type]
+    listing = cells.table("", found)
+    losses_at, less = "loss at 512 (nats/token)", "loss against the first model at 512 (nats/token)"
+    assert listing.names == ["variant", "seeds", losses_at, less, "seeds apart"]
     reach = 2.776 * 0.01 * np.sqrt(2.5 / 5)  # Student's t with five documents, 0.01 apart from one to the next
     around = [f"{mean:.3f} ({mean - reach:.3f} to {mean + reach:.3f})" for mean in (4.025, 3.945, 4.22)]
     assert listing.rows == [
-        ["rope", "0, 1", around[0], "", "0.010"],
+        ["rope", "0, 1", around[0], "–", "0.010"],
         ["adarope", "0, 1", around[1], "-0.080 (-0.080 to -0.080)", "0.050"],
-        ["nope", "0", around[2], "+0.200 (+0.200 to +0.200)", ""],
+        ["nope", "0", around[2], "0.200", "–"],
     ]
+    few = found.set_index("variant")
+    assert few.loc["adarope", "nll_512_diff_low"] == pytest.approx(-0.08)
 
 
 def test_one_variant_stands_beside_nothing() -> None:
-    run = Measured({"rope-s0": columns(False)}, {"rope-s0": 4.0})
-    assert not list(variants(run))  # type: ignore[arg-type]
+    for names in (["rope-s0"], ["rope-s0", "rope-s1"]):
+        run = Measured({name: columns(False) for name in names}, dict.fromkeys(names, 4.0))
+        assert not list(charts.charts(Shown(run, names, run.heads, names[0], {})))  # type: ignore[arg-type]
+
+
+def test_losses_at_other_lengths_alone_tell_no_claim_of_loss() -> None:
+    run = Measured({name: columns(name == "adarope-s0") for name in ("adarope-s0", "rope-s0")}, {"adarope-s0": 4.0})
+    run.nll = run.nll.assign(context_length=4096)
+    assert len([*claims(run)]) == 4  # type: ignore[arg-type]
 
 
 def test_seeds_that_disagree_tell_nothing() -> None:

@@ -22,6 +22,7 @@ from headscope.report.cells import cell, heading
 from headscope.runs.run import Run
 from headscope.runs.statistics import number
 from headscope.runs.synthetic import synthetic_run
+from headscope.sections.measure import findings as measuring
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 HOSTILE = "</script><script>alert(1)</script>"
@@ -144,6 +145,14 @@ def test_findings_count_local_heads_and_compare_losses(run: Run) -> None:
     )
     assert "0.050 nats/token higher than that of base (95 % interval +0.050 to +0.050)" in " ".join(told["Loss"])
     assert "gamma is positive" in " ".join(told["Position parameters"])
+
+
+def test_losses_are_told_against_the_model_that_they_are_compared_with(run: Run) -> None:
+    """Which may be none of those that are told of, such as the first step of a training."""
+    told = [*measuring._losses(run, run.models[1:])]
+    assert told[0].startswith(f"The loss of {run.models[0]} in contexts")
+    assert all(f"than that of {run.models[0]} (" in sentence for sentence in told[1:])
+    assert len(told) == len(run.models)
 
 
 def test_notable_heads_are_the_extremes(run: Run) -> None:

@@ -488,6 +488,8 @@ def test_runs_that_measured_different_things_of_one_model_are_read_as_one_model(
     assert joined.models == whole.models
     assert set(joined.tables) == set(tables)
     assert all(len(joined.table(name)) == len(whole.table(name)) for name in tables)
+    first = Run(whole.path, {**rest.manifest, "models": whole.manifest["models"][:1]})
+    assert concatenate([some, first]).models == whole.models, "each where it stood first"
 
 
 def test_what_joined_runs_say_twice_without_a_model_is_told(tmp_path):

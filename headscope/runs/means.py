@@ -4,6 +4,8 @@ An interval says, at 95 %, how far other documents might move the number: from e
 bootstrap over them (2000 seeded draws), from three on Student's t. One or two documents give none (NaN).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -42,9 +44,16 @@ def plain(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.astype({**kinds, **labels})
 
 
-def at_longest(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows at the longest length of each model."""
-    return frame[frame["context_length"] == frame.groupby("model")["context_length"].transform("max")]
+def at_longest(frame: pd.DataFrame, by: Sequence[str] = ("model",)) -> pd.DataFrame:
+    """The rows at the longest length of each model, or of what else these columns tell apart."""
+    return frame[frame["context_length"] == frame.groupby([*by])["context_length"].transform("max")]
+
+
+def losses(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
+    """Mean loss (nats/token) by these columns: over bins of position, their `nll` (float64) weighted by `tokens`."""
+    sums = rows.assign(nll=rows["nll"] * rows["tokens"]).groupby([*by], observed=True)[["nll", "tokens"]].sum()
+    mean: pd.Series = sums["nll"] / sums["tokens"]
+    return mean
 
 
 def with_interval(values: pd.Series, name: str, least: float = -np.inf, most: float = np.inf) -> pd.DataFrame:

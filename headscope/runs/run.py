@@ -75,9 +75,10 @@ class JoinedRun(Run):
             for name in all_tables()
             if any(name in run.tables for run in runs)
         }
-        super().__init__(
-            runs[0].path, {"models": [*{m["label"]: m for m in reversed(models)}.values()][::-1], "tables": rows}
-        )
+        first: dict[str, Any] = {}
+        for model in models:
+            first.setdefault(model["label"], model)
+        super().__init__(runs[0].path, {"models": [*first.values()], "tables": rows})
         self.name = " + ".join(run.name for run in runs)
         self.parts = list(runs)
 

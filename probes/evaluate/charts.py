@@ -38,7 +38,7 @@ def _beside(tasks: pd.DataFrame, shown: Shown) -> Iterator[Chart]:
     if len(scored) > 1 and len(scored.columns):
         yield Chart(
             figures.against_heads(tasks, scored),
-            "A point is a model: its score on a task at the longest length, against its heads in one number. Bars are "
-            f"one standard error. A length is kept if it changes by at most a factor of {KEPT}. Few models show what "
-            "goes together, not what causes what.",
+            "A point is a model: the share of right answers at the longest length, against its heads in one number. "
+            f"Bars are one standard error. A length is kept if it changes by at most a factor of {KEPT}. Few models "
+            "show what goes together, not what causes what.",
         )

@@ -4,7 +4,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, style
-from probes.evaluate.found import at_longest, means, reported
+from headscope.runs.means import at_longest
+from probes.evaluate.found import PREFERRED, means, reported
 
 TITLE = "Scores of tasks"
 
@@ -84,16 +85,17 @@ def by_length(tasks: pd.DataFrame) -> go.Figure:
 def against_heads(tasks: pd.DataFrame, numbers: pd.DataFrame) -> go.Figure:
     """Each task's score at its longest length against each number of the models' heads, a column of `numbers`.
 
-    Of more than five tasks, their means stand for them. Bars are one standard error.
+    Of tasks whose score is a share. Bars are one standard error.
     """
     title = "Scores of tasks beside heads"
     if why := style.lacks(tasks, "model", "task", "context_length", "score", "stderr"):
         return style.nothing(title, why)
-    rows = at_longest(reported(tasks))
-    if rows["task"].nunique() > len(style.SYMBOLS):
-        rows = means(rows).rename(columns={"kind": "task"})
-    rows = rows.astype({"model": "str"})
-    looks, symbols = style.looks(tasks), dict(zip(rows["task"].unique(), style.SYMBOLS, strict=False))
+    rows = at_longest(reported(tasks), ["task"]).astype({"model": "str"})
+    rows = rows[rows["metric"].isin(PREFERRED)]  # they share an axis
+    if rows.empty:
+        return style.nothing(title, "no task is scored by the share of right answers")
+    symbols = {task: style.SYMBOLS[at % len(style.SYMBOLS)] for at, task in enumerate(rows["task"].unique())}
+    looks = style.looks(tasks)
     made = style.panels(title, [style.text(name, 44) for name in numbers])
     for at, name in enumerate(numbers):
         for label, look in looks.items():

@@ -22,11 +22,6 @@ def reported(tasks: pd.DataFrame) -> pd.DataFrame:
     return plain[[chosen[task] == (metric, name) for task, metric, name in pairs]].reset_index(drop=True)
 
 
-def at_longest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each task the rows at its longest length."""
-    return rows[rows["context_length"] == rows.groupby("task")["context_length"].transform("max")]
-
-
 def means(rows: pd.DataFrame) -> pd.DataFrame:
     """By model, metric and length, where there are several tasks of that metric: mean score over `tasks` of them.
 

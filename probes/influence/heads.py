@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.runs.means import HEAD_KEYS, plain, with_interval
+from headscope.runs.means import HEAD_KEYS, at_longest, plain, with_interval
 from headscope.runs.statistics import Statistic
 from headscope.runs.stored import Stored
 from probes.influence.bands import are_bands
@@ -87,16 +87,10 @@ def heads(run: Stored) -> pd.DataFrame | None:
 def chosen(influence: pd.DataFrame) -> pd.DataFrame:
     """Rows at each model's longest length, each unit by the method that knows it best: exact where it was evaluated,
     else the estimate of highest order, damped."""
-    frame = with_damped(_at_longest(by_text(plain(influence))))
+    frame = with_damped(at_longest(by_text(plain(influence)), ["model", "objective"]))
     rank = frame["method"].map(ORDER.index)
     unit = [frame[name] for name in [*SWEEP, *PLACE]]
     return frame[rank == rank.groupby(unit).transform("min")]
-
-
-def _at_longest(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows at the longest length of each model and objective."""
-    longest = frame.groupby(["model", "objective"])["context_length"].transform("max")
-    return frame[frame["context_length"] == longest]
 
 
 def _members(run: Stored) -> pd.DataFrame:

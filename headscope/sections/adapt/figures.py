@@ -5,6 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, style
+from headscope.runs.means import losses
 
 
 def batches(training: pd.DataFrame) -> go.Figure:
@@ -81,7 +82,6 @@ def _looks(frame: pd.DataFrame) -> dict[str, style.Look]:
 def _change(rows: pd.DataFrame, by: list[str]) -> pd.Series:
     """Mean loss per token by the keys `by`, the first of which is step, less that of step 0."""
     rows = rows.astype({"nll": np.float64, "doc": "str"})
-    sums = rows.assign(nll=rows["nll"] * rows["tokens"]).groupby(by)[["nll", "tokens"]].sum()
-    losses: pd.Series = sums["nll"] / sums["tokens"]
-    change: pd.Series = losses.sub(losses.xs(0, level="step"), level=by[1])
+    means = losses(rows, by)
+    change: pd.Series = means.sub(means.xs(0, level="step"), level=by[1])
     return change

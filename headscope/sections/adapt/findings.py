@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from headscope.report.content import Finding
+from headscope.runs.means import losses
 from headscope.runs.run import Run
 from headscope.sections.adapt.claims import claims
 
@@ -28,10 +29,8 @@ def next_steps(run: Run) -> Iterator[str]:
 def _training(run: Run) -> Iterator[Finding]:
     if "validation" not in run.tables:
         return
-    rows = run.validation.astype({"nll": "float64"})
-    sums = rows.assign(nll=rows["nll"] * rows["tokens"]).groupby(["adapter", "step"], observed=True)
-    losses = sums["nll"].sum() / sums["tokens"].sum()
-    for label, block in losses.rename("loss").reset_index().groupby("adapter", observed=True):
+    means = losses(run.validation.astype({"nll": "float64"}), ["adapter", "step"])
+    for label, block in means.rename("loss").reset_index().groupby("adapter", observed=True):
         order = block.sort_values("step")
         start, last = order.iloc[0]["loss"], order.iloc[-1]
         best = order.sort_values("loss").iloc[0]

@@ -171,16 +171,14 @@ def _losses(run: Run, labels: Sequence[str]) -> Iterator[str]:
         return
     table = per_model(run).set_index("model").astype("float64").to_dict("index")
     length = int(run.nll["context_length"].max())
-    name, docs, first = f"nll_{length}", run.nll["doc"].nunique(), labels[0]
+    name, docs, first = f"nll_{length}", run.nll["doc"].nunique(), run.models[0]  # what `_diff` is against
     if np.isnan(table[first][name]):
         return
     told = f"{docs} document{'s' if docs > 1 else ''}"
     yield f"The loss of {first} in contexts of {length:,} tokens is {table[first][name]:.3f} nats/token ({told})."
-    if f"{name}_diff" not in table[first]:  # the run's first model, which others are held against, is not in it
-        return
-    for label in labels[1:]:
+    for label in labels:
         gap, low, high = (table[label][f"{name}_diff{end}"] for end in ("", "_low", "_high"))
-        if np.isnan(gap):
+        if label == first or np.isnan(gap):
             continue
         side = "higher" if gap > 0 else "lower"
         sure = (

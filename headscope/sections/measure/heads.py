@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.runs.bins import PER_OCTAVE, last_octave, middle
-from headscope.runs.means import HEAD_KEYS, at_longest, plain, with_interval
+from headscope.runs.means import HEAD_KEYS, at_longest, losses, plain, with_interval
 from headscope.runs.roles import Role
 from headscope.runs.statistics import Statistic, by_length
 from headscope.runs.stored import Stored
@@ -135,8 +135,8 @@ def models(run: Stored) -> pd.DataFrame | None:
         plotted = [name for name in map(str, wide) if name in ("growth", "cov", *lengths)]
         rows = wide.groupby("model")[plotted].median()
     if "nll" in run.tables:
-        losses = _losses(plain(run.table("nll")), run.models[0])
-        rows = losses if rows is None else rows.join(losses, how="outer")
+        told = _losses(plain(run.table("nll")), run.models[0])
+        rows = told if rows is None else rows.join(told, how="outer")
     return rows
 
 
@@ -198,11 +198,8 @@ def _scales(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _losses(frame: pd.DataFrame, first: str) -> pd.DataFrame:
-    sums = frame.assign(nll=frame["nll"] * frame["tokens"])
-    sums = sums.groupby(["model", "context_length", "doc"])[["nll", "tokens"]].sum()
-    losses: pd.Series = sums["nll"] / sums["tokens"]
     columns: list[pd.DataFrame | pd.Series] = []
-    for length, block in losses.groupby(level="context_length"):
+    for length, block in losses(frame, ["model", "context_length", "doc"]).groupby(level="context_length"):
         block = block.droplevel("context_length")
         columns.append(block.groupby(level="model").mean().rename(f"nll_{length}"))
         if first in block.index.get_level_values("model"):

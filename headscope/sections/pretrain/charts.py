@@ -1,9 +1,12 @@
 """What a report shows of trainings from scratch, beyond what it shows of any training."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from headscope.report.content import Chart, Group, Shown
+from headscope.report import cells
+from headscope.report.content import Chart, Group, Listing, Shown
+from headscope.runs.run import Run
 from headscope.sections.pretrain import figures
+from headscope.sections.pretrain.cast import Training, last
 from headscope.sections.pretrain.losses import variants
 
 
@@ -17,5 +20,15 @@ def charts(shown: Shown) -> Iterator[Group]:
             "intervals over documents.",
         )
         yield Group("During training", "Training", [chart], page="/checkpoints")
-    if told := [*variants(run)]:
-        yield Group("Trained from scratch", "Every variant", told, page="/compare")
+    finals = last(run)
+    if "nll" in run.tables and len({each.variant for each in finals}) > 1:
+        yield Group("Trained from scratch", "Every variant", _variants(run, finals), page="/compare")
+
+
+def _variants(run: Run, finals: Mapping[Training, str]) -> Iterator[Listing]:
+    first = next(iter(finals)).variant
+    yield cells.table(
+        f"Held-out loss of every variant at its last step, and against {first} with the same seed; 95 % intervals over "
+        "documents in brackets",
+        variants(run, finals),
+    )

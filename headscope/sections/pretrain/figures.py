@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import style
-from headscope.runs.means import interval
+from headscope.runs.means import interval, losses
 
 
 def against_first(validation: pd.DataFrame) -> go.Figure:
@@ -15,16 +15,14 @@ def against_first(validation: pd.DataFrame) -> go.Figure:
         return style.nothing(title, why)
     rows = validation.astype({"nll": np.float64, "doc": "str"})
     looks = style.looks(rows.rename(columns={"adapter": "model"}))
-    rows = rows.assign(nll=rows["nll"] * rows["tokens"], adapter=rows["adapter"].astype("str"))
-    sums = rows.groupby(["adapter", "step", "doc"])[["nll", "tokens"]].sum()
-    losses = pd.DataFrame(sums["nll"].div(sums["tokens"]).unstack("doc"))
+    means = pd.DataFrame(losses(rows.astype({"adapter": "str"}), ["adapter", "step", "doc"]).unstack("doc"))
     first, *others = looks
     if not others:
         return style.nothing(title, "there is no second training")
     made = style.figure(title)
     made.add_hline(y=0, line={"color": style.INK, "dash": "dot", "width": 1})
     for label in others:
-        gap = pd.DataFrame(losses.loc[label] - losses.loc[first]).dropna()
+        gap = pd.DataFrame(means.loc[label] - means.loc[first]).dropna()
         low, high = interval(gap.to_numpy(dtype=np.float64))
         line = pd.DataFrame({"mean": gap.mean(axis=1), "low": low, "high": high})
         style.band(made, line, looks[label], f"step %{{x}}: %{{y:+.4f}} nats/token against {style.text(first)}")
