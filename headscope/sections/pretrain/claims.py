@@ -25,8 +25,8 @@ WIDER = 1.2
 CORRELATED = 0.3
 USED_AS_LEARNED, NOT_USED_AS_LEARNED = 0.8, 0.4
 PEAK, SETTLED = 0.05, 0.2
-NOISE = 0.01
-"""nats/token that two trainings differ by, where no two seeds tell."""
+NOISE = 0.042
+"""nats/token that two seeds of RoPE differed by (studies/from-scratch-seeds.yaml), where a run has no two that tell."""
 ABLATIONS = {
     "shared-freq": "shared frequencies",
     "no-scale": "no AdaScale",
