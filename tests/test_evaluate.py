@@ -215,6 +215,13 @@ def test_a_group_gives_its_tasks_and_those_made_to_a_length_are_known() -> None:
     assert all(tasks.values())
 
 
+@pytest.mark.model
+def test_synthetic_tasks_of_several_kinds_are_made_one_after_the_other(smollm2: Model) -> None:
+    """The harness reads their modules anew each time."""
+    for task in harness.named(["niah_single_1", "ruler_vt", "ruler_fwe"]):
+        assert len(harness.made(task, 1024, smollm2.tokenizer)) == 1
+
+
 def test_a_missing_standard_error_is_that_of_resamples() -> None:
     values = list(np.random.default_rng(0).random(200))
     assert harness._resampled(np.mean, values) == pytest.approx(np.std(values) / np.sqrt(200), rel=0.1)

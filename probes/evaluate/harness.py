@@ -38,6 +38,7 @@ try:
     from lm_eval.tasks._index import Entry, Kind, TaskIndex
     from lm_eval.tasks._yaml_loader import load_yaml
     from tqdm import tqdm
+    from transformers import AutoTokenizer
 except ImportError as error:
     raise Missing(f"evaluate needs the lm-evaluation-harness ({error}); run `pip install 'headscope[eval]'`") from error
 
@@ -89,14 +90,12 @@ def made(task: Task, length: int, tokenizer: Any) -> dict[str, Any]:
 
     Raises Missing where data or a package is not on this machine, BadInput for what cannot be used.
     """
-    from lm_eval.tasks.ruler import common_utils
-
-    ours = mock.Mock(from_pretrained=lambda *_, **__: tokenizer)
-    # The harness keeps a tokenizer by its name.
+    # The harness reads the modules of its tasks anew, so what they ask is answered where they all ask it. It keeps
+    # a tokenizer by its name.
     meta = {"max_seq_lengths": [length], "tokenizer": of_tokenizer(tokenizer)} if task.by_length else {}
     _seed()
     try:
-        with quiet(), mock.patch.object(common_utils, "AutoTokenizer", ours):
+        with quiet(), mock.patch.object(AutoTokenizer, "from_pretrained", return_value=tokenizer):
             built = TaskFactory(meta=meta).build(task.entry, registry=dict(task.index))
     except Exception as reason:  # somebody else's data and code can fail in any way
         raise _failed(task.name, reason) from reason
