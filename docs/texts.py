@@ -79,7 +79,25 @@ def tidy(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text)).strip() + "\n"
 
 
+PACKAGED = (
+    DOC / "anarchism/html",
+    DOC / "debian/FAQ/debian-faq.en.txt.gz",
+    DOC / "jargon-text/jargon.txt.gz",
+    DOC / "sqlite3",
+    Path("/usr/share/debian-reference/ch01.en.html"),
+    Path("/usr/share/developers-reference/_sources"),
+    Path("/usr/share/dictd/foldoc.dict.dz"),
+    Path("/usr/share/dictd/gcide.dict.dz"),
+    Path("/usr/share/man/man1/perl5004delta.1.gz"),  # perl-doc, whose manuals lie among perl's own
+)
+"""A file or folder of each package: without one, a kind would be poorer and nobody told."""
+
+
 def main(folder: Path, held: set[str]) -> None:
+    if missing := [str(path) for path in PACKAGED if not path.exists()]:
+        sys.exit(f"not here: {', '.join(missing)}; the top of docs/texts.py names the packages")
+    if folder.exists():
+        sys.exit(f"{folder} exists: give a new folder, for what is held out now may lie among what is learned there")
     for kind in (plays, essays, dictionary, manuals):
         for name, text in kind():
             if len(text) < 4096:  # characters: shorter than the shortest context that anything is learned in

@@ -20,8 +20,6 @@ from headscope.studies import texts
 from headscope.studies.config import build_study
 
 SPEC = "adarope:adapter=smollm2-135m"
-
-
 FACTORS = {"smollm2-135m": 8, "smollm2-135m-x2": 2}
 
 
