@@ -19,7 +19,7 @@ import headscope as hs
 from headscope import api
 from headscope.attention.heard import Attention
 from headscope.errors import BadInput
-from headscope.models import placing
+from headscope.models import memory, placing
 from headscope.passes.capture import capturing
 from headscope.passes.interventions import ABLATIONS, Reset, Unit, on_layer, z_zero
 from headscope.passes.logits import token_losses
@@ -76,6 +76,26 @@ def test_weights_that_do_not_fit_are_refused_in_one_line_before_they_are_read(
     assert said.startswith(f"cannot open '{folder}': its weights take ")
     assert "the 0.1 MB that cpu has free" in said
     assert advice in said
+
+
+@pytest.mark.parametrize(("limits", "free"), [(("max", "max"), None), (("max", "5000"), 4300), (("900", "5000"), 200)])
+def test_a_container_or_a_job_leaves_what_its_limit_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: tuple[str, str], free: int | None
+) -> None:
+    """A job in a group in a group, 1,000 bytes used, 300 of them by files that could be read again."""
+    monkeypatch.setattr(memory, "GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "MEMBERSHIP", tmp_path / "cgroup")
+    cpu = torch.device("cpu")
+    machine = memory.free_bytes(cpu)
+    assert machine is not None
+    for limit, group in zip(limits, ("slurm/job_1", "slurm"), strict=True):
+        (tmp_path / group).mkdir(parents=True, exist_ok=True)
+        (tmp_path / group / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / group / "memory.current").write_text("1000\n")
+        (tmp_path / group / "memory.stat").write_text("anon 700\ninactive_file 300\n")
+    (tmp_path / "cgroup").write_text("1:name=systemd:/other\n0::/slurm/job_1\n")
+    found = memory.free_bytes(cpu)
+    assert found == free if free is not None else found is not None and found > machine / 2
 
 
 def test_weights_go_to_one_gpu_to_all_or_nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 import torch
 from safetensors import safe_open
 
 from headscope.errors import BadInput
+from headscope.models.memory import free_bytes
 
 ROOM = 0.9
 """The share of a device's free memory that weights may fill; a pass needs the rest."""
@@ -88,13 +88,6 @@ def _files(folder: Path) -> list[Path]:
         shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
         return [folder / shard for shard in sorted({*shards})]
     return []
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Memory that is free there; None where nobody tells."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available) if device.type == "cpu" else None
 
 
 def _free_of_all() -> dict[int, int]:
