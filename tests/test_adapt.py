@@ -515,10 +515,14 @@ def test_parameters_trained_elsewhere_load_by_a_key_map(by: str, learned: Run, p
         ("tau: layers.{layer}.xi", "it needs xi"),
         ("xi: layers.{layer}.xi\nbeta: x", "cannot be used"),
         ("xi: layers.{layer}.tau", "has shape"),
+        ("xi: layers.{layer}.turned", r"has shape \(8, 2\), .* needs \(2, 8\)"),
     ],
 )
 def test_a_mistake_in_a_key_map_is_told(content: str, said: str, place: Path, tmp_path: Path) -> None:
-    save_file({"layers.0.xi": torch.zeros(2, 8), "layers.0.tau": torch.zeros(3)}, tmp_path / "a.safetensors")
+    save_file(
+        {"layers.0.xi": torch.zeros(2, 8), "layers.0.turned": torch.zeros(8, 2), "layers.0.tau": torch.zeros(3)},
+        tmp_path / "a.safetensors",
+    )
     (tmp_path / "keys.yaml").write_text(content)
     with pytest.raises(BadInput, match=said):
         resolve(

@@ -1,5 +1,6 @@
 """Going on with a run: only from what it was made from, told in one line; a finished one is not measured again."""
 
+import copy
 import json
 import logging
 import random
@@ -10,15 +11,17 @@ from typing import Any
 
 import families
 import pytest
+import torch
 from adapters import noisy
 from test_study import StopsAfter, content, contents, save_checkpoint, save_texts
 
 import headscope as hs
 from headscope.errors import BadInput, Changed, Interrupted
+from headscope.models import checkpoint
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
 from headscope.runs.writer import RunWriter
-from headscope.studies import runner
+from headscope.studies import materials, runner
 from headscope.studies.config import build_study
 
 SECTIONS: dict[str, dict[str, Any]] = {
@@ -167,6 +170,40 @@ def test_what_was_put_back_goes_on_to_the_same_bytes(place: Path, section: str) 
     assert run.manifest["files"] == whole.manifest["files"]
     assert run.manifest["inputs"] == whole.manifest["inputs"]
     assert validate(run) == []
+
+
+def test_a_run_goes_on_only_in_the_dtype_that_it_began_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which "auto" is on this machine may be another on the next."""
+    cut(place, "measure", cells=3)
+    for module in (checkpoint, materials):
+        monkeypatch.setattr(module, "pick_dtype", lambda *_: torch.bfloat16)
+    with pytest.raises(Changed, match="cannot go on with this run: the dtype changed"):
+        runner.run(planned(place, "measure"), place / "runs", resume=True)
+
+
+def test_a_model_in_memory_is_known_by_more_than_its_weights(place: Path) -> None:
+    config = families.SPECS["llama-gqa"].build().config
+    options: dict[str, Any] = {"text": f"file:{place}/texts/*.txt", "docs": 1, "lengths": [24], "tables": ["nll"]}
+
+    def loss(model: Any) -> tuple[float, Path]:
+        run = hs.measure({"m": model}, out=place / "runs", resume=True, quiet=True, **options)
+        return float(run.nll["nll"].mean()), run.path
+
+    def built(theta: float) -> hs.Model:
+        other = copy.deepcopy(config)
+        other.rope_parameters = {**other.rope_parameters, "rope_theta": theta}
+        module = type(families.SPECS["llama-gqa"].build())(other)
+        module.load_state_dict(families.SPECS["llama-gqa"].build().state_dict())
+        return hs.load(module, tokenizer=hs.load(str(place / "tiny")).tokenizer)
+
+    model = built(1e4)
+    learned = noisy(model, 0.1)
+    found = [loss(model), loss(built(1e2)), loss(model.under(learned, "adarope"))]
+    with torch.no_grad():
+        learned.xi -= 1.5
+    found.append(loss(model.under(learned, "adarope")))
+    assert len({path for _, path in found}) == len({told for told, _ in found}) == 4
+    assert loss(built(1e4)) == found[0]
 
 
 def test_what_no_finished_cell_used_may_change(place: Path) -> None:

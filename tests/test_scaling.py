@@ -14,7 +14,8 @@ from scipy.integrate import quad
 from headscope.errors import BadInput
 from headscope.studies import runner as study
 from headscope.studies.config import build_study
-from probes.scaling.cells import BASE, log_ess, means, regime, scale
+from probes.scaling.cells import BASE, log_ess, means, scale
+from probes.scaling.config import regime
 
 SEEDS = st.integers(0, 2**31)
 
@@ -102,3 +103,5 @@ def test_aggregation_needs_an_effective_length_that_grows_linearly(seed: int, le
 def test_bad_settings_are_one_line() -> None:
     with pytest.raises(BadInput, match="scaling: exponents lie in"):
         build_study({"scaling": {"exponents": [1.5]}})
+    with pytest.raises(BadInput, match=r"scaling: no scale gives exponent 0\.3 at order 2: use 0, or at least 0\.5"):
+        build_study({"scaling": {"exponents": [0.9, 0.3]}})

@@ -492,6 +492,17 @@ def test_runs_that_measured_different_things_of_one_model_are_read_as_one_model(
     assert concatenate([some, first]).models == whole.models, "each where it stood first"
 
 
+def test_one_label_with_two_adapters_is_two_models_whatever_was_measured_of_each(tmp_path):
+    whole = synthetic_run(tmp_path)
+    tables, models = whole.manifest["tables"], whole.manifest["models"]
+    some = Run(whole.path, {**whole.manifest, "tables": {name: tables[name] for name in ("nll", "scales")}})
+    learned = [{**models[0], "adapter_sha256": "c" * 64}, *models[1:]]
+    rest = {"tables": {k: v for k, v in tables.items() if k != "nll"}, "models": learned}
+    joined = concatenate([some, Run(whole.path, {**whole.manifest, **rest})])
+    assert "base" not in joined.models
+    assert "yarn" in joined.models
+
+
 def test_what_joined_runs_say_twice_without_a_model_is_told(tmp_path):
     rows = {"scheme": "nope", "regime": "i", "exponent": 0.9, "beta": 2.0, "context_length": [10, 20], "seed": 0}
     made = []

@@ -59,7 +59,7 @@ def mapped(trained: Path | str, keys: Path | str, checkpoint: Opened) -> AdaRoPE
                 tensor = stored[key].float().squeeze()
                 if name == "xi" and tensor.shape == (geometry.heads, geometry.pairs):
                     tensor = _by_group(tensor, geometry.kv_groups, key)
-                if tensor.numel() != torch.Size(fitting).numel():
+                if tensor.shape != torch.empty(fitting).squeeze().shape:
                     raise BadInput(f"'{key}' has shape {tuple(stored[key].shape)}, '{checkpoint.name}' needs {fitting}")
                 getattr(adarope, name)[layer] = tensor.reshape(fitting)
     return adarope.to(checkpoint.device)

@@ -147,7 +147,7 @@ def _labels(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 def _one_model(found: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
     """Whether the runs measured one model, each something else of it."""
-    same = len({(model["weights_sha256"], model["scheme"]) for _, model in found}) == 1
+    same = len({(model["weights_sha256"], model["scheme"], model.get("adapter_sha256")) for _, model in found}) == 1
     measured = [name for run, _ in found for name in run.tables if name not in OF_EVERY_RUN]
     return same and len(measured) == len(set(measured))
 

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from headscope import given
 from headscope.models import sources
 from headscope.positions import lora
 from headscope.positions.adarope import adapter_file
+from headscope.positions.model import Model
 from headscope.positions.schemes import Adapted, Scheme
 from headscope.studies.texts import TokenDocument
 
@@ -56,15 +60,32 @@ def of_scheme(rule: Scheme) -> dict[str, str]:
         return {}
     if rule.keys is None:
         return {"adapter": of_adapter(rule.adapter)}
-    trained = Path(rule.adapter)
+    trained = given.path(rule.adapter, "checkpoint")
     files = list(trained.glob("*.safetensors")) if trained.is_dir() else [trained]
-    return {"adapter": of_files(files), "key map": of_files(file for file in [Path(rule.keys)] if file.is_file())}
+    keys = given.path(rule.keys, "key map")
+    return {"adapter": of_files(files), "key map": of_files([keys] if keys.is_file() else [])}
 
 
 def of_adapter(name: str) -> str:
     """Digest of an adapter, given by path or by the name of a shipped one, and of the LoRA beside it."""
     file = adapter_file(name)
     return of_files([file, *(each for each in lora.beside(file).glob("adapter_*") if each.is_file())])
+
+
+def of_model(model: Model) -> dict[str, str]:
+    """Digests of a model that came in memory, by what they are: its positions may be at hand, and told by no text."""
+    positions, geometry = model.schedule, model.geometry
+    visible = torch.tensor([[1, positions.reference_length, 8 * positions.reference_length]], device=model.device)
+    made_of: list[Tensor] = [] if positions.slopes is None else [positions.slopes]
+    for layer in range(geometry.layers):
+        made_of += [positions.theta(layer), torch.tensor(positions.factor(layer))]
+        made_of += [positions.query_scale(layer, visible)] if positions.scales_queries else []
+    return {
+        "configuration": digest([model.module.config.to_json_string()]),
+        "weights": model.weights_sha256,
+        "dtype": str(model.module.dtype),
+        "positions": digest(each.detach().cpu().numpy().tobytes() for each in made_of),
+    }
 
 
 def of_tokenizer(tokenizer: Any) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from headscope.errors import BadInput
 from headscope.models import sources
-from headscope.models.checkpoint import Checkpoint, open_checkpoint
+from headscope.models.checkpoint import Checkpoint, open_checkpoint, pick_device, pick_dtype
 from headscope.positions.model import Model, Spec
 from headscope.studies import digests
 from headscope.studies.config import Study
@@ -68,6 +68,8 @@ class Materials:
         spec = self.specs[label]
         if self._open is None or self._open[0] != spec.checkpoint:
             self._open, self._models = None, {}
+            device = pick_device(self.study.device)
+            self.inputs[None]["dtype"] = str(pick_dtype(self.study.dtype, device))  # "auto" may be another elsewhere
             self._open = (spec.checkpoint, open_checkpoint(spec.checkpoint, self.study.device, self.study.dtype))
         if label not in self._models:
             self._models[label] = Model(self._open[1], spec.scheme, spec.rule)
@@ -76,14 +78,12 @@ class Materials:
     def identify(self, label: str) -> None:
         """Take the digests of a model: of its checkpoint, by its files, and of its adapter. Opens nothing."""
         if label in self.given:
-            model = self.given[label]
-            known, rule = {"weights": model.weights_sha256}, model.rule
-        else:
-            spec = self.specs[label]
-            if spec.checkpoint not in self._checkpoints:
-                self._checkpoints[spec.checkpoint] = digests.of_checkpoint(spec.checkpoint)
-            known, rule = self._checkpoints[spec.checkpoint], spec.rule
-        self.inputs[label] |= {**known, **digests.of_scheme(rule)}
+            self.inputs[label] |= digests.of_model(self.given[label])
+            return
+        spec = self.specs[label]
+        if spec.checkpoint not in self._checkpoints:
+            self._checkpoints[spec.checkpoint] = digests.of_checkpoint(spec.checkpoint)
+        self.inputs[label] |= {**self._checkpoints[spec.checkpoint], **digests.of_scheme(spec.rule)}
 
     def uses(self, what: str, content: digests.Content) -> None:
         """Take the digest of something else that a section reads; `what` says it in a few words."""

@@ -198,9 +198,8 @@ class _Crew:
             known = self.maker.materials.inputs[label]
             if other := [what for what, digest in told.items() if known.get(what, digest) != digest]:
                 whose = f" of '{label}'" if label is not None else ""
-                raise Changed(
-                    f"a worker reads another {other[0]}{whose} than this process: give all nodes the same files"
-                )
+                same = "say --dtype fp32 or bf16" if other[0] == "dtype" else "give all nodes the same files"
+                raise Changed(f"a worker reads another {other[0]}{whose} than the rest: {same}")
             known |= told
 
     def _name(self, worker: _Worker) -> str:

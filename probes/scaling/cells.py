@@ -16,7 +16,7 @@ from torch import Tensor
 from headscope.runs.arrow import Rows
 from headscope.studies.cells import Cell
 from headscope.studies.materials import Materials
-from probes.scaling.config import Scaling
+from probes.scaling.config import Scaling, regime
 
 CORRELATION, SIGMA, BASE = 1.0, 1.0, 10_000.0
 """c and sigma of the logits' means and spread, and RoPE's base."""
@@ -37,14 +37,6 @@ def means(scheme: str, length: int) -> Tensor:
     distance = np.arange(1, length, dtype=np.float64)
     wave = (sici(distance)[1] - sici(distance / BASE)[1]) / math.log(BASE)
     return CORRELATION * torch.from_numpy(np.concatenate(([1.0], wave)))
-
-
-def regime(exponent: float, beta: float) -> str:
-    """Which case of Theorems 4 and 5 the target ESS*(L) = L^exponent is."""
-    edge = 1 - min(beta, 1 / beta)
-    if exponent == 0:
-        return "iii"
-    return "i" if exponent > edge else "ii" if exponent == edge else "none"
 
 
 def scale(mu: Tensor, exponent: float, beta: float) -> float:
@@ -82,8 +74,6 @@ class ScalingSection:
         found = []
         for beta in self.config.betas:
             for exponent in self.config.exponents:
-                if regime(exponent, beta) == "none":
-                    continue
                 lam = scale(mu, exponent, beta)
                 for number in range(self.config.seeds):
                     noise = torch.Generator().manual_seed(self.seed + number)

@@ -8,6 +8,19 @@ LONGEST = 100_000_000
 """A row of this length takes a few GB."""
 
 
+def regime(exponent: float, beta: float) -> str:
+    """Which case of Theorems 4 and 5 the target ESS*(L) = L^exponent is."""
+    edge = critical(beta)
+    if exponent == 0:
+        return "iii"
+    return "i" if exponent > edge else "ii" if exponent == edge else "none"
+
+
+def critical(beta: float) -> float:
+    """The exponent of case ii, below which only 0 has a scale."""
+    return 1 - min(beta, 1 / beta)
+
+
 class Scaling(Options):
     """Numerical check of the scaling theorems."""
 
@@ -24,4 +37,8 @@ class Scaling(Options):
             raise ValueError("exponents lie in [0, 1)")
         if not self.betas or not all(beta > 0 and beta != 1 for beta in self.betas):
             raise ValueError("orders of ESS are positive and not 1")
+        for beta in self.betas:
+            if none := [exponent for exponent in self.exponents if regime(exponent, beta) == "none"]:
+                least = f"{critical(beta):.4g}"
+                raise ValueError(f"no scale gives exponent {none[0]:g} at order {beta:g}: use 0, or at least {least}")
         return self

@@ -3,7 +3,7 @@
 Sentences state what was measured on these documents; they never guess at causes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -171,23 +171,30 @@ def _losses(run: Run, labels: Sequence[str]) -> Iterator[str]:
         return
     table = per_model(run).set_index("model").astype("float64").to_dict("index")
     length = int(run.nll["context_length"].max())
-    name, docs, first = f"nll_{length}", run.nll["doc"].nunique(), run.models[0]  # what `_diff` is against
+    name, first = f"nll_{length}", run.models[0]  # what `_diff` is against
     if np.isnan(table[first][name]):
         return
-    told = f"{docs} document{'s' if docs > 1 else ''}"
-    yield f"The loss of {first} in contexts of {length:,} tokens is {table[first][name]:.3f} nats/token ({told})."
+    longest_nll = run.nll[run.nll["context_length"] == length]
+    read = {label: {*docs} for label, docs in longest_nll.groupby("model", observed=True)["doc"]}
+    told = f"{table[first][name]:.3f} nats/token ({_documents(read[first])})"
+    yield f"The loss of {first} in contexts of {length:,} tokens is {told}."
     for label in labels:
         gap, low, high = (table[label][f"{name}_diff{end}"] for end in ("", "_low", "_high"))
         if label == first or np.isnan(gap):
             continue
         side = "higher" if gap > 0 else "lower"
+        both = read[label] & read[first]
         sure = (
-            f"; {told} give{'s' if docs == 1 else ''} no interval"
+            f"; {_documents(both)} give{'s' if len(both) == 1 else ''} no interval"
             if np.isnan(low)
             else f" (95 % interval {low:+.3f} to {high:+.3f})"
         )
         zero = " The interval includes zero." if low <= 0 <= high else ""
         yield f"The loss of {label} is {abs(gap):.3f} nats/token {side} than that of {first}{sure}.{zero}"
+
+
+def _documents(names: Collection[str]) -> str:
+    return f"{len(names)} document{'' if len(names) == 1 else 's'}"
 
 
 def _pairs(heads: pd.DataFrame) -> Iterator[str]:
