@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -180,12 +181,16 @@ def test_what_an_adapter_was_learned_on_stays_its_training_text(learned: Run, pl
     held_out, old = notes(Path(before))["held_out"], notes(Path(before))["trained_on"]
     other = tmp_path / "other"
     other.mkdir()
-    (other / "new.txt").write_text((place / held_out[0]).read_text())
+    (other / "new.txt").write_text((place / held_out[0]).read_text()[::-1])
     run = learn(place, tmp_path / "runs", adapter=before, train=[f"file:{other}/*.txt"])
     assert notes(adapter_of(run, 6))["trained_on"] == sorted([*old, "other/new.txt"])
     content = plan(place, adapter=before, train=[f"file:{other}/*.txt"])
     content["texts"] = {"source": f"file:{place}/{old[0]}", "docs": 1}
     with pytest.raises(BadInput, match=f"was learned on {old[0]}, which is held out here: give other --text"):
+        study.run(build_study(content), tmp_path / "refused")
+    (other / "renamed.txt").write_text((place / old[0]).read_text())
+    content["texts"] = {"source": f"file:{other}/renamed.txt", "docs": 1}
+    with pytest.raises(BadInput, match=r"was learned on other/renamed\.txt, which is held out here"):
         study.run(build_study(content), tmp_path / "refused")
     with pytest.raises(BadInput, match="was learned from yarn:factor=8, not yarn:factor=2: give its own --factor"):
         learn(place, tmp_path / "refused", adapter=before, factor=2)
@@ -396,17 +401,48 @@ def test_chunked_and_recomputed_gradients_are_those_of_the_plain_loss(place: Pat
 
 def test_slices_are_pieces_of_documents_that_are_not_held_out(place: Path) -> None:
     tokenizer, source = characters(), f"file:{place}/texts/*.txt"
-    names = [document.name for document in texts.read(source)]
-    slices = Slices([source], tokenizer, names[:8], seed=3)
+    known = {document.name: document.digest for document in texts.read(source)}
+    most = dict([*known.items()][:8])
+    slices = Slices([source], tokenizer, most, seed=3)
     (whole,) = slices.documents.values()
     drawn = [slices.draw(50, step, number) for step in range(5) for number in range(2)]
     joined = " ".join(map(str, whole))
     assert all(" ".join(map(str, ids.tolist())) in joined for ids in drawn)
     assert len({tuple(ids.tolist()) for ids in drawn}) == 10
-    again = Slices([source], tokenizer, names[:8], seed=3).draw(50, 4, 1)
+    again = Slices([source], tokenizer, most, seed=3).draw(50, 4, 1)
     assert torch.equal(again, drawn[-1])
     with pytest.raises(BadInput, match=r"every document .* is held out"):
-        Slices([source], tokenizer, names, seed=3)
+        Slices([source], tokenizer, known, seed=3)
+
+
+def test_a_held_out_text_teaches_nothing_whatever_it_is_called(place: Path) -> None:
+    named = {document.name: document.digest for document in texts.read(f"file:{place}/texts/*.txt")}
+    (otherwise := place / "more" / "texts").mkdir(parents=True)
+    (otherwise / "new.txt").write_text("another text " * 99)
+    shutil.copy(min((place / "texts").glob("*.txt")), otherwise / "copy.txt")
+    slices = Slices([f"file:{place}/**/*.txt"], characters(), named, seed=3)
+    assert [*slices.documents] == [f"{place.name}/more/texts/new.txt"]
+
+
+def test_two_texts_of_one_name_are_refused(place: Path) -> None:
+    sources = [f"file:{place}/{folder}/texts/*.txt" for folder in ("one", "other")]
+    for folder in ("one", "other"):
+        (place / folder / "texts").mkdir(parents=True)
+        (place / folder / "texts" / "a.txt").write_text("the same text " * 99)
+    assert len(Slices(sources, characters(), {}, seed=3).documents) == 1
+    (place / "one" / "texts" / "a.txt").write_text("not the same text " * 99)
+    with pytest.raises(BadInput, match=r"two different texts are called texts/a\.txt: rename one"):
+        Slices(sources, characters(), {}, seed=3)
+    held = {"texts/a.txt": next(texts.read(sources[0])).digest}
+    with pytest.raises(BadInput, match=r"two different texts are called texts/a\.txt: rename one"):
+        Slices(sources[1:], characters(), held, seed=3)
+
+
+@pytest.mark.model
+def test_a_text_may_open_with_a_rule(smollm2: Model, tmp_path: Path) -> None:
+    """A line of one sign is one token in the whole text, another in its beginning."""
+    (tmp_path / "rule.txt").write_text("#" * 80 + "\nand a text " * 99)
+    assert len(Slices([f"file:{tmp_path}/rule.txt"], smollm2.tokenizer, {}, seed=3).documents) == 1
 
 
 def test_sources_drawn_alike_share_the_sequences_whatever_their_size(place: Path, tmp_path: Path) -> None:
@@ -419,17 +455,18 @@ def test_sources_drawn_alike_share_the_sequences_whatever_their_size(place: Path
     alone = " ".join(map(str, characters()(whole[6].read_text())["input_ids"]))
     share = {}
     for alike in (True, False):
-        slices = Slices(sources, characters(), [], seed=0, sources_alike=alike)
+        slices = Slices(sources, characters(), {}, seed=0, sources_alike=alike)
         drawn = [" ".join(map(str, slices.draw(50, step, 0).tolist())) for step in range(200)]
         share[alike] = np.mean([ids in alone for ids in drawn])
         slices.check(6_000)
     assert share[True] == pytest.approx(1 / 2, abs=0.1)
     assert share[False] == pytest.approx(1 / 7, abs=0.1)
+    held = {"the seventh": texts.Document("", whole[6].read_text()).digest}
     with pytest.raises(BadInput, match=r"every document of file:.*one/\*.txt is held out"):
-        Slices(sources, characters(), [f"one/{whole[6].name}"], seed=0, sources_alike=True)
+        Slices(sources, characters(), held, seed=0, sources_alike=True)
     (tmp_path / "one" / whole[6].name).write_text("short")
     with pytest.raises(BadInput, match=r"no training document of file:.*one/\*.txt holds 50 tokens"):
-        Slices(sources, characters(), [], seed=0, sources_alike=True).check(50)
+        Slices(sources, characters(), {}, seed=0, sources_alike=True).check(50)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,13 +36,19 @@ class Document:
     name: str
     text: str
 
+    @cached_property
+    def digest(self) -> str:
+        """By which the text is known, whatever it is called."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
 
 @dataclass(frozen=True)
 class TokenDocument:
-    """The first tokens of one document, the tokenizer's opening special tokens included."""
+    """The first tokens of one document, the tokenizer's opening special tokens included; the digest is its text's."""
 
     name: str
     ids: list[int]
+    digest: str = ""
 
 
 class Tokenizer(Protocol):
@@ -85,7 +92,7 @@ def documents(source: str, tokenizer: Tokenizer, count: int, length: int, seed: 
     for seen, document in enumerate(read(source, seed), start=1):
         ids = first_tokens(document.text, tokenizer, length)
         if len(ids) == length:
-            found.append(TokenDocument(document.name, ids))
+            found.append(TokenDocument(document.name, ids, document.digest))
             if len(found) == count:
                 return found
         longest = max(longest, document, key=lambda each: len(each.text))
@@ -122,12 +129,16 @@ def _boundary(text: str, characters: int) -> int:
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
     """Return the tokens of a text after the tokenizer's opening special tokens, without the closing ones."""
+    # verbose=False: a text longer than the model's context is no mistake here
+    return opening(text, tokenizer) + list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def opening(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the special tokens that the tokenizer opens a text with."""
     with_special = list(tokenizer(text[:64], verbose=False)["input_ids"])
     plain = list(tokenizer(text[:64], add_special_tokens=False, verbose=False)["input_ids"])
     starts = range(len(with_special) - len(plain) + 1)
-    opening = next((start for start in starts if with_special[start : start + len(plain)] == plain), 0)
-    # verbose=False: a text longer than the model's context is no mistake here
-    return with_special[:opening] + list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return with_special[: next((start for start in starts if with_special[start : start + len(plain)] == plain), 0)]
 
 
 # Files -------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ adapters/step-NNNN.safetensors in the run, and measures the loss by position on 
 """
 
 import json
-import resource
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import safe_open
 
 from headscope.errors import BadInput, Diverged
@@ -31,6 +29,7 @@ from headscope.sections.adapt.validation import held_out_loss
 from headscope.sections.adapt.variants import VARIANTS
 from headscope.studies.cells import Cell, pass_cost
 from headscope.studies.digests import of_adapter
+from headscope.studies.making import peak_bytes
 from headscope.studies.materials import Materials
 from headscope.studies.watching import look
 
@@ -50,7 +49,7 @@ class AdaptSection:
         if config.adapter is not None:
             materials.uses("adapter to start from", [of_adapter(config.adapter)])
         self.held_out = materials.documents(self.label, config.validation_length)
-        held_out = [document.name for document in self.held_out]
+        held_out = {document.name: document.digest for document in self.held_out}
         tokenizer, alike = materials.tokenizer(self.label), config.mix == "sources"
         self.slices = Slices(config.train, tokenizer, held_out, materials.seed, alike)
         learned = self.slices.documents.items()
@@ -107,7 +106,7 @@ class AdaptSection:
             raise self._diverged(str(error), step + 1) from error
         speed = phase.length * phase.batch / (time.monotonic() - began)
         said = f"step {step + 1} of {self.config.steps}: {phase.batch} x {phase.length} tokens, loss {loss:.3f}"
-        said = f"{said}, {speed:.0f} tokens/s, peak {_peak(learner.model):.1f} GB"
+        said = f"{said}, {speed:.0f} tokens/s, peak {peak_bytes() / 1e9:.1f} GB"
         self.materials.advance(self._step_cost(step), said)
         return {
             "step": step + 1,
@@ -166,9 +165,11 @@ class AdaptSection:
         start = adarope.metadata.get("start", yarn)
         if start.startswith("yarn:") and start != yarn:
             raise BadInput(f"adapter '{file}' was learned from {start}, not {yarn}: give its own --factor")
-        seen = set(_trained_on(adarope)).intersection(document.name for document in self.held_out)
-        if seen:
-            raise BadInput(f"adapter '{file}' was learned on {min(seen)}, which is held out here: give other --text")
+        for each in self.held_out:
+            if each.name in _trained_on(adarope) or each.digest in _digests(adarope):
+                raise BadInput(
+                    f"adapter '{file}' was learned on {each.name}, which is held out here: give other --text"
+                )
         adarope.metadata["before"] = {"sha256": adarope.sha256, **adarope.metadata}
         return adarope
 
@@ -193,6 +194,7 @@ class AdaptSection:
             config=self.config.model_dump(mode="json"),
             seed=self.materials.seed,
             trained_on=sorted({*self.slices.documents, *_trained_on(learner.adarope)}),
+            trained_on_digests=sorted({*self.slices.digests.values(), *_digests(learner.adarope)}),
             held_out=[document.name for document in self.held_out],
             losses=losses,
         )
@@ -220,14 +222,13 @@ def _trained_on(adarope: AdaRoPE) -> list[str]:
     return documents
 
 
+def _digests(adarope: AdaRoPE) -> list[str]:
+    """Of their texts, which may be called otherwise here; older adapters tell names alone."""
+    digests: list[str] = adarope.metadata.get("trained_on_digests", [])
+    return digests
+
+
 def _losses(adapter: Path) -> dict[str, Any]:
     with safe_open(adapter, "pt") as file:
         losses: dict[str, Any] = json.loads(file.metadata()[METADATA])["losses"]
     return losses
-
-
-def _peak(model: Model) -> float:
-    """Peak memory so far, GB."""
-    if model.device.type == "cuda":
-        return torch.cuda.max_memory_allocated() / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

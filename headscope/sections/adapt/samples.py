@@ -1,6 +1,6 @@
 """Training sequences: contiguous slices of whole documents, each drawn by (seed, step, number in the batch) alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,14 +8,20 @@ import torch
 from torch import Tensor
 
 from headscope.errors import BadInput
-from headscope.studies.texts import first_tokens, read
+from headscope.studies.texts import Document, first_tokens, opening, read
 
 WHOLE = 2**31
 """More tokens than a document has."""
 
 
+def without(held_out: Mapping[str, str], source: str) -> Iterator[Document]:
+    """The documents of a source less those held out (name -> digest), which may be called otherwise there."""
+    texts = {*held_out.values()}
+    return (document for document in read(source) if document.digest not in texts)
+
+
 class Slices:
-    """All documents of some sources, except those held out, in tokens; nothing is joined, repeated or padded.
+    """All documents of some sources, except those held out (name -> digest), in tokens; nothing is joined or padded.
 
     A document is drawn in proportion to the slices it holds, so every token is about equally likely; with
     `sources_alike` the source is drawn first, each as likely as any other. A tokenizer's opening special tokens open
@@ -23,20 +29,26 @@ class Slices:
     """
 
     def __init__(
-        self, sources: Sequence[str], tokenizer: Any, held_out: Sequence[str], seed: int, sources_alike: bool = False
+        self,
+        sources: Sequence[str],
+        tokenizer: Any,
+        held_out: Mapping[str, str],
+        seed: int,
+        sources_alike: bool = False,
     ):
         self.seed = seed
         self.opening: list[int] = []
         self.documents: dict[str, list[int]] = {}
+        self.digests: dict[str, str] = {}
         found: dict[str, list[str]] = {source: [] for source in sources}
         for source in sources:
-            for document in read(source):
-                if document.name not in held_out:
-                    ids = first_tokens(document.text, tokenizer, WHOLE)
-                    plain = tokenizer(document.text[:64], add_special_tokens=False, verbose=False)["input_ids"]
-                    self.opening = ids[: ids.index(plain[0])] if plain else self.opening
-                    self.documents[document.name] = ids
-                    found[source].append(document.name)
+            for document in without(held_out, source):
+                if {**held_out, **self.digests}.get(document.name, document.digest) != document.digest:
+                    raise BadInput(f"two different texts are called {document.name}: rename one, or leave one out")
+                self.documents[document.name] = first_tokens(document.text, tokenizer, WHOLE)
+                self.digests[document.name] = document.digest
+                self.opening = self.opening or opening(document.text, tokenizer)
+                found[source].append(document.name)
         self.groups = found if sources_alike else {", ".join(sources): list(self.documents)}
         for group, names in self.groups.items():
             if not names:

@@ -25,7 +25,7 @@ from headscope.positions.model import load
 from headscope.positions.schedule import Fixed
 from headscope.runs.arrow import Rows
 from headscope.sections.adapt.learning import wsd
-from headscope.sections.adapt.samples import Slices
+from headscope.sections.adapt.samples import Slices, without
 from headscope.sections.adapt.validation import held_out_loss
 from headscope.sections.pretrain import models
 from headscope.sections.pretrain.config import Pretrain
@@ -73,8 +73,11 @@ class PretrainSection:
         return found
 
     def _learned(self) -> Iterator[Document]:
-        held_out = {document.name for document in self.held_out_texts}
-        return (each for source in self.config.train for each in read(source) if each.name not in held_out)
+        return (each for source in self.config.train for each in without(self._held_out_digests, source))
+
+    @property
+    def _held_out_digests(self) -> dict[str, str]:
+        return {document.name: document.digest for document in self.held_out_texts}
 
     def cells(self) -> list[Cell]:
         stops = self.config.stops
@@ -176,8 +179,7 @@ class PretrainSection:
     @cached_property
     def slices(self) -> Slices:
         alike = self.config.mix == "sources"
-        names = [document.name for document in self.held_out_texts]
-        slices = Slices(self.config.train, self.tokenizer, names, self.materials.seed, alike)
+        slices = Slices(self.config.train, self.tokenizer, self._held_out_digests, self.materials.seed, alike)
         slices.check(self.config.length)
         return slices
 
