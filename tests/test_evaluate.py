@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from adapters import noisy
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.tasks import manager
 from test_cli import headscope, refused  # noqa: F401 (fixtures)
@@ -18,7 +19,7 @@ from test_study import save_checkpoint
 
 from headscope.errors import BadInput, Interrupted, Missing
 from headscope.models import sources
-from headscope.positions.model import Model
+from headscope.positions.model import Model, load
 from headscope.report.content import Shown
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
@@ -184,8 +185,9 @@ def test_interrupted_it_goes_on_at_the_next_model_task_or_length(
     assert resumed.manifest["tables"] == whole.manifest["tables"]
 
 
+@pytest.mark.parametrize("changed", ["documents", "prompt"])
 def test_a_run_whose_task_file_changed_does_not_go_on(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     content = plan(place, tasks=[f"{tmp_path}/own.yaml"])
     (tmp_path / "own.jsonl").write_text((place / "colours.jsonl").read_text())
@@ -203,10 +205,21 @@ def test_a_run_whose_task_file_changed_does_not_go_on(
     monkeypatch.setattr(harness, "scores", stopping)
     with pytest.raises(Interrupted):
         study.run(build_study(content), tmp_path / "runs")
-    with (tmp_path / "own.jsonl").open("a") as file:
-        file.write(json.dumps({"question": "Tar is", "choices": ["white", "black", "red"], "answer": 1}) + "\n")
+    if changed == "documents":
+        with (tmp_path / "own.jsonl").open("a") as file:
+            file.write(json.dumps({"question": "Tar is", "choices": ["white", "black", "red"], "answer": 1}) + "\n")
+    else:
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump(rules | {"doc_to_text": "Say: {{question}}"}))
     with pytest.raises(BadInput, match="task own"):
         study.run(build_study(content), tmp_path / "runs", resume=True)
+
+
+def test_answers_are_not_written_from_keys_that_the_whole_length_would_change(place: Path, tmp_path: Path) -> None:
+    noisy(load(f"{place}/tiny")).save(tmp_path / "adapter.safetensors")
+    content = plan(place)
+    content["models"] = {"whole": f"{place}/tiny@adarope:adapter={tmp_path}/adapter.safetensors,length=sequence"}
+    with pytest.raises(BadInput, match="'whole' cannot write answers under length=sequence: use length=visible"):
+        study.run(build_study(content), tmp_path / "runs")
 
 
 def test_a_group_gives_its_tasks_and_those_made_to_a_length_are_known() -> None:

@@ -251,6 +251,21 @@ def changed_layers(model: Model) -> list[int]:
     return [n for n, turns in enumerate(model.geometry.rotates) if turns and types[n] != "sliding_attention"]
 
 
+def test_what_a_checkpoint_was_scaled_by_is_replaced_and_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    model = load(families.build("llama", {"rope_parameters": rope}))
+    own, plain = resolve(model).theta(0), resolve(model, "linear:factor=1").theta(0)
+    assert torch.allclose(plain, 4 * own)
+    assert "is scaled already (linear): what a scheme makes of its base takes the place of that" in caplog.text
+
+
+def test_one_pair_has_no_base() -> None:
+    model = load(families.build("llama", {"head_dim": 2}))
+    assert torch.as_tensor(position_tables("m", model)["scales"]["effective_base"]).isinf().all()
+    with pytest.raises(UnsupportedModel, match="its one rotary pair turns alike under every base"):
+        resolve(model, "ntk:factor=2")
+
+
 @MEASURABLE
 def test_schemes_have_their_closed_forms(family: str) -> None:
     model = tiny(family)

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import families
 import pytest
 import torch
 from test_study import save_checkpoint
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 import headscope as hs
 from headscope import cli
+from headscope.errors import BadInput
 from headscope.passes import selfcheck
 from headscope.passes.selfcheck import ALLOWED, RULES, checks
 from headscope.positions.model import Model
@@ -38,6 +40,19 @@ def test_every_measure_of_the_real_checkpoint_agrees_in_float32_and_in_bfloat16(
         assert [check.what for check in told] == list(ALLOWED)
         assert {check.dtype for check in told} == {dtype}
         assert [check for check in told if not check.agrees] == []
+
+
+@pytest.mark.parametrize(
+    ("family", "scheme", "said"),
+    [
+        ("llama-gqa", "yarn:factor=4", "is under yarn:factor=4"),
+        *((family, "base", "attends by more than q . k") for family in ("mistral-sliding", "gemma2", "gpt_oss")),
+    ],
+)
+def test_what_the_formulas_are_not_those_of_is_refused(family: str, scheme: str, said: str) -> None:
+    model = hs.load((families.SPECS | families.OTHERS)[family].build(), device="cpu").with_scheme(scheme)
+    with pytest.raises(BadInput, match=said):
+        disagreeing(model)
 
 
 def made_wrong(measure: Any, by: float) -> Any:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from headscope.attention import seam
 from headscope.attention.heard import Attention
 from headscope.attention.kernel import Rule, attend, in_blocks
+from headscope.errors import BadInput
 from headscope.measures.attention_rows import LOCAL_KEYS, row_statistics
 from headscope.measures.distance_profile import distances, profile_sums
 from headscope.measures.planes import by_head, planes
@@ -72,10 +74,19 @@ class Check:
 
 @torch.no_grad()
 def checks(model: Model, ids: Tensor) -> Iterator[Check]:
-    """Every measure of ids [L], which must be short: memory is O(L^2 x head_dim)."""
+    """Every measure of ids [L], which must be short: memory is O(L^2 x head_dim).
+
+    Raises BadInput for a model that its family's eager attention or the plain formulas are not those of: one under a
+    scheme, or whose weights are capped, shared with a sink or kept within a window or chunk. RULES try those.
+    """
+    if model.scheme != "base":
+        raise BadInput(f"'{model.name}' is under {model.scheme}, which eager attention knows nothing of: leave it out")
     worst: dict[str, float] = defaultdict(float)
 
     def listen(heard: Attention) -> None:
+        hides = bool((heard.visible <= heard.query_index).any())
+        if hides or heard.cap is not None or heard.sink is not None:
+            raise BadInput(f"'{model.name}' attends by more than q . k, or not to every key: check another checkpoint")
         for what, difference in _differences(model, heard):
             worst[what] = max(worst[what], difference if math.isfinite(difference) else math.inf)
 
@@ -132,14 +143,9 @@ def _by_rule(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> tuple[Tensor, Tenso
 
 def _eager_loss(model: Model, ids: Tensor) -> float:
     """Mean loss under the family's own eager attention."""
-    before = model.module.config._attn_implementation
-    model.module.set_attn_implementation("eager")
-    try:
-        with evaluating(model):
-            logits = model.module(ids, use_cache=False).logits[0, :-1]
-        return float(torch.nn.functional.cross_entropy(logits.double(), ids[0, 1:]))
-    finally:
-        model.module.set_attn_implementation(before)
+    with seam.attending(model.module, "eager"), evaluating(model):
+        logits = model.module(ids, use_cache=False).logits[0, :-1]
+    return float(torch.nn.functional.cross_entropy(logits.double(), ids[0, 1:]))
 
 
 def _differences(model: Model, heard: Attention) -> Iterator[tuple[str, float]]:

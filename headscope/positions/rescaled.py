@@ -5,6 +5,8 @@ turn by, what a scheme would make of them is not known, and the scheme is refuse
 """
 
 import copy
+import logging
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +16,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from headscope.models.checkpoint import Opened
 from headscope.models.rotation import tables
 from headscope.positions.schedule import Fixed, refusal, refuse_without_rotation
+
+PLAIN = ("default", "proportional")
+"""Rope types that scale nothing."""
+log = logging.getLogger("headscope")
 
 
 def rescheduled(
@@ -26,7 +32,8 @@ def rescheduled(
 ) -> Fixed:
     """Frequencies and factor that transformers computes for these rope parameters, layer by layer.
 
-    Layers with a sliding window keep theirs. Raises UnsupportedModel for a checkpoint without rotation, one where only
+    Layers with a sliding window keep theirs. What a checkpoint was scaled by already is replaced, not scaled further,
+    and that is told. Raises UnsupportedModel for a checkpoint without rotation, one where only
     such layers rotate, or whose config does not tell its frequencies.
     """
     refuse_without_rotation(checkpoint, rope_type)
@@ -48,6 +55,9 @@ def rescheduled(
         for layer in layers:
             if told.shape != rotation.theta[layer].shape or not torch.allclose(told, rotation.theta[layer], rtol=1e-2):
                 raise refusal(checkpoint, rope_type, "its config does not tell the frequencies that it turns by")
+        if own["rope_type"] not in PLAIN:
+            scaled = f"'{checkpoint.name}' is scaled already ({own['rope_type']})"
+            _tell_once(f"{scaled}: what a scheme makes of its base takes the place of that, and is not put on top")
         rope = {
             "rope_type": rope_type,
             "rope_theta": (rope_theta or own["rope_theta"]) * base_factor,
@@ -93,6 +103,11 @@ def own_at(checkpoint: Opened, length: int) -> Fixed:
             theta, factor = by_kind[kind]
             thetas[layer], factors[layer] = theta[None], factor if rotation.scales else 1.0
     return Fixed(checkpoint, tuple(thetas), tuple(factors), rotates=False)
+
+
+@cache
+def _tell_once(line: str) -> None:
+    log.warning(line)
 
 
 def _own_parameters(checkpoint: Opened, layer_type: str | None) -> dict[str, Any]:

@@ -80,6 +80,8 @@ class NTK:
     def schedule(self, checkpoint: Opened) -> Schedule:
         refuse_without_rotation(checkpoint, "ntk")
         dims = 2 * checkpoint.geometry.pairs
+        if dims == 2:
+            raise refusal(checkpoint, "ntk", "its one rotary pair turns alike under every base")
         return rescheduled(checkpoint, "linear", factor=1.0, base_factor=self.factor ** (dims / (dims - 2)))
 
 
@@ -215,12 +217,16 @@ class Adapted:
         elif not given.path(self.keys, "key map").exists():
             raise Missing(f"no key map at '{self.keys}': check keys=PATH")
 
+    @property
+    def by_sequence(self) -> bool:
+        return self.length == "sequence"
+
     def schedule(self, checkpoint: Opened) -> Schedule:
         if self.keys is not None:
             learned = mapped(self.adapter, self.keys, checkpoint)
         else:
             learned = AdaRoPE.load(self.adapter, checkpoint, any_weights=self.weights == "any")
-        learned.by_sequence = self.length == "sequence"
+        learned.by_sequence = self.by_sequence
         return learned
 
 

@@ -51,7 +51,10 @@ def _scales(model: Model) -> dict[str, Tensor]:
     tau, gamma = (t.detach().cpu() for t in schedule.temperatures())
     # float64: a product of many frequencies loses the base's last digits in float32.
     mean_log = all_theta(model, schedule)[..., : geometry.pairs].double().log().mean(-1)
-    base = torch.exp(-4 * geometry.pairs / (2 * geometry.pairs - 2) * mean_log)
+    if geometry.pairs > 1:
+        base = torch.exp(-4 * geometry.pairs / (2 * geometry.pairs - 2) * mean_log)
+    else:  # one pair turns alike under every base
+        base = torch.full_like(mean_log, torch.inf)
     logit_scale = torch.tensor([schedule.factor(n) / own.factor(n) for n in layers])[:, None].expand_as(tau) ** 2
     if schedule.scales_queries:
         at_reference = torch.full((1, 1), schedule.reference_length)

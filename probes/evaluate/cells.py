@@ -37,14 +37,19 @@ class EvaluateSection:
         short = [task.name for task in self.tasks.values() if task.by_length and min(config.lengths) < LEAST]
         if short:
             raise BadInput(f"task {short[0]} is made to a length and needs {LEAST:,} tokens, not {min(config.lengths)}")
+        for label in materials.labels:
+            # Where temperatures go by the whole text, keys of an answer's beginning do not serve its end.
+            by = materials.given[label].schedule if label in materials.given else materials.specs[label].rule
+            if getattr(by, "by_sequence", False):
+                raise BadInput(f"'{label}' cannot write answers under length=sequence: use length=visible")
         self._made: dict[tuple[str, int, str], dict[str, Any]] = {}
         materials.uses("lm-evaluation-harness", [version("lm_eval")])
         for task in self.tasks.values():
             if not task.by_length:
-                for name, documents in harness.documents(self._ready(task, max(config.lengths), None)):
+                for name, documents, rules in harness.documents(self._ready(task, max(config.lengths), None)):
                     if len(documents) < 2:
                         raise BadInput(f"task {name} has {len(documents)} documents: a standard error needs two")
-                    materials.uses(f"task {name}", (json.dumps(each, default=str) for each in documents))
+                    materials.uses(f"task {name}", (json.dumps(each, default=str) for each in [rules, *documents]))
 
     def cells(self) -> list[Cell]:
         return [

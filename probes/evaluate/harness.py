@@ -106,10 +106,10 @@ def made(task: Task, length: int, tokenizer: Any) -> dict[str, Any]:
     return {one.task_name: one for one in each}
 
 
-def documents(tasks: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
-    """The documents of each task, by its name."""
+def documents(tasks: Mapping[str, Any]) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+    """The documents of each task, after its name and before its rules: prompts, metrics, sources of its functions."""
     for name, task in tasks.items():
-        yield name, list(task.eval_docs)
+        yield name, list(task.eval_docs), task.dump_config()
 
 
 def language_model(module: Any, tokenizer: Any, length: int) -> LM:
