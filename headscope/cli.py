@@ -142,24 +142,39 @@ def list_runs(
     directory: Annotated[Path, typer.Argument(help="Directory that holds runs.")] = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """List the runs in a directory, newest first; damaged ones are named as such."""
-    from headscope.runs.run import Run
+    """List the runs in a directory, newest first; damaged and unfinished ones are named as such."""
+    from headscope.errors import BadRun
+    from headscope.runs.run import Run, unfinished
     from headscope.runs.run import runs as stored
 
     if not os.path.isdir(directory):
         raise BadInput(f"no directory '{directory}': make a run first, e.g. headscope demo")
     from headscope.report.terminal import as_data, bold, list_run, say
 
-    found = stored(directory)
+    found: list[tuple[Path, Run | BadRun]] = []
+    for path, run in stored(directory):
+        try:
+            if isinstance(run, Run):
+                run.check()
+            found.append((path, run))
+        except BadRun as reason:
+            found.append((path, reason))
+    begun = {
+        f".{name}.partial": f"unfinished, with {cells} cells stored: the same command with --resume goes on"
+        for name, cells in unfinished(directory).items()
+    }
     if as_json:
         entries = [
             as_data(run, summary=False) if isinstance(run, Run) else {"path": str(path), "error": str(run)}
             for path, run in found
         ]
+        entries += [{"path": str(directory / name), "error": told} for name, told in begun.items()]
         print(json.dumps(entries))
         return
-    if not found:
+    if not found and not begun:
         say(f"No runs in {directory} yet; make one with: headscope demo")
+    for name, told in begun.items():
+        say(bold(name), "  ", told)
     for path, run in found:
         if isinstance(run, Run):
             list_run(run)

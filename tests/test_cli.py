@@ -262,10 +262,17 @@ def test_ls_names_damaged_runs_and_lists_the_rest(headscope, tmp_path):
     good = synthetic_run(tmp_path)
     shutil.copytree(good.path, tmp_path / "20260101T000000Z-broken-00000000")
     (tmp_path / "20260101T000000Z-broken-00000000" / "run.json").write_text("{")
+    shutil.copytree(good.path, tmp_path / "20260102T000000Z-cut-00000000")
+    (tmp_path / "20260102T000000Z-cut-00000000" / "attention.parquet").write_bytes(b"PAR1")
+    (tmp_path / ".begun-00000000.partial" / "cells" / "one").mkdir(parents=True)
     code, out, _ = headscope("ls", tmp_path)
     assert code == 0
     assert good.name in out
-    assert "cannot be read" in out
+    assert {line.split()[0] for line in out.splitlines() if "cannot be read" in line} == {
+        "20260101T000000Z-broken-00000000",
+        "20260102T000000Z-cut-00000000",
+    }
+    assert ".begun-00000000.partial  unfinished, with 1 cells stored: the same command with --resume goes on" in out
 
 
 def test_validate_finds_a_table_that_was_altered(headscope, tmp_path):

@@ -158,8 +158,8 @@ def test_losses_are_told_against_the_model_that_they_are_compared_with(run: Run)
 def test_notable_heads_are_the_extremes(run: Run) -> None:
     heads = run.heads[run.heads["model"] == "base"].set_index(["layer", "head"])
     chosen = outline.notable(run.heads)
-    assert "most global" in chosen[heads["ess2_1024"].idxmax()]
-    assert "most local" in chosen[heads["ess2_1024"].idxmin()]
+    assert "largest effective length" in chosen[heads["ess2_1024"].idxmax()]
+    assert "smallest effective length" in chosen[heads["ess2_1024"].idxmin()]
     assert "highest retrieval score" in chosen[heads["retrieval"].idxmax()]
 
 

@@ -214,6 +214,17 @@ def test_what_no_finished_cell_used_may_change(place: Path) -> None:
     assert contents(run) == contents(runner.run(planned(place, "measure"), place / "again"))
 
 
+def test_a_study_that_goes_on_with_nothing_says_what_else_is_unfinished(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    partial = cut(place, "measure")
+    other = planned(place, "measure").model_copy(update={"seed": 1})
+    run = runner.run(other, place / "runs", resume=True)
+    told = f"{partial.stem[1:]} is unfinished, but of other options than these: this run starts anew"
+    assert [record.message for record in caplog.records] == [told]
+    assert run.path.is_dir()
+
+
 def test_a_finished_run_is_not_measured_again(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = runner.run(planned(place, "measure"), place / "runs", resume=True)
     with caplog.at_level(logging.INFO, "headscope"):

@@ -7,7 +7,7 @@ import pandas as pd
 from dashboards.view import View, described, place_of
 from headscope.report import cells, outline
 from headscope.report.content import Content, Later, Link, Links, Listing, Piece, Words
-from headscope.report.words import here
+from headscope.report.words import here, with_others
 from headscope.runs.run import Run
 from headscope.runs.statistics import column, statistic
 from headscope.runs.summary import longest
@@ -31,7 +31,7 @@ def content(run: Run, view: View, at: str = "") -> Content:
     sections: dict[str, Sequence[Piece]] = {
         "": [_ways(run, view, layer, head), *([Words(more)] if more else [])],
         "What it does": Later(outline.head_charts(run, view.model, layer, head)),
-        "Numbers": Later(_numbers(run, heads)),
+        "Numbers": Later(_numbers(heads, with_others(run, view.model))),
         f"Key group {group}: heads that share these keys": Later(_neighbours(run, view, layer, group)),
     }
     why = chosen.get((layer, head))
@@ -39,17 +39,15 @@ def content(run: Run, view: View, at: str = "") -> Content:
     return Content(f"Layer {layer}, head {head}", lead, sections)
 
 
-def _numbers(run: Run, heads: pd.DataFrame) -> Iterator[Listing]:
+def _numbers(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Listing]:
     rows = {str(row["model"]): row for row in heads.to_dict("records")}
     names = outline.measured(heads)
     told = [
-        [cells.heading(name), *(cells.cell(rows[model], name) if model in rows else "–" for model in run.models)]
+        [cells.heading(name), *(cells.cell(rows[model], name) if model in rows else "–" for model in models)]
         for name in names
     ]
     defined = {cells.heading(name): described(name) for name in names}
-    yield Listing(
-        "Every statistic under every model; 95 % intervals in brackets", ("statistic", *run.models), told, defined
-    )
+    yield Listing("Every statistic under each model; 95 % intervals in brackets", ("statistic", *models), told, defined)
 
 
 def _neighbours(run: Run, view: View, layer: int, group: int) -> Iterator[Listing]:

@@ -52,7 +52,8 @@ class ProbePage:
         for heading, charts in outline.charts_of(shown, self.probe).items():
             sections[heading] = Later(chain(sections.get(heading, ()), charts))
         if not any(sections.values()):
-            return _nothing(self.probe)
+            where = f" {self.probe.explorer_tab} shows it." if self.probe.explorer else ""
+            sections = {"": [Words([f"What these runs hold of it draws nothing here.{where}"])]}
         return Content(self.probe.title, self.probe.summary, sections)
 
 

@@ -189,7 +189,7 @@ def _chosen_heads(shown: Shown) -> Listing:
     for (layer, head), reason in outline.notable(heads).items():
         found = heads[here(heads, layer, head)]
         rows.append(found.assign(**{WHY: [reason, *[""] * (len(found) - 1)]}))
-    every = pd.concat(rows) if rows else heads
+    every = pd.concat(rows) if rows else heads[:0]
     kept = every[[column for column in named if column in every]]
     return cells.table("Chosen heads under each model; intervals in brackets", kept)
 

@@ -83,7 +83,7 @@ def charts(run: Run, topic: str = "") -> Charts:
     looked = outline.shown(run)
     drawn = [part for groups in outline.chapters(looked, topic).values() for group in groups for part in group.charts]
     if topic and not drawn:
-        known = outline.topics(looked)
+        known = [*outline.chapters(looked)]
         listed = "; ".join(known) or "nothing to draw"
         raise BadInput(f"no chart of {run.name} is about '{topic}'{nearest(topic, known)}; its topics are: {listed}")
     return Charts(topic or run.name, [], drawn)

@@ -61,8 +61,8 @@ def _reasons(heads: pd.DataFrame) -> Iterator[tuple[Head, str]]:
     first = heads[heads["model"] == labels[0]].set_index(["layer", "head"])
     if name is not None:
         order = first[name].dropna().sort_values().index
-        yield order[-1], "most global"
-        yield order[0], "most local"
+        yield order[-1], "largest effective length"
+        yield order[0], "smallest effective length"
         yield order[len(order) // 2], "median effective length"
     if "growth" in first and (growth := first["growth"].dropna()).size:
         yield growth.index[int(growth.argmax())], "highest growth exponent"
@@ -148,11 +148,6 @@ def chapters(shown: Shown, topic: str = "") -> dict[str, list[Group]]:
             if named and (charts := [*_drawn(probe, group)]):
                 told.setdefault(group.chapter, []).append(replace(group, charts=charts))
     return told
-
-
-def topics(shown: Shown) -> list[str]:
-    """The chapters of a report, undrawn."""
-    return [*dict.fromkeys(group.chapter for _, groups in door.answers("charts", shown) for group in groups)]
 
 
 def glance(shown: Shown) -> Iterator[Piece]:

@@ -35,7 +35,8 @@ def summarise(run: Run) -> None:
     if rows := _side_by_side(models(run)):
         print_table(rows, title="Median head, and mean loss")
     for overview in outline.overviews(run):
-        print_table(overview.rows, title=overview.title)
+        if overview.rows:  # there may be nothing but a warning
+            print_table(overview.rows, title=overview.title)
     for topic, found in outline.findings(run).items():
         say(bold(topic))
         for finding in found:

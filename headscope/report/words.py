@@ -26,6 +26,12 @@ def shown_at_first(run: Run) -> list[str]:
     return few(without_steps_before(models), MOST_TRAININGS) if several else few(run.models)
 
 
+def with_others(run: Run, model: str) -> list[str]:
+    """The model in view and those that are shown beside it, in the order of the run."""
+    shown = {*shown_at_first(run), model}
+    return [label for label in run.models if label in shown]
+
+
 def extremes(heads: pd.DataFrame, name: str, model: str) -> str:
     """The lowest and highest heads of a model in words, with the median."""
     block = heads[(heads["model"] == model) & heads[name].notna()]

@@ -16,7 +16,7 @@ from typing import Any
 from headscope import door
 from headscope.errors import BadInput, Interrupted
 from headscope.positions.model import Model
-from headscope.runs.run import Run
+from headscope.runs.run import Run, unfinished
 from headscope.runs.writer import RunWriter
 from headscope.studies import engines
 from headscope.studies.batch import training_step
@@ -60,6 +60,10 @@ def run(
         if resume and (finished := writer.finished(_told(materials.inputs))) is not None:
             log.info("this run is finished already, and nothing was measured again: %s", finished.path)
             return finished
+        if resume and not any(writer.cells.iterdir()):
+            for name, cells in unfinished(out).items():
+                if cells and name.startswith(f"{study.name}-"):
+                    log.warning("%s is unfinished, but of other options than these: this run starts anew", name)
         writer.compare(_told(materials.inputs))
         materials.files = writer.files
         materials.stored, materials.tables = writer.stored, writer.tables

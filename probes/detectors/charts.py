@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from headscope.figures import heads as head_figures
 from headscope.report.content import Chart, Group, Shown
 from headscope.report.statistic_charts import against_chart
-from headscope.report.words import extremes, here
+from headscope.report.words import extremes, here, with_others
 from headscope.runs.run import Run
 from headscope.runs.statistics import statistic
 from probes.detectors import PROBE, figures
@@ -27,7 +27,7 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     if rows.empty:
         return
     yield Chart(
-        figures.of_head(rows, run.models, layer, head),
+        figures.of_head(rows, with_others(run, model), layer, head),
         "Mean weight on each kind of key, on random tokens that come twice, in the longest context. Horizontal marks: "
         "what weights that are spread evenly would give. Error bars: 95 % interval over sequences.",
         half=True,

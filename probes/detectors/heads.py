@@ -64,7 +64,7 @@ LOOKS_AT: Mapping[str, str] = MappingProxyType(
 ROLES: Mapping[str, Role] = MappingProxyType(
     {
         name if name == "induction" else f"{name}-token": Role(
-            f"more than half of the weight on {what}, {_WHERE}", partial(_above_half, COLUMNS[name])
+            f"more than half of the weight on {what}, {_WHERE}", partial(_above_half, COLUMNS[name]), COLUMNS[name]
         )
         for name, what in LOOKS_AT.items()
     }

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from headscope.figures import heads as head_figures
 from headscope.report.content import Chart, Group, Shown
 from headscope.report.statistic_charts import against_chart
-from headscope.report.words import extremes, here
+from headscope.report.words import extremes, here, with_others
 from headscope.runs.run import Run
 from probes.writes import PROBE, figures
 
@@ -24,7 +24,7 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     rows = rows[here(rows, layer, head)]
     if len(rows):
         yield Chart(
-            figures.by_position(rows, run.models, layer, head),
+            figures.by_position(rows, with_others(run, model), layer, head),
             "Directly, past every later layer: above zero the head makes the token that comes next more likely. The "
             "band is a 95 % interval over documents, where there are three or more.",
             half=True,

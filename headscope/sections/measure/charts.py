@@ -16,7 +16,7 @@ from headscope.figures import layers, learned, lengths, loss, rotary
 from headscope.report.content import Chart, Group, Shown
 from headscope.report.outline import steps
 from headscope.report.statistic_charts import against_chart, box_chart
-from headscope.report.words import extremes, few, here
+from headscope.report.words import extremes, few, here, with_others
 from headscope.runs.run import Run
 from headscope.runs.statistics import statistic
 from headscope.runs.summary import longest
@@ -76,9 +76,10 @@ def _lengths(shown: Shown) -> Iterator[Chart]:
 
 def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     """One head: its lengths, its pairs under every model, and the frequencies and distances of one."""
+    beside = tuple(with_others(run, model))
     if "attention" in run.tables:
         yield Chart(
-            _of_every_model(run, _growth, "attention", layer, head),
+            _of_models(run, beside, _growth, "attention", layer, head),
             "Both axes are logarithmic. The dotted diagonal is uniform attention, which uses every visible key; the "
             "dotted horizontal is a length that does not grow. Bands are 95 % intervals over "
             "documents, where there are three or more.",
@@ -86,14 +87,14 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
         )
     if "distance" in run.tables:
         yield Chart(
-            _of_every_model(run, rotary.total, "distance", layer, head),
+            _of_models(run, beside, rotary.total, "distance", layer, head),
             "The mean logit of a key by how far back it is, all pairs together: where the head's positions send it, "
             "whatever the tokens are.",
             half=True,
         )
     if "pairs" in run.tables:
         yield Chart(
-            _of_every_model(run, rotary.spectrum, "pairs", layer, head),
+            _of_models(run, beside, rotary.spectrum, "pairs", layer, head),
             "Above: the frequency of each rotary pair. Below: how much the pair moves the logits, with its interval "
             "over three documents or more.",
             half=True,
@@ -107,15 +108,15 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
         )
     if "distance" in run.tables:
         yield Chart(
-            _of_every_model(run, _profiles, "distance", layer, head),
+            _of_models(run, beside, _profiles, "distance", layer, head),
             "Red pairs raise the logit of a key at that distance, blue pairs lower it. One scale for all models.",
         )
 
 
 @lru_cache(8)
-def _of_every_model(run: Run, draw: Draw, table: str, layer: int, head: int) -> go.Figure:
-    """A figure of one head under all models: drawn once, whichever of them is looked at."""
-    return draw(_rows(run, table, layer, head), layer, head)
+def _of_models(run: Run, models: Sequence[str], draw: Draw, table: str, layer: int, head: int) -> go.Figure:
+    """A figure of one head under these models: drawn once, whichever of them is looked at."""
+    return draw(_rows(run, models, table, layer, head), layer, head)
 
 
 def _growth(attention: pd.DataFrame, layer: int, head: int) -> go.Figure:
@@ -127,11 +128,11 @@ def _profiles(distance: pd.DataFrame, layer: int, head: int) -> go.Figure:
     return rotary.profiles(distance[distance["model"].isin(drawn)], layer, head)
 
 
-def _rows(run: Run, name: str, layer: int, head: int) -> pd.DataFrame:
-    """The head's rows of a table, its models in the order of the study."""
+def _rows(run: Run, models: Sequence[str], name: str, layer: int, head: int) -> pd.DataFrame:
+    """The head's rows of a table under these models, in this order."""
     frame = run.table(name)
-    rows = frame[here(frame, layer, head)]
-    return rows.assign(model=rows["model"].astype(pd.CategoricalDtype(run.models)))
+    rows = frame[here(frame, layer, head) & frame["model"].isin(models)]
+    return rows.assign(model=rows["model"].astype(pd.CategoricalDtype(models)))
 
 
 def _spread(shown: Shown) -> Iterator[Chart]:

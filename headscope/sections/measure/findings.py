@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.report.content import Finding, Term
-from headscope.report.words import by_model, count, head_name, here, listed, ranks, shown_at_first
+from headscope.report.words import by_model, count, head_name, here, listed, ranks, shown_at_first, with_others
 from headscope.runs.roles import holding
 from headscope.runs.run import Run
 from headscope.runs.statistics import column, number
@@ -103,7 +103,8 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
         f"(growth exponent {row['growth']:.2f}), with {row['sink_mass']:.0%} of its weight on the first token and "
         f"{row['local_mass']:.0%} on the last 32."
     )
-    yield f"Rank by effective length: {ranks(run.heads, name, layer, head)}."
+    beside = run.heads[run.heads["model"].isin(with_others(run, model))]
+    yield f"Rank by effective length: {ranks(beside, name, layer, head)}."
 
 
 def _lengths(heads: pd.DataFrame) -> Iterator[str]:
@@ -123,10 +124,10 @@ def _lengths(heads: pd.DataFrame) -> Iterator[str]:
             f"{number(theirs[name].median())} tokens."
         )
     order = block.sort_values(name)
-    local, far = order.iloc[0], order.iloc[-1]
+    least, most = order.iloc[0], order.iloc[-1]
     yield (
-        f"The most global head of {label} is {head_name(far)}, with an effective length of {number(far[name])} tokens; "
-        f"the most local is {head_name(local)}, with {number(local[name])}."
+        f"The largest effective length in {label} is that of {head_name(most)}, {number(most[name])} tokens; "
+        f"the smallest is that of {head_name(least)}, {number(least[name])}."
     )
     yield f"In {label}, {count(block['sink_mass'] > SINK)} put more than half of their weight on the first token."
 

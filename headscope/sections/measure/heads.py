@@ -96,7 +96,9 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 ROLES: Mapping[str, Role] = MappingProxyType(
     {
         "local": Role(
-            f"effective length below {LOCAL} tokens at the longest length", lambda h: h[_ess2(h)] < LOCAL, "local_mass"
+            f"effective length below {LOCAL} tokens at the longest length, and no sink",
+            lambda h: (h[_ess2(h)] < LOCAL) & ~(h["sink_mass"] > SINK),
+            "local_mass",
         ),
         "constant": Role(
             f"growth exponent below {RETRIEVAL}, as retrieval asks", lambda h: h["growth"] < RETRIEVAL, "growth", True
