@@ -430,7 +430,7 @@ def test_what_probes_compare_is_on_the_page_that_compares(client):
     titles = [[part.figure.layout.title.text for part in group] for group in sections.values()]
     assert titles[0][:2] == [
         "Effective length at 1,024 of each head, against base",
-        "Rank by effective length at 1,024, from base to each model",
+        "Rank by effective length at 1,024, before and after",
     ]
     assert titles[2] == ["Loss by position in the context", "Loss against base, by position"]
 

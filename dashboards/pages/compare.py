@@ -28,14 +28,19 @@ def content(run: Run, view: View) -> Content:
         why = "A comparison needs two models with a statistic of their heads. Give headscope run two: --model A=... "
         return Content("Compare", "", {"": [Words([f"{why}--model B=..."])]})
     first = view.base or shown_at_first(run)[0]
-    models = [first, *(label for label in view.models if label != first)]
+    sizes = {told["label"]: (told["geometry"]["layers"], told["geometry"]["heads"]) for told in run.manifest["models"]}
+    others = [label for label in view.models if label != first]
+    apart = [label for label in others if sizes[label] != sizes[first]]
+    models = [first, *(label for label in others if label not in apart)]
     shown = outline.shown(run, view.model, view.kept(run.heads), models)
     title = statistic(view.stat).title
     sections: dict[str, Sequence[Piece]] = {title: Later(_of_statistic(shown, view, first))}
     for heading, charts in outline.charts_on(shown, PATH).items():
         sections[heading] = Later(chain(sections.get(heading, ()), charts))
     told = "" if len(shown.heads) else " No head passes the filters."
-    return Content(f"Models against {first}", f"{', '.join(models[1:])} against {first}, head by head.{told}", sections)
+    told += f" Left out, as their heads are no counterparts: {', '.join(apart)}." if apart else ""
+    lead = f"{', '.join(models[1:]) or 'Nothing'} against {first}, head by head.{told}"
+    return Content(f"Models against {first}", lead, sections)
 
 
 def _of_statistic(shown: Shown, view: View, first: str) -> Iterator[Chart]:

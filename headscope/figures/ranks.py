@@ -29,7 +29,7 @@ def shift(
     would have among the others' values.
     """
     shown = statistic(name)
-    title = f"Rank by {shown.label}, from {style.text(baseline)} to each model"
+    title = f"Rank by {shown.label}, before and after"
     if why := style.lacks(heads, "model", name):
         return style.nothing(title, why)
     looks = style.looks(heads.dropna(subset=[name]))

@@ -82,12 +82,13 @@ def of_bands(effects: pd.DataFrame, reach: Reach = UNKNOWN) -> go.Figure:
                 name=done,
                 hovertemplate=f"pairs %{{x}}, {done}<br>Δ %{{y:+.3g}} nats/token<extra></extra>",
             )
-    made.update_xaxes(title_text="pairs", type="category", categoryorder="array", categoryarray=list(order))
+    made.update_xaxes(type="category", categoryorder="array", categoryarray=list(order))
+    made.update_xaxes(title_text="pairs, and their wavelengths (tokens)" if reach else "pairs")
     made.update_yaxes(title_text="loss added Δ (nats/token)")
     return style.room_for_legend(made.update_layout(barmode="group", bargap=0.25))
 
 
 def _told(component: str, reach: Reach) -> str:
-    """The band, and below it the wavelengths of its pairs."""
+    """The band, and below it the wavelengths of its pairs, in lines as narrow as a bar."""
     band = bands.label(component)
-    return f"{band}<br>{reach[band]}" if band in reach else band
+    return f"{band}<br>{reach[band].removesuffix(' tokens').replace(' to ', '<br>to ')}" if band in reach else band

@@ -118,7 +118,7 @@ def _of_sweep(shown: Shown, sweep: Swept) -> Iterator[Chart]:
         "units near zero and a thin tail on the right mean that few units carry the gain one by one.",
         half=True,
     )
-    yield Chart(figures.matrix(units), "Red units are missed when reset, blue ones were better before.", half=True)
+    yield Chart(figures.matrix(units), "Red units are missed, blue ones were better left out.", half=True)
     if component in ("freq", "joint") and "positions" in run.tables:
         top = units.sort_values("delta").iloc[-1]
         yield Chart(

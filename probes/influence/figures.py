@@ -37,12 +37,18 @@ def histogram(units: pd.DataFrame, marked: Mapping[str, pd.Series] = MappingProx
         showlegend=False,
     )
     made.add_vline(x=0, line={"color": style.INK, "dash": "dot", "width": 1})
-    for called, head in marked.items():
-        for _, unit in holding(units, head).iterrows():
-            told = f"{called}: {name(unit)}, Δ {unit['delta']:+.2g}"
-            line = {"color": style.HIGHLIGHT, "dash": "dash", "width": 1.5}
-            made.add_vline(x=unit["delta"], line=line, annotation_text=told)
-    made.update_xaxes(title_text="influence Δ (nats/token)")
+    low, high = min(edges[0], 0.0), max(edges[-1], 0.0)
+    found = [(called, unit) for called, head in marked.items() for _, unit in holding(units, head).iterrows()]
+    for row, (called, unit) in enumerate(found):
+        side = "left" if unit["delta"] > (low + high) / 2 else "right"  # where there is room for the words
+        made.add_vline(
+            x=unit["delta"],
+            line={"color": style.HIGHLIGHT, "dash": "dash", "width": 1.5},
+            annotation={"text": f"{called}: {name(unit)}, Δ {unit['delta']:+.2g}", "yshift": -16 * row},
+            annotation_position=f"top {side}",
+        )
+    # Words would widen the axis.
+    made.update_xaxes(title_text="influence Δ (nats/token)", range=[low - (high - low) / 40, high + (high - low) / 40])
     made.update_yaxes(title_text="units", **axes.log_axis([1, counts.max()]))
     return style.top(made.update_layout(bargap=0), 74)
 
@@ -88,7 +94,9 @@ def forest(units: pd.DataFrame, documents: pd.DataFrame, most: int = TOP_UNITS) 
     if why := style.lacks(units, "delta"):
         return style.nothing("Head influence", why)
     order = units.sort_values("delta", ascending=False, kind="stable").head(most).reset_index(drop=True)
-    made = style.figure("", 120 + 22 * len(order)).update_layout(title=_title(units, ", the units that matter most"))
+    made = style.figure("", 120 + 22 * max(len(order), 4)).update_layout(
+        title=_title(units, ", the units that matter most")
+    )
     own = documents.merge(order.reset_index(names="row")[[*PLACE, "row"]], on=PLACE)
     dots = {"color": style.INK, "size": 4, "opacity": 0.7}
     hover = "%{text}: Δ %{x:+.2g} nats/token<extra></extra>"
@@ -170,6 +178,7 @@ def cumulative(effects: pd.DataFrame) -> go.Figure:
             look = style.Look(label, style.PALETTE[colour], style.DASHES[colour // 7], style.SYMBOLS[colour // 7])
             style.band(made, line[["mean", "low", "high"]], look, f"%{{x}} {unit}: Δ %{{y:+.4f}} nats/token")
     sizes = sorted(set(effects["size"]))
+    sizes = [size for size in sizes if size == sizes[-1] or size * 1.2 < sizes[-1]]  # the last, all units, may crowd
     made.update_xaxes(
         title_text=f"{unit} changed together", type="log", tickvals=sizes, ticktext=[str(s) for s in sizes]
     )

@@ -133,6 +133,8 @@ def read_needles(file: str | None, count: int, kind: Kind = "literal") -> list[N
     """
     if file is None:
         sets = {"literal": [OURS], "indirect": [INDIRECT], "both": [OURS, INDIRECT]}[kind]
+        if count > min(map(len, sets)):
+            raise BadInput(f"{count} needles of a kind are more than the {min(map(len, sets))} there are: give a file")
         return [needle for needles in sets for needle in needles[:count]]
     try:
         lines = given.path(file, "needle file").read_text(encoding="utf-8").split("\n")

@@ -79,7 +79,8 @@ def detectors(heads: pd.DataFrame, model: str, x: str, y: str) -> go.Figure:
     points = heads[heads["model"] == model].dropna(subset=[x, y])
     scatter.dots(made, points, x, y, "%{x:.3f} and %{y:.3f}")
     for axis, name, told in ((made.update_xaxes, x, first), (made.update_yaxes, y, second)):
-        axis(title_text=told.label + (f" ({told.unit})" if told.unit else ""), range=_ends(heads[name].dropna()))
+        label = told.label.replace(", ", ",<br>") + (f" ({told.unit})" if told.unit else "")
+        axis(title_text=label, range=_ends(heads[name].dropna()))
     return style.says(scatter.coloured(made), value=second.label, model=style.text(model))
 
 

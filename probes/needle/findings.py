@@ -55,7 +55,7 @@ def findings(run: Run) -> Iterator[Finding]:
             yield Finding(PROBE.title, text, row["model"])
     for label, groups in found.by_group(run.heads).groupby("model", observed=True) if _scored(run) else ():
         holding = (groups["max"] > RETRIEVAL_HEAD).sum()
-        text = f"{holding} of {len(groups)} key groups of {label} hold such a head."
+        text = f"{holding} of {len(groups)} key groups of {label} hold a head that copies more than {RETRIEVAL_HEAD:g}."
         yield Finding(PROBE.title, text, str(label))
     for row in found.retest(run.derived(found.by_seed)).to_dict("records"):
         yield Finding(

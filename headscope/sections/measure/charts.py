@@ -132,7 +132,7 @@ def _rows(run: Run, models: Sequence[str], name: str, layer: int, head: int) -> 
     """The head's rows of a table under these models, in this order."""
     frame = run.table(name)
     rows = frame[here(frame, layer, head) & frame["model"].isin(models)]
-    return rows.assign(model=rows["model"].astype(pd.CategoricalDtype(models)))
+    return rows.assign(model=rows["model"].astype(pd.CategoricalDtype([*models])))
 
 
 def _spread(shown: Shown) -> Iterator[Chart]:
@@ -210,7 +210,7 @@ def _frequencies(positions: pd.DataFrame, models: Sequence[str]) -> Iterator[Cha
     for label, against, told in moved:
         yield Chart(
             rotary.frequency_change(positions, label, against),
-            f"Which way they moved: blue pairs turn more slowly than in {told}, red pairs faster. Mean over key "
+            f"Which way they moved from {told}: blue pairs turn more slowly, red pairs faster. Mean over key "
             "groups, of which some may move up and some down.",
             half=True,
         )
