@@ -75,7 +75,7 @@ class Probe:
     findings: str = ""
     """(Run) -> iterator of `report.content.Finding`."""
     head_charts: str = ""
-    """(Run, model, layer, head) -> iterator of `report.content.Chart` about one head."""
+    """(Run, model, layer, head) -> iterator of `report.content.Piece` about one head."""
     head_findings: str = ""
     """(Run, model, layer, head) -> iterator of sentences about one head."""
     glossary: str = ""
