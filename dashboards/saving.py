@@ -26,10 +26,10 @@ def saved(content: Content, run: Run, view: View, address: str = "") -> str:
     return report.view(content.title, content.lead, {name: told for name, told in facts.items() if told}, sections)
 
 
-def file_name(content: Content, run: Run, kind: str = "html") -> str:
+def file_name(content: Content, run: Run) -> str:
     """A file named after what it shows: the page, and the runs."""
     told = " ".join([content.title, *short_names([part.name for part in run.parts])])
-    return f"{re.sub('[^a-z0-9]+', '-', told.lower()).strip('-')[:100]}.{kind}"
+    return f"{re.sub('[^a-z0-9]+', '-', told.lower()).strip('-')[:100]}.html"
 
 
 def _plain(part: Piece, view: View) -> Piece:

@@ -50,11 +50,6 @@ class Attention:
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
     @property
-    def sees_all(self) -> bool:
-        """Whether every query may see all keys up to its own."""
-        return self.window is None and self.chunk is None
-
-    @property
     def sink_share(self) -> Tensor | None:
         """The weight of the learned sink in each row, [H, Lq], 0..1; None for a model without."""
         return None if self.sink is None else (self.sink.float()[:, None] - self.lse).exp().clamp(max=1)

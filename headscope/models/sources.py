@@ -58,9 +58,7 @@ ALIASES = {
 }
 
 
-def load_module(
-    name: str, device: torch.device, dtype: torch.dtype, spread: bool = False
-) -> tuple[PreTrainedModel, str]:
+def load_module(name: str, device: torch.device, dtype: torch.dtype, *, spread: bool) -> tuple[PreTrainedModel, str]:
     """The transformers model of the checkpoint called `name`, in evaluation mode, and the name it goes by in a run.
 
     With `spread`, one that does not fit the GPU `device` is spread over all of them. Raises BadInput for an unknown

@@ -39,7 +39,7 @@ def trials(shown: Shown, asked: Mapping[str, str]) -> Content:
     trial = cell.iloc[int(number) - 1]
     where = f"{int(length):,} tokens, depth {float(depth):.0%}"
     sections: dict[str, list[Piece]] = {
-        "": [*_modes(every, shown, mode), *([Words(notes)] if notes else []), _map(every, length, depth)],
+        "": [*_modes(shown, mode), *([Words(notes)] if notes else []), _map(every, length, depth)],
         f"Trials of {where}": [_listed(cell, int(number)), _steps(int(number), len(cell))],
         f"Needle {trial['needle']} in {trial['doc']}": [*_one(shown, trial)],
     }
@@ -68,7 +68,7 @@ def _depth(depth: float) -> str:
     return f"{depth:.4f}"
 
 
-def _modes(every: pd.DataFrame, shown: Shown, mode: str) -> Iterator[Choice]:
+def _modes(shown: Shown, mode: str) -> Iterator[Choice]:
     table = shown.run.table("needles")
     present = set(table[table["model"] == shown.model]["mode"])
     known = [name for name in HIDDEN if name in present]
