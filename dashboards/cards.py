@@ -162,13 +162,12 @@ def _grid(part: Grid, view: View, key: str) -> html.Div:
 
 @component.register
 def _records(part: Records, view: View, key: str) -> html.Div:
-    names = [name for name in (part.rows[0] if part.rows else {}) if name != "href"]
     grid = dag.AgGrid(
         id={"records": key},
         rowData=[dict(row) for row in part.rows],
         columnDefs=[
             {"field": name, "filter": _filter(part.rows, name), "floatingFilter": True, "tooltipField": name}
-            for name in names
+            for name in part.names
         ],
         defaultColDef={"sortable": True, "resizable": True, "minWidth": 90, "maxWidth": 360},
         columnSize="autoSize",

@@ -43,8 +43,8 @@ def _plain(part: Piece, view: View) -> Piece:
         case Words():
             return replace(part, links=None, folded=False)
         case Records():
-            names = [name for name in (part.rows[0] if part.rows else {}) if name != "href"]
-            return Listing(part.caption, names, [[str(row[name] or "") for name in names] for row in part.rows])
+            rows = [[str(row[name] or "") for name in part.names] for row in part.rows]
+            return Listing(part.caption, part.names, rows)
         case Grid():
             heads = grid.shown(part.heads, view)
             return cells.table(f"{part.caption}: {len(heads):,} heads", heads)

@@ -107,6 +107,16 @@ class Probe:
     """Its place among the others, in runs, report and app."""
 
     @property
+    def command_name(self) -> str:
+        """What its command is called."""
+        return self.command or self.name
+
+    @property
+    def command_line(self) -> str:
+        """What makes such a run, on the command line."""
+        return self.example or f"headscope {self.command_name}"
+
+    @property
     def path(self) -> str:
         """The address of its page in the app."""
         return _path(self.tab or self.title)

@@ -50,6 +50,6 @@ def _lacks(view: View, lacking: Sequence[str], having: Sequence[str]) -> Piece:
     label = statistic(view.stat).label
     told = [f"Of {' and '.join(lacking)} there is no {label} in these runs; of {', '.join(having)} there is."]
     if probe := outline.measuring(view.stat):
-        told.append(f"Measure it: {probe.example or f'headscope {probe.command or probe.name}'}")
+        told.append(f"Measure it: {probe.command_line}")
     links = [Link(f"{label} of {model}", view.link("", "base", model=model)) for model in having]
     return Words(told, links=Links(links))
