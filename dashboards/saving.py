@@ -6,8 +6,8 @@ from dataclasses import replace
 from dashboards import grid
 from dashboards.view import View
 from headscope.figures.marks import mark
-from headscope.report import cells
 from headscope.report import html as report
+from headscope.report import wording
 from headscope.report.content import Chart, Content, Grid, Link, Links, Listing, Piece, Records, Words
 from headscope.runs.run import Run, short_names
 
@@ -47,7 +47,7 @@ def _plain(part: Piece, view: View) -> Piece:
             return Listing(part.caption, part.names, rows)
         case Grid():
             heads = grid.shown(part.heads, view)
-            return cells.table(f"{part.caption}: {len(heads):,} heads", heads)
+            return wording.table(f"{part.caption}: {len(heads):,} heads", heads)
         case _:
             return part
 

@@ -20,7 +20,7 @@ from dashboards.pages.probe import ProbePage, has_tables
 from dashboards.view import described, place_of
 from headscope.errors import BadRun
 from headscope.figures.marks import Head
-from headscope.report import cells, outline
+from headscope.report import outline, wording
 from headscope.report.bundle import Sheet, Sortable
 from headscope.report.content import Content, Grid, Link, Links, Listing, Piece, Records, Words
 from headscope.runs.run import Run
@@ -176,7 +176,7 @@ def _grid(part: Grid) -> Listing:
     name = part.highlight
     wanted = ("kv_group", name, f"{name}_low", f"{name}_high", "baseline", "change")
     kept = part.heads[[each for each in wanted if each in part.heads]]
-    table = cells.table(f"{part.caption}: {len(kept):,} heads", kept)
+    table = wording.table(f"{part.caption}: {len(kept):,} heads", kept)
     places = part.heads[["layer", "head"]].itertuples(index=False, name=None)
     rows = [
         [Link(f"L{layer}H{number}", f"{head.PATH}/{layer}.{number}"), *row]
