@@ -3,8 +3,8 @@
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.bins import middle
 from headscope.figures import axes, style
-from headscope.runs.bins import middle
 from headscope.runs.means import at_longest, interval, plain
 from probes.writes.heads import over_positions
 
