@@ -85,6 +85,8 @@ class Heads:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
+    """A decoder layer: what its heads add to the stream, None in a layer without attention, and its other parts."""
+
     module: nn.Module
     heads: Heads | None
     others: tuple[Part, ...]
