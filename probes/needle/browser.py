@@ -11,12 +11,11 @@ from headscope.report.content import Content, Link, Piece, Shown, Words
 from headscope.report.exploring import Cell, Choice, Steps, Token, passage, taken, way
 from headscope.report.visible import one_line, visible_alone
 from probes.needle import PROBE
-from probes.needle.found import success
+from probes.needle.found import HIDDEN, modes, success
 from probes.needle.heads import CONTROL
 from probes.needle.tables import NEEDLES
 
 TITLE = "Needle trials"
-HIDDEN = {"strict": "needles", "indirect": "indirect needles", "wu": "needles, as Wu et al. count"}
 MOST = 24
 """Heads that are named at one step."""
 
@@ -28,7 +27,7 @@ def trials(shown: Shown, asked: Mapping[str, str]) -> Content:
     if every is None or every.empty:
         return Content(TITLE, f"No needle was hidden from {shown.model}: choose another model.", {})
     notes: list[str] = []
-    mode = taken("mode", [name for name in HIDDEN if name in set(every["mode"])], asked, notes)
+    mode = taken("mode", modes(every), asked, notes)
     every = every[every["mode"] == mode].assign(at=every["depth"].map(_depth))
     lengths = [str(length) for length in sorted(every["context_length"].unique())]
     depths = [_depth(depth) for depth in sorted(every["depth"].unique())]
@@ -61,8 +60,7 @@ def _depth(depth: float) -> str:
 
 def _modes(shown: Shown, mode: str) -> Iterator[Choice]:
     table = shown.run.table("needles")
-    present = set(table[table["model"] == shown.model]["mode"])
-    known = [name for name in HIDDEN if name in present]
+    known = modes(table[table["model"] == shown.model])
     if len(known) > 1:
         yield Choice(
             [Link(HIDDEN[name], f"?mode={name}&trial=1") for name in known], "What is hidden", known.index(mode)

@@ -13,6 +13,8 @@ from headscope.runs.means import HEAD_KEYS, plain
 from headscope.runs.run import Run
 from probes.needle.heads import CONTROL, RETRIEVAL_HEAD, retrieval_rows
 
+HIDDEN = {"strict": "needles", "indirect": "indirect needles", "wu": "needles, as Wu et al. count"}
+"""What was hidden, by mode, in the order that it is shown in."""
 PUBLISHED = {"above": (0.03, 0.06), "zero": (0.45, 0.73)}
 """Shares of heads above 0.1 and of exactly 0 over the models of Wu et al. 2024."""
 TOP = 10
@@ -27,6 +29,12 @@ DETECTORS = (
     ("retrieval_indirect", "needle_write_indirect"),
 )
 """Pairs of columns of the per-head table that detect retrieval heads, each in its way."""
+
+
+def modes(needles: pd.DataFrame) -> list[str]:
+    """The modes of these trials, controls aside."""
+    present = set(needles["mode"])
+    return [mode for mode in HIDDEN if mode in present]
 
 
 def success(needles: pd.DataFrame) -> pd.DataFrame:
