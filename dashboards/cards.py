@@ -100,13 +100,13 @@ def _words(part: Words, view: View, key: str) -> html.Div:
         count = f" ({len(part.sentences)})"
         return html.Details([html.Summary([html.H3(part.heading), count]), *told], className="words")
     if not part.heading:
-        return html.Div(told, className="whole words")
+        return html.Div(told, className="words")
     return html.Div([html.H3(part.heading), *told], className="words")
 
 
 @component.register
 def _links(part: Links, view: View, key: str) -> html.Div:
-    return html.Div([html.A(link.text, href=link.href) for link in part.links], className="whole tools")
+    return html.Div([html.A(link.text, href=link.href) for link in part.links], className="tools")
 
 
 @component.register
@@ -157,18 +157,17 @@ def _grid(part: Grid, view: View, key: str) -> html.Div:
         dashGridOptions={"animateRows": False, "tooltipShowDelay": 200, "enableCellTextSelection": True},
         style={"height": _height(len(rows), 66)},
     )
-    return html.Div([html.Div(tools, className="tools"), grid], className="whole")
+    return html.Div([html.Div(tools, className="tools"), grid])
 
 
 @component.register
 def _records(part: Records, view: View, key: str) -> html.Div:
-    names = [name for name in (part.rows[0] if part.rows else {}) if name != "href"]
     grid = dag.AgGrid(
         id={"records": key},
         rowData=[dict(row) for row in part.rows],
         columnDefs=[
             {"field": name, "filter": _filter(part.rows, name), "floatingFilter": True, "tooltipField": name}
-            for name in names
+            for name in part.names
         ],
         defaultColDef={"sortable": True, "resizable": True, "minWidth": 90, "maxWidth": 360},
         columnSize="autoSize",
@@ -176,7 +175,7 @@ def _records(part: Records, view: View, key: str) -> html.Div:
         dashGridOptions={"animateRows": False, "tooltipShowDelay": 200},
         style={"height": _height(len(part.rows), 116)},
     )
-    return html.Div([html.Div(html.Span(f"{part.caption}."), className="tools"), grid], className="whole")
+    return html.Div([html.Div(html.Span(f"{part.caption}."), className="tools"), grid])
 
 
 def _height(rows: int, head: int) -> str:

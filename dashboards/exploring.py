@@ -76,7 +76,7 @@ def _steps(part: Steps, view: View, key: str) -> html.Div:
         html.A(link.text, **_leads(link.href, view), **_by(taken))
         for link, taken in zip(part.links, part.keys, strict=True)
     ]
-    return html.Div(ways, className="whole tools")
+    return html.Div(ways, className="tools")
 
 
 def _by(key: str) -> dict[str, str]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from dashboards import grid
 from dashboards.view import View
 from headscope.figures.marks import mark
-from headscope.report import cells
 from headscope.report import html as report
+from headscope.report import wording
 from headscope.report.content import Chart, Content, Grid, Link, Links, Listing, Piece, Records, Words
 from headscope.runs.run import Run, short_names
 
@@ -26,10 +26,10 @@ def saved(content: Content, run: Run, view: View, address: str = "") -> str:
     return report.view(content.title, content.lead, {name: told for name, told in facts.items() if told}, sections)
 
 
-def file_name(content: Content, run: Run, kind: str = "html") -> str:
+def file_name(content: Content, run: Run) -> str:
     """A file named after what it shows: the page, and the runs."""
     told = " ".join([content.title, *short_names([part.name for part in run.parts])])
-    return f"{re.sub('[^a-z0-9]+', '-', told.lower()).strip('-')[:100]}.{kind}"
+    return f"{re.sub('[^a-z0-9]+', '-', told.lower()).strip('-')[:100]}.html"
 
 
 def _plain(part: Piece, view: View) -> Piece:
@@ -43,11 +43,11 @@ def _plain(part: Piece, view: View) -> Piece:
         case Words():
             return replace(part, links=None, folded=False)
         case Records():
-            names = [name for name in (part.rows[0] if part.rows else {}) if name != "href"]
-            return Listing(part.caption, names, [[str(row[name] or "") for name in names] for row in part.rows])
+            rows = [[str(row[name] or "") for name in part.names] for row in part.rows]
+            return Listing(part.caption, part.names, rows)
         case Grid():
             heads = grid.shown(part.heads, view)
-            return cells.table(f"{part.caption}: {len(heads):,} heads", heads)
+            return wording.table(f"{part.caption}: {len(heads):,} heads", heads)
         case _:
             return part
 

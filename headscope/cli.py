@@ -30,7 +30,7 @@ class Commands(TyperGroup):
     """Our commands, and one for every probe that is installed."""
 
     def list_commands(self, ctx: Context) -> list[str]:
-        names = [probe.command or name for name, probe in door.probes().items()]
+        names = [probe.command_name for probe in door.probes().values()]
         first, *rest = super().list_commands(ctx)
         return [first, *names, *rest]
 
@@ -45,7 +45,7 @@ class Commands(TyperGroup):
         self.format_epilog(ctx, formatter)
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        probe = next((p for name, p in door.probes().items() if cmd_name == (p.command or name)), None)
+        probe = next((probe for probe in door.probes().values() if cmd_name == probe.command_name), None)
         return super().get_command(ctx, cmd_name) if probe is None else ProbeCommand(probe)
 
 
@@ -53,7 +53,7 @@ class ProbeCommand(TyperCommand):
     """A probe's command by its one line; its flags are read when asked for, so that a list of commands is quick."""
 
     def __init__(self, probe: door.Probe) -> None:
-        super().__init__(probe.command or probe.name, help=probe.summary, rich_markup_mode="rich")
+        super().__init__(probe.command_name, help=probe.summary, rich_markup_mode="rich")
         self.probe = probe
 
     def whole(self) -> Command:

@@ -75,7 +75,7 @@ class Probe:
     findings: str = ""
     """(Run) -> iterator of `report.content.Finding`."""
     head_charts: str = ""
-    """(Run, model, layer, head) -> iterator of `report.content.Chart` about one head."""
+    """(Run, model, layer, head) -> iterator of `report.content.Piece` about one head."""
     head_findings: str = ""
     """(Run, model, layer, head) -> iterator of sentences about one head."""
     glossary: str = ""
@@ -105,6 +105,16 @@ class Probe:
     """A command line that makes such a run."""
     order: int = 100
     """Its place among the others, in runs, report and app."""
+
+    @property
+    def command_name(self) -> str:
+        """What its command is called."""
+        return self.command or self.name
+
+    @property
+    def command_line(self) -> str:
+        """What makes such a run, on the command line."""
+        return self.example or f"headscope {self.command_name}"
 
     @property
     def path(self) -> str:

@@ -58,3 +58,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the nearest known word, or "" when none is near."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def first_line(error: Exception) -> str:
+    """What an error of somebody else's says, in one line; its name where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import typer
 
 import headscope
 from headscope import door
-from headscope.api import fields
+from headscope.api import SHARED, fields
 from headscope.cli import ProbeCommand, app
 from headscope.runs.schema import all_tables
 from headscope.runs.statistics import statistics
@@ -32,9 +33,9 @@ def text() -> str:
         "## Commands",
         *_commands(),
         "## Python",
-        "`import headscope as hs`. Sections take the keywords below beside `text`, `docs`, `seed`, `out`, `name`, "
-        "`device`, `dtype`, `resume` and `quiet`; `model` is a spec string, an opened model, a transformers model or a "
-        "TransformerBridge, or a mapping from label to any of these.",
+        f"`import headscope as hs`. Sections take the keywords below beside {_listed(SHARED)}; `model` is a spec "
+        "string, an opened model, a transformers model or a TransformerBridge, or a mapping from label to any of "
+        "these.",
         *_functions(),
         "## Position schemes",
         "Written `CHECKPOINT@SCHEME:key=value,...`.",
@@ -48,6 +49,12 @@ def text() -> str:
         _statistics(),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The names as code, in words."""
+    *most, last = (f"`{name}`" for name in names)
+    return f"{', '.join(most)} and {last}"
 
 
 def _commands() -> list[str]:

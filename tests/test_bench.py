@@ -10,7 +10,8 @@ from test_study import save_checkpoint
 from torch import Tensor
 from typer.testing import CliRunner
 
-from headscope import bench, cli
+from headscope import cli
+from headscope.bench import rounding, ways
 from headscope.positions.model import Model
 from headscope.studies.texts import TokenDocument
 
@@ -28,12 +29,12 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> None:
         chance = np.random.default_rng(0)
         return [TokenDocument(f"{doc}", chance.integers(3, 120, length).tolist()) for doc in range(docs)]
 
-    monkeypatch.setattr(bench, "documents", drawn)
+    monkeypatch.setattr(rounding, "documents", drawn)
 
 
 def test_every_table_is_measured_in_bfloat16_with_its_ratio_and_its_error(folder: str) -> None:
-    rows = bench.rounding(folder, 64, 1)
-    assert [row["table"] for row in rows] == [f"{table} in bfloat16" for table in bench.TABLES]
+    rows = rounding.rounding(folder, 64)
+    assert [row["table"] for row in rows] == [f"{table} in bfloat16" for table in ways.TABLES]
     for row in rows:
         assert row["ratio"] > 0
         assert 1e-5 < row["error"] < 0.5
@@ -62,8 +63,8 @@ def test_the_error_is_that_of_means_over_documents_beside_their_standard_error(
         }
         return dict.fromkeys(tables, columns)
 
-    monkeypatch.setattr(bench, "measure_tokens", made_up)
-    rows = bench.rounding(folder, 64, 1)
+    monkeypatch.setattr(rounding, "measure_tokens", made_up)
+    rows = rounding.rounding(folder, 64)
     means, error = np.array([1.3, 2.3]), np.std([0.0, 0.2, 0.4, 0.6], ddof=1) / 2
     for row in rows:
         assert row["error"] == 0.05  # the median of 0, 0, 0.1 and 0.1
@@ -77,10 +78,10 @@ def test_bench_tells_of_bfloat16_where_the_cpu_computes_in_it(
     monkeypatch: pytest.MonkeyPatch, worst: float, told: str
 ) -> None:
     row = {"table": "nll in bfloat16", "ratio": 0.45, "error": 0.002, "error_over_sampling": worst}
-    monkeypatch.setattr(bench, "compare", lambda *_: iter([[{"what": bench.PLAIN, "ratio": 1.0}]]))
-    monkeypatch.setattr(bench, "rounding", lambda *_: [row])
+    monkeypatch.setattr(ways, "compare", lambda *_: iter([[{"what": ways.PLAIN, "ratio": 1.0}]]))
+    monkeypatch.setattr(rounding, "rounding", lambda *_: [row])
     for has in (True, False):
-        monkeypatch.setattr(bench, "has_bfloat16", lambda has=has: has)
+        monkeypatch.setattr(rounding, "has_bfloat16", lambda has=has: has)
         said = CliRunner().invoke(cli.app, ["bench"])
         assert said.exit_code == 0, said.output
         assert ("nll in bfloat16" in said.output) == has

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from headscope.runs.bins import last_octave, middle, position_edges, visible_edges
+from headscope.bins import last_octave, middle, position_edges, visible_edges
 
 
 def test_edges_are_four_per_octave_from_16():

@@ -16,7 +16,7 @@ from headscope.commands import bundle
 from headscope.commands.sheets import Address, Sheets
 from headscope.errors import BadRun, CannotWrite
 from headscope.report import bundle as pages
-from headscope.report import cells, outline
+from headscope.report import outline, wording
 from headscope.report.content import Chart
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
@@ -129,7 +129,7 @@ def test_a_head_s_page_holds_what_the_app_shows_under_every_model(run: Run, pars
         answer, more = outline.head_answer(run, model, 1, 1)
         assert all(" ".join(sentence.split()) in text for sentence in [*answer, *more])
     row = run.heads[(run.heads["layer"] == 1) & (run.heads["head"] == 1)].to_dict("records")[1]
-    assert cells.cell(row, "ess2_256") in text
+    assert wording.cell(row, "ess2_256") in text
 
 
 def test_a_figure_of_the_bundle_is_the_app_s(run: Run, site: Path, parsed: dict[str, Parsed]) -> None:

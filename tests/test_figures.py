@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from scipy.stats import t
 
+from headscope.bins import middle
 from headscope.figures import axes, compare, heads, layers, lengths, loss, ranks, rotary, style
-from headscope.runs.bins import middle
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 

@@ -10,7 +10,7 @@ from test_study import save_checkpoint, save_texts, tokenizer
 from transformers import AutoModelForCausalLM
 
 import headscope as hs
-from headscope.runs.bins import visible_edges
+from headscope.bins import visible_edges
 from headscope.sections.measure.cells import measure_tokens
 from headscope.studies.config import build_study
 from headscope.studies.runner import run as study

@@ -225,11 +225,11 @@ def test_the_head_s_page_leads_to_its_most_telling_rows(run: Run) -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"doc": "none"}, "There is no doc ‘none’ to look at; this is doc synthetic/"),
-        ({"length": "-1"}, f"There is no length ‘-1’ to look at; this is length {LONG}."),
-        ({"layer": "9"}, "There is no layer ‘9’ to look at"),
-        ({"head": "<b>"}, "There is no head ‘<b>’ to look at"),
-        ({"row": "3"}, "There is no row ‘3’ to look at; this is row"),
+        ({"doc": "none"}, "There is no doc ‘none’ here; this is doc synthetic/"),
+        ({"length": "-1"}, f"There is no length ‘-1’ here; this is length {LONG}."),
+        ({"layer": "9"}, "There is no layer ‘9’ here"),
+        ({"head": "<b>"}, "There is no head ‘<b>’ here"),
+        ({"row": "3"}, "There is no row ‘3’ here; this is row"),
         ({"row": "9" * 200}, "There is no row ‘999"),
     ],
 )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.heard import Attention
+from headscope.bins import position_edges
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, LossByPosition, RotaryPairs
 from headscope.measures import attention_rows as rows_module
 from headscope.measures import distance_profile as profile_module
@@ -29,7 +30,6 @@ from headscope.measures.distance_profile import distances, profile_sums
 from headscope.measures.planes import by_head, planes
 from headscope.measures.rotary_pairs import moment_sums, row_means
 from headscope.measures.rows import log_spaced, pair_shares, pair_spaced
-from headscope.runs.bins import position_edges
 
 EAGER = 1e-5
 """What streaming in float32 may differ from eager in float64, relative."""

@@ -11,12 +11,13 @@ import naive_needle
 import numpy as np
 import pytest
 import torch
+from test_prefixes import read_tokens
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted
-from headscope.passes.prefixes import PrefixReader, read_tokens
+from headscope.passes.prefixes import PrefixReader
 from headscope.positions.model import Model
 from headscope.runs.run import Run
 from headscope.runs.validate import validate

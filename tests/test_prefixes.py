@@ -1,6 +1,6 @@
 """Prompts that share their beginnings: answers and rows as one at a time, to the last bit, for fewer tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import families
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import headscope as hs
 from headscope.attention.heard import Attention
-from headscope.passes.prefixes import Ids, PrefixReader, last_block, read_tokens, shared_tokens
+from headscope.passes.prefixes import Ids, PrefixReader, last_block, shared_tokens
 from headscope.positions import AdaRoPE, resolve
 from headscope.positions.model import Model
 
@@ -52,6 +52,15 @@ def answered(reader: PrefixReader, prompt: Ids, most: int = 5) -> tuple[list[int
     tokens = reader.answer(prompt, heard, most, lambda token: False)
     assert len(heard.rows) == most * reader.model.geometry.layers
     return tokens, heard.rows
+
+
+def read_tokens(prompts: Iterable[Ids], block: int) -> int:
+    """Prompt tokens that go through the model when these prompts are read in this order."""
+    total, cached = 0, np.empty(0, np.int32)
+    for prompt in prompts:
+        total += len(prompt) - shared_tokens(cached, prompt, block)
+        cached = prompt[: last_block(len(prompt), block)]
+    return total
 
 
 def small(model: Model) -> PrefixReader:

@@ -15,7 +15,7 @@ from headscope.positions import attached
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model, load
 from headscope.positions.schedule import Schedule
-from headscope.report import cells
+from headscope.report import wording
 from headscope.report.content import Shown
 from headscope.runs.run import Run
 from headscope.sections.adapt.validation import held_out_loss
@@ -386,7 +386,7 @@ def test_every_variant_stands_beside_rope_with_its_seeds() -> None:
     losses = {"rope-s0": 4.0, "rope-s1": 4.01, "adarope-s0": 3.9, "adarope-s1": 3.95, "nope-s0": 4.2}
     run = Measured({name: columns(name.startswith("adarope")) for name in losses}, losses)
     found = variants(run, last(run))  # type: ignore[arg-type]
-    listing = cells.table("", found)
+    listing = wording.table("", found)
     losses_at, less = "loss at 512 (nats/token)", "loss against the first model at 512 (nats/token)"
     assert listing.names == ["variant", "seeds", losses_at, less, "seeds apart"]
     reach = 2.776 * 0.01 * np.sqrt(2.5 / 5)  # Student's t with five documents, 0.01 apart from one to the next

@@ -18,7 +18,7 @@ from plotly.offline import get_plotlyjs
 from headscope import door, report
 from headscope.errors import BadInput, CannotWrite
 from headscope.report import html, outline, terminal
-from headscope.report.cells import cell, heading
+from headscope.report.wording import cell, heading
 from headscope.runs.run import Run
 from headscope.runs.statistics import number
 from headscope.runs.synthetic import synthetic_run

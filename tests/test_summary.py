@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from headscope.bins import middle, visible_edges
 from headscope.errors import BadInput
 from headscope.runs import summary
-from headscope.runs.bins import middle, visible_edges
 from headscope.runs.means import HEAD_KEYS, interval
 from headscope.runs.statistics import column, statistic, statistics
 from headscope.runs.synthetic import manifest, synthetic_run

@@ -167,7 +167,9 @@ def test_bins_hold_the_means_of_their_positions() -> None:
     assert columns["position"].max() == 39
     start = 0
     for at, end in enumerate(bins.edges.tolist()):
-        np.testing.assert_allclose(columns["write"].reshape(3, -1)[:, at], terms[:, start:end].mean(1), rtol=1e-5)
+        np.testing.assert_allclose(
+            columns["write"].reshape(3, -1)[:, at], terms[:, start:end].mean(1), rtol=1e-5, atol=1e-6
+        )
         start = end
 
 

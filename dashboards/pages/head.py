@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from dashboards.view import View, described, place_of
-from headscope.report import cells, outline
+from headscope.report import outline, wording
 from headscope.report.content import Content, Later, Link, Links, Listing, Piece, Words
 from headscope.report.words import here, with_others
 from headscope.runs.run import Run
@@ -43,10 +43,10 @@ def _numbers(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Listing]:
     rows = {str(row["model"]): row for row in heads.to_dict("records")}
     names = outline.measured(heads)
     told = [
-        [cells.heading(name), *(cells.cell(rows[model], name) if model in rows else "–" for model in models)]
+        [wording.heading(name), *(wording.cell(rows[model], name) if model in rows else "–" for model in models)]
         for name in names
     ]
-    defined = {cells.heading(name): described(name) for name in names}
+    defined = {wording.heading(name): described(name) for name in names}
     yield Listing("Every statistic under each model; 95 % intervals in brackets", ("statistic", *models), told, defined)
 
 
@@ -62,7 +62,7 @@ def _neighbours(run: Run, view: View, layer: int, group: int) -> Iterator[Listin
     rows: list[list[str | Link]] = [
         [
             Link(f"head {row['head']}", view.head_link(layer, int(row["head"]))),
-            *(cells.cell(row, name) for name in names),
+            *(wording.cell(row, name) for name in names),
         ]
         for row in heads[heads["kv_group"] == group].to_dict("records")
     ]

@@ -31,7 +31,7 @@ def content(run: Run, view: View) -> Content:
     kept = view.kept(run.heads)
     lead = f"{view.model}, head by head."
     if lacking:
-        parts: list[Piece] = [_lacks(run, view, lacking, having)]
+        parts: list[Piece] = [_lacks(view, lacking, having)]
     elif view.base and view.base != view.model:
         how = "ratio" if shown.log_scale else "difference"
         figure = head_figures.change(view.masked(run.heads), view.stat, view.model, view.base)
@@ -45,11 +45,11 @@ def content(run: Run, view: View) -> Content:
     return Content(shown.title, lead if len(kept) else "No head passes the filters.", {"": parts})
 
 
-def _lacks(run: Run, view: View, lacking: Sequence[str], having: Sequence[str]) -> Piece:
+def _lacks(view: View, lacking: Sequence[str], having: Sequence[str]) -> Piece:
     """Which models lack the statistic, who has it, and what would measure it."""
     label = statistic(view.stat).label
     told = [f"Of {' and '.join(lacking)} there is no {label} in these runs; of {', '.join(having)} there is."]
     if probe := outline.measuring(view.stat):
-        told.append(f"Measure it: {probe.example or f'headscope {probe.command or probe.name}'}")
+        told.append(f"Measure it: {probe.command_line}")
     links = [Link(f"{label} of {model}", view.link("", "base", model=model)) for model in having]
     return Words(told, links=Links(links))

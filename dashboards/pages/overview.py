@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from dashboards.library import current
 from dashboards.view import Query, View, linked
-from headscope.report import cells, outline
 from headscope.report import html as report
+from headscope.report import outline, wording
 from headscope.report.claims import Claim
 from headscope.report.content import Content, Later, Link, Links, Listing, Piece, Words
 from headscope.report.words import shown_at_first
@@ -88,7 +88,7 @@ def _side_by_side(run: Run, view: View) -> Iterator[Listing]:
     known = known[known["model"].isin(view.models)]
     measured = len(known.columns) > 1
     title = "Medians over heads, and loss; 95 % intervals in brackets" if measured else "What they are"
-    table = cells.table(title, known)
+    table = wording.table(title, known)
     specs = {model["label"]: f"{model['spec']}: {_shape(model['geometry'])}" for model in run.manifest["models"]}
     yield replace(table, defined=specs)
 

@@ -31,7 +31,7 @@ class ProbePage:
     def controls(self, run: Run) -> Sequence[str]:
         """The model of a page that the probe draws of one, else which models are drawn side by side; where the probe
         says something of heads, which of them."""
-        if not len(run.heads) or not {"models", "model"} & {*self.probe.takes} or not _has_tables(self.probe, run):
+        if not len(run.heads) or not {"models", "model"} & {*self.probe.takes} or not has_tables(self.probe, run):
             return ()
         which = ("model",) if self.probe.page else ("models",) if len(run.models) > 1 else ()
         return (*which, "layers", "role") if _is_about_heads(self.probe) else which
@@ -40,7 +40,7 @@ class ProbePage:
         """Of the heads that pass the filters; without the probe's tables, the command that makes them."""
         models = [*dict.fromkeys([*run.models[:1], view.model])] if self.probe.page else view.models
         shown = outline.shown(run, view.model if self.probe.page else view.judge, view.masked(run.heads), models)
-        if not _has_tables(self.probe, run):
+        if not has_tables(self.probe, run):
             return _nothing(self.probe)
         if drawn := outline.page_of(shown, self.probe):
             return drawn
@@ -73,13 +73,13 @@ class ExplorerPage:
 
     def controls(self, run: Run) -> Sequence[str]:
         """The model in view, and those beside it."""
-        if not run.models or not _has_tables(self.probe, run):
+        if not run.models or not has_tables(self.probe, run):
             return ()
         return ("model", "models") if len(run.models) > 1 else ("model",)
 
     def content(self, run: Run, view: View) -> Content:
         """What the address asks for, as the probe draws it; without its tables, the command that makes them."""
-        if not _has_tables(self.probe, run):
+        if not has_tables(self.probe, run):
             return _nothing(self.probe)
         models = [*dict.fromkeys([*view.models, view.model])]
         asked = {name: value for name, value in view.query.items() if isinstance(value, str)}
@@ -103,12 +103,12 @@ def _is_about_heads(probe: Probe) -> bool:
     return bool(probe.heads or probe.head_charts or probe.head_findings)
 
 
-def _has_tables(probe: Probe, run: Run) -> bool:
+def has_tables(probe: Probe, run: Run) -> bool:
+    """Whether the run holds a table of the probe, or the probe needs none."""
     names = {table.name for table in door.part(probe, "tables") or ()}
     return not names or bool(names & set(run.tables))
 
 
 def _nothing(probe: Probe) -> Content:
-    command = probe.example or f"headscope {probe.command or probe.name}"
-    told = Words([f"These runs hold no table of this probe. Make one that does: {command}"])
+    told = Words([f"These runs hold no table of this probe. Make one that does: {probe.command_line}"])
     return Content(probe.title, probe.summary, {"": [told]})

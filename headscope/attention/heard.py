@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 
+def capped(logits: Tensor, cap: float | None) -> Tensor:
+    """Logits as the softmax gets them, softly bounded by `cap` where there is one."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
 @dataclass(frozen=True, eq=False)
 class Attention:
     """One layer, one sequence of the batch, padding removed. Axes: H heads, G kv groups, Lq queries, Lk keys, d dims.
@@ -47,12 +52,7 @@ class Attention:
 
     def capped(self, logits: Tensor) -> Tensor:
         """Logits as the softmax gets them, from scaling q . k."""
-        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
-
-    @property
-    def sees_all(self) -> bool:
-        """Whether every query may see all keys up to its own."""
-        return self.window is None and self.chunk is None
+        return capped(logits, self.cap)
 
     @property
     def sink_share(self) -> Tensor | None:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from headscope.attention import cuda
+from headscope.attention.heard import capped
 
 ROWS_PER_BLOCK = 256
 """Query rows per masked block: memory stays O(ROWS_PER_BLOCK x Lk) where a kernel needs an explicit mask."""
@@ -47,11 +48,6 @@ class Rule:
         if self.chunk is not None and first_key // self.chunk != (first_key + keys - 1) // self.chunk:
             return True
         return self.window is not None and self.window < keys
-
-
-def capped(logits: Tensor, cap: float | None) -> Tensor:
-    """Logits as the softmax gets them."""
-    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def row_blocks(

@@ -32,12 +32,13 @@ def dash(
 
     Reads runs and changes nothing; answers to this machine alone, and asks no other. New runs appear by themselves.
     """
-    if not given.path(directory, "directory").is_dir():
+    place = given.path(directory, "directory")
+    if not place.is_dir():
         raise BadInput(f"no directory '{directory}': make a run first, e.g. headscope demo")
     from dashboards.app import serve
 
     try:
-        serve(given.path(directory, "directory").resolve(), port)
+        serve(place.resolve(), port)
     except OSError as error:
         raise CannotWrite(
             f"cannot listen on port {port}: {os.strerror(error.errno or 0)}; choose another --port"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 def execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
+    """Run the study into `out`, with its progress told unless `quiet`, and return the finished run."""
     quiet_libraries(quiet)
     from headscope.studies.progress import for_console
     from headscope.studies.runner import run

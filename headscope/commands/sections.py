@@ -46,7 +46,7 @@ def command(probe: Probe) -> Command:
     call.__annotations__ = {name: annotation for name, (annotation, _) in parameters.items()}
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     example = f"\n\n[bold]{probe.example}[/bold]" if probe.example else ""
-    app.command(probe.command or probe.name, help=f"{probe.summary}{example}")(call)
+    app.command(probe.command_name, help=f"{probe.summary}{example}")(call)
     return typer.main.get_command(app)
 
 

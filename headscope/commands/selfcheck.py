@@ -52,7 +52,7 @@ def selfcheck(
 
 
 def _found(device: str, name: str, length: int, longest: int | None) -> Iterator[dict[str, Any]]:
-    from headscope.bench import tokens
+    from headscope.bench.ways import tokens
     from headscope.passes.selfcheck import checks
     from headscope.positions.model import load
 
@@ -68,7 +68,7 @@ def _found(device: str, name: str, length: int, longest: int | None) -> Iterator
 
 def _timed(model: "Model", longest: int | None) -> Iterator[dict[str, Any]]:
     """Measuring as a ratio to the plain forward pass, at lengths that double until time or memory ends."""
-    from headscope.bench import ratios
+    from headscope.bench.ways import ratios
 
     length, began = SHORTEST, time.monotonic()
     dtype = str(model.module.dtype).removeprefix("torch.")

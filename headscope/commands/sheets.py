@@ -16,12 +16,11 @@ from flask import Flask
 from dashboards import frame
 from dashboards.library import Library
 from dashboards.pages import Page, head, overview, runs
-from dashboards.pages.probe import ProbePage
+from dashboards.pages.probe import ProbePage, has_tables
 from dashboards.view import described, place_of
-from headscope import door
 from headscope.errors import BadRun
 from headscope.figures.marks import Head
-from headscope.report import cells, outline
+from headscope.report import outline, wording
 from headscope.report.bundle import Sheet, Sortable
 from headscope.report.content import Content, Grid, Link, Links, Listing, Piece, Records, Words
 from headscope.runs.run import Run
@@ -166,8 +165,7 @@ class Sheets:
 def _shows(page: Page, run: Run) -> bool:
     """Whether the page says more of the run than how to measure what it lacks."""
     if isinstance(page, ProbePage):
-        names = {table.name for table in door.part(page.probe, "tables") or ()}
-        return not names or bool(names & set(run.tables))
+        return has_tables(page.probe, run)
     if page is head:
         return len(run.heads) > 0
     return page is not runs and (page is overview or bool(page.controls(run)))
@@ -178,7 +176,7 @@ def _grid(part: Grid) -> Listing:
     name = part.highlight
     wanted = ("kv_group", name, f"{name}_low", f"{name}_high", "baseline", "change")
     kept = part.heads[[each for each in wanted if each in part.heads]]
-    table = cells.table(f"{part.caption}: {len(kept):,} heads", kept)
+    table = wording.table(f"{part.caption}: {len(kept):,} heads", kept)
     places = part.heads[["layer", "head"]].itertuples(index=False, name=None)
     rows = [
         [Link(f"L{layer}H{number}", f"{head.PATH}/{layer}.{number}"), *row]
@@ -188,7 +186,7 @@ def _grid(part: Grid) -> Listing:
 
 
 def _records(part: Records) -> Listing:
-    first, *names = [name for name in (part.rows[0] if part.rows else {"": ""}) if name != "href"]
+    first, *names = part.names or [""]
     rows: list[list[str | Link | Links]]
     rows = [[Link(str(row[first]), row.get("href") or ""), *(str(row[name]) for name in names)] for row in part.rows]
     return Listing(part.caption, [first, *names], rows)

@@ -61,14 +61,16 @@ def _tables(
     model: str, length: int, repeats: int, lens_length: int, probes: dict[str, int], engine: bool
 ) -> Iterator[list[dict[str, Any]]]:
     """What is compared, a table as soon as it is known."""
-    from headscope import bench
+    from headscope.bench.engines import engines
+    from headscope.bench.rounding import has_bfloat16, rounding
+    from headscope.bench.ways import compare
 
     if engine:
-        yield bench.engines(model, length)
+        yield engines(model, length)
         return
-    yield from bench.compare(model, length, repeats, lens_length, probes)
-    if bench.has_bfloat16():
-        yield bench.rounding(model, ROUNDED, 1)
+    yield from compare(model, length, repeats, lens_length, probes)
+    if has_bfloat16():
+        yield rounding(model, ROUNDED)
 
 
 def _verdict(table: list[dict[str, Any]]) -> str:

@@ -8,11 +8,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.figures import axes, style
+from headscope.figures.marks import Head
 from headscope.figures.steps import Steps
 from headscope.runs.roles import holding
 from headscope.runs.statistics import statistic
 
-Head = tuple[int, int]
 MOST_LAYERS = 12
 """Panels of layers that are drawn."""
 

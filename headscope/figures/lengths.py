@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.bins import middle
 from headscope.figures import axes, style
-from headscope.runs.bins import middle
 from headscope.runs.means import interval
 
 

@@ -8,15 +8,13 @@ from headscope.figures import axes, style
 from headscope.runs.means import interval
 
 
-def by_position(nll: pd.DataFrame, context_length: int | None = None) -> go.Figure:
-    """Mean loss over documents (nats/token) by position, with a band of one standard deviation over documents.
-
-    Of contexts of `context_length` tokens, by default the longest.
-    """
+def by_position(nll: pd.DataFrame) -> go.Figure:
+    """Mean loss over documents (nats/token) by position, with a band of one standard deviation over documents, at the
+    longest context."""
     title = "Loss by position in the context"
     if why := style.lacks(nll, "model", "position", "nll"):
         return style.nothing(title, why)
-    documents = _documents(nll, context_length)
+    documents = _documents(nll)
     made = style.figure(title)
     for label, look in style.looks(nll).items():
         if label not in documents:
@@ -28,15 +26,16 @@ def by_position(nll: pd.DataFrame, context_length: int | None = None) -> go.Figu
     return _finish(made, nll, "loss (nats/token)")
 
 
-def difference(nll: pd.DataFrame, baseline: str, context_length: int | None = None) -> go.Figure:
-    """Loss minus that of `baseline` on the same documents (nats/token) by position, with a 95 % band.
+def difference(nll: pd.DataFrame, baseline: str) -> go.Figure:
+    """Loss minus that of `baseline` on the same documents (nats/token) by position, with a 95 % band, at the
+    longest context.
 
     Below zero is better than `baseline`. With fewer than three documents there is no band.
     """
     title = f"Loss against {style.text(baseline)}, by position"
     if why := style.lacks(nll, "model", "position", "nll"):
         return style.nothing(title, why)
-    documents = _documents(nll, context_length)
+    documents = _documents(nll)
     looks = {label: look for label, look in style.looks(nll).items() if label in documents and label != baseline}
     if baseline not in documents or not looks:
         return style.nothing(title, "a comparison needs the base model and at least one other")
@@ -51,10 +50,10 @@ def difference(nll: pd.DataFrame, baseline: str, context_length: int | None = No
     return _finish(made, nll, "difference of loss (nats/token)")
 
 
-def _documents(nll: pd.DataFrame, context_length: int | None) -> dict[str, pd.DataFrame]:
-    """By model, the loss with a row a position and a column a document."""
-    length = context_length or int(nll["context_length"].max())
-    rows = nll[nll["context_length"] == length].astype({"model": "str", "doc": "str", "nll": "float64"})
+def _documents(nll: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """By model, the loss at the longest context with a row a position and a column a document."""
+    longest = nll[nll["context_length"] == nll["context_length"].max()]
+    rows = longest.astype({"model": "str", "doc": "str", "nll": "float64"})
     return {
         str(label): block.groupby(["position", "doc"], observed=True)["nll"].mean().unstack()
         for label, block in rows.groupby("model")

@@ -75,9 +75,9 @@ def moved(heads: pd.DataFrame, name: str, baseline: str, label: str) -> pd.DataF
     return both.assign(way=up.astype(int) - down.astype(int))
 
 
-def overlap(both: pd.DataFrame, top: int = TOP) -> int:
+def overlap(both: pd.DataFrame) -> int:
     """How many of the top heads before are among the top heads after."""
-    return int(((both["before_rank"] <= top) & (both["after_rank"] <= top)).sum())
+    return int(((both["before_rank"] <= TOP) & (both["after_rank"] <= TOP)).sum())
 
 
 def _lines(both: pd.DataFrame, chosen: Collection[Head], beyond_noise: bool) -> pd.DataFrame:

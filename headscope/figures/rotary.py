@@ -1,6 +1,7 @@
 """Which rotary pairs a head uses, at which distances they speak, and where learning moved their frequencies."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,8 @@ import plotly.graph_objects as go
 from headscope.figures import style
 from headscope.runs.means import interval
 
+DISTANCE = "distance i − j (tokens)"
+FASTEST = "rotary pair f (0 is fastest)"
 MIDDLE = {"colorscale": style.DIVERGING, "zmid": 0}
 ORIGINS = {"log_theta_base": "the checkpoint", "log_theta_init": "its initialisation"}
 """What a frequency is held against, by column."""
@@ -69,25 +72,14 @@ def profile(distance: pd.DataFrame, layer: int, head: int, model: str) -> go.Fig
     title = f"Pairs by distance: {style.text(model)}, layer {layer}, head {head}"
     if why := style.lacks(distance, "model", "pair", "distance", "mean_signed"):
         return style.nothing(title, why)
-    rows = distance[(distance["model"] == model) & (distance["layer"] == layer) & (distance["head"] == head)]
-    rows = rows[rows["context_length"] == rows["context_length"].max()]
+    rows = _longest(distance[distance["model"] == model], layer, head)
     if rows.empty:
         return style.nothing(title, "this head was not measured")
     grid = _by_distance(rows)
-    far = [int(column) for column in grid.columns]
     made = style.figure(title, 420)
-    made.add_heatmap(
-        x=list(range(len(far))),
-        y=list(grid.index),
-        z=grid.to_numpy(dtype=np.float64),
-        customdata=np.broadcast_to(far, grid.shape),
-        hovertemplate="pair %{y}, %{customdata:,} tokens back<br>mean contribution %{z:+.3g} logits<extra></extra>",
-        colorbar={"title": {"text": "logits"}},
-        **MIDDLE,
-    )
-    named = _round(far)
-    made.update_xaxes(title_text="distance i − j (tokens)", tickvals=named, ticktext=[f"{far[at]:,}" for at in named])
-    made.update_yaxes(title_text="rotary pair f (0 is fastest)", autorange="reversed")
+    made.add_heatmap(**_heatmap(grid), colorbar={"title": {"text": "logits"}}, **MIDDLE)
+    made.update_xaxes(title_text=DISTANCE, **_ticks([int(distance) for distance in grid.columns]))
+    made.update_yaxes(title_text=FASTEST, autorange="reversed")
     return style.top(made)
 
 
@@ -105,21 +97,12 @@ def profiles(distance: pd.DataFrame, layer: int, head: int) -> go.Figure:
     far = sorted({int(value) for value in rows["distance"]})
     for at, (label, look) in enumerate(looks.items()):
         grid = _by_distance(rows[rows["model"] == label]).reindex(columns=far)
-        made.add_heatmap(
-            x=list(range(len(far))),
-            y=list(grid.index),
-            z=grid.to_numpy(dtype=np.float64),
-            customdata=np.broadcast_to(far, grid.shape),
-            coloraxis="coloraxis",
-            hovertemplate="pair %{y}, %{customdata:,} tokens back<br>mean contribution %{z:+.3g} logits<extra></extra>",
-            name=look.name,
-            **style.place(at, [*looks], 4),
-        )
+        made.add_heatmap(**_heatmap(grid), coloraxis="coloraxis", name=look.name, **style.place(at, [*looks], 4))
     bar = {"title": {"text": "logits"}}
     made.update_layout(coloraxis={"cmin": -reach, "cmax": reach, "colorscale": style.DIVERGING, "colorbar": bar})
-    made.update_xaxes(tickvals=_round(far)[::2], ticktext=[f"{far[at]:,}" for at in _round(far)[::2]], showgrid=False)
+    made.update_xaxes(**_ticks(far, every=2), showgrid=False)
     made.update_yaxes(autorange="reversed", showgrid=False)
-    style.outer_titles(made, len(looks), "distance i − j (tokens)", "rotary pair f (0 is fastest)", 4)
+    style.outer_titles(made, len(looks), DISTANCE, FASTEST, 4)
     return style.says(style.top(made, 74), value="mean contribution (logits)", x="place of the distance")
 
 
@@ -145,8 +128,7 @@ def total(distance: pd.DataFrame, layer: int, head: int) -> go.Figure:
             customdata=line.index,
             hovertemplate=f"%{{customdata:,}} tokens back: mean logit %{{y:+.3g}}<extra>{look.name}</extra>",
         )
-    named = _round(far)
-    made.update_xaxes(title_text="distance i − j (tokens)", tickvals=named, ticktext=[f"{far[at]:,}" for at in named])
+    made.update_xaxes(title_text=DISTANCE, **_ticks(far))
     made.update_yaxes(title_text="mean logit, all pairs")
     return style.says(style.room_for_legend(made), x="place of the distance")
 
@@ -164,10 +146,22 @@ def _longest(distance: pd.DataFrame, layer: int, head: int) -> pd.DataFrame:
     return kept
 
 
-def _round(far: Sequence[int]) -> list[int]:
-    """Where among the distances 0 and the powers of two lie, not too many of them."""
+def _heatmap(grid: pd.DataFrame) -> dict[str, Any]:
+    """Contributions of pairs (rows) by distance (columns), which stand side by side."""
+    return {
+        "x": list(range(grid.shape[1])),
+        "y": list(grid.index),
+        "z": grid.to_numpy(dtype=np.float64),
+        "customdata": np.broadcast_to([int(column) for column in grid.columns], grid.shape),
+        "hovertemplate": "pair %{y}, %{customdata:,} tokens back<br>mean contribution %{z:+.3g} logits<extra></extra>",
+    }
+
+
+def _ticks(far: Sequence[int], every: int = 1) -> dict[str, Any]:
+    """Ticks where 0 and the powers of two stand among distances, not too many of them; of these each `every`-th."""
     named = [at for at, value in enumerate(far) if value & (value - 1) == 0]
-    return named if len(named) <= 9 else [named[0], *named[3::2]]
+    named = (named if len(named) <= 9 else [named[0], *named[3::2]])[::every]
+    return {"tickvals": named, "ticktext": [f"{far[at]:,}" for at in named]}
 
 
 def frequency_change(positions: pd.DataFrame, model: str, against: str = "log_theta_base") -> go.Figure:

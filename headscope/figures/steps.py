@@ -31,5 +31,6 @@ class Steps:
         self.range = [float(ends[0] - room), float(ends[1] + room)]
 
     def places(self, steps: pd.Series) -> "np.ndarray[Any, Any]":
+        """Where on the axis these steps stand."""
         numbers = steps.to_numpy(dtype=np.float64)
         return np.where(numbers > 0, numbers, self.zero)

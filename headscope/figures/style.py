@@ -248,10 +248,10 @@ def between(made: go.Figure, ends: pd.DataFrame, look: Look, **place: int) -> No
     made.add_scatter(x=ends.index, y=ends["high"], fill="tonexty", fillcolor=look.veil, **edge, **place)
 
 
-def room_for_legend(made: go.Figure, across: int = 62) -> go.Figure:
-    """Raise the top margin so that a legend that wraps, at about `across` characters a row, stays below the title."""
+def room_for_legend(made: go.Figure) -> go.Figure:
+    """Raise the top margin so that a legend that wraps, at about 62 characters a row, stays below the title."""
     names = [len(trace.name) + 7 for trace in made.data if trace.name and trace.showlegend is not False]
-    return top(made.update_layout(showlegend=True), 46 + 24 * max(1, math.ceil(sum(names) / across)))
+    return top(made.update_layout(showlegend=True), 46 + 24 * max(1, math.ceil(sum(names) / 62)))
 
 
 def stack(title: str, height: int) -> go.Figure:

@@ -38,9 +38,7 @@ def weights_on(heard: Attention, rows: Tensor, keys: Tensor) -> Tensor:
     weights = []
     for some, their in zip(torch.split(rows, ROWS), torch.split(keys, ROWS), strict=True):
         q = heard.q[:, some].float().view(groups, -1, len(some), dim)
-        logits = (q * heard.k[:, None, their].float()).sum(-1).flatten(0, 1) * heard.scaling
-        if heard.cap is not None:
-            logits = heard.cap * torch.tanh(logits / heard.cap)
+        logits = heard.capped((q * heard.k[:, None, their].float()).sum(-1).flatten(0, 1) * heard.scaling)
         weights.append((logits - heard.lse[:, some]).exp().clamp(max=1))
     return torch.cat(weights, -1)
 

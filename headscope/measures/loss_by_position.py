@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headscope.runs.bins import position_edges
+from headscope.bins import position_edges
 
 
 class LossByPosition:

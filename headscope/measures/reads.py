@@ -61,9 +61,7 @@ def _of_tile(heard: Attention, rows: Tensor, most: int) -> tuple[Tensor, Tensor,
     # Later keys come first, so that of equal ones the later is met first.
     keys = torch.arange(last, first - 1, -1, device=rows.device)
     q = heard.q[:, rows].float().reshape(groups, -1, dim)
-    logits = (q @ heard.k[:, keys].float().mT).mul_(heard.scaling).view(-1, len(rows), len(keys))
-    if heard.cap is not None:
-        logits = heard.cap * torch.tanh(logits / heard.cap)
+    logits = heard.capped((q @ heard.k[:, keys].float().mT).mul_(heard.scaling)).view(-1, len(rows), len(keys))
     distance = own[:, None] - keys
     logits.masked_fill_((distance < 0) | (distance >= visible[:, None]), -torch.inf)
     lse = heard.lse[:, rows, None]

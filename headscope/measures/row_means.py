@@ -10,8 +10,8 @@ from torch import Tensor
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.heard import Attention
+from headscope.bins import visible_edges
 from headscope.measures.rows import Places, among, log_spaced, queries, visible_keys
-from headscope.runs.bins import visible_edges
 
 
 class RowMeans(ABC):

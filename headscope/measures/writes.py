@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from headscope.attention.heard import Attention
+from headscope.bins import position_edges
 from headscope.measures.copying import last_weights
-from headscope.runs.bins import position_edges
 
 ROWS = 2048
 """Rows whose product is held at once."""

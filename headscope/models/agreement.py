@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.attention import seam
-from headscope.errors import HeadscopeError, UnsupportedModel
+from headscope.errors import HeadscopeError, UnsupportedModel, first_line
+from headscope.models.inference import inference
 
 TOKENS = 8
 KEYS = 3
@@ -38,13 +39,13 @@ def refuse_disagreement(model: PreTrainedModel, modules: Sequence[nn.Module], nu
     with _cut(model.config.get_text_config()):
         for name, kept, given in (("eager", own, None), (seam.NAME, ours, own)):
             try:
-                with seam.attending(model, name), _kept(modules, kept, given):
-                    _run(model)
+                with inference(model), seam.attending(model, name), _kept(modules, kept, given):
+                    model.base_model(torch.arange(TOKENS, device=model.device)[None], use_cache=False)
             except HeadscopeError as error:
                 raise _refusal(model, str(error)) from error
             except Exception as error:
-                why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-                raise _refusal(model, f"{TOKENS} tokens do not go through its {name} attention ({why})") from error
+                why = f"{TOKENS} tokens do not go through its {name} attention ({first_line(error)})"
+                raise _refusal(model, why) from error
     for number, module in zip(numbers, modules, strict=True):
         expected, found = own[module][1].float(), ours[module][1].float()
         tolerance = EXACT if own[module][1].dtype.itemsize >= 4 else ROUNDED
@@ -88,16 +89,6 @@ def _kept(modules: Sequence[nn.Module], kept: Given, given: Given | None) -> Ite
             stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
         yield
-
-
-def _run(model: PreTrainedModel) -> None:
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            model.base_model(torch.arange(TOKENS, device=model.device)[None], use_cache=False)
-    finally:
-        model.train(was_training)
 
 
 def _refusal(model: PreTrainedModel, why: str) -> UnsupportedModel:

@@ -8,7 +8,7 @@ measured wrongly is refused by name. This file knows nothing of position schemes
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -18,10 +18,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headscope.attention.geometry import Geometry
-from headscope.errors import BadInput
+from headscope.errors import BadInput, first_line
 from headscope.models import lora, quantised, sources
 from headscope.models.agreement import refuse_disagreement
 from headscope.models.bridge import delegated, is_bridge
+from headscope.models.inference import inference
 from headscope.models.refused import native_context, refuse_by_config
 from headscope.models.survey import BaseRotation, survey
 
@@ -154,7 +155,7 @@ def pick_device(device: str) -> torch.device:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, ImportError, AttributeError) as error:
         raise BadInput(
-            f"device '{device}' cannot be used here ({str(error).splitlines()[0]}); use --device auto or cpu"
+            f"device '{device}' cannot be used here ({first_line(error)}); use --device auto or cpu"
         ) from error
     if chosen.type == "meta":
         raise BadInput("device 'meta' holds shapes without numbers; use --device auto or cpu")
@@ -175,16 +176,9 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return known[dtype]
 
 
-@contextmanager
-def evaluating(checkpoint: Opened) -> Iterator[None]:
+def evaluating(checkpoint: Opened) -> AbstractContextManager[None]:
     """Run its module without dropout or gradients; leaving restores the mode."""
-    was_training = checkpoint.module.training
-    checkpoint.module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        checkpoint.module.train(was_training)
+    return inference(checkpoint.module)
 
 
 def _parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:

@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from headscope.errors import Missing, nearest
+from headscope.errors import Missing, first_line, nearest
 
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """What is fetched: nothing that is code or pickled."""
@@ -70,7 +70,7 @@ def fetched(wanted: HubId, hint: str = "") -> Path:
             return Path(copy)
         except LocalEntryNotFoundError:
             raise Missing(
-                f"cannot fetch '{wanted}' from the hub ({_first_line(error)}) and no copy is in its cache; "
+                f"cannot fetch '{wanted}' from the hub ({first_line(error)}) and no copy is in its cache; "
                 f"check the network, or give a local folder{hint}"
             ) from error
 
@@ -83,7 +83,7 @@ def revisions(repository: str) -> list[str]:
         raise _closed(error, repository) from error
     except UNREACHED as error:
         raise Missing(
-            f"cannot list the branches of '{repository}' on the hub ({_first_line(error)}); check the network, or name "
+            f"cannot list the branches of '{repository}' on the hub ({first_line(error)}); check the network, or name "
             f"each revision: --model {repository}:REVISION"
         ) from error
     return [ref.name for ref in (*refs.branches, *refs.tags)]
@@ -102,7 +102,3 @@ def _closed(error: RepositoryNotFoundError, name: str) -> Missing:
 
 def _few(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

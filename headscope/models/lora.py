@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from headscope.errors import BadInput, Missing
+from headscope.errors import BadInput, Missing, first_line
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -42,7 +42,7 @@ def put_on(module: nn.Module, folder: Path, name: str) -> Any:
             wrapped = PeftModel.from_pretrained(module, str(folder))
     except Exception as error:  # whatever peft makes of a broken config or of weights of another shape
         _take_off(module, learning)
-        raise BadInput(f"the LoRA in '{folder}' cannot be put on '{name}' ({_first_line(error)})") from error
+        raise BadInput(f"the LoRA in '{folder}' cannot be put on '{name}' ({first_line(error)})") from error
     try:
         _refuse_unread(stored, wrapped, folder, name)
     except BadInput:
@@ -117,7 +117,3 @@ def _refuse_unread(stored: dict[str, torch.Tensor], wrapped: Any, folder: Path, 
     for key, tensor in stored.items():
         if not tensor.isfinite().all():
             raise BadInput(f"the LoRA in '{folder}' holds numbers that are not finite, in '{key}': learn it anew")
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -58,9 +58,7 @@ ALIASES = {
 }
 
 
-def load_module(
-    name: str, device: torch.device, dtype: torch.dtype, spread: bool = False
-) -> tuple[PreTrainedModel, str]:
+def load_module(name: str, device: torch.device, dtype: torch.dtype, *, spread: bool) -> tuple[PreTrainedModel, str]:
     """The transformers model of the checkpoint called `name`, in evaluation mode, and the name it goes by in a run.
 
     With `spread`, one that does not fit the GPU `device` is spread over all of them. Raises BadInput for an unknown
@@ -146,9 +144,9 @@ def _refuse_strange_weights(folder: Path, name: str) -> None:
 
 def _refuse_adapter(folder: Path, name: str) -> None:
     """transformers would apply a LoRA that lies beside the weights, and no digest would tell."""
-    if (folder / "adapter_config.json").exists():
+    if (folder / lora.CONFIG).exists():
         raise BadInput(
-            f"checkpoint '{name}' holds a LoRA of peft (adapter_config.json) beside its weights: merge it into them "
+            f"checkpoint '{name}' holds a LoRA of peft ({lora.CONFIG}) beside its weights: merge it into them "
             "(merge_and_unload), or take it out of the folder"
         )
 
@@ -221,6 +219,7 @@ def locate(name: str) -> tuple[str, str]:
 
 
 def cache_folder() -> Path:
+    """Where converted checkpoints are kept: HEADSCOPE_CACHE, else a folder of the user's cache."""
     base = os.environ.get("HEADSCOPE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "headscope"
     return Path(base).expanduser()
 

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from headscope.attention import seam
 from headscope.attention.geometry import Layout
 from headscope.attention.masks import OtherMask
-from headscope.errors import HeadscopeError, UnsupportedModel
+from headscope.errors import HeadscopeError, UnsupportedModel, first_line
+from headscope.models.inference import inference
 from headscope.models.refused import attends, native_context
 from headscope.models.rotation import Planes, Table, Turn, intercepted, rope_kinds, seen
 
@@ -280,10 +281,8 @@ def _until(module: nn.Module) -> int | None:
 
 
 def _three_tokens(model: PreTrainedModel) -> None:
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad(), seam.engaged(model):
+        with inference(model), seam.engaged(model):
             model(torch.arange(TOKENS, device=model.device)[None], use_cache=False)
     except OtherMask as error:
         raise _refusal(model, "it masks its attention in a way of its own") from error
@@ -291,10 +290,7 @@ def _three_tokens(model: PreTrainedModel) -> None:
         # The seam does not know whose attention it serves.
         raise error if model.config.model_type in str(error) else _refusal(model, str(error)) from error
     except Exception as error:  # whatever the model's own code makes of an odd config
-        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise _refusal(model, f"three tokens do not go through it ({why})") from error
-    finally:
-        model.train(was_training)
+        raise _refusal(model, f"three tokens do not go through it ({first_line(error)})") from error
 
 
 def _refusal(model: PreTrainedModel, why: str) -> UnsupportedModel:

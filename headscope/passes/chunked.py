@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from headscope.passes.backbone import backbone
 from headscope.passes.logits import forwarding, last_hidden
 from headscope.passes.prefixes import continues
-from headscope.passes.replay import decoder_layers, stream_of
-from headscope.passes.sound import backbone, refuse_not_finite, refuse_unknown
+from headscope.passes.replay import attention_layers, stream_of
+from headscope.passes.sound import refuse_not_finite, refuse_unknown
 from headscope.positions.model import Model
 
 WHOLE, CHUNK = {"cpu": 2**14, "cuda": 2**16}, {"cpu": 2**10, "cuda": 2**14}
@@ -52,7 +53,7 @@ def _agrees(model: Model, ids: Tensor) -> bool:
 def hidden_in_chunks(model: Model, ids: Tensor, size: int) -> Tensor:
     """`finite_hidden` of ids [1, L], [1, L, D]; whoever listens hears every layer once for each `size` tokens."""
     refuse_unknown(model, ids)
-    layers, length = decoder_layers(model), ids.shape[1]
+    layers, length = attention_layers(model), ids.shape[1]
     keys, alone = _Keys(length), _Alone(layers)
     cache = Cache(layers=[keys] * len(layers))
     stream: Tensor | None = None

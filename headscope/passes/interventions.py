@@ -59,6 +59,12 @@ class Intervention(Protocol):
     def __call__(self, z: Tensor, call: seam.Call, unit: Unit) -> Tensor: ...
 
 
+def theta_of(schedule: Schedule, unit: Unit) -> Tensor:
+    """The frequencies [P] that turn a unit: those of its key group, or those that its layer shares."""
+    theta = schedule.theta(unit.layer).detach()
+    return theta[unit.kv_group if len(theta) > 1 else 0]
+
+
 @dataclass(frozen=True, eq=False)
 class Reset:
     """Position parameters of the unit back from `now`, which the model runs under, to `then` (eqs. AdaFreq, AdaScale).
@@ -90,12 +96,8 @@ class Reset:
 
     def _angles(self, unit: Unit, positions: Tensor) -> Tensor:
         """What every pair still has to turn at positions [1|B, L]: [1|B, 1, L, P], float64 rad."""
-        then, now = (angles(self._theta(schedule, unit), positions) for schedule in (self.then, self.now))
+        then, now = (angles(theta_of(schedule, unit), positions) for schedule in (self.then, self.now))
         return then - now
-
-    def _theta(self, schedule: Schedule, unit: Unit) -> Tensor:
-        theta = schedule.theta(unit.layer).detach()
-        return theta[unit.kv_group if len(theta) > 1 else 0]
 
     def _ratio(self, unit: Unit, positions: Tensor) -> Tensor:
         """lambda_then / lambda_now of the unit's heads at positions [1|B, Lq]: [1|B, n, Lq, 1]."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headscope.attention import seam
 from headscope.attention.geometry import Geometry
-from headscope.passes.interventions import Unit
+from headscope.passes.interventions import Unit, theta_of
 from headscope.passes.turning import angles, key_positions, parted, turned
 from headscope.positions.schedule import Schedule
 
@@ -41,8 +41,8 @@ class PairsStill:
     def __call__(self, z: Tensor, call: seam.Call, unit: Unit) -> Tensor:
         if not self.geometry.rotates[unit.layer]:
             return z
-        theta = self.now.theta(unit.layer).detach()
-        theta = theta[unit.kv_group if len(theta) > 1 else 0] * self.pairs[unit.layer].to(theta.device)
+        theta = theta_of(self.now, unit)
+        theta = theta * self.pairs[unit.layer].to(theta.device)
         q, k = (
             turned(t, -angles(theta, at), self.geometry)
             for t, at in ((call.q, call.positions), (call.k, key_positions(call)))

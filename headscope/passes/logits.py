@@ -10,7 +10,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from headscope.errors import UnsupportedModel
 from headscope.measures.loss_by_position import LossByPosition
 from headscope.models.checkpoint import Opened
-from headscope.passes.sound import backbone, refuse_not_finite, refuse_unknown
+from headscope.passes.backbone import backbone
+from headscope.passes.sound import refuse_not_finite, refuse_unknown
 
 CHUNK, FEW = 512, 128
 """Positions whose logits are held at once, and as many of a document that is read in chunks to need little memory."""

@@ -5,7 +5,7 @@ a prompt depends on that prompt alone, to the last bit: not on the prompts befor
 Knows nothing of needles.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -101,12 +101,3 @@ def shared_tokens(cached: Ids, prompt: Ids, block: int) -> int:
     shorter = min(len(cached), last_block(len(prompt), block))
     differ = np.flatnonzero(cached[:shorter] != prompt[:shorter])
     return (int(differ[0]) if len(differ) else shorter) // block * block
-
-
-def read_tokens(prompts: Iterable[Ids], block: int) -> int:
-    """Prompt tokens that go through the model when these prompts are read in this order."""
-    total, cached = 0, np.empty(0, np.int32)
-    for prompt in prompts:
-        total += len(prompt) - shared_tokens(cached, prompt, block)
-        cached = prompt[: last_block(len(prompt), block)]
-    return total

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from headscope.attention import seam
 from headscope.errors import UnsupportedModel
 from headscope.models.checkpoint import Opened, evaluating
+from headscope.passes.backbone import backbone, decoder_layers
 from headscope.passes.capture import Layers, capturing
 from headscope.passes.logits import chunks, forwarding, predicted, token_losses
-from headscope.passes.sound import backbone, refuse_not_finite, refuse_unknown
+from headscope.passes.sound import refuse_not_finite, refuse_unknown
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -72,7 +73,7 @@ class Replay:
 
     def __init__(self, model: Model, schedule: Fixed | AdaRoPE, ids: Tensor, memory: float, first: int = 1):
         self.model, self.schedule, self.ids, self.first = model, schedule, ids, first
-        self.layers = decoder_layers(model)
+        self.layers = attention_layers(model)
         self.streams = Streams(memory)
         self._calls: list[tuple[Any, Any]] = []
         self._bare = True  # whether a layer returns its stream as such, not in a tuple
@@ -190,14 +191,12 @@ class Replay:
         return hidden
 
 
-def decoder_layers(model: Opened) -> list[nn.Module]:
-    """The modules that the backbone runs one after the other, each with one attention module inside."""
-    for stack in backbone(model).modules():
-        if isinstance(stack, nn.ModuleList) and len(stack) == len(model.attention):
-            pairs = zip(stack, model.attention, strict=True)
-            if all(any(inner is attention for inner in layer.modules()) for layer, attention in pairs):
-                return list(stack)
-    raise UnsupportedModel(f"cannot resume {model.name} from a layer: its decoder layers are not one list")
+def attention_layers(model: Opened) -> list[nn.Module]:
+    """The decoder layers of a model all of which attend. Raises UnsupportedModel for others."""
+    layers = decoder_layers(model)
+    if len(layers) != len(model.attention):
+        raise UnsupportedModel(f"cannot resume {model.name} from a layer: its decoder layers are not one list")
+    return layers
 
 
 @contextmanager

@@ -1,18 +1,11 @@
 """What must hold of a pass before anything that it gives counts: known tokens, finite numbers."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from headscope.errors import BadInput
 from headscope.models.checkpoint import Opened
-
-
-def backbone(model: Opened) -> Any:
-    """The part of the model that makes hidden states, without the head that predicts tokens from them."""
-    base = model.module.base_model
-    return base if base is not model.module else getattr(model.module, "model", base)
+from headscope.passes.backbone import backbone
 
 
 def refuse_unknown(model: Opened, ids: Tensor) -> None:

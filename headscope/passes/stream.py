@@ -16,11 +16,14 @@ from torch import Tensor, nn
 
 from headscope.attention.heard import Attention
 from headscope.errors import UnsupportedModel
+from headscope.passes.backbone import backbone, decoder_layers
 from headscope.passes.capture import Layers
 from headscope.positions.model import Model
 
 LOUD = 1024.0
 """Size of what a norm is shown, so that its epsilon does not count."""
+SHORT = 16
+"""Tokens of the pass that shows how the stream is put together."""
 
 
 class NotASum(Exception):
@@ -82,6 +85,8 @@ class Heads:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
+    """A decoder layer: what its heads add to the stream, None in a layer without attention, and its other parts."""
+
     module: nn.Module
     heads: Heads | None
     others: tuple[Part, ...]
@@ -108,32 +113,24 @@ class _Call:
 
 
 def survey(model: Model, layers: Layers, ids: Tensor) -> Stream:
-    """See how the model, which is being captured, makes logits of a few ids [1, n]. Raises UnsupportedModel."""
+    """See how the model, which is being captured, makes logits of the first of ids [1, n]. Raises UnsupportedModel."""
     try:
-        return _survey(model, layers, ids)
+        return _survey(model, layers, ids[:, :SHORT])
     except NotASum as why:
         raise UnsupportedModel(f"cannot tell what the heads of {model.name} write: {why}") from why
 
 
-def decoder_layers(model: Model) -> list[nn.Module]:
-    """The modules that the stream goes through, those without attention among them."""
-    for stack in model.module.base_model.modules():
-        if isinstance(stack, nn.ModuleList):
-            held = [sum(inner in model.attention for inner in layer.modules()) for layer in stack]
-            if sum(held) == len(model.attention) and max(held) == 1:
-                return list(stack)
-    raise NotASum("its decoder layers are not one list")
-
-
 def _survey(model: Model, layers: Layers, ids: Tensor) -> Stream:
-    stack, backbone = decoder_layers(model), model.module.base_model
+    stack, inner = decoder_layers(model), backbone(model)
+    if not stack:
+        raise NotASum("its decoder layers are not one list")
     z: dict[int, Tensor] = {}
 
     def hear(heard: Attention) -> None:
         z[heard.layer] = heard.z.transpose(0, 1).flatten(1)
 
     layers.listen(hear)
-    with _recorded(backbone.modules()) as calls:
+    with _recorded(inner.modules()) as calls:
         logits = model.module(ids, use_cache=False).logits[0]
     by_module = {call.module: call for call in calls}
     found = []
@@ -154,7 +151,7 @@ def _survey(model: Model, layers: Layers, ids: Tensor) -> Stream:
             Part(module, factor) for module, factor in factors.items() if end is None or module is not end.module
         )
         found.append(Layer(layer, heads, others))
-    hidden, last = by_module[backbone].returned, by_module[stack[-1]].returned
+    hidden, last = by_module[inner].returned, by_module[stack[-1]].returned
     final = next((c for c in calls if _is(c.returned, hidden) and any(_is(given, last) for given in c.given)), None)
     if final is None:
         raise NotASum("no norm stands between its last layer and its logits")

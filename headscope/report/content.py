@@ -156,6 +156,11 @@ class Records:
     caption: str
     rows: Sequence[Mapping[str, Any]]
 
+    @property
+    def names(self) -> list[str]:
+        """Its columns."""
+        return [name for name in (self.rows[0] if self.rows else {}) if name != "href"]
+
 
 Piece = Chart | Words | Links | Listing | Grid | Records
 

@@ -4,7 +4,7 @@ What is looked at stands in the address alone. A link of these parts names what 
 app keeps the rest. On paper a passage is a plain table, and ways are left out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
@@ -14,6 +14,19 @@ from headscope.report.content import Links, Listing
 def way(path: str = "", **changes: object) -> str:
     """A link that changes this of the address: "?doc=play&row=12"; with a path, on another page."""
     return f"{path}?{urlencode(changes)}"
+
+
+def taken(
+    name: str, choices: Iterable[object], asked: Mapping[str, str], notes: list[str], default: object = None
+) -> str:
+    """The choice that the address asks for, else the default one, the first; what is asked in vain is noted."""
+    known = [str(choice) for choice in choices]
+    otherwise = known[0] if default is None else str(default)
+    told = asked.get(name) or otherwise
+    if told in known:
+        return told
+    notes.append(f"There is no {name} ‘{told[:60]}’ here; this is {name} {otherwise}.")
+    return otherwise
 
 
 @dataclass(frozen=True)

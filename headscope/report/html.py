@@ -24,7 +24,7 @@ from plotly.offline import get_plotlyjs
 
 from headscope.errors import BadInput, CannotWrite
 from headscope.figures.style import GRAPH_CONFIG
-from headscope.report import cells, outline
+from headscope.report import outline, wording
 from headscope.report.content import Chart, Listing, Piece, Shown
 from headscope.report.words import few, here
 from headscope.runs import columns, summary
@@ -91,7 +91,7 @@ def render(runs: Sequence[Run]) -> str:
         documents=_distinct(run, "doc"),
         terms=outline.glossary(run),
         findings=outline.findings(run),
-        side_by_side=cells.table("Medians over heads, and loss; intervals in brackets", summary.models(run)),
+        side_by_side=wording.table("Medians over heads, and loss; intervals in brackets", summary.models(run)),
         chapters=chapters,
         heads=_chosen_heads(shown),
         longest=summary.longest(shown.heads),
@@ -191,7 +191,7 @@ def _chosen_heads(shown: Shown) -> Listing:
         rows.append(found.assign(**{WHY: [reason, *[""] * (len(found) - 1)]}))
     every = pd.concat(rows) if rows else heads[:0]
     kept = every[[column for column in named if column in every]]
-    return cells.table("Chosen heads under each model; intervals in brackets", kept)
+    return wording.table("Chosen heads under each model; intervals in brackets", kept)
 
 
 def _statistics(run: Run) -> list[Statistic]:

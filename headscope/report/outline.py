@@ -4,7 +4,7 @@ Asks through the door and names no probe. Charts are drawn when they are asked f
 of and left out.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -113,10 +113,9 @@ def steps(run: Run) -> dict[str, int]:
     return {model["label"]: int(model["step"]) for model in run.manifest["models"] if model.get("step") is not None}
 
 
-def findings(run: Run, topics: Collection[str] = ()) -> dict[str, list[Finding]]:
-    """What every probe finds in the run, by topic: the `topics`, by default all."""
-    every = (finding for found in run.derived(_findings).values() for finding in found)
-    return _by_topic(finding for finding in every if finding.topic in topics or not topics)
+def findings(run: Run) -> dict[str, list[Finding]]:
+    """What every probe finds in the run, by topic."""
+    return _by_topic(chain.from_iterable(run.derived(_findings).values()))
 
 
 def findings_of(run: Run, probe: Probe) -> dict[str, list[Finding]]:
@@ -182,11 +181,6 @@ def page_of(shown: Shown, probe: Probe) -> Content | None:
     """The page that a probe draws itself, None where it draws none. Raises BrokenProbe where it cannot."""
     page: Content | None = _asked(probe, "page", shown)
     return page
-
-
-def head_findings(run: Run, model: str, layer: int, head: int) -> list[str]:
-    """What stands out about one head, in `model` and among the heads of every model."""
-    return [told for _, found in door.answers("head_findings", run, model, layer, head) for told in found]
 
 
 def head_answer(run: Run, model: str, layer: int, head: int) -> tuple[list[str], list[str]]:

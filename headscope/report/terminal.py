@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headscope.report import cells, outline
+from headscope.report import outline, wording
 from headscope.runs.run import Run
 from headscope.runs.summary import models
 
@@ -98,9 +98,10 @@ def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def _side_by_side(frame: pd.DataFrame) -> list[dict[str, str]]:
     """One row a statistic and one column a model; an interval goes behind its value."""
     by_model = {row["model"]: row for row in frame.to_dict("records")}
-    told = [name for name in cells.values(frame) if name != "model"]
+    told = [name for name in wording.values(frame) if name != "model"]
     return [
-        {"": cells.heading(name), **{model: cells.cell(row, name) for model, row in by_model.items()}} for name in told
+        {"": wording.heading(name), **{model: wording.cell(row, name) for model, row in by_model.items()}}
+        for name in told
     ]
 
 

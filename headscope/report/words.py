@@ -64,6 +64,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def head_name(row: pd.Series) -> str:
+    """What the head of a row is called in a sentence."""
     return f"layer {row['layer']}, head {row['head']}"
 
 

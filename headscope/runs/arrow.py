@@ -1,6 +1,6 @@
 """One stored table: rows to arrow in the exact schema, to a parquet file and back, merged, checked.
 
-Knows `schema` and nothing of runs: what is written when, and what survives a kill, is the affair of `store`.
+Knows `columns` and nothing of runs: what is written when, and what survives a kill, is the affair of `writer`.
 """
 
 from collections.abc import Mapping, Sequence

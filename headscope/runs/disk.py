@@ -16,11 +16,13 @@ DEEPEST = 50
 
 
 def write_json(file: Path, value: Mapping[str, Any]) -> None:
+    """Write the object so that it is on the disk before this returns."""
     file.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     fsync(file)
 
 
 def fsync(path: Path) -> None:
+    """Have what was written to a file, or what a folder lists, on the disk before this returns."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -62,6 +64,7 @@ def tellable(name: str) -> str:
 
 
 def sha256(file: Path) -> str:
+    """The digest of what the file holds, in hex."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -20,6 +20,7 @@ class Kind:
 
 
 def whole(low: int, high: int) -> Kind:
+    """Whole numbers from `low` to `high`; true and false are none."""
     return Kind(f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high)
 
 

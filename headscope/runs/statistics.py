@@ -45,6 +45,7 @@ class Statistic:
         return self.form.startswith("+")
 
     def number(self, value: float) -> str:
+        """The value in words, as this statistic is written."""
         return format(value, self.form) if self.form and math.isfinite(value) else number(value)
 
 

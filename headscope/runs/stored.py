@@ -1,6 +1,5 @@
 """A finished run as it lies on disk, read back as pandas tables."""
 
-import html
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -88,8 +87,3 @@ class Stored:
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {', '.join(self.models)}>"
-
-    def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><td>{name}<td>{facts['rows']:,}" for name, facts in self.manifest["tables"].items())
-        title = f"<b>{html.escape(self.name)}</b><br>models: {html.escape(', '.join(self.models))}"
-        return f"{title}<table><tr><th>table<th>rows{rows}</table>"

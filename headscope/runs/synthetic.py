@@ -28,9 +28,7 @@ class Sizes:
     seed: int
 
 
-def manifest(
-    models: Sequence[str], layers: int = 4, heads: int = 6, groups: int = 2, sha256: str = "a" * 64
-) -> dict[str, Any]:
+def manifest(models: Sequence[str], layers: int = 4, heads: int = 6, groups: int = 2) -> dict[str, Any]:
     """What a study would put into run.json."""
     geometry = {"layers": layers, "heads": heads, "kv_groups": groups, "head_dim": 16}
     return {
@@ -39,7 +37,7 @@ def manifest(
                 "label": label,
                 "spec": f"tiny@{label}",
                 "checkpoint": "tiny",
-                "weights_sha256": sha256,
+                "weights_sha256": "a" * 64,
                 "scheme": label,
                 "step": None,
                 "geometry": geometry,

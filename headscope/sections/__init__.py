@@ -1,1 +1,1 @@
-"""The sections of a study that come built in: measuring, and learning AdaRoPE. Each is a room like a probe's."""
+"""The sections of a study that come built in, each a room like a probe's: measure, adapt and pretrain."""

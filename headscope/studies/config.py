@@ -8,9 +8,18 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from headscope import door, given
 from headscope.errors import BadInput, nearest
@@ -41,6 +50,22 @@ class Options(BaseModel):
         """A value that a list names twice counts once, so that no two cells are the same."""
         plain = isinstance(value, list) and all(isinstance(item, str | int | float) for item in value)
         return list(dict.fromkeys(value)) if plain else value
+
+
+def ascending(least: int, named: str) -> AfterValidator:
+    """Sizes in tokens, at least one of them, each `least` or more, in order; a mistake calls one what it is `named`."""
+
+    def checked(sizes: list[int]) -> list[int]:
+        if not sizes:
+            raise ValueError(f"give a {named}")
+        if min(sizes) < least:
+            raise ValueError(f"{named} {min(sizes)} is too short: give at least {least} tokens")
+        return sorted(set(sizes))
+
+    return AfterValidator(checked)
+
+
+Lengths = Annotated[list[int], ascending(2, "context length")]
 
 
 class Texts(Options):

@@ -8,7 +8,7 @@ from headscope.studies.making import Job, Maker, Work
 from headscope.studies.progress import Progress
 
 
-class Runs(Protocol):
+class Workshop(Protocol):
     """An engine: makes cells and hands each over to be stored, as soon as it is made.
 
     `told` is what run.json says of it.
@@ -30,7 +30,7 @@ class Here:
             yield job, maker.make(job)
 
 
-def engine(wanted: Engine) -> Runs:
+def engine(wanted: Engine) -> Workshop:
     """The engine that a study asks for. Raises Missing where it is not installed."""
     if wanted.name == "plain":
         return Here()

@@ -68,14 +68,14 @@ def of_bands(effects: pd.DataFrame, reach: Reach = UNKNOWN) -> go.Figure:
     if why := style.lacks(mine, "component", "mean"):
         return style.nothing(title, why)
     made = style.figure(f"{title}: {style.text(mine['model'].iloc[0])}")
-    order = dict.fromkeys(_told(each, reach) for each in sorted(mine["component"], key=bands.order))
+    order = dict.fromkeys(_narrow(each, reach) for each in sorted(mine["component"], key=bands.order))
     for at, (kind, done) in enumerate(bands.KINDS.items()):
         line = mine[mine["component"].str.startswith(kind)]
         if len(line):
             ends = {"array": line["high"] - line["mean"], "arrayminus": line["mean"] - line["low"]}
             bars = {"type": "data", "symmetric": False, "thickness": 1.5, **ends}
             made.add_bar(
-                x=[_told(each, reach) for each in line["component"]],
+                x=[_narrow(each, reach) for each in line["component"]],
                 y=line["mean"],
                 error_y=bars if line["low"].notna().any() else None,
                 marker={"color": style.PALETTE[at], "line_width": 0},
@@ -89,6 +89,11 @@ def of_bands(effects: pd.DataFrame, reach: Reach = UNKNOWN) -> go.Figure:
 
 
 def _told(component: str, reach: Reach) -> str:
-    """The band, and below it the wavelengths of its pairs, in lines as narrow as a bar."""
+    """The band, and below it the wavelengths of its pairs."""
     band = bands.label(component)
-    return f"{band}<br>{reach[band].removesuffix(' tokens').replace(' to ', '<br>to ')}" if band in reach else band
+    return f"{band}<br>{reach[band]}" if band in reach else band
+
+
+def _narrow(component: str, reach: Reach) -> str:
+    """The same in lines as narrow as a bar."""
+    return _told(component, reach).removesuffix(" tokens").replace(" to ", "<br>to ")

@@ -227,9 +227,9 @@ def _rehearsed(sweep: Sweep, passage: Passage, memory: int) -> Rehearsed:
 
 def to_verify(sweep: Sweep, screened: pd.DataFrame, config: Influence, seed: int) -> dict[Key, list[Unit]]:
     """By (component, target): the units of largest |mean estimate| over passages, random others, those with a name."""
-    chosen = {}
+    chosen, known = {}, with_damped(screened)
     for at, (key, units) in enumerate(sweep.units.items()):
-        means = _means(with_damped(screened), key, "damped" if config.order == 2 else "screen")
+        means = _means(known, key, "damped" if config.order == 2 else "screen")
         order = sorted(units, key=lambda unit: -abs(means[unit]))
         rest = np.random.default_rng([seed, at]).permutation(len(units) - config.top)[: config.random]
         asked = order[: config.top] + [order[config.top + int(number)] for number in sorted(rest)]

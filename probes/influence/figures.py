@@ -87,16 +87,15 @@ def matrix(units: pd.DataFrame) -> go.Figure:
     return style.says(style.of_heads(style.top(made, 62)), value="influence (nats/token)")
 
 
-def forest(units: pd.DataFrame, documents: pd.DataFrame, most: int = TOP_UNITS) -> go.Figure:
+def forest(units: pd.DataFrame, documents: pd.DataFrame) -> go.Figure:
     """The units of largest influence (nats/token), most first: mean, 95 % interval where the documents can carry one,
     and a small dot a document. Filled where evaluated, hollow where estimated; `documents` are rows of `found.chosen`
     of the same sweep."""
     if why := style.lacks(units, "delta"):
         return style.nothing("Head influence", why)
-    order = units.sort_values("delta", ascending=False, kind="stable").head(most).reset_index(drop=True)
-    made = style.figure("", 120 + 22 * max(len(order), 4)).update_layout(
-        title=_title(units, ", the units that matter most")
-    )
+    order = units.sort_values("delta", ascending=False, kind="stable").head(TOP_UNITS).reset_index(drop=True)
+    made = style.figure("", 120 + 22 * max(len(order), 4))
+    made.update_layout(title=_title(units, ", the units that matter most"))
     own = documents.merge(order.reset_index(names="row")[[*PLACE, "row"]], on=PLACE)
     dots = {"color": style.INK, "size": 4, "opacity": 0.7}
     hover = "%{text}: Δ %{x:+.2g} nats/token<extra></extra>"

@@ -156,10 +156,10 @@ def gini(values: npt.ArrayLike) -> float:
     return float((2 * np.arange(1, count + 1) - count - 1) @ sizes / (count * sizes.sum()))
 
 
-def top_share(values: npt.ArrayLike, share: float = TOP) -> float:
-    """Part of the summed absolute values that the largest `share` of units (at least one) holds, 0..1."""
+def top_share(values: npt.ArrayLike) -> float:
+    """Part of the summed absolute values that the largest 5 % of units (at least one) hold, 0..1."""
     sizes = np.sort(np.abs(np.asarray(values, dtype=np.float64)))[::-1]
-    return float(sizes[: max(1, round(share * len(sizes)))].sum() / sizes.sum()) if sizes.sum() else 0.0
+    return float(sizes[: max(1, round(TOP * len(sizes)))].sum() / sizes.sum()) if sizes.sum() else 0.0
 
 
 def solved(run: Stored) -> dict[str, tuple[int, int, list[Swept]]]:

@@ -36,9 +36,11 @@ class Estimate:
     of_groups: Tensor
 
     def first(self, unit: Unit, heads: slice) -> float:
+        """The first-order estimate of the effect on a unit, which is these heads of its layer."""
         return float(self.slope[unit.layer, heads].sum())
 
     def second(self, unit: Unit, heads: slice) -> float:
+        """The estimate with its second-order term."""
         whole = heads.stop - heads.start > 1
         term = self.of_groups[unit.layer, unit.kv_group] if whole else self.of_heads[unit.layer, heads.start]
         return self.first(unit, heads) + float(term)

@@ -3,22 +3,21 @@
 The address tells what was hidden (`mode`), the cell (`length`, `depth`) and the number of the trial in it (`trial`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
 from headscope.report.content import Content, Link, Piece, Shown, Words
-from headscope.report.exploring import Cell, Choice, Steps, Token, passage, way
+from headscope.report.exploring import Cell, Choice, Steps, Token, passage, taken, way
+from headscope.report.visible import one_line, visible_alone
 from probes.needle import PROBE
-from probes.needle.found import success
+from probes.needle.found import HIDDEN, modes, success
 from probes.needle.heads import CONTROL
 from probes.needle.tables import NEEDLES
 
 TITLE = "Needle trials"
-HIDDEN = {"strict": "needles", "indirect": "indirect needles", "wu": "needles, as Wu et al. count"}
 MOST = 24
 """Heads that are named at one step."""
-SIGNS = {"\n": "⏎", "\t": "⇥", "\r": ""}
 
 
 def trials(shown: Shown, asked: Mapping[str, str]) -> Content:
@@ -28,18 +27,18 @@ def trials(shown: Shown, asked: Mapping[str, str]) -> Content:
     if every is None or every.empty:
         return Content(TITLE, f"No needle was hidden from {shown.model}: choose another model.", {})
     notes: list[str] = []
-    mode = _one_of("mode", [name for name in HIDDEN if name in set(every["mode"])], asked, notes)
+    mode = taken("mode", modes(every), asked, notes)
     every = every[every["mode"] == mode].assign(at=every["depth"].map(_depth))
     lengths = [str(length) for length in sorted(every["context_length"].unique())]
     depths = [_depth(depth) for depth in sorted(every["depth"].unique())]
-    length = _one_of("length", lengths, asked, notes)
-    depth = _one_of("depth", depths, asked, notes)
+    length = taken("length", lengths, asked, notes)
+    depth = taken("depth", depths, asked, notes)
     cell = every[(every["context_length"] == int(length)) & (every["at"] == depth)].reset_index(drop=True)
-    number = _one_of("trial", [str(at) for at in range(1, len(cell) + 1)], asked, notes)
+    number = taken("trial", [str(at) for at in range(1, len(cell) + 1)], asked, notes)
     trial = cell.iloc[int(number) - 1]
     where = f"{int(length):,} tokens, depth {float(depth):.0%}"
     sections: dict[str, list[Piece]] = {
-        "": [*_modes(every, shown, mode), *([Words(notes)] if notes else []), _map(every, length, depth)],
+        "": [*_modes(shown, mode), *([Words(notes)] if notes else []), _map(every, length, depth)],
         f"Trials of {where}": [_listed(cell, int(number)), _steps(int(number), len(cell))],
         f"Needle {trial['needle']} in {trial['doc']}": [*_one(shown, trial)],
     }
@@ -55,23 +54,13 @@ def cell_link(model: str, mode: str, length: int, depth: float) -> str:
     return way(PROBE.explorer_path, model=model, mode=mode, length=length, depth=_depth(depth), trial=1)
 
 
-def _one_of(name: str, choices: Sequence[str], asked: Mapping[str, str], notes: list[str]) -> str:
-    """The choice that is asked for, else the first one."""
-    told = asked.get(name) or choices[0]
-    if told in choices:
-        return told
-    notes.append(f"There is no {name} ‘{told[:60]}’ here; this is {name} {choices[0]}.")
-    return choices[0]
-
-
 def _depth(depth: float) -> str:
     return f"{depth:.4f}"
 
 
-def _modes(every: pd.DataFrame, shown: Shown, mode: str) -> Iterator[Choice]:
+def _modes(shown: Shown, mode: str) -> Iterator[Choice]:
     table = shown.run.table("needles")
-    present = set(table[table["model"] == shown.model]["mode"])
-    known = [name for name in HIDDEN if name in present]
+    known = modes(table[table["model"] == shown.model])
     if len(known) > 1:
         yield Choice(
             [Link(HIDDEN[name], f"?mode={name}&trial=1") for name in known], "What is hidden", known.index(mode)
@@ -109,7 +98,7 @@ def _listed(cell: pd.DataFrame, number: int) -> Piece:
     cells: list[list[Cell]] = []
     for at, row in enumerate(cell.to_dict("records"), start=1):
         name = [Token(str(row["needle"]), href=f"?trial={at}", marked=at == number)]
-        said = [Token(_visible(str(row["answer"])) or " ")]
+        said = [Token(one_line(str(row["answer"])) or " ")]
         cells.append(["found" if row["success"] else "missed", name, str(row["doc"]), f"{row['recall']:.2f}", said])
     return passage("Click a needle to open its trial.", ("", "needle", "haystack", "recall", "answer"), cells)
 
@@ -143,7 +132,7 @@ def _one(shown: Shown, trial: pd.Series) -> Iterator[Piece]:
     cells: list[list[Cell]] = []
     for step, piece in written[["step", "piece"]].itertuples(index=False, name=None):
         some = copies[copies["step"] == step] if len(copies) else copies
-        token = Token(_visible(str(piece)) or "▯", marked=len(some) > 0)
+        token = Token(visible_alone(one_line(str(piece))), marked=len(some) > 0)
         cells.append([f"{step + 1}", [token], [*_heads(some, copies)]])
     caption = "Each token of the answer, and the heads whose largest weight lay on that very token of the needle."
     yield passage(caption, ("step", "written", "copied by"), cells)
@@ -171,8 +160,3 @@ def _heads(some: pd.DataFrame, copies: pd.DataFrame) -> Iterator[Token]:
         yield Token(" ")
     if len(order) > MOST:
         yield Token(f"and {len(order) - MOST} more")
-
-
-def _visible(text: str) -> str:
-    """Text on one line: line breaks as signs, what cannot be seen as a box."""
-    return "".join(SIGNS.get(each, each if each.isprintable() or each in "\u200c\u200d" else "\ufffd") for each in text)

@@ -36,14 +36,8 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
         )
 
 
-def _modes(needles: pd.DataFrame) -> list[str]:
-    """What was hidden, controls aside."""
-    present = set(needles["mode"])
-    return [mode for mode in ("strict", "indirect", "wu") if mode in present]
-
-
 def _by_length(needles: pd.DataFrame) -> Iterator[Chart]:
-    for mode in _modes(needles):
+    for mode in found.modes(needles):
         yield Chart(
             figures.success_by_length(needles, mode),
             "Over all depths; the band is the 95 % interval of the share.",
@@ -53,7 +47,7 @@ def _by_length(needles: pd.DataFrame) -> Iterator[Chart]:
 
 def _success(needles: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
     for label in models:
-        for mode in _modes(needles):
+        for mode in found.modes(needles):
             mine = needles[(needles["model"] == label) & (needles["mode"] == mode)]
             lengths = sorted(mine["context_length"].unique())
             yield Chart(

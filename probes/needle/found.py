@@ -13,9 +13,13 @@ from headscope.runs.means import HEAD_KEYS, plain
 from headscope.runs.run import Run
 from probes.needle.heads import CONTROL, RETRIEVAL_HEAD, retrieval_rows
 
+HIDDEN = {"strict": "needles", "indirect": "indirect needles", "wu": "needles, as Wu et al. count"}
+"""What was hidden, by mode, in the order that it is shown in."""
 PUBLISHED = {"above": (0.03, 0.06), "zero": (0.45, 0.73)}
 """Shares of heads above 0.1 and of exactly 0 over the models of Wu et al. 2024."""
 TOP = 10
+LEADING = 5
+"""Heads that are named in a sentence."""
 Z = 1.959963984540054
 """Of a normal number, 95 % lie within so many standard deviations."""
 DETECTORS = (
@@ -25,6 +29,12 @@ DETECTORS = (
     ("retrieval_indirect", "needle_write_indirect"),
 )
 """Pairs of columns of the per-head table that detect retrieval heads, each in its way."""
+
+
+def modes(needles: pd.DataFrame) -> list[str]:
+    """The modes of these trials, controls aside."""
+    present = set(needles["mode"])
+    return [mode for mode in HIDDEN if mode in present]
 
 
 def success(needles: pd.DataFrame) -> pd.DataFrame:
@@ -68,10 +78,10 @@ def column(mode: str) -> str:
     return "retrieval" if mode == "strict" else f"retrieval_{mode}"
 
 
-def leading(run: Run, model: str, mode: str, most: int = 5) -> list[tuple[int, int, float]]:
+def leading(run: Run, model: str, mode: str) -> list[tuple[int, int, float]]:
     """Layer, head and score of the heads of a model that copy most."""
     order = run.heads[run.heads["model"] == model].sort_values(column(mode), ascending=False, kind="stable")
-    return [*order[["layer", "head", column(mode)]].head(most).itertuples(index=False, name=None)]
+    return [*order[["layer", "head", column(mode)]].head(LEADING).itertuples(index=False, name=None)]
 
 
 def detectors(heads: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headscope.errors import BadInput
+from headscope.errors import BadInput, first_line
 from headscope.passes.prefixes import Ids
 from headscope.studies.texts import documents
 from probes.needle.facts import Needle
@@ -166,8 +166,9 @@ def _chat_parts(tokenizer: Any, question: str) -> tuple[str, str]:
     try:
         whole = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template is a small program and fails as it likes
-        why = next(iter(str(error).splitlines()), type(error).__name__)
-        raise BadInput(f"the model's chat template fails ({why}): use --template prefix or plain") from error
+        raise BadInput(
+            f"the model's chat template fails ({first_line(error)}): use --template prefix or plain"
+        ) from error
     before, between, after = whole.partition(PLACEHOLDER)
     if not between or question not in after:
         raise BadInput("the model's chat template leaves out what the user says: use --template prefix or plain")

@@ -68,10 +68,5 @@ def steps(answer: Answered, geometry: Geometry, keys: Mapping[str, Any]) -> dict
         rows["needle_steps"] = {**keys, "step": list(range(len(answer.pieces))), "piece": answer.pieces}
     _, layer, step, head, key = answer.copies.places.numpy().T
     if len(key):
-        places = {
-            "layer": np.array(geometry.numbers)[layer],
-            "head": head,
-            "kv_group": head // geometry.heads_per_group,
-        }
-        rows["needle_copies"] = {**keys, "step": step, **places, "key": key}
+        rows["needle_copies"] = {**keys, "step": step, **_heads(layer, head, geometry), "key": key}
     return rows

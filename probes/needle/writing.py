@@ -18,9 +18,6 @@ from headscope.passes.stream import Norm, Stream, survey
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 
-SHORT = 16
-"""Tokens of the pass that shows how the stream is put together."""
-
 
 @dataclass(frozen=True, eq=False)
 class Written:
@@ -33,9 +30,9 @@ class Written:
 
 def stream_of(model: Model, ids: Ids) -> Stream:
     """How the model's logits are a sum. Raises UnsupportedModel where they are none."""
-    short = torch.from_numpy(ids[:SHORT].astype("int64"))[None].to(model.device)
+    read = torch.from_numpy(ids.astype("int64"))[None].to(model.device)
     with attached(model), evaluating(model), capturing(model) as layers:
-        return survey(model, layers, short)
+        return survey(model, layers, read)
 
 
 class AnswerWrites:

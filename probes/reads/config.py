@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from headscope.studies.config import Options
+from headscope.studies.config import Lengths, Options
 
 MOST_ROWS = 1024
 """Rows of a document, and so tokens of a prompt, of which every one is a row."""
@@ -14,7 +14,7 @@ MOST_ROWS = 1024
 class ReadsConfig(Options):
     """Which tokens each head looks at."""
 
-    lengths: list[int] = Field(default=[2048], description="context lengths in tokens")
+    lengths: Lengths = Field(default=[2048], description="context lengths in tokens")
     rows: int = Field(
         64, ge=2, le=MOST_ROWS, description="query rows sampled per document, the same for all heads and models"
     )
@@ -28,15 +28,6 @@ class ReadsConfig(Options):
         """A prompt may have several lines."""
         super()._tellable(re.sub(r"[\t\n\r]", " ", value) if isinstance(value, str) else value)
         return value
-
-    @field_validator("lengths")
-    @classmethod
-    def _long_enough(cls, lengths: list[int]) -> list[int]:
-        if not lengths:
-            raise ValueError("give a length")
-        if min(lengths) < 2:
-            raise ValueError(f"context length {min(lengths)} is too short: give at least 2 tokens")
-        return sorted(set(lengths))
 
     @model_validator(mode="after")
     def _one_text(self) -> "ReadsConfig":

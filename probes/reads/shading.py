@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from headscope.report.exploring import Token
+from headscope.report.visible import one_line, visible_alone
 from headscope.runs.statistics import number
 from probes.reads.found import Text
-from probes.reads.words import one_line, visible_alone
 
 NEARBY = 4
 """Tokens between two windows that are left in, so that a gap is one worth reading."""

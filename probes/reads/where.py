@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from headscope.report.exploring import taken
 from headscope.runs.run import Run
 from probes.reads.found import Place, places, queries, telling
 
@@ -40,24 +41,17 @@ def where(run: Run, model: str, asked: Mapping[str, str]) -> At:
     """The row that is asked for. By default the most telling one of the head, which is the one of most far weight."""
     known, notes = places(run)[model], list[str]()
 
-    def one_of(name: str, choices: Sequence[object], default: object) -> str:
-        told = asked.get(name) or str(default)
-        if told in map(str, choices):
-            return told
-        notes.append(f"There is no {name} ‘{told[:60]}’ to look at; this is {name} {default}.")
-        return str(default)
-
     best = _best(run, model)
-    layer = int(one_of("layer", [*known.heads], best[0]))
+    layer = int(taken("layer", known.heads, asked, notes, best[0]))
     heads = known.heads[layer]
-    head = int(one_of("head", heads, best[1] if layer == best[0] else heads[0]))
+    head = int(taken("head", heads, asked, notes, best[1] if layer == best[0] else None))
     far = telling(run, model, layer, head)
-    doc = one_of("doc", [*known.texts], next(iter(far["doc"]), next(iter(known.texts))))
-    length = int(one_of("length", known.texts[doc], known.texts[doc][-1]))
+    doc = taken("doc", known.texts, asked, notes, next(iter(far["doc"]), None))
+    length = int(taken("length", known.texts[doc], asked, notes, known.texts[doc][-1]))
     place = (model, length, doc, layer, head)
     rows = queries(run, place)
     most = next((query for query in far[far["doc"] == doc]["query"] if query in rows), rows[-1])
-    return At(place, int(one_of("row", rows, most)), notes)
+    return At(place, int(taken("row", rows, asked, notes, most)), notes)
 
 
 def _best(run: Run, model: str) -> tuple[int, int]:

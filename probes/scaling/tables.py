@@ -2,8 +2,8 @@
 
 from headscope.runs.columns import LENGTH, Column, Table, key
 
-SCHEME = key("scheme", "label", "", "positions of the probe's model: fixed RoPE, learned, partial or none", None)
-SEED = key("seed", "index32", "", "seed of the initial weights")
+SCHEME = key("scheme", "label", "", "means of the logits: nope (constant) or rope (Proposition 1)", None)
+SEED = key("seed", "index32", "", "seed of the row's noise")
 
 SCALING = Table(
     "scaling",

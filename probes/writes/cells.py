@@ -27,8 +27,6 @@ from headscope.studies.materials import Materials
 from headscope.studies.texts import TokenDocument
 from probes.writes.config import WritesConfig
 
-SHORT = 16
-"""Tokens of the pass that shows how the stream is put together."""
 OFF = {torch.float32: 1e-3, torch.float64: 1e-3}
 """How far, of the largest logit, the terms may be from their sum; coarser numbers round at every step."""
 
@@ -162,7 +160,7 @@ def written(model: Model, ids: Tensor) -> Terms:
     ids = ids.to(model.device)[None]
     with attached(model), evaluating(model), capturing(model) as layers, ExitStack() as stack:
         with capturing(model) as first:
-            stream = survey(model, first, ids[:, :SHORT])
+            stream = survey(model, first, ids)
         terms = Terms(stream, model.geometry, ids)
         terms.listen(layers, stack)
         terms.finish(finite_hidden(model, ids))

@@ -3,8 +3,8 @@
 import pandas as pd
 import plotly.graph_objects as go
 
+from headscope.bins import middle
 from headscope.figures import axes, style
-from headscope.runs.bins import middle
 from headscope.runs.means import at_longest, interval, plain
 from probes.writes.heads import over_positions
 
@@ -12,7 +12,7 @@ PARTS = {"heads": "all heads of the layer", "other": "the rest of the layer (MLP
 
 
 def by_layer(parts: pd.DataFrame, model: str) -> go.Figure:
-    """Bars of what the heads and the rest of each layer add; the embedding and biases in the title of the axis."""
+    """Bars of what the heads and the rest of each layer add, at the longest context."""
     title = f"What the next token's logit is made of: {style.text(model)}"
     rows = parts[parts["model"] == model]
     if rows.empty:

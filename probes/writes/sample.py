@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headscope.bins import position_edges
 from headscope.runs.arrow import Rows
-from headscope.runs.bins import position_edges
 from headscope.runs.synthetic import Sizes
 
 

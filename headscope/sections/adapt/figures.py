@@ -42,8 +42,8 @@ def held_out(validation: pd.DataFrame) -> go.Figure:
     made.add_hline(y=0, line={"color": style.INK, "dash": "dot", "width": 1})
     for label, look in _looks(validation).items():
         mine = validation[validation["adapter"] == label]
-        losses = _change(mine, ["step", "doc"]).unstack("doc")
-        line = pd.DataFrame({"mean": losses.mean(axis=1), "low": losses.min(axis=1), "high": losses.max(axis=1)})
+        change = _change(mine, ["step", "doc"]).unstack("doc")
+        line = pd.DataFrame({"mean": change.mean(axis=1), "low": change.min(axis=1), "high": change.max(axis=1)})
         style.band(made, line, look, "step %{x}: %{y:+.4f} nats/token against step 0")
     made.update_xaxes(title_text="optimiser step")
     made.update_yaxes(title_text="difference of loss (nats/token)")
@@ -56,15 +56,15 @@ def held_out_by_position(validation: pd.DataFrame, adapter: str) -> go.Figure:
     if why := style.lacks(validation, "adapter", "step", "nll", "position"):
         return style.nothing(title, why)
     mine = validation[validation["adapter"] == adapter]
-    losses = _change(mine, ["step", "position"]).unstack("step")
+    change = _change(mine, ["step", "position"]).unstack("step")
     made = style.figure(title)
     made.add_hline(y=0, line={"color": style.INK, "dash": "dot", "width": 1})
     steps = [step for step in sorted(mine["step"].unique()) if step > 0]
     shades = style.graded(len(steps))
     for step, shade in zip(steps, shades, strict=True):
         made.add_scatter(
-            x=losses.index,
-            y=losses[step],
+            x=change.index,
+            y=change[step],
             mode="lines",
             line={"color": shade},
             name=f"step {step}",

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from headscope.studies.config import Options
+from headscope.studies.config import Lengths, Options
 
 TableName = Literal["attention", "pairs", "distance", "nll"]
 
@@ -12,7 +12,7 @@ TableName = Literal["attention", "pairs", "distance", "nll"]
 class Measure(Options):
     """Measures over texts."""
 
-    lengths: list[int] = Field(default=[512, 2048], description="context lengths in tokens")
+    lengths: Lengths = Field(default=[512, 2048], description="context lengths in tokens")
     tables: list[TableName] = Field(
         default=["attention", "pairs", "distance", "nll"],
         min_length=1,
@@ -20,15 +20,6 @@ class Measure(Options):
         json_schema_extra={"flags": ["--measure"]},
     )
     rows: int | Literal["exact"] = Field(default=64, description="query rows sampled per head and document, or exact")
-
-    @field_validator("lengths")
-    @classmethod
-    def _long_enough(cls, lengths: list[int]) -> list[int]:
-        if not lengths:
-            raise ValueError("give a length")
-        if min(lengths) < 2:
-            raise ValueError(f"context length {min(lengths)} is too short: give at least 2 tokens")
-        return sorted(set(lengths))
 
     @field_validator("rows")
     @classmethod

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from headscope.runs.bins import PER_OCTAVE, last_octave, middle
+from headscope.bins import PER_OCTAVE, last_octave, middle
 from headscope.runs.means import HEAD_KEYS, at_longest, losses, plain, with_interval
 from headscope.runs.roles import Role
 from headscope.runs.statistics import Statistic, by_length

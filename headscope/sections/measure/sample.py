@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.runs.bins import middle, position_edges, visible_edges
+from headscope.bins import middle, position_edges, visible_edges
 from headscope.runs.synthetic import Sizes, theta
 
 

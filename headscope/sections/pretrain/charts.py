@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from headscope.report import cells
+from headscope.report import wording
 from headscope.report.content import Chart, Group, Listing, Shown
 from headscope.runs.run import Run
 from headscope.sections.pretrain import figures
@@ -27,7 +27,7 @@ def charts(shown: Shown) -> Iterator[Group]:
 
 def _variants(run: Run, finals: Mapping[Training, str]) -> Iterator[Listing]:
     first = next(iter(finals)).variant
-    yield cells.table(
+    yield wording.table(
         f"Held-out loss of every variant at its last step, and against {first} with the same seed; 95 % intervals over "
         "documents in brackets",
         variants(run, finals),

@@ -1,0 +1,1 @@
+"""What measuring costs: time and peak memory as ratios to the plain forward pass, in one process."""

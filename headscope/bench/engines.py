@@ -1,0 +1,62 @@
+"""How long a study takes in this process and on workers of Ray."""
+
+import time
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from headscope.studies.config import build_study
+from headscope.studies.progress import Silent
+from headscope.studies.runner import run
+
+DOCS = 8
+"""Documents of the study."""
+
+
+def engines(spec: str, length: int) -> list[dict[str, Any]]:
+    """One row per engine: how long the same study takes in this process, with all its threads, and on as many workers
+    of one thread each; `ratio` is of throughput. What comes `before` the first cell is told apart: a study has it once.
+    """
+    threads = torch.get_num_threads()
+    content = {"name": "bench", "models": {"base": spec}, "texts": {"docs": DOCS}, "measure": {"lengths": [length]}}
+    clocks = {}
+    for what, engine in (
+        (f"one process, {threads} threads", {"name": "plain"}),
+        (f"{threads} workers, one thread each", {"name": "ray", "workers": threads}),
+    ):
+        clocks[what] = _Clock()
+        with TemporaryDirectory() as aside:
+            run(build_study({**content, "engine": engine}), aside, progress=clocks[what])
+    alone = next(iter(clocks.values())).seconds
+    return [
+        {
+            "length": length,
+            "what": what,
+            "seconds": round(clock.seconds, 1),
+            "before": round(clock.before, 1),
+            "ratio": round(alone / clock.seconds, 2),
+        }
+        for what, clock in clocks.items()
+    ]
+
+
+class _Clock(Silent):
+    """Seconds from the first cell that is begun to the last that is stored, and those before the first."""
+
+    def __init__(self) -> None:
+        self._made, self._first, self._last = time.monotonic(), 0.0, 0.0
+
+    def doing(self, what: str, worker: str = "") -> None:
+        self._first = self._first or time.monotonic()
+
+    def done(self, cost: float) -> None:
+        self._last = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return self._last - self._first
+
+    @property
+    def before(self) -> float:
+        return self._first - self._made
