@@ -9,6 +9,7 @@ r"""Writes the texts that the studies of learning read, a file a document, in a 
 makes texts/plays, essays, dictionary and manuals, and puts the documents that are named into texts/held instead.
 """
 
+import argparse
 import gzip
 import html
 import re
@@ -107,17 +108,20 @@ def main(folder: Path, held: set[str]) -> None:
         sys.exit(f"not here: {', '.join(missing)}; the top of docs/texts.py names the packages")
     if folder.exists():
         sys.exit(f"{folder} exists: give a new folder, for what is held out now may lie among what is learned there")
-    for kind in (plays, essays, dictionary, manuals):
-        for name, text in kind():
-            if len(text) < 4096:  # characters: shorter than the shortest context that anything is learned in
-                continue
-            file = folder / (f"held/{kind.__name__}-{name}.txt" if name in held else f"{kind.__name__}/{name}.txt")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-            held.discard(name)
-    if held:
-        sys.exit(f"no document has the name {', '.join(sorted(held))}")
+    whole = [(kind.__name__, *each) for kind in (plays, essays, dictionary, manuals) for each in kind()]
+    # 4,096 characters: below, a document is shorter than the shortest context that anything is learned in.
+    documents = [(kind, name, text) for kind, name, text in whole if len(text) >= 4096]
+    if unknown := held - {name for _, name, _ in documents}:
+        sys.exit(f"no document has the name {', '.join(sorted(unknown))}")
+    for kind, name, text in documents:
+        file = folder / (f"held/{kind}-{name}.txt" if name in held else f"{kind}/{name}.txt")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), set(sys.argv[2:]))
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("folder", type=Path, help="a new folder")
+    asked.add_argument("held", nargs="*", help="names of documents to hold out")
+    told = asked.parse_args()
+    main(told.folder, {*told.held})

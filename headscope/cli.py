@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,6 +79,18 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(f"headscope {version('headscope')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _whole(
+    told: Annotated[bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Tell it.")] = False,
+) -> None: ...
 
 
 @app.command()

@@ -18,6 +18,7 @@ import headscope
 from headscope import door
 from headscope.api import SHARED, fields
 from headscope.cli import ProbeCommand, app
+from headscope.commands.sections import choices
 from headscope.runs.schema import all_tables
 from headscope.runs.statistics import statistics
 
@@ -84,7 +85,7 @@ def _functions() -> list[str]:
         for name, field in fields(options).items():
             default = field.get_default(call_default_factory=True)
             told = ", ".join(map(str, default)) if isinstance(default, list) else str(default)
-            rows.append(f"| `{name}` | {told} | {_plain(field.description or '')} |")
+            rows.append(f"| `{name}` | {told} | {_plain((field.description or '') + choices(field))} |")
         takes = "model, " if {"models", "model"} & set(probe.takes) else ""
         parts.append(f"### hs.{probe.name}({takes}...)\n\n{probe.summary}\n\n" + "\n".join(rows))
     return parts

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import families
@@ -339,3 +340,7 @@ def test_the_dashboard_ends_quietly_on_ctrl_c(tmp_path):
         finally:
             process.kill()
     assert (process.returncode, err) == (0, "")
+
+
+def test_the_version_is_told(headscope):
+    assert headscope("--version") == (0, f"headscope {version('headscope')}\n", "")

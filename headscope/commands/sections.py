@@ -85,7 +85,7 @@ def _flag(name: str, field: FieldInfo) -> tuple[Any, Any]:
         spelled.append(spelled[0].removesuffix("s"))
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
     spelled += typing.cast(list[str], extra.get("flags", []))
-    words = f"{(field.description or '')[:1].upper()}{(field.description or '')[1:]}."
+    words = f"{(field.description or '')[:1].upper()}{(field.description or '')[1:]}{choices(field)}."
     several = " Repeat the flag or separate by commas." if listed else ""
     help_text = f"{words}{several}{_default(field)}".replace("[", "\\[")
     if bool in _kinds(field.annotation):
@@ -105,9 +105,9 @@ def _default(field: FieldInfo) -> str:
 
 def _metavar(field: FieldInfo) -> str:
     names = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
-    choices = _choices(field.annotation)
+    named = _named(field.annotation)
     told = [names[kind] for kind in _kinds(field.annotation) if kind in names]
-    return "|".join([*dict.fromkeys(told), *choices]) or "TEXT"
+    return "|".join([*dict.fromkeys(told), *named]) or "TEXT"
 
 
 def _kinds(annotation: Any) -> set[Any]:
@@ -124,10 +124,16 @@ def _kinds(annotation: Any) -> set[Any]:
     return {annotation}
 
 
-def _choices(annotation: Any) -> list[str]:
+def choices(field: FieldInfo) -> str:
+    """The values that an option may be given by name, in words; "" where there are not several."""
+    named = _named(field.annotation)
+    return f"; choices: {', '.join(named)}" if len(named) > 1 else ""
+
+
+def _named(annotation: Any) -> list[str]:
     if typing.get_origin(annotation) is typing.Literal:
         return [str(value) for value in typing.get_args(annotation)]
-    return [choice for each in typing.get_args(annotation) for choice in _choices(each)]
+    return [choice for each in typing.get_args(annotation) for choice in _named(each)]
 
 
 def _given(field: FieldInfo, value: Any) -> Any:

@@ -84,6 +84,9 @@ class Model:
             for name, value in zip(("scheme", "rule"), own, strict=True):
                 object.__setattr__(self, name, value)
 
+    def __repr__(self) -> str:
+        return f"<Model {self.spec}>"
+
     @cached_property
     def schedule(self) -> Schedule:
         """What the scheme resolves to for this checkpoint; an adapter is read once."""
