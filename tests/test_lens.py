@@ -288,7 +288,7 @@ def test_rows_are_chosen_by_key_click_and_list_and_the_address_follows(app: str,
     page.get_by_label("Context length").select_option(f"{SHORT}")
     expect(page.locator("bdi", has_text="<|endoftext|>").first).to_be_visible()
     assert not page.locator("bdi b").count()
-    assert page.locator("bdi").first.evaluate("each => getComputedStyle(each).unicodeBidi") == "isolate"
+    expect(page.locator("bdi").first).to_have_css("unicode-bidi", "isolate")
     found = Axe().run(page).response["violations"]
     assert [each["id"] for each in found if each["impact"] in ("critical", "serious")] == []
     page.go_back()
