@@ -20,7 +20,7 @@ from headscope.studies import texts
 from headscope.studies.config import build_study
 
 SPEC = "adarope:adapter=smollm2-135m"
-FACTORS = {"smollm2-135m": 8, "smollm2-135m-x2": 2}
+FACTORS = {"smollm2-135m": 8, "smollm2-135m-longer": 8, "smollm2-135m-x2": 2}
 
 
 def told(name: str) -> dict[str, Any]:

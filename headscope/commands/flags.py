@@ -15,7 +15,7 @@ Models = Annotated[
         "(smollm2-135m), a folder, a .gguf file or a hub id ORG/NAME\\[:REVISION]; LORA a folder that peft wrote. "
         "SCHEME: base, yarn:factor=8, linear:factor=8, ntk:factor=8, abf:theta=5e6, llama3:factor=8, "
         "logn:length=8192, prope:keep=0.75, nope, alibi, "
-        "adarope:adapter=PATH (shipped: smollm2-135m, smollm2-135m-x2).",
+        "adarope:adapter=PATH (shipped: smollm2-135m, smollm2-135m-longer, smollm2-135m-x2).",
     ),
 ]
 Model = Annotated[
