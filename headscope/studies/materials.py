@@ -78,7 +78,7 @@ class Materials:
     def identify(self, label: str) -> None:
         """Take the digests of a model: of its checkpoint, by its files, and of its adapter. Opens nothing."""
         if label in self.given:
-            self.inputs[label] |= digests.of_model(self.given[label])
+            self.inputs[label] |= {**digests.of_model(self.given[label]), **digests.of_scheme(self.given[label].rule)}
             return
         spec = self.specs[label]
         if spec.checkpoint not in self._checkpoints:
