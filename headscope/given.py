@@ -62,17 +62,24 @@ def shown(value: object) -> str:
     return told if len(told) <= SHOWN else f"{told[:SHOWN]}..."
 
 
-class _EachKeyOnce(yaml.SafeLoader):
-    """YAML as ever, but a key that stands twice in a mapping is a mistake; the last one would win."""
+class _Strict(yaml.SafeLoader):
+    """YAML as ever, but these are mistakes: a key that stands twice in a mapping, of which the last would win, and one
+    without a value between braces, which is what a comma leaves of a value that is not quoted."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
-        for key, _ in node.value:
+        for key, value in node.value:
             if isinstance(key, yaml.ScalarNode):
                 line = key.start_mark.line + 1
+                if node.flow_style and value.start_mark.index == value.end_mark.index:
+                    raise BadInput(
+                        f"key {shown(key.value)} in line {line} has no value; quote a value with a comma in it"
+                    )
                 if key.value in lines:
-                    raise BadInput(f"key {shown(key.value)} stands twice, in lines {lines[key.value]} and {line}")
+                    raise BadInput(
+                        f"key {shown(key.value)} stands twice, in lines {lines[key.value]} and {line}; keep one"
+                    )
                 lines[key.value] = line
         return node
 
@@ -80,11 +87,11 @@ class _EachKeyOnce(yaml.SafeLoader):
 def read_yaml(file: Path, where: str) -> Any:
     """The content of a YAML file. FileNotFoundError if it is not there, BadInput for anything else that is wrong."""
     try:
-        return yaml.load(file.read_text(encoding="utf-8"), _EachKeyOnce)
+        return yaml.load(file.read_text(encoding="utf-8"), _Strict)
     except FileNotFoundError:
         raise
     except BadInput as error:
-        raise BadInput(f"{where}: {error}; keep one") from error
+        raise BadInput(f"{where}: {error}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise BadInput(f"cannot read {where}: {' '.join(str(error).split())}") from error
     except RecursionError as error:

@@ -189,6 +189,10 @@ STUDIES = [
     ("1: Keys should be strings, found 1", "1: 2\nmeasure: {}"),
     ("key 'seed' stands twice, in lines 1 and 3; keep one", "seed: 1\nmeasure: {}\nseed: 2"),
     ("key 'lengths' stands twice, in lines 2 and 3", "measure:\n  lengths: [24]\n  lengths: [40]"),
+    (
+        "key 'attention_factor=1' in line 1 has no value; quote a value with a comma in it",
+        "models: {yarn: smollm2-135m@yarn:factor=8,attention_factor=1}\nmeasure: {}",
+    ),
     ("key 'a' stands twice, in lines 2 and 3", "models:\n  a: smollm2-135m\n  a: smollm2-135m@nope\nmeasure: {}"),
     ("unknown key 'adapt.phases.0.lenght' (did you mean 'length'?)", "adapt: {phases: [{lenght: 3, steps: 1}]}"),
     ("adapt.phases.0.steps: Field required", "adapt: {phases: [{length: 3}]}"),
