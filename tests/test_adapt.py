@@ -28,7 +28,7 @@ from headscope.positions.adarope import LEARNED
 from headscope.positions.model import Model
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
-from headscope.sections.adapt.learning import Learner, frozen, wsd
+from headscope.sections.adapt.learning import Learner, frozen, tell_of_warmup, wsd
 from headscope.sections.adapt.samples import Slices
 from headscope.sections.adapt.variants import VARIANTS
 from headscope.studies import runner as study
@@ -478,6 +478,8 @@ def test_sources_drawn_alike_share_the_sequences_whatever_their_size(place: Path
         ({"strategy": "adarope-lora"}, "strategy adarope-lora needs adapter to start from"),
         ({"adapter": "x.safetensors", "strategy": "joint"}, "strategy joint takes no adapter"),
         ({"adapter": "x.safetensors", "start": "base"}, "give start or adapter"),
+        ({"strategy": "yarn-lora", "variant": "no-freq"}, "yarn-lora learns no positions: leave variant no-freq out"),
+        ({"lora_rank": 4}, "strategy adarope learns no LoRA: leave lora_rank out"),
         ({"adapter": "x.safetensors", "variant": "fixed-log"}, "takes no adapter to go on from"),
         ({"mix": "documents"}, "adapt.mix"),
         ({"strategy": "joint", "variant": "fredom"}, "adapt.variant"),
@@ -488,6 +490,14 @@ def test_a_mistake_is_told_before_any_work(changes: dict[str, Any], said: str, p
     with pytest.raises(BadInput, match=said):
         learn(place, tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_training_that_ends_within_its_warmup_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    tell_of_warmup(steps=10, warmup=20)
+    assert caplog.messages == ["Of the 10 steps none has the full rates, at most 45 %: give --warmup"]
+    caplog.clear()
+    tell_of_warmup(steps=10, warmup=4)
+    assert not caplog.messages
 
 
 def test_a_finished_run_is_not_overwritten_by_the_next(place: Path, tmp_path: Path) -> None:

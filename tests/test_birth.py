@@ -74,6 +74,13 @@ def test_models_without_a_step_are_of_no_training() -> None:
     assert courses([{"label": "a", "checkpoint": "x/step-1", "scheme": "base", "step": None}]).empty
 
 
+def test_adapters_named_without_a_step_are_no_points_of_a_training() -> None:
+    adapters = "smollm2-135m", "smollm2-135m-x2", "a/no-freq.safetensors"
+    schemes = [f"adarope:adapter={adapter}" for adapter in adapters]
+    models = [{"label": s, "checkpoint": "smollm2-135m", "scheme": s, "step": at} for at, s in enumerate(schemes, 28)]
+    assert courses(models).empty
+
+
 def test_of_several_trainings_the_last_checkpoint_of_each_is_shown_at_first_beside_models_without_steps() -> None:
     untrained = {"label": "other", "checkpoint": "other", "scheme": "base", "step": None}
 

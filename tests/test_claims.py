@@ -18,7 +18,22 @@ LEARNED, YARN, BARE = "adarope:adapter=x", "yarn:factor=8", "yarn:factor=8,atten
 
 def test_who_plays_which_part_is_told_by_the_schemes(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", BARE, YARN, LEARNED))
-    assert Cast.of(run) == Cast("base", YARN, BARE, LEARNED)
+    assert [*Cast.each(run)] == [Cast("base", YARN, BARE, LEARNED)]
+
+
+def test_every_learned_model_is_judged_beside_the_yarn_that_it_started_from(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, models=("base", YARN, LEARNED, "adarope:adapter=y", "yarn:factor=2"))
+    positions = run.positions
+    other = positions["model"] == "yarn:factor=2"
+    run._frames["positions"] = positions.assign(
+        log_theta=positions["log_theta"].where(~other, positions["log_theta"] - 1)
+    )
+    assert [(cast.learned, cast.yarn) for cast in Cast.each(run)] == [(LEARNED, YARN), ("adarope:adapter=y", YARN)]
+    judged = list(claims(run))
+    assert {claim.model for claim in judged} == {LEARNED, "adarope:adapter=y"}
+    assert all(claim.found.startswith(f"{claim.model}: ") for claim in judged)
+    run._frames["positions"] = run.positions.assign(log_theta_init=run.positions["log_theta_init"] - 1)
+    assert [cast.yarn for cast in Cast.each(run)] == ["yarn:factor=2"] * 2
 
 
 def test_a_run_without_a_learned_model_is_not_judged(tmp_path: Path) -> None:

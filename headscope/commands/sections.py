@@ -32,7 +32,11 @@ def command(probe: Probe) -> Command:
     from headscope.api import fields
 
     options = fields(door.part(probe, "config"))
-    parameters = {**_models(probe), **{name: _flag(name, field) for name, field in options.items()}, **_shared(probe)}
+    parameters = {
+        **_models(probe, "train" in options),
+        **{name: _flag(name, field) for name, field in options.items()},
+        **_shared(probe),
+    }
 
     def call(**values: Any) -> None:
         _run(probe, options, values)
@@ -50,13 +54,13 @@ def command(probe: Probe) -> Command:
     return typer.main.get_command(app)
 
 
-def _models(probe: Probe) -> dict[str, tuple[Any, Any]]:
-    """What names the models and texts."""
+def _models(probe: Probe, learns: bool) -> dict[str, tuple[Any, Any]]:
+    """What names the models and texts; a section that learns has the texts held out."""
     known: dict[str, dict[str, tuple[Any, Any]]] = {
         "models": {"model": (flags.Models, None), "checkpoints": (flags.Checkpoints, None)},
         "model": {"model": (flags.Model, None)},
-        "text": {"text": (flags.Text, None)},
-        "docs": {"docs": (flags.Docs, None), "limit": (flags.Limit, None)},
+        "text": {"text": (flags.HeldOut if learns else flags.Text, None)},
+        "docs": {"docs": (flags.HeldOutDocs if learns else flags.Docs, None), "limit": (flags.Limit, None)},
     }
     file = {"study_file": (STUDY_FILE, None)} if probe.command == "run" else {}
     return {**file, **{name: flag for what in probe.takes for name, flag in known[what].items()}}

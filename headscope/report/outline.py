@@ -18,6 +18,7 @@ from headscope.figures.heads import small
 from headscope.figures.marks import Head
 from headscope.report.content import Chart, Content, Finding, Group, Later, Overview, Piece, Shown, Term
 from headscope.report.words import shown_at_first
+from headscope.runs.courses import courses
 from headscope.runs.run import Run
 from headscope.runs.statistics import by_length, column, statistics
 from headscope.runs.summary import longest, moved
@@ -109,8 +110,9 @@ def measuring(name: str) -> Probe | None:
 
 
 def steps(run: Run) -> dict[str, int]:
-    """The training step of each model that carries one."""
-    return {model["label"]: int(model["step"]) for model in run.manifest["models"] if model.get("step") is not None}
+    """The training step of each model that is a checkpoint of a training."""
+    course = courses(run.manifest["models"])
+    return {str(label): int(step) for label, step in zip(course["label"], course["step"], strict=True)}
 
 
 def findings(run: Run) -> dict[str, list[Finding]]:

@@ -14,12 +14,13 @@ def courses(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """The models that carry a step: rows label, training, step.
 
     A training goes by the folder that its checkpoints or adapters lie in; one that was measured in memory has none, and
-    goes by what follows " \u00b7 " in its labels, where several runs are read as one.
+    goes by what follows " \u00b7 " in its labels, where several runs are read as one. An adapter whose name tells no
+    step is one by itself, and not a point of a training.
     """
     rows = [
-        {"label": model["label"], "training": _training(model), "step": int(model["step"])}
+        {"label": model["label"], "training": training, "step": int(model["step"])}
         for model in models
-        if model.get("step") is not None
+        if model.get("step") is not None and (training := _training(model)) is not None
     ]
     return pd.DataFrame(rows, columns=["label", "training", "step"])
 
@@ -32,10 +33,12 @@ def without_steps_before(models: Sequence[Mapping[str, Any]]) -> list[str]:
     return [model["label"] for model in models if model["label"] not in before]
 
 
-def _training(model: Mapping[str, Any]) -> str:
+def _training(model: Mapping[str, Any]) -> str | None:
     adapter = re.search(r"adapter=([^,]+)", str(model["scheme"]))
     for place in (str(model["checkpoint"]), adapter[1] if adapter else ""):
         if STEP_IN_NAME.search(PurePath(place).name):
             repository, colon, _ = place.rpartition(":")
             return (PurePath(repository).name if colon else PurePath(place).parent.name) or "training"
+    if adapter:
+        return None
     return str(model["label"]).partition(" \u00b7 ")[2] or "training"

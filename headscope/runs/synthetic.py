@@ -69,7 +69,8 @@ def synthetic_run(
     sizes = Sizes(units, pairs, lengths, docs, seed)
     cells: dict[str, Mapping[str, Any]] = {}
     for number, model in enumerate(models):
-        cells[f"{model}/positions"] = _parameters(model, units, pairs, shift=-0.1 * number)
+        starts = model.startswith("yarn:")  # where learning starts from
+        cells[f"{model}/positions"] = _parameters(model, units, pairs, shift=0.0 if starts else -0.1 * number)
         for probe, rows in door.answers("sample", sizes, model, number):
             cells |= {f"{model}/{probe.name}/{cell}": tables for cell, tables in rows}
     with RunWriter.open(out, "synthetic", config) as writer:

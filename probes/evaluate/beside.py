@@ -13,8 +13,8 @@ KEPT = 1.25
 
 def of_models(heads: pd.DataFrame) -> pd.DataFrame:
     """A row a model, a column a number, called in words: the top heads of what singles heads out, the median growth
-    exponent, and the share of heads that keep the effective length that they have under the first model. Numbers that
-    only one model has are left out."""
+    exponent, and the share of heads that keep the effective length that they have under the first model, of models with
+    the same heads. Numbers that only one model has are left out."""
     known = heads.astype({"model": "str"}).groupby("model", sort=False)
     told = {
         f"{shown.title}, mean of the top {TOP} heads": known[name].apply(lambda each: each.nlargest(TOP).mean())
@@ -26,7 +26,8 @@ def of_models(heads: pd.DataFrame) -> pd.DataFrame:
     if len(heads) and (name := longest_of_all(heads)) is not None:
         wide = heads.astype({"model": "str"}).pivot(index=["layer", "head"], columns="model", values=name)
         first = str(heads["model"].iloc[0])
-        change = wide.div(wide[first], axis=0)
+        alike = wide.columns[wide.notna().eq(wide[first].notna(), axis=0).all()]  # models with the same heads
+        change = wide[alike].div(wide[first], axis=0)
         shares = change.apply(lambda each: each.dropna().between(1 / KEPT, KEPT).mean()).drop(first)
         told[f"Heads that keep their effective length under {first}, share"] = shares
     numbers = pd.DataFrame(told)

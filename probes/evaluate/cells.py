@@ -45,7 +45,9 @@ class EvaluateSection:
         self._made: dict[tuple[str, int, str], dict[str, Any]] = {}
         materials.uses("lm-evaluation-harness", [version("lm_eval")])
         for task in self.tasks.values():
-            if not task.by_length:
+            if task.by_length:
+                materials.uses(f"task {task.name}", [json.dumps(task.rules, default=str)])
+            else:
                 for name, documents, rules in harness.documents(self._ready(task, max(config.lengths), None)):
                     if len(documents) < 2:
                         raise BadInput(f"task {name} has {len(documents)} documents: a standard error needs two")

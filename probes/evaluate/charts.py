@@ -22,8 +22,8 @@ def _scores(tasks: pd.DataFrame) -> Iterator[Chart]:
     yield Chart(
         figures.table(tasks),
         "A cell is the score of a model on a task, with the standard error over documents below; under the task its "
-        "metric and the length that a model may read. Deeper blue is higher within a column. Models answered the same "
-        "documents, so a difference between two is surer than their standard errors tell.",
+        "metric and the length that a model may read. Deeper blue is better within a column. Models of one tokenizer "
+        "answered the same documents, so a difference between two is surer than their standard errors tell.",
     )
     if figures.several_lengths(reported(tasks)):
         yield Chart(

@@ -1,5 +1,6 @@
 """Scores of tasks: the table models x tasks, and each task by length."""
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -28,13 +29,14 @@ def table(tasks: pd.DataFrame) -> go.Figure:
         every.astype({"model": "str"}).pivot(index="model", columns="column", values=name).loc[models, across]
         for name in ("shown", "score")
     )
-    # A column's colours run from its lowest to its highest score: metrics have their own units.
-    low, high = score.min(), score.max()
+    # A column's colours run from its worst to its best score: metrics have their own units.
+    best = score * np.where(every.groupby("column")["higher_is_better"].first()[across].eq(False), -1, 1)
+    low, high = best.min(), best.max()
     made = style.figure(TITLE, 150 + 46 * len(models))
     made.add_heatmap(
         x=across,
         y=[style.text(label) for label in models],
-        z=((score - low) / (high - low).where(high > low, 1)).to_numpy(),
+        z=((best - low) / (high - low).where(high > low, 1)).to_numpy(),
         text=shown.fillna("").to_numpy(),
         texttemplate="%{text}",
         textfont={"color": style.INK},  # the page's own ink on light and on dark: the cells are translucent

@@ -24,8 +24,9 @@ def findings(run: Run) -> Iterator[Finding]:
     rows = reported(run.tasks)
     for (task, length, metric), each in rows.groupby(["task", "context_length", "metric"], sort=False):
         told = ", ".join(f"{row.model} {row.score:.3f} ± {row.stderr:.3f}" for row in each.itertuples())
-        count = each["documents"].max()
-        yield Finding(PROBE.title, f"{task} at {length:,} tokens ({metric}, {count:,} documents): {told}.")
+        fewest, most = each["documents"].min(), each["documents"].max()
+        among = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
+        yield Finding(PROBE.title, f"{task} at {length:,} tokens ({metric}, {among} documents): {told}.")
     for (kind, length), each in means(rows).groupby(["kind", "context_length"], sort=False):
         told = ", ".join(f"{row.model} {row.score:.3f} ± {row.stderr:.3f}" for row in each.itertuples())
         yield Finding(PROBE.title, f"Mean {kind} of {each['tasks'].max()} tasks at {length:,} tokens: {told}.")

@@ -5,7 +5,6 @@ import pandas as pd
 
 PREFERRED = ("acc_norm", "acc", "match")
 """The paper reports length-normalised accuracy where the harness has it, else accuracy; RULER has one metric."""
-KEYS = ["task", "context_length", "metric", "filter"]
 
 
 def reported(tasks: pd.DataFrame) -> pd.DataFrame:
@@ -23,14 +22,16 @@ def reported(tasks: pd.DataFrame) -> pd.DataFrame:
 
 
 def means(rows: pd.DataFrame) -> pd.DataFrame:
-    """By model, metric and length, where there are several tasks of that metric: mean score over `tasks` of them.
+    """By model, kind of metric and length: mean score over the `tasks`, two or more, that each of the models has.
 
     `rows` are `reported`. The standard error is that of independent tasks.
     """
     shares = rows[rows["metric"].isin(PREFERRED)].assign(
         kind=lambda each: np.where(each["metric"] == "match", "match", "accuracy")
     )
-    groups = shares.groupby(["model", "kind", "context_length"], observed=True, sort=False)
+    alike = shares.groupby(["kind", "context_length"], observed=True, sort=False)["model"].transform("nunique")
+    have = shares.groupby(["kind", "context_length", "task"], observed=True, sort=False)["model"].transform("nunique")
+    groups = shares[have == alike].groupby(["model", "kind", "context_length"], observed=True, sort=False)
     found = groups.agg(
         score=("score", "mean"),
         stderr=("stderr", lambda each: np.sqrt((each**2).sum()) / len(each)),

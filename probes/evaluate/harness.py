@@ -1,7 +1,8 @@
 """The lm-evaluation-harness, kept at arm's length: its tasks by name or file, and their scores on an opened model.
 
 Prompts, scoring and standard errors are the harness's own, seeded as its command line seeds them, so a task scored here
-gives what `python -m lm_eval --tasks TASK --batch_size 1` gives on the same model. What the harness would fetch on its
+gives what `python -m lm_eval --tasks TASK --batch_size 1` gives on the same model with the same `max_length`, and, of a
+task made to a length, with that length among its `--metadata`. What the harness would fetch on its
 own account, it does not: telemetry is off, nltk downloads nothing, and no tokenizer is opened by name.
 """
 
@@ -10,6 +11,7 @@ import io
 import logging
 import os
 import random
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +44,7 @@ try:
 except ImportError as error:
     raise Missing(f"evaluate needs the lm-evaluation-harness ({error}); run `pip install 'headscope[eval]'`") from error
 
+log = logging.getLogger("headscope")
 TASKS = Path(shipped.__file__).parent
 RULER = TASKS / "ruler"
 PYTHON_SEED, OTHER_SEED = 0, 1234
@@ -51,10 +54,12 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class Task:
-    """A task as the harness has it in its `index`, not yet made. `by_length`: its texts are made to a length."""
+    """A task as the harness has it in its `index`, not yet made, with the `rules` that its file holds. `by_length`: its
+    texts are made to a length."""
 
     name: str
     entry: Entry
+    rules: Mapping[str, Any]
     by_length: bool
     index: Mapping[str, Entry]
 
@@ -123,12 +128,15 @@ def scores(lm: LM, tasks: Mapping[str, Any], limit: int | None, length: int | No
     _seed()
     for task in tasks.values():
         task.set_fewshot_seed(seed=OTHER_SEED)
-    try:
-        with quiet():
-            found = evaluate(lm, {"tasks": dict(tasks)}, limit=limit, log_samples=True)
-    except (ValueError, ImportError, OSError) as reason:
-        raise _failed(", ".join(tasks), reason) from reason
-    for name, results in found["results"].items():
+    for name, task in tasks.items():
+        try:
+            with quiet(), _counting_cuts() as cuts:
+                found = evaluate(lm, {"tasks": {name: task}}, limit=limit, log_samples=True)
+        except (ValueError, ImportError, OSError, AssertionError) as reason:
+            raise _failed(name, reason) from reason
+        if cuts:
+            log.warning("%s prompts of %s were too long and lost their beginning: give more --length", len(cuts), name)
+        results = found["results"][name]
         for at, value in results.items():
             metric, comma, filtered = at.partition(",")
             if not comma or metric.endswith("_stderr") or (length is not None and metric != str(length)):
@@ -151,13 +159,13 @@ def scores(lm: LM, tasks: Mapping[str, Any], limit: int | None, length: int | No
 @contextmanager
 def quiet() -> Iterator[None]:
     """The harness prints, logs, draws bars and has nltk download; here it does none of it."""
-    log = logging.getLogger("lm_eval")
-    before, start = log.level, tqdm.__init__
+    theirs = logging.getLogger("lm_eval")
+    before, start = theirs.level, tqdm.__init__
 
     def unseen(bar: Any, *arguments: Any, **named: Any) -> None:
         start(bar, *arguments, **{**named, "disable": True})
 
-    log.setLevel(logging.CRITICAL)
+    theirs.setLevel(logging.CRITICAL)
     try:
         with (
             contextlib.redirect_stdout(io.StringIO()),
@@ -166,7 +174,30 @@ def quiet() -> Iterator[None]:
         ):
             yield
     finally:
-        log.setLevel(before)
+        theirs.setLevel(before)
+
+
+@contextmanager
+def _counting_cuts() -> Iterator[list[str]]:
+    """What the harness says of prompts that it cuts from the left to make them fit."""
+    said: list[str] = []
+
+    class _Cuts(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if re.search("left", record.getMessage(), re.IGNORECASE):
+                said.append(record.getMessage())
+
+    theirs, listening = logging.getLogger(HFLM.__module__), _Cuts()
+    before = theirs.level
+    theirs.setLevel(logging.WARNING)
+    theirs.addHandler(listening)
+    theirs.propagate = False
+    try:
+        yield said
+    finally:
+        theirs.propagate = True
+        theirs.removeHandler(listening)
+        theirs.setLevel(before)
 
 
 def _named(spec: str, index: Mapping[str, Entry]) -> Iterator[Task]:
@@ -180,7 +211,7 @@ def _named(spec: str, index: Mapping[str, Entry]) -> Iterator[Task]:
             yield from _named(member, index)
     else:
         metrics = rules.get("metric_list") or []
-        yield Task(entry.name, entry, any(str(each.get("metric")).isdigit() for each in metrics), index)
+        yield Task(entry.name, entry, rules, any(str(each.get("metric")).isdigit() for each in metrics), index)
 
 
 def _is_file(spec: str) -> bool:

@@ -6,6 +6,7 @@ adapters/step-NNNN.safetensors in the run, and measures the loss by position on 
 """
 
 import json
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,7 +24,7 @@ from headscope.positions.attach import resolve
 from headscope.positions.model import Model
 from headscope.runs.arrow import Rows
 from headscope.sections.adapt.config import Adapt
-from headscope.sections.adapt.learning import Learner, frozen, wsd
+from headscope.sections.adapt.learning import Learner, frozen, tell_of_warmup, wsd
 from headscope.sections.adapt.samples import Slices
 from headscope.sections.adapt.validation import held_out_loss
 from headscope.sections.adapt.variants import VARIANTS
@@ -32,6 +33,8 @@ from headscope.studies.digests import of_adapter
 from headscope.studies.making import peak_bytes
 from headscope.studies.materials import Materials
 from headscope.studies.watching import look
+
+log = logging.getLogger("headscope")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class AdaptSection:
         materials.uses("training texts", (part for name, ids in learned for part in (name, ids)))
         for phase in self.config.phases:
             self.slices.check(phase.length)
+        tell_of_warmup(config.steps, config.warmup)
 
     def cells(self) -> list[Cell]:
         keep, steps = self.config.keep, self.config.steps
@@ -170,6 +174,10 @@ class AdaptSection:
                 raise BadInput(
                     f"adapter '{file}' was learned on {each.name}, which is held out here: give other --text"
                 )
+        if len(_digests(adarope)) < len(_trained_on(adarope)):
+            log.warning(
+                "adapter %s tells names alone of what it learned from: see that no held-out text is among it", file
+            )
         adarope.metadata["before"] = {"sha256": adarope.sha256, **adarope.metadata}
         return adarope
 

@@ -1,16 +1,17 @@
 """What the paper says of learned AdaRoPE, claim by claim, against a run: holds, differs, or cannot be told.
 
-Reads a run that measured a checkpoint under its own positions, YaRN, YaRN without its factor and a learned adapter.
-Thresholds are ours and stand in each claim's text.
+Reads a run that measured a checkpoint under its own positions, YaRN, YaRN without its factor and learned adapters.
+Thresholds are ours.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from headscope.report.claims import Claim
+from headscope.runs.courses import without_steps_before
 from headscope.runs.means import interval
 from headscope.runs.run import Run
 from headscope.runs.statistics import column
@@ -19,7 +20,7 @@ from headscope.runs.summary import longest
 
 @dataclass(frozen=True)
 class Cast:
-    """Labels of the run's models by the part they play; None where the run has none."""
+    """Labels of the run's models by the part they play for a learned one; None where the run has none."""
 
     base: str
     yarn: str | None
@@ -27,32 +28,46 @@ class Cast:
     learned: str
 
     @classmethod
-    def of(cls, run: Run) -> "Cast | None":
-        """Who plays what, told by the schemes; None without a base model and one learned on it."""
-        every = run.manifest["models"]
-        adapted = {model["checkpoint"] for model in every if str(model["scheme"]).startswith("adarope:")}
-        schemes = {model["label"]: str(model["scheme"]) for model in every if model["checkpoint"] in adapted}
+    def each(cls, run: Run) -> "Iterator[Cast]":
+        """One for every learned model whose checkpoint was measured under its own positions, too; of the adapters that
+        a training kept, the last. YaRN is the one that learning started from, told by its frequencies."""
+        last = without_steps_before(run.manifest["models"])
+        for model in run.manifest["models"]:
+            learned = model["label"]
+            if learned not in last or not str(model["scheme"]).startswith("adarope:"):
+                continue
+            schemes = {
+                other["label"]: str(other["scheme"])
+                for other in run.manifest["models"]
+                if other["checkpoint"] == model["checkpoint"]
+            }
+            bases = [label for label, scheme in schemes.items() if scheme.startswith("base")]
+            starts = {label: scheme for label, scheme in schemes.items() if scheme.startswith("yarn:")}
+            starts = {label: scheme for label, scheme in starts.items() if _starts(run, learned, label)}
+            yarn = next((label for label, scheme in starts.items() if "attention_factor" not in scheme), None)
+            unscaled = next((label for label, scheme in starts.items() if "attention_factor=1" in scheme), None)
+            if bases:
+                yield cls(bases[0], yarn, unscaled, learned)
 
-        def first(*starts: str, without: str = "\0") -> str | None:
-            fitting = (
-                label for label, scheme in schemes.items() if scheme.startswith(starts) and without not in scheme
-            )
-            return next(fitting, None)
 
-        base, learned = first("base"), first("adarope:")
-        unscaled = next((n for n, s in schemes.items() if s.startswith("yarn:") and "attention_factor=1" in s), None)
-        return cls(base, first("yarn:", without="attention_factor"), unscaled, learned) if base and learned else None
+def _starts(run: Run, learned: str, other: str) -> bool:
+    """Whether learning started from the other model's frequencies."""
+    by_model = run.positions.groupby("model", observed=True)
+    start, there = by_model.get_group(learned)["log_theta_init"], by_model.get_group(other)["log_theta"]
+    return len(start) == len(there) and np.allclose(start, there, atol=1e-4)
 
 
 def claims(run: Run) -> Iterator[Claim]:
-    """The claims that the run's tables can speak to; none without a base model and a learned one."""
-    cast = Cast.of(run)
-    if cast is None:
-        return
+    """The claims that the run's tables can speak to, of each learned model; none without a base model."""
+    for cast in Cast.each(run):
+        for claim in _of(run, cast):
+            yield replace(claim, model=cast.learned, found=f"{cast.learned}: {claim.found}")
+
+
+def _of(run: Run, cast: Cast) -> Iterator[Claim]:
     if "nll" in run.tables and cast.yarn is not None:
         yield from _loss(run, cast.learned, cast.yarn)
-    if "positions" in run.tables:
-        yield from _frequencies(run.positions[run.positions["model"] == cast.learned])
+    yield from _frequencies(run.positions[run.positions["model"] == cast.learned])
     heads = run.heads
     if "tau" in heads:
         start = heads.loc[heads["model"] == cast.yarn, "tau"].median() if cast.yarn else None
@@ -87,7 +102,7 @@ def _frequencies(positions: pd.DataFrame) -> Iterator[Claim]:
     yield Claim(
         "Frequencies change mostly in the low-frequency pairs",
         "holds" if share > 2 / 3 else "differs" if share < 1 / 3 else "cannot be told",
-        f"The slower half of the pairs holds {share:.0%} of the squared change of ln theta against YaRN "
+        f"The slower half of the pairs holds {share:.0%} of the squared change of ln theta since the start "
         f"(rms {np.sqrt((slow**2).mean()):.3f} against {np.sqrt((fast**2).mean()):.3f})",
     )
     by_layer = change.groupby(finite["layer"]).mean()

@@ -11,6 +11,8 @@ from headscope.studies.config import Options
 Variant = Literal["full", "no-freq", "no-scale", "shared-freq", "fixed-log", "learned-base"]
 Strategy = Literal["adarope", "yarn-lora", "joint", "adarope-lora", "adarope-joint"]
 
+LORA = ("lora_rate", "lora_rank", "lora_alpha")
+
 
 class Phase(Options):
     """Steps of a training that have one length and batch."""
@@ -87,9 +89,16 @@ class Adapt(Options):
             raise ValueError(f"strategy {self.strategy} takes no adapter to start from")
         if self.adapter is not None and self.start is not None:
             raise ValueError("an adapter says itself what it starts from: give start or adapter")
+        if self.strategy in ("yarn-lora", "adarope-lora") and self.variant != "full":
+            raise ValueError(f"strategy {self.strategy} learns no positions: leave variant {self.variant} out")
+        if self.strategy == "adarope" and (of_no_use := [name for name in LORA if self._changed(name)]):
+            raise ValueError(f"strategy adarope learns no LoRA: leave {of_no_use[0]} out, or give another strategy")
         if self.adapter is not None and self.variant == "fixed-log":
             raise ValueError("variant fixed-log sets every scale anew and takes no adapter to go on from")
         return self
+
+    def _changed(self, name: str) -> bool:
+        return bool(getattr(self, name) != Adapt.model_fields[name].default)
 
     @property
     def steps(self) -> int:

@@ -17,7 +17,7 @@ def findings(run: Run) -> Iterator[Finding]:
 def next_steps(run: Run) -> Iterator[str]:
     """Commands that measure the last adapter, and all of them."""
     adapters = run.path / "adapters"
-    files = sorted(adapters.glob("*.safetensors"))
+    files = sorted(adapters.glob("step-*.safetensors"), key=lambda file: int(file.stem.removeprefix("step-")))
     if files:
         checkpoint = run.manifest["models"][0]["spec"]
         measured = f"--model base={checkpoint} --model adarope={checkpoint}@adarope:adapter={files[-1]}"

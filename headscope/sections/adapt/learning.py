@@ -4,6 +4,7 @@ Memory is bounded by a sequence: the loss runs in chunks of positions, sequences
 ones recompute their activations. Knows models and tensors; what is learned from and kept is the affair of `adapt`.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from headscope.positions import attached
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 
+log = logging.getLogger("headscope")
 BETAS = (0.8, 0.95)
 EPSILON = 1e-8
 DECAYING, LOWEST = 0.1, 0.1
@@ -29,6 +31,13 @@ def wsd(step: int, steps: int, warmup: int) -> float:
     decay = max(1, round(DECAYING * steps))
     falling = max(0, step + 1 - (steps - decay)) / decay
     return min(1.0, (step + 1) / max(1, warmup)) * (1 - (1 - LOWEST) * falling)
+
+
+def tell_of_warmup(steps: int, warmup: int) -> None:
+    """Say so where a training ends before its rates are what was asked for."""
+    if steps <= warmup:
+        highest = max(wsd(step, steps, warmup) for step in range(steps))
+        log.warning("Of the %s steps none has the full rates, at most %.0f %%: give --warmup", steps, 100 * highest)
 
 
 class Learner:

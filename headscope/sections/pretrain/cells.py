@@ -24,7 +24,7 @@ from headscope.positions.attach import attached
 from headscope.positions.model import load
 from headscope.positions.schedule import Fixed
 from headscope.runs.arrow import Rows
-from headscope.sections.adapt.learning import wsd
+from headscope.sections.adapt.learning import tell_of_warmup, wsd
 from headscope.sections.adapt.samples import Slices, without
 from headscope.sections.adapt.validation import held_out_loss
 from headscope.sections.pretrain import models
@@ -59,6 +59,7 @@ class PretrainSection:
         self.held_out_texts = self._held_out()
         materials.uses("held-out texts", _content(self.held_out_texts))
         materials.uses("training texts", _content(self._learned()))
+        tell_of_warmup(config.steps, config.warmup)
 
     def _held_out(self) -> list[Document]:
         """The first of the study's texts, in their seeded order, that are long enough whatever the vocabulary."""
