@@ -184,7 +184,7 @@ STUDIES = [
     ("models: Input should be keys with values, found ['a']", "models: [a]\nmeasure: {}"),
     ("models: give at least one model to measure", "models: {}\nmeasure: {}"),
     ("models.a: Input should be a valid string, found 3", "models: {a: 3}\nmeasure: {}"),
-    ("models.a: Input should be a valid string, found None", "models: {a: }\nmeasure: {}"),
+    ("models.a: Input should be a valid string, found None", "models:\n  a:\nmeasure: {}"),
     ("models.a: Input should be a valid string, found {'b': 1}", "models: {a: {b: 1}}\nmeasure: {}"),
     ("1: Keys should be strings, found 1", "1: 2\nmeasure: {}"),
     ("key 'seed' stands twice, in lines 1 and 3; keep one", "seed: 1\nmeasure: {}\nseed: 2"),

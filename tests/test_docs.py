@@ -13,7 +13,8 @@ import yaml
 from headscope import door, reference
 from headscope.cli import Commands, app
 from headscope.runs.schema import all_tables
-from headscope.studies.config import build_study
+from headscope.sections.adapt import paper
+from headscope.studies.config import build_study, read_study
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -88,6 +89,12 @@ def test_the_readme_has_the_two_set_up_commands_of_the_makefile():
     for target in ("demo", "test"):
         assert f"    make {target} " in README
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+def test_the_page_on_the_paper_ends_with_the_notes_and_names_the_study_that_made_it():
+    page = paper.PAGE.read_text(encoding="utf-8")
+    assert page.endswith(paper.NOTES.read_text(encoding="utf-8"))
+    assert all(spec in page for spec in read_study(ROOT / "headscope/studies/paper.yaml", {}).models.values())
 
 
 # What can be run is run --------------------------------------------------------------------------------------------
