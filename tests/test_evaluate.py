@@ -367,6 +367,7 @@ def test_the_table_holds_every_model_and_task_with_its_standard_error() -> None:
     assert [at.split("<br>")[0] for at in heat.x] == ["arc_easy", "boolq", "ruler_vt", "ruler_vt", "mean of 2"]
     assert heat.text[0][0] == "0.600<br>±0.040"
     assert heat.text[1][2] == ""
+    assert figures.by_length(TASKS).layout.xaxis.ticktext == ("2,048", "4,096")
     lines = figures.by_length(TASKS).data
     assert [list(line.x) for line in lines] == [[2048, 4096], []]
     assert figures.table(TASKS.iloc[:0]).layout.annotations[0].text == "no rows to show"

@@ -37,6 +37,14 @@ def log_axis(values: npt.ArrayLike, sparse: bool = False) -> dict[str, Any]:
     return {"type": "log", **log_ticks(values, sparse)}
 
 
+def length_axis(lengths: npt.ArrayLike) -> dict[str, Any]:
+    """Axis settings for a log axis over measured lengths: each of a few is a tick."""
+    measured = np.unique(np.asarray(lengths, dtype=np.float64))
+    if len(measured) > 5:
+        return log_axis(measured)
+    return {"type": "log", "tickvals": measured.tolist(), "ticktext": [readable(length) for length in measured]}
+
+
 def log_bar(values: npt.ArrayLike) -> dict[str, Any]:
     """Colour bar settings for colours that are the log10 of `values`."""
     ticks = log_ticks(values)

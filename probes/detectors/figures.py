@@ -67,6 +67,6 @@ def by_length(rows: pd.DataFrame, model: str, layer: int, head: int) -> go.Figur
         look = style.Look(name, colour, style.DASHES[at % len(style.DASHES)], style.SYMBOLS[at])
         if len(mine):
             style.band(made, mine[["mean", "low", "high"]], look, "%{x:,} tokens: %{y:.3f}")
-    made.update_xaxes(title_text="context length (tokens)", **axes.log_axis(means["context_length"]))
+    made.update_xaxes(title_text="context length (tokens)", **axes.length_axis(means["context_length"]))
     made.update_yaxes(title_text="mean weight", range=[0, 1])
     return style.room_for_legend(made)

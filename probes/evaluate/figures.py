@@ -78,7 +78,7 @@ def by_length(tasks: pd.DataFrame) -> go.Figure:
                 hovertemplate=f"%{{x:,}} tokens: %{{y:.3f}}<extra>{look.name}</extra>",
                 **style.place(at, names),
             )
-    made.update_xaxes(**axes.log_axis(rows["context_length"]))
+    made.update_xaxes(**axes.length_axis(rows["context_length"]))
     made.update_yaxes(rangemode="tozero")
     style.outer_titles(made, len(names), "length (tokens)", "score")
     return made

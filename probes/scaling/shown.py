@@ -78,7 +78,7 @@ def convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
             marker={"symbol": look.symbol, "size": 6},
             hovertemplate=f"L = %{{x:,}}: %{{y:.3f}} times the target<extra>{look.name}</extra>",
         )
-    made.update_xaxes(title_text="length L (tokens)", **axes.log_axis(mine["context_length"]))
+    made.update_xaxes(title_text="length L (tokens)", **axes.length_axis(mine["context_length"]))
     made.update_yaxes(title_text="ESS / target", rangemode="tozero")
     return style.room_for_legend(made)
 
