@@ -1,4 +1,4 @@
-"""A run in a notebook: it shows itself without a server or another host, and the notebook in docs does what it says."""
+"""A run in a notebook shows itself without a server or another host, and the example notebook does what it says."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from headscope.report.content import Chart
 from headscope.runs.run import Run, concatenate
 from headscope.runs.synthetic import synthetic_run
 
-NOTEBOOK = Path(__file__).parents[1] / "docs" / "from-checkpoint-to-figure.ipynb"
+NOTEBOOK = Path(__file__).parents[1] / "headscope" / "examples" / "from-checkpoint-to-figure.ipynb"
 HOSTILE = '<b title="x">&amp;</b>'
 
 

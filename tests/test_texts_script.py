@@ -1,25 +1,9 @@
 """The script that writes the texts of trainings: what it makes of HTML and of Perl's documentation."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
-import pytest
-
-FILE = Path(__file__).parents[1] / "docs" / "texts.py"
+from headscope.studies import packaged_texts as texts
 
 
-@pytest.fixture(scope="module")
-def texts() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("texts_script", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_of_html_the_text_is_left_a_line_a_block(texts: ModuleType) -> None:
+def test_of_html_the_text_is_left_a_line_a_block() -> None:
     page = (
         "<html><head><title>T</title></head><BODY class=x><!-- no -->\n<h1>Of <i>cats</i></h1>"
         "<script>if (a < b) { }</script><p>1 &lt; 2<br/>and more</p><ul><li>one<li>two</ul></BODY></html>"
@@ -27,10 +11,10 @@ def test_of_html_the_text_is_left_a_line_a_block(texts: ModuleType) -> None:
     assert texts.from_html(page) == "Of cats\n\n1 < 2\nand more\n\none\ntwo\n"
 
 
-def test_of_pod_the_text_is_left_without_commands_and_marks(texts: ModuleType) -> None:
+def test_of_pod_the_text_is_left_without_commands_and_marks() -> None:
     page = "=head1 NAME\n\nperl - see L<perlrun> and C<< -w >>\n\n=over 4\n\n=item B<-e>\n\n=back\n\n=cut\n"
     assert texts.from_pod(page) == "NAME\n\nperl - see perlrun and -w\n\n4\n\n-e\n"
 
 
-def test_tidy_text_has_no_loose_ends(texts: ModuleType) -> None:
+def test_tidy_text_has_no_loose_ends() -> None:
     assert texts.tidy("\n a \t\n\n\n\nb  \n\n") == "a\n\nb\n"

