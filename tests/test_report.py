@@ -322,9 +322,10 @@ def shown_by(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_terminal_shows_models_overviews_and_findings(
-    install: Callable[..., None], fresh: Run, capsys: pytest.CaptureFixture[str]
+    install: Callable[..., None], fresh: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(PROBE)
+    monkeypatch.setenv("COLUMNS", "200")
     terminal.summarise(fresh)
     told = " ".join(shown_by(capsys).split())
     assert "growth exponent" in told
@@ -335,6 +336,27 @@ def test_the_terminal_shows_models_overviews_and_findings(
     assert capsys.readouterr().err.splitlines()[-1] == "headscope: far [red]away"
     terminal.advise(fresh)
     assert shown_by(capsys).splitlines() == [f"Next: headscope report {fresh.path}", f"Leave: foreign {fresh.path}"]
+
+
+@pytest.mark.parametrize("count", [4, 40])
+def test_models_side_by_side_fit_80_columns_and_lose_no_number(
+    count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statistic a line; a model a line where there are many."""
+    monkeypatch.setenv("COLUMNS", "80")
+    labels = [f"model-{at:02}" for at in range(count)]
+    made = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3)
+    terminal.summarise(made)
+    table = shown_by(capsys).partition("What heads read")[0].splitlines()[1:]
+    assert "…" not in "".join(table)
+    assert max(map(len, table)) <= 80
+    assert len([line for line in table if line.startswith(" model-")]) == (count if count > 5 else 0)
+    nll = (
+        made.nll.assign(sum=made.nll["nll"] * made.nll["tokens"])
+        .groupby("model", observed=True)[["sum", "tokens"]]
+        .sum()
+    )
+    assert all(f"{loss:.3f}" in "".join(table) for loss in nll["sum"] / nll["tokens"])
 
 
 def test_a_run_as_data_holds_what_probes_tell(install: Callable[..., None], run: Run) -> None:

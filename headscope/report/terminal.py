@@ -79,11 +79,13 @@ def as_data(run: Run, summary: bool = True) -> dict[str, Any]:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
-    """Print records as a table; their keys are the headings, the first column is never wrapped."""
+    """Print records as a table; their keys are the headings. Nothing is cut off; names in the first column, which has a
+    heading then, are not wrapped either."""
     table = Table(box=None, header_style="bold", title=Text(title) if title else None, title_justify="left")
     for position, name in enumerate(rows[0]):
         first = position == 0
-        table.add_column(Text(name.replace("_", " ")), justify="left" if first else "right", no_wrap=first)
+        heading = Text(name.replace("_", " "))
+        table.add_column(heading, justify="left" if first else "right", no_wrap=first and bool(name), overflow="fold")
     for row in rows:
         table.add_row(*(Text(_shown(value)) for value in row.values()))
     Console().print(table)
@@ -96,9 +98,15 @@ def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _side_by_side(frame: pd.DataFrame) -> list[dict[str, str]]:
-    """One row a statistic and one column a model; an interval goes behind its value."""
+    """One row a statistic and one column a model, or the other way round where there are more models than statistics;
+    an interval goes behind its value."""
     by_model = {row["model"]: row for row in frame.to_dict("records")}
     told = [name for name in wording.values(frame) if name != "model"]
+    if len(by_model) > len(told) > 0:
+        return [
+            {"model": model, **{wording.heading(name): wording.cell(row, name) for name in told}}
+            for model, row in by_model.items()
+        ]
     return [
         {"": wording.heading(name), **{model: wording.cell(row, name) for model, row in by_model.items()}}
         for name in told
