@@ -57,6 +57,12 @@ def test_boxes_hold_minimum_quartiles_maximum_and_mean_over_heads(run: Run) -> N
     assert [box.name for box in boxes] == ["base", "yarn", "adarope"]
 
 
+def test_a_colour_bar_of_few_layers_has_whole_ones(run: Run) -> None:
+    assert compare.against(run.heads, "ess2_1024", "base").layout.coloraxis.colorbar.dtick == 1
+    deep = run.heads.assign(layer=run.heads["layer"] * 10)
+    assert compare.against(deep, "ess2_1024", "base").layout.coloraxis.colorbar.dtick is None
+
+
 def test_scatter_against_the_base_has_a_panel_per_method_and_equal_axes(run: Run) -> None:
     figure = compare.against(run.heads, "ess2_1024", "base")
     points = [trace for trace in figure.data if trace.mode == "markers"]

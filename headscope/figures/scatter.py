@@ -42,5 +42,7 @@ def diagonal(made: go.Figure, ends: Sequence[float], **place: int) -> None:
 
 def coloured(made: go.Figure, top: int = 46) -> go.Figure:
     """Add the colour bar of the layers; `top` is the margin in px that the title needs."""
-    made.update_layout(coloraxis={"colorscale": style.SEQUENTIAL, "colorbar": {"title": {"text": "layer"}}})
+    deepest = max((max(dots.marker.color, default=0) for dots in made.data if dots.marker.coloraxis), default=0)
+    bar = {"title": {"text": "layer"}, "dtick": 1 if deepest < 8 else None}  # no half layers
+    made.update_layout(coloraxis={"colorscale": style.SEQUENTIAL, "colorbar": bar})
     return style.of_heads(style.top(made, top))
