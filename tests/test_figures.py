@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import t
 
 from headscope.bins import middle
-from headscope.figures import axes, compare, heads, layers, lengths, loss, ranks, rotary, style
+from headscope.figures import axes, compare, heads, layers, lengths, loss, marks, ranks, rotary, style
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 
@@ -308,3 +308,16 @@ def test_figures_import_neither_torch_nor_transformers() -> None:
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
+
+
+def test_picked_heads_are_framed_in_every_matrix_and_leave_its_axes_alone(run: Run) -> None:
+    picked = {(0, 5), (3, 0)}  # at the ends of both axes
+    for figure, panels in ((heads.matrix(run.heads, "cov", "base"), 1), (heads.small(run.heads, "cov"), 3)):
+        marks.mark(figure, picked)
+        frames = [trace for trace in figure.data if trace.type == "scatter"]
+        assert len({frame.xaxis or "x" for frame in frames}) == panels
+        for frame in frames:
+            assert {*zip(frame.y, frame.x, strict=True)} == picked
+            axis = (frame.xaxis or "x").removeprefix("x")
+            assert figure.layout[f"xaxis{axis}"].range == (-0.5, 5.5)
+            assert figure.layout[f"yaxis{axis}"].range == (-0.5, 3.5)
