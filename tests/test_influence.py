@@ -14,7 +14,7 @@ from adapters import noisy
 from torch import Tensor
 
 import headscope as hs
-from headscope.errors import BadInput, Interrupted
+from headscope.errors import BadInput, Interrupted, UnsupportedModel
 from headscope.passes.interventions import groups
 from headscope.passes.replay import Replay, Streams
 from headscope.positions import AdaRoPE, resolve
@@ -171,6 +171,8 @@ def test_damping_leaves_small_second_order_terms_and_bounds_large_ones() -> None
     assert rows["delta_nll"].iloc[0] == pytest.approx(first[0] + added[0], rel=1e-6)
     assert rows["delta_nll"].iloc[2] < first[2] + scale
     assert len(with_damped(frames[0])) == 4, "without a second order nothing is added"
+    still = [frame.assign(delta_nll=0.0) for frame in frames]
+    assert (with_damped(pd.concat(still))["delta_nll"] == 0).all(), "what moves nothing has no influence"
 
 
 def test_verify_evaluates_the_top_of_the_screen_and_random_others_exactly(
@@ -275,6 +277,21 @@ def test_a_model_without_adapter_is_refused_but_can_be_ablated(tmp_path: Path) -
             told = refused(model.with_scheme(scheme), tmp_path / "runs", unit=unit)
             assert "model 'learned' has no adapter, so there is no joint to reset" in told
     assert len(swept(model, tmp_path / "fine", components=["z-zero"], method="screen", curve=False).influence)
+
+
+def test_a_model_that_lends_keys_is_refused(tmp_path: Path) -> None:
+    """A layer that is run again would lend the keys of a changed pass to the next."""
+    options = families.OTHERS["gemma3n"].options | {"num_kv_shared_layers": 2}
+    model = hs.load(families.build("gemma3n_text", options))
+    with pytest.raises(UnsupportedModel, match="its last layers attend by keys of earlier ones"):
+        swept(model, tmp_path, components=["z-zero"], method="screen", curve=False)
+
+
+def test_a_reset_to_base_is_refused_where_the_frequencies_of_base_change(tmp_path: Path) -> None:
+    model = hs.load(families.DYNAMIC["llama-dynamic"]())
+    own = model.with_scheme(f"adarope:adapter={noisy(model, 0.1).save(tmp_path / 'adapter.safetensors')}")
+    with pytest.raises(UnsupportedModel, match="where joint cannot be reset to base: give shorter --lengths, or reset"):
+        swept(own, tmp_path / "runs", targets=["base"], lengths=[model.rotation.until + 8])
 
 
 def test_target_base_is_refused_where_the_adapter_started_from_base(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from naive_writes import expected
+from peft import LoraConfig, get_peft_model
 from test_needle import ask, contents, fill, planted, words
 
 import headscope as hs
@@ -138,6 +139,13 @@ def test_a_scheme_or_a_model_whose_logits_are_no_sum_is_refused(place: Path) -> 
     module.config.final_logit_softcapping = 3.0
     with pytest.raises(UnsupportedModel, match="its logits are not linear"):
         ask(place, hs.load(module, tokenizer=words()), write=True, needles=1, seeds=1)
+    config = LoraConfig(r=8, lora_alpha=64, target_modules=["o_proj"], init_lora_weights=False)
+    tuned = get_peft_model(families.MEASURABLE["llama-gqa"](), config).eval()
+    with pytest.raises(UnsupportedModel, match="projects heads by more than its weight"):
+        ask(place, hs.load(tuned, tokenizer=words()), write=True, needles=1, seeds=1)
+    options = families.OTHERS["gemma3n"].options
+    with pytest.raises(UnsupportedModel, match="do not hand on one stream"):
+        ask(place, hs.load(families.build("gemma3n_text", options), tokenizer=words()), write=True, needles=1, seeds=1)
 
 
 # Single trials ----------------------------------------------------------------------------------------------------
@@ -358,6 +366,7 @@ def test_indirect_needles_share_no_word_of_content_with_their_questions() -> Non
         ({"knockout": [0]}, "knockout 0 silences no head"),
         ({"knockout": [1], "needles": 1}, "give at least 2 needles"),
         ({"rank": "write"}, "add write: true"),
+        ({"depths": [0.5, 0.50001]}, "depths lie at least 0.0001 apart"),
         ({"mode": "wu", "kind": "both"}, "mode wu counts copies of literal needles alone"),
         ({"mode": "wu", "write": True}, "mode wu counts copies of literal needles alone"),
         ({"file": "x", "kind": "both"}, "leave it out where there is a file"),

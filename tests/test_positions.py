@@ -556,6 +556,25 @@ def check_generation(model: Model, scheme: str | AdaRoPE, prompts: list[Tensor])
             assert difference(together[n], alone[0]) <= 1e-3
 
 
+@pytest.mark.parametrize("family", ["llama-gqa", "gemma3"])
+@pytest.mark.parametrize("left", [True, False])
+def test_temperatures_of_a_padded_batch_do_not_count_padding(family: str, left: bool, tmp_path: Path) -> None:
+    """Without position ids transformers counts padding, too; what it does to rotation no weight sees."""
+    model, alone, pads = tiny(family), IDS[1, :12], 7
+    grown = AdaRoPE.untrained(model, resolve(model, "base"), reference_length=4)
+    with torch.no_grad():
+        grown.gamma.fill_(1.0)
+    spec = f"adarope:adapter={grown.save(tmp_path / 'x.safetensors')}"
+    sides = (pads, 0) if left else (0, pads)
+    batch, mask = (torch.nn.functional.pad(t, sides)[None] for t in (alone, torch.ones_like(alone)))
+    real = slice(pads, None) if left else slice(len(alone))
+    for scheme in ("logn:length=4", spec, f"{spec},length=sequence"):
+        with attached(model, scheme), torch.no_grad():
+            expected = model.module(alone[None], use_cache=False).logits
+            found = model.module(batch, attention_mask=mask, use_cache=False).logits[:, real]
+        assert difference(found, expected) <= 1e-3, scheme
+
+
 def generate(model: Model, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     steps: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     out = model.module.generate(ids, attention_mask=mask, output_logits=True, return_dict_in_generate=True, **steps)
@@ -705,6 +724,10 @@ def test_a_file_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
         AdaRoPE.load(path, model)
     save_file({"xi": torch.zeros(4, 4, 8)}, path, {"headscope": '{"format": "headscope-adarope/1"}'})
     with pytest.raises(BadInput, match="lacks gamma, gamma_init, rotary_factor"):
+        AdaRoPE.load(path, model)
+    whole = learned(model)
+    save_file({**whole.state_dict(), "bias": torch.zeros(1)}, path, {"headscope": '{"format": "headscope-adarope/1"}'})
+    with pytest.raises(BadInput, match="holds bias, which no adapter has"):
         AdaRoPE.load(path, model)
     with pytest.raises(Missing, match="no adapter at"):
         AdaRoPE.load(tmp_path / "none.safetensors", model)

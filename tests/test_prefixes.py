@@ -186,6 +186,47 @@ def test_a_model_in_training_mode_is_read_without_dropout_and_left_in_it() -> No
     assert all(map(torch.equal, found[1], expected[1]))
 
 
+def test_an_interrupted_reader_answers_the_next_prompt_by_its_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, order = model(), prompts()
+    expected = answered(small(opened), order[1])[0]
+    reader = small(opened)
+    answered(reader, order[0])
+    step, calls = reader._step, iter(range(100))
+
+    def interrupted(ids: np.ndarray) -> torch.Tensor:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return step(ids)
+
+    monkeypatch.setattr(reader, "_step", interrupted)
+    other = np.concatenate([order[0][::-1], order[0]])
+    with pytest.raises(KeyboardInterrupt):
+        answered(reader, other)
+    assert answered(reader, order[1])[0] == expected
+
+
+@pytest.mark.parametrize("name", ["gemma3n_text", "gemma4_text"])
+def test_a_model_that_lends_keys_answers_as_it_does_alone(name: str) -> None:
+    shapes = {"head_dim": 16, "global_head_dim": 16, "layer_types": families.ALTERNATING, "sliding_window": 8}
+    shapes |= {"vocab_size_per_layer_input": families.VOCAB, "hidden_size_per_layer_input": 16}
+    options = families.OTHERS["gemma3n"].options if name == "gemma3n_text" else shapes
+    opened = hs.load(families.build(name, {**options, "num_kv_shared_layers": 2}))
+    prompt = prompts()[0]
+    ids = torch.from_numpy(prompt.astype(np.int64))[None]
+    own = opened.module.generate(ids, max_new_tokens=STEPS, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert small(opened).answer(prompt, lambda _: None, STEPS, lambda token: False) == own[0, len(prompt) :].tolist()
+
+
+def test_parts_that_were_not_training_are_left_so() -> None:
+    opened = hs.load(families.MEASURABLE["llama-gqa"]())
+    opened.module.train()
+    opened.attention[0].eval()
+    answered(small(opened), prompts()[0])
+    assert opened.module.training
+    assert opened.attention[1].training
+    assert not opened.attention[0].training
+
+
 @pytest.mark.model
 def test_smollm2_continues_in_blocks_as_it_does_in_one_pass(smollm2: Model, tokens: torch.Tensor) -> None:
     prompt = tokens[0, :300].numpy().astype(np.int32)

@@ -210,16 +210,29 @@ def test_theta_is_that_of_the_measured_length_whatever_ran_before(name: str) -> 
     model = load(families.DYNAMIC[name]())
     rotary, until = model.rotation.modules[0], model.rotation.until
     assert until == model.geometry.native_context
-    seen = {}
+    short, seen = rotary.inv_freq.clone(), {}
     for length in (until + 40, until // 2, until, until + 40):
         ids = torch.randint(3, families.VOCAB, (length,), generator=torch.Generator().manual_seed(1))
         found = measure_tokens(model, ids, ["pairs", "attention"], 16)
         theta = torch.as_tensor(found["pairs"]["theta"]).view(families.LAYERS, families.HEADS, -1)
-        torch.testing.assert_close(theta[0, 0, : model.geometry.pairs], rotary.inv_freq, rtol=1e-6, atol=0)
+        assert torch.equal(rotary.inv_freq, short), "measuring left the frequencies of its text"
+        other = load(families.DYNAMIC[name]())
+        with torch.no_grad():
+            other.module(ids[None])
+        own = other.rotation.modules[0].inv_freq
+        torch.testing.assert_close(theta[0, 0, : model.geometry.pairs], own, rtol=1e-6, atol=0)
         assert largest(theta - theta[0, 0]) == 0
         again = seen.setdefault(length, found["attention"]["ess2"])
         assert (again == found["attention"]["ess2"]).all()
         assert torch.equal(theta[0, 0, : model.geometry.pairs], model.rotation.theta[0]) == (length <= until)
+
+
+@pytest.mark.parametrize("name", families.DYNAMIC)
+def test_partial_rotation_of_changing_frequencies_is_refused_and_none_is_not(name: str) -> None:
+    model = load(families.DYNAMIC[name]())
+    with pytest.raises(UnsupportedModel, match=r"cannot put prope on .* are others in a text of more than"):
+        resolve(model, "prope:keep=0.5")
+    assert not resolve(model, "nope").theta(0).any()
 
 
 @pytest.mark.parametrize("name", families.DYNAMIC)

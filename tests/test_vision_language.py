@@ -85,3 +85,15 @@ def test_the_text_part_of_a_vision_language_checkpoint_is_eager_attention_s(kind
         products = each.scaling * torch.einsum("hqd,hkd->hqk", each.q, each.k.repeat_interleave(2, 0))
         ours = products.masked_fill(torch.ones(40, 40).triu(1).bool(), -torch.inf).softmax(-1)
         torch.testing.assert_close(ours, weights[0], atol=1e-5, rtol=1e-4)
+
+
+def test_each_part_attends_as_before_when_a_capture_ends() -> None:
+    options = MODELS["llava"] | {"text_config": TEXT | MODELS["llava"]["text_config"]}
+    module = AutoModelForImageTextToText.from_config(AutoConfig.for_model("llava", **options)).eval()
+    module.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    parts = (module.config.text_config, module.config.vision_config)
+    before = [part._attn_implementation for part in parts]
+    assert before == ["eager", "sdpa"]
+    with hs.capturing(hs.load(module)), torch.no_grad():
+        module(input_ids=torch.arange(3, 43)[None])
+    assert [part._attn_implementation for part in parts] == before

@@ -162,5 +162,5 @@ def test_an_interrupted_window_study_resumes_to_the_same_bytes(tmp_path: Path, m
 
 
 def test_a_width_beyond_the_sequence_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"window: widths lie between 1 and 2 c - 2 = 22, found \[30\]"):
+    with pytest.raises(BadInput, match=r"window: widths lie between 1 and 2 c - 3 = 21, found \[30\]"):
         build_study({"window": {"center": 12, "widths": [30]}})

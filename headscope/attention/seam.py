@@ -88,13 +88,16 @@ def engaged(model: PreTrainedModel) -> AbstractContextManager[None]:
 
 @contextmanager
 def attending(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Let the model attend by one of transformers' implementations; the previous one returns on exit."""
-    previous = model.config._attn_implementation
+    """Let the model attend by one of transformers' implementations; the previous one of each part returns on exit."""
+    configs = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
+    previous = [config._attn_implementation for config in configs]
     model.set_attn_implementation(implementation)
     try:
         yield
     finally:
-        model.set_attn_implementation(previous)
+        model.set_attn_implementation(previous[0])
+        for config, own in zip(configs, previous, strict=True):  # a whole hands its own on to its parts
+            config._attn_implementation = own
 
 
 def editing(module: nn.Module, edit: LayerEdit) -> AbstractContextManager[None]:
@@ -161,8 +164,10 @@ def attention(
         )
     taps = _taps.get(module) or _Taps()
     positions = seen.positions(query.shape[2], key.shape[2], query.device) if position_ids is None else position_ids
+    # Positions that are given may count padding, which nobody sees.
+    counted = positions if seen.roles is None else seen.positions(query.shape[2], key.shape[2], query.device)
     for edit in taps.edits:
-        query, key, value = edit(query, key, value, positions)
+        query, key, value = edit(query, key, value, counted)
 
     def tell(sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor | None, first_key: int) -> None:
         if lse is not None:

@@ -9,11 +9,12 @@ from torch import nn
 
 @contextmanager
 def inference(module: nn.Module) -> Iterator[None]:
-    """Run the module without dropout or gradients; leaving restores its mode."""
-    was_training = module.training
+    """Run the module without dropout or gradients; leaving restores the mode of each of its parts."""
+    training = [part for part in module.modules() if part.training]
     module.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        module.train(was_training)
+        for part in training:
+            part.training = True

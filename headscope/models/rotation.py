@@ -187,6 +187,23 @@ def _entries(tables: tuple[Tensor, ...]) -> tuple[int, Table]:
     return entries, "single"
 
 
+@contextmanager
+def unmoved(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Leaving restores the frequencies that the modules hold: some keep those of the longest text that they turned."""
+    before = [
+        (module, name, value, value.clone() if isinstance(value, Tensor) else value)
+        for module in modules
+        for name, value in [*module.named_buffers(recurse=False), *vars(module).items()]
+        if name.endswith(("inv_freq", "max_seq_len_cached"))
+    ]
+    try:
+        yield
+    finally:
+        for module, name, value, kept in before:
+            # Some put others in its place, some write into it.
+            setattr(module, name, value.copy_(kept) if isinstance(value, Tensor) else kept)
+
+
 def tables(positions: Tensor, theta: Tensor, factor: float, table: Table, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """cos and sin for positions [B, L] and theta [1|G, P]: [B, L, entries], or [B, G, L, entries] where groups differ.
 

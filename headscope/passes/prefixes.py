@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from headscope.attention import seam
 from headscope.models.checkpoint import evaluating
 from headscope.passes.capture import capturing
+from headscope.passes.replay import lends_keys
 from headscope.passes.sound import refuse_not_finite, refuse_unknown
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -65,6 +66,7 @@ class PrefixReader:
         """Cache all blocks of the prompt but the last, which is returned."""
         kept = shared_tokens(self._blocks, prompt, self.block)
         self._cache.crop(kept - self._cache.get_seq_length())
+        self._blocks = prompt[:kept]  # whatever interrupts what follows
         last = last_block(len(prompt), self.block)
         for start in range(kept, last, self.block):
             self._step(prompt[start : start + self.block])
@@ -78,7 +80,9 @@ class PrefixReader:
         refuse_unknown(self.model, tensor)
         tensor = tensor.to(self.model.device)
         cache = {"past_key_values": self._cache, "use_cache": True} if self.shares else {"use_cache": False}
-        logits: Tensor = self.model.module(tensor, logits_to_keep=1, **cache).logits
+        # Of a model that lends keys, Gemma 4 would cut its mask down to the logits that are kept.
+        last = {} if lends_keys(self.model) else {"logits_to_keep": 1}
+        logits: Tensor = self.model.module(tensor, **last, **cache).logits
         refuse_not_finite(self.model, tensor, logits[0, -1])
         return logits[0, -1]
 

@@ -192,11 +192,20 @@ class Replay:
 
 
 def attention_layers(model: Opened) -> list[nn.Module]:
-    """The decoder layers of a model all of which attend. Raises UnsupportedModel for others."""
+    """The decoder layers of a model all of which attend by keys of their own. Raises UnsupportedModel for others."""
     layers = decoder_layers(model)
     if len(layers) != len(model.attention):
         raise UnsupportedModel(f"cannot resume {model.name} from a layer: its decoder layers are not one list")
+    if lends_keys(model):
+        raise UnsupportedModel(
+            f"cannot resume {model.name} from a layer: its last layers attend by keys of earlier ones"
+        )
     return layers
+
+
+def lends_keys(model: Opened) -> bool:
+    """Whether layers of the model attend by the keys and values that another layer made."""
+    return bool(getattr(model.module.config.get_text_config(), "num_kv_shared_layers", 0))
 
 
 @contextmanager

@@ -135,6 +135,8 @@ def _survey(model: Model, layers: Layers, ids: Tensor) -> Stream:
     by_module = {call.module: call for call in calls}
     found = []
     for layer in stack:
+        if layer not in by_module:
+            raise NotASum("its decoder layers do not hand on one stream")
         index = next((n for n, module in enumerate(model.attention) if module in set(layer.modules())), None)
         inside = [call for call in calls if call.module in set(layer.children()) and not _takes(call, call)]
         ends = [c for n, c in enumerate(inside) if not any(_takes(d, c) for d in inside[n + 1 :])]
@@ -193,7 +195,11 @@ def _heads(
         if call is None or matrix is None or not call.given or call.given[0][0].shape != z.shape:
             continue
         if torch.equal(call.given[0][0], z) and (returned is None or _same(call.returned, returned, z.dtype)):
-            return Heads(index, matrix, getattr(module, "bias", None), norm, factor)
+            bias = getattr(module, "bias", None)
+            own = z.float() @ matrix.float().T + (0 if bias is None else bias.float())
+            if not _same(own, call.returned[0].float(), z.dtype):  # as where a LoRA adds to it
+                raise NotASum(f"its {type(module).__name__} projects heads by more than its weight")
+            return Heads(index, matrix, bias, norm, factor)
     raise NotASum("its attention changes what heads put out before, or after, it is projected")
 
 

@@ -180,6 +180,8 @@ class AdaRoPE(nn.Module):
         lacking = expected.keys() - tensors.keys()
         if lacking:
             raise BadInput(f"adapter '{path}' lacks {', '.join(sorted(lacking))}: it is damaged, so learn it again")
+        if others := sorted(tensors.keys() - expected.keys()):
+            raise BadInput(f"adapter '{path}' holds {', '.join(others)}, which no adapter has: is it another's?")
         for name, shape in expected.items():
             if tuple(tensors[name].shape) != shape:
                 raise BadInput(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from headscope.attention import seam
 from headscope.errors import UnsupportedModel
 from headscope.models.bridge import delegated
-from headscope.models.rotation import Turn, intercepted, rope_kinds, tables
+from headscope.models.rotation import Turn, intercepted, rope_kinds, tables, unmoved
 from headscope.positions import lora
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
@@ -115,6 +115,7 @@ def _steady(model: Model, until: int) -> Iterator[None]:
     with ExitStack() as stack:
         for module in model.rotation.modules:
             stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        stack.enter_context(unmoved(model.rotation.modules))
         yield
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from headscope.models.checkpoint import Opened
-from headscope.models.rotation import tables
+from headscope.models.rotation import tables, unmoved
 from headscope.positions.schedule import Fixed, refusal, refuse_without_rotation
 
 PLAIN = ("default", "proportional")
@@ -87,12 +87,12 @@ def own_at(checkpoint: Opened, length: int) -> Fixed:
     turning = checkpoint.geometry.rotates
     kinds = dict.fromkeys(kind for kind, turns in zip(rotation.layer_types, turning, strict=True) if turns)
     by_kind = {kind: _computed(checkpoint, kind, _own_parameters(checkpoint, kind), length) for kind in kinds}
+    last = torch.tensor([[length - 1]], device=checkpoint.device)
+    nothing = torch.zeros(1, 1, 1, device=checkpoint.device)
     for module in rotation.modules:
         for kind, (theta, factor) in by_kind.items():
-            last = torch.tensor([[length - 1]], device=checkpoint.device)
-            made = module(
-                torch.zeros(1, 1, 1, device=checkpoint.device), last, **({"layer_type": kind} if kind else {})
-            )
+            with unmoved([module]):
+                made = module(nothing, last, **({"layer_type": kind} if kind else {}))
             made = made if isinstance(made, tuple) else (made,)
             expected = tables(last, theta[None], factor, rotation.table, made[0].dtype)
             if not all(torch.allclose(*both, atol=2e-2) for both in zip(made, expected, strict=True)):

@@ -151,6 +151,8 @@ class PRoPE:
 
     def schedule(self, checkpoint: Opened) -> Schedule:
         refuse_without_rotation(checkpoint, "prope")
+        if self.keep and (until := checkpoint.rotation.until) is not None:
+            raise refusal(checkpoint, "prope", f"its own frequencies are others in a text of more than {until} tokens")
         own = Fixed.own(checkpoint)
         kept = torch.arange(checkpoint.geometry.pairs) < round(self.keep * checkpoint.geometry.pairs)
         shared = {id(theta): theta * kept for theta in own.thetas}

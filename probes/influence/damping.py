@@ -28,5 +28,6 @@ def with_damped(influence: pd.DataFrame) -> pd.DataFrame:
     known = first.loc[added.index]
     sweep = [name for name in unit if name not in ("layer", "kv_group", "head")]
     scale = REACH * known["delta_nll"].abs().groupby(level=sweep, observed=True).transform("mean")
-    damped = known.assign(method="damped", delta_nll=known["delta_nll"] + added / (1 + added.abs() / scale))
+    size = (added.abs() / scale).fillna(0)  # 0 / 0 where nothing in the sweep moves
+    damped = known.assign(method="damped", delta_nll=known["delta_nll"] + added / (1 + size))
     return pd.concat([rows, damped.reset_index()], ignore_index=True)

@@ -144,7 +144,7 @@ def plan(label: str, model: Model, config: Influence, edits: Mapping[str, Edit] 
             interventions |= {(name, NO_TARGET): intervention for name, intervention in knocked}
             continue
         for target in config.targets:
-            then = _target(label, model, schedule, component, target)
+            then = _target(label, model, schedule, component, target, max(config.lengths))
             interventions[component, target] = Reset(cast(Component, component), schedule, then, model.geometry)
     if not interventions:
         raise BadInput("influence: nothing to do to the units; give components")
@@ -180,7 +180,7 @@ def _named(label: str, model: Model, name: str, told: Sequence[str]) -> list[Uni
     return found
 
 
-def _target(label: str, model: Model, schedule: Schedule, component: str, target: str) -> Schedule:
+def _target(label: str, model: Model, schedule: Schedule, component: str, target: str, longest: int) -> Schedule:
     """What the parameters of the model go back to."""
     if not isinstance(schedule, AdaRoPE):
         raise BadInput(
@@ -190,6 +190,7 @@ def _target(label: str, model: Model, schedule: Schedule, component: str, target
     initial, own = schedule.initial(), Fixed.own(model)
     if target == "init":
         return initial
+    _refuse_changing(label, model, longest, f"{component} cannot be reset to base", "reset it to init (--target init)")
     layers = range(model.geometry.layers)
     moved = any(
         not torch.equal(initial.theta(n), own.theta(n).expand_as(initial.theta(n)).to(initial.xi)) for n in layers
@@ -202,16 +203,25 @@ def _target(label: str, model: Model, schedule: Schedule, component: str, target
     return own
 
 
+def _refuse_changing(label: str, model: Model, longest: int, what: str, instead: str) -> None:
+    """Refuse what takes the checkpoint's own frequencies for those of every text."""
+    until = model.rotation.until
+    if until is not None and longest > until:
+        raise UnsupportedModel(
+            f"model '{label}' turns by other frequencies in a text of more than {until} tokens, where {what}: "
+            f"give shorter --lengths, or {instead}"
+        )
+
+
 def _knocked_out(label: str, model: Model, component: str, longest: int) -> Iterator[tuple[str, Intervention]]:
     """The knock-outs that a component stands for, by name."""
     geometry, rotation, schedule = model.geometry, model.rotation, model.schedule
     if not geometry.pairs:
         raise UnsupportedModel(f"cannot knock out pairs of model '{label}': {rotation.why}, so it has none")
     still, theta = component.startswith("pairs-still"), rotation.theta.numpy()
-    if still and not schedule.rotates and rotation.until is not None and longest > rotation.until:
-        raise UnsupportedModel(
-            f"model '{label}' turns by other frequencies in a text of more than {rotation.until} tokens, where "
-            f"{component} cannot turn it back: give shorter --lengths, or put a scheme on it (@yarn:factor=4)"
+    if still and not schedule.rotates:
+        _refuse_changing(
+            label, model, longest, f"{component} cannot turn it back", "put a scheme on it (@yarn:factor=4)"
         )
     try:
         for name, pairs in bands.expanded(component, theta, geometry.native_context):

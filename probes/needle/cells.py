@@ -63,6 +63,8 @@ class NeedleSection:
         self.needles = read_needles(config.file, config.needles, config.kind)
         if config.mode == "wu" and (other := [needle.name for needle in self.needles if needle.indirect]):
             raise BadInput(f"needle '{other[0]}' has a cue, and mode wu counts copies of literal ones: use mode strict")
+        if config.knockout and len(self.needles) < HALVES:
+            raise BadInput("knockout ranks heads by one half of the needles and asks for the other: give two needles")
         materials.uses("needles", (text for needle in self.needles for text in astuple(needle)))
         self._grounds: dict[int, tuple[list[Haystack], list[Prompter]]] = {}
         self._reader: tuple[str, PrefixReader] | None = None

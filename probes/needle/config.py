@@ -59,6 +59,8 @@ class NeedleGrid(Options):
             raise ValueError(f"depths {self.depths} asks for that many depths; give at most {MOST_DEPTHS}, or a list")
         if wrong := [depth for depth in self.grid_depths if not 0 <= depth <= 1]:
             raise ValueError(f"depth {wrong[0]:g} lies outside 0 (start of the haystack) to 1 (its end)")
+        if len({f"{depth:.4f}" for depth in self.grid_depths}) < len(self.grid_depths):
+            raise ValueError("depths lie at least 0.0001 apart")
         if min(self.grid_lengths) < 1:
             raise ValueError(f"context length {min(self.grid_lengths)} is too short")
         return self

@@ -18,7 +18,8 @@ class Window(Options):
 
     @model_validator(mode="after")
     def _widths_fit(self) -> "Window":
-        wrong = [width for width in self.widths if not 1 <= width < 2 * self.center - 1]
+        wrong = [width for width in self.widths if not 1 <= width < 2 * self.center - 2]
         if wrong or not self.widths:
-            raise ValueError(f"widths lie between 1 and 2 c - 2 = {2 * self.center - 2}, found {wrong or 'none'}")
+            most = 2 * self.center - 3  # one distance at least lies outside
+            raise ValueError(f"widths lie between 1 and 2 c - 3 = {most}, found {wrong or 'none'}")
         return self
