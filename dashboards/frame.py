@@ -12,6 +12,7 @@ from dashboards.pages import Page, checkpoints, compare, head, heads, overview, 
 from dashboards.tray import tray
 from dashboards.view import FILTERS, TABLE, Query, View, described, linked
 from headscope.errors import BadInput
+from headscope.report import outline
 from headscope.report.content import Content
 from headscope.report.words import shown_at_first
 from headscope.runs.run import Run
@@ -91,10 +92,7 @@ def _filtered(run: Run, view: View) -> str:
 
 def left_out(page: Page, run: Run, view: View) -> list[str]:
     """What of the runs the page does not show, though nobody asked it not to."""
-    told = [
-        f"{rows:,} rows of table {name} are not shown: another of these runs has rows of the same key."
-        for name, rows in run.dropped.items()
-    ]
+    told = outline.not_shown(run)
     if "models" in page.controls(run) and len(run.models) > len(view.models) == len(shown_at_first(run)):
         told.append(f"{len(view.models)} of {len(run.models)} models are drawn: {', '.join(view.models)}.")
     return told

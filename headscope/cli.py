@@ -247,9 +247,9 @@ def main() -> None:
 
 def _write_report(paths: list[Path], out: Path) -> None:
     from headscope.report import write
-    from headscope.runs.run import Run
+    from headscope.runs.run import opened
 
-    written = write([Run.open(path) for path in paths], out)
+    written = write(opened(paths), out)
     print(f"Report: {written}")
 
 

@@ -57,6 +57,27 @@ def test_the_loss_is_judged_against_yarn_in_every_bin(order: tuple[str, str], ve
     assert f"{-0.05 if below else 0.05:+.3f} nats/token" in first.found
 
 
+def test_nothing_is_said_of_what_was_not_measured_of_both(tmp_path: Path) -> None:
+    """As where the learned model is here for its influence alone, or read other texts."""
+    said = {claim.said for claim in claims(synthetic_run(tmp_path, models=("base", YARN, LEARNED)))}
+    lengths = {text for text in said if "ESS" in text or "does not extend" in text}
+    loss = {text for text in said if "better than YaRN" in text}
+    assert lengths
+    assert loss
+    for label in (LEARNED, YARN):
+        run = synthetic_run(tmp_path / label, models=("base", YARN, LEARNED))
+        run._frames["attention"] = run.attention[run.attention["model"] != label]
+        run._frames["nll"] = run.nll[run.nll["model"] != label]
+        found = {claim.said: claim for claim in claims(run)}
+        assert not found.keys() & loss
+        assert bool(found.keys() & lengths) == (label == YARN)
+        assert not any("nan" in found[said].found for said in found.keys() & lengths)
+    run = synthetic_run(tmp_path / "texts", models=("base", YARN, LEARNED))
+    nll = run.nll.astype({"doc": "str"})
+    run._frames["nll"] = nll.assign(doc=nll["doc"].where(nll["model"] != LEARNED, "another"))
+    assert not {claim.said for claim in claims(run)} & loss
+
+
 def test_the_verdicts_follow_the_parameters(tmp_path: Path) -> None:
     """Synthetic parameters: tau from 1 to 1.05, gamma from 0 up, change of frequency grows with the pair."""
     run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))

@@ -166,6 +166,7 @@ def test_a_flag_says_the_same_as_the_study_file() -> None:
         ({"a": []}, "needs a name and heads"),
         ("L1H2", "needs a name and heads"),
         ({}, "heads"),
+        ("a=L1H1;a=L2H2", "the set 'a' is given twice"),
     ],
 )
 def test_what_names_no_head_is_refused_by_name(heads: Any, why: str) -> None:

@@ -21,7 +21,7 @@ from headscope.errors import BadInput, HeadscopeError, Interrupted, Missing
 from headscope.measures.reads import NEAR, Reads, stratified, top_keys
 from headscope.positions.model import Model
 from headscope.report import outline
-from headscope.runs.run import Run
+from headscope.runs.run import Run, concatenate
 from headscope.runs.statistics import number
 from headscope.runs.synthetic import synthetic_run
 from headscope.runs.validate import validate
@@ -367,6 +367,19 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         headscope.reads(str(place / "tiny"), out=tmp_path / "runs", quiet=True, **options)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_two_prompts_read_as_one_are_each_shown_in_their_own_words(place: Path) -> None:
+    told = ["w1 w2 w3 w4", "w5 w6 w7 w8"]
+    made = [
+        headscope.reads(str(place / "tiny"), prompt=p, out=place / "two", quiet=True, seed=n)
+        for n, p in enumerate(told)
+    ]
+    run = concatenate(made)
+    assert run.dropped == {}
+    for label, prompt in zip(run.models, told, strict=True):
+        assert "".join(found.text(run, label, "prompt").pieces).split() == prompt.split()
+    assert not found.same_tokens(run, "prompt", *run.models)
 
 
 def test_a_prompt_file_that_is_no_text_is_one_line(place: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from headscope import door, report
 from headscope.errors import BadInput, CannotWrite
 from headscope.report import html, outline, terminal
 from headscope.report.wording import cell, heading
-from headscope.runs.run import Run
+from headscope.runs.run import Run, concatenate
 from headscope.runs.statistics import number
 from headscope.runs.synthetic import synthetic_run
 from headscope.sections.measure import findings as measuring
@@ -336,6 +336,16 @@ def test_the_terminal_shows_models_overviews_and_findings(
     assert capsys.readouterr().err.splitlines()[-1] == "headscope: far [red]away"
     terminal.advise(fresh)
     assert shown_by(capsys).splitlines() == [f"Next: headscope report {fresh.path}", f"Leave: foreign {fresh.path}"]
+
+
+def test_models_with_other_heads_are_not_compared_head_by_head(tmp_path: Path) -> None:
+    small, large = (
+        synthetic_run(tmp_path / label, models=(label,), layers=layers)
+        for label, layers in (("small", 2), ("large", 4))
+    )
+    told = sentences(concatenate([small, large]))
+    assert "Change against the first model" not in told
+    assert not any("ranks its heads as" in text for text in told["Needle in a haystack"])
 
 
 @pytest.mark.parametrize("count", [4, 40])

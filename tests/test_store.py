@@ -18,7 +18,7 @@ from headscope.runs import writer
 from headscope.runs.arrow import to_arrow
 from headscope.runs.columns import FORMAT_VERSION
 from headscope.runs.joining import join
-from headscope.runs.run import Run, concatenate, runs
+from headscope.runs.run import Run, concatenate, opened, runs
 from headscope.runs.schema import all_tables
 from headscope.runs.synthetic import manifest, synthetic_run
 from headscope.runs.validate import validate
@@ -476,6 +476,16 @@ def test_a_label_that_two_runs_measured_is_two_models(tmp_path):
     assert joined.parts == [first, second]
     assert len(joined.heads) == 4 * 24
     assert joined.dropped == {}
+
+
+def test_runs_of_one_name_in_two_folders_are_two_models_and_one_run_named_twice_is_refused(tmp_path):
+    made = [synthetic_run(tmp_path / name, models=("base",), seed=seed) for seed, name in enumerate("ab")]
+    same = [Run.open(run.path.rename(run.path.with_name("r"))) for run in made]
+    joined = concatenate(same)
+    assert joined.models == ["base · r (1)", "base · r (2)"]
+    assert len(joined.heads) == 2 * 24
+    with pytest.raises(BadInput, match="is named twice: name each once"):
+        opened([same[0].path, same[0].path / ".." / "r"])
 
 
 def test_runs_that_measured_different_things_of_one_model_are_read_as_one_model(tmp_path):

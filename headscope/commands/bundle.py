@@ -133,8 +133,8 @@ def _write(runs: tuple[Path, ...], draft: Path, addresses: "Addresses") -> "tupl
 def _sheets(runs: tuple[Path, ...]) -> "Sheets":
     """The sheets of these runs read as one, every table checked; opened once in each process."""
     from headscope.commands.sheets import Sheets
-    from headscope.runs.run import Run, concatenate
+    from headscope.runs.run import concatenate, opened
 
-    run = concatenate([Run.open(path) for path in runs])
+    run = concatenate(opened(runs))
     run.check()
     return Sheets(run)

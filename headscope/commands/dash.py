@@ -19,7 +19,7 @@ def dash(
     directory: Annotated[
         Path,
         typer.Argument(
-            metavar="[RUNS_DIR|RUN]",
+            metavar="RUNS_DIR|RUN",
             show_default="the shipped example",
             help="Directory that holds runs, or the one of them to begin with.",
         ),

@@ -17,7 +17,7 @@ from headscope.door import Probe
 from headscope.errors import BadInput
 
 STUDY_FILE = Annotated[
-    Path | None, typer.Argument(metavar="[STUDY.yaml]", help="Study file; its sections all land in one run.")
+    Path | None, typer.Argument(metavar="STUDY.yaml", help="Study file; its sections all land in one run.")
 ]
 ENGINE = {
     "engine": flags.Engine,

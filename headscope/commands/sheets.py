@@ -15,7 +15,7 @@ from flask import Flask
 
 from dashboards import frame
 from dashboards.library import Library
-from dashboards.pages import Page, head, overview, runs
+from dashboards.pages import Page, checkpoints, head, overview, runs
 from dashboards.pages.probe import ProbePage, has_tables
 from dashboards.view import described, place_of
 from headscope.errors import BadRun
@@ -168,6 +168,8 @@ def _shows(page: Page, run: Run) -> bool:
         return has_tables(page.probe, run)
     if page is head:
         return len(run.heads) > 0
+    if page is checkpoints and any(outline.charts_on(outline.shown(run), checkpoints.PATH).values()):
+        return True
     return page is not runs and (page is overview or bool(page.controls(run)))
 
 

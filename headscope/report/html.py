@@ -91,6 +91,7 @@ def render(runs: Sequence[Run]) -> str:
         documents=_distinct(run, "doc"),
         terms=outline.glossary(run),
         findings=outline.findings(run),
+        not_shown=outline.not_shown(run),
         side_by_side=wording.table("Medians over heads, and loss; intervals in brackets", summary.models(run)),
         chapters=chapters,
         heads=_chosen_heads(shown),

@@ -247,3 +247,11 @@ def _asked(probe: Probe, kind: Kind, *arguments: object) -> Any:
     """What that part of one probe answers, None without one; iterators as lists. Raises BrokenProbe where it fails."""
     ask = door.part(probe, kind)
     return None if ask is None else door.call(probe, kind, ask, *arguments)
+
+
+def not_shown(run: Run) -> list[str]:
+    """What of the runs that are read as one is not shown, a sentence a table."""
+    return [
+        f"{rows:,} rows of table {name} are not shown: another of these runs has rows of the same key."
+        for name, rows in run.dropped.items()
+    ]

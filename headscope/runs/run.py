@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from headscope.errors import BadRun
+from headscope.errors import BadInput, BadRun
 from headscope.runs import summary
 from headscope.runs.schema import POSITIONS, SCALES, all_tables
 from headscope.runs.stored import Stored
@@ -120,15 +120,23 @@ def concatenate(runs: Sequence[Run]) -> Run:
     return runs[0] if len(runs) == 1 else JoinedRun(runs)
 
 
+def opened(folders: Sequence[Path]) -> list[Run]:
+    """The runs that lie there, to be read as one. Raises BadInput for one that is named twice."""
+    places = [folder.resolve() for folder in folders]
+    if twice := [folder for folder, place in zip(folders, places, strict=True) if places.count(place) > 1]:
+        raise BadInput(f"run '{twice[0]}' is named twice: name each once")
+    return [Run.open(folder) for folder in folders]
+
+
 def short_names(names: Sequence[str]) -> list[str]:
-    """Runs as briefly as tells them apart: their slug, with the time, with the hash, or all of it."""
+    """Runs as briefly as tells them apart: their slug, with the time, with the hash, or all of it, numbered at need."""
     told = [re.fullmatch(r"\d{4}(\d\d)(\d\d)T(\d\d)(\d\d)\d\dZ-(.+)-([0-9a-f]{8})", name) for name in names]
     if all(told):
         for brief in (r"\5", r"\5 \1-\2 \3:\4", r"\5 \6"):
             short = [each.expand(brief) for each in told if each]
             if len({*short}) == len(short):
                 return short
-    return list(names)
+    return [f"{name} ({at})" if names.count(name) > 1 else name for at, name in enumerate(names, 1)]
 
 
 def _labels(runs: Sequence[Run]) -> list[dict[str, str]]:

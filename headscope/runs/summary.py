@@ -83,9 +83,10 @@ def beside(heads: pd.DataFrame, name: str, model: str, baseline: str | None = No
 
 
 def moved(heads: pd.DataFrame, name: str, label: str) -> pd.Series:
-    """ln ratio of a statistic, `label` over the first model, by (layer, head)."""
+    """ln ratio of a statistic, `label` over the first model, by (layer, head); empty for models with other heads."""
     wide = heads.set_index(["layer", "head"])
     first = wide.loc[wide["model"] == heads["model"].iloc[0], name].astype("float64")
     second = wide.loc[wide["model"] == label, name].astype("float64")
-    ratio: pd.Series = np.log(second / first).dropna()
+    alike = len(first) == len(second) == len(first.index.union(second.index))
+    ratio: pd.Series = np.log(second / first).dropna() if alike else first.iloc[:0]
     return ratio

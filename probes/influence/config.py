@@ -56,6 +56,9 @@ class Influence(Options):
         if not isinstance(value, str):
             return value
         named = [each.partition("=") for each in value.split(";") if each.strip()]
+        names = [name.strip() for name, _, _ in named]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"the set '{twice[0]}' is given twice")
         return {name.strip(): [head.strip() for head in heads.split(",") if head.strip()] for name, _, heads in named}
 
     @field_validator("heads")

@@ -176,7 +176,12 @@ def between_models(heads: pd.DataFrame) -> pd.DataFrame:
     scores = heads.dropna(subset=["retrieval"]).pivot(index=["layer", "head"], columns="model", values="retrieval")
     first, *others = [label for label in heads["model"].unique() if label in scores] or [None]
     pairs = ((first, other, scores[[first, other]].dropna()) for other in others)
-    rows = [(first, other, *_agreement(both)) for first, other, both in pairs if len(both)]
+    counts = heads.groupby("model", observed=True).size()
+    rows = [
+        (first, other, *_agreement(both))
+        for first, other, both in pairs
+        if len(both) and counts[first] == counts[other] == len(scores[[first, other]].dropna(how="all"))
+    ]
     return pd.DataFrame(rows, columns=["first", "second", "spearman", "overlap"])
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,14 @@ class ReadsSection:
         for label in self.materials.labels:
             documents = self._documents(label)
             longest = len(documents[0].ids)
-            tokenizer = of_tokenizer(self.materials.tokenizer(label))[:12]
+            tokenizer = of_tokenizer(self.materials.tokenizer(label))
             for length in [longest] if self._prompt is not None else self.config.lengths:
                 for doc, document in enumerate(documents):
-                    new = length == longest and (tokenizer, doc) not in told
+                    tokens = sha256(f"{tokenizer} {document.digest}".encode()).hexdigest()[:12]
+                    new = length == longest and (tokens, doc) not in told
                     if new:
-                        told.add((tokenizer, doc))
-                    task = _Task(length, doc, tokenizer, new)
+                        told.add((tokens, doc))
+                    task = _Task(length, doc, tokens, new)
                     cells.append(Cell(f"{label}: {length} tokens, {document.name}", label, pass_cost(length), task))
         return cells
 
@@ -114,7 +116,7 @@ class ReadsSection:
                 f"the prompt holds more than {MOST_ROWS:,} tokens, too many to keep every row: give a shorter one, or "
                 "sample rows of it with --text file:PATH and --length"
             )
-        return [TokenDocument(name, ids)]
+        return [TokenDocument(name, ids, sha256(text.encode()).hexdigest())]
 
 
 def read(model: Model, ids: Tensor, rows: Tensor, most: int) -> Reads:

@@ -2,7 +2,7 @@
 
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 
-TOKENIZER = "first digits of the digest of the tokenizer whose tokens these are; models share one or not"
+TOKENIZER = "first digits of a digest of the text and of the tokenizer whose tokens these are; models share one or not"
 QUERY = key("query", "index32", "tokens", "position i of the token that looks")
 
 PASSAGES = Table(

@@ -79,7 +79,9 @@ def _of(run: Run, cast: Cast) -> Iterator[Claim]:
 
 
 def _loss(run: Run, learned: str, yarn: str) -> Iterator[Claim]:
-    table = paired(run, learned, yarn)
+    table = paired(run, learned, yarn).dropna(subset="mean")
+    if table.empty:  # of texts that both models read
+        return
     below = table["mean"] < 0
     sure = f"{(table['high'] < 0).sum()} with a 95 % interval below 0"
     sure = sure if table["high"].notna().any() else "too few documents for intervals"
@@ -140,7 +142,11 @@ def _temperatures(heads: pd.DataFrame, start: float | None) -> Iterator[Claim]:
 def _lengths(heads: pd.DataFrame, cast: Cast) -> Iterator[Claim]:
     name = longest(heads)
     assert name is not None
-    wide = heads.pivot(index=["layer", "head"], columns="model", values=name).astype("float64")
+    wide = (
+        heads.pivot(index=["layer", "head"], columns="model", values=name).astype("float64").dropna(axis=1, how="all")
+    )
+    if not {cast.base, cast.learned} <= {*wide}:
+        return
     base = np.log(wide[cast.base])
     small, large = base <= base.quantile(1 / 3), base >= base.quantile(2 / 3)
     length = f"{column(name).length:,} tokens"
@@ -150,14 +156,14 @@ def _lengths(heads: pd.DataFrame, cast: Cast) -> Iterator[Claim]:
         near, far = float(ratio[small].median()), float(ratio[large].median())
         return near, far, f"small heads × {np.exp(near):.2f}, large heads × {np.exp(far):.2f} ({length})"
 
-    if cast.unscaled:
+    if cast.unscaled and cast.unscaled in wide:
         near, far, told = moved(cast.unscaled)
         yield Claim(
             "Without its temperature YaRN moves large-ESS heads up, at the cost of many small ones",
             "holds" if far > 0.1 and abs(near) > 0.1 else "differs",
             told + "; the paper's text and its caption tell this panel and the next the other way round",
         )
-    if cast.yarn:
+    if cast.yarn and cast.yarn in wide:
         near, far, told = moved(cast.yarn)
         verdict = "holds" if abs(near) <= 0.1 and far <= 0.1 else "differs"
         yield Claim("With its temperature YaRN keeps small heads and does not extend large ones", verdict, told)
@@ -199,6 +205,8 @@ def paired(run: Run, label: str, baseline: str) -> pd.DataFrame:
     nll = run.nll[run.nll["context_length"] == run.nll["context_length"].max()]
     nll = nll.astype({"nll": "float64", "doc": "str", "model": "str"})
     wide = nll.pivot_table(index=["model", "position"], columns="doc", values="nll")
+    if not {label, baseline} <= {*wide.index.get_level_values("model")}:
+        return pd.DataFrame(columns=["mean", "low", "high"])
     gap = wide.loc[label] - wide.loc[baseline]
     low, high = interval(gap.to_numpy(dtype=np.float64))
     return pd.DataFrame({"mean": gap.mean(axis=1), "low": low, "high": high})

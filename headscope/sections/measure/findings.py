@@ -98,9 +98,10 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     row = mine.iloc[0]
     bearing = [role for role in ROLES if holding(mine, role).any()]
     called = f"is {listed(bearing)}" if bearing else f"is none of {', '.join(ROLES)}"
+    growth = "" if np.isnan(row["growth"]) else f" (growth exponent {row['growth']:.2f})"
     yield (
-        f"In {model} it {called}: it attends in effect to {number(row[name])} of {column(name).length:,} tokens "
-        f"(growth exponent {row['growth']:.2f}), with {row['sink_mass']:.0%} of its weight on the first token and "
+        f"In {model} it {called}: it attends in effect to {number(row[name])} of {column(name).length:,} tokens"
+        f"{growth}, with {row['sink_mass']:.0%} of its weight on the first token and "
         f"{row['local_mass']:.0%} on the last 32."
     )
     beside = run.heads[run.heads["model"].isin(with_others(run, model))]
