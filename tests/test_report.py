@@ -338,6 +338,15 @@ def test_the_terminal_shows_models_overviews_and_findings(
     assert shown_by(capsys).splitlines() == [f"Next: headscope report {fresh.path}", f"Leave: foreign {fresh.path}"]
 
 
+def test_a_run_of_many_models_is_listed_in_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = synthetic_run(tmp_path, models=[f"model-{at:02}" for at in range(40)], lengths=(512,), docs=1)
+    terminal.list_run(made)
+    first, rows = shown_by(capsys).splitlines()
+    assert first.startswith(f"{made.name}  40 models, among them model-00, ")
+    assert first.endswith(", model-39")
+    assert f"attention {len(made.attention):,}" in rows
+
+
 def test_models_with_other_heads_are_not_compared_head_by_head(tmp_path: Path) -> None:
     small, large = (
         synthetic_run(tmp_path / label, models=(label,), layers=layers)

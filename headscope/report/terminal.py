@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headscope.report import outline, wording
+from headscope.report.words import few
 from headscope.runs.run import Run
 from headscope.runs.summary import models
 
@@ -58,9 +59,11 @@ def warn(run: Run) -> None:
 
 
 def list_run(run: Run) -> None:
-    """Print one run as a line of models and a line of tables."""
+    """Print one run as a line of models, few of many, and a line of tables."""
     rows = ", ".join(f"{name} {table['rows']:,}" for name, table in run.manifest["tables"].items())
-    say(bold(run.name), "  ", ", ".join(run.models), "\n    ", rows)
+    shown = few(run.models)
+    count = f"{len(run.models)} models, among them " if len(run.models) > len(shown) else ""
+    say(bold(run.name), "  ", count, ", ".join(shown), "\n    ", rows)
 
 
 def as_data(run: Run, summary: bool = True) -> dict[str, Any]:
