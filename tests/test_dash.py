@@ -23,7 +23,7 @@ from dashboards.view import FILTERS, View, place_of
 from headscope import door
 from headscope.errors import BadInput, BrokenProbe
 from headscope.report import outline
-from headscope.report.content import Chart, Content, Grid, Words
+from headscope.report.content import Chart, Content, Grid, Listing, Words
 from headscope.report.outline import measured
 from headscope.runs.run import Run, concatenate
 from headscope.runs.statistics import statistic
@@ -500,6 +500,22 @@ def test_the_findings_of_a_model_are_not_those_of_one_whose_name_begins_alike(tm
     (told,) = content.sections[""]
     assert told.sentences
     assert not any(sentence.startswith("yarn without") for sentence in told.sentences)
+
+
+def test_what_was_not_measured_of_a_model_is_not_called_none(tmp_path: Path):
+    both = synthetic_run(tmp_path / "whole", models=("base", "yarn"))
+    writer = {name: both.table(name) for name in both.tables}
+    writer["attention"] = writer["attention"][writer["attention"]["model"] != "yarn"]
+    with RunWriter.open(tmp_path, "half", {}) as stored:
+        stored.add("all", writer)
+        stored.commit(["all"], both.manifest)
+    with create(tmp_path).server.app_context():
+        sections = leads_to("/", {})[3].sections
+    listings = [part for group in sections.values() for part in group if isinstance(part, Listing)]
+    (roles,) = (part for part in listings if part.names[0] == "role")
+    cells = {row[0]: row[1:] for row in roles.rows}
+    assert cells["sink"][1] == "not measured"
+    assert "not measured" not in [row[0] for row in cells.values()]
 
 
 def test_a_run_without_models_is_shown_by_its_probes_page(tmp_path: Path):

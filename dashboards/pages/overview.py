@@ -47,7 +47,7 @@ def content(run: Run, view: View) -> Content:
 def _roles(run: Run, view: View) -> Iterator[Listing]:
     """How many heads bear each role under each model, and who leads in it, as links."""
     rows: list[list[str | Link | Links]] = []
-    for role in roles():
+    for role, declared in roles().items():
         cells: list[str | Link | Links] = []
         for model in view.models:
             mine = run.heads[run.heads["model"] == model]
@@ -55,13 +55,14 @@ def _roles(run: Run, view: View) -> Iterator[Listing]:
             places = leading(mine, role)[["layer", "head"]].itertuples(index=False, name=None)
             links = [Link(f"L{at}H{head}", view.link(f"/head/{at}.{head}", model=model)) for at, head in places]
             every = Link(f"{count} heads", linked("/heads", {**_kept(view), "model": model, "role": role}))
-            cells.append(Links([every, *links]) if count else "none")
-        if any(cell != "none" for cell in cells):
+            known = not declared.by or (declared.by in mine and mine[declared.by].notna().any())
+            cells.append(Links([every, *links]) if count else "none" if known else "not measured")
+        if any(isinstance(cell, Links) for cell in cells):
             rows.append([role, *cells])
     meanings = {role: sentence(declared.meaning) for role, declared in roles().items()}
-    yield Listing(
-        "How many heads of each model bear a role, and who leads in it", ("role", *view.models), rows, meanings
-    )
+    if rows:
+        title = "How many heads of each model bear a role, and who leads in it"
+        yield Listing(title, ("role", *view.models), rows, meanings)
 
 
 def _kept(view: View) -> Query:
