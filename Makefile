@@ -24,11 +24,11 @@ types: .venv/ready-dev
 bench: .venv/ready-dev  ## time and memory as ratios to the plain forward pass
 	$(BIN)/headscope bench
 
-paper: .venv/ready  ## measure what the paper claims, about an hour, and rewrite headscope/PAPER.md
-	$(BIN)/headscope run headscope/studies/paper.yaml --out runs --resume
-	$(BIN)/python -m headscope.sections.adapt.paper $$(ls -d runs/*-paper-* | tail -1)
+paper: .venv/ready  ## measure what the paper claims, about an hour, and rewrite docs/paper.md
+	$(BIN)/headscope run headscope/study_files/paper.yaml --out runs --resume
+	$(BIN)/python -m probes.adapt.paper $$(ls -d runs/*-paper-* | tail -1)
 
-docs: .venv/ready-dev  ## write headscope/REFERENCE.md, the tree in CONTRIBUTING.md and the table of families in README.md
+docs: .venv/ready-dev  ## write docs/reference.md, the tree in CONTRIBUTING.md and the table of families in README.md
 	$(BIN)/python -m headscope.reference CONTRIBUTING.md
 	$(BIN)/python -W ignore -m tests.zoo --write README.md
 

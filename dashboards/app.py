@@ -12,10 +12,11 @@ from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, dcc
 from flask import Flask, Response, request
 from werkzeug.serving import make_server
 
-from dashboards import frame, saving
+from dashboards import export
+from dashboards import layout as frame
 from dashboards.controls import controls
-from dashboards.drawing import drawing
-from dashboards.library import Library
+from dashboards.lazy_loading import drawing
+from dashboards.run_store import Library
 from dashboards.view import asked
 from headscope.errors import HeadscopeError
 
@@ -117,7 +118,7 @@ def _show_what_the_url_says(app: Dash) -> None:
         if not clicks:
             return no_update
         _, run, view, content = frame.leads_to(path, asked(search))
-        return dcc.send_string(saving.saved(content, run, view, f"{path}{search}"), saving.file_name(content, run))
+        return dcc.send_string(export.saved(content, run, view, f"{path}{search}"), export.file_name(content, run))
 
 
 def _let_the_browser_change_the_url(app: Dash) -> None:

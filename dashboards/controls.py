@@ -5,14 +5,14 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import html
 
-from dashboards.library import current
 from dashboards.pages import Page
+from dashboards.run_store import current
 from dashboards.view import FILTERS, View
-from headscope.report.outline import statistics_of
-from headscope.report.words import shown_at_first
+from headscope.report.assembly import run_statistics
+from headscope.report.text import default_models
+from headscope.runs.column_metadata import statistic
 from headscope.runs.roles import roles
 from headscope.runs.run import Run
-from headscope.runs.statistics import statistic
 
 LINES = [
     {"value": "leading", "label": "leading or picked heads"},
@@ -23,7 +23,7 @@ LINES = [
 def values(page: Page, run: Run, view: View) -> dict[str, Any]:
     """What each control of the page is set to in this state; a run without heads has none to set."""
     top = int(run.heads["layer"].max()) if len(run.heads) else 0
-    first = next(iter(shown_at_first(run)), None)
+    first = next(iter(default_models(run)), None)
     every = {
         "model": view.model,
         "models": list(view.models),
@@ -56,7 +56,7 @@ def controls(page: Page, run: Run, view: View) -> list[Any]:
 def _made(run: Run) -> dict[str, Any]:
     """Component and its settings by control."""
     runs = [{"value": name, "label": _label(name)} for name in current().listing()]
-    stats = [{"value": name, "label": statistic(name).label} for name in statistics_of(run)]
+    stats = [{"value": name, "label": statistic(name).label} for name in run_statistics(run)]
     called = [{"value": name, "label": f"{name}: {role.meaning}"} for name, role in roles().items()]
     top = int(run.heads["layer"].max()) if len(run.heads) else 0
     layers = {

@@ -6,21 +6,21 @@ from typing import Any
 
 from dash import html
 
-from dashboards.cards import component
+from dashboards.components import component
 from dashboards.view import View
-from headscope.report.exploring import Cell, Choice, Passage, Steps, Token
+from headscope.report.explorer_blocks import KeyLinks, LinkChoice, Passage, TextCell, Token
 
 
 @component.register
 def _passage(part: Passage, view: View, key: str) -> html.Div:
-    named = [html.Th(name, scope="col") for name in part.names] if any(part.names) else []
+    named = [html.Th(name, scope="col") for name in part.column_names] if any(part.column_names) else []
     head = [html.Thead(html.Tr(named))] if named else []
     body = html.Tbody([html.Tr([html.Td(**_cell(cell, view)) for cell in row]) for row in part.cells])
     table = html.Table([html.Caption(part.caption), *head, body])
     return html.Div(table, className="scroll passage", role="region", tabIndex=0, **{"aria-label": part.caption})
 
 
-def _cell(cell: Cell, view: View) -> dict[str, Any]:
+def _cell(cell: TextCell, view: View) -> dict[str, Any]:
     """What a cell holds. A text stands in its own direction and turns nothing beside it."""
     if isinstance(cell, str):
         return {"children": cell, "className": "told"}
@@ -38,17 +38,17 @@ def _tokens(tokens: Sequence[Token], view: View) -> Iterator[Any]:
 
 
 def _is_plain(token: Token) -> bool:
-    return not (token.shade or token.href or token.special or token.marked)
+    return not (token.shading or token.href or token.is_special or token.is_marked)
 
 
 def _token(token: Token, view: View) -> Any:
     kinds = [name for name in ("special", "marked") if getattr(token, name)]
     told: dict[str, Any] = {"className": " ".join(["token", *kinds])}
-    if token.shade:
-        told["style"] = {"--shade": f"{100 * token.shade**0.5:.1f}%"}  # a little is to be seen, too
-    if token.hint:
-        told["title"] = token.hint
-    if token.marked:
+    if token.shading:
+        told["style"] = {"--shade": f"{100 * token.shading**0.5:.1f}%"}  # a little is to be seen, too
+    if token.tooltip:
+        told["title"] = token.tooltip
+    if token.is_marked:
         told["aria-current"] = "true"
     return html.A(token.text, **told, **_leads(token.href, view)) if token.href else html.Span(token.text, **told)
 
@@ -59,11 +59,11 @@ def _leads(href: str, view: View) -> dict[str, str]:
 
 
 @component.register
-def _choice(part: Choice, view: View, key: str) -> html.Label:
+def _choice(part: LinkChoice, view: View, key: str) -> html.Label:
     """A native list, whose values are addresses."""
-    named = [html.Option("choose", value="", selected=True)] if part.at is None else []
+    named = [html.Option("choose", value="", selected=True)] if part.selected_index is None else []
     named += [
-        html.Option(link.text, value=view.leads(link.href), selected=place == part.at)
+        html.Option(link.text, value=view.leads(link.href), selected=place == part.selected_index)
         for place, link in enumerate(part.links)
     ]
     chosen = html.Select(named, **{"data-goes": "true", "aria-label": part.label})
@@ -71,7 +71,7 @@ def _choice(part: Choice, view: View, key: str) -> html.Label:
 
 
 @component.register
-def _steps(part: Steps, view: View, key: str) -> html.Div:
+def _steps(part: KeyLinks, view: View, key: str) -> html.Div:
     ways = [
         html.A(link.text, **_leads(link.href, view), **_by(taken))
         for link, taken in zip(part.links, part.keys, strict=True)

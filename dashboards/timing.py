@@ -104,7 +104,7 @@ def _click(page: Any, at: int) -> tuple[float, float]:
 def _serving(runs: Path) -> Iterator[tuple[str, float]]:
     """The app in a process of its own: its address, and when the command was given."""
     started = time.time()
-    command = [sys.executable, "-m", "headscope.cli", "dash", str(runs), "--port", "0"]
+    command = [sys.executable, "-m", "headscope.cli.app", "dash", str(runs), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         process.stdout.readline()

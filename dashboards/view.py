@@ -10,15 +10,15 @@ from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 import pandas as pd
 
-from headscope import given
+from headscope import user_input
 from headscope.errors import BadInput
-from headscope.figures.marks import Head
-from headscope.report.outline import statistics_of
-from headscope.report.words import shown_at_first
-from headscope.runs.means import HEAD_KEYS
+from headscope.plots.highlight import HeadIndex
+from headscope.report.assembly import run_statistics
+from headscope.report.text import default_models
+from headscope.runs.aggregation import HEAD_KEYS
+from headscope.runs.column_metadata import number, sentence, statistic
 from headscope.runs.roles import holding, roles
 from headscope.runs.run import Run
-from headscope.runs.statistics import number, sentence, statistic
 from headscope.runs.summary import longest, longest_of_all
 
 Query = Mapping[str, str | list[str]]
@@ -46,8 +46,8 @@ class View:
     role: str | None
     low: float | None
     high: float | None
-    picked: frozenset[Head]
-    sets: Mapping[str, frozenset[Head]]
+    picked: frozenset[HeadIndex]
+    sets: Mapping[str, frozenset[HeadIndex]]
     """Heads picked earlier, by the name that they were given."""
     lines: str
     """Which heads a rank shift draws: "leading" ones, or "changed" those that changed beyond noise."""
@@ -75,12 +75,12 @@ class View:
         if strange := [name for name in FILTERS if name in known and name not in has]:
             known = {name: value for name, value in known.items() if name not in strange}
             notes.append(f"Left out, as it is no filter of this page: {', '.join(strange)}.")
-        stats = statistics_of(run)
+        stats = run_statistics(run)
         asked = query.get("models", [])
-        drawn = [label for label in run.models if label in asked] or shown_at_first(run)
+        drawn = [label for label in run.models if label in asked] or default_models(run)
         model = one_of("model", run.models, run.models[-1] if run.models else "") or ""
         base = one_of("base", run.models, None)
-        first = next(iter(shown_at_first(run)), "")
+        first = next(iter(default_models(run)), "")
         judge = (
             model if "model" in has else (base or first) if "base" in has else drawn[0] if "models" in has else model
         )
@@ -178,14 +178,14 @@ def described(name: str) -> str:
     return f"{shown.formula}{'. ' if shown.formula else ''}{sentence(shown.meaning)}.{unit}"
 
 
-def place_of(at: str, run: Run) -> Head:
+def place_of(at: str, run: Run) -> HeadIndex:
     """The head that a path names: `3.2` is layer 3, head 2; `3.g1` the first head of key group 1 in layer 3.
 
     Raises BadInput for anything else, and for a head that the run does not have.
     """
     heads = run.heads
     try:
-        layer, number, whole = given.unit(at)
+        layer, number, whole = user_input.unit(at)
     except ValueError as error:
         raise BadInput(f"{error}: write layer.head, such as 3.2") from error
     here = heads[(heads["layer"] == layer) & (heads["kv_group" if whole else "head"] == number)]
@@ -194,13 +194,13 @@ def place_of(at: str, run: Run) -> Head:
     return layer, int(here["head"].min())
 
 
-def heads_of(told: str) -> Iterator[Head]:
+def heads_of(told: str) -> Iterator[HeadIndex]:
     """The heads of `3.2_4.0`."""
     for layer, head in re.findall(r"([0-9]{1,5})\.([0-9]{1,5})", told):
         yield int(layer), int(head)
 
 
-def _sets(told: str | list[str]) -> Iterator[tuple[str, frozenset[Head]]]:
+def _sets(told: str | list[str]) -> Iterator[tuple[str, frozenset[HeadIndex]]]:
     for each in [told] if isinstance(told, str) else told:
         name, _, places = each.rpartition(":")
         if name and (heads := frozenset(heads_of(places))):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headscope.api import study
-    from headscope.passes.capture import capturing
+    from headscope.forward.capture import capturing
     from headscope.positions.adarope import AdaRoPE
     from headscope.positions.attach import attached
     from headscope.positions.model import Model, load
@@ -29,7 +29,7 @@ _HOMES = {
     "Model": "headscope.positions.model",
     "Run": "headscope.runs.run",
     "attached": "headscope.positions.attach",
-    "capturing": "headscope.passes.capture",
+    "capturing": "headscope.forward.capture",
     "load": "headscope.positions.model",
     "study": "headscope.api",
 }
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_HOMES[name]), name)
     # `from headscope import door` asks here first, and a module of ours is no section.
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
-        from headscope.door import probes
+        from headscope.plugins import probes
 
         if name in probes():
             from headscope.api import section
@@ -50,6 +50,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from headscope.door import probes
+    from headscope.plugins import probes
 
     return [*globals(), *_HOMES, *probes()]

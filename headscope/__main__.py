@@ -1,14 +1,14 @@
 """The way in: signals are heeded from the first line, before what takes time to import."""
 
-from headscope import stopping
+from headscope import signals
 
 
 def main() -> None:
     """Entry point of the command `headscope`, and of `python -m headscope`."""
-    stopping.listen()
-    from headscope import cli
+    signals.listen()
+    from headscope.cli import app
 
-    cli.main()
+    app.main()
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from headscope import door
-from headscope.door import Probe
+from headscope import plugins
+from headscope.plugins import Probe
 from headscope.runs.run import Run
 
 SHARED: Mapping[str, Any] = {
@@ -41,8 +41,8 @@ def study(content: Path | str | Mapping[str, Any], out: Path | str = "runs", *, 
 
     Raises BadInput, Missing and the like before any work is done.
     """
-    from headscope.studies import config, runner
-    from headscope.studies.progress import for_console
+    from headscope.study import config, runner
+    from headscope.study.progress import for_console
 
     plan = config.build_study(content) if isinstance(content, Mapping) else config.read_study(content, {})
     return runner.run(plan, out, resume=resume, progress=for_console(quiet=False))
@@ -50,8 +50,8 @@ def study(content: Path | str | Mapping[str, Any], out: Path | str = "runs", *, 
 
 def section(name: str) -> Callable[..., Run]:
     """The function that runs the section `name`, with its options as keywords."""
-    probe = door.probes()[name]
-    options: type[BaseModel] = door.part(probe, "config")
+    probe = plugins.probes()[name]
+    options: type[BaseModel] = plugins.part(probe, "config")
     signature = inspect.Signature(_parameters(probe, options), return_annotation=Run)
 
     def call(*args: Any, **keywords: Any) -> Run:
@@ -66,11 +66,11 @@ def section(name: str) -> Callable[..., Run]:
 def run_section(section: str, /, model: Any = None, **keywords: Any) -> Run:
     """Run one section on one model or several, as `hs.measure` takes them; the keywords are shared ones and options."""
     from headscope.positions.model import load
-    from headscope.studies.config import build_study
-    from headscope.studies.progress import for_console
-    from headscope.studies.runner import run
+    from headscope.study.config import build_study
+    from headscope.study.progress import for_console
+    from headscope.study.runner import run
 
-    probe = door.probes()[section]
+    probe = plugins.probes()[section]
     shared = {key: keywords.pop(key, default) for key, default in SHARED.items()}
     content: dict[str, Any] = {"name": shared["name"] or section, section: keywords}
     content |= {key: shared[key] for key in ("seed", "device", "dtype", "engine")}

@@ -4,7 +4,7 @@
     trainer.add_callback(HeadscopeCallback(every=500, text="file:held/*.txt", log=trainer.log))
 
 Every 500 steps it measures the model on the same documents into one run, which grows and which `headscope dash` opens
-at any time. In a loop of one's own `headscope.studies.watching.Watch` does the same.
+at any time. In a loop of one's own `headscope.study.monitor.Watch` does the same.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from headscope.errors import BadInput
-from headscope.studies.watching import Watch
+from headscope.study.monitor import Watch
 
 
 class HeadscopeCallback(TrainerCallback):  # type: ignore[misc]

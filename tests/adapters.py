@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from headscope.passes.interventions import Component, Unit
+from headscope.forward.interventions import Component, Unit
 from headscope.positions import AdaRoPE, resolve
 from headscope.positions.model import Model
 from headscope.positions.schedule import Schedule

@@ -19,9 +19,9 @@ from playwright.sync_api import Browser, sync_playwright
 from torch import Tensor
 
 import headscope
-from headscope import door
+from headscope import plugins
 from headscope.positions.model import Model
-from headscope.studies import texts
+from headscope.prompts import texts
 
 transformers.logging.disable_progress_bar()
 
@@ -57,10 +57,10 @@ logging.getLogger("headscope").addHandler(complaints)
 def no_probe_of_ours_is_broken() -> Iterator[None]:
     """A part of a probe that fails is told of and left out, once a process: here it fails the test, and each anew."""
     yield
-    told = {*door.complaints(), *complaints.heard}  # to fixtures of wider scope, too
-    door._told.clear()
+    told = {*plugins.complaints(), *complaints.heard}  # to fixtures of wider scope, too
+    plugins._told.clear()
     complaints.heard.clear()
-    ours = tuple(f"probe '{entry.name}': " for entry in entry_points(group=door.GROUP))
+    ours = tuple(f"probe '{entry.name}': " for entry in entry_points(group=plugins.GROUP))
     assert not {line for line in told if line.startswith(ours)}
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pandas as pd
 
-from headscope.door import Probe
-from headscope.figures import style
-from headscope.report.content import Chart, Content, Finding, Group, Overview, Shown, Term, Words
+from headscope.plots import style
+from headscope.plugins import Probe
+from headscope.report.blocks import Chart, ChartGroup, Finding, Overview, PageContent, RenderContext, Term, TextBlock
 from headscope.runs.run import Run
 
 PROBE = Probe(
@@ -47,14 +47,14 @@ GLOSSARY = (
 )
 
 
-def charts(shown: Shown) -> Iterator[Group]:
-    yield Group("Foreign matters", "At home", _charts(f"At home with {shown.model}"))
-    yield Group("Foreign matters", "Abroad", _charts("Abroad"), page="/compare")
+def charts(shown: RenderContext) -> Iterator[ChartGroup]:
+    yield ChartGroup("Foreign matters", "At home", _charts(f"At home with {shown.selected_model}"))
+    yield ChartGroup("Foreign matters", "Abroad", _charts("Abroad"), app_pages="/compare")
 
 
-def failing_charts(shown: Shown) -> Iterator[Group]:
-    yield Group("Late matters", "", failing(shown))
-    yield Group("Foreign matters", "At home", _charts("Later at home"))
+def failing_charts(shown: RenderContext) -> Iterator[ChartGroup]:
+    yield ChartGroup("Late matters", "", failing(shown))
+    yield ChartGroup("Foreign matters", "At home", _charts("Later at home"))
 
 
 def findings(run: Run) -> Iterator[Finding]:
@@ -79,8 +79,8 @@ def next_steps(run: Run) -> Iterator[str]:
     yield f"Leave: foreign {run.path}"
 
 
-def page(shown: Shown) -> Content:
-    return Content("My own page", shown.model, {"": [Words(["Drawn by myself."])]})
+def page(shown: RenderContext) -> PageContent:
+    return PageContent("My own page", shown.selected_model, {"": [TextBlock(["Drawn by myself."])]})
 
 
 def failing(*about: object) -> Iterator[Chart]:
@@ -89,4 +89,4 @@ def failing(*about: object) -> Iterator[Chart]:
 
 
 def _charts(title: str) -> Iterator[Chart]:
-    yield Chart(style.nothing(title, "nothing"), "A foreign caption.")
+    yield Chart(style.empty_figure(title, "nothing"), "A foreign caption.")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
 
 LENGTH = 40
 TOLERANCE = 1e-12

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from headscope.studies import texts
-from probes.needle.facts import Needle
+from headscope.prompts import texts
+from headscope.prompts.needles import Needle
 
 TIE = 1e-6
 

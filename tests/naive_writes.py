@@ -1,6 +1,6 @@
 """What heads add to logits, the slow and obvious way: from the inputs of named modules, with eager attention weights.
 
-Shares no code with `headscope.measures.writes`, nor with how a stream is seen.
+Shares no code with `headscope.measures.logit_attribution`, nor with how a stream is seen.
 """
 
 import copy

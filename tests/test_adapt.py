@@ -26,15 +26,15 @@ from headscope.models.checkpoint import evaluating
 from headscope.positions import AdaRoPE, attached, resolve
 from headscope.positions.adarope import LEARNED
 from headscope.positions.model import Model
+from headscope.prompts import texts
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
-from headscope.sections.adapt.learning import Learner, frozen, tell_of_warmup, wsd
-from headscope.sections.adapt.samples import Slices
-from headscope.sections.adapt.variants import VARIANTS
-from headscope.studies import runner as study
-from headscope.studies import texts
-from headscope.studies.batch import expand_checkpoints
-from headscope.studies.config import build_study
+from headscope.study import runner as study
+from headscope.study.checkpoint_glob import expand_checkpoints
+from headscope.study.config import build_study
+from probes.adapt.learning import Learner, frozen, tell_of_warmup, wsd
+from probes.adapt.samples import Slices
+from probes.adapt.variants import VARIANTS
 
 NATIVE, FACTOR = 48, 8
 LETTERS = "abcdefghijklmnopqrstuvwxyz ,.;:!?'\n-"
@@ -293,9 +293,9 @@ def test_a_strategy_with_lora_learns_saves_and_is_measured_like_any_model(
 
 CHILD = """
 import json, signal, sys, torch
-from headscope.sections.adapt.learning import Learner
-from headscope.studies import runner as study
-from headscope.studies.config import build_study
+from probes.adapt.learning import Learner
+from headscope.study import runner as study
+from headscope.study.config import build_study
 torch.set_num_threads(1)
 step, left = Learner.step, iter(range(9))
 

@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 import headscope as hs
-from headscope.attention import kernel, seam
+from headscope.attention import backend, kernel
 from headscope.attention.masks import Seen
 from headscope.errors import UnsupportedModel
-from headscope.models import agreement
+from headscope.models import eager_check
 
 
 def opened(module: PreTrainedModel) -> str:
@@ -35,7 +35,7 @@ def test_a_rule_that_would_be_lost_is_noticed(family: str, lost: str, monkeypatc
     hs.load(module)
     assert module.config.to_dict() == before
     complete = kernel.Rule
-    monkeypatch.setattr(seam, "Rule", lambda *args, **kw: without(complete(*args, **kw), lost))
+    monkeypatch.setattr(backend, "Rule", lambda *args, **kw: without(complete(*args, **kw), lost))
     assert f"cannot measure this {spec.model_type} model: attention in layer 0 differs from its own" in opened(module)
 
 
@@ -80,7 +80,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
     with torch.no_grad():
         assert torch.equal(module.eval()(ids).logits, expected)
-    agreement.refuse_disagreement(module, model.attention, model.geometry.numbers)
+    eager_check.refuse_disagreement(module, model.attention, model.geometry.numbers)
 
 
 def test_a_mask_of_another_kind_is_refused_where_it_is_used() -> None:

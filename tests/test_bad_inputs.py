@@ -15,12 +15,12 @@ from test_study import save_checkpoint, save_texts, tokenizer
 from transformers import AutoModelForCausalLM
 
 import headscope as hs
-from headscope import door
+from headscope import plugins
 from headscope.positions import AdaRoPE, resolve
 from headscope.positions.adarope import FORMAT
 from headscope.positions.model import Spec
-from headscope.studies.config import read_study
-from headscope.studies.progress import Terminal
+from headscope.study.config import read_study
+from headscope.study.progress import Terminal
 
 
 class Yaml(str):
@@ -717,4 +717,4 @@ def test_a_bar_shows_a_label_as_it_is(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_table_is_large_and_knows_every_section() -> None:
     assert len(TABLE) + len(OTHERS) >= 300
-    assert set(SECTIONS) == set(door.probes())
+    assert set(SECTIONS) == set(plugins.probes())

@@ -10,10 +10,10 @@ from test_study import save_checkpoint
 from torch import Tensor
 from typer.testing import CliRunner
 
-from headscope import cli
-from headscope.bench import rounding, ways
+from headscope.bench import rounding, variants
+from headscope.cli import app as cli
 from headscope.positions.model import Model
-from headscope.studies.texts import TokenDocument
+from headscope.prompts.texts import TokenDocument
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_table_is_measured_in_bfloat16_with_its_ratio_and_its_error(folder: str) -> None:
     rows = rounding.rounding(folder, 64)
-    assert [row["table"] for row in rows] == [f"{table} in bfloat16" for table in ways.TABLES]
+    assert [row["table"] for row in rows] == [f"{table} in bfloat16" for table in variants.TABLES]
     for row in rows:
         assert row["ratio"] > 0
         assert 1e-5 < row["error"] < 0.5
@@ -78,7 +78,7 @@ def test_bench_tells_of_bfloat16_where_the_cpu_computes_in_it(
     monkeypatch: pytest.MonkeyPatch, worst: float, told: str
 ) -> None:
     row = {"table": "nll in bfloat16", "ratio": 0.45, "error": 0.002, "error_over_sampling": worst}
-    monkeypatch.setattr(ways, "compare", lambda *_: iter([[{"what": ways.PLAIN, "ratio": 1.0}]]))
+    monkeypatch.setattr(variants, "compare", lambda *_: iter([[{"what": variants.PLAIN, "ratio": 1.0}]]))
     monkeypatch.setattr(rounding, "rounding", lambda *_: [row])
     for has in (True, False):
         monkeypatch.setattr(rounding, "has_bfloat16", lambda has=has: has)

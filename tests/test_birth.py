@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from dashboards.pages import checkpoints
-from headscope.figures import birth
-from headscope.report.words import shown_at_first
-from headscope.runs.courses import courses
+from headscope.plots import role_emergence
+from headscope.report.text import default_models
+from headscope.runs.training_runs import courses
 
 STEPS = (0, 1, 16, 256, 2048)
 TRAININGS = ("rope-s0", "alibi-s0")
@@ -86,7 +86,7 @@ def test_of_several_trainings_the_last_checkpoint_of_each_is_shown_at_first_besi
 
     def shown(models: list[dict[str, Any]]) -> list[str]:
         run: Any = SimpleNamespace(manifest={"models": models}, models=[model["label"] for model in models])
-        return shown_at_first(run)
+        return default_models(run)
 
     assert shown([untrained, *models()]) == ["other", "rope-s0:2048", "alibi-s0:2048"]
     alone = [model for model in models() if "rope" in model["label"]]
@@ -95,7 +95,7 @@ def test_of_several_trainings_the_last_checkpoint_of_each_is_shown_at_first_besi
 
 def test_of_one_training_every_head_has_a_line_in_the_panel_of_its_layer() -> None:
     alone = COURSE[COURSE["training"] == "rope-s0"]
-    made = birth.by_layer(heads(), "previous_token", alone)
+    made = role_emergence.plot_training_by_layer(heads(), "previous_token", alone)
     assert len(made.data) == 6
     first = made.data[0]
     assert list(first.customdata) == list(STEPS)
@@ -105,7 +105,7 @@ def test_of_one_training_every_head_has_a_line_in_the_panel_of_its_layer() -> No
 
 
 def test_of_several_trainings_a_panel_has_the_median_of_each_and_the_picked_heads() -> None:
-    made = birth.by_layer(heads(), "previous_token", COURSE, [(1, 2)])
+    made = role_emergence.plot_training_by_layer(heads(), "previous_token", COURSE, [(1, 2)])
     assert len(made.data) == 4 + 2
     lines = {trace.name: list(trace.y) for trace in made.data if trace.yaxis == "y"}
     assert lines == {"rope-s0": [0.1, 0.1, 0.9, 0.9, 0.9], "alibi-s0": [0.1, 0.1, 0.1, 0.9, 0.9]}
@@ -115,22 +115,22 @@ def test_a_role_is_taken_at_the_first_step_from_which_it_is_kept() -> None:
     flickering = heads()
     here = (flickering["model"] == "rope-s0:1") & (flickering["layer"] == 1) & (flickering["head"] == 2)
     flickering.loc[here, "previous_token"] = 0.9
-    taken = birth.taken(flickering, COURSE, ["previous-token", "induction"])
+    taken = role_emergence.role_onsets(flickering, COURSE, ["previous-token", "induction"])
     steps = taken.set_index(["training", "layer", "head"])["step"]
     assert steps["rope-s0"].to_dict() == {(0, 0): 0, (0, 1): 16, (0, 2): 256, (1, 0): 0, (1, 1): 256, (1, 2): 2048}
     assert (1, 2) not in steps["alibi-s0"]
-    made = birth.when_taken(taken, TRAININGS, STEPS)
+    made = role_emergence.plot_role_onsets(taken, TRAININGS, STEPS)
     assert [len(trace.x) for trace in made.data] == [6, 5]
 
 
 def test_when_roles_are_taken_stands_beside_each_other() -> None:
-    told = checkpoints._table(birth.taken(heads(), COURSE, ["previous-token", "induction"]), TRAININGS)
-    assert told.names == ("role", "rope-s0", "alibi-s0")
+    told = checkpoints._table(role_emergence.role_onsets(heads(), COURSE, ["previous-token", "induction"]), TRAININGS)
+    assert told.column_names == ("role", "rope-s0", "alibi-s0")
     assert told.rows == [("previous-token", "6 from 0, half by 16", "5 from 0, half by 256")]
 
 
 def test_heads_that_bear_a_role_are_counted_by_step() -> None:
-    made = birth.bearing(heads(), COURSE, ["previous-token", "induction"])
+    made = role_emergence.plot_role_counts(heads(), COURSE, ["previous-token", "induction"])
     assert {trace.name: list(trace.y) for trace in made.data} == {
         "rope-s0": [2, 2, 3, 5, 6],
         "alibi-s0": [2, 2, 2, 3, 5],
@@ -139,16 +139,18 @@ def test_heads_that_bear_a_role_are_counted_by_step() -> None:
 
 def test_steps_that_lie_close_are_on_a_plain_axis() -> None:
     alone = COURSE[(COURSE["training"] == "rope-s0") & (COURSE["step"] < 100)]
-    made = birth.by_layer(heads(), "previous_token", alone)
+    made = role_emergence.plot_training_by_layer(heads(), "previous_token", alone)
     assert list(made.data[0].x) == [0, 1, 16]
 
 
 def test_nothing_to_draw_is_said() -> None:
     empty = COURSE.head(0)
     for made in (
-        birth.by_layer(heads(), "previous_token", empty),
-        birth.by_layer(heads().drop(columns="previous_token"), "previous_token", COURSE),
-        birth.bearing(heads().assign(previous_token=np.nan), COURSE, ["previous-token"]),
-        birth.when_taken(birth.taken(heads(), empty, ["previous-token"]), TRAININGS, STEPS),
+        role_emergence.plot_training_by_layer(heads(), "previous_token", empty),
+        role_emergence.plot_training_by_layer(heads().drop(columns="previous_token"), "previous_token", COURSE),
+        role_emergence.plot_role_counts(heads().assign(previous_token=np.nan), COURSE, ["previous-token"]),
+        role_emergence.plot_role_onsets(
+            role_emergence.role_onsets(heads(), empty, ["previous-token"]), TRAININGS, STEPS
+        ),
     ):
         assert not made.data

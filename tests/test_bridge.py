@@ -10,8 +10,8 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-from headscope.attention.heard import Attention
-from headscope.passes.capture import capturing
+from headscope.attention.record import Attention
+from headscope.forward.capture import capturing
 from headscope.positions import AdaRoPE, attached, resolve
 from headscope.positions.model import Model, load
 

@@ -12,12 +12,12 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from headscope.commands import bundle
-from headscope.commands.sheets import Address, Sheets
+from headscope.cli import bundle
+from headscope.cli.site_pages import Address, Sheets
 from headscope.errors import BadRun, CannotWrite
-from headscope.report import bundle as pages
-from headscope.report import outline, wording
-from headscope.report.content import Chart
+from headscope.report import assembly, statistics_text
+from headscope.report import static_site as pages
+from headscope.report.blocks import Chart
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 
@@ -103,14 +103,14 @@ def test_every_link_leads_to_a_file_of_the_bundle_and_none_elsewhere(site: Path,
 
 def test_every_head_and_every_page_that_has_something_to_say_is_there(run: Run, parsed: dict[str, Parsed]) -> None:
     heads = {f"head/{layer}.{head}.html" for layer in range(LAYERS) for head in range(HEADS)}
-    stats = {f"heads/{name}.html" for name in outline.statistics_of(run)}
+    stats = {f"heads/{name}.html" for name in assembly.run_statistics(run)}
     assert heads | stats | {"index.html", "compare.html"} <= parsed.keys()
     for name in stats:
         assert heads <= {link.removeprefix("../") for link in parsed[name].links}
         assert len(parsed[name].titles()) == len(run.models)
     assert "../head/1.1.html" in parsed["head/1.0.html"].links, "next head"
     drawn = {title for page in parsed.values() for title in page.titles()}
-    needles = outline.chapters(outline.shown(run), "needle in a haystack")["Needle in a haystack"]
+    needles = assembly.collect_chapters(assembly.render_context(run), "needle in a haystack")["Needle in a haystack"]
     assert {chart.figure.layout.title.text for group in needles for chart in group.charts} <= drawn
     assert not parsed.keys() & {"runs.html", "checkpoints.html", "influence.html", "reads.html"}, "nothing to say"
 
@@ -118,7 +118,7 @@ def test_every_head_and_every_page_that_has_something_to_say_is_there(run: Run, 
 def test_a_head_s_page_holds_what_the_app_shows_under_every_model(run: Run, parsed: dict[str, Parsed]) -> None:
     page = parsed["head/1.1.html"]
     charts = {
-        model: [part for part in outline.head_charts(run, model, 1, 1) if isinstance(part, Chart)]
+        model: [part for part in assembly.head_blocks(run, model, 1, 1) if isinstance(part, Chart)]
         for model in run.models
     }
     drawn = [chart.figure.layout.title.text for of_model in charts.values() for chart in of_model]
@@ -126,27 +126,29 @@ def test_a_head_s_page_holds_what_the_app_shows_under_every_model(run: Run, pars
     assert len(page.titles()) < len(drawn), "what is the same under all models is there once"
     text = " ".join(page.text.split())
     for model in run.models:
-        answer, more = outline.head_answer(run, model, 1, 1)
+        answer, more = assembly.head_sentences(run, model, 1, 1)
         assert all(" ".join(sentence.split()) in text for sentence in [*answer, *more])
     row = run.heads[(run.heads["layer"] == 1) & (run.heads["head"] == 1)].to_dict("records")[1]
-    assert wording.cell(row, "ess2_256") in text
+    assert statistics_text.format_cell(row, "ess2_256") in text
 
 
 def test_a_figure_of_the_bundle_is_the_app_s(run: Run, site: Path, parsed: dict[str, Parsed]) -> None:
-    chart = next(part for part in outline.head_charts(run, "base", 0, 1) if isinstance(part, Chart))
+    chart = next(part for part in assembly.head_blocks(run, "base", 0, 1) if isinstance(part, Chart))
     title = chart.figure.layout.title.text
     (stored,) = (each for each in parsed["head/0.1.html"].drawn() if each["layout"]["title"]["text"] == title)
-    expected = pages.compact(chart.figure.to_plotly_json())
+    expected = pages.to_json_values(chart.figure.to_plotly_json())
     shared = expected["layout"].pop("template")
-    assert stored == json.loads(pages.as_json(expected))
+    assert stored == json.loads(pages.to_script_json(expected))
     told = re.search(r"^const TEMPLATE = (.*);$", (site / "site.js").read_text(encoding="utf-8"), re.MULTILINE)
     assert told
-    assert json.loads(told[1]) == json.loads(pages.as_json(shared)), "the template is in the script that all share"
+    assert json.loads(told[1]) == json.loads(pages.to_script_json(shared)), (
+        "the template is in the script that all share"
+    )
 
 
 def test_every_sentence_that_was_found_is_on_the_first_page(run: Run, parsed: dict[str, Parsed]) -> None:
     text = " ".join(parsed["index.html"].text.split())
-    for found in outline.findings(run).values():
+    for found in assembly.findings_by_topic(run).values():
         for finding in found:
             if not hasattr(finding, "verdict"):
                 assert " ".join(finding.text.split()) in text

@@ -12,11 +12,11 @@ from headscope.errors import BadInput
 from headscope.positions.model import Model, load
 from headscope.runs.run import Run, runs
 from headscope.runs.validate import validate
-from headscope.sections.pretrain.config import Pretrain
-from headscope.sections.pretrain.models import learned_tokenizer, random_model
-from headscope.studies.config import build_study
-from headscope.studies.runner import run as run_study
-from headscope.studies.watching import SHARE, Watch
+from headscope.study.config import build_study
+from headscope.study.monitor import SHARE, Watch
+from headscope.study.runner import run as run_study
+from probes.pretrain.models import learned_tokenizer, random_model
+from probes.pretrain.options import Pretrain
 
 WORDS = "the quick brown fox jumps over the lazy dog and then sleeps under an old tree. " * 40
 SECTIONS = {"measure": {"lengths": [32], "rows": 4, "tables": ["attention", "nll"]}}

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import AttentionInterface, DynamicCache, StaticCache
 from transformers.masking_utils import create_bidirectional_mask
 
-from headscope.attention import kernel, seam
-from headscope.attention.heard import Attention
+from headscope.attention import backend, kernel
 from headscope.attention.masks import Seen
+from headscope.attention.record import Attention
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.passes.capture import capturing
+from headscope.forward.capture import capturing
 from headscope.positions.model import Model, load
 
 SPECS = families.SPECS | families.OTHERS
@@ -134,9 +134,9 @@ def spied_masks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
 
     def spy(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Any:
         masks.append(mask)
-        return seam.attention(module, q, k, v, mask, **options)
+        return backend.attention(module, q, k, v, mask, **options)
 
-    monkeypatch.setitem(AttentionInterface._global_mapping, seam.NAME, spy)
+    monkeypatch.setitem(AttentionInterface._global_mapping, backend.NAME, spy)
     return masks
 
 
@@ -235,16 +235,16 @@ def test_a_keyword_that_may_change_weights_is_refused_by_name(name: str) -> None
     model = tiny("llama")
     q = torch.zeros(1, 4, 3, 16)
     with pytest.raises(UnsupportedModel, match=r"cannot measure this llama model: .*(index|bias|sink|'anything')"):
-        seam.attention(model.attention[0], q, q, q, None, **{name: torch.zeros(1)})
-    seam.attention(model.attention[0], q, q, q, None, **{name: None})
+        backend.attention(model.attention[0], q, q, q, None, **{name: torch.zeros(1)})
+    backend.attention(model.attention[0], q, q, q, None, **{name: None})
 
 
 def test_attention_in_both_directions_is_refused() -> None:
     model = tiny("llama")
     q = torch.zeros(1, 4, 3, 16)
     with pytest.raises(UnsupportedModel, match="both directions"):
-        seam.attention(model.attention[0], q, q, q, None, is_causal=False)
-    with seam.engaged(model.module):
+        backend.attention(model.attention[0], q, q, q, None, is_causal=False)
+    with backend.engaged(model.module):
         mask = create_bidirectional_mask(model.module.config, torch.zeros(1, 3, 64), None)
     with pytest.raises(UnsupportedModel, match="other keys"):
         Seen.read(mask)
@@ -311,7 +311,7 @@ def test_edits_apply_in_the_order_given_and_end_with_the_capture() -> None:
     model = tiny("qwen3")
     calls: list[str] = []
 
-    def named(name: str) -> seam.LayerEdit:
+    def named(name: str) -> backend.LayerEdit:
         def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             calls.append(name)
             return q, k, v
@@ -338,7 +338,7 @@ def test_only_the_layers_asked_for_are_heard() -> None:
 
 def traces(model: Model) -> tuple[Any, ...]:
     """What a capture might leave behind."""
-    taps = [seam._taps.get(module) for module in model.attention]
+    taps = [backend._taps.get(module) for module in model.attention]
     return (
         model.module.config._attn_implementation,
         sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.module.modules()),

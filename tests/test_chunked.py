@@ -16,12 +16,12 @@ from torch import Tensor
 import headscope as hs
 from headscope.attention import kernel
 from headscope.errors import BadInput
-from headscope.measures.reads import Reads
-from headscope.passes import chunked
-from headscope.passes.logits import last_hidden
+from headscope.forward import chunked_pass
+from headscope.forward.logits import last_hidden
+from headscope.measures.top_keys import Reads
 from headscope.positions import AdaRoPE, resolve
 from headscope.positions.model import Model
-from headscope.sections.measure.cells import measure_tokens
+from probes.measure.run import measure_tokens
 
 LENGTH, SIZE = 100, 32
 """The last chunk is a short one."""
@@ -42,8 +42,8 @@ def long(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Say from how many tokens on a document is long, and how many make a chunk."""
 
     def set_to(whole: int, size: int) -> None:
-        monkeypatch.setattr(chunked, "WHOLE", {"cpu": whole})
-        monkeypatch.setattr(chunked, "CHUNK", {"cpu": size})
+        monkeypatch.setattr(chunked_pass, "WHOLE", {"cpu": whole})
+        monkeypatch.setattr(chunked_pass, "CHUNK", {"cpu": size})
 
     return set_to
 
@@ -99,7 +99,7 @@ def asked(model: Model, long: Callable[..., None]) -> int | None:
     """How a document is read that is one token too long."""
     long(LENGTH - 1, SIZE)
     with hs.attached(model), hs.capturing(model), torch.no_grad():
-        return chunked.chunk_size(model, IDS[None])
+        return chunked_pass.chunk_size(model, IDS[None])
 
 
 @pytest.mark.parametrize("family", ["llama-dynamic", "phi3-longrope", "qwen3_next", "lfm2", "jamba", "shared keys"])
@@ -127,7 +127,7 @@ def test_layers_are_heard_one_after_the_other_each_in_chunks_of_its_queries() ->
     model, heard = tiny("gemma3"), []
     with hs.attached(model), hs.capturing(model) as layers, torch.no_grad():
         layers.listen(lambda each: heard.append((each.layer, each.first_key, each.q.shape[1], each.k.shape[1])))
-        hidden = chunked.hidden_in_chunks(model, IDS[None], SIZE)
+        hidden = chunked_pass.hidden_in_chunks(model, IDS[None], SIZE)
     ends = [32, 64, 96, 100]
     sizes = [32, 32, 32, 4]
     assert heard == [(layer, 0, n, end) for layer in range(4) for n, end in zip(sizes, ends, strict=True)]
@@ -138,7 +138,7 @@ def test_layers_are_heard_one_after_the_other_each_in_chunks_of_its_queries() ->
 def test_keys_are_held_of_one_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is held of the tokens beside them is the residual stream."""
     model, alive = tiny("llama-gqa"), WeakSet()
-    make = chunked._Keys.lazy_initialization
+    make = chunked_pass._Keys.lazy_initialization
     most = 0
 
     def made(self: Any, keys: Tensor, values: Tensor) -> None:
@@ -147,9 +147,9 @@ def test_keys_are_held_of_one_layer_alone(monkeypatch: pytest.MonkeyPatch) -> No
         alive.update((self.keys, self.values))
         most = max(most, len(alive))
 
-    monkeypatch.setattr(chunked._Keys, "lazy_initialization", made)
+    monkeypatch.setattr(chunked_pass._Keys, "lazy_initialization", made)
     with hs.attached(model), hs.capturing(model), torch.no_grad():
-        chunked.hidden_in_chunks(model, IDS[None], SIZE)
+        chunked_pass.hidden_in_chunks(model, IDS[None], SIZE)
     assert most == 2
 
 
@@ -174,7 +174,7 @@ def test_the_keys_that_rows_read_are_the_same_in_chunks() -> None:
         reads = Reads(model.geometry, rows, 4)
         with hs.attached(model), hs.capturing(model) as layers, torch.no_grad():
             layers.listen(reads.update)
-            chunked.hidden_in_chunks(model, IDS[None], size)
+            chunked_pass.hidden_in_chunks(model, IDS[None], size)
         found.append((reads.compute(), reads.far()))
     for one, other in zip(*found, strict=True):
         for name in one:
@@ -186,7 +186,7 @@ def test_numbers_that_are_not_finite_are_refused_in_chunks_too() -> None:
     with torch.no_grad():
         model.module.model.layers[2].mlp.down_proj.weight[0, 0] = torch.inf
         with pytest.raises(BadInput, match="first out of layer 2"):
-            chunked.hidden_in_chunks(model, IDS[None], SIZE)
+            chunked_pass.hidden_in_chunks(model, IDS[None], SIZE)
 
 
 @pytest.mark.model

@@ -17,8 +17,8 @@ import pytest
 from transformers import BertConfig, BertForMaskedLM
 
 import headscope as hs
-from headscope import cli
-from headscope.models import sources
+from headscope.cli import app as cli
+from headscope.models import loading
 from headscope.positions import AdaRoPE, resolve
 from headscope.runs.synthetic import synthetic_run
 
@@ -58,9 +58,9 @@ def refused(headscope, tmp_path):
 
 
 def test_threads_sleep_soon_unless_the_user_says_how_they_wait(headscope, monkeypatch):
-    listed = [sys.executable, "-c", "import sys, headscope.cli; print(*sys.modules)"]
+    listed = [sys.executable, "-c", "import sys, headscope.cli.app; print(*sys.modules)"]
     imported = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
-    assert "headscope.cli" in imported
+    assert "headscope.cli.app" in imported
     assert "torch" not in imported, "it would have read its environment before the command sets it"
     for given, set_to in (({}, cli.SPINS), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)):
         for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
@@ -72,7 +72,7 @@ def test_threads_sleep_soon_unless_the_user_says_how_they_wait(headscope, monkey
 
 
 def truncated_gguf(folder: Path) -> Path:
-    shipped = sources.ALIASES["smollm2-135m"]
+    shipped = loading.ALIASES["smollm2-135m"]
     # Located, not imported: the package's own code wants the llm tool, which is not installed.
     whole = Path(importlib.util.find_spec(shipped.package).origin).parent / shipped.file
     cut = folder / "cut.gguf"
@@ -97,7 +97,7 @@ def test_a_truncated_gguf_is_refused_and_leaves_no_cache(refused, tmp_path, monk
 
 
 def test_a_hub_id_without_network_is_reported_as_missing(tmp_path):
-    command = [sys.executable, "-m", "headscope.cli", "run", "--model", "x=nobody/nothing", "--length", "64"]
+    command = [sys.executable, "-m", "headscope.cli.app", "run", "--model", "x=nobody/nothing", "--length", "64"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([*command, "--out", tmp_path / "runs"], capture_output=True, text=True, env=environment)
     assert done.returncode == 3
@@ -290,7 +290,7 @@ def test_help_answers_without_torch():
     script = """
 import sys
 sys.argv = ["headscope", "--help"]
-from headscope.cli import app
+from headscope.cli.app import app
 try:
     app()
 except SystemExit:
@@ -326,7 +326,7 @@ def test_the_dashboard_needs_a_folder_and_a_free_port(headscope, tmp_path):
 
 
 def test_the_dashboard_ends_quietly_on_ctrl_c(tmp_path):
-    command = [sys.executable, "-m", "headscope.cli", "dash", tmp_path, "--port", "0"]
+    command = [sys.executable, "-m", "headscope.cli.app", "dash", tmp_path, "--port", "0"]
 
     def heed_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it, and so would its children

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
 from headscope.measures.copying import AnswerRows, last_row
-from headscope.measures.writes import last_outputs
+from headscope.measures.logit_attribution import last_outputs
 
 
 def heard(

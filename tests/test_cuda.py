@@ -20,10 +20,10 @@ from transformers import masking_utils
 from without_a_card import pretending
 
 from headscope.attention import cuda, kernel
-from headscope.attention.heard import Attention
 from headscope.attention.kernel import Rule
-from headscope.passes.capture import capturing
-from headscope.passes.interventions import Unit, on_layer, q_uniform
+from headscope.attention.record import Attention
+from headscope.forward.capture import capturing
+from headscope.forward.interventions import Unit, on_layer, q_uniform
 from headscope.positions.attach import attached
 from headscope.positions.model import load
 

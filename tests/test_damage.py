@@ -15,12 +15,12 @@ import pytest
 import test_store as store
 
 from dashboards.app import create
-from dashboards.frame import leads_to, nothing
-from headscope import cli
+from dashboards.layout import leads_to, nothing
+from headscope.cli import app as cli
 from headscope.errors import BadRun, CannotWrite
-from headscope.report import write
+from headscope.report import write_report
 from headscope.runs import arrow
-from headscope.runs.disk import sha256
+from headscope.runs.io import sha256
 from headscope.runs.run import Run, concatenate, runs, unfinished
 from headscope.runs.schema import all_tables
 from headscope.runs.synthetic import synthetic_run
@@ -362,8 +362,8 @@ def test_no_draft_is_left_where_a_report_fails(
         (tmp_path / "seen").touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("headscope.report.html.render", lambda runs: "a page")
+    monkeypatch.setattr("headscope.report.html_page.render", lambda runs: "a page")
     monkeypatch.setattr(Path, failing, full)
     with pytest.raises(CannotWrite, match="No space left on device; choose another --out"):
-        write([whole], tmp_path / "report.html")
+        write_report([whole], tmp_path / "report.html")
     assert [entry.name for entry in tmp_path.iterdir()] == ["seen"]

@@ -12,21 +12,21 @@ import pytest
 from dash import dcc, html
 from foreign_probe import BROKEN, LATE, PROBE
 
-from dashboards import grid, saving
+from dashboards import export, grid
 from dashboards.app import create
 from dashboards.controls import LINES, controls
-from dashboards.drawing import Drawing, drawing
-from dashboards.frame import leads_to, pages, shell, state
-from dashboards.library import current
+from dashboards.layout import leads_to, pages, shell, state
+from dashboards.lazy_loading import Drawing, drawing
 from dashboards.pages import checkpoints, compare, probe
+from dashboards.run_store import current
 from dashboards.view import FILTERS, View, place_of
-from headscope import door
+from headscope import plugins
 from headscope.errors import BadInput, BrokenProbe
-from headscope.report import outline
-from headscope.report.content import Chart, Content, Grid, Links, Listing, Words
-from headscope.report.outline import measured
+from headscope.report import assembly
+from headscope.report.assembly import measured_statistics
+from headscope.report.blocks import Chart, HeadTable, Links, PageContent, TextBlock, TextTable
+from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run, concatenate
-from headscope.runs.statistics import statistic
 from headscope.runs.synthetic import manifest, synthetic_run
 from headscope.runs.writer import RunWriter
 
@@ -39,11 +39,11 @@ SOURCES = sorted((ROOT / "dashboards").rglob("*.py"))
 assert SOURCES
 
 
-def parts(content: Content) -> list:
+def parts(content: PageContent) -> list:
     return [part for group in content.sections.values() for part in group]
 
 
-def body(page, run: Run, content: Content, view: View) -> list:
+def body(page, run: Run, content: PageContent, view: View) -> list:
     """The page's components."""
     drawn = Drawing("", page, run, view, content)
     return [*drawn.first(), *drawn.rest()]
@@ -119,7 +119,7 @@ def test_other_paths_are_refused_by_name(run: Run, at: str):
 
 
 def test_only_statistics_with_a_number_can_be_chosen(run: Run):
-    offered = measured(run.heads)
+    offered = measured_statistics(run.heads)
     assert offered[:2] == ["ess2_1024", "ess2_256"]
     assert all(run.heads[name].notna().any() for name in offered)
 
@@ -173,7 +173,7 @@ def test_every_page_survives_filters_says_what_they_leave_out_and_is_saved_as_on
         assert any(isinstance(part, Chart) for part in parts(content))
     lead = shown[1].children
     assert ("No head passes the filters." in lead) == (kept == "none" and path in ("/heads", "/compare"))
-    saved = saving.saved(content, run, view)
+    saved = export.saved(content, run, view)
     assert saved.count("<h1>") == 1
     assert saved.count("data-figure=") == sum(isinstance(part, Chart) for part in parts(content))
     assert "http://" not in saved.split("<script")[0].replace("http://www.w3.org", "")
@@ -222,13 +222,13 @@ def test_every_view_can_be_shown(uneven: Path, joined: bool, monkeypatch: pytest
                 assert controls(page, run, view)
                 assert state(page.PATH, page, run, view, content)["address"].count("run=") == len(runs)
                 assert not view.notes
-                assert parts(content) or content.lead, f"{page.PATH} {query} is empty"
+                assert parts(content) or content.introduction, f"{page.PATH} {query} is empty"
                 seen += 1
         assert seen > 90
 
 
 STEADY = (
-    (outline, "charts_on", lambda shown, page: (page, *shown.models, shown.model)),
+    (assembly, "charts_on", lambda shown, page: (page, *shown.models, shown.model)),
     (compare, "box_chart", lambda shown, name: (name, *shown.models)),
     (compare, "_by_layer", lambda shown, name: (name, *shown.models)),
 )
@@ -248,9 +248,9 @@ def _once(draw: Callable, key: Callable) -> Callable:
 
 def _queries(page, run: Run) -> Iterator[dict[str, str]]:
     """Every two values of its controls together; of three every kind."""
-    steers, stats = page.controls(run), measured(run.heads)
+    steers, stats = page.controls(run), measured_statistics(run.heads)
     if len(run.parts) > 1:
-        stats = [*{(*outline.having(run, stat), *_looks(run, stat)): stat for stat in stats}.values()]
+        stats = [*{(*assembly.models_with_statistic(run, stat), *_looks(run, stat)): stat for stat in stats}.values()]
     yield {}
     if "stat" not in steers:
         yield from ({"model": model} for model in run.models if "model" in steers)
@@ -274,7 +274,7 @@ def _told(model: str, base: str, stat: str, lines: str) -> dict[str, str]:
 
 def _kind(run: Run, model: str, base: str, stat: str) -> tuple:
     """What decides how a statistic is drawn of a model against a baseline."""
-    having = outline.having(run, stat)
+    having = assembly.models_with_statistic(run, stat)
     who = model in having, base in having, base == "", model == base, len(having) < len(run.models)
     return *who, *_looks(run, stat)
 
@@ -287,7 +287,7 @@ def test_a_statistic_that_a_model_lacks_says_who_has_it_and_what_would_measure_i
     with create(uneven).server.app_context():
         name = next(path.name for path in uneven.iterdir() if "-uneven-" in path.name)
         _, _, _, content = leads_to("/heads", {"run": name, "model": "base", "stat": "influence_joint"})
-    (words,) = [part for part in parts(content) if isinstance(part, Words)]
+    (words,) = [part for part in parts(content) if isinstance(part, TextBlock)]
     assert words.sentences[0] == "Of base there is no influence in these runs; of learned there is."
     assert "headscope influence --model" in words.sentences[1]
     assert [link.href for link in words.links.links] == [f"?run={name}&model=learned&stat=influence_joint"]
@@ -346,7 +346,7 @@ def test_a_page_that_fails_half_way_is_not_kept(client, run: Run):
     with client.application.app_context():
         drawn = drawing("/heads", "?model=yarn")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dashboards.drawing.component", broken)
+            patch.setattr("dashboards.lazy_loading.component", broken)
             with pytest.raises(RuntimeError, match="out of order"):
                 drawn.first()
         assert any(isinstance(part, dcc.Graph) for part in walk(drawing("/heads", "?model=yarn").first()))
@@ -409,14 +409,14 @@ def test_a_page_without_its_tables_names_the_command_that_makes_them(client, pat
         page, run, view, content = leads_to(path, {})
         (told,) = parts(content)
         assert [part.id["control"] for part in walk(controls(page, run, view)) if controlled(part)] == ["run"]
-    assert isinstance(told, Words)
+    assert isinstance(told, TextBlock)
     assert told.sentences[0].endswith(f"headscope {path[1:]}")
 
 
 def test_the_grid_compares_with_the_pinned_baseline(client):
     with client.application.app_context():
         _, run, _, content = leads_to("/heads", {"model": ["yarn"], "base": ["base"], "stat": ["ess2_1024"]})
-    (grid,) = [part for part in content.sections[""] if isinstance(part, Grid)]
+    (grid,) = [part for part in content.sections[""] if isinstance(part, HeadTable)]
     wide = run.heads.set_index(["model", "layer", "head"])["ess2_1024"]
     for _, row in grid.heads.iterrows():
         place = (row["layer"], row["head"])
@@ -511,8 +511,8 @@ def test_what_was_not_measured_of_a_model_is_not_called_none(tmp_path: Path):
         stored.commit(["all"], both.manifest)
     with create(tmp_path).server.app_context():
         sections = leads_to("/", {})[3].sections
-    listings = [part for group in sections.values() for part in group if isinstance(part, Listing)]
-    (roles,) = (part for part in listings if part.names[0] == "role")
+    listings = [part for group in sections.values() for part in group if isinstance(part, TextTable)]
+    (roles,) = (part for part in listings if part.column_names[0] == "role")
     cells = {row[0]: row[1:] for row in roles.rows}
     assert cells["local"][1] == "not measured"
     assert isinstance(cells["local"][0], Links)
@@ -528,14 +528,14 @@ def test_a_run_without_models_is_shown_by_its_probes_page(tmp_path: Path):
     with create(tmp_path).server.app_context():
         page, run, view, content = leads_to("/scaling", {})
         assert content.title == "Scaling theorems"
-        assert [type(part) for part in parts(content)] == [Words, Chart]
+        assert [type(part) for part in parts(content)] == [TextBlock, Chart]
         assert [part.id["control"] for part in walk(controls(page, run, view)) if controlled(part)] == ["run"]
         overview = leads_to("/", {})[3]
         assert overview.title == "Probes"
         filled = [name for name, group in overview.sections.items() if group]
         assert filled == ["What was found", "Runs in this folder", "How it was made"]
         for path in PATHS:
-            assert saving.saved(leads_to(path, {})[3], run, view).count("<h1>") == 1
+            assert export.saved(leads_to(path, {})[3], run, view).count("<h1>") == 1
 
 
 # Runs
@@ -585,10 +585,10 @@ def test_picked_heads_are_named_and_sets_of_them_compared(client, run: Run):
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Install probes for this test, behind ours."""
-    ours = dict(door.probes())
+    ours = dict(plugins.probes())
 
-    def add(*probes: door.Probe) -> None:
-        monkeypatch.setattr(door, "probes", lambda: ours | {probe.name: probe for probe in probes})
+    def add(*probes: plugins.Probe) -> None:
+        monkeypatch.setattr(plugins, "probes", lambda: ours | {probe.name: probe for probe in probes})
 
     return add
 
@@ -606,7 +606,7 @@ def test_a_foreign_probe_gets_a_page_and_its_place_on_others(install: Callable[.
     page, run, view, content = leads_to("/foreign", {"models": ["yarn"]})
     steers = ("models", "layers", "role")
     assert ([page.NAME for page in pages()][-3], page.controls(leads_to("/", {})[1])) == ("Foreign", steers)
-    assert (content.title, content.lead) == ("Foreign matters", "What is foreign here.")
+    assert (content.title, content.introduction) == ("Foreign matters", "What is foreign here.")
     assert list(content.sections) == ["", "At home", "Abroad"]
     assert [(words.heading, *words.sentences) for words in content.sections[""]] == [
         ("", "There are 3 models."),
@@ -620,14 +620,14 @@ def test_a_foreign_probe_gets_a_page_and_its_place_on_others(install: Callable[.
     assert "At home" not in compared
     head = leads_to("/head/1.2", {"model": "yarn"})[3]
     assert head.sections["What it does"][-1].figure.layout.title.text == "Foreign chart of 1.2 in yarn"
-    assert "Foreign to yarn: 1.2." in head.lead
+    assert "Foreign to yarn: 1.2." in head.introduction
     assert leads_to("/", {})[3].sections["What was found"][-1].heading == "Foreign matters"
 
 
 def test_a_probe_may_draw_its_own_page_or_have_none(install: Callable[..., None], fresh: None):
     install(replace(PROBE, page="foreign_probe:page"))
     content = leads_to("/foreign", {"model": "yarn"})[3]
-    assert (content.title, content.lead, [*content.sections]) == ("My own page", "yarn", [""])
+    assert (content.title, content.introduction, [*content.sections]) == ("My own page", "yarn", [""])
     install(replace(PROBE, tab=None))
     with pytest.raises(BadInput, match="no page"):
         leads_to("/foreign", {})

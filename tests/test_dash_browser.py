@@ -22,11 +22,11 @@ from werkzeug.serving import make_server
 from whole_run import whole_run
 
 from dashboards.app import create
-from dashboards.frame import pages
-from dashboards.library import Library
-from headscope.commands.dash import EXAMPLE
+from dashboards.layout import pages
+from dashboards.run_store import Library
+from headscope.cli.dash import EXAMPLE
+from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run, short_names
-from headscope.runs.statistics import statistic
 from headscope.runs.summary import beside
 from headscope.runs.synthetic import synthetic_run
 

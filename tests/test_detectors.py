@@ -19,19 +19,20 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import headscope
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
 from headscope.errors import BadInput
 from headscope.measures.detectors import KINDS, Detectors
-from headscope.models.sources import locate
+from headscope.models.loading import locate
 from headscope.positions.model import Model
-from headscope.report import outline
+from headscope.report import assembly
 from headscope.runs.roles import holding
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
-from headscope.studies.config import build_study
-from probes.detectors import charts, findings
-from probes.detectors.cells import detect, repeated
-from probes.detectors.heads import COLUMNS
+from headscope.study.config import build_study
+from probes.detectors import findings
+from probes.detectors import report as charts
+from probes.detectors.analysis import COLUMNS
+from probes.detectors.run import detect, repeated
 
 PERIOD = 20
 FIVE = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3")
@@ -242,7 +243,7 @@ def test_a_kind_that_no_head_sees_is_missing_not_zero(run: Run, monkeypatch: pyt
     assert other.heads.loc[other.heads["layer"] == 1, "induction_token"].isna().all()
     assert not holding(other.heads, "induction")[other.heads["layer"] == 1].any()
     assert not holding(other.heads, "duplicate-token").any()
-    assert all([*group.charts] for group in charts.charts(outline.shown(other)))
+    assert all([*group.charts] for group in charts.charts(assembly.render_context(other)))
     assert len([*findings.of_head(other, "base", 1, 0)]) == 0
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headscope import door, reference
-from headscope.cli import Commands, app
+from headscope import plugins, reference
+from headscope.cli.app import Commands, app
 from headscope.runs.schema import all_tables
-from headscope.sections.adapt import paper
-from headscope.studies.config import build_study, read_study
+from headscope.study.config import build_study, read_study
+from probes.adapt import paper
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -60,8 +60,8 @@ def test_every_command_is_in_the_readme_and_teaches_in_the_reference(name):
 
 
 def test_every_function_and_its_keywords_are_in_the_reference():
-    options_of = dict(door.parts("config"))
-    assert [probe.name for probe in options_of] == [*door.probes()]
+    options_of = dict(plugins.parts("config"))
+    assert [probe.name for probe in options_of] == [*plugins.probes()]
     for probe, options in options_of.items():
         chapter = REFERENCE.split(f"### hs.{probe.name}(")[1].split("\n### ")[0]
         for name, field in options.model_fields.items():
@@ -94,7 +94,7 @@ def test_the_readme_has_the_two_set_up_commands_of_the_makefile():
 def test_the_page_on_the_paper_ends_with_the_notes_and_names_the_study_that_made_it():
     page = paper.PAGE.read_text(encoding="utf-8")
     assert page.endswith(paper.NOTES.read_text(encoding="utf-8"))
-    assert all(spec in page for spec in read_study(ROOT / "headscope/studies/paper.yaml", {}).models.values())
+    assert all(spec in page for spec in read_study(ROOT / "headscope/study_files/paper.yaml", {}).models.values())
 
 
 # What can be run is run --------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_the_readme_s_study_files_are_studies(block):
 
 
 def test_the_readme_s_needle_is_a_needle(tmp_path):
-    from probes.needle.facts import read_needles
+    from headscope.prompts.needles import read_needles
 
     (tmp_path / "needles.jsonl").write_text("".join(blocks("json")), encoding="utf-8")
     assert [needle.name for needle in read_needles(str(tmp_path / "needles.jsonl"), 9)] == ["bell"]

@@ -12,16 +12,16 @@ import pytest
 from playwright.sync_api import Browser, expect
 from test_study import save_checkpoint, save_texts
 
-from headscope import door
+from headscope import plugins
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = Path(__file__).with_name("outside")
-KINDS: tuple[door.Kind, ...] = door.Kind.__args__
+KINDS: tuple[plugins.Kind, ...] = plugins.Kind.__args__
 
 
 def headscope(*arguments: object, path: Path = OUTSIDE) -> subprocess.CompletedProcess[str]:
     """The command line in a process that finds what lies in `path` installed, too."""
-    command = [sys.executable, "-m", "headscope.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "headscope.cli.app", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(path)}, cwd=ROOT
     )
@@ -42,14 +42,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Every part of ours ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("probe", door.probes().values(), ids=lambda probe: probe.name)
+@pytest.mark.parametrize("probe", plugins.probes().values(), ids=lambda probe: probe.name)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_part_that_a_probe_of_ours_names_is_there(probe: door.Probe, kind: door.Kind) -> None:
-    assert (door.part(probe, kind) is not None) == bool(getattr(probe, kind))
+def test_every_part_that_a_probe_of_ours_names_is_there(probe: plugins.Probe, kind: plugins.Kind) -> None:
+    assert (plugins.part(probe, kind) is not None) == bool(getattr(probe, kind))
 
 
 def test_nothing_of_ours_is_broken() -> None:
-    assert [probe.name for probe in door.probes().values()] == [
+    assert [probe.name for probe in plugins.probes().values()] == [
         *(
             "measure",
             "reads",
@@ -64,16 +64,16 @@ def test_nothing_of_ours_is_broken() -> None:
             "scaling",
         )
     ]
-    assert door.complaints() == []
+    assert plugins.complaints() == []
 
 
 @pytest.mark.parametrize(
-    "probe", [p for p in door.probes().values() if p.cells.startswith("probes.")], ids=lambda p: p.name
+    "probe", [p for p in plugins.probes().values() if p.cells.startswith("probes.")], ids=lambda p: p.name
 )
-def test_no_file_but_a_probe_s_own_names_it(probe: door.Probe) -> None:
+def test_no_file_but_a_probe_s_own_names_it(probe: plugins.Probe) -> None:
     """So that removing its folder and its entry point removes it everywhere."""
     home = probe.cells.split(".")[1]
-    names = [table.name for table in door.part(probe, "tables")] + list(door.part(probe, "statistics") or ())
+    names = [table.name for table in plugins.part(probe, "tables")] + list(plugins.part(probe, "statistics") or ())
     quoted = "|".join(map(re.escape, {probe.name, *names}))
     naming = re.compile(rf"probes[./]{home}\b|[\"'`]({quoted})[\"'`]|run\.({'|'.join(map(re.escape, names))})\b")
     tracked = subprocess.run(
@@ -131,7 +131,7 @@ def test_it_adds_a_chapter_with_a_chart_a_finding_and_a_term(made: Path, tmp_pat
 @pytest.fixture
 def app(made: Path) -> Iterator[str]:
     """The address of the app on the run."""
-    command = [sys.executable, "-m", "headscope.cli", "dash", str(made / "runs"), "--port", "0"]
+    command = [sys.executable, "-m", "headscope.cli.app", "dash", str(made / "runs"), "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(OUTSIDE)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as server:
         assert server.stdout is not None
@@ -157,7 +157,7 @@ def test_it_adds_a_page_to_the_app(app: str, chromium: Browser) -> None:
 
 def broken(folder: Path, declaration: str) -> Path:
     """A package in `folder` that is installed with this declaration of a probe."""
-    (folder / "wrong.py").write_text(f"from headscope.door import Probe\n{declaration}\n")
+    (folder / "wrong.py").write_text(f"from headscope.plugins import Probe\n{declaration}\n")
     info = folder / "wrong-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong\nVersion: 1.0\n")

@@ -18,17 +18,18 @@ from test_cli import headscope, refused  # noqa: F401 (fixtures)
 from test_study import save_checkpoint
 
 from headscope.errors import BadInput, Interrupted, Missing
-from headscope.models import sources
+from headscope.models import loading
 from headscope.positions.model import Model, load
-from headscope.report.content import Shown
+from headscope.report.blocks import RenderContext
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from headscope.runs.validate import validate
-from headscope.studies import runner as study
-from headscope.studies.config import build_study
-from probes.evaluate import charts, figures, findings, harness
-from probes.evaluate.beside import of_models
-from probes.evaluate.found import means, reported
+from headscope.study import runner as study
+from headscope.study.config import build_study
+from probes.evaluate import findings, harness, plots
+from probes.evaluate import report as charts
+from probes.evaluate.analysis import means, reported
+from probes.evaluate.head_summaries import of_models
 
 QUESTIONS = (
     ("The colour of grass is", ("green", "purple", "orange"), 0),
@@ -119,7 +120,7 @@ def test_scores_are_those_of_the_harness_own_command_line_to_the_last_digit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = sources.locate("smollm2-135m")[0]
+    folder = loading.locate("smollm2-135m")[0]
     command = [
         *("lm_eval", "run", "--model", "hf", "--device", "cpu", "--batch_size", "1"),
         *("--model_args", f"pretrained={folder},dtype=float32,max_length={LENGTH}", "--tasks", *kinds(place)),
@@ -150,7 +151,7 @@ def test_scores_are_those_of_the_harness_own_command_line_to_the_last_digit(
     prompts = [json.loads(line)["doc"]["input"] for line in samples.read_text().splitlines()]
     (made,) = harness.made(*harness.named(["ruler_vt"]), LENGTH, smollm2.tokenizer).values()
     assert prompts == [document["input"] for document in list(made.eval_docs)[:LIMIT]]
-    assert smollm2.tokenizer.pad_token == sources.load_tokenizer("smollm2-135m").pad_token
+    assert smollm2.tokenizer.pad_token == loading.load_tokenizer("smollm2-135m").pad_token
 
 
 @pytest.fixture(scope="module")
@@ -357,20 +358,20 @@ def test_means_are_over_the_tasks_that_every_model_has() -> None:
 
 def test_deeper_is_better_where_a_lower_score_is() -> None:
     rows = scored(("base", "wiki", 4096, "bits", 1.0, 0.1), ("yarn", "wiki", 4096, "bits", 2.0, 0.1))
-    (heat,) = figures.table(rows.assign(higher_is_better=False)).data
+    (heat,) = plots.table(rows.assign(higher_is_better=False)).data
     assert heat.z.tolist() == [[1.0], [0.0]]
 
 
 def test_the_table_holds_every_model_and_task_with_its_standard_error() -> None:
-    (heat,) = figures.table(TASKS).data
+    (heat,) = plots.table(TASKS).data
     assert list(heat.y) == ["base", "yarn"]
     assert [at.split("<br>")[0] for at in heat.x] == ["arc_easy", "boolq", "ruler_vt", "ruler_vt", "mean of 2"]
     assert heat.text[0][0] == "0.600<br>±0.040"
     assert heat.text[1][2] == ""
-    assert figures.by_length(TASKS).layout.xaxis.ticktext == ("2,048", "4,096")
-    lines = figures.by_length(TASKS).data
+    assert plots.by_length(TASKS).layout.xaxis.ticktext == ("2,048", "4,096")
+    lines = plots.by_length(TASKS).data
     assert [list(line.x) for line in lines] == [[2048, 4096], []]
-    assert figures.table(TASKS.iloc[:0]).layout.annotations[0].text == "no rows to show"
+    assert plots.table(TASKS.iloc[:0]).layout.annotations[0].text == "no rows to show"
 
 
 def test_report_and_terminal_tell_the_scores(tmp_path: Path) -> None:
@@ -381,7 +382,7 @@ def test_report_and_terminal_tell_the_scores(tmp_path: Path) -> None:
     overview = findings.overview(run)
     assert overview is not None
     assert {row["task"] for row in overview.rows} == {"niah_single_1", "ruler_vt", "arc_easy"}
-    shown = Shown(run, run.models, run.heads, run.models[0], {})
+    shown = RenderContext(run, run.models, run.heads, run.models[0], {})
     scores, beside = charts.charts(shown)
     assert len([*scores.charts]) == 2
     assert len([*beside.charts]) == 1
@@ -404,6 +405,6 @@ def test_scores_stand_beside_the_heads_of_the_same_model() -> None:
     assert of_models(heads)[kept].dropna().to_dict() == {"yarn": 0.25, "other": 1.0}
     few = pd.DataFrame({"layer": 0, "head": range(8)}).assign(model="smaller", growth=0.2, ess2_512=10.0)
     assert of_models(pd.concat([heads, few]))[kept].dropna().to_dict() == {"yarn": 0.25, "other": 1.0}
-    points = [trace for trace in figures.against_heads(TASKS, numbers).data if trace.customdata is not None]
+    points = [trace for trace in plots.against_heads(TASKS, numbers).data if trace.customdata is not None]
     assert {trace.name: list(trace.x) for trace in points} == {"base": [0.2] * 3, "yarn": [0.4] * 2}
     assert dict(zip(points[0].customdata, points[0].y, strict=True))["ruler_vt"] == 0.8  # at its longest length

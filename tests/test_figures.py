@@ -10,7 +10,18 @@ import pytest
 from scipy.stats import t
 
 from headscope.bins import middle
-from headscope.figures import axes, compare, heads, layers, lengths, loss, marks, ranks, rotary, style
+from headscope.plots import (
+    axes,
+    baseline_scatter,
+    effective_length,
+    heads,
+    highlight,
+    layers,
+    loss,
+    rank_shift,
+    rotary,
+    style,
+)
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 
@@ -26,7 +37,7 @@ def shown(figure) -> str:
 
 
 def test_matrix_shows_every_head_in_log_colour_with_its_value_and_unit_on_hover(run: Run) -> None:
-    figure = heads.matrix(run.heads, "ess2_1024", "yarn")
+    figure = heads.plot_matrix(run.heads, "ess2_1024", "yarn")
     trace = figure.data[0]
     row = run.heads.query("model == 'yarn' and layer == 2 and head == 5").iloc[0]
     assert trace.z.shape == (4, 6)
@@ -38,19 +49,19 @@ def test_matrix_shows_every_head_in_log_colour_with_its_value_and_unit_on_hover(
 
 def test_change_is_a_ratio_for_lengths_and_a_difference_otherwise(run: Run) -> None:
     table = run.heads.set_index(["model", "layer", "head"])
-    ratio = heads.change(run.heads, "ess2_1024", "yarn", "base").data[0]
+    ratio = heads.plot_change(run.heads, "ess2_1024", "yarn", "base").data[0]
     expected = table.loc[("yarn", 1, 3), "ess2_1024"] / table.loc[("base", 1, 3), "ess2_1024"]
     assert ratio.customdata[1][3][3] == pytest.approx(expected)
     assert ratio.z[1][3] == pytest.approx(np.log10(expected))
     assert ratio.zmin == -ratio.zmax
-    difference = heads.change(run.heads, "growth", "yarn", "base").data[0]
+    difference = heads.plot_change(run.heads, "growth", "yarn", "base").data[0]
     assert difference.z[0][1] == pytest.approx(
         table.loc[("yarn", 0, 1), "growth"] - table.loc[("base", 0, 1), "growth"]
     )
 
 
 def test_boxes_hold_minimum_quartiles_maximum_and_mean_over_heads(run: Run) -> None:
-    boxes = [trace for trace in heads.spread(run.heads, "cov").data if trace.type == "box"]
+    boxes = [trace for trace in heads.plot_distribution(run.heads, "cov").data if trace.type == "box"]
     values = run.heads.loc[run.heads["model"] == "base", "cov"]
     told = [boxes[0][key][0] for key in ("lowerfence", "q1", "median", "q3", "upperfence", "mean")]
     assert told == pytest.approx([*values.quantile([0, 0.25, 0.5, 0.75, 1]), values.mean()])
@@ -58,13 +69,13 @@ def test_boxes_hold_minimum_quartiles_maximum_and_mean_over_heads(run: Run) -> N
 
 
 def test_a_colour_bar_of_few_layers_has_whole_ones(run: Run) -> None:
-    assert compare.against(run.heads, "ess2_1024", "base").layout.coloraxis.colorbar.dtick == 1
+    assert baseline_scatter.plot_against_baseline(run.heads, "ess2_1024", "base").layout.coloraxis.colorbar.dtick == 1
     deep = run.heads.assign(layer=run.heads["layer"] * 10)
-    assert compare.against(deep, "ess2_1024", "base").layout.coloraxis.colorbar.dtick is None
+    assert baseline_scatter.plot_against_baseline(deep, "ess2_1024", "base").layout.coloraxis.colorbar.dtick is None
 
 
 def test_scatter_against_the_base_has_a_panel_per_method_and_equal_axes(run: Run) -> None:
-    figure = compare.against(run.heads, "ess2_1024", "base")
+    figure = baseline_scatter.plot_against_baseline(run.heads, "ess2_1024", "base")
     points = [trace for trace in figure.data if trace.mode == "markers"]
     lines = [trace for trace in figure.data if trace.mode == "lines"]
     base = run.heads[run.heads["model"] == "base"]["ess2_1024"].to_numpy()
@@ -78,7 +89,7 @@ def test_scatter_against_the_base_has_a_panel_per_method_and_equal_axes(run: Run
 
 
 def test_growth_lines_average_ln_ess2_over_documents_by_rows(run: Run) -> None:
-    figure = lengths.growth(run.attention, [(1, 2), (3, 0)])
+    figure = effective_length.plot_effective_length(run.attention, [(1, 2), (3, 0)])
     line = next(trace for trace in figure.data if trace.name == "yarn")
     rows = run.attention.query("model == 'yarn' and layer == 1 and head == 2 and context_length == 1024")
     visible = int(rows["visible"].max())
@@ -92,7 +103,7 @@ def test_growth_lines_average_ln_ess2_over_documents_by_rows(run: Run) -> None:
 
 
 def test_spectrum_shows_log_theta_over_usage_with_intervals(run: Run) -> None:
-    figure = rotary.spectrum(run.pairs, 0, 1)
+    figure = rotary.plot_spectrum(run.pairs, 0, 1)
     above, below = figure.data[0], figure.data[1]
     mine = run.pairs.query("model == 'base' and layer == 0 and head == 1 and context_length == 1024 and pair == 3")
     values = mine["mean_abs"].astype(float)
@@ -107,18 +118,18 @@ def test_spectrum_shows_log_theta_over_usage_with_intervals(run: Run) -> None:
 def test_two_documents_draw_no_interval(run: Run) -> None:
     two = run.pairs[run.pairs["doc"] != "synthetic/0"]
     assert two["doc"].nunique() == 2
-    assert np.isnan(rotary.spectrum(two, 0, 1).data[1].error_y.array).all()
+    assert np.isnan(rotary.plot_spectrum(two, 0, 1).data[1].error_y.array).all()
 
 
 def test_pairs_that_do_not_rotate_leave_gaps(run: Run) -> None:
     still = run.pairs.assign(theta=np.float32(0))
-    assert np.isnan(rotary.spectrum(still, 0, 1).data[0].y).all()
+    assert np.isnan(rotary.plot_spectrum(still, 0, 1).data[0].y).all()
     positions = run.positions.assign(log_theta=-np.inf)
-    assert "no pair of this model rotates" in shown(rotary.frequency_change(positions, "base"))
+    assert "no pair of this model rotates" in shown(rotary.plot_frequency_change(positions, "base"))
 
 
 def test_profile_is_pair_by_distance_at_the_longest_length(run: Run) -> None:
-    trace = rotary.profile(run.distance, 1, 2, "base").data[0]
+    trace = rotary.plot_pair_profile(run.distance, 1, 2, "base").data[0]
     rows = run.distance.query("model == 'base' and layer == 1 and head == 2 and context_length == 1024")
     cell = rows[(rows["pair"] == 4) & (rows["distance"] == 16)].iloc[0]
     at = list(trace.customdata[4]).index(16)
@@ -127,7 +138,7 @@ def test_profile_is_pair_by_distance_at_the_longest_length(run: Run) -> None:
 
 
 def test_frequency_change_is_the_mean_over_key_groups(run: Run) -> None:
-    trace = rotary.frequency_change(run.positions, "adarope").data[0]
+    trace = rotary.plot_frequency_change(run.positions, "adarope").data[0]
     rows = run.positions.query("model == 'adarope' and layer == 2 and pair == 7")
     assert trace.z[2][7] == pytest.approx((rows["log_theta"] - rows["log_theta_base"]).mean(), abs=1e-6)
 
@@ -136,45 +147,47 @@ def test_layers_are_ranked_by_the_rms_of_their_change_which_no_two_groups_can_ca
     rows = run.positions[run.positions["model"] == "adarope"].reset_index(drop=True)
     sign = np.where(rows["kv_group"] % 2, 1.0, -1.0) * np.where(rows["layer"] == 2, 3.0, 1.0)
     moved = rows.assign(log_theta=rows["log_theta_base"] + 0.1 * sign)
-    bars, dots = rotary.by_change(moved, "adarope").data
+    bars, dots = rotary.plot_layers_by_change(moved, "adarope").data
     assert next(place[0] for place in bars.customdata) == 2
     assert list(bars.y) == pytest.approx([0.3, 0.1, 0.1, 0.1], rel=1e-5)
     assert len(dots.y) == len(rows.groupby(["layer", "kv_group"]))
-    assert np.abs(rotary.frequency_change(moved, "adarope").data[0].z).max() < 1e-6, "a mean cancels"
+    assert np.abs(rotary.plot_frequency_change(moved, "adarope").data[0].z).max() < 1e-6, "a mean cancels"
 
 
 def test_side_by_side_matrices_share_one_scale_and_signed_ones_are_symmetric(run: Run) -> None:
-    pair = [heads.matrix(run.heads, "growth", model).data[0] for model in ("base", "adarope")]
+    pair = [heads.plot_matrix(run.heads, "growth", model).data[0] for model in ("base", "adarope")]
     assert len({(each.zmin, each.zmax) for each in pair}) == 1
-    changes = [heads.change(run.heads, "growth", model, "base").data[0] for model in ("yarn", "adarope")]
+    changes = [heads.plot_change(run.heads, "growth", model, "base").data[0] for model in ("yarn", "adarope")]
     assert len({(each.zmin, each.zmax) for each in changes}) == 1
-    signed = heads.matrix(run.heads, "influence_joint", "adarope").data[0]
+    signed = heads.plot_matrix(run.heads, "influence_joint", "adarope").data[0]
     assert signed.zmin == -signed.zmax
-    small = heads.small(run.heads, "growth")
+    small = heads.plot_small_matrices(run.heads, "growth")
     assert [trace.name for trace in small.data] == ["base", "yarn", "adarope"]
     assert small.layout.coloraxis.cmin == pair[0].zmin
-    profiles = rotary.profiles(run.distance, 1, 2)
+    profiles = rotary.plot_pair_profiles(run.distance, 1, 2)
     assert profiles.layout.coloraxis.cmin == -profiles.layout.coloraxis.cmax
     assert all(trace.coloraxis == "coloraxis" for trace in (*small.data, *profiles.data))
 
 
 def test_the_total_logit_is_the_sum_over_pairs(run: Run) -> None:
-    line = next(trace for trace in rotary.total(run.distance, 1, 2).data if trace.name == "yarn")
+    line = next(trace for trace in rotary.plot_logit_by_distance(run.distance, 1, 2).data if trace.name == "yarn")
     rows = run.distance.query("model == 'yarn' and layer == 1 and head == 2 and context_length == 1024")
     at = list(line.customdata).index(16)
     assert line.y[at] == pytest.approx(rows[rows["distance"] == 16]["mean_signed"].astype(float).sum(), rel=1e-5)
 
 
 def test_one_head_grows_in_a_band_over_its_documents(run: Run) -> None:
-    figure = lengths.growth(run.attention.query("layer == 1 and head == 2"), [(1, 2)])
+    figure = effective_length.plot_effective_length(run.attention.query("layer == 1 and head == 2"), [(1, 2)])
     low, high, line = figure.data[:3]
     assert all(a <= y <= b for a, y, b in zip(low.y, line.y, high.y, strict=True))
     few = run.attention[run.attention["doc"].isin(["synthetic/0", "synthetic/1"])]
-    assert all(trace.fill is None for trace in lengths.growth(few, [(1, 2)]).data), "two documents give no interval"
+    assert all(trace.fill is None for trace in effective_length.plot_effective_length(few, [(1, 2)]).data), (
+        "two documents give no interval"
+    )
 
 
 def test_a_rank_shift_counts_ranks_and_calls_noise_what_may_be_noise(run: Run) -> None:
-    both = ranks.moved(run.heads, "growth", "base", "adarope").set_index(["layer", "head"])
+    both = rank_shift.rank_changes(run.heads, "growth", "base", "adarope").set_index(["layer", "head"])
     wide = run.heads.set_index(["model", "layer", "head"])
     values = wide.loc["adarope", "growth"]
     for place, row in both.iterrows():
@@ -184,21 +197,21 @@ def test_a_rank_shift_counts_ranks_and_calls_noise_what_may_be_noise(run: Run) -
         apart = learned["growth_low"] > base["growth_high"] or learned["growth_high"] < base["growth_low"]
         assert (row["way"] != 0) == apart
     top = [set(wide.loc[model, "growth"].nlargest(10).index) for model in ("base", "adarope")]
-    assert ranks.overlap(both) == len(top[0] & top[1])
-    drawn = ranks.shift(run.heads, "growth", "base", {(1, 2)})
+    assert rank_shift.top_overlap(both) == len(top[0] & top[1])
+    drawn = rank_shift.plot_rank_shift(run.heads, "growth", "base", {(1, 2)})
     assert {tuple(place[:2]) for trace in drawn.data for place in trace.customdata} == {(1, 2)}
 
 
 def test_a_long_title_takes_lines_and_leaves_room_for_them() -> None:
-    short, long = (style.top(style.figure("A title " * count)) for count in (2, 20))
+    short, long = (style.set_top_margin(style.new_figure("A title " * count)) for count in (2, 20))
     assert long.layout.title.text.count("<br>") == 2
     assert long.layout.title.text.replace("<br>", " ") + " " == "A title " * 20
-    assert long.layout.margin.t - short.layout.margin.t == 2 * style.LINE
-    assert "…" not in style.text("x" * 90)
+    assert long.layout.margin.t - short.layout.margin.t == 2 * style.TITLE_LINE_HEIGHT
+    assert "…" not in style.escape_label("x" * 90)
 
 
 def test_by_layer_is_a_geometric_mean_where_the_statistic_is_logarithmic(run: Run) -> None:
-    figure = layers.by_layer(run.heads, "ess2_1024")
+    figure = layers.plot_by_layer(run.heads, "ess2_1024")
     line = next(trace for trace in figure.data if trace.name == "base")
     mine = run.heads.query("model == 'base' and layer == 3")["ess2_1024"]
     assert line.y[3] == pytest.approx(np.exp(np.log(mine).mean()))
@@ -206,12 +219,12 @@ def test_by_layer_is_a_geometric_mean_where_the_statistic_is_logarithmic(run: Ru
 
 
 def test_infinite_values_are_left_out_of_a_layer(run: Run) -> None:
-    figure = layers.by_layer(run.heads.assign(effective_base=np.inf), "effective_base")
+    figure = layers.plot_by_layer(run.heads.assign(effective_base=np.inf), "effective_base")
     assert all(len(trace.x) == 0 for trace in figure.data)
 
 
 def test_training_steps_follow_the_median_and_the_chosen_heads(run: Run) -> None:
-    figure = layers.over_steps(run.heads, "growth", {"yarn": 50, "base": 10}, [(0, 1)])
+    figure = layers.plot_over_steps(run.heads, "growth", {"yarn": 50, "base": 10}, [(0, 1)])
     median = next(trace for trace in figure.data if trace.name == "median of all heads")
     chosen = figure.data[-1]
     assert list(median.x) == list(chosen.x) == [10, 50]
@@ -222,7 +235,7 @@ def test_training_steps_follow_the_median_and_the_chosen_heads(run: Run) -> None
 
 
 def test_the_first_step_stands_left_of_steps_that_span_decades(run: Run) -> None:
-    figure = layers.over_steps(run.heads, "growth", {"base": 0, "yarn": 1, "adarope": 500}, [(0, 1)])
+    figure = layers.plot_over_steps(run.heads, "growth", {"base": 0, "yarn": 1, "adarope": 500}, [(0, 1)])
     assert figure.layout.xaxis.type == "log"
     for trace in figure.data[2:]:  # after the band
         assert list(trace.x) == [0.5, 1, 500]
@@ -230,10 +243,10 @@ def test_the_first_step_stands_left_of_steps_that_span_decades(run: Run) -> None
 
 
 def test_loss_is_a_mean_over_documents_and_its_difference_is_paired(run: Run) -> None:
-    mean = next(trace for trace in loss.by_position(run.nll).data if trace.name == "yarn")
+    mean = next(trace for trace in loss.plot_loss_by_position(run.nll).data if trace.name == "yarn")
     rows = run.nll[(run.nll["model"] == "yarn") & (run.nll["context_length"] == 1024)]
     assert mean.y[0] == pytest.approx(rows[rows["position"] == mean.x[0]]["nll"].mean())
-    difference = loss.difference(run.nll, "base")
+    difference = loss.plot_loss_difference(run.nll, "base")
     named = {trace.name: trace for trace in difference.data if trace.name}
     assert set(named) == {"yarn", "adarope"}
     np.testing.assert_allclose(named["adarope"].y, 0.1, atol=1e-5)
@@ -242,23 +255,23 @@ def test_loss_is_a_mean_over_documents_and_its_difference_is_paired(run: Run) ->
 @pytest.mark.parametrize(
     "figure",
     [
-        lambda frame: heads.matrix(frame, "growth", "base"),
-        lambda frame: heads.change(frame, "growth", "yarn", "base"),
-        lambda frame: heads.spread(frame, "cov"),
-        lambda frame: compare.against(frame, "ess2_1024", "base"),
-        lambda frame: lengths.growth(frame, [(0, 0)]),
-        lambda frame: ranks.shift(frame, "growth", "base"),
-        lambda frame: heads.small(frame, "growth"),
-        lambda frame: rotary.by_change(frame, "base"),
-        lambda frame: rotary.profiles(frame, 0, 0),
-        lambda frame: rotary.total(frame, 0, 0),
-        lambda frame: layers.by_layer(frame, "gamma"),
-        lambda frame: layers.over_steps(frame, "growth", {"base": 1}),
-        lambda frame: rotary.spectrum(frame, 0, 0),
-        lambda frame: rotary.profile(frame, 0, 0, "base"),
-        lambda frame: rotary.frequency_change(frame, "base"),
-        lambda frame: loss.by_position(frame),
-        lambda frame: loss.difference(frame, "base"),
+        lambda frame: heads.plot_matrix(frame, "growth", "base"),
+        lambda frame: heads.plot_change(frame, "growth", "yarn", "base"),
+        lambda frame: heads.plot_distribution(frame, "cov"),
+        lambda frame: baseline_scatter.plot_against_baseline(frame, "ess2_1024", "base"),
+        lambda frame: effective_length.plot_effective_length(frame, [(0, 0)]),
+        lambda frame: rank_shift.plot_rank_shift(frame, "growth", "base"),
+        lambda frame: heads.plot_small_matrices(frame, "growth"),
+        lambda frame: rotary.plot_layers_by_change(frame, "base"),
+        lambda frame: rotary.plot_pair_profiles(frame, 0, 0),
+        lambda frame: rotary.plot_logit_by_distance(frame, 0, 0),
+        lambda frame: layers.plot_by_layer(frame, "gamma"),
+        lambda frame: layers.plot_over_steps(frame, "growth", {"base": 1}),
+        lambda frame: rotary.plot_spectrum(frame, 0, 0),
+        lambda frame: rotary.plot_pair_profile(frame, 0, 0, "base"),
+        lambda frame: rotary.plot_frequency_change(frame, "base"),
+        lambda frame: loss.plot_loss_by_position(frame),
+        lambda frame: loss.plot_loss_difference(frame, "base"),
     ],
 )
 def test_a_table_without_rows_or_columns_gives_a_figure_that_says_why(run: Run, figure) -> None:
@@ -269,27 +282,28 @@ def test_a_table_without_rows_or_columns_gives_a_figure_that_says_why(run: Run, 
 
 
 def test_a_model_keeps_its_colour_when_others_are_filtered_out(run: Run) -> None:
-    everyone = style.looks(run.heads)
-    alone = style.looks(run.heads[run.heads["model"] == "adarope"])
+    everyone = style.model_styles(run.heads)
+    alone = style.model_styles(run.heads[run.heads["model"] == "adarope"])
     assert alone == {"adarope": everyone["adarope"]}
     assert len({look.colour for look in everyone.values()}) == 3
 
 
 def test_bands_that_lie_over_each_other_are_fainter(run: Run) -> None:
     few, many = (
-        style.looks(pd.DataFrame({"model": [f"model {at}" for at in range(count)]}))["model 0"] for count in (2, 8)
+        style.model_styles(pd.DataFrame({"model": [f"model {at}" for at in range(count)]}))["model 0"]
+        for count in (2, 8)
     )
-    assert (few.veil, many.veil) == ("rgba(31,131,196,0.16)", "rgba(31,131,196,0.05)")
-    assert few.shade == many.shade == few.veil
+    assert (few.band_colour, many.band_colour) == ("rgba(31,131,196,0.16)", "rgba(31,131,196,0.05)")
+    assert few.fill_colour == many.fill_colour == few.band_colour
 
 
 def test_labels_cannot_smuggle_html_into_a_figure(run: Run) -> None:
     hostile = '<a href="https://example.org">x</a>'
     table = run.heads.assign(model=run.heads["model"].cat.rename_categories({"base": hostile}))
     for figure in (
-        heads.matrix(table, "growth", hostile),
-        heads.spread(table),
-        compare.against(table, "growth", hostile),
+        heads.plot_matrix(table, "growth", hostile),
+        heads.plot_distribution(table),
+        baseline_scatter.plot_against_baseline(table, "growth", hostile),
     ):
         assert "&lt;a href" in figure.to_json()
         assert "<a href" not in figure.to_json().replace("\\u003c", "<")
@@ -304,7 +318,7 @@ def test_log_ticks_are_round() -> None:
 
 def test_figures_import_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, headscope.figures.heads, headscope.figures.loss, headscope.figures.rotary, headscope.report;"
+        "import sys, headscope.plots.heads, headscope.plots.loss, headscope.plots.rotary, headscope.report;"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
@@ -312,8 +326,11 @@ def test_figures_import_neither_torch_nor_transformers() -> None:
 
 def test_picked_heads_are_framed_in_every_matrix_and_leave_its_axes_alone(run: Run) -> None:
     picked = {(0, 5), (3, 0)}  # at the ends of both axes
-    for figure, panels in ((heads.matrix(run.heads, "cov", "base"), 1), (heads.small(run.heads, "cov"), 3)):
-        marks.mark(figure, picked)
+    for figure, panels in (
+        (heads.plot_matrix(run.heads, "cov", "base"), 1),
+        (heads.plot_small_matrices(run.heads, "cov"), 3),
+    ):
+        highlight.highlight_heads(figure, picked)
         frames = [trace for trace in figure.data if trace.type == "scatter"]
         assert len({frame.xaxis or "x" for frame in frames}) == panels
         for frame in frames:

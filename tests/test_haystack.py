@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from tokenizers_of_all_kinds import KINDS, play, tokenizer
 
 from headscope.errors import BadInput, Missing
-from headscope.models import sources
-from headscope.studies.texts import first_tokens
+from headscope.models import loading
+from headscope.prompts.haystack import Haystack, Prompter, decoded
+from headscope.prompts.needles import INDIRECT, OURS, Needle, read_needles
+from headscope.prompts.texts import first_tokens
 from probes.needle import wu
-from probes.needle.facts import INDIRECT, OURS, Needle, read_needles
-from probes.needle.haystack import Haystack, Prompter, decoded
 
 LONGEST = 1500
 END = re.compile(r"[.!?…]+[\"'’”)\]»_]*$")
 
 
 def ground(kind: str, needle: int = 0, template: str = "prefix") -> tuple[Haystack, Prompter]:
-    tokens = sources.load_tokenizer("smollm2-135m") if kind == "smollm2" else tokenizer(kind)
+    tokens = loading.load_tokenizer("smollm2-135m") if kind == "smollm2" else tokenizer(kind)
     haystack = Haystack("play", first_tokens(play(), tokens, LONGEST), tokens)
     return haystack, Prompter(OURS[needle], tokens, template)
 

@@ -17,10 +17,10 @@ from test_study import content, save_checkpoint, save_texts
 import headscope as hs
 from headscope.errors import BadInput
 from headscope.models.hub import HubId
-from headscope.models.sources import locate
+from headscope.models.loading import locate
 from headscope.positions.model import Spec
 from headscope.runs.run import Run, runs
-from headscope.studies.config import read_study
+from headscope.study.config import read_study
 
 MODEL = "lab/tiny"
 Command = Callable[..., tuple[int, str]]

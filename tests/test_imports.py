@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headscope import door
+from headscope import plugins
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("headscope", "probes", "dashboards")
@@ -111,11 +111,11 @@ def loaded_by(*modules: str) -> set[str]:
 
 def parts(may_run_models: bool) -> list[str]:
     """The modules that probes name for their parts."""
-    kinds = [kind for kind in vars(door.Probe)["__dataclass_fields__"] if kind in door.Kind.__args__]
-    named = [getattr(probe, kind) for probe in door.probes().values() for kind in kinds]
+    kinds = [kind for kind in vars(plugins.Probe)["__dataclass_fields__"] if kind in plugins.Kind.__args__]
+    named = [getattr(probe, kind) for probe in plugins.probes().values() for kind in kinds]
     wanted = {
         getattr(probe, kind).partition(":")[0]
-        for probe in door.probes().values()
+        for probe in plugins.probes().values()
         for kind in kinds
         if getattr(probe, kind) and (kind in MAY_RUN_MODELS) == may_run_models
     }
@@ -127,7 +127,7 @@ def test_measures_know_neither_models_nor_frames_nor_files() -> None:
     for file in files("headscope/measures"):
         assert not roots(file) & {"transformers", "transformer_lens", "pandas", "pyarrow"}, file
     loaded = loaded_by("headscope.measures")
-    assert not loaded & {"transformers", "transformer_lens", "pandas", "pyarrow", "headscope.runs.stored"}
+    assert not loaded & {"transformers", "transformer_lens", "pandas", "pyarrow", "headscope.runs.run_tables"}
 
 
 def test_what_reads_runs_never_imports_torch_or_transformers() -> None:
@@ -147,10 +147,12 @@ def test_importing_headscope_loads_nothing_heavy() -> None:
 
 
 def test_a_list_of_commands_loads_nothing_heavy() -> None:
-    code = "import sys; sys.argv = ['headscope', '--help']; from headscope.cli import app; app(standalone_mode=False)"
+    code = (
+        "import sys; sys.argv = ['headscope', '--help']; from headscope.cli.app import app; app(standalone_mode=False)"
+    )
     code += "; print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert "headscope.cli" in done.stderr.split()
+    assert "headscope.cli.app" in done.stderr.split()
     assert not set(done.stderr.split()) & {*TORCH, "pandas", "pyarrow", "plotly", "pydantic", "dash"}
 
 
@@ -176,7 +178,7 @@ def test_the_library_imports_neither_its_probes_nor_its_dashboards() -> None:
         if file.parent.name != "commands":
             assert not roots(file) & {"probes", "dashboards"}, file
     for file in files("probes"):
-        assert not {"headscope.cli", "headscope.commands", "headscope.sections"} & {
+        assert not {"headscope.cli.app", "headscope.cli", "headscope.sections"} & {
             ".".join(name.split(".")[:2]) for name in imports(file)
         }, file
         assert "dashboards" not in roots(file), file

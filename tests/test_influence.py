@@ -15,19 +15,20 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted, UnsupportedModel
-from headscope.passes.interventions import groups
-from headscope.passes.replay import Replay, Streams
+from headscope.forward.interventions import groups
+from headscope.forward.replay import Replay, Streams
 from headscope.positions import AdaRoPE, resolve
 from headscope.positions.model import Model
+from headscope.prompts.texts import TokenDocument
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
-from headscope.studies import materials, runner
-from headscope.studies.config import build_study
-from headscope.studies.texts import TokenDocument
-from probes.influence.cells import head_influence
+from headscope.study import context as materials
+from headscope.study import runner
+from headscope.study.config import build_study
+from probes.influence.analysis import adjusted, agreement, certainty, curve, gini, top_share, units
 from probes.influence.damping import with_damped
-from probes.influence.found import adjusted, agreement, certainty, curve, gini, top_share, units
-from probes.influence.screen import actual
+from probes.influence.gradient_estimate import actual
+from probes.influence.run import head_influence
 from probes.influence.sweep import Sweep, matched
 
 LENGTH, DOCS = 40, 3

@@ -14,17 +14,17 @@ from test_study import StopsAfter, content, save_checkpoint, save_texts
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted, Missing
+from headscope.prompts.needles import OURS
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
-from headscope.studies import runner
-from headscope.studies.config import build_study
-from headscope.studies.materials import Materials
-from probes.influence import passages
-from probes.influence.cells import InfluenceSection, head_influence
+from headscope.study import runner
+from headscope.study.config import build_study
+from headscope.study.context import Materials
+from probes.influence import objective_texts
+from probes.influence.analysis import agreement, solved, sweeps
 from probes.influence.damping import with_damped
-from probes.influence.found import agreement, solved, sweeps
-from probes.influence.passages import Passage
-from probes.needle.facts import OURS
+from probes.influence.objective_texts import Passage
+from probes.influence.run import InfluenceSection, head_influence
 
 PROMPT, ANSWER = 40, 6
 IDS = torch.randint(3, families.VOCAB, (1, PROMPT + ANSWER), generator=torch.Generator().manual_seed(7))
@@ -181,7 +181,7 @@ def test_a_context_without_room_for_the_fact_is_refused(place: Path) -> None:
 
 
 def test_without_a_section_that_hides_facts_there_are_no_answers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passages.door, "parts", lambda kind: iter(()))
+    monkeypatch.setattr(objective_texts.door, "parts", lambda kind: iter(()))
     with pytest.raises(Missing, match="nothing that is installed hides facts in documents"):
         runner.run(planned(place, objectives=["answer"]), place / "none")
 

@@ -4,15 +4,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from headscope.figures.learned import spectrum
-from headscope.report import outline
+from headscope.plots.learned_frequencies import plot_learned_frequencies
+from headscope.report import assembly
+from headscope.runs.column_metadata import statistic, statistics
 from headscope.runs.run import Run
-from headscope.runs.statistics import statistic, statistics
 from headscope.runs.synthetic import synthetic_run
-from probes.influence import band_figures, charts, findings
-from probes.influence import figures as influence
+from probes.influence import band_figures, findings
+from probes.influence import plots as influence
+from probes.influence import report as charts
+from probes.influence.analysis import agreement, curve, shown
 from probes.influence.claims import claims
-from probes.influence.found import agreement, curve, shown
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_the_forest_has_a_dot_a_document_and_tells_evaluated_from_estimated(run:
 
 
 def test_the_spectrum_draws_base_start_and_learned_frequencies(run: Run) -> None:
-    figure = spectrum(run.positions, "learned", 2, 1)
+    figure = plot_learned_frequencies(run.positions, "learned", 2, 1)
     rows = run.positions.query("model == 'learned' and layer == 2 and kv_group == 1").sort_values("pair")
     learned = [trace for trace in figure.data if trace.name == "learned"]
     np.testing.assert_allclose(learned[0].y, rows["log_theta"].astype(float) / np.log(10), rtol=1e-6)
@@ -132,7 +133,9 @@ def test_the_best_head_of_any_statistic_that_names_it_is_marked_and_drawn_agains
     heads = run.heads[run.heads["model"] == "base"]
     named = {name: known.best for name, known in statistics().items() if known.best}
     assert named["retrieval"] == "top retrieval head"
-    group = next(group for group in charts.charts(outline.shown(run)) if group.heading.startswith("Temperature"))
+    group = next(
+        group for group in charts.charts(assembly.render_context(run)) if group.heading.startswith("Temperature")
+    )
     _, histogram, *others = [chart.figure for chart in group.charts]
     best = heads.loc[heads["retrieval"].idxmax()]
     start = f"top retrieval head: layer {best['layer']}, head {best['head']}, "
@@ -142,7 +145,7 @@ def test_the_best_head_of_any_statistic_that_names_it_is_marked_and_drawn_agains
 
 
 def test_the_page_shows_the_sweeps_of_one_model_and_names_those_that_have_some(run: Run) -> None:
-    page = charts.page(outline.shown(run, model="learned"))
+    page = charts.page(assembly.render_context(run, selected_model="learned"))
     assert page.title == "Head influence: learned"
     assert [*page.sections] == [
         "",
@@ -155,7 +158,7 @@ def test_the_page_shows_the_sweeps_of_one_model_and_names_those_that_have_some(r
     assert all(sentence.startswith("learned, ") for sentence in words.sentences)
     titles = [chart.figure.layout.title.text for name, parts in page.sections.items() if name for chart in parts]
     assert [title for title in titles if title.startswith("Influence: ")] == ["Influence: learned"] * 6
-    other = charts.page(outline.shown(run, model="other"))
+    other = charts.page(assembly.render_context(run, selected_model="other"))
     (words,) = other.sections[""]
     assert words.sentences[0] == "This view has no sweep of other. It holds those of base, learned."
     assert "headscope influence --model" in words.sentences[1]
@@ -179,7 +182,7 @@ def test_every_component_that_a_sweep_may_have_is_a_statistic() -> None:
 
 
 def test_every_sweep_is_a_group_of_the_chapter(run: Run) -> None:
-    groups = [*charts.charts(outline.shown(run))]
+    groups = [*charts.charts(assembly.render_context(run))]
     assert {group.chapter for group in groups} == {"Head influence"}
     assert len(groups) == 6, "three components of two models"
     assert len([*groups[0].charts]) >= 5
@@ -231,7 +234,7 @@ def banded(run: Run) -> Run:
 
 
 def test_answers_are_a_sweep_of_their_own_whose_trials_are_its_documents(asked: Run) -> None:
-    groups = {group.heading: [*group.charts] for group in charts.charts(outline.shown(asked))}
+    groups = {group.heading: [*group.charts] for group in charts.charts(assembly.render_context(asked))}
     assert len(groups) == 7 - 3, "one group of a heading for both models"
     forest, histogram, matrix, *_ = groups["Output set to zero: loss of the answer, up to 1,024 tokens"]
     assert forest.figure.layout.title.text == "Influence on answers, the units that matter most: learned"
@@ -260,14 +263,14 @@ def test_whether_the_top_retrieval_head_stands_at_the_extreme_is_judged(
     other = made(asked, influence_answers=asked.influence_answers)
     heads = run_heads(asked, best)
     other.__dict__["heads"] = heads
-    told = [claim for claim in claims(other) if "stands at the extreme" in claim.said]
-    (claim,) = [claim for claim in told if "top retrieval head" in claim.said]
+    told = [claim for claim in claims(other) if "stands at the extreme" in claim.statement]
+    (claim,) = [claim for claim in told if "top retrieval head" in claim.statement]
     assert claim.verdict == verdict
-    assert claim.said.startswith("Output set to zero, one unit at a time: the top retrieval head")
+    assert claim.statement.startswith("Output set to zero, one unit at a time: the top retrieval head")
     place = int((shown(other.influence_answers)["delta"] > claim_delta(other, best)).sum()) + 1
-    assert f"layer {best[0]}, head {best[1]}, " in claim.found
-    assert f"has rank {place} of 24" in claim.found
-    assert "the extreme is +1.5" in claim.found
+    assert f"layer {best[0]}, head {best[1]}, " in claim.evidence
+    assert f"has rank {place} of 24" in claim.evidence
+    assert "the extreme is +1.5" in claim.evidence
 
 
 def test_where_a_unit_is_only_estimated_the_extreme_cannot_be_told(asked: Run) -> None:
@@ -275,9 +278,9 @@ def test_where_a_unit_is_only_estimated_the_extreme_cannot_be_told(asked: Run) -
     one = (answers["layer"] == 0) & (answers["head"] == 0)
     other = made(asked, influence_answers=answers.assign(method=answers["method"].where(~one, "screen")))
     other.__dict__["heads"] = run_heads(asked, (1, 4))
-    (claim,) = [claim for claim in claims(other) if "top retrieval head stands at the extreme" in claim.said]
+    (claim,) = [claim for claim in claims(other) if "top retrieval head stands at the extreme" in claim.statement]
     assert claim.verdict == "cannot be told"
-    assert "1 of 24 units only estimated (--method exact evaluates them)" in claim.found
+    assert "1 of 24 units only estimated (--method exact evaluates them)" in claim.evidence
 
 
 def run_heads(run: Run, best: tuple[int, int]) -> pd.DataFrame:
@@ -293,7 +296,7 @@ def claim_delta(run: Run, head: tuple[int, int]) -> float:
 
 
 def test_bands_are_one_group_with_every_head_by_band_and_all_heads_at_once(banded: Run) -> None:
-    (group,) = charts.charts(outline.shown(banded))
+    (group,) = charts.charts(assembly.render_context(banded))
     assert group.heading == "Rotary pairs by band, 1,024 tokens"
     zero, still, together = group.charts
     heat = zero.figure.data[0]
@@ -327,7 +330,10 @@ def test_bands_are_told_once_a_kind_and_the_leading_one_of_a_head(banded: Run) -
         "Influence in learned, of 1 bands most with pairs 0-1, their rotation removed: +0.001 nats/token "
         "(one document) for layer 1, head 4.",
     ]
-    assert [*charts.page(outline.shown(banded, model="learned")).sections] == ["", "Rotary pairs by band, 1,024 tokens"]
+    assert [*charts.page(assembly.render_context(banded, selected_model="learned")).sections] == [
+        "",
+        "Rotary pairs by band, 1,024 tokens",
+    ]
 
 
 def test_a_band_without_rows_is_explained(banded: Run) -> None:

@@ -15,18 +15,19 @@ from werkzeug.serving import make_server
 
 import headscope as hs
 from dashboards.app import create
-from headscope import given
+from headscope import user_input
 from headscope.errors import BadInput
 from headscope.positions.model import Model
-from headscope.report import outline
+from headscope.prompts.texts import TokenDocument
+from headscope.report import assembly
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from headscope.runs.validate import validate
-from headscope.studies import materials, runner
-from headscope.studies.config import build_study
-from headscope.studies.texts import TokenDocument
-from probes.influence import charts
-from probes.influence.cells import head_influence
+from headscope.study import context as materials
+from headscope.study import runner
+from headscope.study.config import build_study
+from probes.influence import report as charts
+from probes.influence.run import head_influence
 
 LENGTH, DOCS = 40, 3
 SETS = {"picked": ["L1H2", "L3H0"], "early: 'ones'": ["L0H1", "L0H3", "L2H2"]}
@@ -99,7 +100,7 @@ def ablated(model: Model, document: int, heads: list[str]) -> float:
     before = loss()
     hooks = []
     for each in heads:
-        layer, head, _ = given.unit(each)
+        layer, head, _ = user_input.unit(each)
         hooks.append(net.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(hide(head)))
     after = loss()
     for hook in hooks:
@@ -124,14 +125,14 @@ def test_what_the_tray_exports_is_a_study_whose_sets_are_ablated_together(
         document = int(row["doc"].removeprefix("random/"))
         assert row["delta_nll"] == pytest.approx(ablated(model, document, heads), abs=2e-5)
     alone = run.influence.astype({"doc": "str"}).set_index(["doc", "layer", "head"])["delta_nll"]
-    every = {given.unit(head)[:2] for heads in SETS.values() for head in heads}
+    every = {user_input.unit(head)[:2] for heads in SETS.values() for head in heads}
     assert {place[1:] for place in alone.index} == every, "exact evaluates these heads and no other"
     for (doc, layer, head), delta in alone.items():
         document = int(doc.removeprefix("random/"))
         assert delta == pytest.approx(ablated(model, document, [f"L{layer}H{head}"]), abs=2e-5)
-    told = [finding.text for found in outline.findings(run).values() for finding in found]
+    told = [finding.text for found in assembly.findings_by_topic(run).values() for finding in found]
     assert sum("heads of “" in text for text in told) == len(SETS)
-    drawn = [chart for group in charts.charts(outline.shown(run)) for chart in group.charts]
+    drawn = [chart for group in charts.charts(assembly.render_context(run)) for chart in group.charts]
     (bars,) = [chart.figure for chart in drawn if str(chart.figure.layout.title.text).startswith("Named sets")]
     means = rows.groupby("choice")["delta_nll"].mean()
     np.testing.assert_allclose(sorted(bars.data[0].y), sorted(means), atol=1e-9)
@@ -141,7 +142,7 @@ def test_verify_evaluates_named_heads_beside_the_top_and_screens_every_head(mode
     run = run_of({"influence": {"heads": SETS}}, model, tmp_path, method="verify", top=2, random=1)
     rows = run.influence.astype({"method": "str", "doc": "str"})
     evaluated = rows[rows["method"] == "exact"]
-    named = {given.unit(head)[:2] for heads in SETS.values() for head in heads}
+    named = {user_input.unit(head)[:2] for heads in SETS.values() for head in heads}
     assert named <= set(evaluated[["layer", "head"]].itertuples(index=False, name=None))
     assert len(rows[rows["method"] == "screen"]) == 16 * DOCS
     assert set(run.table("influence_sets")["choice"].astype("str")) == {f"set:{name}" for name in SETS}

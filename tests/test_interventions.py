@@ -11,10 +11,10 @@ from adapters import noisy, rebuilt
 from torch import Tensor, nn
 
 import headscope as hs
-from headscope.attention import seam
-from headscope.passes.capture import capturing
-from headscope.passes.interventions import ABLATIONS, Intervention, Reset, Unit, custom, groups, heads, on_layer
-from headscope.passes.replay import Replay
+from headscope.attention import backend
+from headscope.forward.capture import capturing
+from headscope.forward.interventions import ABLATIONS, Intervention, Reset, Unit, custom, groups, heads, on_layer
+from headscope.forward.replay import Replay
 from headscope.positions import AdaRoPE, attached, resolve
 from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed, Schedule
@@ -105,9 +105,9 @@ def test_an_untied_head_sees_the_keys_of_its_own_reset(model: Model, component: 
             layers.listen(lambda heard: outputs.append(heard.z.clone()), [unit.layer])
             model.module(IDS, use_cache=False)
     before, after = outputs
-    checked: list[seam.Call] = []
+    checked: list[backend.Call] = []
 
-    def check(z: Tensor, call: seam.Call) -> Tensor:
+    def check(z: Tensor, call: backend.Call) -> Tensor:
         checked.append(call)
         changed = on_layer(Reset(component, adapter, adapter.initial(), geometry), [unit], geometry)(z, call)
         torch.testing.assert_close(changed[0, unit.head], after[unit.head], rtol=1e-4, atol=1e-4)
@@ -156,9 +156,9 @@ def test_z_zero_and_z_mean_equal_the_slice_of_o_projs_input_edited_by_hand(model
 def test_uniform_queries_average_the_visible_values(model: Model) -> None:
     unit = heads(model.geometry)[1]
     window = model.geometry.windows[unit.layer]
-    checked: list[seam.Call] = []
+    checked: list[backend.Call] = []
 
-    def check(z: Tensor, call: seam.Call) -> Tensor:
+    def check(z: Tensor, call: backend.Call) -> Tensor:
         checked.append(call)
         changed = on_layer(ABLATIONS["q-uniform"], [unit], model.geometry)(z, call)
         v = call.v[0, unit.kv_group]

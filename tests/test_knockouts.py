@@ -16,16 +16,16 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.passes.interventions import Intervention, Unit, groups, heads, on_layer
-from headscope.passes.replay import Replay
+from headscope.forward.interventions import Intervention, Unit, groups, heads, on_layer
+from headscope.forward.replay import Replay
 from headscope.positions import resolve
 from headscope.positions.model import Model
+from headscope.prompts.texts import documents
 from headscope.runs.validate import validate
-from headscope.studies import runner
-from headscope.studies.config import build_study
-from headscope.studies.texts import documents
+from headscope.study import runner
+from headscope.study.config import build_study
 from probes.influence import bands
-from probes.influence.found import shown
+from probes.influence.analysis import shown
 from probes.influence.sweep import plan
 
 FIVE = ("llama-gqa", "gemma3", "phi", "cohere", "glm")

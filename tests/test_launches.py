@@ -7,7 +7,7 @@ import torch
 from measure_laws import geometry_of
 from without_a_card import pretending
 
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, RotaryPairs
 
 LENGTH, ROWS, MOST = 65_536, 64, 200

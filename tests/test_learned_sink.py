@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 
 import headscope as hs
 from headscope.bins import visible_edges
-from headscope.sections.measure.cells import measure_tokens
-from headscope.studies.config import build_study
-from headscope.studies.runner import run as study
+from headscope.study.config import build_study
+from headscope.study.runner import run as study
+from probes.measure.run import measure_tokens
 
 LENGTH = 48
 

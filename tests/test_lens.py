@@ -14,17 +14,17 @@ from dash import html
 from playwright.sync_api import Browser, Page, expect
 from werkzeug.serving import make_server
 
-from dashboards import exploring, saving
+from dashboards import exploring, export
 from dashboards.app import create
 from dashboards.view import View
-from headscope.report import outline
-from headscope.report.content import Content, Words
-from headscope.report.exploring import Choice, Passage, Steps, Token, passage, way
+from headscope.report import assembly
+from headscope.report.blocks import PageContent, TextBlock
+from headscope.report.explorer_blocks import KeyLinks, LinkChoice, Passage, Token, passage_table, query_link
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
-from probes.reads import found
-from probes.reads.lens import found_far_back, lens
-from probes.reads.shading import stretch, windows
+from probes.patterns import analysis
+from probes.patterns.lens import found_far_back, lens
+from probes.patterns.token_spans import stretch, windows
 
 SHORT, LONG = 256, 2048
 
@@ -34,11 +34,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return synthetic_run(tmp_path_factory.mktemp("lens"), layers=2, lengths=(SHORT, LONG), docs=2)
 
 
-def looked(run: Run, model: str = "base", **asked: object) -> Content:
-    return lens(outline.shown(run, model), {name: str(value) for name, value in asked.items()})
+def looked(run: Run, model: str = "base", **asked: object) -> PageContent:
+    return lens(assembly.render_context(run, model), {name: str(value) for name, value in asked.items()})
 
 
-def parts(content: Content, kind: type) -> list[Any]:
+def parts(content: PageContent, kind: type) -> list[Any]:
     return [part for group in content.sections.values() for part in group if isinstance(part, kind)]
 
 
@@ -56,18 +56,18 @@ def tokens(part: Passage) -> list[Token]:
 @pytest.mark.parametrize("length", [SHORT, LONG])
 def test_shades_are_the_weights_of_the_stored_row(run: Run, length: int) -> None:
     place = ("base", length, "synthetic/1", 1, 2)
-    query = found.queries(run, place)[9]
+    query = analysis.queries(run, place)[9]
     content = looked(run, doc="synthetic/1", length=length, layer=1, head=2, row=query)
     assert content.title == "Token lens: layer 1, head 2"
     seen = parts(content, Passage)[0]
-    kept = found.row(run, place, query)
-    shades = sorted((token.shade for token in tokens(seen) if token.shade), reverse=True)
+    kept = analysis.row(run, place, query)
+    shades = sorted((token.shading for token in tokens(seen) if token.shading), reverse=True)
     # Two tokens that make one character are shaded as one.
     assert sum(shades) == pytest.approx(float(kept["weight"].sum()))
     assert len(shades) in (len(kept), len(kept) - 1)
-    (here,) = [token for token in tokens(seen) if token.marked]
-    assert f"{query:,}" in here.hint
-    assert f"token {query:,} of synthetic/1, under base" in content.lead
+    (here,) = [token for token in tokens(seen) if token.is_marked]
+    assert f"{query:,}" in here.tooltip
+    assert f"token {query:,} of synthetic/1, under base" in content.introduction
 
 
 def test_a_long_text_is_folded_into_windows_that_tell_how_far_they_are(
@@ -75,10 +75,10 @@ def test_a_long_text_is_folded_into_windows_that_tell_how_far_they_are(
 ) -> None:
     other = edited(run, monkeypatch, "base", key=lambda rows: (rows["query"] - 300 * rows["rank"]).clip(lower=0))
     place = ("base", LONG, "synthetic/0", 0, 0)
-    query = found.queries(other, place)[-1]
+    query = analysis.queries(other, place)[-1]
     seen = parts(looked(other, doc="synthetic/0", layer=0, head=0, row=query), Passage)[0]
     assert [row[0] for row in seen.rows] == ["890 to 910", "590 to 610", "290 to 310", "here"]
-    words = found.text(other, "base", "synthetic/0").pieces
+    words = analysis.text(other, "base", "synthetic/0").pieces
     for row, key in zip(seen.cells, (query - 900, query - 600, query - 300), strict=False):
         (shaded,) = [token for token in row[1] if token.shade]
         assert shaded.text.strip("⏎") == words[key].strip("\n") or not words[key]
@@ -97,7 +97,7 @@ def test_the_same_row_stands_beside_that_of_the_other_models(run: Run, monkeypat
     other = edited(
         run, monkeypatch, "yarn", key=lambda rows: (rows["query"] - 2 * rows["rank"]).clip(lower=0), weight=shrunk
     )
-    query = found.queries(other, ("base", LONG, "synthetic/0", 0, 0))[5]
+    query = analysis.queries(other, ("base", LONG, "synthetic/0", 0, 0))[5]
     table = parts(looked(other, doc="synthetic/0", layer=0, head=0, row=query), Passage)[1]
     assert [*table.names] == ["token", "tokens back", "base", "yarn", "yarn − base"]
     rows = {int(row[1]): row[2:] for row in table.rows}
@@ -115,7 +115,7 @@ def test_a_model_of_other_tokens_is_left_out_by_name(run: Run, monkeypatch: pyte
     monkeypatch.setitem(other._frames, "passages", told)
     content = looked(other)
     assert "yarn" not in parts(content, Passage)[1].names
-    assert "not kept in the same tokens: yarn" in parts(content, Words)[0].sentences[0]
+    assert "not kept in the same tokens: yarn" in parts(content, TextBlock)[0].sentences[0]
 
 
 def edited(run: Run, monkeypatch: pytest.MonkeyPatch, model: str, **columns: Callable[[pd.DataFrame], Any]) -> Run:
@@ -136,7 +136,7 @@ def shrunk(rows: pd.DataFrame) -> "pd.Series[Any]":
 # Tokens of all kinds -----------------------------------------------------------------------------------------------
 
 PIECES = ["<|im_start|>", "a", "", "", "😀", "\u0301", " של", "ום", "<b>", "\t\n", "\u202e", "", "<|end|>", "x", ""]
-TEXT = found.Text(np.array(PIECES, object), np.array([piece.startswith("<|") for piece in PIECES]))
+TEXT = analysis.Text(np.array(PIECES, object), np.array([piece.startswith("<|") for piece in PIECES]))
 
 
 def test_tokens_that_share_a_character_are_one_and_every_key_is_to_be_seen() -> None:
@@ -145,16 +145,16 @@ def test_tokens_that_share_a_character_are_one_and_every_key_is_to_be_seen() -> 
     assert [token.text for token in told] == [
         *("<|im_start|>", "a", "😀", "◌\u0301", " של", "ום", "<b>", "⇥⏎", "\ufffd", "▯", "<|end|>", "x", "▯")
     ]
-    assert [token.special for token in told].count(True) == 2
-    assert told[2].shade == pytest.approx(0.3)
-    assert told[2].hint == "tokens 2 to 4, which make one character: 0.300 of the weight"
-    assert sum(token.shade for token in told) == pytest.approx(0.1 * len(PIECES))
+    assert [token.is_special for token in told].count(True) == 2
+    assert told[2].shading == pytest.approx(0.3)
+    assert told[2].tooltip == "tokens 2 to 4, which make one character: 0.300 of the weight"
+    assert sum(token.shading for token in told) == pytest.approx(0.1 * len(PIECES))
 
 
 @pytest.mark.parametrize("window", [range(3, 4), range(4, 5), range(2, 3)])
 def test_a_window_never_cuts_a_character(window: range) -> None:
     (whole,) = stretch(TEXT, window, {3: 0.5}, marked={2}, ways={4: "?row=4"})
-    assert (whole.text, whole.shade, whole.marked, whole.href) == ("😀", 0.5, True, "?row=4")
+    assert (whole.text, whole.shading, whole.is_marked, whole.href) == ("😀", 0.5, True, "?row=4")
 
 
 def test_a_mark_stays_with_its_letter_where_nothing_is_seen_of_it_alone() -> None:
@@ -163,12 +163,14 @@ def test_a_mark_stays_with_its_letter_where_nothing_is_seen_of_it_alone() -> Non
 
 def test_on_screen_and_on_paper_every_token_is_text(run: Run) -> None:
     view = View.of({}, run)
-    drawn = exploring.component(passage("It", ("a",), [[[Token("<b>x</b>", 0.5, marked=True), Token("y")]]]), view, "0")
+    drawn = exploring.component(
+        passage_table("It", ("a",), [[[Token("<b>x</b>", 0.5, is_marked=True), Token("y")]]]), view, "0"
+    )
     (cell,) = [part for part in drawn._traverse() if isinstance(part, html.Td)]
     assert isinstance(cell.children, html.Bdi)
     token, plain = cell.children.children
     assert (token.children, plain) == ("<b>x</b>", "y")
-    page = saving.saved(looked(run), run, view)
+    page = export.saved(looked(run), run, view)
     assert "<|endoftext|>" not in page
     assert "&lt;|endoftext|&gt;" in page
     assert "<b> \u05e9" not in page
@@ -180,7 +182,7 @@ def test_on_screen_and_on_paper_every_token_is_text(run: Run) -> None:
 def test_every_way_leads_to_what_it_names(run: Run) -> None:
     start = {"doc": "synthetic/0", "length": str(SHORT), "layer": "1", "head": "2"}
     content = looked(run, **start)
-    lists = {part.label: part for part in parts(content, Choice)}
+    lists = {part.label: part for part in parts(content, LinkChoice)}
     assert {label: part.links[part.at or 0].text for label, part in lists.items()} == {
         "Text": "synthetic/0",
         "Context length": "256",
@@ -189,13 +191,13 @@ def test_every_way_leads_to_what_it_names(run: Run) -> None:
     }
     for part in lists.values():
         last = asked(part.links[-1].href)
-        (again,) = [each for each in parts(looked(run, **start | last), Choice) if each.label == part.label]
+        (again,) = [each for each in parts(looked(run, **start | last), LinkChoice) if each.label == part.label]
         assert again.at == len(part.links) - 1
-    (steps,) = parts(content, Steps)
+    (steps,) = parts(content, KeyLinks)
     keys = dict(zip(steps.keys, steps.links, strict=True))
     after = looked(run, **start | asked(keys["ArrowRight"].href))
-    back = dict(zip(parts(after, Steps)[0].keys, parts(after, Steps)[0].links, strict=True))["ArrowLeft"]
-    assert looked(run, **start | asked(back.href)).lead == content.lead
+    back = dict(zip(parts(after, KeyLinks)[0].keys, parts(after, KeyLinks)[0].links, strict=True))["ArrowLeft"]
+    assert looked(run, **start | asked(back.href)).introduction == content.introduction
 
 
 def test_it_opens_on_the_most_telling_row_of_the_head_that_finds_most_far_back(run: Run) -> None:
@@ -203,23 +205,23 @@ def test_it_opens_on_the_most_telling_row_of_the_head_that_finds_most_far_back(r
     best = base.loc[base["far_weight"].idxmax()]
     content = looked(run)
     assert content.title == f"Token lens: layer {best['layer']}, head {best['head']}"
-    first = found.telling(run, "base", int(best["layer"]), int(best["head"])).iloc[0]
-    assert f"token {first['query']:,} of {first['doc']}" in content.lead
+    first = analysis.telling(run, "base", int(best["layer"]), int(best["head"])).iloc[0]
+    assert f"token {first['query']:,} of {first['doc']}" in content.introduction
 
 
 def test_a_way_holds_whatever_a_name_does() -> None:
     told = {"doc": "a&b=c+d #é/1", "row": "3"}
-    assert asked(way(**told)) == told
-    assert way("/lens", row=3) == "/lens?row=3"
+    assert asked(query_link(**told)) == told
+    assert query_link("/lens", row=3) == "/lens?row=3"
 
 
 def test_the_head_s_page_leads_to_its_most_telling_rows(run: Run) -> None:
-    rows = found.telling(run, "yarn", 1, 3).head(found.TELLING)
-    leading = [token for token in tokens(found_far_back(run, "yarn", 1, 3)) if token.href and token.marked]
+    rows = analysis.telling(run, "yarn", 1, 3).head(analysis.TELLING)
+    leading = [token for token in tokens(found_far_back(run, "yarn", 1, 3)) if token.href and token.is_marked]
     assert len(leading) == len(rows)
     for token, query, doc in zip(leading, rows["query"], rows["doc"], strict=True):
         content = looked(run, **asked(token.href))
-        assert f"token {query:,} of {doc}, under yarn" in content.lead
+        assert f"token {query:,} of {doc}, under yarn" in content.introduction
 
 
 @pytest.mark.parametrize(
@@ -234,13 +236,13 @@ def test_the_head_s_page_leads_to_its_most_telling_rows(run: Run) -> None:
     ],
 )
 def test_what_is_asked_in_vain_is_told(run: Run, wrong: dict[str, str], told: str) -> None:
-    (note,) = [sentence for part in parts(looked(run, **wrong), Words) for sentence in part.sentences]
+    (note,) = [sentence for part in parts(looked(run, **wrong), TextBlock) for sentence in part.sentences]
     assert note.startswith(told)
     assert len(note) < 150
 
 
 def test_a_model_under_which_nothing_was_read_is_told(run: Run) -> None:
-    assert looked(run, "adarope").lead == "Nothing was read under adarope: choose base or yarn."
+    assert looked(run, "adarope").introduction == "Nothing was read under adarope: choose base or yarn."
 
 
 # In a browser ------------------------------------------------------------------------------------------------------

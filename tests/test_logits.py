@@ -10,7 +10,7 @@ from transformers import AutoModel
 
 import headscope as hs
 from headscope.errors import UnsupportedModel
-from headscope.sections.measure.cells import measure_tokens
+from probes.measure.run import measure_tokens
 
 IDS = torch.randint(3, families.VOCAB, (1, 40), generator=torch.Generator().manual_seed(5))
 EXPERTS: dict[str, dict[str, Any]] = {

@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM
 
 import headscope as hs
 from headscope.errors import BadInput, Changed, Interrupted, UnsupportedModel
+from headscope.models.loading import split
 from headscope.models.lora import put_on
-from headscope.models.sources import split
 from headscope.positions.lora import added
 from headscope.runs.run import Run
-from headscope.studies import runner
-from headscope.studies.batch import expand_checkpoints
-from headscope.studies.config import build_study
+from headscope.study import runner
+from headscope.study.checkpoint_glob import expand_checkpoints
+from headscope.study.config import build_study
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"target_modules": ["q_proj", "k_proj"]},

@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM
 
 import headscope
 from headscope.attention.geometry import Geometry
-from headscope.models.sources import locate
+from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.positions.tables import position_tables
 from headscope.runs.arrow import to_arrow
 from headscope.runs.schema import all_tables
-from headscope.sections.measure.cells import measure_tokens
+from probes.measure.run import measure_tokens
 
 EAGER = 1e-4
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))

@@ -18,18 +18,18 @@ from measure_laws import geometry_of, heard, layers_of, random_heard, weights
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
 from headscope.bins import position_edges
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, LossByPosition, RotaryPairs
 from headscope.measures import attention_rows as rows_module
 from headscope.measures import distance_profile as profile_module
-from headscope.measures import planes as planes_module
 from headscope.measures import rotary_pairs as pairs_module
+from headscope.measures import rotary_planes as planes_module
 from headscope.measures.attention_rows import STATISTICS, row_statistics
 from headscope.measures.distance_profile import distances, profile_sums
-from headscope.measures.planes import by_head, planes
 from headscope.measures.rotary_pairs import moment_sums, row_means
-from headscope.measures.rows import log_spaced, pair_shares, pair_spaced
+from headscope.measures.rotary_planes import by_head, planes
+from headscope.measures.row_sampling import log_spaced, pair_shares, pair_spaced
 
 EAGER = 1e-5
 """What streaming in float32 may differ from eager in float64, relative."""

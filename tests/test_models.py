@@ -16,7 +16,7 @@ from peft import LoraConfig, get_peft_model
 import headscope
 from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel
-from headscope.models import sources
+from headscope.models import loading
 from headscope.positions.model import Model, Spec, load
 from headscope.positions.schemes import Base, Yarn
 
@@ -209,13 +209,13 @@ def test_a_gguf_file_is_converted_once(cache: Path, monkeypatch: pytest.MonkeyPa
         assert folder.name.startswith(".")
         (folder / "config.json").write_text("{}")
 
-    monkeypatch.setattr(sources, "_convert", convert)
+    monkeypatch.setattr(loading, "_convert", convert)
     gguf = cache.with_name("tiny.gguf")
-    folders = {sources.converted(gguf) for _ in range(2)}
+    folders = {loading.converted(gguf) for _ in range(2)}
     assert len(converted) == 1
     assert list(cache.iterdir()) == list(folders)
     gguf.write_bytes(b"GGUF, another")
-    assert sources.converted(gguf) not in folders
+    assert loading.converted(gguf) not in folders
 
 
 @pytest.mark.parametrize("death", [KeyboardInterrupt, SystemExit, RuntimeError])
@@ -226,9 +226,9 @@ def test_a_conversion_that_dies_leaves_nothing(
         (folder / "model.safetensors").write_bytes(b"half")
         raise death("half way")
 
-    monkeypatch.setattr(sources, "_convert", convert)
+    monkeypatch.setattr(loading, "_convert", convert)
     with pytest.raises(death, match="half way"):
-        sources.converted(cache.with_name("tiny.gguf"))
+        loading.converted(cache.with_name("tiny.gguf"))
     assert list(cache.iterdir()) == []
 
 
@@ -245,8 +245,8 @@ def test_a_conversion_killed_outright_is_never_taken_for_a_finished_one(
     assert subprocess.run([sys.executable, "-c", dying, str(gguf)], check=False).returncode == -9
     (left,) = cache.iterdir()
     assert left.name.startswith(".")
-    monkeypatch.setattr(sources, "_convert", lambda gguf, folder: (folder / "config.json").write_text("{}"))
-    assert (sources.converted(gguf) / "config.json").is_file()
+    monkeypatch.setattr(loading, "_convert", lambda gguf, folder: (folder / "config.json").write_text("{}"))
+    assert (loading.converted(gguf) / "config.json").is_file()
 
 
 def test_losing_a_race_to_convert_is_as_good_as_winning_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,8 +255,8 @@ def test_losing_a_race_to_convert_is_as_good_as_winning_it(cache: Path, monkeypa
         winner.mkdir()
         (winner / "config.json").write_text("the winner's")
 
-    monkeypatch.setattr(sources, "_convert", convert)
-    found = sources.converted(cache.with_name("tiny.gguf"))
+    monkeypatch.setattr(loading, "_convert", convert)
+    found = loading.converted(cache.with_name("tiny.gguf"))
     assert (found / "config.json").read_text() == "the winner's"
     assert list(cache.iterdir()) == [found]
 
@@ -265,8 +265,8 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_nothing(cache: Path, monkeyp
     def convert(gguf: Path, folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sources, "_convert", convert)
-    said = message(CannotWrite, lambda: sources.converted(cache.with_name("tiny.gguf")))
+    monkeypatch.setattr(loading, "_convert", convert)
+    said = message(CannotWrite, lambda: loading.converted(cache.with_name("tiny.gguf")))
     assert "No space left on device" in said
     assert "HEADSCOPE_CACHE" in said
     assert list(cache.iterdir()) == []
@@ -398,7 +398,7 @@ def test_the_code_of_a_tokenizer_is_never_run(hostile: tuple[Path, Path], monkey
         folder / "tokenizer_config.json", tokenizer_class="Tokens", auto_map={"AutoTokenizer": ["code.Tokens", None]}
     )
     with pytest.raises(HeadscopeError):
-        sources.load_tokenizer(str(folder))
+        loading.load_tokenizer(str(folder))
     assert not trace.exists()
 
 

@@ -17,18 +17,18 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted
-from headscope.passes.prefixes import PrefixReader
+from headscope.forward.prefix_cache import PrefixReader
 from headscope.positions.model import Model
+from headscope.prompts.needles import OURS, Needle
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
-from headscope.studies.config import build_study
-from headscope.studies.materials import Materials
-from probes.needle import cells as needle
-from probes.needle import found as found_needles
+from headscope.study.config import build_study
+from headscope.study.context import Materials
+from probes.needle import analysis as found_needles
 from probes.needle import retrieval_scores
-from probes.needle.answers import recall
-from probes.needle.cells import NeedleSection
-from probes.needle.facts import OURS, Needle
+from probes.needle import run as needle
+from probes.needle.generation import recall
+from probes.needle.run import NeedleSection
 
 VOCAB = 128
 FACT = range(40, 46)
@@ -303,7 +303,7 @@ def test_a_model_without_a_tokenizer_is_refused(place: Path) -> None:
 def test_without_a_success_the_headline_is_missing_and_the_failures_are_stored(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from headscope.report import outline, terminal
+    from headscope.report import assembly, terminal
 
     run = ask(place, tiny(), lengths=[60], seeds=1)
     trials = run.needles[run.needles["mode"] == "strict"]
@@ -313,8 +313,8 @@ def test_without_a_success_the_headline_is_missing_and_the_failures_are_stored(
     assert run.heads["retrieval_control"].notna().all()
     (seen,) = found_needles.overview(run).to_dict("records")
     assert np.isnan(seen["top"])
-    assert "none of" in " ".join(finding.text for finding in outline.findings(run)["Needle in a haystack"])
-    terminal.warn(run)
+    assert "none of" in " ".join(finding.text for finding in assembly.findings_by_topic(run)["Needle in a haystack"])
+    terminal.print_warnings(run)
     assert "found the needle in none of 6 trials" in capsys.readouterr().err
-    terminal.summarise(run)
+    terminal.print_summary(run)
     assert "no score" in capsys.readouterr().out

@@ -4,9 +4,9 @@ import pytest
 
 from dashboards import exploring
 from dashboards.view import View
-from headscope.report import outline
-from headscope.report.content import Content, Words
-from headscope.report.exploring import Passage, Token
+from headscope.report import assembly
+from headscope.report.blocks import PageContent, TextBlock
+from headscope.report.explorer_blocks import Passage, Token
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from probes.needle import findings
@@ -18,11 +18,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return synthetic_run(tmp_path_factory.mktemp("runs"), layers=2)
 
 
-def seen(run: Run, model: str = "yarn", **asked: str) -> Content:
-    return trials(outline.shown(run, model), asked)
+def seen(run: Run, model: str = "yarn", **asked: str) -> PageContent:
+    return trials(assembly.render_context(run, model), asked)
 
 
-def tables(content: Content, heading: str) -> list[Passage]:
+def tables(content: PageContent, heading: str) -> list[Passage]:
     return [part for part in content.sections[heading] if isinstance(part, Passage)]
 
 
@@ -81,7 +81,7 @@ def test_texts_are_text_and_stand_in_their_own_direction(run: Run) -> None:
 
 def test_what_is_asked_in_vain_is_told(run: Run) -> None:
     content = seen(run, length="77", trial="x" * 99)
-    (told,) = [part for part in content.sections[""] if isinstance(part, Words)]
+    (told,) = [part for part in content.sections[""] if isinstance(part, TextBlock)]
     assert told.sentences[0] == "There is no length ‘77’ here; this is length 256."
     assert len(told.sentences) == 2
     assert all(len(sentence) < 120 for sentence in told.sentences)
@@ -92,7 +92,7 @@ def test_a_run_of_before_tells_the_command_that_stores_what_is_missing(run: Run)
     old.tables = [name for name in run.tables if not name.startswith("needle_")]
     content = seen(old)
     (told,) = content.sections[[*content.sections][-1]]
-    assert isinstance(told, Words)
+    assert isinstance(told, TextBlock)
     assert "headscope needle --model" in told.sentences[0]
     assert len(links(tables(content, "")[0])) == 8
     assert len([*findings.findings(old)]) > 4
@@ -101,4 +101,4 @@ def test_a_run_of_before_tells_the_command_that_stores_what_is_missing(run: Run)
 def test_a_model_without_trials_says_so(run: Run) -> None:
     other = Run(run.path, run.manifest)
     other._frames["needles"] = run.needles[run.needles["model"] != "yarn"]
-    assert seen(other).lead == "No needle was hidden from yarn: choose another model."
+    assert seen(other).introduction == "No needle was hidden from yarn: choose another model."

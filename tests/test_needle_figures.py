@@ -7,15 +7,16 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from headscope.figures import heads
-from headscope.report import html as report
-from headscope.report import outline
+from headscope.plots import heads
+from headscope.report import assembly
+from headscope.report import html_page as report
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
-from probes.needle import charts, findings
-from probes.needle import figures as needle
-from probes.needle.config import NeedleGrid
-from probes.needle.found import between_models, by_group, by_seed, overview, retest, success
+from probes.needle import findings
+from probes.needle import plots as needle
+from probes.needle import report as charts
+from probes.needle.analysis import between_models, by_group, by_seed, overview, retest, success
+from probes.needle.options import NeedleGrid
 from probes.needle.tables import TABLES
 
 
@@ -43,7 +44,7 @@ def sentences(run: Run) -> list[str]:
 
 def drawn(run: Run) -> set[str]:
     """Titles of the charts of the chapter."""
-    groups = charts.charts(outline.shown(run))
+    groups = charts.charts(assembly.render_context(run))
     return {chart.figure.layout.title.text for group in groups for chart in group.charts}
 
 
@@ -204,7 +205,7 @@ def test_dots_are_heads(run: Run) -> None:
     seeds = needle.between_seeds(by_seed(run), "base").data[0]
     np.testing.assert_allclose(seeds.x, scores(run, "base", seed=0))
     np.testing.assert_allclose(seeds.y, scores(run, "base", seed=1))
-    matrix = heads.matrix(run.heads, "retrieval", "base").data[0]
+    matrix = heads.plot_matrix(run.heads, "retrieval", "base").data[0]
     assert matrix.z[1][2] == pytest.approx(scores(run, "base")[1, 2])
 
 
@@ -240,7 +241,7 @@ def test_the_report_shows_every_needle_figure_and_sentence(run: Run, tmp_path: P
         assert {f"{name}: {label}" for name in named} < titles
     assert {"Retrieval score, heads ranked", "Retrieval score of each head, against base"} < titles
     assert {"Write through the needle: base", "Needle found with heads silenced (z-zero): yarn"} < titles
-    page = report.write([run], tmp_path / "report.html").read_text(encoding="utf-8")
+    page = report.write_report([run], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Needle in a haystack" in page
     assert "rank the heads of base with a correlation" in page
 

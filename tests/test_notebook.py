@@ -9,8 +9,8 @@ from nbclient import NotebookClient
 from playwright.sync_api import Browser
 
 from headscope.errors import BadInput
-from headscope.report import outline
-from headscope.report.content import Chart
+from headscope.report import assembly
+from headscope.report.blocks import Chart
 from headscope.runs.run import Run, concatenate
 from headscope.runs.synthetic import synthetic_run
 
@@ -28,7 +28,7 @@ def titles(charts: Any) -> list[str]:
 
 
 def test_findings_are_the_sentences_of_the_report_as_data(run: Run) -> None:
-    every = [finding for found in outline.findings(run).values() for finding in found]
+    every = [finding for found in assembly.findings_by_topic(run).values() for finding in found]
     told = run.findings()
     assert list(told) == ["model", "topic", "text"]
     assert [*told.itertuples(index=False, name=None)] == [(each.model, each.topic, each.text) for each in every]
@@ -36,7 +36,7 @@ def test_findings_are_the_sentences_of_the_report_as_data(run: Run) -> None:
 
 
 def test_charts_are_the_report_s_with_their_captions_of_a_topic(run: Run) -> None:
-    chapters = outline.chapters(outline.shown(run))
+    chapters = assembly.collect_chapters(assembly.render_context(run))
     loss = [chart for group in chapters["Loss along the context"] for chart in group.charts]
     drawn = run.charts("LOSS along")
     assert titles(drawn) == titles(loss)
@@ -46,10 +46,10 @@ def test_charts_are_the_report_s_with_their_captions_of_a_topic(run: Run) -> Non
 
 
 def test_a_head_is_what_the_app_says_and_draws_of_it(run: Run) -> None:
-    first, more = outline.head_answer(run, "base", 1, 2)
+    first, more = assembly.head_sentences(run, "base", 1, 2)
     shown = run.head(1, 2, "base")
     assert shown.sentences == [*first, *more]
-    drawn = [part for part in outline.head_charts(run, "base", 1, 2) if isinstance(part, Chart)]
+    drawn = [part for part in assembly.head_blocks(run, "base", 1, 2) if isinstance(part, Chart)]
     assert titles(shown) == titles(drawn)
     assert len(shown.parts) >= len(shown) == len(drawn) > 4
     assert run.head(1, 2).title == f"Layer 1, head 2: {HOSTILE}", "the last model, as in the app"

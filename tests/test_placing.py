@@ -17,19 +17,20 @@ from transformers.integrations.accelerate import _get_device_map
 
 import headscope as hs
 from headscope import api
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
 from headscope.errors import BadInput
-from headscope.models import memory, placing
-from headscope.passes.capture import capturing
-from headscope.passes.interventions import ABLATIONS, Reset, Unit, on_layer, z_zero
-from headscope.passes.logits import token_losses
-from headscope.passes.prefixes import PrefixReader
-from headscope.passes.replay import Replay
+from headscope.forward.capture import capturing
+from headscope.forward.interventions import ABLATIONS, Reset, Unit, on_layer, z_zero
+from headscope.forward.logits import token_losses
+from headscope.forward.prefix_cache import PrefixReader
+from headscope.forward.replay import Replay
+from headscope.models import device_map as placing
+from headscope.models import memory
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve
 from headscope.positions.model import Model
-from headscope.sections.adapt.learning import Learner, frozen
-from headscope.sections.measure.cells import measure_tokens
+from probes.adapt.learning import Learner, frozen
+from probes.measure.run import measure_tokens
 
 IDS = torch.arange(40) * 7 % 119 + 3
 FAMILIES = ["llama-gqa", "gemma3"]

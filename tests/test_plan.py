@@ -9,14 +9,14 @@ from test_ray import OWN, Reads, jobs
 from test_study import content, save_checkpoint, save_texts
 from typer.testing import CliRunner
 
-from headscope import cli
+from headscope.cli import app as cli
 from headscope.errors import BadInput
 from headscope.runs.run import Run
-from headscope.studies import planning, runner
-from headscope.studies.cells import Cell
-from headscope.studies.config import build_study
-from headscope.studies.making import Job, Made, Maker
-from headscope.studies.planning import makespan
+from headscope.study import planning, runner
+from headscope.study.cells import Cell
+from headscope.study.config import build_study
+from headscope.study.executor import Job, Made, Maker
+from headscope.study.planning import makespan
 
 
 def cost(job: Job) -> float:

@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from headscope.attention import seam
-from headscope.attention.heard import Attention
+from headscope.attention import backend
+from headscope.attention.record import Attention
 from headscope.errors import BadInput, Missing, UnsupportedModel
-from headscope.models import sources
-from headscope.passes.capture import capturing
+from headscope.forward.capture import capturing
+from headscope.models import loading
 from headscope.positions import AdaRoPE, attached, parse, resolve
 from headscope.positions.adarope import LEARNED
 from headscope.positions.model import Model, load
@@ -149,7 +149,7 @@ def test_identities_hold_on_the_real_checkpoint(smollm2: Model, tokens: Tensor) 
     plain = logits(smollm2, ids)
     assert difference(logits(smollm2, ids, "base"), plain) == 0.0
     assert difference(logits(smollm2, ids, AdaRoPE.untrained(smollm2, resolve(smollm2, "base"))), plain) == 0.0
-    folder, _ = sources.locate("smollm2-135m")
+    folder, _ = loading.locate("smollm2-135m")
     rope = {"rope_type": "yarn", "rope_theta": 1e5, "factor": 4.0, "original_max_position_embeddings": 8192}
     expected = logits(AutoModelForCausalLM.from_pretrained(folder, rope_parameters=rope), ids)
     yarn = logits(smollm2, ids, "yarn:factor=4")
@@ -323,7 +323,7 @@ def test_yarn_hands_its_temperature_to_tau() -> None:
 
 def traces(model: Model) -> tuple[Any, ...]:
     """What an attached scheme might leave behind."""
-    taps = [seam._taps.get(module) for module in model.attention]
+    taps = [backend._taps.get(module) for module in model.attention]
     rotate = {type(m).__module__: sys.modules[type(m).__module__] for m in model.attention}
     return (
         [getattr(namespace, "apply_rotary_pos_emb", None) for namespace in rotate.values()],

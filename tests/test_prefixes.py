@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headscope as hs
-from headscope.attention.heard import Attention
-from headscope.passes.prefixes import Ids, PrefixReader, last_block, shared_tokens
+from headscope.attention.record import Attention
+from headscope.forward.prefix_cache import Ids, PrefixReader, last_block, shared_tokens
 from headscope.positions import AdaRoPE, resolve
 from headscope.positions.model import Model
 

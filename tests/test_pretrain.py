@@ -15,24 +15,25 @@ from headscope.positions import attached
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model, load
 from headscope.positions.schedule import Schedule
-from headscope.report import wording
-from headscope.report.content import Shown
+from headscope.prompts.texts import TokenDocument, first_tokens
+from headscope.report import statistics_text
+from headscope.report.blocks import RenderContext
 from headscope.runs.run import Run
-from headscope.sections.adapt.validation import held_out_loss
-from headscope.sections.pretrain import charts, figures
-from headscope.sections.pretrain.cast import Training, last
-from headscope.sections.pretrain.cells import PretrainSection
-from headscope.sections.pretrain.claims import claims
-from headscope.sections.pretrain.config import Pretrain
-from headscope.sections.pretrain.learning import Pretraining
-from headscope.sections.pretrain.losses import variants
-from headscope.sections.pretrain.models import random_model
-from headscope.sections.pretrain.variants import schedule
-from headscope.studies.batch import expand_checkpoints
-from headscope.studies.config import build_study
-from headscope.studies.materials import Materials
-from headscope.studies.runner import run as run_study
-from headscope.studies.texts import TokenDocument, first_tokens
+from headscope.study.checkpoint_glob import expand_checkpoints
+from headscope.study.config import build_study
+from headscope.study.context import Materials
+from headscope.study.runner import run as run_study
+from probes.adapt.validation import held_out_loss
+from probes.pretrain import plots
+from probes.pretrain import report as charts
+from probes.pretrain.checkpoint_index import Training, last
+from probes.pretrain.claims import claims
+from probes.pretrain.learning import Pretraining
+from probes.pretrain.losses import variants
+from probes.pretrain.models import random_model
+from probes.pretrain.options import Pretrain
+from probes.pretrain.run import PretrainSection
+from probes.pretrain.variants import schedule
 
 VARIANTS = ["rope", "prope", "alibi", "nope", "adarope", "no-freq", "no-scale", "shared-freq", "fixed-log"]
 TINY: dict[str, Any] = {
@@ -279,7 +280,7 @@ def test_a_watched_training_leaves_the_same_weights_and_a_run_that_measured_each
 
 
 def test_losses_are_shown_against_the_first_training(trained: Run) -> None:
-    made = figures.against_first(trained.validation)
+    made = plots.against_first(trained.validation)
     line = next(trace for trace in made.data if trace.name == "alibi-s0")
     rows = trained.validation.astype({"adapter": "str", "nll": "float64"})
     rows = rows.assign(nll=rows["nll"] * rows["tokens"]).groupby(["adapter", "step"])[["nll", "tokens"]].sum()
@@ -379,16 +380,16 @@ def test_claims_are_judged_by_their_thresholds(paper: bool, verdict: str) -> Non
     run = Measured({name: columns(name.startswith("adarope"), paper) for name in names}, losses)
     found = list(claims(run))  # type: ignore[arg-type]
     assert [claim.verdict for claim in found] == [verdict] * 7
-    assert all("seed 1" in claim.found for claim in found)
+    assert all("seed 1" in claim.evidence for claim in found)
 
 
 def test_every_variant_stands_beside_rope_with_its_seeds() -> None:
     losses = {"rope-s0": 4.0, "rope-s1": 4.01, "adarope-s0": 3.9, "adarope-s1": 3.95, "nope-s0": 4.2}
     run = Measured({name: columns(name.startswith("adarope")) for name in losses}, losses)
     found = variants(run, last(run))  # type: ignore[arg-type]
-    listing = wording.table("", found)
+    listing = statistics_text.statistics_table("", found)
     losses_at, less = "loss at 512 (nats/token)", "loss against the first model at 512 (nats/token)"
-    assert listing.names == ["variant", "seeds", losses_at, less, "seeds apart"]
+    assert listing.column_names == ["variant", "seeds", losses_at, less, "seeds apart"]
     reach = 2.776 * 0.01 * np.sqrt(2.5 / 5)  # Student's t with five documents, 0.01 apart from one to the next
     around = [f"{mean:.3f} ({mean - reach:.3f} to {mean + reach:.3f})" for mean in (4.025, 3.945, 4.22)]
     assert listing.rows == [
@@ -403,7 +404,7 @@ def test_every_variant_stands_beside_rope_with_its_seeds() -> None:
 def test_one_variant_stands_beside_nothing() -> None:
     for names in (["rope-s0"], ["rope-s0", "rope-s1"]):
         run = Measured({name: columns(False) for name in names}, dict.fromkeys(names, 4.0))
-        assert not list(charts.charts(Shown(run, names, run.heads, names[0], {})))  # type: ignore[arg-type]
+        assert not list(charts.charts(RenderContext(run, names, run.heads, names[0], {})))  # type: ignore[arg-type]
 
 
 def test_losses_at_other_lengths_alone_tell_no_claim_of_loss() -> None:

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from headscope import report
-from headscope.report import outline
+from headscope.report import assembly
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
-from headscope.studies import runner as study
-from headscope.studies.config import build_study
-from probes.scaling import shown as scaling
-from probes.window import figures as window
-from probes.window.found import NAMES, accuracy, mass_bounds
+from headscope.study import runner as study
+from headscope.study.config import build_study
+from probes.scaling import report as scaling
+from probes.window import plots as window
+from probes.window.analysis import NAMES, accuracy, mass_bounds
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +81,12 @@ def test_an_empty_window_table_is_explained(run: Run, draw) -> None:
 
 
 def test_a_run_without_models_makes_a_report_of_its_probes(run: Run, tmp_path: Path) -> None:
-    assert set(outline.findings(run)) == {"Needle retrieval from a window", "Scaling theorems"}
-    assert set(outline.chapters(outline.shown(run))) == {"Needle retrieval from a window", "Scaling theorems"}
-    page = report.write([run], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert set(assembly.findings_by_topic(run)) == {"Needle retrieval from a window", "Scaling theorems"}
+    assert set(assembly.collect_chapters(assembly.render_context(run))) == {
+        "Needle retrieval from a window",
+        "Scaling theorems",
+    }
+    page = report.write_report([run], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Needle retrieval from a window" in page
     assert "Heads worth a closer look" not in page
     assert "NaN" not in page.split("<main>")[1].split("</main>")[0]

@@ -25,15 +25,15 @@ import headscope as hs
 from headscope.errors import BadInput, Interrupted, Missing
 from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
-from headscope.studies import on_ray, runner
-from headscope.studies.cells import Cell
-from headscope.studies.cluster import cluster
-from headscope.studies.config import Engine, Study, build_study
-from headscope.studies.hand import Hand
-from headscope.studies.making import Job, Maker
-from headscope.studies.materials import Materials
-from headscope.studies.progress import Silent
-from headscope.studies.sharing import Sharing
+from headscope.study import ray_engine, runner
+from headscope.study.cells import Cell
+from headscope.study.config import Engine, Study, build_study
+from headscope.study.context import Materials
+from headscope.study.executor import Job, Maker
+from headscope.study.progress import Silent
+from headscope.study.ray_cluster import cluster
+from headscope.study.ray_worker import Hand
+from headscope.study.scheduler import Sharing
 
 GRID = {"lengths": [90], "depths": 2, "needles": 2, "seeds": 1, "template": "plain", "knockout": [1], "draws": 1}
 """A needle grid whose knock-outs read other cells back."""
@@ -139,8 +139,8 @@ def test_a_driver_that_is_killed_leaves_no_process_and_a_run_to_go_on_with(
     """By whatever engine, to the same bytes."""
     code = f"""
 import json, sys
-from headscope.studies import runner
-from headscope.studies.config import build_study
+from headscope.study import runner
+from headscope.study.config import build_study
 runner.run(build_study(json.load(sys.stdin)), {str(tmp_path)!r})
 """
     told = study(place).model_dump(mode="json", exclude_none=True) | {"engine": {"name": "ray", "workers": 2}}
@@ -181,7 +181,7 @@ class KillsAt(Kills):
 def test_a_cell_that_no_worker_survives_is_named_and_all_others_are_kept(
     place: Path, whole: Run, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_ray, "TRIES", 1)
+    monkeypatch.setattr(ray_engine, "TRIES", 1)
     fatal = "yarn: 24 tokens, document 1"
     with pytest.raises(Interrupted, match=f"no worker survived '{fatal}' .*--resume") as told:
         runner.run(study(place, name="ray", workers=1), tmp_path, progress=KillsAt(fatal))
@@ -247,12 +247,12 @@ def test_only_the_engine_imports_ray() -> None:
     assert users == {"cluster", "on_ray"}
     ways = {file.stem for file in files(*PACKAGES) if {"on_ray", "cluster"} & {*last(file)}}
     assert ways == {"engines", "on_ray"}
-    tree = ast.parse((ROOT / "headscope" / "studies" / "engines.py").read_text())
+    tree = ast.parse((ROOT / "headscope" / "study" / "engines.py").read_text())
     assert "on_ray" not in {name for node in tree.body if isinstance(node, ast.ImportFrom) for name in [node.module]}
 
 
 def last(file: Path) -> Iterator[str]:
-    return (part for name in imports(file) if name.startswith("headscope.studies") for part in name.split("."))
+    return (part for name in imports(file) if name.startswith("headscope.study") for part in name.split("."))
 
 
 # A worker without Ray -----------------------------------------------------------------------------------------------

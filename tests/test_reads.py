@@ -16,22 +16,24 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import headscope
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
 from headscope.errors import BadInput, HeadscopeError, Interrupted, Missing
-from headscope.measures.reads import NEAR, Reads, stratified, top_keys
+from headscope.measures.top_keys import NEAR, Reads, stratified, top_keys
 from headscope.positions.model import Model
-from headscope.report import outline
+from headscope.report import assembly
+from headscope.runs.column_metadata import number
 from headscope.runs.run import Run, concatenate
-from headscope.runs.statistics import number
 from headscope.runs.synthetic import synthetic_run
 from headscope.runs.validate import validate
-from headscope.sections.measure import cells as measuring
-from headscope.studies.config import build_study
-from headscope.studies.runner import run as run_study
-from probes.reads import cells, charts, findings, found
-from probes.reads.cells import read
-from probes.reads.pieces import pieces
-from probes.reads.words import marked, shown
+from headscope.study.config import build_study
+from headscope.study.runner import run as run_study
+from probes.measure import run as measuring
+from probes.patterns import analysis, findings
+from probes.patterns import report as charts
+from probes.patterns import run as cells
+from probes.patterns.run import read
+from probes.patterns.token_text import pieces
+from probes.patterns.words import marked, shown
 
 KEYS = 5
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
@@ -149,7 +151,7 @@ def test_equal_weights_at_the_last_place_are_those_of_the_later_keys() -> None:
 def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     record = random_heard(geometry_of(windows=(11,)), 90, 0)
     whole = top_keys(record, torch.arange(90), 6)
-    monkeypatch.setattr("headscope.measures.reads.TILE", 4 * 90 * 7)
+    monkeypatch.setattr("headscope.measures.top_keys.TILE", 4 * 90 * 7)
     tiled = top_keys(record, torch.arange(90), 6)
     assert torch.equal(whole.keys[~whole.weights.isnan()], tiled.keys[~tiled.weights.isnan()])
     torch.testing.assert_close(whole.weights, tiled.weights, equal_nan=True)
@@ -208,7 +210,7 @@ def test_shown_text_is_one_line_that_nothing_turns_or_renders() -> None:
     assert shown("\u0301x") == "◌\u0301x"
     assert shown(" שלום") == "\u2068 שלום\u2069"
     assert shown("👨\u200d👩") == "👨\u200d👩"
-    text = found.Text(np.array(["a", "", "😀", "<b>"], dtype=object), np.zeros(4, bool))
+    text = analysis.Text(np.array(["a", "", "😀", "<b>"], dtype=object), np.zeros(4, bool))
     assert marked(text, 1) == "a‹😀›<b>"
 
 
@@ -250,19 +252,19 @@ def test_tokens_are_stored_once_a_document_and_rows_are_the_same_for_all(run: Ru
 def test_a_stored_row_is_the_measured_one_and_is_found_again(run: Run, place: Path) -> None:
     doc = str(run.passages["doc"].iloc[0])
     model = headscope.load(f"{place / 'tiny'}@yarn:factor=4", device="cpu")
-    text = found.text(run, "yarn", doc)
+    text = analysis.text(run, "yarn", doc)
     ids = torch.tensor(run.pieces[run.pieces["doc"] == doc].sort_values("position")["token"].to_numpy())
     assert "".join(text.pieces) == model.tokenizer.decode(ids)
     at = ("yarn", 48, doc, 3, 1)
-    queries = found.queries(run, at)
+    queries = analysis.queries(run, at)
     expected = pd.DataFrame(read(model, ids.long(), torch.tensor(queries), KEYS).compute())
     mine = expected[(expected["layer"] == 3) & (expected["head"] == 1) & (expected["query"] == queries[7])]
-    kept = found.row(run, at, queries[7])
+    kept = analysis.row(run, at, queries[7])
     assert kept["key"].tolist() == mine["key"].tolist()
     np.testing.assert_allclose(kept["weight"], mine["weight"], rtol=1e-6)
     assert (kept["distance"] == queries[7] - kept["key"]).all()
-    assert found.row(run, at, 10**6).empty
-    assert found.row(run, ("no", 48, doc, 3, 1), 0).empty
+    assert analysis.row(run, at, 10**6).empty
+    assert analysis.row(run, ("no", 48, doc, 3, 1), 0).empty
 
 
 def test_telling_rows_are_the_largest_far_weights_kept_apart(run: Run) -> None:
@@ -270,13 +272,13 @@ def test_telling_rows_are_the_largest_far_weights_kept_apart(run: Run) -> None:
         (run.far_reads["model"] == "base") & (run.far_reads["layer"] == 1) & (run.far_reads["head"] == 0)
     ]
     far = far[far["context_length"] == 48]
-    rows = found.telling(run, "base", 1, 0, most=2)
+    rows = analysis.telling(run, "base", 1, 0, most=2)
     assert rows["weight"].max() == far["weight"].max()
     assert rows["weight"].is_monotonic_decreasing
     assert (rows["distance"] >= NEAR).all()
     for _, block in rows.groupby("doc"):
         assert len(block) <= 2
-        assert (np.diff(np.sort(block["query"])) >= found.APART).all()
+        assert (np.diff(np.sort(block["query"])) >= analysis.APART).all()
     mean = far.astype({"weight": "float64"}).groupby("doc", observed=True)["weight"].mean().mean()
     heads = run.heads[(run.heads["model"] == "base") & (run.heads["layer"] == 1) & (run.heads["head"] == 0)]
     assert heads["far_weight"].item() == pytest.approx(mean)
@@ -332,7 +334,7 @@ def test_a_prompt_keeps_every_row_of_it(place: Path) -> None:
     run = headscope.reads(str(place / "tiny"), prompt=prompt, out=place / "prompts", quiet=True)
     assert run.pieces["piece"].tolist() == ["w1", " w2", " w3", " w1", " w2", "</s>", " w3"]
     assert run.pieces["special"].tolist() == [False] * 5 + [True, False]
-    assert found.queries(run, ("base", 7, "prompt", 0, 0)) == [*range(7)]
+    assert analysis.queries(run, ("base", 7, "prompt", 0, 0)) == [*range(7)]
     assert "far_reads" not in run.tables
     overview = findings.overview(run)
     assert overview is not None
@@ -378,8 +380,8 @@ def test_two_prompts_read_as_one_are_each_shown_in_their_own_words(place: Path) 
     run = concatenate(made)
     assert run.dropped == {}
     for label, prompt in zip(run.models, told, strict=True):
-        assert "".join(found.text(run, label, "prompt").pieces).split() == prompt.split()
-    assert not found.same_tokens(run, "prompt", *run.models)
+        assert "".join(analysis.text(run, label, "prompt").pieces).split() == prompt.split()
+    assert not analysis.same_tokens(run, "prompt", *run.models)
 
 
 def test_a_prompt_file_that_is_no_text_is_one_line(place: Path, tmp_path: Path) -> None:
@@ -403,16 +405,18 @@ def test_words_and_charts_carry_the_telling_rows_and_no_markup(tmp_path: Path) -
     at = int(best["layer"]), int(best["head"])
     (told,) = [each.text for each in findings.findings(run) if each.model == "base"]
     assert f"layer {at[0]}, head {at[1]} picks out tokens far back most" in told
-    rows = found.telling(run, "base", *at)
+    rows = analysis.telling(run, "base", *at)
     (sentence,) = findings.of_head(run, "base", *at)
     assert f"{rows['distance'].iloc[0]} tokens back" in sentence
     (passage,) = charts.of_head(run, "base", *at)
     assert [row[:2] for row in passage.rows] == [
         [number(each.weight), f"{each.distance:,}"] for each in rows.itertuples()
     ]
-    drawn = next(group for group in charts.charts(outline.shown(run)) if group.heading == "What they find there")
+    drawn = next(
+        group for group in charts.charts(assembly.render_context(run)) if group.heading == "What they find there"
+    )
     weights, distances, seen, _ = next(iter(drawn.charts)).figure.data[0].cells["values"]
-    assert len(weights) == len(rows[: found.TELLING])
+    assert len(weights) == len(rows[: analysis.TELLING])
     assert distances[0] == f"{rows['distance'].iloc[0]}"
     assert not any("<b>" in cell for cell in seen)
     assert any("&lt;b&gt;" in cell for cell in seen)

@@ -15,14 +15,14 @@ import pytest
 from foreign_probe import BROKEN, LATE, PROBE
 from plotly.offline import get_plotlyjs
 
-from headscope import door, report
+from headscope import plugins, report
 from headscope.errors import BadInput, CannotWrite
-from headscope.report import html, outline, terminal
-from headscope.report.wording import cell, heading
+from headscope.report import assembly, html_page, terminal
+from headscope.report.statistics_text import column_heading, format_cell
+from headscope.runs.column_metadata import number
 from headscope.runs.run import Run, concatenate
-from headscope.runs.statistics import number
 from headscope.runs.synthetic import synthetic_run
-from headscope.sections.measure import findings as measuring
+from probes.measure import findings as measuring
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 HOSTILE = "</script><script>alert(1)</script>"
@@ -62,7 +62,7 @@ class Page(HTMLParser):
 
 
 def sentences(run: Run) -> dict[str, list[str]]:
-    return {topic: [finding.text for finding in found] for topic, found in outline.findings(run).items()}
+    return {topic: [finding.text for finding in found] for topic, found in assembly.findings_by_topic(run).items()}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def source(run: Run, tmp_path_factory: pytest.TempPathFactory) -> str:
-    out = report.write([run], tmp_path_factory.mktemp("report") / "deep" / "report.html")
+    out = report.write_report([run], tmp_path_factory.mktemp("report") / "deep" / "report.html")
     return out.read_text(encoding="utf-8")
 
 
@@ -157,7 +157,7 @@ def test_losses_are_told_against_the_model_that_they_are_compared_with(run: Run)
 
 def test_notable_heads_are_the_extremes(run: Run) -> None:
     heads = run.heads[run.heads["model"] == "base"].set_index(["layer", "head"])
-    chosen = outline.notable(run.heads)
+    chosen = assembly.notable_heads(run.heads)
     assert "largest effective length" in chosen[heads["ess2_1024"].idxmax()]
     assert "smallest effective length" in chosen[heads["ess2_1024"].idxmin()]
     assert "highest retrieval score" in chosen[heads["retrieval"].idxmax()]
@@ -171,7 +171,7 @@ def test_a_report_explains_what_its_runs_measured_and_nothing_else(run: Run, par
     assert all(term in read(parsed) for term in ("Retrieval score", *others))
     assert "drawn above" in parsed.text
     needles = {name: run.manifest["tables"][name] for name in ("needles", "retrieval")}
-    page = Page(report.render([Run(run.path, {**run.manifest, "tables": needles})]))
+    page = Page(report.render_report([Run(run.path, {**run.manifest, "tables": needles})]))
     assert "Retrieval score" in read(page)
     assert not any(term in read(page) for term in others)
     assert "highest retrieval score" in page.text
@@ -179,7 +179,7 @@ def test_a_report_explains_what_its_runs_measured_and_nothing_else(run: Run, par
 
 
 def test_a_single_model_has_no_comparison(parsed: Page, tmp_path: Path) -> None:
-    alone = Page(report.render([synthetic_run(tmp_path, models=("base",), docs=1)]))
+    alone = Page(report.render_report([synthetic_run(tmp_path, models=("base",), docs=1)]))
     for told in ("Change against the first model", "Comparisons are with", "under yarn", "95 % interval +0.050"):
         assert told in parsed.text
         assert told not in alone.text
@@ -191,7 +191,7 @@ def test_a_single_model_has_no_comparison(parsed: Page, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", ["attention", "pairs", "nll", "positions", "scales"])
 def test_a_run_of_one_table_makes_a_report(run: Run, tmp_path: Path, kept: str) -> None:
     part = Run(run.path, {**run.manifest, "tables": {kept: run.manifest["tables"][kept]}})
-    page = Page(report.render([part]))
+    page = Page(report.render_report([part]))
     figures = sum(tag == "figure" for tag, _ in page.tags)
     assert (figures > 0) == (kept != "positions")  # these frequencies change alike in every layer
     assert re.findall(r"Table (\w+):", page.text) == [kept]
@@ -201,7 +201,7 @@ def test_training_steps_make_their_own_section(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=[f"step-{n}" for n in range(8)], lengths=(256,), docs=1)
     models = [{**model, "step": 100 * n} for n, model in enumerate(run.manifest["models"])]
     tables = {"attention": run.manifest["tables"]["attention"]}
-    parsed = Page(report.render([Run(run.path, {**run.manifest, "models": models, "tables": tables})]))
+    parsed = Page(report.render_report([Run(run.path, {**run.manifest, "models": models, "tables": tables})]))
     assert "During training" in parsed.text
     assert "show 6 of the" in parsed.text
 
@@ -213,7 +213,7 @@ def test_a_hostile_label_stays_text(source: str, parsed: Page) -> None:
 
 
 def test_numbers_are_short_and_never_lie_about_infinity() -> None:
-    assert html.compact(np.array([1 / 3, np.nan, 2.0, np.inf])) == [0.33333, None, 2, None]
+    assert html_page.to_json_values(np.array([1 / 3, np.nan, 2.0, np.inf])) == [0.33333, None, 2, None]
     assert number(np.inf) == "infinite"
     assert [number(x) for x in (738578.9, 45.67, 1.8, 0.01234, -1e-9)] == [
         "738,579",
@@ -226,28 +226,28 @@ def test_numbers_are_short_and_never_lie_about_infinity() -> None:
 
 def test_mistakes_are_named(run: Run, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="at least one run"):
-        report.write([], tmp_path / "report.html")
+        report.write_report([], tmp_path / "report.html")
     (tmp_path / "file").write_text("")
     loss = Run(run.path, {**run.manifest, "tables": {"nll": run.manifest["tables"]["nll"]}})
     with pytest.raises(CannotWrite, match="choose another --out"):
-        report.write([loss], tmp_path / "file" / "report.html")
+        report.write_report([loss], tmp_path / "file" / "report.html")
 
 
 def test_a_report_can_be_written_under_a_plain_name(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     loss = Run(run.path, {**run.manifest, "tables": {"nll": run.manifest["tables"]["nll"]}})
-    assert report.write([loss], "report.html") == Path("report.html")
+    assert report.write_report([loss], "report.html") == Path("report.html")
     assert (tmp_path / "report.html").stat().st_size > 1e6
 
 
 def test_columns_and_cells_are_worded_in_one_place() -> None:
-    assert heading("nll_512_diff") == "loss against the first model at 512 (nats/token)"
-    assert heading("ess2_1024") == "effective length at 1,024 (tokens)"
-    assert heading("kv_group") == "kv group"
+    assert column_heading("nll_512_diff") == "loss against the first model at 512 (nats/token)"
+    assert column_heading("ess2_1024") == "effective length at 1,024 (tokens)"
+    assert column_heading("kv_group") == "kv group"
     row = {"nll_512": 3.14159, "growth": 0.5, "growth_low": 0.4, "growth_high": 0.6, "model": "base", "ess1": np.nan}
-    assert cell(row, "nll_512") == "3.142"
-    assert cell(row, "growth") == "0.500 (0.400 to 0.600)"
-    assert (cell(row, "model"), cell(row, "ess1")) == ("base", "–")
+    assert format_cell(row, "nll_512") == "3.142"
+    assert format_cell(row, "growth") == "0.500 (0.400 to 0.600)"
+    assert (format_cell(row, "model"), format_cell(row, "ess1")) == ("base", "–")
 
 
 # Probes that the report does not know
@@ -256,10 +256,10 @@ def test_columns_and_cells_are_worded_in_one_place() -> None:
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Install probes for this test, behind ours."""
-    ours = dict(door.probes())
+    ours = dict(plugins.probes())
 
-    def add(*probes: door.Probe) -> None:
-        monkeypatch.setattr(door, "probes", lambda: ours | {probe.name: probe for probe in probes})
+    def add(*probes: plugins.Probe) -> None:
+        monkeypatch.setattr(plugins, "probes", lambda: ours | {probe.name: probe for probe in probes})
 
     return add
 
@@ -278,10 +278,10 @@ def test_a_foreign_probe_gets_its_chapter_findings_and_terms(install: Callable[.
     assert told["Foreign matters"] == ["There are 3 models."]
     assert told["Loss"] == [*before["Loss"], "Foreign losses are like ours."], "topics of one name are read as one"
     assert list(told) == [*before, "Foreign matters"]
-    chapters = outline.chapters(outline.shown(run))
+    chapters = assembly.collect_chapters(assembly.render_context(run))
     titles = [chart.figure.layout.title.text for group in chapters["Foreign matters"] for chart in group.charts]
     assert titles == ["At home with base", "Abroad"]
-    page = Page(report.render([run]))
+    page = Page(report.render_report([run]))
     read = page.text.split("How to read this")[2].split("Findings in words")[0]
     assert "How foreign a head is." in read
     assert "F = 1" in read
@@ -294,20 +294,20 @@ def test_a_broken_probe_is_told_of_and_the_rest_is_as_without_it(
     install: Callable[..., None], fresh: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     def drawn(run: Run) -> list[tuple[str, str]]:
-        chapters = outline.chapters(outline.shown(run))
+        chapters = assembly.collect_chapters(assembly.render_context(run))
         return [(title, chart.caption) for title, groups in chapters.items() for g in groups for chart in g.charts]
 
     def without_foreign(told: dict[str, list[str]]) -> dict[str, list[str]]:
         return {topic: [text for text in found if "oreign" not in text] for topic, found in told.items()}
 
-    before, figures, terms = sentences(fresh), drawn(fresh), outline.glossary(fresh)
+    before, figures, terms = sentences(fresh), drawn(fresh), assembly.collect_glossary(fresh)
     install(BROKEN, LATE)
     run = Run.open(fresh.path)
     after = without_foreign(sentences(run))
     assert after.pop("Foreign matters") == ["There are 3 models."]
     assert after == before
     assert drawn(run) == [*figures, ("Foreign matters", "A foreign caption.")]
-    assert [term for term in outline.glossary(run) if "oreign" not in term.word] == terms
+    assert [term for term in assembly.collect_glossary(run) if "oreign" not in term.word] == terms
     told = "\n".join(caplog.messages)
     for part in ("'broken': its charts", "'broken': its findings", "'broken': its glossary", "'late': its charts"):
         assert told.count(part) == 1, part
@@ -326,21 +326,21 @@ def test_the_terminal_shows_models_overviews_and_findings(
 ) -> None:
     install(PROBE)
     monkeypatch.setenv("COLUMNS", "200")
-    terminal.summarise(fresh)
+    terminal.print_summary(fresh)
     told = " ".join(shown_by(capsys).split())
     assert "growth exponent" in told
     assert "loss against the first model at 1,024 (nats/token)" in told
     assert "Foreign [bold]title[/bold] what is foreign [b]here[/b] [/b]all" in told
     assert all(" ".join(text.split()) in told for found in sentences(fresh).values() for text in found)
-    terminal.warn(fresh)
+    terminal.print_warnings(fresh)
     assert capsys.readouterr().err.splitlines()[-1] == "headscope: far [red]away"
-    terminal.advise(fresh)
+    terminal.print_next_steps(fresh)
     assert shown_by(capsys).splitlines() == [f"Next: headscope report {fresh.path}", f"Leave: foreign {fresh.path}"]
 
 
 def test_a_run_of_many_models_is_listed_in_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = synthetic_run(tmp_path, models=[f"model-{at:02}" for at in range(40)], lengths=(512,), docs=1)
-    terminal.list_run(made)
+    terminal.print_run_entry(made)
     first, rows = shown_by(capsys).splitlines()
     assert first.startswith(f"{made.name}  40 models, among them model-00, ")
     assert first.endswith(", model-39")
@@ -365,7 +365,7 @@ def test_models_side_by_side_fit_80_columns_and_lose_no_number(
     monkeypatch.setenv("COLUMNS", "80")
     labels = [f"model-{at:02}" for at in range(count)]
     made = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3)
-    terminal.summarise(made)
+    terminal.print_summary(made)
     table = shown_by(capsys).partition("What heads read")[0].splitlines()[1:]
     assert "…" not in "".join(table)
     assert max(map(len, table)) <= 80
@@ -380,7 +380,7 @@ def test_models_side_by_side_fit_80_columns_and_lose_no_number(
 
 def test_a_run_as_data_holds_what_probes_tell(install: Callable[..., None], run: Run) -> None:
     install(PROBE)
-    told = terminal.as_data(Run(run.path, {**run.manifest, "timings": {"seconds": 1.0}}))
+    told = terminal.run_to_dict(Run(run.path, {**run.manifest, "timings": {"seconds": 1.0}}))
     assert [row["model"] for row in told["summary"]] == ["base", "yarn", HOSTILE]
     assert {row["model"] for row in told["needles"]} == {"base", "yarn", HOSTILE}
     assert told["foreign"] == [{"n": 1}]
@@ -389,8 +389,8 @@ def test_a_run_as_data_holds_what_probes_tell(install: Callable[..., None], run:
 
 @pytest.mark.parametrize("name", ["[bold]runs[/bold]", "[/oops]", "[link=https://example.org]x[/link]", ":smile:"])
 def test_what_users_named_is_printed_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.say("Run: ", name)
-    terminal.say("Open ", terminal.bold(name), " in a browser")
+    terminal.print_line("Run: ", name)
+    terminal.print_line("Open ", terminal.bold(name), " in a browser")
     terminal.print_table([{"": name, name: 1.0}], title=name)
     told = shown_by(capsys).splitlines()
     assert told[:2] == [f"Run: {name}", f"Open {name} in a browser"]

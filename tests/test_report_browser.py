@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("report")
     run = synthetic_run(folder, models=("base", "yarn", "<script>alert(1)</script>"))
-    return report.write([run], folder / "report.html").as_uri()
+    return report.write_report([run], folder / "report.html").as_uri()
 
 
 @dataclass

@@ -21,8 +21,8 @@ from headscope.models import checkpoint
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
 from headscope.runs.writer import RunWriter
-from headscope.studies import materials, runner
-from headscope.studies.config import build_study
+from headscope.study import context, runner
+from headscope.study.config import build_study
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "measure": {"measure": {"lengths": [24], "tables": ["nll"]}},
@@ -175,7 +175,7 @@ def test_what_was_put_back_goes_on_to_the_same_bytes(place: Path, section: str) 
 def test_a_run_goes_on_only_in_the_dtype_that_it_began_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which "auto" is on this machine may be another on the next."""
     cut(place, "measure", cells=3)
-    for module in (checkpoint, materials):
+    for module in (checkpoint, context):
         monkeypatch.setattr(module, "pick_dtype", lambda *_: torch.bfloat16)
     with pytest.raises(Changed, match="cannot go on with this run: the dtype changed"):
         runner.run(planned(place, "measure"), place / "runs", resume=True)

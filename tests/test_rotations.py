@@ -13,15 +13,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache, PreTrainedModel
 
 import headscope as hs
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.passes.capture import capturing
+from headscope.forward.capture import capturing
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve
 from headscope.positions.model import Model, load
 from headscope.positions.tables import position_tables
-from headscope.report import html
-from headscope.sections.measure.cells import measure_tokens
+from headscope.report import html_page
+from probes.measure.run import measure_tokens
 
 ROTATING = pytest.mark.parametrize("family", [name for name, each in families.OTHERS.items() if each.rotary_dims])
 UNROTATED = pytest.mark.parametrize("family", [name for name, each in families.OTHERS.items() if not each.rotary_dims])
@@ -199,7 +199,7 @@ def test_models_with_and_without_rotation_share_a_run_and_its_report(tmp_path: P
     assert set(pairs["model"]) == set(run.table("scales")["model"]) == {"rotary"}
     assert heads.loc["learned positions", "cov"].isna().all()
     assert heads.loc[:, "ess2_32"].notna().all()
-    assert html.write([run], tmp_path / "report.html").is_file()
+    assert html_page.write_report([run], tmp_path / "report.html").is_file()
 
 
 # Frequencies that change with the length ----------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from headscope.errors import BadInput
-from headscope.studies import runner as study
-from headscope.studies.config import build_study
-from probes.scaling.cells import BASE, log_ess, means, scale
-from probes.scaling.config import regime
+from headscope.study import runner as study
+from headscope.study.config import build_study
+from probes.scaling.options import regime
+from probes.scaling.run import BASE, log_ess, means, scale
 
 SEEDS = st.integers(0, 2**31)
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import headscope as hs
-from headscope import cli
+from headscope.cli import app as cli
 from headscope.errors import BadInput
-from headscope.passes import selfcheck
-from headscope.passes.selfcheck import ALLOWED, RULES, checks
+from headscope.forward import selfcheck
+from headscope.forward.selfcheck import ALLOWED, RULES, checks
 from headscope.positions.model import Model
 
 LENGTH = 40

@@ -10,14 +10,14 @@ import torch
 import yaml
 from safetensors import safe_open
 
+from headscope.forward.logits import last_hidden, loss_by_position
 from headscope.models.checkpoint import evaluating
-from headscope.passes.logits import last_hidden, loss_by_position
 from headscope.positions import AdaRoPE, attached, resolve
 from headscope.positions.adarope import METADATA, SHIPPED, adapter_file
 from headscope.positions.model import Model
-from headscope.studies import runner as study
-from headscope.studies import texts
-from headscope.studies.config import build_study
+from headscope.prompts import texts
+from headscope.study import runner as study
+from headscope.study.config import build_study
 
 FACTORS = {"smollm2-135m": 8, "smollm2-135m-longer": 8, "smollm2-135m-x2": 2}
 
@@ -36,7 +36,7 @@ def test_it_tells_what_it_was_learned_from_and_held_out_other_works(name: str) -
     assert set(notes["held_out"]).isdisjoint(notes["trained_on"])
     losses = notes["losses"]["held_out"]
     assert losses[str(notes["step"])] < losses["0"]
-    study_file = yaml.safe_load((SHIPPED.parent / "studies" / f"adapt-{name}.yaml").read_text())
+    study_file = yaml.safe_load((SHIPPED.parent / "study_files" / f"adapt-{name}.yaml").read_text())
     phases = [(each["length"], each["steps"], each["batch"]) for each in notes["config"]["phases"]]
     assert phases == [(p["length"], p["steps"], p.get("batch", 1)) for p in study_file["adapt"]["phases"]]
 

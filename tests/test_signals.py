@@ -18,8 +18,8 @@ from test_study import content, contents, save_checkpoint, save_texts
 from headscope.errors import Interrupted
 from headscope.runs import writer
 from headscope.runs.run import Run, runs
-from headscope.studies import runner
-from headscope.studies.config import build_study
+from headscope.study import runner
+from headscope.study.config import build_study
 
 CELLS = 3
 STEP = 0.002
@@ -32,8 +32,8 @@ SERVER = """
 import os, sys
 import torch
 from headscope import cli
-from headscope.commands.executing import execute, finish
-from headscope.studies.config import read_study
+from headscope.cli.execution import execute, finish
+from headscope.study.config import read_study
 
 torch.set_num_threads(1)
 stdout = os.dup(1)
@@ -210,8 +210,8 @@ def test_a_signal_at_any_moment_of_a_process(
 def test_signals_are_heeded_before_anything_heavy_is_imported() -> None:
     script = "import sys, headscope.__main__; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert "headscope.stopping" in loaded
-    assert not {"typer", "rich", "headscope.cli", "headscope.door", "importlib.metadata"} & set(loaded)
+    assert "headscope.signals" in loaded
+    assert not {"typer", "rich", "headscope.cli.app", "headscope.plugins", "importlib.metadata"} & set(loaded)
 
 
 def test_ctrl_c_within_a_commit_waits_for_its_end(

@@ -17,7 +17,7 @@ from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.runs import writer
 from headscope.runs.arrow import to_arrow
 from headscope.runs.columns import FORMAT_VERSION
-from headscope.runs.joining import join
+from headscope.runs.combined_runs import join
 from headscope.runs.run import Run, concatenate, opened, runs
 from headscope.runs.schema import all_tables
 from headscope.runs.synthetic import manifest, synthetic_run

@@ -19,17 +19,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import headscope
-from headscope import door
+from headscope import plugins
 from headscope.errors import BadInput, Interrupted, Missing
 from headscope.positions.model import Spec
 from headscope.runs.run import Run, runs
 from headscope.runs.schema import all_tables
 from headscope.runs.validate import validate
-from headscope.studies import materials
-from headscope.studies import runner as study
-from headscope.studies.batch import expand_checkpoints
-from headscope.studies.config import build_study, read_study
-from headscope.studies.progress import Silent
+from headscope.study import context as materials
+from headscope.study import runner as study
+from headscope.study.checkpoint_glob import expand_checkpoints
+from headscope.study.config import build_study, read_study
+from headscope.study.progress import Silent
 
 LENGTHS = [24, 40]
 MEASURED = ["attention", "pairs", "distance", "nll"]
@@ -178,7 +178,7 @@ def test_the_names_of_the_package_are_not_modules_after_use() -> None:
     """A module headscope/measure.py would take the place of `headscope.measure` as soon as it is imported."""
     package = Path(headscope.__file__).parent
     taken = {path.stem for path in package.iterdir()}
-    assert taken.isdisjoint([*headscope.__all__, *door.probes()])
+    assert taken.isdisjoint([*headscope.__all__, *plugins.probes()])
 
 
 def test_another_seed_gives_other_numbers(whole: Run, place: Path, tmp_path: Path) -> None:
@@ -273,10 +273,10 @@ def test_ctrl_c_before_the_first_cell_leaves_nothing(place: Path, tmp_path: Path
 CHILD = """
 import json, os, signal, sys, time
 import torch
-from headscope.sections.measure import cells as measuring
-from headscope.studies import runner as study
-from headscope.studies.config import build_study
-from headscope.studies.progress import Silent
+from probes.measure import cells as measuring
+from headscope.study import runner as study
+from headscope.study.config import build_study
+from headscope.study.progress import Silent
 
 class Slow(Silent):
     def __init__(self, cells):

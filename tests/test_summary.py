@@ -8,8 +8,8 @@ from scipy import stats
 from headscope.bins import middle, visible_edges
 from headscope.errors import BadInput
 from headscope.runs import summary
-from headscope.runs.means import HEAD_KEYS, interval
-from headscope.runs.statistics import column, statistic, statistics
+from headscope.runs.aggregation import HEAD_KEYS, interval
+from headscope.runs.column_metadata import column, statistic, statistics
 from headscope.runs.synthetic import manifest, synthetic_run
 from headscope.runs.writer import RunWriter
 

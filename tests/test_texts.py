@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from headscope.errors import BadInput, HeadscopeError, Missing
-from headscope.studies import texts
+from headscope.prompts import texts
 
 
 def trained(special: str = "$A") -> PreTrainedTokenizerFast:

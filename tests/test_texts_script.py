@@ -1,6 +1,6 @@
 """The script that writes the texts of trainings: what it makes of HTML and of Perl's documentation."""
 
-from headscope.studies import packaged_texts as texts
+from headscope.prompts import packaged_texts as texts
 
 
 def test_of_html_the_text_is_left_a_line_a_block() -> None:

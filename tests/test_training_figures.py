@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from headscope.sections.adapt import figures as training
+from probes.adapt import plots as training
 
 TRAINING = pd.DataFrame(
     {

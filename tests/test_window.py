@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from headscope.errors import BadInput, Interrupted
-from headscope.studies import runner as study
-from headscope.studies.config import build_study
-from probes.window import cells as window
-from probes.window.cells import SCHEMES, WindowModels, train
-from probes.window.config import Window
-from probes.window.found import accuracy, mass_bounds
+from headscope.study import runner as study
+from headscope.study.config import build_study
+from probes.window import run as window
+from probes.window.analysis import accuracy, mass_bounds
+from probes.window.options import Window
+from probes.window.run import SCHEMES, WindowModels, train
 
 SMALL = Window(center=12, widths=[3, 7], seeds=2, steps=150)
 DISTANCES = torch.arange(1, 2 * SMALL.center).float()

@@ -15,17 +15,18 @@ from transformers import AutoModelForCausalLM
 
 import headscope
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.measures.writes import WritesByPosition
-from headscope.models.sources import locate
-from headscope.passes.stream import Norm
+from headscope.forward.residual_decomposition import Norm
+from headscope.measures.logit_attribution import WritesByPosition
+from headscope.models.loading import locate
 from headscope.positions.model import Model
-from headscope.report import outline
+from headscope.report import assembly
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from headscope.runs.validate import validate
-from headscope.studies.config import build_study
-from probes.writes import charts, findings
-from probes.writes.cells import written
+from headscope.study.config import build_study
+from probes.attribution import findings
+from probes.attribution import report as charts
+from probes.attribution.run import written
 
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
 GRANITE = {"attention_multiplier": 0.2, "residual_multiplier": 0.37, "logits_scaling": 3.0, "embedding_multiplier": 2.0}
@@ -204,7 +205,7 @@ def test_words_and_charts_carry_the_numbers(tmp_path: Path) -> None:
     assert "What layer 2, head 3 adds to the next token's logit" in titles
     (told,) = findings.of_head(run, "base", 2, 3)
     assert told.startswith("Rank by part of the next token's logit")
-    drawn = {group.heading: len([*group.charts]) for group in charts.charts(outline.shown(run))}
+    drawn = {group.heading: len([*group.charts]) for group in charts.charts(assembly.render_context(run))}
     assert drawn == {"What each head adds to the next token's logit": 2, "What the logit is made of": 2}
 
 

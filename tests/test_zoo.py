@@ -16,13 +16,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from zoo import build, command, judge, share, table, use
 from zoo.judge import Verdict
 
-from headscope.attention import seam
+from headscope.attention import backend
 from headscope.attention.kernel import Rule
-from headscope.measures import planes
+from headscope.measures import rotary_planes
 from headscope.models import checkpoint
-from headscope.positions.rescaled import rescheduled
+from headscope.positions.rope_scaling import rescheduled
 from headscope.positions.schemes import Yarn
-from headscope.sections.measure import cells
+from probes.measure import run as cells
 
 ROOT = Path(__file__).parents[1]
 RIGHT_AT_LEAST = 120
@@ -106,14 +106,14 @@ def ignoring(what: str) -> Any:
     ("name", "what"), [("mistral", "window"), ("llama4_text", "chunk"), ("gemma2", "cap"), ("gpt_oss", "sink")]
 )
 def test_the_zoo_sees_a_term_that_is_ignored(name: str, what: str, planted: pytest.MonkeyPatch) -> None:
-    planted.setattr(seam, "Rule", ignoring(what))
+    planted.setattr(backend, "Rule", ignoring(what))
     assert verdict(name).kind == "WRONG"
 
 
 def test_the_zoo_sees_pairs_of_other_dimensions(planted: pytest.MonkeyPatch) -> None:
-    split = planes._split
+    split = rotary_planes._split
     other = {"half": "interleaved", "interleaved": "half"}
-    planted.setattr(planes, "_split", lambda t, layout: split(t, other[layout]))
+    planted.setattr(rotary_planes, "_split", lambda t, layout: split(t, other[layout]))
     assert "pair" in verdict("llama").what
 
 

@@ -6,7 +6,7 @@ from itertools import islice
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from headscope.studies import texts
+from headscope.prompts import texts
 
 SPECIAL = ["<unk>", "<s>", "</s>"]
 

@@ -6,13 +6,13 @@ from itertools import chain
 import pandas as pd
 
 from dashboards.view import View
-from headscope.figures import birth, layers
-from headscope.report import outline
-from headscope.report.content import Chart, Content, Later, Listing, Piece, Words
-from headscope.runs.courses import courses
+from headscope.plots import layers, role_emergence
+from headscope.report import assembly
+from headscope.report.blocks import Block, Chart, LazySequence, PageContent, TextBlock, TextTable
+from headscope.runs.column_metadata import by_length
 from headscope.runs.roles import roles
 from headscope.runs.run import Run
-from headscope.runs.statistics import by_length
+from headscope.runs.training_runs import courses
 
 NAME = "Checkpoints"
 PATH = "/checkpoints"
@@ -20,24 +20,24 @@ PATH = "/checkpoints"
 
 def controls(run: Run) -> Sequence[str]:
     """Where models are checkpoints."""
-    return ("stat", "layers", "role") if len(outline.steps(run)) > 1 and outline.statistics_of(run) else ()
+    return ("stat", "layers", "role") if len(assembly.training_steps(run)) > 1 and assembly.run_statistics(run) else ()
 
 
-def content(run: Run, view: View) -> Content:
+def content(run: Run, view: View) -> PageContent:
     """The statistic and the roles over steps, and what probes show of a training."""
-    steps = outline.steps(run)
+    steps = assembly.training_steps(run)
     course = courses(run.manifest["models"])
-    sections: dict[str, Sequence[Piece]] = {}
+    sections: dict[str, Sequence[Block]] = {}
     heads = view.kept(run.heads)
     if len(steps) > 1 and view.stat:
-        sections["Over checkpoints"] = Later(_statistic(run, view, heads, course))
-        sections["Roles"] = Later(_roles(run.heads, course))
-    for heading, charts in outline.charts_on(outline.shown(run, view.model, heads), PATH).items():
-        sections[heading] = Later(chain(sections.get(heading, ()), charts))
+        sections["Over checkpoints"] = LazySequence(_statistic(run, view, heads, course))
+        sections["Roles"] = LazySequence(_roles(run.heads, course))
+    for heading, charts in assembly.charts_for_page(assembly.render_context(run, view.model, heads), PATH).items():
+        sections[heading] = LazySequence(chain(sections.get(heading, ()), charts))
     if not any(sections.values()):
         why = "No two models of these runs carry a training step. Measure checkpoints in a batch: "
-        return Content("Checkpoints", "", {"": [Words([f"{why}headscope run --checkpoints 'ckpts/step-*'."])]})
-    return Content("Checkpoints", _lead(course), sections)
+        return PageContent("Checkpoints", "", {"": [TextBlock([f"{why}headscope run --checkpoints 'ckpts/step-*'."])]})
+    return PageContent("Checkpoints", _lead(course), sections)
 
 
 def _lead(course: pd.DataFrame) -> str:
@@ -49,35 +49,39 @@ def _lead(course: pd.DataFrame) -> str:
 def _statistic(run: Run, view: View, heads: pd.DataFrame, course: pd.DataFrame) -> Iterator[Chart]:
     alone = course["training"].nunique() == 1
     if alone:
-        chosen = sorted(view.picked) or list(outline.notable(run.heads))
-        steps = outline.steps(run)
+        chosen = sorted(view.picked) or list(assembly.notable_heads(run.heads))
+        steps = assembly.training_steps(run)
         yield Chart(
-            layers.over_steps(heads, view.stat, steps, chosen[:8]),
+            layers.plot_over_steps(heads, view.stat, steps, chosen[:8]),
             "Grey: the median head and the middle 80 % of heads. Coloured: picked heads, else notable ones.",
-            half=True,
+            half_width=True,
         )
-        yield Chart(layers.by_step(heads, view.stat, steps), "Median over the heads of a layer.", half=True)
+        yield Chart(
+            layers.plot_layers_by_step(heads, view.stat, steps), "Median over the heads of a layer.", half_width=True
+        )
     told = (
         "A line a head."
         if alone
         else "A line a training: the median over the heads of the layer; dotted: picked heads."
     )
-    yield Chart(birth.by_layer(heads, view.stat, course, view.picked), told)
+    yield Chart(role_emergence.plot_training_by_layer(heads, view.stat, course, view.picked), told)
 
 
-def _roles(heads: pd.DataFrame, course: pd.DataFrame) -> Iterator[Piece]:
+def _roles(heads: pd.DataFrame, course: pd.DataFrame) -> Iterator[Block]:
     """How many heads bear each role at each step, and since when those of the last step do."""
     known = list(roles())
     if unlike(heads[heads["model"].isin(course["label"])]):
         told = "These checkpoints were measured at different lengths, by which roles that go by effective length differ"
-        yield Words([f"{told}: measure all of them alike."])
-    yield Chart(birth.bearing(heads, course, known), "Heads that bear the role at that step.", half=True)
-    taken = birth.taken(heads, course, known)
+        yield TextBlock([f"{told}: measure all of them alike."])
+    yield Chart(
+        role_emergence.plot_role_counts(heads, course, known), "Heads that bear the role at that step.", half_width=True
+    )
+    taken = role_emergence.role_onsets(heads, course, known)
     trainings = list(dict.fromkeys(course["training"]))
     yield Chart(
-        birth.when_taken(taken, trainings, list(course["step"])),
+        role_emergence.plot_role_onsets(taken, trainings, list(course["step"])),
         "A point a head: the first step from which it bears the role at every later one.",
-        half=True,
+        half_width=True,
     )
     if len(taken):
         yield _table(taken, trainings)
@@ -89,7 +93,7 @@ def unlike(heads: pd.DataFrame) -> bool:
     return len(lengths.groupby(heads["model"], observed=True).any().drop_duplicates()) > 1
 
 
-def _table(taken: pd.DataFrame, trainings: Sequence[str]) -> Listing:
+def _table(taken: pd.DataFrame, trainings: Sequence[str]) -> TextTable:
     """A row a role, a column a training."""
     steps = taken.groupby(["role", "training"], sort=False)["step"]
     told = {
@@ -98,4 +102,4 @@ def _table(taken: pd.DataFrame, trainings: Sequence[str]) -> Listing:
     }
     rows = [(role, *(told.get((role, each), "none") for each in trainings)) for role in taken["role"].unique()]
     caption = "Heads that bear a role at the end: how many, from which step the first, and by which half of them"
-    return Listing(caption, ("role", *trainings), rows, {name: role.meaning for name, role in roles().items()})
+    return TextTable(caption, ("role", *trainings), rows, {name: role.meaning for name, role in roles().items()})

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from dashboards.view import FILTERS, View
-from headscope.figures import heads as head_figures
-from headscope.report import outline
-from headscope.report.content import Chart, Content, Grid, Link, Links, Piece, Words
-from headscope.report.words import extremes
+from headscope.plots import heads as head_figures
+from headscope.report import assembly
+from headscope.report.blocks import Block, Chart, HeadTable, Link, Links, PageContent, TextBlock
+from headscope.report.text import describe_extremes
+from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
-from headscope.runs.statistics import statistic
 from headscope.runs.summary import beside
 
 NAME = "Heads"
@@ -17,39 +17,39 @@ PATH = "/heads"
 
 def controls(run: Run) -> Sequence[str]:
     """All, where heads were measured."""
-    return ("model", "base", "stat", *FILTERS) if outline.statistics_of(run) else ()
+    return ("model", "base", "stat", *FILTERS) if assembly.run_statistics(run) else ()
 
 
-def content(run: Run, view: View) -> Content:
+def content(run: Run, view: View) -> PageContent:
     """A layer x head matrix of the statistic, and every head of the model in a grid."""
     if not view.stat:
         why = "These runs measured no statistic of heads. Add them: headscope run --model NAME=CHECKPOINT@SCHEME."
-        return Content("Heads", "", {"": [Words([why])]})
+        return PageContent("Heads", "", {"": [TextBlock([why])]})
     shown = statistic(view.stat)
-    having = outline.having(run, view.stat)
+    having = assembly.models_with_statistic(run, view.stat)
     lacking = [label for label in dict.fromkeys((view.model, view.base)) if label and label not in having]
     kept = view.kept(run.heads)
     lead = f"{view.model}, head by head."
     if lacking:
-        parts: list[Piece] = [_lacks(view, lacking, having)]
+        parts: list[Block] = [_lacks(view, lacking, having)]
     elif view.base and view.base != view.model:
         how = "ratio" if shown.log_scale else "difference"
-        figure = head_figures.change(view.masked(run.heads), view.stat, view.model, view.base)
+        figure = head_figures.plot_change(view.masked(run.heads), view.stat, view.model, view.base)
         parts = [Chart(figure, f"The {how} of {view.model} to {view.base}: red is more, blue is less, white is alike.")]
         lead = f"{view.model} against {view.base}, head by head."
     else:
-        figure = head_figures.matrix(view.masked(run.heads), view.stat, view.model)
+        figure = head_figures.plot_matrix(view.masked(run.heads), view.stat, view.model)
         how = "A cell is a head, the first layer at the bottom. The colours mean the same under every model."
-        parts = [Chart(figure, how, extremes(kept, view.stat, view.model))]
-    parts.append(Grid(view.model, beside(kept, view.stat, view.model, view.base), view.stat))
-    return Content(shown.title, lead if len(kept) else "No head passes the filters.", {"": parts})
+        parts = [Chart(figure, how, describe_extremes(kept, view.stat, view.model))]
+    parts.append(HeadTable(view.model, beside(kept, view.stat, view.model, view.base), view.stat))
+    return PageContent(shown.title, lead if len(kept) else "No head passes the filters.", {"": parts})
 
 
-def _lacks(view: View, lacking: Sequence[str], having: Sequence[str]) -> Piece:
+def _lacks(view: View, lacking: Sequence[str], having: Sequence[str]) -> Block:
     """Which models lack the statistic, who has it, and what would measure it."""
     label = statistic(view.stat).label
     told = [f"Of {' and '.join(lacking)} there is no {label} in these runs; of {', '.join(having)} there is."]
-    if probe := outline.measuring(view.stat):
+    if probe := assembly.probe_for_statistic(view.stat):
         told.append(f"Measure it: {probe.command_line}")
     links = [Link(f"{label} of {model}", view.link("", "base", model=model)) for model in having]
-    return Words(told, links=Links(links))
+    return TextBlock(told, links=Links(links))

@@ -3,18 +3,18 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dashboards.library import current
+from dashboards.run_store import current
 from dashboards.view import Query, View, linked
-from headscope.report import html as report
-from headscope.report import outline, wording
-from headscope.report.claims import Claim
-from headscope.report.content import Content, Later, Link, Links, Listing, Piece, Words
-from headscope.report.words import shown_at_first
+from headscope.report import assembly, statistics_text
+from headscope.report import html_page as report
+from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
+from headscope.report.paper_claims import PaperClaim
+from headscope.report.text import default_models
 from headscope.runs import summary
+from headscope.runs.column_metadata import sentence
 from headscope.runs.roles import holding, leading, roles
 from headscope.runs.run import Run
-from headscope.runs.statistics import sentence
-from headscope.runs.stored import Stored
+from headscope.runs.run_tables import Stored
 
 NAME = "Overview"
 PATH = "/"
@@ -25,26 +25,30 @@ def controls(run: Run) -> Sequence[str]:
     return ("models",) if len(run.models) > 1 and len(run.heads) else ()
 
 
-def content(run: Run, view: View) -> Content:
+def content(run: Run, view: View) -> PageContent:
     """Every model at a glance, who leads in each role, models side by side, and all that was found, folded."""
-    sections: dict[str, Sequence[Piece]] = {
-        "At a glance": Later(outline.glance(outline.shown(run, view.model, None, view.models))),
-        "Who does what": Later(_roles(run, view)) if len(run.heads) else [],
-        "Models side by side": Later(_side_by_side(run, view)) if run.models else [],
-        "Against the paper": Later(_verdicts(run)),
-        "What was found": Later(_found(run)),
+    sections: dict[str, Sequence[Block]] = {
+        "At a glance": LazySequence(
+            assembly.overview_blocks(assembly.render_context(run, view.model, None, view.models))
+        ),
+        "Who does what": LazySequence(_roles(run, view)) if len(run.heads) else [],
+        "Models side by side": LazySequence(_side_by_side(run, view)) if run.models else [],
+        "Against the paper": LazySequence(_verdicts(run)),
+        "What was found": LazySequence(_found(run)),
         "Runs in this folder": [_runs(view)],
-        "How it was made": [Listing(facts.pop("Run"), ("", ""), [*facts.items()]) for facts in map(_facts, run.parts)],
+        "How it was made": [
+            TextTable(facts.pop("Run"), ("", ""), [*facts.items()]) for facts in map(_facts, run.parts)
+        ],
     }
     count, tables = len(run.models), f"Tables: {', '.join(run.tables)}."
-    return Content(
-        f"{count} model{'s' if count != 1 else ''}: {', '.join(shown_at_first(run))}" if run.models else "Probes",
+    return PageContent(
+        f"{count} model{'s' if count != 1 else ''}: {', '.join(default_models(run))}" if run.models else "Probes",
         f"{tables} Differences are against {run.models[0]}, paired by document." if run.models else tables,
         sections,
     )
 
 
-def _roles(run: Run, view: View) -> Iterator[Listing]:
+def _roles(run: Run, view: View) -> Iterator[TextTable]:
     """How many heads bear each role under each model, and who leads in it, as links."""
     rows: list[list[str | Link | Links]] = []
     for role, declared in roles().items():
@@ -62,40 +66,42 @@ def _roles(run: Run, view: View) -> Iterator[Listing]:
     meanings = {role: sentence(declared.meaning) for role, declared in roles().items()}
     if rows:
         title = "How many heads of each model bear a role, and who leads in it"
-        yield Listing(title, ("role", *view.models), rows, meanings)
+        yield TextTable(title, ("role", *view.models), rows, meanings)
 
 
 def _kept(view: View) -> Query:
     return {"run": view.query["run"]}
 
 
-def _verdicts(run: Run) -> Iterator[Listing]:
+def _verdicts(run: Run) -> Iterator[TextTable]:
     """What the paper says, and whether the runs bear it out."""
-    claims = [found for told in outline.findings(run).values() for found in told if isinstance(found, Claim)]
-    rows = [(claim.said, claim.verdict, claim.found) for claim in claims]
+    claims = [
+        found for told in assembly.findings_by_topic(run).values() for found in told if isinstance(found, PaperClaim)
+    ]
+    rows = [(claim.statement, claim.verdict, claim.evidence) for claim in claims]
     if rows:
-        yield Listing("What the paper says, and what these runs say to that", ("the paper", "here", "found"), rows)
+        yield TextTable("What the paper says, and what these runs say to that", ("the paper", "here", "found"), rows)
 
 
-def _found(run: Run) -> Iterator[Words]:
+def _found(run: Run) -> Iterator[TextBlock]:
     """All else that was found, folded under its topics."""
-    for topic, told in outline.findings(run).items():
-        if sentences := [found.text for found in told if not isinstance(found, Claim)]:
-            yield Words(sentences, topic, folded=True)
+    for topic, told in assembly.findings_by_topic(run).items():
+        if sentences := [found.text for found in told if not isinstance(found, PaperClaim)]:
+            yield TextBlock(sentences, topic, collapsed=True)
 
 
-def _side_by_side(run: Run, view: View) -> Iterator[Listing]:
+def _side_by_side(run: Run, view: View) -> Iterator[TextTable]:
     known = run.derived(summary.models)
     known = known[known["model"].isin(view.models)]
     measured = len(known.columns) > 1
     title = "Medians over heads, and loss; 95 % intervals in brackets" if measured else "What they are"
-    table = wording.table(title, known)
+    table = statistics_text.statistics_table(title, known)
     specs = {model["label"]: f"{model['spec']}: {_shape(model['geometry'])}" for model in run.manifest["models"]}
-    yield replace(table, defined=specs)
+    yield replace(table, definitions=specs)
 
 
 def _facts(run: Stored) -> dict[str, str]:
-    return report.facts(run) | {"Configuration": "stored in run.json; headscope run takes it back"}
+    return report.provenance(run) | {"Configuration": "stored in run.json; headscope run takes it back"}
 
 
 def _runs(view: View) -> Links:

@@ -7,10 +7,10 @@ from itertools import chain
 from dashboards import exploring as exploring  # draws the parts of an explorer
 from dashboards.pages import Page
 from dashboards.view import View
-from headscope import door
-from headscope.door import Probe
-from headscope.report import outline
-from headscope.report.content import Content, Later, Piece, Words
+from headscope import plugins
+from headscope.plugins import Probe
+from headscope.report import assembly
+from headscope.report.blocks import Block, LazySequence, PageContent, TextBlock
 from headscope.runs.run import Run
 
 
@@ -36,25 +36,27 @@ class ProbePage:
         which = ("model",) if self.probe.page else ("models",) if len(run.models) > 1 else ()
         return (*which, "layers", "role") if _is_about_heads(self.probe) else which
 
-    def content(self, run: Run, view: View) -> Content:
+    def content(self, run: Run, view: View) -> PageContent:
         """Of the heads that pass the filters; without the probe's tables, the command that makes them."""
         models = [*dict.fromkeys([*run.models[:1], view.model])] if self.probe.page else view.models
-        shown = outline.shown(run, view.model if self.probe.page else view.judge, view.masked(run.heads), models)
+        shown = assembly.render_context(
+            run, view.model if self.probe.page else view.judge, view.masked(run.heads), models
+        )
         if not has_tables(self.probe, run):
             return _nothing(self.probe)
-        if drawn := outline.page_of(shown, self.probe):
+        if drawn := assembly.probe_page(shown, self.probe):
             return drawn
         told = [
-            Words([finding.text for finding in found], "" if topic == self.probe.title else topic)
-            for topic, found in outline.findings_of(run, self.probe).items()
+            TextBlock([finding.text for finding in found], "" if topic == self.probe.title else topic)
+            for topic, found in assembly.probe_findings(run, self.probe).items()
         ]
-        sections: dict[str, Sequence[Piece]] = {"": told} if told else {}
-        for heading, charts in outline.charts_of(shown, self.probe).items():
-            sections[heading] = Later(chain(sections.get(heading, ()), charts))
+        sections: dict[str, Sequence[Block]] = {"": told} if told else {}
+        for heading, charts in assembly.probe_charts(shown, self.probe).items():
+            sections[heading] = LazySequence(chain(sections.get(heading, ()), charts))
         if not any(sections.values()):
             where = f" {self.probe.explorer_tab} shows it." if self.probe.explorer else ""
-            sections = {"": [Words([f"What these runs hold of it draws nothing here.{where}"])]}
-        return Content(self.probe.title, self.probe.summary, sections)
+            sections = {"": [TextBlock([f"What these runs hold of it draws nothing here.{where}"])]}
+        return PageContent(self.probe.title, self.probe.summary, sections)
 
 
 @dataclass(frozen=True)
@@ -77,21 +79,23 @@ class ExplorerPage:
             return ()
         return ("model", "models") if len(run.models) > 1 else ("model",)
 
-    def content(self, run: Run, view: View) -> Content:
+    def content(self, run: Run, view: View) -> PageContent:
         """What the address asks for, as the probe draws it; without its tables, the command that makes them."""
         if not has_tables(self.probe, run):
             return _nothing(self.probe)
         models = [*dict.fromkeys([*view.models, view.model])]
         asked = {name: value for name, value in view.query.items() if isinstance(value, str)}
-        draw = door.part(self.probe, "explorer")
-        drawn: Content = door.call(self.probe, "explorer", draw, outline.shown(run, view.model, None, models), asked)
+        draw = plugins.part(self.probe, "explorer")
+        drawn: PageContent = plugins.call(
+            self.probe, "explorer", draw, assembly.render_context(run, view.model, None, models), asked
+        )
         return drawn
 
 
 def pages() -> list[Page]:
     """Of every probe that has something to show and no other page to show it on, and to explore."""
     found: list[Page] = []
-    for probe in door.probes().values():
+    for probe in plugins.probes().values():
         if (probe.charts or probe.findings or probe.page) and probe.tab is not None:
             found.append(ProbePage(probe))
         if probe.explorer:
@@ -105,10 +109,10 @@ def _is_about_heads(probe: Probe) -> bool:
 
 def has_tables(probe: Probe, run: Run) -> bool:
     """Whether the run holds a table of the probe, or the probe needs none."""
-    names = {table.name for table in door.part(probe, "tables") or ()}
+    names = {table.name for table in plugins.part(probe, "tables") or ()}
     return not names or bool(names & set(run.tables))
 
 
-def _nothing(probe: Probe) -> Content:
-    told = Words([f"These runs hold no table of this probe. Make one that does: {probe.command_line}"])
-    return Content(probe.title, probe.summary, {"": [told]})
+def _nothing(probe: Probe) -> PageContent:
+    told = TextBlock([f"These runs hold no table of this probe. Make one that does: {probe.command_line}"])
+    return PageContent(probe.title, probe.summary, {"": [told]})

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dashboards.library import current
+from dashboards.run_store import current
 from dashboards.view import View, linked
-from headscope import door
-from headscope.report.content import Content, Listing, Piece, Records, Words
+from headscope import plugins
+from headscope.report.blocks import Block, PageContent, RecordTable, TextBlock, TextTable
 from headscope.runs.run import Run, short_names
-from headscope.runs.stored import Stored
+from headscope.runs.run_tables import Stored
 
 NAME = "Runs"
 PATH = "/runs"
@@ -19,16 +19,16 @@ def controls(run: Run) -> Sequence[str]:
     return ()
 
 
-def content(run: Run, view: View) -> Content:
+def content(run: Run, view: View) -> PageContent:
     """All runs in a table to sort and to search; of the chosen ones, where their configurations differ."""
     rows = [*_rows()]
-    sections: dict[str, list[Piece]] = {"": [Records("Runs of this folder", rows)]}
+    sections: dict[str, list[Block]] = {"": [RecordTable("Runs of this folder", rows)]}
     if broken := [f"{row['run']}: {row['state']}" for row in rows if row["state"] != "finished"]:
-        sections["Damaged and unfinished"] = [Words(broken)]
+        sections["Damaged and unfinished"] = [TextBlock(broken)]
     how = "Choose a second run at the left to see where their configurations differ."
-    sections["How the chosen runs differ"] = [_difference(run.parts) if len(run.parts) > 1 else Words([how])]
+    sections["How the chosen runs differ"] = [_difference(run.parts) if len(run.parts) > 1 else TextBlock([how])]
     megabytes = sum(row["MB"] or 0 for row in rows)
-    return Content(
+    return PageContent(
         "Runs",
         f"{len(rows)} run{'s' if len(rows) != 1 else ''}, {megabytes:,.1f} MB in all. A click opens one.",
         sections,
@@ -64,10 +64,10 @@ def _waiting(name: str, state: str) -> dict[str, Any]:
 
 def _sections(manifest: Mapping[str, Any]) -> list[str]:
     config = manifest.get("config") or {}
-    return [name for name in door.probes() if config.get(name)]
+    return [name for name in plugins.probes() if config.get(name)]
 
 
-def _difference(runs: Sequence[Stored]) -> Listing:
+def _difference(runs: Sequence[Stored]) -> TextTable:
     """Every entry of the configurations that is not the same in all runs."""
     flat = [dict(_flat(run.manifest.get("config") or {})) for run in runs]
     names = dict.fromkeys(name for each in flat for name in each)
@@ -75,7 +75,7 @@ def _difference(runs: Sequence[Stored]) -> Listing:
         (name, *(each.get(name, "–") for each in flat)) for name in names if len({each.get(name) for each in flat}) > 1
     ]
     told = f"Where the configurations differ: {len(rows)} of {len(names)} entries"
-    return Listing(told, ("entry", *short_names([run.name for run in runs])), rows)
+    return TextTable(told, ("entry", *short_names([run.name for run in runs])), rows)
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from headscope.attention import cuda
-from headscope.attention.heard import capped
+from headscope.attention.record import capped
 
 ROWS_PER_BLOCK = 256
 """Query rows per masked block: memory stays O(ROWS_PER_BLOCK x Lk) where a kernel needs an explicit mask."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from headscope.studies.config import build_study
-from headscope.studies.progress import Silent
-from headscope.studies.runner import run
+from headscope.study.config import build_study
+from headscope.study.progress import Silent
+from headscope.study.runner import run
 
 DOCS = 8
 """Documents of the study."""

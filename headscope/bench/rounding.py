@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headscope.bench.timed import compared
-from headscope.bench.ways import SAMPLED, TABLES
+from headscope.bench.timing import compared
+from headscope.bench.variants import SAMPLED, TABLES
 from headscope.positions.model import load
-from headscope.sections.measure.cells import measure_tokens
-from headscope.studies.texts import documents
+from headscope.prompts.texts import documents
+from probes.measure.run import measure_tokens
 
 DOCS = 4
 """Documents that a study takes unless it is told otherwise."""

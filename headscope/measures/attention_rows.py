@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
 from headscope.measures.row_means import RowMeans
-from headscope.measures.rows import Places, on, on_host, queries, visible_keys
+from headscope.measures.row_sampling import Places, on, on_host, queries, visible_keys
 from headscope.measures.tiles import per_tile
 
 LOCAL_KEYS = 32

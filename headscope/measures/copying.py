@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
 
 Span = tuple[int, int]
 """First token and end (exclusive) of a passage in the prompt."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
 
 ROWS = 4096
 """Rows whose queries and keys are held at once."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
-from headscope.attention.heard import Attention
-from headscope.measures.planes import by_head, planes
-from headscope.measures.rows import Places, on, on_host, queries, visible_keys
+from headscope.attention.record import Attention
+from headscope.measures.rotary_planes import by_head, planes
+from headscope.measures.row_sampling import Places, on, on_host, queries, visible_keys
 from headscope.measures.tiles import per_tile
 
 PER_OCTAVE = 4

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
 from headscope.measures.row_means import RowMeans
-from headscope.measures.rows import Places, on
+from headscope.measures.row_sampling import Places, on
 
 
 class LearnedSink(RowMeans):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
 from headscope.bins import visible_edges
-from headscope.measures.rows import Places, among, log_spaced, queries, visible_keys
+from headscope.measures.row_sampling import Places, among, log_spaced, queries, visible_keys
 
 
 class RowMeans(ABC):

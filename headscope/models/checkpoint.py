@@ -19,12 +19,12 @@ from transformers import PreTrainedModel
 
 from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput, first_line
-from headscope.models import lora, quantised, sources
-from headscope.models.agreement import refuse_disagreement
+from headscope.models import loading, lora, quantization
 from headscope.models.bridge import delegated, is_bridge
-from headscope.models.inference import inference
-from headscope.models.refused import native_context, refuse_by_config
-from headscope.models.survey import BaseRotation, survey
+from headscope.models.eager_check import refuse_disagreement
+from headscope.models.eval_mode import inference
+from headscope.models.inspection import BaseRotation, survey
+from headscope.models.unsupported import native_context, refuse_by_config
 
 
 @dataclass(eq=False)
@@ -89,7 +89,7 @@ class Checkpoint:
             tensor = parameter.detach().bfloat16().cpu().contiguous()
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        digest.update(self._worn + quantised.digest(self.module))
+        digest.update(self._worn + quantization.digest(self.module))
         return digest.hexdigest()
 
 
@@ -124,10 +124,10 @@ def open_checkpoint(name: str, device: str, dtype: str, tokenizer: Any = None) -
     checkpoint that is not there, UnsupportedModel for an architecture that would be measured wrongly.
     """
     where = pick_device(device)
-    module, identity = sources.load_module(name, where, pick_dtype(dtype, where), spread=device == "auto")
+    module, identity = loading.load_module(name, where, pick_dtype(dtype, where), spread=device == "auto")
     checkpoint = Checkpoint(module, tokenizer, identity)
     if tokenizer is None:
-        checkpoint.tokenizer = sources.load_tokenizer(name)
+        checkpoint.tokenizer = loading.load_tokenizer(name)
     return checkpoint
 
 

@@ -4,6 +4,6 @@ checkpoint under one (`model`), and how one is put on and taken off (`attach`)."
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve
 from headscope.positions.model import Model, load
-from headscope.positions.syntax import parse
+from headscope.positions.scheme_syntax import parse
 
 __all__ = ["AdaRoPE", "Model", "attached", "load", "parse", "resolve"]

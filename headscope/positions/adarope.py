@@ -19,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from headscope import given
+from headscope import user_input
 from headscope.errors import BadInput, Missing
 from headscope.models.checkpoint import Opened
-from headscope.positions import lora, sound
+from headscope.positions import adapter_validation, lora
 from headscope.positions.schedule import Schedule, refuse_shared_keys, refuse_without_rotation
 
 FORMAT = "headscope-adarope/1"
@@ -35,7 +35,7 @@ SHIPPED = Path(__file__).parents[1] / "adapters"
 
 def adapter_file(path: Path | str) -> Path:
     """The file of an adapter, given by path or by the name of a shipped one; Missing if it is not there."""
-    file = given.path(path, "adapter")
+    file = user_input.path(path, "adapter")
     shipped = SHIPPED / f"{path}.safetensors"
     if not file.is_file() and not shipped.is_file():
         names = ", ".join(sorted(each.stem for each in SHIPPED.glob("*.safetensors")))
@@ -167,7 +167,7 @@ class AdaRoPE(nn.Module):
         refuse_shared_keys(checkpoint)
         try:
             with safe_open(path, "pt") as file:
-                notes = sound.metadata((file.metadata() or {}).get(METADATA, "{}"), path, FORMAT)
+                notes = adapter_validation.metadata((file.metadata() or {}).get(METADATA, "{}"), path, FORMAT)
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         except (SafetensorError, OSError) as error:
             raise BadInput(f"'{path}' is not a readable safetensors file ({error})") from error
@@ -189,8 +189,8 @@ class AdaRoPE(nn.Module):
                     f"the model needs {shape}; use an adapter learned on this checkpoint"
                 )
         for name in expected:
-            sound.refuse_unsound(tensors[name], name, f"adapter '{path}'", tensors["theta_init"])
-        sound.refuse_odd(notes, f"adapter '{path}'")
+            adapter_validation.refuse_unsound(tensors[name], name, f"adapter '{path}'", tensors["theta_init"])
+        adapter_validation.refuse_odd(notes, f"adapter '{path}'")
         learned_on = notes.get("weights_sha256")
         if learned_on not in (None, checkpoint.weights_sha256) and not any_weights:
             raise BadInput(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.attention import seam
+from headscope.attention import backend
 from headscope.errors import UnsupportedModel
 from headscope.models.bridge import delegated
 from headscope.models.rotation import Turn, intercepted, rope_kinds, tables, unmoved
@@ -21,8 +21,8 @@ from headscope.positions import lora
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed, Schedule
+from headscope.positions.scheme_syntax import parse
 from headscope.positions.schemes import Base, Scheme
-from headscope.positions.syntax import parse
 
 
 @contextmanager
@@ -44,10 +44,10 @@ def attached(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None)
         elif model.rotation.until is not None:
             stack.enter_context(_steady(model, model.rotation.until))
         if schedule.scales_queries or schedule.slopes is not None:
-            stack.enter_context(seam.engaged(model.module))
+            stack.enter_context(backend.engaged(model.module))
         if schedule.scales_queries:
             for layer, module in enumerate(model.attention):
-                stack.enter_context(seam.editing(module, _scale_edit(schedule, layer)))
+                stack.enter_context(backend.editing(module, _scale_edit(schedule, layer)))
         if schedule.slopes is not None:
             stack.enter_context(_falling(model, schedule.slopes))
         yield schedule
@@ -162,7 +162,7 @@ def _given(args: Any, kwargs: dict[str, Any]) -> Tensor:
     return positions
 
 
-def _scale_edit(schedule: Schedule, layer: int) -> seam.LayerEdit:
+def _scale_edit(schedule: Schedule, layer: int) -> backend.LayerEdit:
     def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scale = schedule.query_scale(layer, positions + 1)[..., None]
         return (q * scale).to(q.dtype), k, v  # the product of bfloat16 and float32 is float32
@@ -189,7 +189,7 @@ def _falling(model: Model, slopes: Tensor) -> Iterator[None]:
             raise UnsupportedModel(f"cannot put alibi on '{model.name}': it caps its logits")
         scalings[module] = scaling
 
-    def sloping(module: nn.Module) -> seam.LayerEdit:
+    def sloping(module: nn.Module) -> backend.LayerEdit:
         def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             if q.dtype.itemsize < 4:
                 raise UnsupportedModel(f"alibi needs float32, '{model.name}' is {q.dtype}: open it with --dtype fp32")
@@ -203,7 +203,7 @@ def _falling(model: Model, slopes: Tensor) -> Iterator[None]:
         return edit
 
     with ExitStack() as stack:
-        stack.enter_context(seam.witnessed(witness))
+        stack.enter_context(backend.witnessed(witness))
         for module in model.attention:
-            stack.enter_context(seam.editing(module, sloping(module)))
+            stack.enter_context(backend.editing(module, sloping(module)))
         yield

@@ -18,12 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from headscope import given
+from headscope import user_input
 from headscope.errors import BadInput, Missing, nearest
 from headscope.models.checkpoint import Opened
+from headscope.positions.adapter_validation import refuse_unsound
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.schedule import Fixed
-from headscope.positions.sound import refuse_unsound
 
 
 class KeyMap(BaseModel):
@@ -43,7 +43,7 @@ def mapped(trained: Path | str, keys: Path | str, checkpoint: Opened) -> AdaRoPE
     Raises Missing if either is not there, BadInput for a key map that cannot be read, a key that is not in
     it, or a tensor that does not fit the geometry of `checkpoint`.
     """
-    key_map, stored = _read(given.path(keys, "key map")), _tensors(given.path(trained, "checkpoint"))
+    key_map, stored = _read(user_input.path(keys, "key map")), _tensors(user_input.path(trained, "checkpoint"))
     geometry = checkpoint.geometry
     shape = (geometry.kv_groups, geometry.pairs)
     adarope = AdaRoPE.untrained(checkpoint, Fixed.own(checkpoint), key_map.reference_length)
@@ -75,7 +75,7 @@ def _by_group(tensor: Tensor, groups: int, key: str) -> Tensor:
 
 def _read(file: Path) -> KeyMap:
     try:
-        return KeyMap.model_validate(given.read_yaml(file, f"key map '{file}'"))
+        return KeyMap.model_validate(user_input.read_yaml(file, f"key map '{file}'"))
     except FileNotFoundError as error:
         raise Missing(f"no key map at '{file}': check keys=PATH") from error
     except ValidationError as error:

@@ -13,15 +13,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headscope import given
+from headscope import user_input
 from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput
 from headscope.models.checkpoint import Checkpoint, Opened, open_checkpoint, opened
-from headscope.models.survey import BaseRotation
+from headscope.models.inspection import BaseRotation
+from headscope.positions.checkpoint_scheme import trained_under
 from headscope.positions.schedule import Schedule
+from headscope.positions.scheme_syntax import parse
 from headscope.positions.schemes import SCHEMES, Base, Scheme
-from headscope.positions.syntax import parse
-from headscope.positions.trained import trained_under
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Spec:
         A text that names a folder as it stands is that checkpoint. Raises BadInput for half a spec or a scheme that
         cannot be read.
         """
-        if "@" not in text or given.folder(text):
+        if "@" not in text or user_input.folder(text):
             checkpoint, scheme = text, "base"
         else:
             named = [each.end() for each in re.finditer("@", text) if _begins_scheme(text[each.end() :])]

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from headscope import given
+from headscope import user_input
 from headscope.errors import BadInput, Missing
 from headscope.models.checkpoint import Opened
 from headscope.positions.adarope import AdaRoPE, adapter_file
 from headscope.positions.keymap import mapped
-from headscope.positions.rescaled import rescheduled
+from headscope.positions.rope_scaling import rescheduled
 from headscope.positions.schedule import Fixed, Schedule, refusal, refuse_without_rotation
 
 
@@ -214,9 +214,9 @@ class Adapted:
         # Told when the spec is read, not after other models have been measured.
         if self.keys is None:
             adapter_file(self.adapter)
-        elif not given.path(self.adapter, "checkpoint").exists():
+        elif not user_input.path(self.adapter, "checkpoint").exists():
             raise Missing(f"no checkpoint at '{self.adapter}': check adapter=PATH")
-        elif not given.path(self.keys, "key map").exists():
+        elif not user_input.path(self.keys, "key map").exists():
             raise Missing(f"no key map at '{self.keys}': check keys=PATH")
 
     @property

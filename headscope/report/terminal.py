@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headscope.report import outline, wording
-from headscope.report.words import few
+from headscope.report import assembly, statistics_text
+from headscope.report.text import evenly_spaced
 from headscope.runs.run import Run
 from headscope.runs.summary import models
 
 
-def say(*parts: object) -> None:
+def print_line(*fragments: object) -> None:
     """Print a line made of these parts, as they are."""
-    line = Text.assemble(*(part if isinstance(part, Text) else str(part) for part in parts))
+    line = Text.assemble(*(part if isinstance(part, Text) else str(part) for part in fragments))
     Console(soft_wrap=True, highlight=False).print(line)
 
 
@@ -30,43 +30,43 @@ def bold(text: object) -> Text:
     return Text(str(text), style="bold")
 
 
-def summarise(run: Run) -> None:
+def print_summary(run: Run) -> None:
     """Print where the run lies, its models side by side, what each probe tells of it, and what it found."""
-    say("Run: ", run.path)
-    if rows := _side_by_side(models(run)):
+    print_line("Run: ", run.path)
+    if rows := _comparison_rows(models(run)):
         print_table(rows, title="Median head, and mean loss")
-    for overview in outline.overviews(run):
+    for overview in assembly.collect_overviews(run):
         if overview.rows:  # there may be nothing but a warning
             print_table(overview.rows, title=overview.title)
-    for topic, found in outline.findings(run).items():
-        say(bold(topic))
+    for topic, found in assembly.findings_by_topic(run).items():
+        print_line(bold(topic))
         for finding in found:
-            say("  ", finding.text)
+            print_line("  ", finding.text)
 
 
-def advise(run: Run) -> None:
+def print_next_steps(run: Run) -> None:
     """Print what to do with the run next."""
-    say(f"Next: headscope report {run.path}")
-    for line in outline.next_steps(run):
-        say(line)
+    print_line(f"Next: headscope report {run.path}")
+    for line in assembly.collect_next_steps(run):
+        print_line(line)
 
 
-def warn(run: Run) -> None:
+def print_warnings(run: Run) -> None:
     """Say on standard error what the probes warn of."""
-    for overview in outline.overviews(run):
+    for overview in assembly.collect_overviews(run):
         for line in overview.warnings:
             print(f"headscope: {line}", file=sys.stderr)
 
 
-def list_run(run: Run) -> None:
+def print_run_entry(run: Run) -> None:
     """Print one run as a line of models, few of many, and a line of tables."""
     rows = ", ".join(f"{name} {table['rows']:,}" for name, table in run.manifest["tables"].items())
-    shown = few(run.models)
+    shown = evenly_spaced(run.models)
     count = f"{len(run.models)} models, among them " if len(run.models) > len(shown) else ""
-    say(bold(run.name), "  ", count, ", ".join(shown), "\n    ", rows)
+    print_line(bold(run.name), "  ", count, ", ".join(shown), "\n    ", rows)
 
 
-def as_data(run: Run, summary: bool = True) -> dict[str, Any]:
+def run_to_dict(run: Run, include_summary: bool = True) -> dict[str, Any]:
     """The run as what JSON can hold: path, models, rows of each table, seconds and, on request, the per-model table and
     what each probe tells, by its name."""
     brief: dict[str, Any] = {
@@ -75,9 +75,9 @@ def as_data(run: Run, summary: bool = True) -> dict[str, Any]:
         "tables": {name: table["rows"] for name, table in run.manifest["tables"].items()},
         "seconds": run.manifest.get("timings", {}).get("seconds"),
     }
-    if summary:
-        brief["summary"] = _records(models(run))
-        brief |= {overview.name: _records(overview.data) for overview in outline.overviews(run)}
+    if include_summary:
+        brief["summary"] = _to_records(models(run))
+        brief |= {overview.name: _to_records(overview.data) for overview in assembly.collect_overviews(run)}
     return brief
 
 
@@ -90,31 +90,37 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
         heading = Text(name.replace("_", " "))
         table.add_column(heading, justify="left" if first else "right", no_wrap=first and bool(name), overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_shown(value)) for value in row.values()))
+        table.add_row(*(Text(_format_value(value)) for value in row.values()))
     Console().print(table)
 
 
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def _to_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows, None where there is no number."""
     records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records"))
     return records
 
 
-def _side_by_side(frame: pd.DataFrame) -> list[dict[str, str]]:
+def _comparison_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
     """One row a statistic and one column a model, or the other way round where there are more models than statistics;
     an interval goes behind its value."""
     by_model = {row["model"]: row for row in frame.to_dict("records")}
-    told = [name for name in wording.values(frame) if name != "model"]
+    told = [name for name in statistics_text.value_columns(frame) if name != "model"]
     if len(by_model) > len(told) > 0:
         return [
-            {"model": model, **{wording.heading(name): wording.cell(row, name) for name in told}}
+            {
+                "model": model,
+                **{statistics_text.column_heading(name): statistics_text.format_cell(row, name) for name in told},
+            }
             for model, row in by_model.items()
         ]
     return [
-        {"": wording.heading(name), **{model: wording.cell(row, name) for model, row in by_model.items()}}
+        {
+            "": statistics_text.column_heading(name),
+            **{model: statistics_text.format_cell(row, name) for model, row in by_model.items()},
+        }
         for name in told
     ]
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from headscope.errors import BadRun
 from headscope.runs.columns import ARROW_TYPES, FORMAT_VERSION, Column, Table
-from headscope.runs.disk import MEND, read_bytes
+from headscope.runs.io import MEND, read_bytes
 
 Rows = Mapping[str, Sequence[Any] | np.ndarray | str | int | float] | pd.DataFrame
 """The columns of a table by name; a scalar is repeated for every row."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from headscope.errors import BadRun
 from headscope.runs.columns import FORMAT_VERSION
-from headscope.runs.disk import MEND, read_json
+from headscope.runs.io import MEND, read_json
 
 
 @dataclass(frozen=True)

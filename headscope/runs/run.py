@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from headscope.errors import BadInput, BadRun
 from headscope.runs import summary
+from headscope.runs.run_tables import Stored
 from headscope.runs.schema import POSITIONS, SCALES, all_tables
-from headscope.runs.stored import Stored
 
 SHOWN_BY = "headscope.report.notebook"
 """What shows a run in a notebook: above this room, so named, as the door names parts, and imported when it is asked."""

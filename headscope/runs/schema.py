@@ -7,7 +7,7 @@ made where the paper is silent are marked "[ours]".
 from collections.abc import Mapping
 from functools import cache
 
-from headscope import door
+from headscope import plugins
 from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, PAIR, Column, Table
 
 POSITIONS = Table(
@@ -63,5 +63,5 @@ SCALES = Table(
 @cache
 def all_tables() -> Mapping[str, Table]:
     """Every table that a run may hold, by name."""
-    declared = [(POSITIONS, SCALES), *(tables for _, tables in door.parts("tables"))]
+    declared = [(POSITIONS, SCALES), *(tables for _, tables in plugins.parts("tables"))]
     return {table.name: table for tables in declared for table in tables}

@@ -7,18 +7,18 @@ over documents (see `means`). Knows neither models nor figures.
 import numpy as np
 import pandas as pd
 
-from headscope import door
-from headscope.runs.means import HEAD_KEYS
-from headscope.runs.statistics import by_length, statistic
-from headscope.runs.stored import Stored
+from headscope import plugins
+from headscope.runs.aggregation import HEAD_KEYS
+from headscope.runs.column_metadata import by_length, statistic
+from headscope.runs.run_tables import Stored
 
 
 def heads(run: Stored) -> pd.DataFrame:
     """One row per (model, layer, head), in that order, with kv_group and what each probe makes of the run's tables.
 
-    `headscope.runs.statistics` tells labels, units and meanings; a column's interval is <column>_low .. <column>_high.
+    `headscope.runs.column_metadata` tells labels, units and meanings; a column's interval is <column>_low .. <column>_high.
     """
-    blocks = [columns for _, columns in door.answers("heads", run) if columns is not None]
+    blocks = [columns for _, columns in plugins.answers("heads", run) if columns is not None]
     if not blocks:
         return pd.DataFrame(columns=HEAD_KEYS)
     wide: pd.DataFrame = pd.concat(blocks, axis=1).reset_index()
@@ -29,7 +29,7 @@ def heads(run: Stored) -> pd.DataFrame:
 def models(run: Stored) -> pd.DataFrame:
     """One row per model, in the order of the study: `model`, and what each probe tells of a whole model."""
     rows = pd.DataFrame(index=pd.Index([], name="model", dtype="str"))
-    for _, columns in door.answers("models", run):
+    for _, columns in plugins.answers("models", run):
         if columns is not None:
             rows = rows.join(columns, how="outer")
     return rows.reindex(run.models).rename_axis("model").reset_index()

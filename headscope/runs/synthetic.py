@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope import door
+from headscope import plugins
 from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
 
@@ -71,7 +71,7 @@ def synthetic_run(
     for number, model in enumerate(models):
         starts = model.startswith("yarn:")  # where learning starts from
         cells[f"{model}/positions"] = _parameters(model, units, pairs, shift=0.0 if starts else -0.1 * number)
-        for probe, rows in door.answers("sample", sizes, model, number):
+        for probe, rows in plugins.answers("sample", sizes, model, number):
             cells |= {f"{model}/{probe.name}/{cell}": tables for cell, tables in rows}
     with RunWriter.open(out, "synthetic", config) as writer:
         for cell, tables in cells.items():

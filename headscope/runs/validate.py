@@ -7,9 +7,9 @@ import pyarrow as pa
 from headscope.errors import BadRun
 from headscope.runs import arrow
 from headscope.runs.columns import FORMAT_VERSION
-from headscope.runs.disk import sha256
+from headscope.runs.io import sha256
+from headscope.runs.run_tables import Stored
 from headscope.runs.schema import all_tables
-from headscope.runs.stored import Stored
 
 
 def validate(run: Stored) -> list[str]:

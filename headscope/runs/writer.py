@@ -26,10 +26,10 @@ from headscope.errors import BadRun, CannotWrite, Changed
 from headscope.runs import arrow
 from headscope.runs.arrow import Rows, to_arrow
 from headscope.runs.columns import FORMAT_VERSION
-from headscope.runs.disk import fsync, read_bytes, read_json, sha256, write_json
+from headscope.runs.io import fsync, read_bytes, read_json, sha256, write_json
 from headscope.runs.run import Run
 from headscope.runs.schema import all_tables
-from headscope.stopping import uninterrupted
+from headscope.signals import uninterrupted
 
 LONGEST_NAME = 255
 """Bytes of a file name."""

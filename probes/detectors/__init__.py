@@ -1,6 +1,6 @@
 """Detectors: which heads look at the previous token, the first, a duplicate, or at what followed a duplicate."""
 
-from headscope.door import Probe
+from headscope.plugins import Probe
 
 PROBE = Probe(
     name="detectors",
@@ -10,14 +10,14 @@ PROBE = Probe(
     order=25,
     takes=("models",),
     example="headscope detectors --model base=smollm2-135m --period 128,512 --sequences 8",
-    config="probes.detectors.config:DetectorsConfig",
-    cells="probes.detectors.cells:DetectorsSection",
+    config="probes.detectors.options:DetectorsConfig",
+    cells="probes.detectors.run:DetectorsSection",
     tables="probes.detectors.tables:TABLES",
-    statistics="probes.detectors.heads:STATISTICS",
-    heads="probes.detectors.heads:heads",
-    roles="probes.detectors.heads:ROLES",
-    charts="probes.detectors.charts:charts",
-    head_charts="probes.detectors.charts:of_head",
+    statistics="probes.detectors.analysis:STATISTICS",
+    heads="probes.detectors.analysis:heads",
+    roles="probes.detectors.analysis:ROLES",
+    charts="probes.detectors.report:charts",
+    head_charts="probes.detectors.report:of_head",
     findings="probes.detectors.findings:findings",
     head_findings="probes.detectors.findings:of_head",
     glossary="probes.detectors.findings:GLOSSARY",

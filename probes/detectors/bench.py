@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from headscope.positions.model import Model
-from probes.detectors.cells import detect, repeated
+from probes.detectors.run import detect, repeated
 
 
 def ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:

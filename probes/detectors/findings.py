@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from headscope.report.content import Finding, Overview, Term
-from headscope.report.words import by_model, count, head_name, here, shown_at_first
+from headscope.report.blocks import Finding, Overview, Term
+from headscope.report.text import default_models, format_head_count, head_mask, head_name, heads_by_model
+from headscope.runs.column_metadata import number
 from headscope.runs.run import Run
-from headscope.runs.statistics import number
 from probes.detectors import PROBE
-from probes.detectors.figures import by_sequence
-from probes.detectors.heads import COLUMNS, HALF, LOOKS_AT
+from probes.detectors.analysis import COLUMNS, HALF, LOOKS_AT
+from probes.detectors.plots import by_sequence
 
 GLOSSARY = (
     Term(
@@ -28,13 +28,13 @@ GLOSSARY = (
 
 def findings(run: Run) -> Iterator[Finding]:
     """Of each model, how many heads are of each kind, and which is the strongest."""
-    for label in shown_at_first(run) if "detectors" in run.tables else ():
+    for label in default_models(run) if "detectors" in run.tables else ():
         for kind, name in COLUMNS.items():
-            for _, block in by_model(run.heads[run.heads["model"] == label], name):
+            for _, block in heads_by_model(run.heads[run.heads["model"] == label], name):
                 best = block.sort_values(name).iloc[-1]
                 yield Finding(
                     PROBE.title,
-                    f"In {label}, {count(block[name] > HALF)} put more than half of their weight on {LOOKS_AT[kind]}; "
+                    f"In {label}, {format_head_count(block[name] > HALF)} put more than half of their weight on {LOOKS_AT[kind]}; "
                     f"{head_name(best)} puts most there, {_told(best, name)}.",
                     label,
                 )
@@ -45,7 +45,7 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     if "detectors" not in run.tables:
         return
     rows = run.table("detectors")
-    rows = rows[here(rows, layer, head) & (rows["model"] == model)]
+    rows = rows[head_mask(rows, layer, head) & (rows["model"] == model)]
     rows = rows[rows["context_length"] == rows["context_length"].max()]
     if rows.empty:
         return

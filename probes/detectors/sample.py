@@ -8,7 +8,7 @@ import pandas as pd
 
 from headscope.runs.arrow import Rows
 from headscope.runs.synthetic import Sizes
-from probes.detectors.heads import COLUMNS
+from probes.detectors.analysis import COLUMNS
 
 SEQUENCES = 8
 

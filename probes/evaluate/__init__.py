@@ -1,6 +1,6 @@
 """Tasks beside heads: how well each model does on tasks of EleutherAI's lm-evaluation-harness."""
 
-from headscope.door import Probe
+from headscope.plugins import Probe
 
 PROBE = Probe(
     name="evaluate",
@@ -9,10 +9,10 @@ PROBE = Probe(
     order=35,
     takes=("models",),
     example="headscope evaluate --model base=smollm2-135m --tasks niah_single_1,ruler_vt --length 4096 --limit 50",
-    config="probes.evaluate.config:Evaluate",
-    cells="probes.evaluate.cells:EvaluateSection",
+    config="probes.evaluate.options:Evaluate",
+    cells="probes.evaluate.run:EvaluateSection",
     tables="probes.evaluate.tables:TABLES",
-    charts="probes.evaluate.charts:charts",
+    charts="probes.evaluate.report:charts",
     findings="probes.evaluate.findings:findings",
     glossary="probes.evaluate.findings:GLOSSARY",
     overview="probes.evaluate.findings:overview",

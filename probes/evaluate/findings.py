@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from headscope.report.content import Finding, Overview, Term
+from headscope.report.blocks import Finding, Overview, Term
 from headscope.runs.run import Run
 from probes.evaluate import PROBE
-from probes.evaluate.found import means, reported
+from probes.evaluate.analysis import means, reported
 
 GLOSSARY = (
     Term(

@@ -22,9 +22,9 @@ from unittest import mock
 import numpy as np
 import torch
 
-from headscope import given
+from headscope import user_input
 from headscope.errors import BadInput, Missing, nearest
-from headscope.studies.digests import of_tokenizer
+from headscope.study.digests import of_tokenizer
 
 for _name, _value in {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0", "DO_NOT_TRACK": "1"}.items():
     os.environ.setdefault(_name, _value)
@@ -219,7 +219,7 @@ def _is_file(spec: str) -> bool:
 
 
 def _from_file(spec: str) -> Entry:
-    path = given.path(spec, "task file")
+    path = user_input.path(spec, "task file")
     if not path.is_file():
         raise Missing(f"no task file at '{spec}': check the path")
     try:

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from headscope.door import Probe
+from headscope.plugins import Probe
 
 if TYPE_CHECKING:
-    from probes.influence.cells import head_influence
+    from probes.influence.run import head_influence
 
 __all__ = ["PROBE", "head_influence"]
 
@@ -16,16 +16,16 @@ PROBE = Probe(
     summary="What the loss, of texts or of answers, becomes when one head or KV group is reset or loses something.",
     order=40,
     example="headscope influence --model learned=smollm2-135m@adarope:adapter=PATH --length 2048",
-    config="probes.influence.config:Influence",
-    cells="probes.influence.cells:InfluenceSection",
+    config="probes.influence.options:Influence",
+    cells="probes.influence.run:InfluenceSection",
     tables="probes.influence.tables:TABLES",
     statistics="probes.influence.heads:STATISTICS",
     heads="probes.influence.heads:heads",
-    charts="probes.influence.charts:charts",
+    charts="probes.influence.report:charts",
     findings="probes.influence.findings:findings",
     head_findings="probes.influence.findings:of_head",
     glossary="probes.influence.findings:GLOSSARY",
-    page="probes.influence.charts:page",
+    page="probes.influence.report:page",
     sample="probes.influence.sample:rows",
     bench="probes.influence.bench:ways",
 )
@@ -33,7 +33,7 @@ PROBE = Probe(
 
 def __getattr__(name: str) -> Any:
     if name == "head_influence":  # imports torch
-        from probes.influence.cells import head_influence
+        from probes.influence.run import head_influence
 
         return head_influence
     raise AttributeError(f"module 'probes.influence' has no attribute '{name}'")

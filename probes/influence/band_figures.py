@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.figures import style
-from headscope.figures.rotary import MIDDLE
+from headscope.plots import style
+from headscope.plots.rotary import ZERO_CENTRED_SCALE
 from probes.influence import bands
-from probes.influence.figures import headed
-from probes.influence.found import how
+from probes.influence.analysis import how
+from probes.influence.plots import headed
 from probes.influence.tables import PLACE
 
 Reach = Mapping[str, str]
@@ -25,8 +25,8 @@ UNKNOWN: Reach = MappingProxyType({})
 def by_band(units: pd.DataFrame, reach: Reach = UNKNOWN) -> go.Figure:
     """Influence (nats/token) of each band of pairs of each unit, one kind of knock-out: units across, layer by layer,
     bands down. Colours reach the 99 % quantile of |Δ|."""
-    if why := style.lacks(units, "delta"):
-        return style.nothing("Influence by band", why)
+    if why := style.missing_data_reason(units, "delta"):
+        return style.empty_figure("Influence by band", why)
     order = sorted(units["component"].unique(), key=bands.order)
     places = units[PLACE].drop_duplicates().sort_values(PLACE, ignore_index=True)
     table = units.pivot(index="component", columns=PLACE, values="delta")
@@ -35,7 +35,7 @@ def by_band(units: pd.DataFrame, reach: Reach = UNKNOWN) -> go.Figure:
     told = np.broadcast_to(places[["layer", "head", "kv_group"]].to_numpy(), (*grid.shape, 3))
     whole = bool((places["head"] < 0).all())
     called = "key group %{customdata[2]}" if whole else "head %{customdata[1]}"
-    made = style.figure("", 180 + 36 * len(order))
+    made = style.new_figure("", 180 + 36 * len(order))
     subtitle = f"{bands.KINDS[order[0].partition(':')[0]]}: {how(units)}"
     made.update_layout(title=headed(units, " by band of rotary pairs", subtitle))
     made.add_heatmap(
@@ -47,7 +47,7 @@ def by_band(units: pd.DataFrame, reach: Reach = UNKNOWN) -> go.Figure:
         customdata=told,
         hovertemplate=f"layer %{{customdata[0]}}, {called}, pairs %{{y}}<br>Δ %{{z:+.3g}} nats/token<extra></extra>",
         colorbar={"title": {"text": "nats/token"}},
-        **MIDDLE,
+        **ZERO_CENTRED_SCALE,
     )
     first = places.reset_index().groupby("layer")["index"].first()
     shown = first.iloc[:: max(1, len(first) // 16)]
@@ -57,7 +57,7 @@ def by_band(units: pd.DataFrame, reach: Reach = UNKNOWN) -> go.Figure:
         ticktext=[str(at) for at in shown.index],
     )
     made.update_yaxes(title_text="pairs", type="category", autorange="reversed", showgrid=False, showline=False)
-    return style.says(style.of_heads(style.top(made, 62)), value="influence (nats/token)")
+    return style.set_metadata(style.declare_head_points(style.set_top_margin(made, 62)), value="influence (nats/token)")
 
 
 def of_bands(effects: pd.DataFrame, reach: Reach = UNKNOWN) -> go.Figure:
@@ -65,9 +65,9 @@ def of_bands(effects: pd.DataFrame, reach: Reach = UNKNOWN) -> go.Figure:
     documents with a 95 % interval, where there is one. Rows of `found.curve` of one model and objective."""
     title = "All heads at once, by band of rotary pairs"
     mine = effects[bands.are_bands(effects["component"])] if "component" in effects else effects
-    if why := style.lacks(mine, "component", "mean"):
-        return style.nothing(title, why)
-    made = style.figure(f"{title}: {style.text(mine['model'].iloc[0])}")
+    if why := style.missing_data_reason(mine, "component", "mean"):
+        return style.empty_figure(title, why)
+    made = style.new_figure(f"{title}: {style.escape_label(mine['model'].iloc[0])}")
     order = dict.fromkeys(_narrow(each, reach) for each in sorted(mine["component"], key=bands.order))
     for at, (kind, done) in enumerate(bands.KINDS.items()):
         line = mine[mine["component"].str.startswith(kind)]
@@ -85,7 +85,7 @@ def of_bands(effects: pd.DataFrame, reach: Reach = UNKNOWN) -> go.Figure:
     made.update_xaxes(type="category", categoryorder="array", categoryarray=list(order))
     made.update_xaxes(title_text="pairs, and their wavelengths (tokens)" if reach else "pairs")
     made.update_yaxes(title_text="loss added Δ (nats/token)")
-    return style.room_for_legend(made.update_layout(barmode="group", bargap=0.25))
+    return style.fit_legend(made.update_layout(barmode="group", bargap=0.25))
 
 
 def _told(component: str, reach: Reach) -> str:

@@ -6,14 +6,14 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from headscope.attention.seam import Call
-from headscope.passes.interventions import Component, Reset, Unit, groups, on_layer
-from headscope.passes.logits import token_losses
-from headscope.passes.replay import Replay
+from headscope.attention.backend import Call
+from headscope.forward.interventions import Component, Reset, Unit, groups, on_layer
+from headscope.forward.logits import token_losses
+from headscope.forward.replay import Replay
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import resolve
 from headscope.positions.model import Model
-from headscope.studies.texts import documents
+from headscope.prompts.texts import documents
 
 RESETS = 6
 """Units that are reset one by one; a sweep costs as much a unit."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from headscope.report.claims import Claim
+from headscope.report.paper_claims import PaperClaim
+from headscope.runs.column_metadata import sentence, statistic
 from headscope.runs.run import Run
-from headscope.runs.statistics import sentence, statistic
-from probes.influence.found import (
+from probes.influence.analysis import (
     TOP,
     certainty,
     curves,
@@ -28,7 +28,7 @@ from probes.influence.heads import COMPONENTS
 from probes.influence.tables import SWEEP
 
 
-def claims(run: Run) -> Iterator[Claim]:
+def claims(run: Run) -> Iterator[PaperClaim]:
     """Of each sweep back to the initialisation: how influence is spread, where the leading heads lie, the sum. Of each
     sweep of answers: whether the leading heads stand at its extreme."""
     adapted = {model["label"] for model in run.manifest["models"] if str(model["scheme"]).startswith("adarope:")}
@@ -44,7 +44,7 @@ def claims(run: Run) -> Iterator[Claim]:
         what = f"Resetting the {COMPONENTS[component]} of one head at a time"
         order = units.sort_values("delta", ascending=False, ignore_index=True)
         share = top_share(order["delta"])
-        yield Claim(
+        yield PaperClaim(
             f"{what}: most matter little, a small set forms a heavy tail",
             "holds" if share > 0.5 else "holds in part" if share > 0.25 else "differs",
             f"{label}, {length:,} tokens: the top {TOP:.0%} of {len(order)} units hold {share:.0%} of the summed "
@@ -57,7 +57,7 @@ def claims(run: Run) -> Iterator[Claim]:
             effects = effects.loc[[key]]
             whole = float(effects[effects["choice"] == "top"].sort_values("size")["mean"].iloc[-1])
             most = float(order["delta"].iloc[0])
-            yield Claim(
+            yield PaperClaim(
                 f"{what}: even the largest loss is modest against that of resetting all",
                 "holds" if most < whole / 4 else "differs",
                 f"{label}: {most:+.2g} nats/token against {whole:+.2g}",
@@ -65,12 +65,12 @@ def claims(run: Run) -> Iterator[Claim]:
             )
 
 
-def _leaders(heads: pd.DataFrame, order: pd.DataFrame, what: str) -> Iterator[Claim]:
+def _leaders(heads: pd.DataFrame, order: pd.DataFrame, what: str) -> Iterator[PaperClaim]:
     """Where the units of a model's leading heads stand; `order` has the most harmful reset first."""
     for column, head in leaders(heads).items():
         unit, shown = holding(order, head).iloc[0], statistic(column)
         place = rank(order, unit)
-        yield Claim(
+        yield PaperClaim(
             f"{what}: the {shown.best} lies in the tail",
             "holds" if place <= TOP * len(order) else "differs",
             f"{unit['model']}: layer {head['layer']}, head {head['head']}, {shown.label} {head[column]:.2f}, has rank "
@@ -79,7 +79,7 @@ def _leaders(heads: pd.DataFrame, order: pd.DataFrame, what: str) -> Iterator[Cl
         )
 
 
-def _extremes(heads: pd.DataFrame, units: pd.DataFrame, done: str) -> Iterator[Claim]:
+def _extremes(heads: pd.DataFrame, units: pd.DataFrame, done: str) -> Iterator[PaperClaim]:
     """Whether the change that harms the answer most is that of a model's leading heads.
 
     Only where every unit was evaluated: on answers an estimate can be off by a nat, and hide the head that leads.
@@ -90,7 +90,7 @@ def _extremes(heads: pd.DataFrame, units: pd.DataFrame, done: str) -> Iterator[C
         (_, unit), *_ = holding(units, head).iterrows()
         shown, place = statistic(column), rank(units, unit)
         verdict = "holds" if place == 1 else "holds in part" if place <= TOP * len(units) else "differs"
-        yield Claim(
+        yield PaperClaim(
             f"{sentence(done)}, one unit at a time: the {shown.best} stands at the extreme of the histogram of answers",
             "cannot be told" if estimated else verdict,
             f"{unit['model']}: layer {head['layer']}, head {head['head']}, {shown.label} {head[column]:.2f}, has rank "

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.report.content import Finding, Term
-from headscope.report.words import here
-from headscope.runs.means import TELLING
+from headscope.report.blocks import Finding, Term
+from headscope.report.text import head_mask
+from headscope.runs.aggregation import TELLING
+from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
-from headscope.runs.statistics import statistic
 from probes.influence import PROBE, bands
-from probes.influence.claims import claims
-from probes.influence.found import (
+from probes.influence.analysis import (
     ESTIMATES,
     TOP,
     Swept,
@@ -40,6 +39,7 @@ from probes.influence.found import (
     top_share,
     words,
 )
+from probes.influence.claims import claims
 from probes.influence.objectives import NOUNS, of_units
 from probes.influence.tables import SWEEP
 
@@ -102,7 +102,7 @@ def of_sweeps(run: Run) -> Iterator[Finding]:
 
 def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """The influence of a head, or of its KV group, in each sweep of a model, and its rank; of bands the leading one."""
-    rows = run.heads[here(run.heads, layer, head)]
+    rows = run.heads[head_mask(run.heads, layer, head)]
     for (label, _, *what), units in run.derived(sweeps) if len(rows) else ():
         for _, unit in holding(units, rows.iloc[0]).iterrows() if label == model else ():
             yield (

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.runs.means import HEAD_KEYS, at_longest, plain, with_interval
-from headscope.runs.statistics import Statistic
-from headscope.runs.stored import Stored
+from headscope.runs.aggregation import HEAD_KEYS, at_longest, plain, with_interval
+from headscope.runs.column_metadata import Statistic
+from headscope.runs.run_tables import Stored
 from probes.influence.bands import are_bands
 from probes.influence.damping import ORDER, with_damped
 from probes.influence.objectives import by_text, of_units

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from headscope.runs.means import plain
-from headscope.runs.stored import Stored
+from headscope.runs.aggregation import plain
+from headscope.runs.run_tables import Stored
 from probes.influence.tables import OF_SETS, OF_UNITS
 
 NOUNS = {"text": "document", "answer": "trial"}

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope import given
+from headscope import user_input
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.passes.interventions import (
+from headscope.forward.interventions import (
     ABLATIONS,
     QKV,
     WHOLE,
@@ -26,14 +26,14 @@ from headscope.passes.interventions import (
     heads,
     on_layer,
 )
-from headscope.passes.knockouts import PairsStill, PairsZero
-from headscope.passes.replay import Replay
+from headscope.forward.pair_ablation import PairsStill, PairsZero
+from headscope.forward.replay import Replay
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed, Schedule
 from probes.influence import bands
-from probes.influence.config import Influence
-from probes.influence.screen import DRAWS, estimate
+from probes.influence.gradient_estimate import DRAWS, estimate
+from probes.influence.options import Influence
 from probes.influence.tables import NAMED
 
 Key = tuple[str, str]
@@ -170,7 +170,7 @@ def _named(label: str, model: Model, name: str, told: Sequence[str]) -> list[Uni
     """The heads of one set. Raises BadInput for one that the model does not have."""
     geometry, found = model.geometry, []
     for each in told:
-        layer, head, _ = given.unit(each)
+        layer, head, _ = user_input.unit(each)
         if layer not in geometry.numbers or head >= geometry.heads:
             raise BadInput(
                 f"influence: model '{label}' has no head {each}, which heads names in '{name}': its layers are "

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headscope.door import Probe
+from headscope.plugins import Probe
 
 if TYPE_CHECKING:
     from headscope.runs.run import Run
@@ -18,14 +18,14 @@ PROBE = Probe(
     order=30,
     takes=("models", "text"),
     example="headscope needle --model base=smollm2-135m --lengths 20 --max-length 10000 --depths 10 --needles 1",
-    config="probes.needle.config:NeedleGrid",
-    cells="probes.needle.cells:NeedleSection",
+    config="probes.needle.options:NeedleGrid",
+    cells="probes.needle.run:NeedleSection",
     tables="probes.needle.tables:TABLES",
     statistics="probes.needle.heads:STATISTICS",
     heads="probes.needle.heads:heads",
     roles="probes.needle.heads:ROLES",
-    charts="probes.needle.charts:charts",
-    head_charts="probes.needle.charts:of_head",
+    charts="probes.needle.report:charts",
+    head_charts="probes.needle.report:of_head",
     findings="probes.needle.findings:findings",
     head_findings="probes.needle.findings:of_head",
     glossary="probes.needle.findings:GLOSSARY",

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from headscope.positions.model import Model
-from headscope.studies.config import build_study
-from headscope.studies.materials import Materials
-from probes.needle.cells import NeedleSection
-from probes.needle.config import NeedleGrid
+from headscope.study.config import build_study
+from headscope.study.context import Materials
+from probes.needle.options import NeedleGrid
+from probes.needle.run import NeedleSection
 
 LENGTHS, DEPTHS = 20, 10
 """Context lengths and depths of the grid that is timed, as many as in the paper."""

@@ -2,33 +2,33 @@
 
 from collections.abc import Iterator
 
-from headscope.report.claims import Claim
+from headscope.report.paper_claims import PaperClaim
 from headscope.runs.run import Run
-from probes.needle import found
+from probes.needle import analysis
 
 FEW = 16
 """Heads that may be silenced for the claim to hold."""
 
 
-def claims(run: Run) -> Iterator[Claim]:
+def claims(run: Run) -> Iterator[PaperClaim]:
     """Of each model, kind of needle and way of silencing: whether its top heads are needed more than random ones."""
     if "needle_knockouts" not in run.tables:
         return
-    for (label, mode, how), lines in run.derived(found.curve).groupby(["model", "mode", "how"], observed=True):
-        size, whole = found.apart(lines), lines[lines["size"] == 0].iloc[0]
+    for (label, mode, how), lines in run.derived(analysis.curve).groupby(["model", "mode", "how"], observed=True):
+        size, whole = analysis.apart(lines), lines[lines["size"] == 0].iloc[0]
         trials, said = int(whole["trials"]), "indirect needles" if mode == "indirect" else "needles"
         if size is None:
-            tells = found.tells(whole["share"], trials)
+            tells = analysis.tells(whole["share"], trials)
             verdict, shown = "differs" if tells else "cannot be told", lines["size"].max()
         else:
             verdict, shown = "holds" if size <= FEW else "holds in part", size
         top, random = (lines[(lines["top"] == which) & (lines["size"] == shown)].iloc[0] for which in (True, False))
-        yield Claim(
+        yield PaperClaim(
             f"Silencing the heads that retrieve ({how}) loses {said} that silencing as many random heads of the same "
             f"layers does not (Wu et al. 2024): their 95 % intervals part at {FEW} heads or fewer, chosen on one half "
             "of the needles and tested on the other",
             verdict,
-            f"{label}: of {trials} trials {whole['share']:.0%} succeed unchanged, {found.interval(top)} without the "
-            f"top {shown} heads, {found.interval(random)} without random ones",
+            f"{label}: of {trials} trials {whole['share']:.0%} succeed unchanged, {analysis.interval(top)} without the "
+            f"top {shown} heads, {analysis.interval(random)} without random ones",
             model=str(label),
         )

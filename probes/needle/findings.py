@@ -10,13 +10,13 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.report.content import Finding, Overview, Term
-from headscope.report.words import by_model, here, ranks
+from headscope.report.blocks import Finding, Overview, Term
+from headscope.report.text import describe_ranks, head_mask, heads_by_model
+from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
-from headscope.runs.statistics import statistic
-from probes.needle import PROBE, found
+from probes.needle import PROBE, analysis
+from probes.needle.analysis import PUBLISHED
 from probes.needle.claims import claims
-from probes.needle.found import PUBLISHED
 from probes.needle.heads import RETRIEVAL_HEAD
 
 GLOSSARY = (
@@ -50,14 +50,14 @@ def findings(run: Run) -> Iterator[Finding]:
     """Sentences on each model, on pairs of haystacks and of models, then claims; nothing without trials."""
     if "needles" not in run.tables:
         return
-    for row in run.derived(found.overview).to_dict("records"):
+    for row in run.derived(analysis.overview).to_dict("records"):
         for text in _of_model(run, row):
             yield Finding(PROBE.title, text, row["model"])
-    for label, groups in found.by_group(run.heads).groupby("model", observed=True) if _scored(run) else ():
+    for label, groups in analysis.by_group(run.heads).groupby("model", observed=True) if _scored(run) else ():
         holding = (groups["max"] > RETRIEVAL_HEAD).sum()
         text = f"{holding} of {len(groups)} key groups of {label} hold a head that copies more than {RETRIEVAL_HEAD:g}."
         yield Finding(PROBE.title, text, str(label))
-    for row in found.retest(run.derived(found.by_seed)).to_dict("records"):
+    for row in analysis.retest(run.derived(analysis.by_seed)).to_dict("records"):
         yield Finding(
             PROBE.title,
             f"Haystacks {row['first']} and {row['second']} rank the heads of {row['model']} with a correlation of "
@@ -65,16 +65,16 @@ def findings(run: Run) -> Iterator[Finding]:
             row["model"],
         )
     for name in ("needle_write", "needle_write_indirect"):
-        for label, block in by_model(run.heads, name):
+        for label, block in heads_by_model(run.heads, name):
             order = block.sort_values(name, ascending=False, kind="stable").head(5)
             best = ", ".join(
                 f"layer {row['layer']} head {row['head']} ({row[name]:+.2f})" for _, row in order.iterrows()
             )
             yield Finding(PROBE.title, f"In {label}, {statistic(name).label} is largest in {best} logits.", label)
-    for row in found.detectors(run.heads).to_dict("records"):
+    for row in analysis.detectors(run.heads).to_dict("records"):
         yield Finding(PROBE.title, _agreeing(row), row["model"])
     yield from _knocked_out(run)
-    for row in found.between_models(run.heads).to_dict("records") if _scored(run) else ():
+    for row in analysis.between_models(run.heads).to_dict("records") if _scored(run) else ():
         yield Finding(
             PROBE.title,
             f"{row['second']} ranks its heads as {row['first']} does with a correlation of {row['spearman']:.2f}, and "
@@ -88,7 +88,7 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     through the needle."""
     if not _scored(run):
         return
-    rows = run.heads[here(run.heads, layer, head)]
+    rows = run.heads[head_mask(run.heads, layer, head)]
     if rows["retrieval"].any():
         yield from _copied(run, rows, model, layer, head)
     else:
@@ -107,7 +107,7 @@ def _copied(run: Run, rows: pd.DataFrame, model: str, layer: int, head: int) -> 
         without = "" if math.isnan(control) else f", and scores {control:.3f} where there is none"
         sure = _interval(row, "retrieval", ".2f")
         yield f"When there is a needle it copies {row['retrieval']:.2f} of it{sure}{without}."
-    if told := ranks(run.heads, "retrieval", layer, head):
+    if told := describe_ranks(run.heads, "retrieval", layer, head):
         yield f"Rank by {statistic('retrieval').label}: {told}."
 
 
@@ -115,7 +115,7 @@ def overview(run: Run) -> Overview | None:
     """One row a model and mode; a warning for each that found no needle: no score is not a score of 0."""
     if "needles" not in run.tables:
         return None
-    data = run.derived(found.overview)
+    data = run.derived(analysis.overview)
     records = data.to_dict("records")
     warnings = [
         f"{row['model']} found the needle in none of {row['trials']} trials, so its heads have no retrieval score; its "
@@ -133,7 +133,7 @@ def _of_model(run: Run, row: dict[Any, Any]) -> Iterator[str]:
         yield f"{model} answered none of {row['trials']} trials{how}, so none of its heads has a retrieval score."
         return
     best = ", ".join(
-        f"layer {layer} head {head} ({score:.2f})" for layer, head, score in found.leading(run, model, row["mode"])
+        f"layer {layer} head {head} ({score:.2f})" for layer, head, score in analysis.leading(run, model, row["mode"])
     )
     yield (
         f"{model} answers {row['successes']} of {row['trials']} trials{how}, {row['share']:.0%} (95 % interval "
@@ -154,7 +154,7 @@ def _agreeing(row: dict[Any, Any]) -> str:
     sure = "" if math.isnan(row["low"]) else f" (95 % interval {row['low']:.2f} to {row['high']:.2f})"
     return (
         f"In {row['model']}, {first} and {second} rank heads with a correlation of {row['spearman']:.2f}{sure}, and "
-        f"{row['overlap']:.0%} of the top {found.TOP} are the same."
+        f"{row['overlap']:.0%} of the top {analysis.TOP} are the same."
     )
 
 
@@ -162,9 +162,9 @@ def _knocked_out(run: Run) -> Iterator[Finding]:
     """What is left of success without the top heads, and whether that is less than without random ones."""
     if "needle_knockouts" not in run.tables:
         return
-    for (label, mode, how), lines in run.derived(found.curve).groupby(["model", "mode", "how"], observed=True):
+    for (label, mode, how), lines in run.derived(analysis.curve).groupby(["model", "mode", "how"], observed=True):
         top, random = (lines[lines["top"] == which].iloc[-1] for which in (True, False))
-        size, part = int(top["size"]), found.apart(lines)
+        size, part = int(top["size"]), analysis.apart(lines)
         which = "indirect needles" if mode == "indirect" else "needles"
         verdict = (
             f"the intervals part from {part} head{'s' if part > 1 else ''} on"
@@ -173,8 +173,8 @@ def _knocked_out(run: Run) -> Iterator[Finding]:
         )
         yield Finding(
             PROBE.title,
-            f"With its top {size} heads silenced ({how}) {label} finds {found.interval(top)} of the {which} that did "
-            f"not rank them, with as many random heads of the same layers {found.interval(random)}, and unchanged "
+            f"With its top {size} heads silenced ({how}) {label} finds {analysis.interval(top)} of the {which} that did "
+            f"not rank them, with as many random heads of the same layers {analysis.interval(random)}, and unchanged "
             f"{lines['share'].iloc[0]:.0%}; {verdict}.",
             str(label),
         )

@@ -6,10 +6,10 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from headscope.runs.means import HEAD_KEYS, plain, with_interval
+from headscope.runs.aggregation import HEAD_KEYS, plain, with_interval
+from headscope.runs.column_metadata import Statistic
 from headscope.runs.roles import Role
-from headscope.runs.statistics import Statistic
-from headscope.runs.stored import Stored
+from headscope.runs.run_tables import Stored
 from probes.needle.tables import NEEDLES
 
 CONTROL = "absent"

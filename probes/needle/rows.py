@@ -9,10 +9,10 @@ import torch
 
 from headscope.attention.geometry import Geometry
 from headscope.measures.copying import Copies
+from headscope.prompts.haystack import Prompt, Prompter, decoded
 from headscope.runs.arrow import Rows
-from probes.needle.answers import Answered
-from probes.needle.haystack import Prompt, Prompter, decoded
-from probes.needle.writing import Written
+from probes.needle.attribution import Written
+from probes.needle.generation import Answered
 
 IntArray = npt.NDArray[np.int64]
 AROUND = 40

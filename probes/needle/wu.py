@@ -10,8 +10,8 @@ error instead of a score of 0. The prompt's words are those of the template [our
 import numpy as np
 
 from headscope.errors import BadInput
-from headscope.passes.prefixes import Ids
-from probes.needle.haystack import Haystack, Prompt, Prompter, decoded, plain_ids
+from headscope.forward.prefix_cache import Ids
+from headscope.prompts.haystack import Haystack, Prompt, Prompter, decoded, plain_ids
 
 RESERVED = 200
 """Tokens that the haystack is cut short by."""

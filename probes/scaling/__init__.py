@@ -1,6 +1,6 @@
 """Numerical check of the scaling theorems: the effective length under lambda(L) against its target."""
 
-from headscope.door import Probe
+from headscope.plugins import Probe
 
 PROBE = Probe(
     name="scaling",
@@ -10,10 +10,10 @@ PROBE = Probe(
     order=60,
     takes=(),
     example="headscope scaling",
-    config="probes.scaling.config:Scaling",
-    cells="probes.scaling.cells:ScalingSection",
+    config="probes.scaling.options:Scaling",
+    cells="probes.scaling.run:ScalingSection",
     tables="probes.scaling.tables:TABLES",
-    charts="probes.scaling.shown:charts",
-    findings="probes.scaling.shown:findings",
-    glossary="probes.scaling.shown:GLOSSARY",
+    charts="probes.scaling.report:charts",
+    findings="probes.scaling.report:findings",
+    glossary="probes.scaling.report:GLOSSARY",
 )

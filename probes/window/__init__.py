@@ -1,6 +1,6 @@
 """Needle retrieval from a window: which frequencies one head needs, with fixed, learned, partial and no RoPE."""
 
-from headscope.door import Probe
+from headscope.plugins import Probe
 
 PROBE = Probe(
     name="window",
@@ -10,10 +10,10 @@ PROBE = Probe(
     order=50,
     takes=(),
     example="headscope window",
-    config="probes.window.config:Window",
-    cells="probes.window.cells:WindowSection",
+    config="probes.window.options:Window",
+    cells="probes.window.run:WindowSection",
     tables="probes.window.tables:TABLES",
-    charts="probes.window.charts:charts",
+    charts="probes.window.report:charts",
     findings="probes.window.findings:findings",
     glossary="probes.window.findings:GLOSSARY",
 )

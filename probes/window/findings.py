@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from headscope.report.content import Finding, Term
+from headscope.report.blocks import Finding, Term
+from headscope.runs.column_metadata import number
 from headscope.runs.run import Run
-from headscope.runs.statistics import number
-from probes.window.found import NAMES, accuracy, mass_bounds
+from probes.window.analysis import NAMES, accuracy, mass_bounds
 
 TOPIC = "Needle retrieval from a window"
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 import headscope as hs
 from headscope.errors import HeadscopeError, UnsupportedModel
 from headscope.positions.model import Model
-from headscope.sections.measure.cells import measure_tokens
+from probes.measure.run import measure_tokens
 
 from . import sizes
 from .eager import Call, Truth, binned, eager, statistics, tokens

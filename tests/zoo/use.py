@@ -7,10 +7,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import headscope as hs
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
 from headscope.measures.attention_rows import STATISTICS, row_statistics
 from headscope.positions.model import Model
-from headscope.sections.measure.cells import measure_tokens
+from probes.measure.run import measure_tokens
 
 from . import judge, sizes
 from .eager import Truth, binned, eager, statistics, tokens

@@ -6,16 +6,16 @@ from typing import Any
 import pandas as pd
 from pydantic import Field
 
-from headscope.door import Probe
-from headscope.figures import heads as head_figures
-from headscope.report.content import Chart, Finding, Group, Shown, Term
-from headscope.report.words import by_model, extremes
+from headscope.plots import heads as head_figures
+from headscope.plugins import Probe
+from headscope.report.blocks import Chart, ChartGroup, Finding, RenderContext, Term
+from headscope.report.text import describe_extremes, heads_by_model
+from headscope.runs.aggregation import HEAD_KEYS, plain
+from headscope.runs.column_metadata import Statistic
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table
-from headscope.runs.means import HEAD_KEYS, plain
 from headscope.runs.run import Run
-from headscope.runs.statistics import Statistic
-from headscope.runs.stored import Stored
-from headscope.studies.config import Options
+from headscope.runs.run_tables import Stored
+from headscope.study.config import Options
 
 PROBE = Probe(
     name="norms",
@@ -56,15 +56,15 @@ def heads(run: Stored) -> pd.DataFrame | None:
     return plain(run.table("norms")).groupby(HEAD_KEYS)["norm"].mean().rename("query_norm").to_frame()
 
 
-def charts(shown: Shown) -> Iterator[Group]:
+def charts(shown: RenderContext) -> Iterator[ChartGroup]:
     def matrices() -> Iterator[Any]:
-        for label in shown.finite("query_norm"):
-            figure = head_figures.matrix(shown.heads, "query_norm", label)
-            yield Chart(figure, "A cell is a head.", extremes(shown.heads, "query_norm", label))
+        for label in shown.finite_values("query_norm"):
+            figure = head_figures.plot_matrix(shown.heads, "query_norm", label)
+            yield Chart(figure, "A cell is a head.", describe_extremes(shown.heads, "query_norm", label))
 
-    yield Group(PROBE.title, "Every head", matrices())
+    yield ChartGroup(PROBE.title, "Every head", matrices())
 
 
 def findings(run: Run) -> Iterator[Finding]:
-    for label, block in by_model(run.heads, "query_norm"):
+    for label, block in heads_by_model(run.heads, "query_norm"):
         yield Finding(PROBE.title, f"The median query of {label} is {block['query_norm'].median():.3f} long.", label)

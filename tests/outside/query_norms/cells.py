@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 import torch
 
-from headscope.attention.heard import Attention
+from headscope.attention.record import Attention
+from headscope.forward.capture import capturing
 from headscope.models.checkpoint import evaluating
-from headscope.passes.capture import capturing
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.runs.arrow import Rows
-from headscope.studies.cells import Cell, pass_cost
-from headscope.studies.materials import Materials
+from headscope.study.cells import Cell, pass_cost
+from headscope.study.context import Materials
 from query_norms import Norms
 
 

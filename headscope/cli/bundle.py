@@ -1,0 +1,141 @@
+"""The command that writes the app as a folder of pages, which any web server or file share shows without Python."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from functools import cache
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headscope import plugins
+from headscope import signals as stopping
+from headscope.cli.flags import Quiet
+from headscope.errors import BrokenProbe, CannotWrite
+
+if TYPE_CHECKING:
+    from headscope.cli.site_pages import Address, Sheets
+
+    Addresses = Sequence[Address]
+
+MARK = "headscope-bundle.json"
+"""The file by which a folder is known to be a bundle, and may be replaced by a newer one."""
+TOGETHER = 8
+"""Pages that a process makes at a time."""
+FEW = 64
+"""So many pages, or fewer, are made faster by one process than others start."""
+MOST_PROCESSES = 8
+
+
+def bundle(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories; several are read as one.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; an older bundle there is replaced.")] = Path(
+        "site"
+    ),
+    quiet: Quiet = False,
+) -> None:
+    """Write the app as a folder of pages that needs no Python: every page, every head, to be shared as files.
+
+    Any web server shows it, and so does a browser that opens index.html from a disk. It asks no other host.
+    """
+    from headscope.report.static_site import shared_files
+    from headscope.study.progress import for_console
+
+    progress = for_console(quiet)
+    with _folder(out) as draft:
+        sheets = _sheets(tuple(runs))
+        for name, text in shared_files(sheets.heads).items():
+            (draft / name).write_text(text, encoding="utf-8")
+        addresses = sheets.addresses()
+        progress.start(len(addresses), 0)
+        try:
+            for done in _written(runs, draft, addresses):
+                progress.done(len(done))
+                progress.doing(done[-1].path)
+        finally:
+            progress.stop()
+        (draft / MARK).write_text(json.dumps({"runs": [part.name for part in sheets.run.parts]}), encoding="utf-8")
+        size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
+    print(f"Bundle: {out / 'index.html'} ({len(addresses)} pages, {size / 1e6:.1f} MB)")
+
+
+@contextmanager
+def _folder(out: Path) -> Iterator[Path]:
+    """A draft beside `out` that takes its place when the block is done, and leaves nothing when it is not.
+
+    Raises CannotWrite where `out` is something else than a bundle or an empty folder, or cannot be written.
+    """
+    if out.exists() and not (out / MARK).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        raise CannotWrite(f"cannot write {out}: it exists and is no bundle; choose another --out, or remove it")
+    draft, old = (out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.{what}") for what in ("draft", "old"))
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        with stopping.uninterrupted():
+            if out.exists():
+                out.rename(old)
+            draft.rename(out)
+            shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise CannotWrite(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _written(runs: Sequence[Path], draft: Path, addresses: "Addresses") -> "Iterator[Addresses]":
+    """Write the sheets, a few at a time, by as many processes as there are cores; yields those that are written."""
+    parts = [addresses[at : at + TOGETHER] for at in range(0, len(addresses), TOGETHER)]
+    if len(addresses) <= FEW:
+        yield from (_write(tuple(runs), draft, part)[0] for part in parts)
+        return
+    # Started anew, not forked: arrow's threads are running.
+    count = min(os.cpu_count() or 1, MOST_PROCESSES)
+    with ProcessPoolExecutor(count, get_context("spawn"), _start) as pool:
+        try:
+            for future in as_completed(pool.submit(_write, tuple(runs), draft, part) for part in parts):
+                done, complaints = future.result()
+                for line in complaints:
+                    plugins.tell(BrokenProbe(line))
+                yield done
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in active_children():
+                child.terminate()
+            raise
+
+
+def _start() -> None:
+    """In a process of the pool: the first process hears signals, and tells of broken probes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    plugins.log.disabled = True
+
+
+def _write(runs: tuple[Path, ...], draft: Path, addresses: "Addresses") -> "tuple[Addresses, list[str]]":
+    """Write these sheets; returns them, and what is broken in probes."""
+    from headscope.report.static_site import render_page
+
+    sheets = _sheets(runs)
+    for address in addresses:
+        file = draft / address.file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = render_page(sheets.sheet(address), sheets.pages, [part.name for part in sheets.run.parts])
+        file.write_text(text, encoding="utf-8")
+    return addresses, plugins.complaints()
+
+
+@cache
+def _sheets(runs: tuple[Path, ...]) -> "Sheets":
+    """The sheets of these runs read as one, every table checked; opened once in each process."""
+    from headscope.cli.site_pages import Sheets
+    from headscope.runs.run import concatenate, opened
+
+    run = concatenate(opened(runs))
+    run.check()
+    return Sheets(run)

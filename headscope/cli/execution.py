@@ -1,0 +1,48 @@
+"""How a command runs a study and shows what came of it."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headscope.runs.run import Run
+    from headscope.study.config import Study
+
+
+def execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
+    """Run the study into `out`, with its progress told unless `quiet`, and return the finished run."""
+    quiet_libraries(quiet)
+    from headscope.study.progress import for_console
+    from headscope.study.runner import run
+
+    return run(study, out, resume=resume, progress=for_console(quiet))
+
+
+def finish(run: "Run", as_json: bool) -> None:
+    """Show a finished run: its summary and the next step, or the same as JSON."""
+    from headscope.report.terminal import print_next_steps, print_summary, print_warnings, run_to_dict
+
+    print_warnings(run)
+    if as_json:
+        print(json.dumps(run_to_dict(run)))
+    else:
+        print_summary(run)
+        print_next_steps(run)
+
+
+def quiet_libraries(ours: bool = False) -> None:
+    """Silence the bars and notices of others; headscope's own notices go to standard error, or nowhere with `ours`."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("headscope").setLevel(logging.WARNING if ours else logging.INFO)
+    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging as transformers_logging
+
+    hub_logging.set_verbosity_error()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a line for each product of matrices
+    disable_progress_bars()
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()

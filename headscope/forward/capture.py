@@ -1,0 +1,79 @@
+"""Listen to every attention layer of a model while it runs.
+
+    with capturing(model) as layers:
+        layers.listen(lambda heard: ...)     # called with a seam.Attention for each layer and sequence
+        model.module(input_ids)
+
+Where the model came as a TransformerBridge, the seam also fires its hooks `blocks.{l}.attn.hook_rot_q` and
+`hook_rot_k` ([B, L, heads, d], after rotation), so `run_with_hooks` and `run_with_cache` work at fused-kernel speed
+and hooks that edit take effect. `hook_z` and the projections' hooks fire as they always do.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from headscope.attention import backend
+from headscope.errors import BadInput, UnsupportedModel
+from headscope.models.bridge import delegated
+from headscope.models.checkpoint import Opened
+
+
+class Layers:
+    """The attention layers of a model that is being captured, by index; `geometry.numbers` are their true numbers."""
+
+    def __init__(self, model: Opened, stack: ExitStack):
+        self._model = model
+        self._stack = stack
+
+    def listen(self, listener: backend.Listener, layers: list[int] | None = None) -> None:
+        """Call `listener` for the given layers (default all) until the capture ends. Unknown layers raise BadInput."""
+        for layer in range(len(self._model.attention)) if layers is None else layers:
+            self._stack.enter_context(backend.listening(self._module(layer), layer, listener))
+
+    def edit(self, layer: int, edit: backend.LayerEdit) -> None:
+        """Change q, k and v of one layer before its kernel until the capture ends."""
+        self._stack.enter_context(backend.editing(self._module(layer), edit))
+
+    def change(self, layer: int, change: backend.Change) -> None:
+        """Replace the head outputs z of one layer before its o_proj until the capture ends."""
+        self._stack.enter_context(backend.changing(self._module(layer), change))
+
+    def _module(self, layer: int) -> nn.Module:
+        if not 0 <= layer < len(self._model.attention):
+            raise BadInput(f"no layer {layer}: the model has layers 0 to {len(self._model.attention) - 1}")
+        return self._model.attention[layer]
+
+
+@contextmanager
+def capturing(model: Opened) -> Iterator[Layers]:
+    """Route the model's attention through the seam and yield its layers; leaving restores the model."""
+    with ExitStack() as stack:
+        stack.enter_context(delegated(model.bridge))
+        stack.enter_context(backend.engaged(model.module))
+        for module in model.attention:
+            hook = module.register_forward_pre_hook(_refuse_quantised_cache, with_kwargs=True)
+            stack.callback(hook.remove)
+        if model.bridge is not None:
+            for block, module in zip(model.bridge.blocks, model.attention, strict=True):
+                if hasattr(block.attn, "hook_rot_q"):  # which a bridge has wherever its architecture is rotary
+                    stack.enter_context(backend.editing(module, _bridge_edit(block.attn)))
+        yield Layers(model, stack)
+
+
+def _bridge_edit(attn: Any) -> backend.LayerEdit:
+    """Fire hook_rot_q and hook_rot_k; the hook points themselves show hooks [B, L, heads, d]."""
+
+    def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return attn.hook_rot_q(q), attn.hook_rot_k(k), v
+
+    return edit
+
+
+def _refuse_quantised_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    cache = kwargs.get("past_key_values", kwargs.get("layer_past"))  # GPT-NeoX has its own name for it
+    layers = getattr(cache, "layers", ())
+    if any("Quantized" in type(layer).__name__ for layer in layers):
+        raise UnsupportedModel("a quantised KV cache would be measured instead of the model's keys; use a plain cache")

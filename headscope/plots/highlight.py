@@ -1,0 +1,54 @@
+"""Chosen heads, marked in a figure whose points are heads (`style.of_heads`)."""
+
+from collections.abc import Collection
+
+import numpy as np
+import plotly.graph_objects as go
+
+HeadIndex = tuple[int, int]
+"""Layer and head."""
+
+
+def has_head_points(figure: go.Figure) -> bool:
+    """Whether the figure says that its points are heads."""
+    return bool(figure.layout.meta) and bool(figure.layout.meta.get("heads"))
+
+
+def highlight_heads(figure: go.Figure, selected_heads: Collection[HeadIndex]) -> go.Figure:
+    """The figure with the chosen heads told apart: other points of a scatter fade, cells of a matrix get a frame.
+
+    Changes and returns `made`; without `heads`, or where no point is a head, nothing happens.
+    """
+    if not selected_heads or not has_head_points(figure):
+        return figure
+    matrices = [trace for trace in figure.data if trace.type == "heatmap"]
+    for trace in matrices:
+        _frame_cells(figure, trace, selected_heads, size=12 if len(matrices) == 1 else 7)
+    for trace in figure.data:
+        if trace.type != "heatmap" and trace.customdata is not None:
+            chosen = [at for at, told in enumerate(trace.customdata) if (int(told[0]), int(told[1])) in selected_heads]
+            trace.selectedpoints = chosen
+            trace.unselected = {"marker": {"opacity": 0.12}}
+    return figure
+
+
+def _frame_cells(figure: go.Figure, trace: go.Heatmap, selected_heads: Collection[HeadIndex], size: int) -> None:
+    places = np.asarray(trace.customdata)[..., :2]
+    rows, columns = np.nonzero([[tuple(place) in selected_heads for place in line] for line in places])
+    for colour, width in (("black", size * 0.4), ("white", size * 0.16)):  # to be seen on every colour of a scale
+        figure.add_scatter(
+            x=[trace.x[column] for column in columns],
+            y=[trace.y[row] for row in rows],
+            mode="markers",
+            marker={"symbol": "square-open", "size": size, "color": colour, "line": {"width": width}},
+            cliponaxis=False,
+            hoverinfo="skip",
+            showlegend=False,
+            xaxis=trace.xaxis,
+            yaxis=trace.yaxis,
+        )
+    for name, cells in ((trace.xaxis or "x", trace.x), (trace.yaxis or "y", trace.y)):
+        axis = figure.layout[f"{name[0]}axis{name[1:]}"]
+        first = (0 if isinstance(cells[0], str) else cells[0]) - 0.5
+        ends = [first, first + len(cells)]  # left to itself, the axis makes room for frames at its ends
+        axis.update(range=ends[::-1] if axis.autorange == "reversed" else ends, autorange=False)

@@ -1,0 +1,1 @@
+"""Inputs as data: text sources, haystacks, needles. Knows tokenizers, not models."""

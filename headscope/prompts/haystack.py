@@ -1,0 +1,179 @@
+"""Prompts with a needle in a haystack, assembled from token ids, so that the needle's place is known exactly.
+
+A prompt is: opening special tokens, haystack, needle, rest of the haystack, question. No text is ever decoded and
+tokenised again, and no haystack repeats itself. Knows tokenizers, not models.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from headscope.errors import BadInput, first_line
+from headscope.forward.prefix_cache import Ids
+from headscope.prompts.needles import Needle
+from headscope.prompts.texts import documents
+
+Template = Literal["prefix", "plain", "chat"]
+
+SENTENCE_END = re.compile(r"[^\sA-Z][.!?…]+[\"'’”)\]»_]*\s*$")
+"""A full stop after a capital ends an abbreviation or a speaker's name, not a sentence."""
+UNSPACED_END = re.compile(r"[。！？][」』”’）]*\s*$")
+"""Scripts that put no space between sentences."""
+AROUND = 12
+"""Tokens that are decoded on either side of a possible sentence start."""
+PLACEHOLDER = "⟦haystack⟧"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt [L] and the span of it that an answer may copy: the scored part of the needle."""
+
+    ids: Ids
+    start: int
+    end: int
+
+
+class Haystack:
+    """One document as tokens: where its sentences start, and whether it states a fact already."""
+
+    def __init__(self, name: str, ids: Sequence[int], tokenizer: Any):
+        special = set(tokenizer.all_special_ids)
+        opening = next((at for at, token in enumerate(ids) if token not in special), len(ids))
+        self.name = name
+        self.opening = np.array(ids[:opening], np.int32)
+        self.ids = np.array(ids[opening:], np.int32)
+        self._tokenizer = tokenizer
+
+    def sentence_start(self, target: int) -> int:
+        """Where the last sentence that begins at or before `target` parts from the one before; 0 begins one."""
+        at = next(at for at in range(target, -1, -1) if at == 0 or self._starts_sentence(at))
+        while at > 0 and self._starts_sentence(at - 1):  # white space between sentences goes to the later one
+            at -= 1
+        return at
+
+    def _starts_sentence(self, at: int) -> bool:
+        before = self.ids[max(0, at - AROUND) : at]
+        left = decoded(self._tokenizer, before)
+        both = decoded(self._tokenizer, self.ids[max(0, at - AROUND) : at + AROUND])
+        if not both.startswith(left):  # a token boundary within a character
+            return False
+        spaced = left[-1:].isspace() or both[len(left) : len(left) + 1].isspace()
+        return bool(UNSPACED_END.search(left) or (spaced and SENTENCE_END.search(left)))
+
+    def states(self, fact: str) -> bool:
+        """Whether the text holds these words."""
+        return _plain(fact) in self._words
+
+    @cached_property
+    def _words(self) -> str:
+        return _plain(decoded(self._tokenizer, self.ids))
+
+
+class Prompter:
+    """Makes the prompts of one needle, tokenizer and template.
+
+    `needle` [N] are its tokens, of which the prompt gives the first `given` away, so that the others are scored;
+    `after` the tokens that follow the haystack: the question, and the needle's first `given` tokens. Of an indirect
+    needle nothing is given away: its opening is not scored, and its cue stands in the prompt instead.
+    """
+
+    def __init__(self, needle: Needle, tokenizer: Any, template: Template):
+        self.name = needle.name
+        self.tokenizer = tokenizer
+        self.needle = following(tokenizer, needle.text)
+        opening = following(tokenizer, needle.opening) if needle.opening else self.needle[:0]
+        shorter = min(len(opening), len(self.needle) - 1)
+        differ = np.flatnonzero(opening[:shorter] != self.needle[:shorter])
+        scored_whole = template != "prefix" and not needle.indirect
+        self.given = 0 if scored_whole else int(differ[0]) if len(differ) else shorter
+        self.scored_text = decoded(tokenizer, self.needle[self.given :]).strip()
+        self._chat = template == "chat"
+        if self._chat:
+            before, after = _chat_parts(tokenizer, needle.question)
+            self._before, self.after = plain_ids(tokenizer, before), plain_ids(tokenizer, after)
+        else:
+            question = plain_ids(tokenizer, f"\n\nQuestion: {needle.question}\nAnswer:")
+            begun = following(tokenizer, needle.cue) if needle.indirect else self.needle[: self.given]
+            self._before, self.after = question[:0], np.append(question, begun if template == "prefix" else begun[:0])
+
+    def room(self, haystack: Haystack, length: int) -> int:
+        """Haystack tokens in a prompt of `length` tokens. Raises BadInput where there is no room for any."""
+        room = length - len(self.head(haystack)) - len(self.needle) - len(self.after)
+        if room < 1:
+            raise BadInput(
+                f"needle '{self.name}' and its question take {length - room} tokens, which leaves no haystack in a "
+                f"context of {length}: give lengths of at least {length - room + 1}"
+            )
+        return room
+
+    def place(self, haystack: Haystack, length: int, depth: float) -> int:
+        """Haystack tokens before the needle: `depth` of them all, back to the start of a sentence."""
+        return haystack.sentence_start(int(depth * self.room(haystack, length)))
+
+    def hidden(self, haystack: Haystack, length: int, depth: float) -> Prompt:
+        """The prompt of exactly `length` tokens with the needle at `depth`."""
+        head, room, at = self.head(haystack), self.room(haystack, length), self.place(haystack, length, depth)
+        ids = np.concatenate([head, haystack.ids[:at], self.needle, haystack.ids[at:room], self.after])
+        return Prompt(ids, len(head) + at + self.given, len(head) + at + len(self.needle))
+
+    def absent(self, haystack: Haystack, length: int, depths: Sequence[float]) -> list[Prompt]:
+        """The control, of the same length: haystack where the needle would be, with the span that would be scored."""
+        head, room = self.head(haystack), self.room(haystack, length) + len(self.needle)
+        ids = np.concatenate([head, haystack.ids[:room], self.after])
+        starts = [len(head) + self.place(haystack, length, depth) for depth in depths]
+        return [Prompt(ids, start + self.given, start + len(self.needle)) for start in starts]
+
+    def head(self, haystack: Haystack) -> Ids:
+        """What comes before the haystack: opening special tokens, or the chat template's first part."""
+        return self._before if self._chat else haystack.opening
+
+
+def haystacks(source: str, tokenizer: Any, count: int, length: int, seed: int) -> list[Haystack]:
+    """The first `count` documents of the seeded source that hold `length` tokens, as haystacks.
+
+    Raises BadInput, naming the longest document, when fewer do.
+    """
+    return [Haystack(each.name, each.ids, tokenizer) for each in documents(source, tokenizer, count, length, seed)]
+
+
+def following(tokenizer: Any, text: str) -> Ids:
+    """Tokens of a text that follows another sentence: with a space before it, unless the tokenizer brings its own."""
+    alone = plain_ids(tokenizer, text)
+    joined = decoded(tokenizer, np.append(plain_ids(tokenizer, "so."), alone))
+    return alone if joined.lower().endswith(f" {text}".lower()) else plain_ids(tokenizer, f" {text}")
+
+
+def plain_ids(tokenizer: Any, text: str) -> Ids:
+    """Tokens of a text without special tokens around it."""
+    return np.array(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], np.int32)
+
+
+def decoded(tokenizer: Any, ids: Ids) -> str:
+    """The text of these tokens, exactly as the tokenizer wrote them."""
+    text: str = tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)
+    return text
+
+
+def _chat_parts(tokenizer: Any, question: str) -> tuple[str, str]:
+    """What the model's chat template puts before the haystack, and the question with what comes after it."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise BadInput("the model's tokenizer has no chat template: use --template prefix or plain")
+    turn = [{"role": "user", "content": f"{PLACEHOLDER}\n\n{question}"}]
+    try:
+        whole = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a small program and fails as it likes
+        raise BadInput(
+            f"the model's chat template fails ({first_line(error)}): use --template prefix or plain"
+        ) from error
+    before, between, after = whole.partition(PLACEHOLDER)
+    if not between or question not in after:
+        raise BadInput("the model's chat template leaves out what the user says: use --template prefix or plain")
+    return before, after
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower()))

@@ -1,0 +1,174 @@
+"""Needles: invented facts, each with a question, to hide in a haystack. Ours, or a user's as JSON lines.
+
+Literal ones are asked for in their own words, so that a head can find them by matching tokens. Indirect ones are asked
+for in other words: question and needle share none that means anything.
+"""
+
+import json
+import re
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from headscope import user_input
+from headscope.errors import BadInput, Missing
+
+Kind = Literal["literal", "indirect", "both"]
+
+
+@dataclass(frozen=True)
+class Needle:
+    """`opening` and `fact` make the sentence that is hidden; `question` asks for the fact.
+
+    An answer begins with the opening or, of an indirect needle, with the `cue`: words that are not the needle's.
+    """
+
+    name: str
+    question: str
+    opening: str
+    fact: str
+    cue: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.opening} {self.fact}".strip()
+
+    @property
+    def indirect(self) -> bool:
+        """Whether the question is in other words than the needle."""
+        return bool(self.cue)
+
+
+OURS = (
+    Needle(
+        "bell",
+        "When was the harbour bell of Port Selwyn cast, and by whom?",
+        "The harbour bell of Port Selwyn was cast in the year",
+        "1847 by Odette Marchbanks of Tarn Street.",
+    ),
+    Needle(
+        "ledger",
+        "How much does the ledger of the Corvane mill record?",
+        "The ledger of the Corvane mill records a total of",
+        "312 sacks of rye and 58 barrels of tar.",
+    ),
+    Needle(
+        "telescope",
+        "Where is the key of the Brenholm telescope hidden?",
+        "The key of the Brenholm telescope is hidden under",
+        "step 26 of the copper staircase in Ulverdam.",
+    ),
+    Needle(
+        "train",
+        "When does the night train to Velmora leave, and from which platform?",
+        "The night train to Velmora leaves at",
+        "4:17 from platform 93 behind the customs shed.",
+    ),
+    Needle(
+        "password",
+        "What is the password of the archive in Quillhaven?",
+        "The password of the archive in Quillhaven is",
+        "marzipan 7726 walrus lantern.",
+    ),
+    Needle(
+        "telephone",
+        "What is the telephone number of Ingrid Solheim?",
+        "The telephone number of Ingrid Solheim is",
+        "55 28 714 63 09.",
+    ),
+)
+"""Facts with names and digits that no haystack states, in words that a small model continues [ours]."""
+
+INDIRECT = (
+    Needle(
+        "bakery",
+        "When can one first buy bread?",
+        "The bakery on Linden Lane opens at",
+        "5:40 in winter.",
+        "One can buy bread from",
+    ),
+    Needle(
+        "park",
+        "Which animal was it?",
+        "Behind the fence of the park stood a",
+        "giraffe.",
+        "The animal was a",
+    ),
+    Needle(
+        "plate",
+        "Which fruit was it?",
+        "On the plate of the old woman lay a",
+        "pineapple.",
+        "The fruit was a",
+    ),
+    Needle(
+        "safe",
+        "Which code guards the money?",
+        "The combination of the bank's safe is",
+        "77 19 40.",
+        "The code is",
+    ),
+    Needle(
+        "sailors",
+        "In which month do the men return?",
+        "The sailors were told to come back in",
+        "November.",
+        "The month was",
+    ),
+    Needle(
+        "violinist",
+        "Where did the musician forget what keeps off the rain?",
+        "The violinist left her umbrella in",
+        "carriage 14 of the Dunmore express.",
+        "The musician forgot it in",
+    ),
+)
+"""Facts of the same kind whose questions share no word with them but small ones [ours]."""
+
+
+def read_needles(file: str | None, count: int, kind: Kind = "literal") -> list[Needle]:
+    """The first `count` of our needles of that kind, of each if both, or of all those in `file`: one JSON object a line
+    with the fields of `Needle`, of which the cue may be left out.
+
+    Raises Missing if there is no such file, BadInput naming the line for anything else.
+    """
+    if file is None:
+        sets = {"literal": [OURS], "indirect": [INDIRECT], "both": [OURS, INDIRECT]}[kind]
+        if count > min(map(len, sets)):
+            raise BadInput(f"{count} needles of a kind are more than the {min(map(len, sets))} there are: give a file")
+        return [needle for needles in sets for needle in needles[:count]]
+    try:
+        lines = user_input.path(file, "needle file").read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError as error:
+        raise Missing(f"no needles at '{file}': check the path") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read needles from '{file}': {error}") from error
+    needles = [_parsed(line, f"'{file}', line {at}") for at, line in enumerate(lines, start=1) if line.strip()]
+    if not needles:
+        raise BadInput(f"'{file}' holds no needle; write one JSON object a line with {', '.join(_NEEDED)}")
+    if repeated := {needle.name for needle in needles if [n.name for n in needles].count(needle.name) > 1}:
+        raise BadInput(f"'{file}' names two needles '{min(repeated)}'; give each its own name")
+    return needles[:count]
+
+
+_NEEDED = [field.name for field in fields(Needle) if field.name != "cue"]
+
+
+def _parsed(line: str, where: str) -> Needle:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{where} is not JSON ({error})") from error
+    if not isinstance(value, dict) or set(value) - {"cue"} != set(_NEEDED):
+        raise BadInput(f"{where} needs exactly the keys {', '.join(_NEEDED)}, and may have cue")
+    if (
+        not all(isinstance(text, str) for text in value.values())
+        or not value["name"]
+        or not re.search(r"\w", value["fact"])
+    ):
+        raise BadInput(f"{where}: the values are texts; the name must not be empty, and the fact needs words")
+    try:
+        for text in value.values():
+            user_input.text(text)
+    except ValueError as error:
+        raise BadInput(f"{where}: {error}") from error
+    return Needle(**value)

@@ -1,0 +1,89 @@
+"""A finished run as it lies on disk, read back as pandas tables."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import pandas as pd
+import pyarrow as pa
+
+from headscope.errors import BadRun
+from headscope.runs import arrow
+from headscope.runs.io import read_bytes, tellable
+from headscope.runs.manifest import read_manifest
+from headscope.runs.schema import all_tables
+
+T = TypeVar("T")
+
+
+class Stored:
+    """The tables of a finished run, read-only: `run.attention` and every other by name.
+
+    `manifest` is its run.json, `models` the labels in the order of the study, `tables` the names of what is
+    stored, `parts` the runs that are read as one (only itself, unless `concatenate` made it).
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.name = tellable(path.name)
+        self.manifest = manifest
+        self.models: list[str] = [model["label"] for model in manifest["models"]]
+        self.tables: list[str] = list(manifest["tables"])
+        self.parts: list[Stored] = [self]
+        self._frames: dict[str, pd.DataFrame] = {}
+        self._derived: dict[Callable[..., Any], Any] = {}
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        """Open the run directory `path`. Raises BadRun if it is none, unfinished, damaged or of a newer format."""
+        return cls(Path(path), read_manifest(Path(path)))
+
+    def table(self, name: str) -> pd.DataFrame:
+        """The table `name`; labels are categoricals in order of first appearance. Do not edit it: it is cached.
+
+        Raises BadRun when the run has no such table, or its file is damaged or of another schema.
+        """
+        if name not in self.tables:
+            raise BadRun(f"{self.name} has no table '{name}', only {', '.join(self.tables)}")
+        if name not in self._frames:
+            self._frames[name] = self._read(name)
+        return self._frames[name]
+
+    def derived(self, make: Callable[[Self], T]) -> T:
+        """`make(run)`, computed once. Do not edit it: it is cached."""
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        made: T = self._derived[make]
+        return made
+
+    def check(self) -> None:
+        """Raises BadRun when the file of a table that a probe declares is damaged, whether it was read or not."""
+        for part in self.parts:
+            for name in part.tables:
+                if name in all_tables():
+                    read_bytes(*part._file(name))
+
+    def stored(self, name: str) -> pa.Table:
+        """The table as it is stored. Raises BadRun unless it is bit for bit what run.json tells of, in our schema."""
+        file, digest = self._file(name)
+        table = arrow.read(file, digest)
+        return arrow.declared(all_tables()[name], table, file) if name in all_tables() else table
+
+    def _file(self, name: str) -> tuple[Path, str]:
+        """Where the table lies, and its sha256."""
+        return self.path / f"{name}.parquet", self.manifest["tables"][name]["sha256"]
+
+    def _read(self, name: str) -> pd.DataFrame:
+        frame: pd.DataFrame = self.stored(name).to_pandas()
+        return frame
+
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        if name in all_tables():
+            return self.table(name)
+        raise AttributeError(f"a run has no attribute '{name}'")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.tables]
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}: {', '.join(self.models)}>"

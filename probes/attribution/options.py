@@ -1,0 +1,11 @@
+"""How long the contexts are."""
+
+from pydantic import Field
+
+from headscope.study.config import Lengths, Options
+
+
+class WritesConfig(Options):
+    """What each head adds to the logit of the next token."""
+
+    lengths: Lengths = Field(default=[2048], description="context lengths in tokens")

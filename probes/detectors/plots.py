@@ -1,0 +1,72 @@
+"""Detectors: what one head looks at on random tokens that come twice, against chance and by length."""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.plots import axes, style
+from headscope.runs.aggregation import interval
+from probes.detectors.analysis import COLUMNS
+
+
+def by_sequence(rows: pd.DataFrame, *by: str) -> pd.DataFrame:
+    """Mean `score` over sequences with its interval `low` .. `high`, and `chance`, by (model, kind and `by`)."""
+    told = []
+    for names, block in rows.groupby(["model", "kind", *by], observed=True):
+        scores = block["score"].to_numpy(np.float64)
+        (low,), (high,) = interval(scores[None]).clip(0, 1)
+        told.append((*names, scores.mean(), low, high, block["chance"].mean()))
+    return pd.DataFrame(told, columns=["model", "kind", *by, "score", "low", "high", "chance"])
+
+
+def of_head(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:
+    """A bar for each model and kind at the longest length, chance as a mark; `rows` are the head's of `detectors`."""
+    longest = rows[rows["context_length"] == rows["context_length"].max()]
+    means = by_sequence(longest.assign(model=longest["model"].astype(pd.CategoricalDtype(models))))
+    made = style.new_figure(f"What layer {layer}, head {head} looks at")
+    for label, look in style.model_styles(means).items():
+        mine = means[means["model"] == label].set_index("kind").reindex(list(COLUMNS))
+        made.add_bar(
+            x=list(COLUMNS),
+            y=mine["score"],
+            error_y={
+                "type": "data",
+                "array": (mine["high"] - mine["score"]).fillna(0),
+                "arrayminus": (mine["score"] - mine["low"]).fillna(0),
+                "color": style.TEXT_COLOUR,
+                "thickness": 1,
+            },
+            customdata=mine["chance"],
+            hovertemplate="%{x}: %{y:.3f}, by chance %{customdata:.4f}<extra>" + look.name + "</extra>",
+            marker_color=look.colour,
+            name=look.name,
+        )
+    chance = means.groupby("kind", observed=True)["chance"].max().reindex(list(COLUMNS))
+    made.add_scatter(
+        x=list(COLUMNS),
+        y=chance,
+        mode="markers",
+        marker={"symbol": "line-ew", "size": 26, "line": {"color": style.TEXT_COLOUR, "width": 2}},
+        hovertemplate="by chance %{y:.4f}<extra></extra>",
+        name="chance",
+    )
+    made.update_yaxes(title_text="mean weight", range=[0, 1])
+    return made.update_layout(barmode="group")
+
+
+def by_length(rows: pd.DataFrame, model: str, layer: int, head: int) -> go.Figure:
+    """A line for each kind over the context lengths of one model, with the interval over sequences."""
+    title = f"The same by length: {style.escape_label(model)}"
+    means = by_sequence(rows[rows["model"] == model], "context_length")
+    if means.empty:
+        return style.empty_figure(title, "no rows to show")
+    made = style.new_figure(title)
+    for at, kind in enumerate(COLUMNS):
+        mine = means[means["kind"] == kind].set_index("context_length").rename(columns={"score": "mean"})
+        name, colour = kind, style.PALETTE[at]
+        look = style.ModelStyle(name, colour, style.LINE_DASHES[at % len(style.LINE_DASHES)], style.MARKER_SYMBOLS[at])
+        if len(mine):
+            style.add_line_with_band(made, mine[["mean", "low", "high"]], look, "%{x:,} tokens: %{y:.3f}")
+    made.update_xaxes(title_text="context length (tokens)", **axes.length_axis(means["context_length"]))
+    made.update_yaxes(title_text="mean weight", range=[0, 1])
+    return style.fit_legend(made)

@@ -1,0 +1,92 @@
+"""Estimate what an intervention on each unit does to the loss, all units at once, from gradients at the adapted model.
+
+The head's own softmax is recomputed exactly: its output z under the intervention comes from one attention pass. What
+follows o_proj is expanded around the adapted model. First order: <dNLL/dz, z' - z>, summed over positions. Second
+order [ours]: plus half of E <dNLL*/dz, z' - z>^2, where NLL* is the loss of tokens drawn from the model's own
+predictions; that is the curvature of KL(adapted || changed), the Fisher form of the loss's Hessian. Each position of z
+is squared apart: that leaves out how far two positions act on one token together, and steadies few draws.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from headscope.attention import backend
+from headscope.forward.interventions import Intervention, Unit, groups, on_layer
+from headscope.forward.replay import Objective, Replay
+
+DRAWS = 2
+"""Draws of tokens behind a second-order term: each costs a backward pass."""
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """Terms of one intervention's effect on the mean loss, nats per token, float64.
+
+    slope [T, H] by layer and head; curvature of single heads [T, H] and of whole groups [T, G], zero without draws.
+    """
+
+    slope: Tensor
+    of_heads: Tensor
+    of_groups: Tensor
+
+    def first(self, unit: Unit, heads: slice) -> float:
+        """The first-order estimate of the effect on a unit, which is these heads of its layer."""
+        return float(self.slope[unit.layer, heads].sum())
+
+    def second(self, unit: Unit, heads: slice) -> float:
+        """The estimate with its second-order term."""
+        whole = heads.stop - heads.start > 1
+        term = self.of_groups[unit.layer, unit.kv_group] if whole else self.of_heads[unit.layer, heads.start]
+        return self.first(unit, heads) + float(term)
+
+
+def estimate(replay: Replay, interventions: Mapping[Key, Intervention], draws: int, seed: int) -> dict[Key, Estimate]:
+    """The estimates of every intervention on one rehearsed document, inside `replay.ready`.
+
+    Costs a recomputation of the pass, 1 + `draws` backward passes, and an attention pass for each intervention.
+    """
+    geometry, tokens = replay.model.geometry, replay.predictions
+    layers, heads, kv_groups = geometry.layers, geometry.heads, geometry.kv_groups
+    estimates = {
+        key: Estimate(*(torch.zeros(layers, n, dtype=torch.float64) for n in (heads, heads, kv_groups)))
+        for key in interventions
+    }
+
+    def hear(layer: int, z: Tensor, call: backend.Call, gradients: Sequence[Tensor]) -> None:
+        units = [unit for unit in groups(geometry) if unit.layer == layer]
+        for key, intervention in interventions.items():
+            moved = on_layer(intervention, units, geometry)(z, call).float() - z.float()
+            slope, *others = ((gradient.float() * moved).sum(-1)[0].double().cpu() for gradient in gradients)
+            sums = estimates[key]
+            sums.slope[layer] = slope.sum(-1) / tokens
+            for other in others:
+                together = other.view(kv_groups, -1, other.shape[-1]).sum(1)
+                for term, product in ((sums.of_heads, other), (sums.of_groups, together)):
+                    term[layer] += product.square().sum(-1) / (2 * len(others) * tokens)
+
+    replay.backwards([actual, *(drawn(seed * DRAWS + number) for number in range(draws))], hear)
+    return estimates
+
+
+def actual(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Summed loss of the text's own tokens."""
+    return nn.functional.cross_entropy(logits, tokens, reduction="sum")
+
+
+def drawn(seed: int) -> Objective:
+    """Summed loss of tokens drawn from the predictions themselves."""
+    chance = torch.Generator().manual_seed(seed)
+
+    def objective(logits: Tensor, tokens: Tensor) -> Tensor:
+        cumulative = logits.detach().softmax(-1).cumsum(-1)
+        level = torch.rand(len(logits), 1, generator=chance).to(logits.device) * cumulative[:, -1:]
+        own = torch.searchsorted(cumulative, level)[:, 0].clamp(max=logits.shape[-1] - 1)
+        return nn.functional.cross_entropy(logits, own, reduction="sum")
+
+    return objective

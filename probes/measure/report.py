@@ -1,0 +1,273 @@
+"""What a report shows of measuring, and the sentence that says how to read each chart.
+
+A figure is drawn only when its table is there, and a comparison only when there are two models. Matrices are drawn for
+the first model and compared for at most three others.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.plots import effective_length, layers, learned_frequencies, loss, rotary
+from headscope.plots import heads as head_figures
+from headscope.report.assembly import training_steps
+from headscope.report.blocks import Chart, ChartGroup, RenderContext
+from headscope.report.statistic_charts import box_chart, comparison_chart
+from headscope.report.text import default_models_with, describe_extremes, evenly_spaced, head_mask
+from headscope.runs.column_metadata import statistic
+from headscope.runs.run import Run
+from headscope.runs.summary import longest
+
+Draw = Callable[[pd.DataFrame, int, int], go.Figure]
+"""What draws one head, (layer, head), from the rows of a table."""
+
+
+def charts(shown: RenderContext) -> Iterator[ChartGroup]:
+    """The chapters of what was measured."""
+    yield ChartGroup("How many tokens each head attends to", "", _lengths(shown))
+    yield ChartGroup("How attention is spread", "", _spread(shown))
+    yield ChartGroup("Which rotary pairs the heads use", "", _pairs(shown))
+    yield ChartGroup(
+        "What the position schemes changed", "Position parameters", parameter_charts(shown), app_pages="/compare"
+    )
+    yield ChartGroup("Loss along the context", "", loss_charts(shown), app_pages="/compare /")
+    yield ChartGroup("During training", "", _over_steps(shown))
+
+
+def _lengths(shown: RenderContext) -> Iterator[Chart]:
+    heads, models = shown.heads, shown.models
+    name = longest(heads)
+    if name is None:
+        return
+    first = models[0]
+    yield Chart(
+        head_figures.plot_matrix(heads, name, first),
+        "A cell is a head, the first layer at the bottom. The colour scale is logarithmic: dark "
+        "heads attend to a few tokens, bright heads to many.",
+        describe_extremes(heads, name, first),
+        half_width=True,
+    )
+    yield Chart(
+        head_figures.plot_matrix(heads, "growth", first),
+        "Slope of ln ESS₂ on the logarithm of the number of visible keys. Near 0, a head keeps its effective length; "
+        "near 1, it widens in proportion to the context.",
+        describe_extremes(heads, "growth", first),
+        half_width=True,
+    )
+    others = [label for label in models[1:] if heads.loc[heads["model"] == label, name].notna().any()]
+    if others:
+        yield comparison_chart(heads, name, first)
+    for label in others[:3]:
+        yield Chart(
+            head_figures.plot_change(heads, name, label, first),
+            f"Ratio of effective lengths, {label} over {first}. Red heads widened, blue heads narrowed, white ones "
+            "kept their length.",
+            half_width=True,
+        )
+    attention = shown.table("attention")
+    if attention is not None and shown.notable_heads:
+        yield Chart(
+            effective_length.plot_effective_length(attention, list(shown.notable_heads)),
+            "A panel is a head, chosen as listed in the table of heads. The dotted diagonal is uniform attention, "
+            "which uses every visible key; the dotted horizontal is a length that does not grow.",
+        )
+
+
+def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
+    """One head: its lengths, its pairs under every model, and the frequencies and distances of one."""
+    beside = tuple(default_models_with(run, model))
+    if "attention" in run.tables:
+        yield Chart(
+            _of_models(run, beside, _growth, "attention", layer, head),
+            "Both axes are logarithmic. The dotted diagonal is uniform attention, which uses every visible key; the "
+            "dotted horizontal is a length that does not grow. Bands are 95 % intervals over "
+            "documents, where there are three or more.",
+            half_width=True,
+        )
+    if "distance" in run.tables:
+        yield Chart(
+            _of_models(run, beside, rotary.plot_logit_by_distance, "distance", layer, head),
+            "The mean logit of a key by how far back it is, all pairs together: where the head's positions send it, "
+            "whatever the tokens are.",
+            half_width=True,
+        )
+    if "pairs" in run.tables:
+        yield Chart(
+            _of_models(run, beside, rotary.plot_spectrum, "pairs", layer, head),
+            "Above: the frequency of each rotary pair. Below: how much the pair moves the logits, with its interval "
+            "over three documents or more.",
+            half_width=True,
+        )
+    if "positions" in run.tables:
+        rows = run.heads[head_mask(run.heads, layer, head)]
+        yield Chart(
+            learned_frequencies.plot_learned_frequencies(
+                run.positions, model, layer, int(rows["kv_group"].iloc[0]) if len(rows) else 0
+            ),
+            "Frequencies of the key group: the checkpoint's own, where learning started, and as they are.",
+            half_width=True,
+        )
+    if "distance" in run.tables:
+        yield Chart(
+            _of_models(run, beside, _profiles, "distance", layer, head),
+            "Red pairs raise the logit of a key at that distance, blue pairs lower it. One scale for all models.",
+        )
+
+
+@lru_cache(8)
+def _of_models(run: Run, models: Sequence[str], draw: Draw, table: str, layer: int, head: int) -> go.Figure:
+    """A figure of one head under these models: drawn once, whichever of them is looked at."""
+    return draw(_rows(run, models, table, layer, head), layer, head)
+
+
+def _growth(attention: pd.DataFrame, layer: int, head: int) -> go.Figure:
+    return effective_length.plot_effective_length(attention, [(layer, head)])
+
+
+def _profiles(distance: pd.DataFrame, layer: int, head: int) -> go.Figure:
+    drawn = evenly_spaced([*distance["model"].cat.categories])
+    return rotary.plot_pair_profiles(distance[distance["model"].isin(drawn)], layer, head)
+
+
+def _rows(run: Run, models: Sequence[str], name: str, layer: int, head: int) -> pd.DataFrame:
+    """The head's rows of a table under these models, in this order."""
+    frame = run.table(name)
+    rows = frame[head_mask(frame, layer, head) & frame["model"].isin(models)]
+    return rows.assign(model=rows["model"].astype(pd.CategoricalDtype([*models])))
+
+
+def _spread(shown: RenderContext) -> Iterator[Chart]:
+    captions = {
+        "sink_mass": "Weight on the first token, averaged over the heads of a layer; the band holds the middle 80 % "
+        "of heads. Weight above one half makes the first token the head's main target.",
+        "local_mass": "Weight on the last 32 tokens, averaged over the heads of a layer; the band holds the middle "
+        "80 % of heads.",
+    }
+    for name, caption in captions.items():
+        if name in shown.heads and shown.heads[name].notna().any():
+            yield Chart(layers.plot_by_layer(shown.heads, name), caption, half_width=True)
+
+
+def _pairs(shown: RenderContext) -> Iterator[Chart]:
+    pairs, distance, models = shown.table("pairs"), shown.table("distance"), shown.models
+    if pairs is not None:
+        yield box_chart(shown, "cov")
+        how = (
+            " Above: the frequency of each rotary pair. Below: how much the pair moves the logits, with its interval "
+            "over three documents or more. Where two lines coincide, the later, dashed one lies on top."
+        )
+        for at, ((layer, head), why) in enumerate(shown.notable_heads.items()):
+            yield Chart(
+                rotary.plot_spectrum(pairs, layer, head),
+                f"Chosen for: {why}.{how if at < 2 else ''}",
+                half_width=True,
+            )
+    if distance is not None:
+        for layer, head in list(shown.notable_heads)[:2]:
+            for label in dict.fromkeys([models[0], models[-1]]):
+                yield Chart(
+                    rotary.plot_pair_profile(distance, layer, head, label),
+                    "Red pairs raise the logit of a key at that distance, blue pairs lower it. Fast pairs oscillate; "
+                    "slow ones hold one sign over the whole context.",
+                    half_width=True,
+                )
+
+
+def parameter_charts(shown: RenderContext) -> Iterator[Chart]:
+    """Learned frequencies, temperatures and bases."""
+    positions, heads = shown.table("positions"), shown.heads
+    if positions is not None:
+        yield from _frequencies(positions, shown.models)
+    for name in ("effective_base", "tau", "gamma"):
+        if any(values.max() - values.min() > 1e-3 * abs(values.max()) for values in shown.finite_values(name).values()):
+            yield Chart(
+                layers.plot_by_layer(heads, name),
+                f"{statistic(name).title}: {statistic(name).meaning}. Mean over the heads of a layer; "
+                "the band holds the middle 80 % of heads.",
+                half_width=True,
+            )
+            if name != "effective_base":
+                yield Chart(
+                    head_figures.plot_distribution(heads, name),
+                    f"The same by head: how far heads came to differ in {statistic(name).label}. A dot is a head.",
+                    half_width=True,
+                )
+
+
+def _frequencies(positions: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
+    """Of models that learned frequencies: which layers changed most, and which way."""
+    origins = (("log_theta_base", "the checkpoint"), ("log_theta_init", "where learning started"))
+    learned = [label for label in models if _learned(positions, label)]
+    moved = [
+        (label, against, told) for against, told in origins for label in learned if _learned(positions, label, against)
+    ]
+    for label, against, told in moved:
+        yield Chart(
+            rotary.plot_layers_by_change(positions, label, against),
+            f"How far frequencies moved from {told}, whichever way: the root mean square over pairs. A bar is a "
+            "layer, a dot one of its key groups.",
+            _most_changed(positions, label, against),
+        )
+    for label, against, told in moved:
+        yield Chart(
+            rotary.plot_frequency_change(positions, label, against),
+            f"Which way they moved from {told}: blue pairs turn more slowly, red pairs faster. Mean over key "
+            "groups, of which some may move up and some down.",
+            half_width=True,
+        )
+
+
+def _most_changed(positions: pd.DataFrame, label: str, against: str) -> str:
+    """The layers whose frequencies changed most, and the least, in words."""
+    moved = rotary.frequency_changes(positions[positions["model"] == label], against)
+    order = rotary.rms_change(moved, ["layer"]).sort_values(ascending=False, kind="stable")
+    first = ", ".join(f"layer {layer} ({value:.2g})" for layer, value in order.head(3).items())
+    return f"Most changed: {first}; least: layer {order.index[-1]} ({order.iloc[-1]:.2g})."
+
+
+def loss_charts(shown: RenderContext) -> Iterator[Chart]:
+    """Loss by position, and against the first model."""
+    nll, models = shown.table("nll"), shown.models
+    if nll is None:
+        return
+    yield Chart(
+        loss.plot_loss_by_position(nll),
+        "Mean over documents; the band is one standard deviation between documents, which is mostly how hard they are.",
+        half_width=True,
+    )
+    if len(models) > 1:
+        yield Chart(
+            loss.plot_loss_difference(nll, models[0]),
+            f"The same documents under each model. Below zero a model predicts better than {models[0]}; the band is a "
+            "95 % interval over documents, where there are three or more.",
+            half_width=True,
+        )
+
+
+def _over_steps(shown: RenderContext) -> Iterator[Chart]:
+    run, known = shown.run, training_steps(shown.run)
+    if len(known) < 2:
+        return
+    name = longest(run.heads)
+    for statistic_name in [name, "growth", "cov", "sink_mass", "effective_base", "gamma"]:
+        if (
+            statistic_name
+            and statistic_name in run.heads
+            and np.isfinite(run.heads[statistic_name].astype("float64")).any()
+        ):
+            yield Chart(
+                layers.plot_over_steps(run.heads, statistic_name, known, list(shown.notable_heads)[:4]),
+                "Grey: the median head and the middle 80 % of heads at each checkpoint. Coloured: the chosen heads.",
+                half_width=True,
+            )
+
+
+def _learned(positions: pd.DataFrame, label: str, against: str = "log_theta_base") -> bool:
+    """Whether the model's frequencies differ from the checkpoint's, and not by the same amount in every layer."""
+    rows = positions[positions["model"] == label]
+    rows = rows[np.isfinite(rows["log_theta"]) & np.isfinite(rows[against])]
+    change = (rows["log_theta"] - rows[against]).groupby(rows["pair"])
+    return bool((change.max() - change.min() > 1e-4).any())

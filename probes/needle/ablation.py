@@ -1,0 +1,108 @@
+"""Does the model still find the needle with its top heads silenced, and with as many random ones of the same layers?
+
+As Wu et al. 2024 ask, but heads are ranked on one half of the needles and silenced while the other half is asked for.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.attention import backend
+from headscope.attention.geometry import Geometry
+from headscope.attention.record import Attention
+from headscope.forward.capture import capturing
+from headscope.forward.interventions import Intervention, Unit, on_layer, z_zero
+from headscope.forward.logits import finite_hidden
+from headscope.forward.prefix_cache import Ids
+from headscope.models.checkpoint import evaluating
+from headscope.positions.attach import attached
+from headscope.positions.model import Model
+
+HALVES = 2
+PLACE = ["layer", "head"]
+
+
+@dataclass(frozen=True)
+class Knockout:
+    """One cell: every trial of one half of the needles, with one set of heads silenced. Draw 0 are the top ones."""
+
+    how: str
+    size: int
+    draw: int
+    half: int
+    before: tuple[str, ...]
+    """The cells that rank the heads: those of the other half."""
+
+
+def half_of(needle: int) -> int:
+    """The half of the needles that one belongs to, by its number."""
+    return needle % HALVES
+
+
+def chosen(ranked: pd.DataFrame, task: Knockout, seed: int) -> pd.DataFrame:
+    """The heads of a set: rows of `ranked`, which has every head with its score, the highest first."""
+    top = ranked.head(task.size)
+    if task.draw == 0:
+        return top
+    rng = np.random.default_rng([seed, task.half, task.size, task.draw])
+    drawn = []
+    for layer, wanted in top.groupby("layer").size().items():
+        mine = ranked[ranked["layer"] == layer].sort_values("head")
+        is_top = mine.index.isin(top.index)
+        others, rest = (mine.index[mask][rng.permutation(int(mask.sum()))] for mask in (~is_top, is_top))
+        drawn += [*others, *rest][:wanted]
+    return ranked.loc[sorted(drawn)]
+
+
+def units_of(heads: pd.DataFrame, geometry: Geometry) -> list[Unit]:
+    """The heads of a table, whose layers go by their numbers, as units."""
+    places = heads[PLACE].itertuples(index=False, name=None)
+    return [
+        Unit(geometry.numbers.index(layer), int(head) // geometry.heads_per_group, int(head)) for layer, head in places
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class StillSaying:
+    """The heads say the same at every token: their `means`, one [H, dv] a layer. Unlike the mean over a call this holds
+    while an answer is written token by token."""
+
+    means: Sequence[Tensor]
+    geometry: Geometry
+
+    def __call__(self, z: Tensor, call: backend.Call, unit: Unit) -> Tensor:
+        mean = self.means[unit.layer][unit.heads(self.geometry)]
+        return mean.to(z.dtype)[None, :, None].expand_as(z)
+
+
+def silence(how: str, model: Model, haystack: Ids) -> Intervention:
+    """What is done to silenced heads; `haystack` [L] is what their mean is taken over."""
+    return z_zero if how == "z-zero" else StillSaying(haystack_means(model, haystack), model.geometry)
+
+
+def haystack_means(model: Model, ids: Ids) -> list[Tensor]:
+    """The mean output of every head over these tokens: one [H, dv] a layer, float32."""
+    means: dict[int, Tensor] = {}
+
+    def hear(heard: Attention) -> None:
+        means[heard.layer] = heard.z.float().mean(1)
+
+    with attached(model), capturing(model) as layers, evaluating(model), torch.no_grad():
+        layers.listen(hear)
+        finite_hidden(model, torch.from_numpy(ids.astype(np.int64))[None].to(model.device))
+    return [means[layer] for layer in sorted(means)]
+
+
+@contextmanager
+def silenced(model: Model, units: Sequence[Unit], intervention: Intervention) -> Iterator[None]:
+    """Silence these heads of the model. What was cached before knows nothing of it."""
+    with ExitStack() as stack:
+        for layer in sorted({unit.layer for unit in units}):
+            here = [unit for unit in units if unit.layer == layer]
+            stack.enter_context(backend.changing(model.attention[layer], on_layer(intervention, here, model.geometry)))
+        yield

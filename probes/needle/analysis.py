@@ -1,0 +1,227 @@
+"""What the needle probe found: success by cell, and how retrieval scores go over heads, key groups, seeds and models.
+
+Reads the tables and the per-head table; knows no figures.
+"""
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+
+from headscope.runs.aggregation import HEAD_KEYS, plain
+from headscope.runs.run import Run
+from probes.needle.heads import CONTROL, RETRIEVAL_HEAD, retrieval_rows
+
+HIDDEN = {"strict": "needles", "indirect": "indirect needles", "wu": "needles, as Wu et al. count"}
+"""What was hidden, by mode, in the order that it is shown in."""
+PUBLISHED = {"above": (0.03, 0.06), "zero": (0.45, 0.73)}
+"""Shares of heads above 0.1 and of exactly 0 over the models of Wu et al. 2024."""
+TOP = 10
+LEADING = 5
+"""Heads that are named in a sentence."""
+Z = 1.959963984540054
+"""Of a normal number, 95 % lie within so many standard deviations."""
+DETECTORS = (
+    ("retrieval", "needle_write"),
+    ("retrieval", "needle_write_indirect"),
+    ("needle_write", "needle_write_indirect"),
+    ("retrieval_indirect", "needle_write_indirect"),
+)
+"""Pairs of columns of the per-head table that detect retrieval heads, each in its way."""
+
+
+def modes(needles: pd.DataFrame) -> list[str]:
+    """The modes of these trials, controls aside."""
+    present = set(needles["mode"])
+    return [mode for mode in HIDDEN if mode in present]
+
+
+def success(needles: pd.DataFrame) -> pd.DataFrame:
+    """One row per (model, mode, context_length, depth): `trials`, `successes`, their `share` and its 95 % Wilson
+    interval `low` .. `high`. The control counts like the rest: what was answered without the needle."""
+    groups = needles.groupby(["model", "mode", "context_length", "depth"], observed=True)["success"]
+    return _with_wilson(groups.agg(trials="size", successes="sum").reset_index())
+
+
+def overview(run: Run) -> pd.DataFrame:
+    """One row per model and mode, the control aside.
+
+    `trials`, `successes`, `share`, `low`, `high` as in `success`. Over the successful trials, NaN without any: `above`
+    the share of heads whose mean score is above 0.1, `zero` the share at exactly 0, `layer`, `head` and `top` the best
+    head and its score. `control` is the best head's mean score in the control.
+    """
+    trials = run.needles.groupby(["model", "mode"], observed=True)["success"]
+    counts = trials.agg(trials="size", successes="sum").reset_index().astype({"model": "str", "mode": "str"})
+    counts = _with_wilson(counts[counts["mode"] != CONTROL])
+    heads = run.heads.astype({"model": "str"})
+    rows = []
+    for label, mode in counts[["model", "mode"]].itertuples(index=False):
+        block = heads[heads["model"] == label]
+        scores = block.get(column(mode), pd.Series(np.nan, block.index)).dropna()
+        best = block.loc[scores.idxmax()] if len(scores) else None
+        rows.append(
+            {
+                "above": (scores > RETRIEVAL_HEAD).mean(),
+                "zero": (scores == 0).mean(),
+                "layer": np.nan if best is None else best["layer"],
+                "head": np.nan if best is None else best["head"],
+                "top": scores.max(),
+                "control": block["retrieval_control"].max() if "retrieval_control" in block else np.nan,
+            }
+        )
+    return counts.reset_index(drop=True).join(pd.DataFrame(rows))
+
+
+def column(mode: str) -> str:
+    """The column of the per-head table that holds a mode's scores."""
+    return "retrieval" if mode == "strict" else f"retrieval_{mode}"
+
+
+def leading(run: Run, model: str, mode: str) -> list[tuple[int, int, float]]:
+    """Layer, head and score of the heads of a model that copy most."""
+    order = run.heads[run.heads["model"] == model].sort_values(column(mode), ascending=False, kind="stable")
+    return [*order[["layer", "head", column(mode)]].head(LEADING).itertuples(index=False, name=None)]
+
+
+def detectors(heads: pd.DataFrame) -> pd.DataFrame:
+    """How far detectors agree on the heads of a model: one row per model and pair of `DETECTORS` that it has.
+
+    `spearman` and `overlap` as in `retest`, `low` .. `high` the 95 % interval of the correlation over heads (Fisher's z
+    with the variance of Bonett and Wright 2000 [ours]); `first`, `second` are the columns.
+    """
+    rows = []
+    for label, block in heads.groupby("model", observed=True):
+        for first, second in DETECTORS:
+            both = block.reindex(columns=[first, second]).dropna()
+            if len(both):
+                spearman, overlap = _agreement(both)
+                rows.append((str(label), first, second, spearman, *_sure(spearman, len(both)), overlap))
+    return pd.DataFrame(rows, columns=["model", "first", "second", "spearman", "low", "high", "overlap"])
+
+
+def curve(run: Run) -> pd.DataFrame:
+    """Success with heads silenced: one row per (model, mode, how, size, top).
+
+    `top` tells whether the top heads are silenced or random ones; size 0 is the unchanged model, for both. `share` of
+    `trials` succeeds, random sets averaged over their draws, of which `least` and `most` are the extremes; `low` ..
+    `high` is the 95 % Wilson interval over the trials of one set, so that more draws make it no narrower.
+    """
+    keys = ["model", "mode", "how", "size"]
+    knocked = plain(run.table("needle_knockouts"))
+    sets = knocked.groupby([*keys, "draw"])["success"].agg(["size", "mean"])
+    sets = sets.set_axis(["trials", "share"], axis=1).reset_index()
+    sets["top"] = sets["draw"] == 0
+    shares = sets.groupby([*keys, "top"])["share"]
+    found = sets.groupby([*keys, "top"]).agg(trials=("trials", "first"), share=("share", "mean"))
+    found = found.assign(least=shares.min(), most=shares.max()).reset_index()
+    asked = knocked[["model", "mode", "needle"]].drop_duplicates()
+    needles = plain(run.table("needles")).merge(asked)
+    whole = needles.groupby(["model", "mode"])["success"].agg(["size", "mean"])
+    whole = whole.set_axis(["trials", "share"], axis=1).reset_index()
+    start = found[["model", "mode", "how", "top"]].drop_duplicates().merge(whole, on=["model", "mode"])
+    start = start.assign(size=0, least=start["share"], most=start["share"])
+    joined = pd.concat([start, found], ignore_index=True)
+    low, high = wilson(joined["share"], joined["trials"])
+    return joined.assign(low=low, high=high).sort_values([*keys[:3], "top", "size"], ignore_index=True)
+
+
+def apart(lines: pd.DataFrame) -> int | None:
+    """The smallest size at which the top heads' interval lies below that of random heads, from rows of `curve` of one
+    model, mode and way; None where there is none."""
+    top, random = (lines[lines["top"] == which].set_index("size") for which in (True, False))
+    below = top["high"] < random["low"].reindex(top.index)
+    return int(below.index[below].min()) if below.any() else None
+
+
+def tells(share: float, trials: int) -> bool:
+    """Whether the loss of every needle would show in so many trials, of which that share succeeds unchanged."""
+    low, high = wilson(pd.Series([share, 0.0]), pd.Series([trials, trials]))
+    return bool(high[1] < low[0])
+
+
+def interval(row: "pd.Series[float]") -> str:
+    """A share of trials with its 95 % interval, in words."""
+    return f"{row['share']:.0%} (95 % interval {row['low']:.0%} to {row['high']:.0%})"
+
+
+def by_group(heads: pd.DataFrame) -> pd.DataFrame:
+    """One row per (model, layer, kv_group): mean and largest `retrieval` of the query heads that share its keys."""
+    groups = heads.dropna(subset=["retrieval"]).groupby(["model", "layer", "kv_group"], observed=True)["retrieval"]
+    return groups.agg(["mean", "max"]).reset_index()
+
+
+def by_seed(run: Run) -> pd.DataFrame:
+    """Mean strict score over the successful trials of each seed: rows (model, layer, head, kv_group), columns seeds."""
+    rows = run.derived(retrieval_rows)
+    good = rows[rows["success"] & (rows["mode"] == "strict")]
+    wide = good.groupby([*HEAD_KEYS, "seed"])["score"].mean().unstack("seed").reset_index()
+    return wide.assign(model=pd.Categorical(wide["model"], run.models))
+
+
+def retest(scores: pd.DataFrame) -> pd.DataFrame:
+    """How far seeds agree: one row per model and pair of seeds, from `by_seed`.
+
+    `spearman` is the rank correlation over heads, -1 .. 1, NaN where no scores differ; `overlap` the share of the top
+    10 heads that both have, 0 .. 1.
+    """
+    return pd.DataFrame(_pairs_of_seeds(scores), columns=["model", "first", "second", "spearman", "overlap"])
+
+
+def between_models(heads: pd.DataFrame) -> pd.DataFrame:
+    """How far models agree with the first one: one row per other model that has scores for the same heads.
+
+    `spearman` and `overlap` as in `retest`, of the column `retrieval`; `first`, `second` are the labels.
+    """
+    scores = heads.dropna(subset=["retrieval"]).pivot(index=["layer", "head"], columns="model", values="retrieval")
+    first, *others = [label for label in heads["model"].unique() if label in scores] or [None]
+    pairs = ((first, other, scores[[first, other]].dropna()) for other in others)
+    counts = heads.groupby("model", observed=True).size()
+    rows = [
+        (first, other, *_agreement(both))
+        for first, other, both in pairs
+        if len(both) and counts[first] == counts[other] == len(scores[[first, other]].dropna(how="all"))
+    ]
+    return pd.DataFrame(rows, columns=["first", "second", "spearman", "overlap"])
+
+
+def seed_columns(scores: pd.DataFrame) -> list[int]:
+    """The seed columns of `by_seed`."""
+    return [name for name in scores if isinstance(name, int)]
+
+
+def _pairs_of_seeds(scores: pd.DataFrame) -> Iterator[tuple[str, int, int, float, float]]:
+    seeds = seed_columns(scores)
+    for label, block in scores.groupby("model", observed=True):
+        for first, second in combinations(seeds, 2):
+            both = block[[first, second]].dropna()
+            if len(both):
+                yield str(label), first, second, *_agreement(both)
+
+
+def _agreement(scores: pd.DataFrame) -> tuple[float, float]:
+    """Of two columns over heads: their rank correlation, and the share of the top heads that both have."""
+    first, second = (scores[name] for name in scores)
+    best = [set(column.sort_values(ascending=False, kind="stable").index[:TOP]) for column in (first, second)]
+    return float(first.rank().corr(second.rank())), len(best[0] & best[1]) / min(TOP, len(scores))
+
+
+def _sure(spearman: float, heads: int) -> tuple[float, float]:
+    """95 % interval of a rank correlation over that many heads; NaN below four or at a perfect one."""
+    if heads < 4 or not abs(spearman) < 1:
+        return np.nan, np.nan
+    reach = Z * np.sqrt((1 + spearman**2 / 2) / (heads - 3))
+    return float(np.tanh(np.arctanh(spearman) - reach)), float(np.tanh(np.arctanh(spearman) + reach))
+
+
+def wilson(share: pd.Series, trials: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """The ends of the 95 % Wilson interval of shares of that many trials."""
+    middle = share + Z**2 / (2 * trials)
+    half = Z * np.sqrt(share * (1 - share) / trials + Z**2 / (4 * trials**2))
+    return ((middle - half) / (1 + Z**2 / trials)).clip(lower=0), ((middle + half) / (1 + Z**2 / trials)).clip(upper=1)
+
+
+def _with_wilson(counts: pd.DataFrame) -> pd.DataFrame:
+    share = counts["successes"] / counts["trials"]
+    low, high = wilson(share, counts["trials"])
+    return counts.assign(share=share, low=low, high=high)

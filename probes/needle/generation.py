@@ -1,0 +1,109 @@
+"""A model's answer to a prompt, what is right about it, and what each head copied while it was written."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from headscope.attention.record import Attention
+from headscope.forward.prefix_cache import Ids, PrefixReader
+from headscope.forward.residual_decomposition import Stream
+from headscope.measures.copying import AnswerRows, Copies
+from headscope.positions.model import Model
+from headscope.prompts.haystack import Prompt, Prompter, decoded
+from probes.needle import wu
+from probes.needle.attribution import AnswerWrites, Written
+
+STEPS_BEYOND = 6
+"""Answer steps of a strict trial beyond the length of what is scored [ours]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """A trial's outcome: the answer, its recall 0..1, what each step that was scored added to it, what each head copied
+    and, where it was asked for, what each wrote."""
+
+    text: str
+    recall: float
+    pieces: list[str]
+    copies: Copies
+    written: Written | None = None
+
+
+def answered(
+    reader: PrefixReader, prompts: Sequence[Prompt], prompter: Prompter, mode: str, stream: Stream | None = None
+) -> Answered:
+    """Let the model answer the prompt, the same in all `prompts`, and score every head on each one's span.
+
+    With a `stream` also what each head writes, in all and through the whole needle.
+    """
+    ids, spans = prompts[0].ids, [(prompt.start, prompt.end) for prompt in prompts]
+    rows = AnswerRows(reader.model.geometry.layers, spans)
+    needles = [(start - prompter.given, end) for start, end in spans]
+    writes = None if stream is None else AnswerWrites(stream, needles)
+
+    def listen(heard: Attention) -> None:
+        rows.update(heard)
+        if writes is not None:
+            writes.update(heard)
+
+    with nullcontext() if writes is None else writes.listening():
+        tokens, said = spoken(reader, ids, prompter, mode, spans[0][1] - spans[0][0], listen)
+    scored = torch.tensor(tokens if mode == "wu" else said, dtype=torch.int64)
+    copies = rows.compute(torch.from_numpy(ids.astype(np.int64)), scored)
+    if mode == "wu":
+        lengths = torch.tensor([[[end - start]] for start, end in spans])
+        copies = Copies(copies.copies / lengths, copies.copies, copies.mass, copies.places)
+    text = decoded(prompter.tokenizer, np.array(said, np.int32)).strip()
+    pieces = [*added(prompter.tokenizer, scored.tolist())]
+    written = None if writes is None else writes.compute(scored)
+    return Answered(text, recall(prompter.scored_text, text), pieces, copies, written)
+
+
+def spoken(
+    reader: PrefixReader,
+    ids: Ids,
+    prompter: Prompter,
+    mode: str,
+    scored: int,
+    listen: Callable[[Attention], None] = lambda heard: None,
+) -> tuple[list[int], list[int]]:
+    """The tokens of the model's answer to a prompt whose needle has that many scored tokens, and those before the one
+    that ended it."""
+    most = wu.STEPS if mode == "wu" else scored + STEPS_BEYOND
+    ends = ending(reader.model, prompter.tokenizer, at_end_token=mode != "wu")
+    tokens = reader.answer(ids, listen, most, ends)
+    return tokens, tokens[:-1] if ends(tokens[-1]) else tokens
+
+
+def added(tokenizer: Any, tokens: Sequence[int]) -> Iterator[str]:
+    """What each token adds to the text; a character that is split over tokens comes with the last of them."""
+    told = ""
+    for step in range(1, len(tokens) + 1):
+        text = decoded(tokenizer, np.array(tokens[:step], np.int32))
+        whole = step == len(tokens) or not text.endswith("\ufffd")
+        yield text.removeprefix(told) if whole else ""
+        told = text if whole else told
+
+
+def ending(model: Model, tokenizer: Any, at_end_token: bool) -> Callable[[int], bool]:
+    """Whether a token ends an answer: it holds a line break or, where asked, it is one of the end tokens."""
+    configured = model.module.generation_config.eos_token_id if model.module.generation_config else None
+    named = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
+    end_tokens = {token for token in named if token is not None} if at_end_token else set()
+    return lambda token: token in end_tokens or "\n" in decoded(tokenizer, np.array([token], np.int32))
+
+
+def recall(wanted: str, said: str) -> float:
+    """ROUGE-1 recall, 0..1: the share of the wanted words, counted with repeats, that were said. No stemming [ours]."""
+    words, left = re.findall(r"\w+", wanted.lower()), re.findall(r"\w+", said.lower())
+    repeated = 0
+    for word in words:
+        if word in left:
+            left.remove(word)
+            repeated += 1
+    return repeated / len(words)

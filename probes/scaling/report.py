@@ -1,0 +1,90 @@
+"""What the scaling check shows: effective length over its target against the length of the row."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.plots import axes, style
+from headscope.report.blocks import Chart, ChartGroup, Finding, RenderContext, Term
+from headscope.runs.aggregation import interval
+from headscope.runs.run import Run
+
+TITLE = "Scaling theorems"
+
+GLOSSARY = (
+    Term(
+        "Effective length, ESS₂",
+        "The number of tokens that a head attends to in effect. All weight on one token gives 1; equal weight on n "
+        "tokens gives n.",
+        "ESS₂(i) = 1 / Σⱼ αᵢⱼ²",
+        ("scaling",),
+    ),
+)
+
+
+def charts(shown: RenderContext) -> Iterator[ChartGroup]:
+    """The ratio to the target, a chart for each kind of means."""
+    if "scaling" in shown.run.tables:
+        yield ChartGroup(TITLE, "Effective length over its target", _convergences(shown.run.scaling))
+
+
+def _convergences(scaling: pd.DataFrame) -> Iterator[Chart]:
+    caption = "Means over sampled rows of Gaussian logits, with intervals from three rows on. At 1 the theorem holds."
+    for scheme in scaling["scheme"].unique():
+        yield Chart(convergence(scaling, scheme), caption, half_width=True)
+
+
+def findings(run: Run) -> Iterator[Finding]:
+    """How close the effective length comes to its target at the largest length."""
+    if "scaling" not in run.tables:
+        return
+    far = run.scaling[run.scaling["context_length"] == run.scaling["context_length"].max()]
+    for (scheme, beta, exponent), rows in far.groupby(["scheme", "beta", "exponent"], observed=True, sort=False):
+        mean, low, high = _mean(rows["ratio"])
+        sure = f"95 % interval {low:.3f} to {high:.3f}, " if low < high else ""
+        yield Finding(
+            TITLE,
+            f"{scheme} logits, ESS_{beta:g} with target L^{exponent:g} (case {rows['regime'].iloc[0]}): at "
+            f"L = {rows['context_length'].iloc[0]:,} the effective length is {mean:.3f} times its target "
+            f"({sure}{len(rows)} rows).",
+        )
+
+
+def convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
+    """ESS / target against L for logits with the means of `scheme`: a line a target, mean and interval."""
+    title = f"Effective length over its target: {style.escape_label(scheme)} means"
+    if why := style.missing_data_reason(scaling, "scheme", "exponent", "context_length", "ratio"):
+        return style.empty_figure(title, why)
+    mine = scaling[scaling["scheme"] == scheme].astype({"ratio": "float64"})
+    names = {
+        key: f"L^{key[1]:g}, ESS_{key[0]:g} (case {rows['regime'].iloc[0]})"
+        for key, rows in mine.groupby(["beta", "exponent"], sort=False)
+    }
+    made = style.new_figure(title)
+    made.add_hline(y=1, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
+    labelled = mine.assign(model=[names[key] for key in zip(mine["beta"], mine["exponent"], strict=True)])
+    for label, look in style.model_styles(labelled).items():
+        groups = labelled[labelled["model"] == label].groupby("context_length")["ratio"]
+        line = pd.DataFrame({length: _mean(ratio) for length, ratio in groups}, index=["mean", "low", "high"]).T
+        made.add_scatter(
+            x=line.index,
+            y=line["mean"],
+            error_y=style.error_bars(line["mean"], line["low"], line["high"]),
+            mode="lines+markers",
+            name=look.name,
+            line={"color": look.colour, "dash": look.dash},
+            marker={"symbol": look.symbol, "size": 6},
+            hovertemplate=f"L = %{{x:,}}: %{{y:.3f}} times the target<extra>{look.name}</extra>",
+        )
+    made.update_xaxes(title_text="length L (tokens)", **axes.length_axis(mine["context_length"]))
+    made.update_yaxes(title_text="ESS / target", rangemode="tozero")
+    return style.fit_legend(made)
+
+
+def _mean(ratio: pd.Series) -> tuple[float, float, float]:
+    """Mean over rows, and its interval; NaN for fewer than three."""
+    values = ratio.to_numpy(dtype=np.float64)
+    low, high = interval(values[None])
+    return float(values.mean()), float(low[0]), float(high[0])

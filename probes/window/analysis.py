@@ -1,0 +1,63 @@
+"""What the window probe found: accuracy with intervals, and the constants of Theorem 1's bounds on frequency mass."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from headscope.runs.aggregation import interval
+
+SOLVED = 0.99
+"""Balanced accuracy from which a trained model counts as a solution [ours]."""
+
+
+NAMES = {"fixed": "fixed RoPE", "learned": "learned frequencies", "partial": "partial RoPE", "nope": "NoPE"}
+"""The probe's position schemes in words."""
+
+
+@dataclass(frozen=True)
+class MassBounds:
+    """C1 / (r W / 2 + 1) <= M <= pi / (W + 1) + C2 with r = 1 [ours]: the tightest constants that hold for every
+    solved model. `solved` counts those models."""
+
+    c1: float
+    c2: float
+    solved: int
+
+    def low(self, width: float) -> float:
+        return self.c1 / (width / 2 + 1)
+
+    def high(self, width: float) -> float:
+        return math.pi / (width + 1) + self.c2
+
+
+def accuracy(window: pd.DataFrame) -> pd.DataFrame:
+    """One row per (scheme, width): mean accuracy over seeds with a 95 % interval, mean frequency mass
+    (rad/token), median dominant theta (rad/token), and how many of the `seeds` are solved."""
+    seeds = window.astype({"accuracy": "float64"}).pivot_table(
+        index=["scheme", "width"], columns="seed", values="accuracy", observed=True, sort=False
+    )
+    low, high = interval(seeds.to_numpy())
+    groups = window.astype({"frequency_mass": "float64"}).groupby(["scheme", "width"], observed=True, sort=False)
+    return pd.DataFrame(
+        {
+            "accuracy": seeds.mean(axis=1),
+            "low": low,
+            "high": high,
+            "solved": (seeds >= SOLVED).sum(axis=1),
+            "seeds": seeds.notna().sum(axis=1),
+            "frequency_mass": groups["frequency_mass"].mean(),
+            "dominant_theta": groups["dominant_theta"].median(),
+        }
+    ).reset_index()
+
+
+def mass_bounds(window: pd.DataFrame) -> MassBounds | None:
+    """The constants of Theorem 1 that fit every solved model that rotates; None if there is none."""
+    solved = window[(window["accuracy"] >= SOLVED) & (window["scheme"] != "nope")]
+    if solved.empty:
+        return None
+    mass, width = (solved[name].to_numpy(dtype=np.float64) for name in ("frequency_mass", "width"))
+    c2 = float(np.maximum(mass - math.pi / (width + 1), 0).max())
+    return MassBounds(float((mass * (width / 2 + 1)).min()), c2, len(solved))

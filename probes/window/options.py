@@ -1,0 +1,25 @@
+"""Which windows to train on."""
+
+from pydantic import Field, model_validator
+
+from headscope.study.config import Options
+
+
+class Window(Options):
+    """Needle retrieval from a window: one-layer, one-head models trained on synthetic sequences."""
+
+    center: int = Field(
+        512, ge=2, le=65_536, description="distance c at the window's centre; sequences hold 2 c tokens"
+    )
+    widths: list[int] = Field([1, 2, 4, 8, 16, 32, 64, 128, 256, 512], description="window widths W in tokens")
+    dims: int = Field(8, ge=4, le=1024, multiple_of=2, description="head dimension d")
+    seeds: int = Field(12, ge=2, le=10_000, description="initial weights a width and scheme")
+    steps: int = Field(3000, ge=1, le=10_000_000, description="training steps")
+
+    @model_validator(mode="after")
+    def _widths_fit(self) -> "Window":
+        wrong = [width for width in self.widths if not 1 <= width < 2 * self.center - 2]
+        if wrong or not self.widths:
+            most = 2 * self.center - 3  # one distance at least lies outside
+            raise ValueError(f"widths lie between 1 and 2 c - 3 = {most}, found {wrong or 'none'}")
+        return self
