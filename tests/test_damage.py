@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 import test_store as store
 
-from dashboards.app import create
-from dashboards.layout import leads_to, nothing
+from dashboards.app import create_app
+from dashboards.layout import empty_page, resolve_url
 from headscope.cli import app as cli
 from headscope.errors import BadRun, CannotWrite
 from headscope.report import write_report
@@ -113,12 +113,12 @@ def test_a_report_notices_a_flipped_bit_and_writes_nothing(copy: Path, headscope
 
 def test_every_page_of_the_app_notices_a_flipped_bit(copy: Path) -> None:
     paths = ("/", "/heads", "/compare", "/retrieval", "/scaling")
-    server = create(copy.parent).server
+    server = create_app(copy.parent).server
     for turn, name in enumerate(flips(copy, 3, 25)):
         with server.app_context():
             with pytest.raises(BadRun, match=rf"{name}\.parquet is damaged"):
-                leads_to(paths[turn // 5], {})
-            assert nothing("damaged")
+                resolve_url(paths[turn // 5], {})
+            assert empty_page("damaged")
 
 
 def test_validate_names_a_flipped_bit_whatever_it_hits(copy: Path) -> None:
@@ -254,11 +254,11 @@ def test_odd_run_jsons_are_listed_as_damaged_and_the_rest_works(folder: Path, wh
     assert (code, said) == (0, "")
     assert {line.split("  cannot be read: ")[0] for line in told.splitlines() if "  cannot be read: " in line} == names
     assert f"{whole.name}  base, yarn" in told
-    with create(folder).server.app_context():
+    with create_app(folder).server.app_context():
         for name in names:
             with pytest.raises(BadRun):
-                leads_to("/", {"run": name})
-        (listed,) = leads_to("/runs", {})[3].sections[""]
+                resolve_url("/", {"run": name})
+        (listed,) = resolve_url("/runs", {})[3].sections[""]
     assert {row["run"] for row in listed.rows if row["state"].startswith("cannot be read: ")} == names
     assert [row["models"] for row in listed.rows if row["run"] not in names] == ["base, yarn"]
 
@@ -362,7 +362,7 @@ def test_no_draft_is_left_where_a_report_fails(
         (tmp_path / "seen").touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("headscope.report.html_page.render", lambda runs: "a page")
+    monkeypatch.setattr("headscope.report.html_page.render_report", lambda runs: "a page")
     monkeypatch.setattr(Path, failing, full)
     with pytest.raises(CannotWrite, match="No space left on device; choose another --out"):
         write_report([whole], tmp_path / "report.html")

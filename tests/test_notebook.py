@@ -51,7 +51,7 @@ def test_a_head_is_what_the_app_says_and_draws_of_it(run: Run) -> None:
     assert shown.sentences == [*first, *more]
     drawn = [part for part in assembly.head_blocks(run, "base", 1, 2) if isinstance(part, Chart)]
     assert titles(shown) == titles(drawn)
-    assert len(shown.parts) >= len(shown) == len(drawn) > 4
+    assert len(shown.blocks) >= len(shown) == len(drawn) > 4
     assert run.head(1, 2).title == f"Layer 1, head 2: {HOSTILE}", "the last model, as in the app"
     with pytest.raises(BadInput, match=r"no head 9 in layer 1: see run\.heads"):
         run.head(1, 9)

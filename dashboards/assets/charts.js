@@ -20,9 +20,9 @@
       if (!plot._fullLayout && plot.isConnected) await seen(plot);
       if (!plot.isConnected) return plot;
       await react(plot, ...figure);
-      if (plot.layout.meta?.ways && !plot.leads) {
+      if (plot.layout.meta?.cell_links && !plot.leads) {
         plot.leads = ({ points: [{ pointNumber: [row, column] }] }) => {
-          const { pathname, search } = new URL(plot.layout.meta.ways[row][column], location.href);
+          const { pathname, search } = new URL(plot.layout.meta.cell_links[row][column], location.href);
           window.dash_clientside.set_props("url", { pathname, search });
         };
         plot.on("plotly_click", plot.leads);
@@ -61,7 +61,7 @@
       const raw = plot.data[trace.index] ?? trace;
       if (trace.type === "heatmap") {
         trace.z.forEach((line, i) => Array.from(line, (z, j) => {
-          const point = trace.customdata?.[i]?.[j], number = meta.shown === undefined ? z : point?.[meta.shown];
+          const point = trace.customdata?.[i]?.[j], number = meta.value_index === undefined ? z : point?.[meta.value_index];
           rows.push([called, ...told(point), ...(heads ? [number] : [trace.x[j], trace.y[i], number])]);
         }));
       } else Array.from(trace.y ?? [], (number, i) => rows.push([called, ...told(trace.customdata?.[i] ?? raw.customdata?.[i]), trace.x[i], number]));

@@ -42,7 +42,7 @@ def plot_matrix(heads: pd.DataFrame, statistic_name: str, model: str) -> go.Figu
         ends = colours[np.isfinite(colours)]
         low, high = (ends.min(), ends.max()) if len(ends) else (0, 1)
         made.update_traces(zmin=low, zmax=high if high > low else low + 1, colorscale=style.SEQUENTIAL_SCALE)
-    return style.set_metadata(made, value=shown.worded, model=style.escape_label(model), shown=3)
+    return style.set_metadata(made, value=shown.worded, model=style.escape_label(model), value_index=3)
 
 
 def plot_small_matrices(heads: pd.DataFrame, statistic_name: str) -> go.Figure:
@@ -69,7 +69,7 @@ def plot_small_matrices(heads: pd.DataFrame, statistic_name: str) -> go.Figure:
     made.update_yaxes(showgrid=False, showline=False, ticks="")
     style.set_outer_axis_titles(made, len(looks), "head", "layer", 4)
     made.update_xaxes(showticklabels=False)
-    return style.set_metadata(style.set_top_margin(style.declare_head_points(made), 74), value=shown.worded, shown=3)
+    return style.set_metadata(style.set_top_margin(style.declare_head_points(made), 74), value=shown.worded, value_index=3)
 
 
 def colour_scale(statistic_name: str) -> object:

@@ -121,7 +121,7 @@ def probe_for_statistic(statistic_name: str) -> Probe | None:
     """The probe that measures that statistic."""
     found = (
         probe
-        for probe, declared in plugins.parts("statistics")
+        for probe, declared in plugins.load_parts("statistics")
         if {statistic_name, column(statistic_name).stem} & {*declared}
     )
     return next(found, None)
@@ -145,7 +145,7 @@ def probe_findings(run: Run, probe: Probe) -> dict[str, list[Finding]]:
 
 def _findings_by_probe(run: Run) -> dict[str, list[Finding]]:
     """What each probe finds, by its name."""
-    return {probe.name: [*found] for probe, found in plugins.answers("findings", run)}
+    return {probe.name: [*found] for probe, found in plugins.call_parts("findings", run)}
 
 
 def _group_by_topic(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
@@ -161,7 +161,7 @@ def collect_chapters(context: RenderContext, topic: str = "") -> dict[str, list[
     With a `topic`, only groups that have it in the name of their chapter or in their heading.
     """
     told: dict[str, list[ChartGroup]] = {}
-    for probe, groups in plugins.answers("charts", context):
+    for probe, groups in plugins.call_parts("charts", context):
         for group in groups:
             named = topic.casefold() in f"{group.chapter}\n{group.heading}".casefold()
             if named and (charts := [*_iterate_charts(probe, group)]):
@@ -183,9 +183,9 @@ def overview_blocks(context: RenderContext) -> Iterator[Block]:
 def charts_for_page(context: RenderContext, page: str) -> dict[str, Sequence[Block]]:
     """What the probes show on that page of the app, by heading, drawn when it is reached."""
     told: dict[str, list[Iterator[Block]]] = {}
-    for probe, groups in plugins.answers("charts", context):
+    for probe, groups in plugins.call_parts("charts", context):
         for group in groups:
-            if page in group.page.split():
+            if page in group.app_pages.split():
                 told.setdefault(group.heading or group.chapter, []).append(_iterate_charts(probe, group))
     return {heading: LazySequence(chain(*charts)) for heading, charts in told.items()}
 
@@ -206,14 +206,14 @@ def probe_page(context: RenderContext, probe: Probe) -> PageContent | None:
 
 def head_sentences(run: Run, model: str, layer: int, head: int) -> tuple[list[str], list[str]]:
     """What the head is in `model`: the first sentence of every probe, and what else they say."""
-    told = [list(found) for _, found in plugins.answers("head_findings", run, model, layer, head)]
+    told = [list(found) for _, found in plugins.call_parts("head_findings", run, model, layer, head)]
     return [found[0] for found in told if found], [sentence for found in told for sentence in found[1:]]
 
 
 def head_blocks(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
     """What the probes show of one head, made when it is reached: what they tell in words and tables, then charts."""
     charts: list[Iterator[Block]] = []
-    for probe, ask in plugins.parts("head_charts"):
+    for probe, ask in plugins.load_parts("head_charts"):
         parts = _iterate_part(probe, "head_charts", ask, run, model, layer, head)
         for part in parts:
             if isinstance(part, Chart):
@@ -226,7 +226,7 @@ def head_blocks(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
 def collect_glossary(run: Run) -> list[Term]:
     """The words that a reader of the run's chapters needs; one that several probes explain is explained once."""
     terms: dict[str, Term] = {}
-    for _, known in plugins.parts("glossary"):
+    for _, known in plugins.load_parts("glossary"):
         for term in known:
             if set(term.tables) & set(run.tables) or (run.models and not term.tables):
                 terms.setdefault(term.word, term)
@@ -235,12 +235,12 @@ def collect_glossary(run: Run) -> list[Term]:
 
 def collect_overviews(run: Run) -> list[Overview]:
     """What the terminal shows of the run, probe by probe."""
-    return [overview for _, overview in plugins.answers("overview", run) if overview is not None]
+    return [overview for _, overview in plugins.call_parts("overview", run) if overview is not None]
 
 
 def collect_next_steps(run: Run) -> list[str]:
     """What to do with what was made, a line each."""
-    return [line for _, lines in plugins.answers("next_steps", run) for line in lines]
+    return [line for _, lines in plugins.call_parts("next_steps", run) for line in lines]
 
 
 def _iterate_charts(probe: Probe, group: ChartGroup) -> Iterator[Any]:
@@ -258,16 +258,16 @@ def _iterate_part(
 
     each = answers()
     try:
-        while (part := plugins.call(probe, kind, next, each, None)) is not None:
+        while (part := plugins.call_part(probe, kind, next, each, None)) is not None:
             yield part
     except BrokenProbe as reason:
-        plugins.tell(reason)
+        plugins.report_broken(reason)
 
 
 def _call_part(probe: Probe, kind: Kind, *arguments: object) -> Any:
     """What that part of one probe answers, None without one; iterators as lists. Raises BrokenProbe where it fails."""
-    ask = plugins.part(probe, kind)
-    return None if ask is None else plugins.call(probe, kind, ask, *arguments)
+    ask = plugins.load_part(probe, kind)
+    return None if ask is None else plugins.call_part(probe, kind, ask, *arguments)
 
 
 def dropped_row_notes(run: Run) -> list[str]:

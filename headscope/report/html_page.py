@@ -85,19 +85,19 @@ def render_report(runs: Sequence[Run]) -> str:
     return page.render(
         title=f"Attention heads of {', '.join(evenly_spaced(run.models, 3))}" if run.models else "Probes",
         run=run,
-        facts=[provenance(each) for each in runs],
+        provenance=[provenance(stored) for stored in runs],
         models=run.manifest["models"],
-        shown=shown.models,
+        models_in_charts=shown.models,
         lengths=_distinct_values(run, "context_length"),
         documents=_distinct_values(run, "doc"),
         terms=assembly.collect_glossary(run),
         findings=assembly.findings_by_topic(run),
-        not_shown=assembly.dropped_row_notes(run),
-        side_by_side=statistics_text.statistics_table(
+        dropped_row_notes=assembly.dropped_row_notes(run),
+        model_table=statistics_text.statistics_table(
             "Medians over heads, and loss; intervals in brackets", summary.models(run)
         ),
         chapters=chapters,
-        heads=_notable_heads_table(shown),
+        notable_heads=_notable_heads_table(shown),
         longest=summary.longest(shown.heads),
         statistics=_head_statistics(run),
         tables=_declared_tables(run),
@@ -109,15 +109,15 @@ def render_page(
     title: str, introduction: str, facts: Mapping[str, str], sections: Mapping[str, Sequence[Block]]
 ) -> str:
     """A page of charts, words and tables of text as HTML text that stands alone; `facts` say of what, by name."""
-    page = template_environment().get_template("view.html.jinja")
-    return page.render(title=title, lead=introduction, facts=facts, sections=sections, **_script_variables(sections))
+    page = template_environment().get_template("standalone.html.jinja")
+    return page.render(title=title, introduction=introduction, facts=facts, sections=sections, **_script_variables(sections))
 
 
 def _script_variables(sections: Mapping[str, Sequence[Block]]) -> dict[str, Any]:
     drawn = [part for parts in sections.values() for part in parts if isinstance(part, Chart)]
     return {
         "plotly": Markup(get_plotlyjs()),
-        "library": _packed_plotly(),
+        "packed_plotly": _packed_plotly(),
         "figures": [to_script_json(to_json_values(chart.figure.to_plotly_json())) for chart in drawn],
         "config": to_script_json(GRAPH_CONFIG),
     }

@@ -53,7 +53,7 @@ def shared_files(heads: Sequence[HeadIndex]) -> dict[str, str]:
 
 def render_page(site_page: SitePage, main_pages: Sequence[Link], runs: Sequence[str]) -> str:
     """The sheet as HTML text, under links to the main `pages`."""
-    page = template_environment().get_template("sheet.html.jinja")
+    page = template_environment().get_template("site_page.html.jinja")
     root = "../" * site_page.path.count("/")
     figures: dict[Markup, int] = {}
     contents = list(site_page.content_by_model.values())
@@ -70,12 +70,12 @@ def render_page(site_page: SitePage, main_pages: Sequence[Link], runs: Sequence[
         sections[heading] = sections.get(heading, {}) | _merge_models(parts)
     return page.render(
         root=root,
-        at=site_page.path,
+        current_path=site_page.path,
         title=contents[0].title,
         pages=main_pages,
         models=[*site_page.content_by_model],
         last=str(len(contents) - 1),
-        statistics=site_page.statistic_links,
+        statistic_links=site_page.statistic_links,
         sections=sections,
         figures=[*map(gzip_base64, figures)],
         runs=runs,
@@ -102,7 +102,7 @@ def _block_html(block: Block, figure_indices: dict[Markup, int], root: str) -> M
         if figure["layout"].get("template") == _plotly_template():
             del figure["layout"]["template"]  # which all share
         at = figure_indices.setdefault(to_script_json(figure), len(figure_indices))
-    made: Markup = template_environment().get_template("parts.html.jinja").module.piece(block, at, root)  # type: ignore[attr-defined]
+    made: Markup = template_environment().get_template("blocks.html.jinja").module.render_block(block, at, root)  # type: ignore[attr-defined]
     return made
 
 
