@@ -12,11 +12,12 @@ from scipy.stats import t
 from headscope.bins import middle
 from headscope.plots import (
     axes,
-    baseline_scatter,
     effective_length,
+    head_scatter,
     heads,
     highlight,
     layers,
+    learned_frequencies,
     loss,
     rank_shift,
     rotary,
@@ -69,13 +70,13 @@ def test_boxes_hold_minimum_quartiles_maximum_and_mean_over_heads(run: Run) -> N
 
 
 def test_a_colour_bar_of_few_layers_has_whole_ones(run: Run) -> None:
-    assert baseline_scatter.plot_against_baseline(run.heads, "ess2_1024", "base").layout.coloraxis.colorbar.dtick == 1
+    assert head_scatter.plot_against_baseline(run.heads, "ess2_1024", "base").layout.coloraxis.colorbar.dtick == 1
     deep = run.heads.assign(layer=run.heads["layer"] * 10)
-    assert baseline_scatter.plot_against_baseline(deep, "ess2_1024", "base").layout.coloraxis.colorbar.dtick is None
+    assert head_scatter.plot_against_baseline(deep, "ess2_1024", "base").layout.coloraxis.colorbar.dtick is None
 
 
 def test_scatter_against_the_base_has_a_panel_per_method_and_equal_axes(run: Run) -> None:
-    figure = baseline_scatter.plot_against_baseline(run.heads, "ess2_1024", "base")
+    figure = head_scatter.plot_against_baseline(run.heads, "ess2_1024", "base")
     points = [trace for trace in figure.data if trace.mode == "markers"]
     lines = [trace for trace in figure.data if trace.mode == "lines"]
     base = run.heads[run.heads["model"] == "base"]["ess2_1024"].to_numpy()
@@ -125,7 +126,7 @@ def test_pairs_that_do_not_rotate_leave_gaps(run: Run) -> None:
     still = run.pairs.assign(theta=np.float32(0))
     assert np.isnan(rotary.plot_spectrum(still, 0, 1).data[0].y).all()
     positions = run.positions.assign(log_theta=-np.inf)
-    assert "no pair of this model rotates" in shown(rotary.plot_frequency_change(positions, "base"))
+    assert "no pair of this model rotates" in shown(learned_frequencies.plot_frequency_change(positions, "base"))
 
 
 def test_profile_is_pair_by_distance_at_the_longest_length(run: Run) -> None:
@@ -138,7 +139,7 @@ def test_profile_is_pair_by_distance_at_the_longest_length(run: Run) -> None:
 
 
 def test_frequency_change_is_the_mean_over_key_groups(run: Run) -> None:
-    trace = rotary.plot_frequency_change(run.positions, "adarope").data[0]
+    trace = learned_frequencies.plot_frequency_change(run.positions, "adarope").data[0]
     rows = run.positions.query("model == 'adarope' and layer == 2 and pair == 7")
     assert trace.z[2][7] == pytest.approx((rows["log_theta"] - rows["log_theta_base"]).mean(), abs=1e-6)
 
@@ -147,11 +148,11 @@ def test_layers_are_ranked_by_the_rms_of_their_change_which_no_two_groups_can_ca
     rows = run.positions[run.positions["model"] == "adarope"].reset_index(drop=True)
     sign = np.where(rows["kv_group"] % 2, 1.0, -1.0) * np.where(rows["layer"] == 2, 3.0, 1.0)
     moved = rows.assign(log_theta=rows["log_theta_base"] + 0.1 * sign)
-    bars, dots = rotary.plot_layers_by_change(moved, "adarope").data
+    bars, dots = learned_frequencies.plot_layers_by_change(moved, "adarope").data
     assert next(place[0] for place in bars.customdata) == 2
     assert list(bars.y) == pytest.approx([0.3, 0.1, 0.1, 0.1], rel=1e-5)
     assert len(dots.y) == len(rows.groupby(["layer", "kv_group"]))
-    assert np.abs(rotary.plot_frequency_change(moved, "adarope").data[0].z).max() < 1e-6, "a mean cancels"
+    assert np.abs(learned_frequencies.plot_frequency_change(moved, "adarope").data[0].z).max() < 1e-6, "a mean cancels"
 
 
 def test_side_by_side_matrices_share_one_scale_and_signed_ones_are_symmetric(run: Run) -> None:
@@ -258,18 +259,18 @@ def test_loss_is_a_mean_over_documents_and_its_difference_is_paired(run: Run) ->
         lambda frame: heads.plot_matrix(frame, "growth", "base"),
         lambda frame: heads.plot_change(frame, "growth", "yarn", "base"),
         lambda frame: heads.plot_distribution(frame, "cov"),
-        lambda frame: baseline_scatter.plot_against_baseline(frame, "ess2_1024", "base"),
+        lambda frame: head_scatter.plot_against_baseline(frame, "ess2_1024", "base"),
         lambda frame: effective_length.plot_effective_length(frame, [(0, 0)]),
         lambda frame: rank_shift.plot_rank_shift(frame, "growth", "base"),
         lambda frame: heads.plot_small_matrices(frame, "growth"),
-        lambda frame: rotary.plot_layers_by_change(frame, "base"),
+        lambda frame: learned_frequencies.plot_layers_by_change(frame, "base"),
         lambda frame: rotary.plot_pair_profiles(frame, 0, 0),
         lambda frame: rotary.plot_logit_by_distance(frame, 0, 0),
         lambda frame: layers.plot_by_layer(frame, "gamma"),
         lambda frame: layers.plot_over_steps(frame, "growth", {"base": 1}),
         lambda frame: rotary.plot_spectrum(frame, 0, 0),
         lambda frame: rotary.plot_pair_profile(frame, 0, 0, "base"),
-        lambda frame: rotary.plot_frequency_change(frame, "base"),
+        lambda frame: learned_frequencies.plot_frequency_change(frame, "base"),
         lambda frame: loss.plot_loss_by_position(frame),
         lambda frame: loss.plot_loss_difference(frame, "base"),
     ],
@@ -303,7 +304,7 @@ def test_labels_cannot_smuggle_html_into_a_figure(run: Run) -> None:
     for figure in (
         heads.plot_matrix(table, "growth", hostile),
         heads.plot_distribution(table),
-        baseline_scatter.plot_against_baseline(table, "growth", hostile),
+        head_scatter.plot_against_baseline(table, "growth", hostile),
     ):
         assert "&lt;a href" in figure.to_json()
         assert "<a href" not in figure.to_json().replace("\\u003c", "<")

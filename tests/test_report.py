@@ -18,7 +18,7 @@ from plotly.offline import get_plotlyjs
 from headscope import plugins, report
 from headscope.errors import BadInput, CannotWrite
 from headscope.report import assembly, html_page, terminal
-from headscope.report.statistics_text import column_heading, format_cell
+from headscope.report.text import column_heading, format_cell
 from headscope.runs.column_metadata import number
 from headscope.runs.run import Run, concatenate
 from headscope.runs.synthetic import synthetic_run
@@ -149,7 +149,7 @@ def test_findings_count_local_heads_and_compare_losses(run: Run) -> None:
 
 def test_losses_are_told_against_the_model_that_they_are_compared_with(run: Run) -> None:
     """Which may be none of those that are told of, such as the first step of a training."""
-    told = [*measuring._losses(run, run.models[1:])]
+    told = [*measuring._loss_findings(run, run.models[1:])]
     assert told[0].startswith(f"The loss of {run.models[0]} in contexts")
     assert all(f"than that of {run.models[0]} (" in sentence for sentence in told[1:])
     assert len(told) == len(run.models)

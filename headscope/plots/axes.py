@@ -5,6 +5,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
+
+LOG_AXIS_RATIO = 100
+"""Last step over the first above 0, from which the axis is logarithmic."""
 
 
 def log_ticks(values: npt.ArrayLike, sparse: bool = False) -> dict[str, Any]:
@@ -49,3 +53,31 @@ def log_colorbar(values: npt.ArrayLike) -> dict[str, Any]:
     """Colour bar settings for colours that are the log10 of `values`."""
     ticks = log_ticks(values)
     return {**ticks, "tickvals": [math.log10(tick) for tick in ticks["tickvals"]]} if ticks else {}
+
+
+class StepAxis:
+    """Where steps stand on the axis."""
+
+    def __init__(self, steps: pd.Series):
+        positive = steps[steps > 0]
+        self.is_logarithmic = len(positive) > 0 and positive.max() >= LOG_AXIS_RATIO * positive.min()
+        self.zero_position = positive.min() / 2 if self.is_logarithmic else 0
+        self.settings: dict[str, Any] = {}
+        ends = self.positions(pd.Series([steps.min(), steps.max()]))
+        if self.is_logarithmic:
+            ticks = log_axis(positive, sparse=True)
+            if (steps == 0).any():
+                ticks["tickvals"] = [
+                    self.zero_position,
+                    *(tick for tick in ticks["tickvals"] if tick >= positive.min()),
+                ]
+                ticks["ticktext"] = ["0", *map(format_tick, ticks["tickvals"][1:])]
+            self.settings = ticks
+            ends = np.log10(ends)
+        room = 0.03 * (ends[1] - ends[0] or 1)
+        self.range = [float(ends[0] - room), float(ends[1] + room)]
+
+    def positions(self, steps: pd.Series) -> npt.NDArray[np.float64]:
+        """Where on the axis these steps stand."""
+        numbers = steps.to_numpy(dtype=np.float64)
+        return np.where(numbers > 0, numbers, self.zero_position)

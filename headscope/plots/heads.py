@@ -69,7 +69,9 @@ def plot_small_matrices(heads: pd.DataFrame, statistic_name: str) -> go.Figure:
     made.update_yaxes(showgrid=False, showline=False, ticks="")
     style.set_outer_axis_titles(made, len(looks), "head", "layer", 4)
     made.update_xaxes(showticklabels=False)
-    return style.set_metadata(style.set_top_margin(style.declare_head_points(made), 74), value=shown.worded, value_index=3)
+    return style.set_metadata(
+        style.set_top_margin(style.declare_head_points(made), 74), value=shown.worded, value_index=3
+    )
 
 
 def colour_scale(statistic_name: str) -> object:

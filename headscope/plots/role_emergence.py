@@ -8,8 +8,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import axes, style
+from headscope.plots.axes import StepAxis
 from headscope.plots.highlight import HeadIndex
-from headscope.plots.training_axis import StepAxis
 from headscope.runs.column_metadata import statistic
 from headscope.runs.roles import holding
 

@@ -40,6 +40,21 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class PaperClaim(Finding):
+    """What the paper says, whether it holds on the run, and the figures that say so; as a finding, all in one line."""
+
+    topic: str = field(default="Against the paper", init=False)
+    text: str = field(default="", init=False)
+    model: str = field(default="", kw_only=True)
+    statement: str
+    verdict: str
+    evidence: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", f"{self.statement}: {self.verdict}. {self.evidence}.")
+
+
+@dataclass(frozen=True)
 class Term:
     """A word that the reader of a chapter needs; shown where a run has one of `tables`, or models if there are none."""
 

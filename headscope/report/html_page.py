@@ -24,9 +24,9 @@ from plotly.offline import get_plotlyjs
 
 from headscope.errors import BadInput, CannotWrite
 from headscope.plots.style import GRAPH_CONFIG
-from headscope.report import assembly, statistics_text
+from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, RenderContext, TextTable
-from headscope.report.text import evenly_spaced, head_mask
+from headscope.report.text import evenly_spaced, head_mask, statistics_table
 from headscope.runs import columns, summary
 from headscope.runs.column_metadata import Statistic, column, statistic, statistics
 from headscope.runs.run import Run, concatenate
@@ -93,9 +93,7 @@ def render_report(runs: Sequence[Run]) -> str:
         terms=assembly.collect_glossary(run),
         findings=assembly.findings_by_topic(run),
         dropped_row_notes=assembly.dropped_row_notes(run),
-        model_table=statistics_text.statistics_table(
-            "Medians over heads, and loss; intervals in brackets", summary.models(run)
-        ),
+        model_table=statistics_table("Medians over heads, and loss; intervals in brackets", summary.models(run)),
         chapters=chapters,
         notable_heads=_notable_heads_table(shown),
         longest=summary.longest(shown.heads),
@@ -110,7 +108,9 @@ def render_page(
 ) -> str:
     """A page of charts, words and tables of text as HTML text that stands alone; `facts` say of what, by name."""
     page = template_environment().get_template("standalone.html.jinja")
-    return page.render(title=title, introduction=introduction, facts=facts, sections=sections, **_script_variables(sections))
+    return page.render(
+        title=title, introduction=introduction, facts=facts, sections=sections, **_script_variables(sections)
+    )
 
 
 def _script_variables(sections: Mapping[str, Sequence[Block]]) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _notable_heads_table(context: RenderContext) -> TextTable:
         rows.append(found.assign(**{REASON_COLUMN: [reason, *[""] * (len(found) - 1)]}))
     every = pd.concat(rows) if rows else heads[:0]
     kept = every[[column for column in named if column in every]]
-    return statistics_text.statistics_table("Chosen heads under each model; intervals in brackets", kept)
+    return statistics_table("Chosen heads under each model; intervals in brackets", kept)
 
 
 def _head_statistics(run: Run) -> list[Statistic]:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import pandas as pd
 
-from headscope.plots import baseline_scatter, rank_shift
+from headscope.plots import head_scatter, rank_shift
 from headscope.plots import heads as head_figures
 from headscope.plots.highlight import HeadIndex
 from headscope.report.blocks import Chart, RenderContext
@@ -22,7 +22,7 @@ def comparison_chart(heads: pd.DataFrame, statistic_name: str, baseline: str) ->
             "right."
         )
     return Chart(
-        baseline_scatter.plot_against_baseline(heads, statistic_name, baseline),
+        head_scatter.plot_against_baseline(heads, statistic_name, baseline),
         caption,
         half_width=heads["model"].nunique() == 2,
     )

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headscope.report import assembly, statistics_text
-from headscope.report.text import evenly_spaced
+from headscope.report import assembly
+from headscope.report.text import column_heading, evenly_spaced, format_cell, value_columns
 from headscope.runs.run import Run
 from headscope.runs.summary import models
 
@@ -104,19 +104,19 @@ def _comparison_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
     """One row a statistic and one column a model, or the other way round where there are more models than statistics;
     an interval goes behind its value."""
     by_model = {row["model"]: row for row in frame.to_dict("records")}
-    told = [name for name in statistics_text.value_columns(frame) if name != "model"]
+    told = [name for name in value_columns(frame) if name != "model"]
     if len(by_model) > len(told) > 0:
         return [
             {
                 "model": model,
-                **{statistics_text.column_heading(name): statistics_text.format_cell(row, name) for name in told},
+                **{column_heading(name): format_cell(row, name) for name in told},
             }
             for model, row in by_model.items()
         ]
     return [
         {
-            "": statistics_text.column_heading(name),
-            **{model: statistics_text.format_cell(row, name) for model, row in by_model.items()},
+            "": column_heading(name),
+            **{model: format_cell(row, name) for model, row in by_model.items()},
         }
         for name in told
     ]

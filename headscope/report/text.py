@@ -1,16 +1,23 @@
 """Small wordings that every probe's charts and findings share."""
 
-from collections.abc import Iterator, Sequence
+import math
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from headscope.runs.column_metadata import number
+from headscope.report.blocks import TextTable
+from headscope.runs.column_metadata import column, is_statistic, number, statistic
 from headscope.runs.run import Run
 from headscope.runs.training_runs import courses, without_steps_before
 
 MAX_TRAININGS = 10
 """Trainings that are shown beside each other."""
+CONTROL_SYMBOLS = {"\r": "", "\n": "⏎", "\t": "⇥"}
+INVISIBLE_JOINERS = "\u200c\u200d"
+"""Invisible characters that belong to the letters and pictures around them."""
 
 
 def evenly_spaced(labels: Sequence[str], max_count: int = 6) -> list[str]:
@@ -82,3 +89,48 @@ def describe_ranks(heads: pd.DataFrame, statistic_name: str, layer: int, head: i
             value = float(values.loc[(layer, head)])
             told.append(f"{int((values > value).sum()) + 1} of {len(values)} in {label} ({number(value)})")
     return ", ".join(told)
+
+
+def statistics_table(caption: str, frame: pd.DataFrame) -> TextTable:
+    """The frame in words, ends of intervals folded into their value."""
+    names = value_columns(frame)
+    rows = [[format_cell(row, name) for name in names] for row in frame.to_dict("records")]
+    return TextTable(caption, [column_heading(name) for name in names], rows)
+
+
+def value_columns(frame: pd.DataFrame) -> list[str]:
+    """The columns that are no end of an interval."""
+    return [name for name in map(str, frame) if not column(name).end]
+
+
+def column_heading(column_name: str) -> str:
+    """The statistic with its unit, or the column's own name."""
+    return statistic(column_name).worded if is_statistic(column_name) else column_name.replace("_", " ")
+
+
+def format_cell(row: Mapping[Any, Any], column_name: str) -> str:
+    """The value in that column, with its interval in brackets where it has one."""
+    value = row[column_name]
+    if not isinstance(value, float):
+        return str(value)
+    shown = statistic(column_name).number if is_statistic(column_name) else number
+    low, high = row.get(f"{column_name}_low", math.nan), row.get(f"{column_name}_high", math.nan)
+    return shown(value) if math.isnan(low) or low == high else f"{shown(value)} ({shown(low)} to {shown(high)})"
+
+
+def to_visible_line(text: str) -> str:
+    """Text on one line, and what is not to be seen as a sign."""
+    return "".join(CONTROL_SYMBOLS.get(character, _visible_character(character)) for character in text)
+
+
+def to_visible_token(token_text: str) -> str:
+    """A token as something to see and to click: a mark without its letter on a circle, nothing as a box."""
+    if not token_text:
+        return "▯"
+    return f"◌{token_text}" if unicodedata.category(token_text[0]).startswith("M") else token_text
+
+
+def _visible_character(character: str) -> str:
+    if character.isspace():
+        return " "
+    return character if character.isprintable() or character in INVISIBLE_JOINERS else "\ufffd"
