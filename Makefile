@@ -26,7 +26,7 @@ bench: .venv/ready-dev  ## time and memory as ratios to the plain forward pass
 
 paper: .venv/ready  ## measure what the paper claims, about an hour, and rewrite docs/paper.md
 	$(BIN)/headscope run headscope/study_files/paper.yaml --out runs --resume
-	$(BIN)/python -m probes.adapt.paper $$(ls -d runs/*-paper-* | tail -1)
+	$(BIN)/python -m probes.adapt.paper_page $$(ls -d runs/*-paper-* | tail -1)
 
 docs: .venv/ready-dev  ## write docs/reference.md, the tree in CONTRIBUTING.md and the table of families in README.md
 	$(BIN)/python -m headscope.reference CONTRIBUTING.md

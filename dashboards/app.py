@@ -14,26 +14,26 @@ from werkzeug.serving import make_server
 
 from dashboards import export
 from dashboards import layout as frame
-from dashboards.controls import controls
-from dashboards.lazy_loading import drawing
-from dashboards.run_store import Library
-from dashboards.view import asked
+from dashboards.controls import build_controls
+from dashboards.lazy_loading import rendered_page
+from dashboards.run_store import RunStore
+from dashboards.view import parse_query
 from headscope.errors import HeadscopeError
 
-HOSTS = ["127.0.0.1", "localhost"]
+ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
 """The only names the server answers to, so that no other site's name can be pointed at it."""
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; connect-src 'self'; font-src 'self' data:; img-src 'self' data: blob:; "
     "style-src 'self' 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; script-src 'self' "
 )
-INDEX = """<!doctype html>
+INDEX_TEMPLATE = """<!doctype html>
 <html lang="en">
 <head>{%metas%}<title>headscope</title>{%favicon%}{%css%}</head>
 <body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body>
 </html>"""
 
 
-def create(place: Path) -> Dash:
+def create_app(path: Path) -> Dash:
     """The app on the runs of a folder; `place` is the folder, or the run to begin with."""
     app = Dash(
         "dashboards",
@@ -41,32 +41,32 @@ def create(place: Path) -> Dash:
         update_title="",
         suppress_callback_exceptions=True,  # the parts of a page come and go
         serve_locally=True,
-        index_string=INDEX,
+        index_string=INDEX_TEMPLATE,
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
-    app.server.config.update(LIBRARY=Library(place), TRUSTED_HOSTS=HOSTS)
+    app.server.config.update(LIBRARY=RunStore(path), TRUSTED_HOSTS=ALLOWED_HOSTS)
     hidden = [dcc.Location("url", refresh=False), dcc.Download("saved"), dcc.Store("shown"), html.Div(className="busy")]
-    app.layout = dmc.MantineProvider([*hidden, *frame.shell()], defaultColorScheme="auto")
-    _show_what_the_url_says(app)
-    _let_the_browser_change_the_url(app)
-    _close(app)
+    app.layout = dmc.MantineProvider([*hidden, *frame.page_shell()], defaultColorScheme="auto")
+    _register_page_callbacks(app)
+    _register_browser_callbacks(app)
+    _add_security_headers(app)
     return app
 
 
-def serve(place: Path, port: int) -> None:
+def serve(path: Path, port: int) -> None:
     """Answer on loopback until interrupted. Raises OSError when the port is taken."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with socket.create_server(("127.0.0.1", port)) as listening, suppress(KeyboardInterrupt):
-        app = create(place).server
+        app = create_app(path).server
         server = make_server("127.0.0.1", port, app, threaded=True, fd=listening.fileno())
         print(
-            f"headscope shows {place}\nOpen http://127.0.0.1:{listening.getsockname()[1]}  (Ctrl-C ends it)",
+            f"headscope shows {path}\nOpen http://127.0.0.1:{listening.getsockname()[1]}  (Ctrl-C ends it)",
             flush=True,
         )
         server.serve_forever()
 
 
-def _show_what_the_url_says(app: Dash) -> None:
+def _register_page_callbacks(app: Dash) -> None:
     url = [Input("url", "pathname"), Input("url", "search")]
 
     @app.callback(  # type: ignore[untyped-decorator]
@@ -77,21 +77,21 @@ def _show_what_the_url_says(app: Dash) -> None:
         State("shown", "data"),
     )
     def show(path: str, search: str, before: dict[str, Any] | None) -> tuple[Any, Any, Any]:
-        if before and frame.same(path, asked(search), before):
+        if before and frame.is_same_page(path, parse_query(search), before):
             return no_update, no_update, no_update
         try:
-            drawn = drawing(path, search)
+            drawn = rendered_page(path, search)
             page, run, view = drawn.page, drawn.run, drawn.view
-            shown = drawn.whole() if before and before["at"] == path else drawn.first()
-            now = frame.state(path, page, run, view, drawn.content)
+            shown = drawn.all_components() if before and before["at"] == path else drawn.initial_components()
+            now = frame.browser_state(path, page, run, view, drawn.content)
         except HeadscopeError as reason:
-            return frame.nothing(str(reason)), [], frame.NOWHERE
+            return frame.empty_page(str(reason)), [], frame.EMPTY_STATE
         except Exception as error:  # a view that fails must not leave another page under these controls
             logging.getLogger("headscope").exception("the view %s%s fails", path, search)
-            return frame.failed(error), [], frame.NOWHERE
+            return frame.error_page(error), [], frame.EMPTY_STATE
         # Controls stay in place, and keep the focus, as long as they are the same ones.
-        kept = before and frame.steered(before) == frame.steered(now)
-        return shown, no_update if kept else controls(page, run, view), now
+        kept = before and frame.controls_signature(before) == frame.controls_signature(now)
+        return shown, no_update if kept else build_controls(page, run, view), now
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output({"rest": MATCH}, "children"),
@@ -102,10 +102,10 @@ def _show_what_the_url_says(app: Dash) -> None:
     def rest(_: int, place: dict[str, str]) -> Any:
         path, mark, search = place["rest"].partition("?")
         try:
-            return drawing(path, mark + search).rest()
+            return rendered_page(path, mark + search).deferred_components()
         except Exception as error:
             logging.getLogger("headscope").exception("the rest of the view %s fails", place["rest"])
-            return html.P(frame.why(error), className="note", role="status")
+            return html.P(frame.describe_error(error), className="note", role="status")
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("saved", "data"),
@@ -117,11 +117,13 @@ def _show_what_the_url_says(app: Dash) -> None:
     def save(clicks: int | None, path: str, search: str) -> Any:
         if not clicks:
             return no_update
-        _, run, view, content = frame.leads_to(path, asked(search))
-        return dcc.send_string(export.saved(content, run, view, f"{path}{search}"), export.file_name(content, run))
+        _, run, view, content = frame.resolve_url(path, parse_query(search))
+        return dcc.send_string(
+            export.render_page_html(content, run, view, f"{path}{search}"), export.export_file_name(content, run)
+        )
 
 
-def _let_the_browser_change_the_url(app: Dash) -> None:
+def _register_browser_callbacks(app: Dash) -> None:
     def in_browser(function: str, *where: Input | Output | State) -> None:
         app.clientside_callback(ClientsideFunction("headscope", function), *where, prevent_initial_call=True)
 
@@ -133,13 +135,13 @@ def _let_the_browser_change_the_url(app: Dash) -> None:
     in_browser("csv", Output("grid", "exportDataAsCsv"), Input("grid-csv", "n_clicks"))
 
 
-def _close(app: Dash) -> None:
+def _add_security_headers(app: Dash) -> None:
     """Headers that let a page load from this server and nowhere else, and run no script that is not ours."""
     server: Flask = app.server
 
     @server.after_request
     def harden(response: Response) -> Response:
-        response.headers["Content-Security-Policy"] = POLICY + " ".join(app.csp_hashes())
+        response.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY + " ".join(app.csp_hashes())
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["X-Frame-Options"] = "DENY"
         response.headers["Referrer-Policy"] = "no-referrer"
@@ -149,10 +151,10 @@ def _close(app: Dash) -> None:
             response.headers["Cache-Control"] = "no-store"
         elif "max-age" not in response.headers.get("Cache-Control", ""):
             response.headers["Cache-Control"] = "max-age=3600"  # parts loaded late, whose names tell no version
-        return _compressed(response)
+        return _gzip_response(response)
 
 
-def _compressed(response: Response) -> Response:
+def _gzip_response(response: Response) -> Response:
     """What is long and is text, in fewer bytes where the browser takes them."""
     if response.direct_passthrough or "gzip" not in request.headers.get("Accept-Encoding", "") or response.is_streamed:
         return response

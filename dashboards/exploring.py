@@ -6,43 +6,43 @@ from typing import Any
 
 from dash import html
 
-from dashboards.components import component
-from dashboards.view import View
+from dashboards.components import build_component
+from dashboards.view import ViewState
 from headscope.report.explorer_blocks import KeyLinks, LinkChoice, Passage, TextCell, Token
 
 
-@component.register
-def _passage(part: Passage, view: View, key: str) -> html.Div:
-    named = [html.Th(name, scope="col") for name in part.column_names] if any(part.column_names) else []
+@build_component.register
+def _passage_component(block: Passage, view: ViewState, block_id: str) -> html.Div:
+    named = [html.Th(name, scope="col") for name in block.column_names] if any(block.column_names) else []
     head = [html.Thead(html.Tr(named))] if named else []
-    body = html.Tbody([html.Tr([html.Td(**_cell(cell, view)) for cell in row]) for row in part.cells])
-    table = html.Table([html.Caption(part.caption), *head, body])
-    return html.Div(table, className="scroll passage", role="region", tabIndex=0, **{"aria-label": part.caption})
+    body = html.Tbody([html.Tr([html.Td(**_cell_attributes(cell, view)) for cell in row]) for row in block.cells])
+    table = html.Table([html.Caption(block.caption), *head, body])
+    return html.Div(table, className="scroll passage", role="region", tabIndex=0, **{"aria-label": block.caption})
 
 
-def _cell(cell: TextCell, view: View) -> dict[str, Any]:
+def _cell_attributes(cell: TextCell, view: ViewState) -> dict[str, Any]:
     """What a cell holds. A text stands in its own direction and turns nothing beside it."""
     if isinstance(cell, str):
         return {"children": cell, "className": "told"}
     told = "text" if not all(token.href for token in cell) else "text all"  # where all lead on, none need say so
-    return {"children": html.Bdi([*_tokens(cell, view)]), "className": told}
+    return {"children": html.Bdi([*_token_components(cell, view)]), "className": told}
 
 
-def _tokens(tokens: Sequence[Token], view: View) -> Iterator[Any]:
+def _token_components(tokens: Sequence[Token], view: ViewState) -> Iterator[Any]:
     """One part a token that can be seen or clicked as one; what lies between as text."""
     for plain, some in groupby(tokens, key=_is_plain):
         if plain:
             yield "".join(token.text for token in some)
         else:
-            yield from (_token(token, view) for token in some)
+            yield from (_token_component(token, view) for token in some)
 
 
 def _is_plain(token: Token) -> bool:
     return not (token.shading or token.href or token.is_special or token.is_marked)
 
 
-def _token(token: Token, view: View) -> Any:
-    kinds = [name for name in ("special", "marked") if getattr(token, name)]
+def _token_component(token: Token, view: ViewState) -> Any:
+    kinds = [name for name in ("special", "marked") if getattr(token, f"is_{name}")]
     told: dict[str, Any] = {"className": " ".join(["token", *kinds])}
     if token.shading:
         told["style"] = {"--shade": f"{100 * token.shading**0.5:.1f}%"}  # a little is to be seen, too
@@ -50,34 +50,38 @@ def _token(token: Token, view: View) -> Any:
         told["title"] = token.tooltip
     if token.is_marked:
         told["aria-current"] = "true"
-    return html.A(token.text, **told, **_leads(token.href, view)) if token.href else html.Span(token.text, **told)
+    return (
+        html.A(token.text, **told, **_link_attributes(token.href, view))
+        if token.href
+        else html.Span(token.text, **told)
+    )
 
 
-def _leads(href: str, view: View) -> dict[str, str]:
+def _link_attributes(href: str, view: ViewState) -> dict[str, str]:
     """Where a link goes; one that changes only what is looked at leaves the page where it is."""
-    return {"href": view.leads(href)} | ({"data-stays": "true"} if href.startswith("?") else {})
+    return {"href": view.resolve_link(href)} | ({"data-stays": "true"} if href.startswith("?") else {})
 
 
-@component.register
-def _choice(part: LinkChoice, view: View, key: str) -> html.Label:
+@build_component.register
+def _choice_component(block: LinkChoice, view: ViewState, block_id: str) -> html.Label:
     """A native list, whose values are addresses."""
-    named = [html.Option("choose", value="", selected=True)] if part.selected_index is None else []
+    named = [html.Option("choose", value="", selected=True)] if block.selected_index is None else []
     named += [
-        html.Option(link.text, value=view.leads(link.href), selected=place == part.selected_index)
-        for place, link in enumerate(part.links)
+        html.Option(link.text, value=view.resolve_link(link.href), selected=place == block.selected_index)
+        for place, link in enumerate(block.links)
     ]
-    chosen = html.Select(named, **{"data-goes": "true", "aria-label": part.label})
-    return html.Label([part.label, chosen], className="choice")
+    chosen = html.Select(named, **{"data-goes": "true", "aria-label": block.label})
+    return html.Label([block.label, chosen], className="choice")
 
 
-@component.register
-def _steps(part: KeyLinks, view: View, key: str) -> html.Div:
+@build_component.register
+def _key_links_component(block: KeyLinks, view: ViewState, block_id: str) -> html.Div:
     ways = [
-        html.A(link.text, **_leads(link.href, view), **_by(taken))
-        for link, taken in zip(part.links, part.keys, strict=True)
+        html.A(link.text, **_link_attributes(link.href, view), **_shortcut_attributes(taken))
+        for link, taken in zip(block.links, block.keys, strict=True)
     ]
     return html.Div(ways, className="tools")
 
 
-def _by(key: str) -> dict[str, str]:
+def _shortcut_attributes(key: str) -> dict[str, str]:
     return {"data-key": key, "aria-keyshortcuts": key} if key else {}

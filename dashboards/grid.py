@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dashboards.view import View
+from dashboards.view import ViewState
 
-TESTS: Mapping[str, Callable[[Any, Any], Any]] = {
+COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "equals": operator.eq,
     "notEqual": operator.ne,
     "greaterThan": operator.gt,
@@ -20,35 +20,35 @@ TESTS: Mapping[str, Callable[[Any, Any], Any]] = {
 """Kinds of AG Grid's number filter that compare with one number."""
 
 
-def picked(heads: pd.DataFrame, view: View) -> pd.DataFrame:
+def select_rows(heads: pd.DataFrame, view: ViewState) -> pd.DataFrame:
     """The picked heads, all where none is."""
-    if not view.picked:
+    if not view.selected_heads:
         return heads
-    return heads[heads[["layer", "head"]].apply(tuple, axis=1).isin(view.picked)]
+    return heads[heads[["layer", "head"]].apply(tuple, axis=1).isin(view.selected_heads)]
 
 
-def shown(heads: pd.DataFrame, view: View) -> pd.DataFrame:
+def visible_rows(heads: pd.DataFrame, view: ViewState) -> pd.DataFrame:
     """The rows as the grid has them: picked, filtered by column, sorted."""
-    rows = picked(heads, view)
-    for name, asked in view.columns.items():
+    rows = select_rows(heads, view)
+    for name, asked in view.column_filters.items():
         if name in rows and isinstance(asked, Mapping):
-            rows = rows[_passes(rows[name], asked)]
+            rows = rows[_filter_mask(rows[name], asked)]
     if view.sort and view.sort[0] in rows:
         rows = rows.sort_values(view.sort[0], ascending=view.sort[1] == "asc", kind="stable")
     return rows
 
 
-def _passes(values: pd.Series, asked: Mapping[str, Any]) -> pd.Series:
+def _filter_mask(values: pd.Series, column_filter: Mapping[str, Any]) -> pd.Series:
     """Which values pass the filter of their column; all where it is none of AG Grid's."""
-    if conditions := asked.get("conditions"):
-        each = np.array([_passes(values, condition) for condition in conditions])
-        return pd.Series(each.any(axis=0) if asked.get("operator") == "OR" else each.all(axis=0), values.index)
-    kind, low, high = str(asked.get("type")), asked.get("filter"), asked.get("filterTo")
+    if conditions := column_filter.get("conditions"):
+        each = np.array([_filter_mask(values, condition) for condition in conditions])
+        return pd.Series(each.any(axis=0) if column_filter.get("operator") == "OR" else each.all(axis=0), values.index)
+    kind, low, high = str(column_filter.get("type")), column_filter.get("filter"), column_filter.get("filterTo")
     if kind in ("blank", "notBlank"):
         return values.isna() if kind == "blank" else values.notna()
     if kind == "inRange" and isinstance(low, int | float) and isinstance(high, int | float):
         return values.between(low, high, inclusive="neither")
-    if kind in TESTS and isinstance(low, int | float):
-        passes: pd.Series = TESTS[kind](values, low) & values.notna()
+    if kind in COMPARISONS and isinstance(low, int | float):
+        passes: pd.Series = COMPARISONS[kind](values, low) & values.notna()
         return passes
     return pd.Series(True, values.index)

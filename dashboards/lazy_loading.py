@@ -11,135 +11,137 @@ from typing import Any
 from dash import html
 
 from dashboards import layout as frame
-from dashboards.components import MOST_SENTENCES, component
+from dashboards.components import MAX_SENTENCES, build_component
 from dashboards.pages import Page
-from dashboards.run_store import current
-from dashboards.view import View, asked
+from dashboards.run_store import current_store
+from dashboards.view import ViewState, parse_query
 from headscope.report.blocks import Block, Chart, PageContent, TextBlock, TextTable
 from headscope.report.explorer_blocks import LinkChoice
 from headscope.runs.run import Run
 
-WINDOW = 560
+INITIAL_HEIGHT = 560
 """So many px of parts come at once."""
-KEPT = 16
+CACHED_PAGES = 16
 """Pages that are kept as they were drawn."""
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedBlock:
     """A part of a page, under which heading it stands, and how it is told from others."""
 
     heading: str
-    part: Block
-    key: str
+    block: Block
+    block_id: str
 
 
-class Drawing:
+class RenderedPage:
     """The components of a page, each made when it is asked for, and once."""
 
-    def __init__(self, address: str, page: Page, run: Run, view: View, content: PageContent) -> None:
+    def __init__(self, address: str, page: Page, run: Run, view: ViewState, content: PageContent) -> None:
         self.address, self.page, self.run, self.view, self.content = address, page, run, view, content
-        self._parts: Iterator[Placed] = _placed(content)
-        self._first: list[Any] | None = None
-        self._rest: list[Any] | None = None
-        self._last: str | None = None
+        self._remaining_blocks: Iterator[PlacedBlock] = _place_blocks(content)
+        self._initial: list[Any] | None = None
+        self._deferred: list[Any] | None = None
+        self._last_heading: str | None = None
         self._lock = Lock()
 
-    def first(self) -> list[Any]:
+    def initial_components(self) -> list[Any]:
         """Title, what is to be known beforehand, and parts until a window is full."""
-        with self._lock, _not_kept_if_it_fails():
-            if self._first is None:
-                self._first = self._begun()
-            return self._first
+        with self._lock, _clear_cache_on_error():
+            if self._initial is None:
+                self._initial = self._render_initial()
+            return self._initial
 
-    def rest(self) -> list[Any]:
+    def deferred_components(self) -> list[Any]:
         """The parts that `first` has not."""
-        self.first()
-        with self._lock, _not_kept_if_it_fails():
-            if self._rest is None:
-                self._rest = self._sections([*self._parts])
-            return self._rest
+        self.initial_components()
+        with self._lock, _clear_cache_on_error():
+            if self._deferred is None:
+                self._deferred = self._render_sections([*self._remaining_blocks])
+            return self._deferred
 
-    def whole(self) -> list[Any]:
+    def all_components(self) -> list[Any]:
         """All of it at once, for a page that takes the place of itself in another state and must not shrink."""
-        rest, first = self.rest(), self.first()
+        rest, first = self.deferred_components(), self.initial_components()
         return [*first[:-1], *rest] if rest else first
 
-    def _begun(self) -> list[Any]:
-        taken: list[Placed] = []
+    def _render_initial(self) -> list[Any]:
+        taken: list[PlacedBlock] = []
         height, halves, more = 0.0, 0, False
-        for placed in self._parts:
+        for placed in self._remaining_blocks:
             new = not taken or taken[-1].heading != placed.heading
-            if more := height >= WINDOW and new:
-                self._parts = chain([placed], self._parts)
+            if more := height >= INITIAL_HEIGHT and new:
+                self._remaining_blocks = chain([placed], self._remaining_blocks)
                 break
             taken.append(placed)
-            half = isinstance(placed.part, Chart) and placed.part.half_width
-            height += _height(placed.part) / (2 if half else 1)
+            half = isinstance(placed.block, Chart) and placed.block.half_width
+            height += _estimate_height(placed.block) / (2 if half else 1)
             halves = half + (0 if new else halves)
-            if more := height >= WINDOW and isinstance(placed.part, Chart) and halves % 2 == 0:  # a row is full
+            if (
+                more := height >= INITIAL_HEIGHT and isinstance(placed.block, Chart) and halves % 2 == 0
+            ):  # a row is full
                 break
         if not more:
-            self._rest = []
-        begun = [*frame.above(self.page, self.run, self.content, self.view), *self._sections(taken)]
+            self._deferred = []
+        begun = [*frame.page_header(self.page, self.run, self.content, self.view), *self._render_sections(taken)]
         later = html.Div(html.P("Drawing more …", className="waiting"), id={"rest": self.address})
         return [*begun, later] if more else begun
 
-    def _sections(self, parts: list[Placed]) -> list[Any]:
+    def _render_sections(self, placed_blocks: list[PlacedBlock]) -> list[Any]:
         """The parts under their headings; one that goes on under that of an earlier part has none."""
         found = []
-        for heading, some in groupby(parts, key=lambda placed: placed.heading):
+        for heading, some in groupby(placed_blocks, key=lambda placed: placed.heading):
             group = [*some]
-            inside = [component(placed.part, self.view, placed.key) for placed in group]
-            goes_on = heading == self._last
+            inside = [build_component(placed.block, self.view, placed.block_id) for placed in group]
+            goes_on = heading == self._last_heading
             title = [html.H2(heading)] if heading and not goes_on else []
-            shape = html.Div(inside, className=_shape([placed.part for placed in group]))
+            shape = html.Div(inside, className=_section_class([placed.block for placed in group]))
             found.append(html.Section([*title, shape], className="on" if goes_on else ""))
-            self._last = heading
+            self._last_heading = heading
         return found
 
 
-def drawing(path: str, search: str) -> Drawing:
+def rendered_page(path: str, search: str) -> RenderedPage:
     """The page at that address, as it was drawn before if nothing has changed. Raises HeadscopeError as `leads_to`."""
-    library = current()
-    return _drawing(path, search, library.folder, library.state())
+    library = current_store()
+    return _cached_page(path, search, library.folder, library.fingerprint())
 
 
-@lru_cache(KEPT)
-def _drawing(path: str, search: str, *_: object) -> Drawing:
-    return Drawing(f"{path}{search}", *frame.leads_to(path, asked(search)))
+@lru_cache(CACHED_PAGES)
+def _cached_page(path: str, search: str, *_: object) -> RenderedPage:
+    return RenderedPage(f"{path}{search}", *frame.resolve_url(path, parse_query(search)))
 
 
 @contextmanager
-def _not_kept_if_it_fails() -> Iterator[None]:
+def _clear_cache_on_error() -> Iterator[None]:
     try:
         yield
     except Exception:
-        _drawing.cache_clear()
+        _cached_page.cache_clear()
         raise
 
 
-def _placed(content: PageContent) -> Iterator[Placed]:
+def _place_blocks(content: PageContent) -> Iterator[PlacedBlock]:
     for at, (heading, parts) in enumerate(content.sections.items()):
         for place, part in enumerate(parts):
-            yield Placed(heading, part, f"{at}-{place}")
+            yield PlacedBlock(heading, part, f"{at}-{place}")
 
 
-def _height(part: Block) -> float:
+def _estimate_height(block: Block) -> float:
     """Roughly, in px."""
-    match part:
+    match block:
         case Chart():
-            return float(part.figure.layout.height or 400) + 40
+            return float(block.figure.layout.height or 400) + 40
         case TextTable():
-            return 60 + 30 * len(part.rows)
+            return 60 + 30 * len(block.rows)
         case TextBlock():
-            return 40 if part.collapsed else 40 * min(len(part.sentences), MOST_SENTENCES)
+            return 40 if block.collapsed else 40 * min(len(block.sentences), MAX_SENTENCES)
         case _:
             return 60
 
 
-def _shape(parts: list[Block]) -> str:
+def _section_class(blocks: list[Block]) -> str:
     """How parts lie beside each other."""
-    if any(isinstance(part, LinkChoice) for part in parts):
+    if any(isinstance(part, LinkChoice) for part in blocks):
         return "parts choosing"
-    return "parts columns" if any(isinstance(part, TextBlock) and part.heading for part in parts) else "parts"
+    return "parts columns" if any(isinstance(part, TextBlock) and part.heading for part in blocks) else "parts"

@@ -9,47 +9,47 @@ from flask import current_app
 from headscope.errors import BadInput, BadRun
 from headscope.runs.run import Run, concatenate, runs, unfinished
 
-KEPT = 8
+CACHED_SELECTIONS = 8
 """Selections whose tables are kept in memory."""
 
 
-class Library:
+class RunStore:
     """What lies in a folder now; runs that finish later appear by themselves.
 
     `place` is the folder, or one of its runs: then `first`, which is shown where none is named.
     """
 
-    def __init__(self, place: Path) -> None:
-        is_run = (place / "run.json").is_file()
-        self.folder = place.parent if is_run else place
-        self.first = place.name if is_run else ""
-        self.before = {*self.listing()}
+    def __init__(self, path: Path) -> None:
+        is_run = (path / "run.json").is_file()
+        self.folder = path.parent if is_run else path
+        self.default_run = path.name if is_run else ""
+        self.initial_names = {*self.list_runs()}
 
-    def listing(self) -> dict[str, Run | BadRun]:
+    def list_runs(self) -> dict[str, Run | BadRun]:
         """Every finished run by name, newest first; one that cannot be read comes with the reason."""
         return {path.name: found for path, found in runs(self.folder)}
 
-    def finished_since(self) -> str | None:
+    def newest_since_start(self) -> str | None:
         """The newest run that can be read and was not there when the app was started."""
-        return next((name for name in _readable(self.listing()) if name not in self.before), None)
+        return next((name for name in _readable_names(self.list_runs()) if name not in self.initial_names), None)
 
-    def unfinished(self) -> dict[str, int]:
+    def unfinished_cells(self) -> dict[str, int]:
         """Cells stored so far of each run that was interrupted or is still going on."""
         return unfinished(self.folder)
 
-    def state(self) -> tuple[object, ...]:
+    def fingerprint(self) -> tuple[object, ...]:
         """What changes when a run is added, replaced, removed or goes on."""
         finished = ((file.parent.name, file.stat().st_mtime_ns) for file in self.folder.glob("*/run.json"))
-        return *sorted(finished), *self.unfinished().items()
+        return *sorted(finished), *self.unfinished_cells().items()
 
-    def opened(self, names: Sequence[str]) -> Run:
+    def open_combined(self, names: Sequence[str]) -> Run:
         """These runs read as one; without a name `first`, or the newest that can be read.
 
         Raises BadInput for a name that is not in the folder, for none at all, and for runs that contradict each other;
         BadRun for a damaged one.
         """
-        found = self.listing()
-        names = list(names) or ([self.first] if self.first else [*_readable(found)][:1])
+        found = self.list_runs()
+        names = list(names) or ([self.default_run] if self.default_run else [*_readable_names(found)][:1])
         if not names:
             raise BadInput("there is no finished run in this folder yet")
         if unknown := [name for name in names if name not in found]:
@@ -57,21 +57,21 @@ class Library:
         if broken := [run for name in names if isinstance(run := found[name], BadRun)]:
             raise broken[0]
         stamps = tuple((self.folder / name / "run.json").stat().st_mtime_ns for name in names)
-        return _joined(self.folder, tuple(names), stamps)
+        return _open_checked(self.folder, tuple(names), stamps)
 
 
-def _readable(listing: Mapping[str, Run | BadRun]) -> Iterator[str]:
+def _readable_names(listing: Mapping[str, Run | BadRun]) -> Iterator[str]:
     return (name for name, run in listing.items() if isinstance(run, Run))
 
 
-def current() -> Library:
+def current_store() -> RunStore:
     """The library of the app that answers this request."""
-    found: Library = current_app.config["LIBRARY"]
+    found: RunStore = current_app.config["LIBRARY"]
     return found
 
 
-@lru_cache(KEPT)
-def _joined(folder: Path, names: tuple[str, ...], stamps: tuple[int, ...]) -> Run:
+@lru_cache(CACHED_SELECTIONS)
+def _open_checked(folder: Path, names: tuple[str, ...], modified_times: tuple[int, ...]) -> Run:
     """The runs as one, every table checked; `stamps` make a run that was replaced a new one."""
     run = concatenate([Run.open(folder / name) for name in names])
     run.check()

@@ -42,16 +42,16 @@ def study(content: Path | str | Mapping[str, Any], out: Path | str = "runs", *, 
     Raises BadInput, Missing and the like before any work is done.
     """
     from headscope.study import config, runner
-    from headscope.study.progress import for_console
+    from headscope.study.progress import console_progress
 
     plan = config.build_study(content) if isinstance(content, Mapping) else config.read_study(content, {})
-    return runner.run(plan, out, resume=resume, progress=for_console(quiet=False))
+    return runner.run_study(plan, out, resume=resume, progress=console_progress(quiet=False))
 
 
 def section(name: str) -> Callable[..., Run]:
     """The function that runs the section `name`, with its options as keywords."""
     probe = plugins.probes()[name]
-    options: type[BaseModel] = plugins.part(probe, "config")
+    options: type[BaseModel] = plugins.load_part(probe, "options")
     signature = inspect.Signature(_parameters(probe, options), return_annotation=Run)
 
     def call(*args: Any, **keywords: Any) -> Run:
@@ -67,8 +67,8 @@ def run_section(section: str, /, model: Any = None, **keywords: Any) -> Run:
     """Run one section on one model or several, as `hs.measure` takes them; the keywords are shared ones and options."""
     from headscope.positions.model import load
     from headscope.study.config import build_study
-    from headscope.study.progress import for_console
-    from headscope.study.runner import run
+    from headscope.study.progress import console_progress
+    from headscope.study.runner import run_study
 
     probe = plugins.probes()[section]
     shared = {key: keywords.pop(key, default) for key, default in SHARED.items()}
@@ -82,8 +82,8 @@ def run_section(section: str, /, model: Any = None, **keywords: Any) -> Run:
         given = {label: load(opened) for label, opened in named.items() if not isinstance(opened, str)}
         content["models"] = {label: given[label].spec if label in given else spec for label, spec in named.items()}
     plan = build_study(content)
-    progress = for_console(shared["quiet"])
-    return run(plan, shared["out"], resume=shared["resume"], given=given, progress=progress)
+    progress = console_progress(shared["quiet"])
+    return run_study(plan, shared["out"], resume=shared["resume"], in_memory=given, progress=progress)
 
 
 def fields(options: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from headscope.errors import BadInput
-from headscope.study.monitor import Watch
+from headscope.study.monitor import TrainingMonitor
 
 
 class HeadscopeCallback(TrainerCallback):  # type: ignore[misc]
@@ -43,7 +43,7 @@ class HeadscopeCallback(TrainerCallback):  # type: ignore[misc]
         self.every, self.log = every, log
         self.settings: dict[str, Any] = {"text": text, "docs": docs, "seed": seed, "out": out, "name": name}
         self.sections = sections
-        self.watch: Watch | None = None
+        self.watch: TrainingMonitor | None = None
         self._last = -1
 
     def on_train_begin(
@@ -51,7 +51,7 @@ class HeadscopeCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         if state.is_world_process_zero:
             resume, tokenizer = state.global_step > 0, kwargs.get("processing_class")
-            self.watch = Watch(self.sections, **self.settings, tokenizer=tokenizer, resume=resume)
+            self.watch = TrainingMonitor(self.sections, **self.settings, tokenizer=tokenizer, resume=resume)
             if not resume:
                 self._look(state, kwargs["model"])
 

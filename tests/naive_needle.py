@@ -36,7 +36,7 @@ def strict_prompt(
 ) -> tuple[list[int], int, int]:
     """Token ids and span of a strict trial of a byte-level tokenizer without BOS."""
     encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
-    (document,) = texts.documents(source, tokenizer, 1, longest, 0)
+    (document,) = texts.load_token_documents(source, tokenizer, 1, longest, 0)
     hidden, opening = encode(f" {needle.opening} {needle.fact}"), encode(f" {needle.opening}")
     assert hidden[: len(opening)] == opening
     tail = encode(f"\n\nQuestion: {needle.question}\nAnswer:") + opening
@@ -56,7 +56,7 @@ def wu_prompt(
 ) -> tuple[list[int], int, int]:
     """Token ids and span of a wu trial: cut 200 short, decoded, tokenised again, found by the overlap of sets."""
     encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
-    (document,) = texts.documents(source, tokenizer, 1, longest, 0)
+    (document,) = texts.load_token_documents(source, tokenizer, 1, longest, 0)
     hidden, opening = encode(f" {needle.opening} {needle.fact}"), encode(f" {needle.opening}")
     room = length - 200 - len(hidden)
     at = room if depth == 1 else int(depth * room)

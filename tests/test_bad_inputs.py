@@ -18,9 +18,9 @@ import headscope as hs
 from headscope import plugins
 from headscope.positions import AdaRoPE, resolve
 from headscope.positions.adarope import FORMAT
-from headscope.positions.model import Spec
+from headscope.positions.model import ModelSpec
 from headscope.study.config import read_study
-from headscope.study.progress import Terminal
+from headscope.study.progress import ProgressBar
 
 
 class Yaml(str):
@@ -699,16 +699,16 @@ def test_a_source_alone_is_understood_with_and_without_flags_over_it(tmp_path: P
 def test_a_folder_with_an_at_in_its_name_opens(tmp_path: Path) -> None:
     folder = tmp_path / "me@home"
     folder.mkdir()
-    assert Spec.read(str(folder)).checkpoint == str(folder)
-    scaled = Spec.read(f"{folder}@yarn:factor=4")
+    assert ModelSpec.read(str(folder)).checkpoint == str(folder)
+    scaled = ModelSpec.read(f"{folder}@yarn:factor=4")
     assert (scaled.checkpoint, scaled.scheme) == (str(folder), "yarn:factor=4")
     (folder / "a.safetensors").touch()
-    learned = Spec.read(f"smollm2-135m@adarope:adapter={folder}/a.safetensors")
+    learned = ModelSpec.read(f"smollm2-135m@adarope:adapter={folder}/a.safetensors")
     assert (learned.checkpoint, learned.rule.adapter) == ("smollm2-135m", f"{folder}/a.safetensors")
 
 
 def test_a_bar_shows_a_label_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = Terminal()
+    bar = ProgressBar()
     bar.start(1.0, 0.0)
     bar.doing("[/red]")
     bar.stop()

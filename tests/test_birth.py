@@ -124,7 +124,7 @@ def test_a_role_is_taken_at_the_first_step_from_which_it_is_kept() -> None:
 
 
 def test_when_roles_are_taken_stands_beside_each_other() -> None:
-    told = checkpoints._table(role_emergence.role_onsets(heads(), COURSE, ["previous-token", "induction"]), TRAININGS)
+    told = checkpoints._role_onset_table(role_emergence.role_onsets(heads(), COURSE, ["previous-token", "induction"]), TRAININGS)
     assert told.column_names == ("role", "rope-s0", "alibi-s0")
     assert told.rows == [("previous-token", "6 from 0, half by 16", "5 from 0, half by 256")]
 

@@ -15,9 +15,10 @@ from playwright.sync_api import Browser, Page, expect
 from headscope.cli import bundle
 from headscope.cli.site_pages import Address, Sheets
 from headscope.errors import BadRun, CannotWrite
-from headscope.report import assembly, statistics_text
+from headscope.report import assembly
 from headscope.report import static_site as pages
 from headscope.report.blocks import Chart
+from headscope.report.text import format_cell
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 
@@ -129,7 +130,7 @@ def test_a_head_s_page_holds_what_the_app_shows_under_every_model(run: Run, pars
         answer, more = assembly.head_sentences(run, model, 1, 1)
         assert all(" ".join(sentence.split()) in text for sentence in [*answer, *more])
     row = run.heads[(run.heads["layer"] == 1) & (run.heads["head"] == 1)].to_dict("records")[1]
-    assert statistics_text.format_cell(row, "ess2_256") in text
+    assert format_cell(row, "ess2_256") in text
 
 
 def test_a_figure_of_the_bundle_is_the_app_s(run: Run, site: Path, parsed: dict[str, Parsed]) -> None:

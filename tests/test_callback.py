@@ -13,10 +13,10 @@ from headscope.positions.model import Model, load
 from headscope.runs.run import Run, runs
 from headscope.runs.validate import validate
 from headscope.study.config import build_study
-from headscope.study.monitor import SHARE, Watch
-from headscope.study.runner import run as run_study
-from probes.pretrain.models import learned_tokenizer, random_model
-from probes.pretrain.options import Pretrain
+from headscope.study.monitor import TIME_SHARE_KEY, TrainingMonitor
+from headscope.study.runner import run_study as run_study
+from probes.pretrain.model_setup import random_model, train_tokenizer
+from probes.pretrain.options import PretrainOptions
 
 WORDS = "the quick brown fox jumps over the lazy dog and then sleeps under an old tree. " * 40
 SECTIONS = {"measure": {"lengths": [32], "rows": 4, "tables": ["attention", "nll"]}}
@@ -24,7 +24,7 @@ SECTIONS = {"measure": {"lengths": [32], "rows": 4, "tables": ["attention", "nll
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return learned_tokenizer([WORDS], 320)
+    return train_tokenizer([WORDS], 320)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def text(tmp_path: Path) -> str:
 
 
 def model(tokenizer: Any) -> Any:
-    tiny = Pretrain(layers=2, width=16, heads=2, kv_groups=1, feed_forward=32, length=64)
+    tiny = PretrainOptions(layers=2, width=16, heads=2, kv_groups=1, feed_forward=32, length=64)
     return random_model(tiny, len(tokenizer), 0)
 
 
@@ -71,10 +71,10 @@ def test_a_watched_training_ends_as_one_that_is_not_and_its_medians_are_logged(
     watched = trained(tokenizer, tmp_path / "b", tracker=Tracker(), **options)
     for one, other in zip(plain.model.parameters(), watched.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    told = [entry for entry in watched.state.log_history if SHARE in entry]
+    told = [entry for entry in watched.state.log_history if TIME_SHARE_KEY in entry]
     assert [entry["step"] for entry in told] == [0, 2, 4]
-    assert all(0 < entry[SHARE] < 1 for entry in told)
-    assert [entry for entry in heard if SHARE in entry] == [
+    assert all(0 < entry[TIME_SHARE_KEY] < 1 for entry in told)
+    assert [entry for entry in heard if TIME_SHARE_KEY in entry] == [
         {name: value for name, value in entry.items() if name != "step"} for entry in told
     ]
     ((_, run),) = runs(tmp_path / "runs")
@@ -106,7 +106,7 @@ def test_a_loop_of_ones_own_measures_an_opened_model_under_its_positions(
     tokenizer: Any, text: str, tmp_path: Path
 ) -> None:
     opened = load(model(tokenizer), tokenizer=tokenizer)
-    watch = Watch(SECTIONS, text=text, out=tmp_path)
+    watch = TrainingMonitor(SECTIONS, text=text, out=tmp_path)
     before = torch.get_rng_state()
     told = [watch(Model(opened.checkpoint), 0), watch(opened.with_scheme("nope"), 1)]
     assert torch.equal(before, torch.get_rng_state())
@@ -117,7 +117,7 @@ def test_a_loop_of_ones_own_measures_an_opened_model_under_its_positions(
 @pytest.mark.parametrize("wrong", [{"sections": {"mesure": {}}}, {"docs": 0}, {"name": "a b"}])
 def test_settings_that_no_study_may_have_are_refused(wrong: Any, tmp_path: Path) -> None:
     with pytest.raises(BadInput):
-        Watch(**{"out": tmp_path, **wrong})
+        TrainingMonitor(**{"out": tmp_path, **wrong})
     assert not list(tmp_path.iterdir())
     with pytest.raises(BadInput, match="every=0"):
         HeadscopeCallback(every=0)

@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 
 from headscope.report.assembly import findings_by_topic
-from headscope.report.paper_claims import PaperClaim
+from headscope.report.blocks import PaperClaim
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
-from probes.adapt.claims import Cast, claims
-from probes.adapt.paper import every_claim, page
+from probes.adapt.claims import ComparedModels, adaptation_claims
+from probes.adapt.paper_page import collect_claims, comparison_page
 from probes.influence.analysis import shown
 
 LEARNED, YARN, BARE = "adarope:adapter=x", "yarn:factor=8", "yarn:factor=8,attention_factor=1"
@@ -18,7 +18,7 @@ LEARNED, YARN, BARE = "adarope:adapter=x", "yarn:factor=8", "yarn:factor=8,atten
 
 def test_who_plays_which_part_is_told_by_the_schemes(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", BARE, YARN, LEARNED))
-    assert [*Cast.each(run)] == [Cast("base", YARN, BARE, LEARNED)]
+    assert [*ComparedModels.find_in(run)] == [ComparedModels("base", YARN, BARE, LEARNED)]
 
 
 def test_every_learned_model_is_judged_beside_the_yarn_that_it_started_from(tmp_path: Path) -> None:
@@ -28,17 +28,17 @@ def test_every_learned_model_is_judged_beside_the_yarn_that_it_started_from(tmp_
     run._frames["positions"] = positions.assign(
         log_theta=positions["log_theta"].where(~other, positions["log_theta"] - 1)
     )
-    assert [(cast.learned, cast.yarn) for cast in Cast.each(run)] == [(LEARNED, YARN), ("adarope:adapter=y", YARN)]
-    judged = list(claims(run))
+    assert [(cast.adarope, cast.yarn) for cast in ComparedModels.find_in(run)] == [(LEARNED, YARN), ("adarope:adapter=y", YARN)]
+    judged = list(adaptation_claims(run))
     assert {claim.model for claim in judged} == {LEARNED, "adarope:adapter=y"}
     assert all(claim.evidence.startswith(f"{claim.model}: ") for claim in judged)
     run._frames["positions"] = run.positions.assign(log_theta_init=run.positions["log_theta_init"] - 1)
-    assert [cast.yarn for cast in Cast.each(run)] == ["yarn:factor=2"] * 2
+    assert [cast.yarn for cast in ComparedModels.find_in(run)] == ["yarn:factor=2"] * 2
 
 
 def test_a_run_without_a_learned_model_is_not_judged(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path / "a", models=("base", YARN))
-    assert [*claims(run)] == []
+    assert [*adaptation_claims(run)] == []
     told = [finding.text for finding in findings_by_topic(run)["Against the paper"]]
     assert all("(Wu et al. 2024)" in text for text in told), "what is said of heads that retrieve needs nothing learned"
     learned = findings_by_topic(synthetic_run(tmp_path / "b", models=("base", LEARNED)))["Against the paper"]
@@ -48,7 +48,7 @@ def test_a_run_without_a_learned_model_is_not_judged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("order", "verdict"), [((LEARNED, YARN), "holds"), ((YARN, LEARNED), "differs")])
 def test_the_loss_is_judged_against_yarn_in_every_bin(order: tuple[str, str], verdict: str, tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", *order))  # each model's loss is 0.05 above that of the one before
-    first = next(claims(run))
+    first = next(adaptation_claims(run))
     assert "better than YaRN" in first.statement
     assert first.verdict == verdict
     bins = run.nll[run.nll["context_length"] == 1024]["position"].nunique()
@@ -59,7 +59,7 @@ def test_the_loss_is_judged_against_yarn_in_every_bin(order: tuple[str, str], ve
 
 def test_nothing_is_said_of_what_was_not_measured_of_both(tmp_path: Path) -> None:
     """As where the learned model is here for its influence alone, or read other texts."""
-    said = {claim.statement for claim in claims(synthetic_run(tmp_path, models=("base", YARN, LEARNED)))}
+    said = {claim.statement for claim in adaptation_claims(synthetic_run(tmp_path, models=("base", YARN, LEARNED)))}
     lengths = {text for text in said if "ESS" in text or "does not extend" in text}
     loss = {text for text in said if "better than YaRN" in text}
     assert lengths
@@ -68,20 +68,20 @@ def test_nothing_is_said_of_what_was_not_measured_of_both(tmp_path: Path) -> Non
         run = synthetic_run(tmp_path / label, models=("base", YARN, LEARNED))
         run._frames["attention"] = run.attention[run.attention["model"] != label]
         run._frames["nll"] = run.nll[run.nll["model"] != label]
-        found = {claim.statement: claim for claim in claims(run)}
+        found = {claim.statement: claim for claim in adaptation_claims(run)}
         assert not found.keys() & loss
         assert bool(found.keys() & lengths) == (label == YARN)
         assert not any("nan" in found[said].evidence for said in found.keys() & lengths)
     run = synthetic_run(tmp_path / "texts", models=("base", YARN, LEARNED))
     nll = run.nll.astype({"doc": "str"})
     run._frames["nll"] = nll.assign(doc=nll["doc"].where(nll["model"] != LEARNED, "another"))
-    assert not {claim.statement for claim in claims(run)} & loss
+    assert not {claim.statement for claim in adaptation_claims(run)} & loss
 
 
 def test_the_verdicts_follow_the_parameters(tmp_path: Path) -> None:
     """Synthetic parameters: tau from 1 to 1.05, gamma from 0 up, change of frequency grows with the pair."""
     run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
-    verdicts = {claim.statement: claim.verdict for claim in claims(run)}
+    verdicts = {claim.statement: claim.verdict for claim in adaptation_claims(run)}
     about = (
         "tau concentrates near 1 with a mild right tail",
         "gamma is mostly positive",
@@ -92,15 +92,15 @@ def test_the_verdicts_follow_the_parameters(tmp_path: Path) -> None:
     positions, scales = run.positions, run.scales
     other._frames["scales"] = scales.assign(tau=2 * scales["tau"], gamma=-scales["gamma"])
     other._frames["positions"] = positions.assign(log_theta=positions["log_theta_init"] + (positions["pair"] == 0))
-    turned = {claim.statement: claim.verdict for claim in claims(other)}
+    turned = {claim.statement: claim.verdict for claim in adaptation_claims(other)}
     assert [turned[said] for said in about] == ["differs"] * 3
     assert verdicts["AdaRoPE keeps small-ESS heads near the diagonal and pushes large ones above it"] == "differs"
 
 
 def test_the_page_tells_every_claim_and_every_bin_of_position(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", LEARNED, YARN))
-    text, judged = page(run), every_claim(run)
-    assert {claim.statement for claim in claims(run)} < {claim.statement for claim in judged}, (
+    text, judged = comparison_page(run), collect_claims(run)
+    assert {claim.statement for claim in adaptation_claims(run)} < {claim.statement for claim in judged}, (
         "influence is judged, too"
     )
     assert all(f"| {claim.statement} | **{claim.verdict}** | {claim.evidence} |" in text for claim in judged)
@@ -119,7 +119,7 @@ def resets(run: Run, **changed: pd.Series) -> dict[str, PaperClaim]:
     prefix = "Resetting the "
     return {
         claim.statement.removeprefix(prefix): claim
-        for claim in every_claim(other)
+        for claim in collect_claims(other)
         if claim.statement.startswith(prefix)
     }
 
@@ -150,6 +150,6 @@ def test_evenness_is_judged_by_where_learning_started(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
     wide = run.heads.assign(cov=run.heads["model"].map({"base": 2.37, YARN: 1.75, LEARNED: 1.87}).astype(float))
     run.__dict__["heads"] = wide
-    (claim,) = [claim for claim in claims(run) if "more evenly" in claim.statement]
+    (claim,) = [claim for claim in adaptation_claims(run) if "more evenly" in claim.statement]
     assert claim.verdict == "differs"
     assert f"learning started from {YARN}" in claim.evidence

@@ -21,9 +21,9 @@ from playwright.sync_api import Browser, Page, expect
 from werkzeug.serving import make_server
 from whole_run import whole_run
 
-from dashboards.app import create
-from dashboards.layout import pages
-from dashboards.run_store import Library
+from dashboards.app import create_app
+from dashboards.layout import all_pages
+from dashboards.run_store import RunStore
 from headscope.cli.dash import EXAMPLE
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run, short_names
@@ -32,7 +32,7 @@ from headscope.runs.synthetic import synthetic_run
 
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=60_000)  # other tests may run beside these
-PATHS = [page.PATH for page in pages()]
+PATHS = [page.PATH for page in all_pages()]
 MODELS = ["base", "yarn", "yarn without factor", "adarope"]
 LENGTH = 12288
 RUN = EXAMPLE.name
@@ -56,7 +56,7 @@ GONE = f"() => {{ {SHOWN} return shown !== window.before; }}"
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[Flask, str]]:
     """The app, and its address; `serve` gives it the runs to show."""
-    app = create(EXAMPLE).server
+    app = create_app(EXAMPLE).server
     made = make_server("127.0.0.1", 0, app, threaded=True)
     threading.Thread(target=made.serve_forever, daemon=True).start()
     yield app, f"http://127.0.0.1:{made.server_port}"
@@ -69,7 +69,7 @@ def serve(server: tuple[Flask, str]) -> Callable[[Path], str]:
 
     def show(folder: Path) -> str:
         app, url = server
-        app.config["LIBRARY"] = Library(folder)
+        app.config["LIBRARY"] = RunStore(folder)
         return url
 
     return show

@@ -31,8 +31,8 @@ from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
 from probes.detectors import findings
 from probes.detectors import report as charts
-from probes.detectors.analysis import COLUMNS
-from probes.detectors.run import detect, repeated
+from probes.detectors.analysis import KIND_COLUMNS
+from probes.detectors.run import detector_scores, repeated_random_tokens
 
 PERIOD = 20
 FIVE = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3")
@@ -125,8 +125,8 @@ def test_heads_without_preference_score_chance(window: int | None) -> None:
 @pytest.mark.parametrize("family", FIVE)
 def test_every_family_scores_as_its_eager_weights_do(family: str) -> None:
     model = headscope.load(families.MEASURABLE[family](), device="cpu")
-    ids, opening = repeated(tokenizer(), PERIOD, (0,))
-    found = detect(model, torch.from_numpy(ids), opening, PERIOD)
+    ids, opening = repeated_random_tokens(tokenizer(), PERIOD, (0,))
+    found = detector_scores(model, torch.from_numpy(ids), opening, PERIOD)
     _, layers = reference.eager_qk(model.module, torch.from_numpy(ids)[None])
     for layer, seen in enumerate(layers):
         window = model.geometry.windows[layer]
@@ -149,16 +149,16 @@ def test_random_tiny_models_score_near_chance() -> None:
     model = headscope.load(families.build("llama", {"initializer_range": 0.02}), device="cpu")
     found = pd.DataFrame([])
     for sequence in range(3):
-        ids, opening = repeated(tokenizer(), PERIOD, (sequence,))
-        found = pd.concat([found, pd.DataFrame(detect(model, torch.from_numpy(ids), opening, PERIOD))])
+        ids, opening = repeated_random_tokens(tokenizer(), PERIOD, (sequence,))
+        found = pd.concat([found, pd.DataFrame(detector_scores(model, torch.from_numpy(ids), opening, PERIOD))])
     assert (found["score"] / found["chance"]).between(0.8, 1.25).all()
 
 
 @pytest.mark.model
 def test_smollm2_scores_as_its_eager_weights_do(smollm2: Model) -> None:
-    ids, opening = repeated(smollm2.tokenizer, 256, (0,))
+    ids, opening = repeated_random_tokens(smollm2.tokenizer, 256, (0,))
     assert (len(ids), opening) == (512, 0)
-    found = detect(smollm2, torch.from_numpy(ids), opening, 256)
+    found = detector_scores(smollm2, torch.from_numpy(ids), opening, 256)
     _, layers = reference.eager_qk(smollm2.module, torch.from_numpy(ids)[None])
     shown = reference.visible(512)
     errors = [
@@ -183,7 +183,7 @@ def test_smollm2_scores_as_transformer_lens_has_them(smollm2: Model) -> None:
             ids[None], names_filter=lambda name: name.endswith("hook_pattern"), remove_batch_dim=True
         )
     lens.to_tokens = lambda *_, **__: ids[None]  # it reads text alone
-    found = pd.DataFrame(detect(smollm2, ids, 0, period))
+    found = pd.DataFrame(detector_scores(smollm2, ids, 0, period))
     kinds = {"previous": "previous_token_head", "duplicate": "duplicate_token_head", "induction": "induction_head"}
     for kind, name in kinds.items():
         theirs = head_detector.detect_head(lens, "", name, cache=cache).double().numpy()
@@ -198,12 +198,12 @@ def test_smollm2_scores_as_transformer_lens_has_them(smollm2: Model) -> None:
 
 def test_sequences_are_seeded_ordinary_tokens_twice() -> None:
     words = tokenizer()
-    ids, opening = repeated(words, 50, (0, 50, 1))
+    ids, opening = repeated_random_tokens(words, 50, (0, 50, 1))
     assert opening == 0
     assert (ids[:50] == ids[50:]).all()
     assert not set(ids.tolist()) & set(words.all_special_ids)
-    assert (repeated(words, 50, (0, 50, 1))[0] == ids).all()
-    assert (repeated(words, 50, (0, 50, 2))[0] != ids).any()
+    assert (repeated_random_tokens(words, 50, (0, 50, 1))[0] == ids).all()
+    assert (repeated_random_tokens(words, 50, (0, 50, 2))[0] != ids).any()
 
 
 def test_bytes_and_parts_of_characters_are_left_out_and_openings_kept() -> None:
@@ -211,7 +211,7 @@ def test_bytes_and_parts_of_characters_are_left_out_and_openings_kept() -> None:
     tokens = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
     tokens.decoder = decoders.ByteFallback()
     tokens.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    ids, opening = repeated(PreTrainedTokenizerFast(tokenizer_object=tokens, bos_token="<s>"), 40, (0,))
+    ids, opening = repeated_random_tokens(PreTrainedTokenizerFast(tokenizer_object=tokens, bos_token="<s>"), 40, (0,))
     assert opening == 1
     assert ids[0] == 0
     assert set(ids[1:].tolist()) == {3, 4, 5}
@@ -228,7 +228,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_head_table_has_the_mean_over_sequences_at_the_longest_length(run: Run) -> None:
     rows = run.detectors[(run.detectors["context_length"] == 1024) & (run.detectors["model"] == "yarn")]
     mine = run.heads[run.heads["model"] == "yarn"].set_index(["layer", "head"])
-    for kind, name in COLUMNS.items():
+    for kind, name in KIND_COLUMNS.items():
         means = rows[rows["kind"] == kind].astype({"score": "float64"}).groupby(["layer", "head"])["score"].mean()
         np.testing.assert_allclose(mine[name], means, rtol=1e-6)
         assert (mine[f"{name}_low"] <= mine[name]).all()
@@ -244,7 +244,7 @@ def test_a_kind_that_no_head_sees_is_missing_not_zero(run: Run, monkeypatch: pyt
     assert not holding(other.heads, "induction")[other.heads["layer"] == 1].any()
     assert not holding(other.heads, "duplicate-token").any()
     assert all([*group.charts] for group in charts.charts(assembly.render_context(other)))
-    assert len([*findings.of_head(other, "base", 1, 0)]) == 0
+    assert len([*findings.head_findings(other, "base", 1, 0)]) == 0
 
 
 def test_roles_findings_and_charts_carry_the_numbers(run: Run) -> None:
@@ -256,9 +256,9 @@ def test_roles_findings_and_charts_carry_the_numbers(run: Run) -> None:
     what = "put more than half of their weight on what followed an earlier copy of the token"
     assert any(f"In base, {int(induction.sum())} of 24 heads {what}" in text for text in told)
     assert any(f"layer {best['layer']}, head {best['head']}" in text for text in told)
-    (sentence,) = findings.of_head(run, "base", int(best["layer"]), int(best["head"]))
+    (sentence,) = findings.head_findings(run, "base", int(best["layer"]), int(best["head"]))
     assert f"{best['induction_token']:.0%} of its weight in base lies on what followed an earlier copy" in sentence
-    titles = {chart.figure.layout.title.text for chart in charts.of_head(run, "base", 0, 1)}
+    titles = {chart.figure.layout.title.text for chart in charts.head_charts(run, "base", 0, 1)}
     assert {"What layer 0, head 1 looks at", "The same by length: base"} <= titles
 
 
@@ -274,7 +274,7 @@ def test_a_study_stores_both_lengths_of_both_models(tmp_path: Path) -> None:
     table = run.detectors
     assert set(table["context_length"]) == {16, 32}
     assert len(table) == 2 * 2 * 3 * 16 * len(KINDS)
-    assert set(COLUMNS.values()) <= set(run.heads)
+    assert set(KIND_COLUMNS.values()) <= set(run.heads)
     assert run.heads["induction_token_low"].notna().all()
 
 

@@ -14,7 +14,7 @@ from headscope import plugins, reference
 from headscope.cli.app import Commands, app
 from headscope.runs.schema import all_tables
 from headscope.study.config import build_study, read_study
-from probes.adapt import paper
+from probes.adapt import paper_page
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ def test_every_command_is_in_the_readme_and_teaches_in_the_reference(name):
 
 
 def test_every_function_and_its_keywords_are_in_the_reference():
-    options_of = dict(plugins.parts("config"))
+    options_of = dict(plugins.load_parts("options"))
     assert [probe.name for probe in options_of] == [*plugins.probes()]
     for probe, options in options_of.items():
         chapter = REFERENCE.split(f"### hs.{probe.name}(")[1].split("\n### ")[0]
@@ -92,8 +92,8 @@ def test_the_readme_has_the_two_set_up_commands_of_the_makefile():
 
 
 def test_the_page_on_the_paper_ends_with_the_notes_and_names_the_study_that_made_it():
-    page = paper.PAGE.read_text(encoding="utf-8")
-    assert page.endswith(paper.NOTES.read_text(encoding="utf-8"))
+    page = paper_page.PAGE_PATH.read_text(encoding="utf-8")
+    assert page.endswith(paper_page.NOTES_PATH.read_text(encoding="utf-8"))
     assert all(spec in page for spec in read_study(ROOT / "headscope/study_files/paper.yaml", {}).models.values())
 
 
@@ -123,7 +123,7 @@ def test_the_readme_s_shell_lines_run_in_their_order(tmp_path):
 
 @pytest.mark.parametrize("block", blocks("yaml"))
 def test_the_readme_s_study_files_are_studies(block):
-    assert build_study(yaml.safe_load(block)).sections
+    assert build_study(yaml.safe_load(block)).probe_options
 
 
 def test_the_readme_s_needle_is_a_needle(tmp_path):

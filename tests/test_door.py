@@ -45,7 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("probe", plugins.probes().values(), ids=lambda probe: probe.name)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_part_that_a_probe_of_ours_names_is_there(probe: plugins.Probe, kind: plugins.Kind) -> None:
-    assert (plugins.part(probe, kind) is not None) == bool(getattr(probe, kind))
+    assert (plugins.load_part(probe, kind) is not None) == bool(getattr(probe, kind))
 
 
 def test_nothing_of_ours_is_broken() -> None:
@@ -64,16 +64,16 @@ def test_nothing_of_ours_is_broken() -> None:
             "scaling",
         )
     ]
-    assert plugins.complaints() == []
+    assert plugins.reported_problems() == []
 
 
 @pytest.mark.parametrize(
-    "probe", [p for p in plugins.probes().values() if p.cells.startswith("probes.")], ids=lambda p: p.name
+    "probe", [p for p in plugins.probes().values() if p.runner.startswith("probes.")], ids=lambda p: p.name
 )
 def test_no_file_but_a_probe_s_own_names_it(probe: plugins.Probe) -> None:
     """So that removing its folder and its entry point removes it everywhere."""
-    home = probe.cells.split(".")[1]
-    names = [table.name for table in plugins.part(probe, "tables")] + list(plugins.part(probe, "statistics") or ())
+    home = probe.runner.split(".")[1]
+    names = [table.name for table in plugins.load_part(probe, "tables")] + list(plugins.load_part(probe, "statistics") or ())
     quoted = "|".join(map(re.escape, {probe.name, *names}))
     naming = re.compile(rf"probes[./]{home}\b|[\"'`]({quoted})[\"'`]|run\.({'|'.join(map(re.escape, names))})\b")
     tracked = subprocess.run(

@@ -28,8 +28,8 @@ from headscope.study import runner as study
 from headscope.study.config import build_study
 from probes.evaluate import findings, harness, plots
 from probes.evaluate import report as charts
-from probes.evaluate.analysis import means, reported
-from probes.evaluate.head_summaries import of_models
+from probes.evaluate.analysis import means_over_tasks, preferred_metric_rows
+from probes.evaluate.head_summaries import summarise_heads
 
 QUESTIONS = (
     ("The colour of grass is", ("green", "purple", "orange"), 0),
@@ -101,7 +101,7 @@ def scored_here(smollm2: Model, place: Path, tmp_path_factory: pytest.TempPathFa
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(socket.socket, "connect", lambda _, address: reached.append(address))
         patched.setattr(socket, "getaddrinfo", lambda host, *_, **__: reached.append(host))
-        run = study.run(build_study(content), tmp_path_factory.mktemp("real"), given={"base": smollm2})
+        run = study.run_study(build_study(content), tmp_path_factory.mktemp("real"), given={"base": smollm2})
     return run, reached
 
 
@@ -128,7 +128,7 @@ def test_scores_are_those_of_the_harness_own_command_line_to_the_last_digit(
         *("--log_samples", "--output_path", str(tmp_path / "theirs")),
     ]
     # Of the tasks that it ships it reads RULER's alone: all of them take half a minute.
-    monkeypatch.setattr(manager, "__file__", str(harness.RULER / "manager.py"))
+    monkeypatch.setattr(manager, "__file__", str(harness.RULER_FOLDER / "manager.py"))
     monkeypatch.setattr(sys, "argv", command)
     cli_evaluate()
     (file,) = (tmp_path / "theirs").rglob("results_*.json")
@@ -149,14 +149,14 @@ def test_scores_are_those_of_the_harness_own_command_line_to_the_last_digit(
     assert not rows["colours", "brier_score"].higher_is_better
     (samples,) = (tmp_path / "theirs").rglob("samples_ruler_vt_*.jsonl")
     prompts = [json.loads(line)["doc"]["input"] for line in samples.read_text().splitlines()]
-    (made,) = harness.made(*harness.named(["ruler_vt"]), LENGTH, smollm2.tokenizer).values()
+    (made,) = harness.build_task(*harness.find_tasks(["ruler_vt"]), LENGTH, smollm2.tokenizer).values()
     assert prompts == [document["input"] for document in list(made.eval_docs)[:LIMIT]]
     assert smollm2.tokenizer.pad_token == loading.load_tokenizer("smollm2-135m").pad_token
 
 
 @pytest.fixture(scope="module")
 def whole(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return study.run(build_study(plan(place)), tmp_path_factory.mktemp("runs"))
+    return study.run_study(build_study(plan(place)), tmp_path_factory.mktemp("runs"))
 
 
 def test_every_model_is_scored_under_its_scheme_on_the_same_documents(whole: Run) -> None:
@@ -170,7 +170,7 @@ def test_every_model_is_scored_under_its_scheme_on_the_same_documents(whole: Run
 def test_interrupted_it_goes_on_at_the_next_model_task_or_length(
     whole: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scores, calls = harness.scores, []
+    scores, calls = harness.score_tasks, []
 
     def stopping(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -180,8 +180,8 @@ def test_interrupted_it_goes_on_at_the_next_model_task_or_length(
 
     monkeypatch.setattr(harness, "scores", stopping)
     with pytest.raises(Interrupted, match="finished cells are kept"):
-        study.run(build_study(plan(place)), tmp_path)
-    resumed = study.run(build_study(plan(place)), tmp_path, resume=True)
+        study.run_study(build_study(plan(place)), tmp_path)
+    resumed = study.run_study(build_study(plan(place)), tmp_path, resume=True)
     assert len(calls) == 3 + 2
     assert resumed.manifest["tables"] == whole.manifest["tables"]
 
@@ -195,7 +195,7 @@ def test_a_run_whose_task_file_changed_does_not_go_on(
     rules = yaml.safe_load((place / "colours.yaml").read_text()) | {"task": "own"}
     rules["dataset_kwargs"] = {"data_files": f"{tmp_path}/own.jsonl"}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(rules))
-    scores, calls = harness.scores, []
+    scores, calls = harness.score_tasks, []
 
     def stopping(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -205,14 +205,14 @@ def test_a_run_whose_task_file_changed_does_not_go_on(
 
     monkeypatch.setattr(harness, "scores", stopping)
     with pytest.raises(Interrupted):
-        study.run(build_study(content), tmp_path / "runs")
+        study.run_study(build_study(content), tmp_path / "runs")
     if changed == "documents":
         with (tmp_path / "own.jsonl").open("a") as file:
             file.write(json.dumps({"question": "Tar is", "choices": ["white", "black", "red"], "answer": 1}) + "\n")
     else:
         (tmp_path / "own.yaml").write_text(yaml.safe_dump(rules | {"doc_to_text": "Say: {{question}}"}))
     with pytest.raises(BadInput, match="task own"):
-        study.run(build_study(content), tmp_path / "runs", resume=True)
+        study.run_study(build_study(content), tmp_path / "runs", resume=True)
 
 
 def test_prompts_that_lose_their_beginning_are_told(
@@ -223,7 +223,7 @@ def test_prompts_that_lose_their_beginning_are_told(
     rules = yaml.safe_load((place / "colours.yaml").read_text()) | {"task": "long"}
     rules["dataset_kwargs"] = {"data_files": f"{place}/long.jsonl"}
     (place / "long.yaml").write_text(yaml.safe_dump(rules))
-    study.run(build_study(plan(place, tasks=[f"{place}/long.yaml"])), tmp_path)
+    study.run_study(build_study(plan(place, tasks=[f"{place}/long.yaml"])), tmp_path)
     said = "prompts of long were too long and lost their beginning: give more --length"
     assert len([message for message in caplog.messages if said in message]) == 2  # one for each model
 
@@ -233,11 +233,11 @@ def test_answers_are_not_written_from_keys_that_the_whole_length_would_change(pl
     content = plan(place)
     content["models"] = {"whole": f"{place}/tiny@adarope:adapter={tmp_path}/adapter.safetensors,length=sequence"}
     with pytest.raises(BadInput, match="'whole' cannot write answers under length=sequence: use length=visible"):
-        study.run(build_study(content), tmp_path / "runs")
+        study.run_study(build_study(content), tmp_path / "runs")
 
 
 def test_a_group_gives_its_tasks_and_those_made_to_a_length_are_known() -> None:
-    tasks = {each.name: each.by_length for each in harness.named(["ruler", "niah_single_1"])}
+    tasks = {each.name: each.is_generated_to_length for each in harness.find_tasks(["ruler", "niah_single_1"])}
     assert len(tasks) == 13
     assert all(tasks.values())
 
@@ -245,13 +245,13 @@ def test_a_group_gives_its_tasks_and_those_made_to_a_length_are_known() -> None:
 @pytest.mark.model
 def test_synthetic_tasks_of_several_kinds_are_made_one_after_the_other(smollm2: Model) -> None:
     """The harness reads their modules anew each time."""
-    for task in harness.named(["niah_single_1", "ruler_vt"]):
-        assert len(harness.made(task, 1024, smollm2.tokenizer)) == 1
+    for task in harness.find_tasks(["niah_single_1", "ruler_vt"]):
+        assert len(harness.build_task(task, 1024, smollm2.tokenizer)) == 1
 
 
 def test_a_missing_standard_error_is_that_of_resamples() -> None:
     values = list(np.random.default_rng(0).random(200))
-    assert harness._resampled(np.mean, values) == pytest.approx(np.std(values) / np.sqrt(200), rel=0.1)
+    assert harness._bootstrap_standard_error(np.mean, values) == pytest.approx(np.std(values) / np.sqrt(200), rel=0.1)
 
 
 # Mistakes ----------------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_a_mistake_is_one_line(
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(harness, "TASKS", harness.RULER)  # all that it ships take half a minute to read
+    monkeypatch.setattr(harness, "TASKS", harness.RULER_FOLDER)  # all that it ships take half a minute to read
     (place / "empty.yaml").write_text("metric_list: []\n")
     (place / "one.jsonl").write_text(
         json.dumps({"question": "Tar is", "choices": ["red", "black"], "answer": 1}) + "\n"
@@ -313,9 +313,9 @@ def test_a_mistake_is_one_line(
 
 def test_a_task_that_needs_a_package_says_which() -> None:
     assert "needs a package that is not installed (ModuleNotFoundError: No module named 'bs4')" in str(
-        harness._failed("niah_single_2", ModuleNotFoundError("No module named 'bs4'"))
+        harness._task_error("niah_single_2", ModuleNotFoundError("No module named 'bs4'"))
     )
-    assert isinstance(harness._failed("x", ConnectionError("offline")), Missing)
+    assert isinstance(harness._task_error("x", ConnectionError("offline")), Missing)
 
 
 def test_json_is_all_that_is_printed(headscope: Any, place: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -343,9 +343,9 @@ TASKS = scored(
 
 
 def test_the_metric_shown_is_the_papers_and_means_are_over_tasks_of_a_kind() -> None:
-    rows = reported(TASKS)
+    rows = preferred_metric_rows(TASKS)
     assert list(rows["metric"]) == ["acc_norm", "acc", "match", "match", "acc_norm", "acc"]
-    found = means(rows).set_index(["model", "kind", "context_length"])
+    found = means_over_tasks(rows).set_index(["model", "kind", "context_length"])
     assert list(found.index) == [("base", "accuracy", 4096), ("yarn", "accuracy", 4096)]
     assert found.loc[("base", "accuracy", 4096), "score"] == pytest.approx(0.65)
     assert found.loc[("base", "accuracy", 4096), "stderr"] == pytest.approx(0.025)
@@ -353,25 +353,25 @@ def test_the_metric_shown_is_the_papers_and_means_are_over_tasks_of_a_kind() -> 
 
 def test_means_are_over_the_tasks_that_every_model_has() -> None:
     more = pd.concat([TASKS, scored(("yarn", "hellaswag", 4096, "acc", 0.9, 0.1))])
-    assert means(reported(more)).equals(means(reported(TASKS)))
+    assert means_over_tasks(preferred_metric_rows(more)).equals(means_over_tasks(preferred_metric_rows(TASKS)))
 
 
 def test_deeper_is_better_where_a_lower_score_is() -> None:
     rows = scored(("base", "wiki", 4096, "bits", 1.0, 0.1), ("yarn", "wiki", 4096, "bits", 2.0, 0.1))
-    (heat,) = plots.table(rows.assign(higher_is_better=False)).data
+    (heat,) = plots.plot_score_table(rows.assign(higher_is_better=False)).data
     assert heat.z.tolist() == [[1.0], [0.0]]
 
 
 def test_the_table_holds_every_model_and_task_with_its_standard_error() -> None:
-    (heat,) = plots.table(TASKS).data
+    (heat,) = plots.plot_score_table(TASKS).data
     assert list(heat.y) == ["base", "yarn"]
     assert [at.split("<br>")[0] for at in heat.x] == ["arc_easy", "boolq", "ruler_vt", "ruler_vt", "mean of 2"]
     assert heat.text[0][0] == "0.600<br>±0.040"
     assert heat.text[1][2] == ""
-    assert plots.by_length(TASKS).layout.xaxis.ticktext == ("2,048", "4,096")
-    lines = plots.by_length(TASKS).data
+    assert plots.plot_scores_by_length(TASKS).layout.xaxis.ticktext == ("2,048", "4,096")
+    lines = plots.plot_scores_by_length(TASKS).data
     assert [list(line.x) for line in lines] == [[2048, 4096], []]
-    assert plots.table(TASKS.iloc[:0]).layout.annotations[0].text == "no rows to show"
+    assert plots.plot_score_table(TASKS.iloc[:0]).layout.annotations[0].text == "no rows to show"
 
 
 def test_report_and_terminal_tell_the_scores(tmp_path: Path) -> None:
@@ -396,15 +396,15 @@ def test_scores_stand_beside_the_heads_of_the_same_model() -> None:
             units.assign(model="yarn", growth=0.4, ess2_512=np.where(units["head"] < 5, 12.0, 30.0)),
         ]
     )
-    numbers = of_models(heads)
+    numbers = summarise_heads(heads)
     growth = "Growth exponent, median head"
     assert numbers[growth].to_dict() == {"base": 0.2, "yarn": 0.4}
     assert list(numbers) == [growth]  # one share alone, under yarn, shows nothing
     heads = pd.concat([heads, units.assign(model="other", growth=np.nan, ess2_512=10.0)])
-    (kept,) = set(of_models(heads)) - {growth}
-    assert of_models(heads)[kept].dropna().to_dict() == {"yarn": 0.25, "other": 1.0}
+    (kept,) = set(summarise_heads(heads)) - {growth}
+    assert summarise_heads(heads)[kept].dropna().to_dict() == {"yarn": 0.25, "other": 1.0}
     few = pd.DataFrame({"layer": 0, "head": range(8)}).assign(model="smaller", growth=0.2, ess2_512=10.0)
-    assert of_models(pd.concat([heads, few]))[kept].dropna().to_dict() == {"yarn": 0.25, "other": 1.0}
-    points = [trace for trace in plots.against_heads(TASKS, numbers).data if trace.customdata is not None]
+    assert summarise_heads(pd.concat([heads, few]))[kept].dropna().to_dict() == {"yarn": 0.25, "other": 1.0}
+    points = [trace for trace in plots.plot_scores_against_heads(TASKS, numbers).data if trace.customdata is not None]
     assert {trace.name: list(trace.x) for trace in points} == {"base": [0.2] * 3, "yarn": [0.4] * 2}
     assert dict(zip(points[0].customdata, points[0].y, strict=True))["ruler_vt"] == 0.8  # at its longest length

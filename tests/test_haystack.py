@@ -12,7 +12,7 @@ from tokenizers_of_all_kinds import KINDS, play, tokenizer
 
 from headscope.errors import BadInput, Missing
 from headscope.models import loading
-from headscope.prompts.haystack import Haystack, Prompter, decoded
+from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, decoded
 from headscope.prompts.needles import INDIRECT, OURS, Needle, read_needles
 from headscope.prompts.texts import first_tokens
 from probes.needle import wu
@@ -21,10 +21,10 @@ LONGEST = 1500
 END = re.compile(r"[.!?…]+[\"'’”)\]»_]*$")
 
 
-def ground(kind: str, needle: int = 0, template: str = "prefix") -> tuple[Haystack, Prompter]:
+def ground(kind: str, needle: int = 0, template: str = "prefix") -> tuple[Haystack, NeedlePromptBuilder]:
     tokens = loading.load_tokenizer("smollm2-135m") if kind == "smollm2" else tokenizer(kind)
     haystack = Haystack("play", first_tokens(play(), tokens, LONGEST), tokens)
-    return haystack, Prompter(OURS[needle], tokens, template)
+    return haystack, NeedlePromptBuilder(OURS[needle], tokens, template)
 
 
 def assert_sound(kind: str, needle: int, length: int, depth: float) -> None:
@@ -122,7 +122,7 @@ def test_an_indirect_needle_is_asked_for_in_other_words_and_its_fact_alone_is_sc
     tokens = tokenizer("byte-level")
     haystack = Haystack("play", first_tokens(play(), tokens, 900), tokens)
     for needle in INDIRECT:
-        prompter = Prompter(needle, tokens, template)
+        prompter = NeedlePromptBuilder(needle, tokens, template)
         prompt = prompter.hidden(haystack, 700, 0.5)
         text = decoded(tokens, prompt.ids)
         assert len(prompt.ids) == 700

@@ -18,7 +18,7 @@ import headscope as hs
 from headscope.errors import BadInput
 from headscope.models.hub import HubId
 from headscope.models.loading import locate
-from headscope.positions.model import Spec
+from headscope.positions.model import ModelSpec
 from headscope.runs.run import Run, runs
 from headscope.study.config import read_study
 
@@ -166,7 +166,7 @@ def test_a_colon_in_a_path_is_a_path(place: Path, tmp_path: Path, monkeypatch: p
 def test_a_revision_in_a_study_file_needs_no_quotes(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("models:\n  early: lab/tiny:step2@yarn:factor=4\nmeasure:\n")
     study = read_study(tmp_path / "study.yaml", {})
-    spec = Spec.read(study.models["early"])
+    spec = ModelSpec.read(study.models["early"])
     assert (spec.checkpoint, spec.scheme) == ("lab/tiny:step2", "yarn:factor=4")
 
 

@@ -19,12 +19,12 @@ from headscope.runs.run import Run
 from headscope.runs.validate import validate
 from headscope.study import runner
 from headscope.study.config import build_study
-from headscope.study.context import Materials
+from headscope.study.context import StudyContext
 from probes.influence import objective_texts
 from probes.influence.analysis import agreement, solved, sweeps
 from probes.influence.damping import with_damped
 from probes.influence.objective_texts import Passage
-from probes.influence.run import InfluenceSection, head_influence
+from probes.influence.run import InfluenceRunner, head_influence
 
 PROMPT, ANSWER = 40, 6
 IDS = torch.randint(3, families.VOCAB, (1, PROMPT + ANSWER), generator=torch.Generator().manual_seed(7))
@@ -34,7 +34,7 @@ IDS = torch.randint(3, families.VOCAB, (1, PROMPT + ANSWER), generator=torch.Gen
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """One trial of random tokens, for models that have no tokenizer."""
     passage = Passage(IDS[0].tolist(), PROMPT, PROMPT, {"doc": "d", "fact": "f", "depth": 0.5}, "trial")
-    monkeypatch.setattr(InfluenceSection, "passages", lambda self, label, objective, length: [passage])
+    monkeypatch.setattr(InfluenceRunner, "passages", lambda self, label, objective, length: [passage])
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "phi", "cohere", "glm"])
@@ -71,8 +71,8 @@ def test_the_prompts_are_those_of_the_trials_with_the_answer_after_them() -> Non
             "influence": {"objectives": ["answer"], "lengths": [160, 192], "depths": 3, "needles": 2},
         }
     )
-    found = Materials(study)
-    section = InfluenceSection(study.sections["influence"], found)
+    found = StudyContext(study)
+    section = InfluenceRunner(study.probe_options["influence"], found)
     every = section.passages("base", "answer", 192)
     made = [passage for passage in every if passage.length == 192]
     assert len(made) == len(every) / 2 == 2 * 3
@@ -111,7 +111,7 @@ def planned(place: Path, **section: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def run(place: Path) -> Run:
-    return runner.run(planned(place), place / "runs")
+    return runner.run_study(planned(place), place / "runs")
 
 
 def test_a_run_holds_texts_and_the_trials_of_the_grid(run: Run) -> None:
@@ -165,17 +165,17 @@ def test_trials_that_the_unchanged_model_fails_are_kept_and_counted_apart(run: R
 def test_an_interrupted_study_of_answers_resumes_to_the_same_bytes(place: Path) -> None:
     few = {"objectives": ["answer"], "lengths": [80], "components": ["z-zero"], "top": 1}
     study = planned(place, **few)
-    whole = runner.run(study, place / "whole")
+    whole = runner.run_study(study, place / "whole")
     with pytest.raises(Interrupted):
-        runner.run(study, place / "cut", progress=StopsAfter(4))
-    resumed = runner.run(study, place / "cut", resume=True)
+        runner.run_study(study, place / "cut", progress=StopsAfter(4))
+    resumed = runner.run_study(study, place / "cut", resume=True)
     for table in ("influence_answers", "influence_answer_sets"):
         assert (resumed.path / f"{table}.parquet").read_bytes() == (whole.path / f"{table}.parquet").read_bytes()
 
 
 def test_a_context_without_room_for_the_fact_is_refused(place: Path) -> None:
     with pytest.raises(BadInput, match="give lengths of at least") as told:
-        runner.run(planned(place, lengths=[20]), place / "short")
+        runner.run_study(planned(place, lengths=[20]), place / "short")
     assert "\n" not in str(told.value)
     assert not (place / "short").exists()
 
@@ -183,7 +183,7 @@ def test_a_context_without_room_for_the_fact_is_refused(place: Path) -> None:
 def test_without_a_section_that_hides_facts_there_are_no_answers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objective_texts.door, "parts", lambda kind: iter(()))
     with pytest.raises(Missing, match="nothing that is installed hides facts in documents"):
-        runner.run(planned(place, objectives=["answer"]), place / "none")
+        runner.run_study(planned(place, objectives=["answer"]), place / "none")
 
 
 @pytest.mark.parametrize(

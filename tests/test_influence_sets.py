@@ -14,7 +14,7 @@ from playwright.sync_api import Browser
 from werkzeug.serving import make_server
 
 import headscope as hs
-from dashboards.app import create
+from dashboards.app import create_app
 from headscope import user_input
 from headscope.errors import BadInput
 from headscope.positions.model import Model
@@ -47,7 +47,7 @@ def texts() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(materials, "documents", made)
-        patch.setattr(materials.Materials, "tokenizer", lambda self, label: None)
+        patch.setattr(materials.StudyContext, "tokenizer", lambda self, label: None)
         yield
 
 
@@ -61,7 +61,7 @@ def exported(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> str
     """What the app's tray writes of these sets."""
     folder = tmp_path_factory.mktemp("runs")
     synthetic_run(folder, models=("base",), layers=4, heads=4, groups=2, pairs=2, lengths=(256,), docs=2)
-    server = make_server("127.0.0.1", 0, create(folder).server, threaded=True)
+    server = make_server("127.0.0.1", 0, create_app(folder).server, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     page = chromium.new_page(accept_downloads=True)
     page.goto(f"http://127.0.0.1:{server.server_port}/heads?pick=1.2_3.0&sets=early:%20'ones':0.1_0.3_2.2")
@@ -77,7 +77,7 @@ def run_of(content: dict[str, Any], model: Model, out: Path, **section: Any) -> 
     """The study of these sets, the output of each unit taken away."""
     influence = {"lengths": [LENGTH], "components": ["z-zero"], **content["influence"], **section}
     study = build_study({"models": {"tiny": "tiny"}, "texts": {"docs": DOCS}, "influence": influence})
-    return runner.run(study, out, given={"tiny": model})
+    return runner.run_study(study, out, given={"tiny": model})
 
 
 def ablated(model: Model, document: int, heads: list[str]) -> float:
@@ -156,7 +156,7 @@ def test_the_scripted_sweep_takes_named_heads_too(model: Model) -> None:
 
 def test_a_flag_says_the_same_as_the_study_file() -> None:
     flag = build_study({"influence": {"heads": "picked=L1H2,3.0;early=l0h1, L0H1"}})
-    assert flag.sections["influence"].heads == {"picked": ["L1H2", "L3H0"], "early": ["L0H1"]}
+    assert flag.probe_options["influence"].heads == {"picked": ["L1H2", "L3H0"], "early": ["L0H1"]}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from headscope.forward.interventions import Intervention, Unit, groups, heads, o
 from headscope.forward.replay import Replay
 from headscope.positions import resolve
 from headscope.positions.model import Model
-from headscope.prompts.texts import documents
+from headscope.prompts.texts import load_token_documents
 from headscope.runs.validate import validate
 from headscope.study import runner
 from headscope.study.config import build_study
@@ -34,7 +34,7 @@ FIVE = ("llama-gqa", "gemma3", "phi", "cohere", "glm")
 
 def knocked_out(model: Model, *components: str, **section: Any) -> Mapping[str, Intervention]:
     """The interventions that these components stand for, by the names they are stored under."""
-    config = build_study({"influence": {"components": components, "method": "screen", **section}}).sections["influence"]
+    config = build_study({"influence": {"components": components, "method": "screen", **section}}).probe_options["influence"]
     return {name: change for (name, _), change in plan("tiny", model, config).interventions.items()}
 
 
@@ -196,7 +196,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_holds_every_head_by_band_and_all_heads_at_once(place: Path) -> None:
     section = {"components": ["pairs-zero:eighths", "pairs-still:0-3"], "lengths": [24], "method": "screen"}
     plan = content(place, measure=None, models={"base": str(place / "tiny")})
-    run = runner.run(build_study({**plan, "influence": {**section, "curve": False}}), place / "runs")
+    run = runner.run_study(build_study({**plan, "influence": {**section, "curve": False}}), place / "runs")
     assert validate(run) == []
     names = [*(f"pairs-zero:{n}-{n}" for n in range(8)), "pairs-still:0-3"]
     counts = run.influence.groupby("component", observed=True).size().to_dict()
@@ -205,7 +205,7 @@ def test_a_run_holds_every_head_by_band_and_all_heads_at_once(place: Path) -> No
     assert set(sets["size"]) == {16}
     assert set(sets["choice"]) == {"top"}
     model = hs.load(str(place / "tiny"))
-    document, _ = documents(plan["texts"]["source"], model.tokenizer, 2, 24)
+    document, _ = load_token_documents(plan["texts"]["source"], model.tokenizer, 2, 24)
     ids = torch.tensor([document.ids])
     plain = edited.losses(model, ids, {}).mean()
     shape = families.SPECS["llama-gqa"]

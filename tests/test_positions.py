@@ -31,7 +31,7 @@ from headscope.positions.adarope import LEARNED
 from headscope.positions.model import Model, load
 from headscope.positions.schedule import Schedule
 from headscope.positions.schemes import published_slopes
-from headscope.positions.tables import position_tables
+from probes.positions.run import position_tables
 
 MEASURABLE = pytest.mark.parametrize("family", families.MEASURABLE)
 SOME = pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "gpt_neox", "phi3", "smollm3", "cohere", "glm"])

@@ -16,24 +16,24 @@ from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model, load
 from headscope.positions.schedule import Schedule
 from headscope.prompts.texts import TokenDocument, first_tokens
-from headscope.report import statistics_text
 from headscope.report.blocks import RenderContext
+from headscope.report.text import statistics_table
 from headscope.runs.run import Run
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study
-from headscope.study.context import Materials
-from headscope.study.runner import run as run_study
+from headscope.study.context import StudyContext
+from headscope.study.runner import run_study as run_study
 from probes.adapt.validation import held_out_loss
 from probes.pretrain import plots
 from probes.pretrain import report as charts
-from probes.pretrain.checkpoint_index import Training, last
-from probes.pretrain.claims import claims
-from probes.pretrain.learning import Pretraining
-from probes.pretrain.losses import variants
-from probes.pretrain.models import random_model
-from probes.pretrain.options import Pretrain
-from probes.pretrain.run import PretrainSection
-from probes.pretrain.variants import schedule
+from probes.pretrain.analysis import variant_table
+from probes.pretrain.checkpoint_index import TrainingKey, final_checkpoint_labels
+from probes.pretrain.claims import pretraining_claims
+from probes.pretrain.model_setup import random_model
+from probes.pretrain.options import PretrainOptions
+from probes.pretrain.run import PretrainRunner
+from probes.pretrain.trainer import PretrainTrainer
+from probes.pretrain.variants import initial_positions
 
 VARIANTS = ["rope", "prope", "alibi", "nope", "adarope", "no-freq", "no-scale", "shared-freq", "fixed-log"]
 TINY: dict[str, Any] = {
@@ -54,9 +54,9 @@ IDS = torch.randint(0, 300, (2, 80), generator=torch.Generator().manual_seed(1))
 # One step, by hand ------------------------------------------------------------------------------------------------
 
 
-def tiny(variant: str, **options: Any) -> tuple[Pretrain, Model, Schedule]:
+def tiny(variant: str, **options: Any) -> tuple[PretrainOptions, Model, Schedule]:
     """A float64 model whose attention is far from uniform, and its positions, moved away from where they start."""
-    config = Pretrain(**{**TINY, **options})
+    config = PretrainOptions(**{**TINY, **options})
     module = random_model(config, 300, 0).double()
     module.set_experts_implementation("eager")  # the grouped product of experts knows no float64
     generator = torch.Generator().manual_seed(2)
@@ -64,7 +64,7 @@ def tiny(variant: str, **options: Any) -> tuple[Pretrain, Model, Schedule]:
         for parameter in module.parameters():
             parameter += 0.15 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
     model = load(module)
-    positions = schedule(variant, model)
+    positions = initial_positions(variant, model)
     if isinstance(positions, AdaRoPE):
         positions.double()
         with torch.no_grad():
@@ -131,18 +131,18 @@ def by_hand(model: Model, variant: str, positions: Schedule, ids: Tensor) -> Ten
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_step_is_that_of_a_plain_implementation(variant: str) -> None:
     config, model, positions = tiny(variant)
-    learner = Pretraining(model, positions, config)
+    learner = PretrainTrainer(model, positions, config)
     expected = by_hand(model, variant, positions, IDS)
-    gradients = torch.autograd.grad(expected, learner.learned)
-    before = [parameter.detach().clone() for parameter in learner.learned]
+    gradients = torch.autograd.grad(expected, learner.trainable_parameters)
+    before = [parameter.detach().clone() for parameter in learner.trainable_parameters]
     with attached(model, positions):
         loss = learner.step(IDS, 1.0)
     assert loss == pytest.approx(expected.item(), abs=1e-6)
-    for parameter, gradient in zip(learner.learned, gradients, strict=True):
+    for parameter, gradient in zip(learner.trainable_parameters, gradients, strict=True):
         assert (parameter.grad - gradient).abs().max() < 1e-6
     # AdamW's first step goes by the sign of the gradient, whatever its size.
     weights = {id(parameter) for parameter in model.module.parameters()}
-    for parameter, old, gradient in zip(learner.learned, before, gradients, strict=True):
+    for parameter, old, gradient in zip(learner.trainable_parameters, before, gradients, strict=True):
         decay = config.weight_decay if id(parameter) in weights else 0.0
         other = config.frequency_rate if parameter.dim() == 3 else config.scale_rate
         rate = config.rate if id(parameter) in weights else other
@@ -153,7 +153,7 @@ def test_one_step_is_that_of_a_plain_implementation(variant: str) -> None:
 
 def test_adarope_starts_as_rope() -> None:
     _, model, _ = tiny("rope")
-    adarope = schedule("adarope", model)
+    adarope = initial_positions("adarope", model)
     assert isinstance(adarope, AdaRoPE)
     with torch.no_grad():
         expected = model.module(IDS).logits
@@ -168,15 +168,15 @@ def test_one_step_of_another_architecture_is_that_of_transformers(architecture: 
     balanced = {"output_router_logits": True} if architecture == "olmoe" else {}
     expected = model.module(IDS, labels=IDS, **balanced).loss
     gradients = torch.autograd.grad(expected, list(model.module.parameters()))
-    learner = Pretraining(model, rope, config)
-    loss, balance = learner.losses(IDS)
+    learner = PretrainTrainer(model, rope, config)
+    loss, balance = learner.compute_losses(IDS)
     assert (loss + balance).item() == pytest.approx(expected.item(), abs=1e-6)
     (loss + balance).backward()
-    for parameter, gradient in zip(learner.learned, gradients, strict=True):
+    for parameter, gradient in zip(learner.trainable_parameters, gradients, strict=True):
         assert (parameter.grad - gradient).abs().max() < 1e-6
     for variant in ("adarope", "alibi"):
-        with attached(model, schedule(variant, model).double() if variant == "adarope" else variant):
-            assert torch.isfinite(learner.losses(IDS)[0])
+        with attached(model, initial_positions(variant, model).double() if variant == "adarope" else variant):
+            assert torch.isfinite(learner.compute_losses(IDS)[0])
 
 
 # Whole trainings --------------------------------------------------------------------------------------------------
@@ -216,16 +216,16 @@ def test_killed_three_times_it_ends_with_the_same_bytes(
     trained: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = study(texts, trainings=["rope", "alibi", "adarope", "shared-freq", "rope:1"])
-    step, left = Pretraining.step, 0
+    step, left = PretrainTrainer.step, 0
 
-    def killed(self: Pretraining, *args: Any) -> float:
+    def killed(self: PretrainTrainer, *args: Any) -> float:
         nonlocal left
         left -= 1
         if left < 0:
             raise KeyboardInterrupt
         return step(self, *args)
 
-    monkeypatch.setattr(Pretraining, "step", killed)
+    monkeypatch.setattr(PretrainTrainer, "step", killed)
     for left in (3, 5, 6):  # noqa: B007 (counted down within)
         with pytest.raises(Interrupted):
             run_study(plan, tmp_path, resume=True)
@@ -280,7 +280,7 @@ def test_a_watched_training_leaves_the_same_weights_and_a_run_that_measured_each
 
 
 def test_losses_are_shown_against_the_first_training(trained: Run) -> None:
-    made = plots.against_first(trained.validation)
+    made = plots.plot_loss_against_first(trained.validation)
     line = next(trace for trace in made.data if trace.name == "alibi-s0")
     rows = trained.validation.astype({"adapter": "str", "nll": "float64"})
     rows = rows.assign(nll=rows["nll"] * rows["tokens"]).groupby(["adapter", "step"])[["nll", "tokens"]].sum()
@@ -289,19 +289,19 @@ def test_losses_are_shown_against_the_first_training(trained: Run) -> None:
 
 
 def test_held_out_texts_teach_nothing(texts: Path) -> None:
-    section = PretrainSection(study(texts).pretrain, Materials(study(texts)))
+    section = PretrainRunner(study(texts).pretrain, StudyContext(study(texts)))
     held = (texts / "held.txt").read_text()
-    assert section.slices.documents.keys() == {f"{texts.name}/a.txt", f"{texts.name}/b.txt"}
-    assert held not in [each.text for each in section._learned()]
+    assert section.sampler.documents.keys() == {f"{texts.name}/a.txt", f"{texts.name}/b.txt"}
+    assert held not in [each.text for each in section._training_texts()]
 
 
 # What may be asked ------------------------------------------------------------------------------------------------
 
 
 def test_checkpoints_are_log_spaced() -> None:
-    assert Pretrain(steps=200).kept == [0, 1, 2, 4, 8, 16, 32, 64, 91, 128, 181, 200]
-    assert Pretrain(steps=200, keep=100).stops == sorted({*Pretrain(steps=200).kept, 100})
-    assert Pretrain(trainings=["rope:1", "nope", "rope"]).planned == [("nope", 0), ("rope", 0), ("rope", 1)]
+    assert PretrainOptions(steps=200).checkpoint_steps == [0, 1, 2, 4, 8, 16, 32, 64, 91, 128, 181, 200]
+    assert PretrainOptions(steps=200, keep=100).segment_bounds == sorted({*PretrainOptions(steps=200).checkpoint_steps, 100})
+    assert PretrainOptions(trainings=["rope:1", "nope", "rope"]).parsed_trainings == [("nope", 0), ("rope", 0), ("rope", 1)]
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_claims_are_judged_by_their_thresholds(paper: bool, verdict: str) -> Non
     names = [f"{variant}-s{seed}" for variant in LOSSES for seed in (0, 1)]
     losses = {name: (1 if paper else -1) * LOSSES[name[:-3]] + 0.001 * int(name[-1]) for name in names}
     run = Measured({name: columns(name.startswith("adarope"), paper) for name in names}, losses)
-    found = list(claims(run))  # type: ignore[arg-type]
+    found = list(pretraining_claims(run))  # type: ignore[arg-type]
     assert [claim.verdict for claim in found] == [verdict] * 7
     assert all("seed 1" in claim.evidence for claim in found)
 
@@ -386,8 +386,8 @@ def test_claims_are_judged_by_their_thresholds(paper: bool, verdict: str) -> Non
 def test_every_variant_stands_beside_rope_with_its_seeds() -> None:
     losses = {"rope-s0": 4.0, "rope-s1": 4.01, "adarope-s0": 3.9, "adarope-s1": 3.95, "nope-s0": 4.2}
     run = Measured({name: columns(name.startswith("adarope")) for name in losses}, losses)
-    found = variants(run, last(run))  # type: ignore[arg-type]
-    listing = statistics_text.statistics_table("", found)
+    found = variant_table(run, final_checkpoint_labels(run))  # type: ignore[arg-type]
+    listing = statistics_table("", found)
     losses_at, less = "loss at 512 (nats/token)", "loss against the first model at 512 (nats/token)"
     assert listing.column_names == ["variant", "seeds", losses_at, less, "seeds apart"]
     reach = 2.776 * 0.01 * np.sqrt(2.5 / 5)  # Student's t with five documents, 0.01 apart from one to the next
@@ -410,12 +410,12 @@ def test_one_variant_stands_beside_nothing() -> None:
 def test_losses_at_other_lengths_alone_tell_no_claim_of_loss() -> None:
     run = Measured({name: columns(name == "adarope-s0") for name in ("adarope-s0", "rope-s0")}, {"adarope-s0": 4.0})
     run.nll = run.nll.assign(context_length=4096)
-    assert len([*claims(run)]) == 4  # type: ignore[arg-type]
+    assert len([*pretraining_claims(run)]) == 4  # type: ignore[arg-type]
 
 
 def test_seeds_that_disagree_tell_nothing() -> None:
     run = Measured({"adarope-s0": columns(True), "adarope-s1": columns(True, paper=False)}, {})
-    assert {claim.verdict for claim in claims(run)} == {"cannot be told at this size"}  # type: ignore[arg-type]
+    assert {claim.verdict for claim in pretraining_claims(run)} == {"cannot be told at this size"}  # type: ignore[arg-type]
 
 
 def test_only_the_furthest_checkpoints_are_judged() -> None:
@@ -424,5 +424,5 @@ def test_only_the_furthest_checkpoints_are_judged() -> None:
         {**run.manifest["models"][1], "label": "later", "checkpoint": "out/rope-s0/step-000200"},
         {**run.manifest["models"][1], "label": "other", "checkpoint": "smollm2-135m"},
     ]
-    assert last(run) == {Training("rope", 0): "later"}  # type: ignore[arg-type]
-    assert not list(claims(run))  # type: ignore[arg-type]
+    assert final_checkpoint_labels(run) == {TrainingKey("rope", 0): "later"}  # type: ignore[arg-type]
+    assert not list(pretraining_claims(run))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from headscope.study import runner as study
 from headscope.study.config import build_study
 from probes.scaling import report as scaling
 from probes.window import plots as window
-from probes.window.analysis import NAMES, accuracy, mass_bounds
+from probes.window.analysis import SCHEME_NAMES, accuracy_by_width, mass_bounds
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         "window": {"center": 32, "widths": [1, 2, 4], "seeds": 3, "steps": 400},
         "scaling": {"lengths": [100, 1000], "seeds": 4},
     }
-    return study.run(build_study(plan), tmp_path_factory.mktemp("runs"))
+    return study.run_study(build_study(plan), tmp_path_factory.mktemp("runs"))
 
 
 def test_both_probes_land_in_one_valid_run(run: Run) -> None:
@@ -32,18 +32,18 @@ def test_both_probes_land_in_one_valid_run(run: Run) -> None:
 
 
 def test_accuracy_lines_carry_the_means_over_seeds(run: Run) -> None:
-    figure = window.by_width(run.window)
-    means = accuracy(run.window).set_index(["scheme", "width"])["accuracy"]
+    figure = window.plot_accuracy_by_width(run.window)
+    means = accuracy_by_width(run.window).set_index(["scheme", "width"])["accuracy"]
     lines = {trace.name: trace for trace in figure.data if trace.mode == "lines+markers"}
-    assert list(lines) == list(NAMES.values())
-    for scheme, name in NAMES.items():
+    assert list(lines) == list(SCHEME_NAMES.values())
+    for scheme, name in SCHEME_NAMES.items():
         assert list(lines[name].x) == [1, 2, 4]
         assert list(lines[name].y) == pytest.approx(list(means[scheme]))
 
 
 def test_dominant_frequencies_are_medians_over_seeds(run: Run) -> None:
-    lines = {trace.name: trace for trace in window.dominant(run.window).data}
-    assert set(lines) == set(NAMES.values()) - {"NoPE"}
+    lines = {trace.name: trace for trace in window.plot_dominant_frequency(run.window).data}
+    assert set(lines) == set(SCHEME_NAMES.values()) - {"NoPE"}
     mine = run.window.query("scheme == 'learned' and width == 4")["dominant_theta"]
     assert lines["learned frequencies"].y[2] == pytest.approx(float(mine.median()))
 
@@ -51,7 +51,7 @@ def test_dominant_frequencies_are_medians_over_seeds(run: Run) -> None:
 def test_mass_points_are_the_solved_models_between_the_stated_bounds(run: Run) -> None:
     solved = run.window[(run.window["accuracy"] >= 0.99) & (run.window["scheme"] != "nope")]
     assert len(solved), "the probe must solve narrow windows at this size"
-    figure = window.mass(run.window)
+    figure = window.plot_frequency_mass(run.window)
     points = [value for trace in figure.data if trace.mode == "markers" for value in trace.y]
     assert sorted(points) == pytest.approx(sorted(solved["frequency_mass"].astype(float)))
     bounds = mass_bounds(run.window)
@@ -62,20 +62,20 @@ def test_mass_points_are_the_solved_models_between_the_stated_bounds(run: Run) -
 
 
 def test_the_profile_is_the_stored_logit_of_each_pair_and_distance(run: Run) -> None:
-    heat = window.profile(run.window_pairs, "learned", 2, 32).data[0]
+    heat = window.plot_pair_profile(run.window_pairs, "learned", 2, 32).data[0]
     mine = run.window_pairs.query("scheme == 'learned' and width == 2 and pair == 1 and distance == 40")
     assert heat.z[1][list(heat.x).index(40)] == pytest.approx(float(mine["logit"].iloc[0]))
 
 
 def test_convergence_lines_carry_the_mean_ratio(run: Run) -> None:
-    figure = scaling.convergence(run.scaling, "nope")
+    figure = scaling.plot_convergence(run.scaling, "nope")
     rows = run.scaling.query("scheme == 'nope' and context_length == 1000").astype({"exponent": float})
     line = next(trace for trace in figure.data if trace.name.startswith("L^0.9"))
     expected = rows[rows["exponent"].round(3) == 0.9]["ratio"].astype(float).mean()
     assert line.y[list(line.x).index(1000)] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("draw", [window.by_width, window.mass, window.dominant])
+@pytest.mark.parametrize("draw", [window.plot_accuracy_by_width, window.plot_frequency_mass, window.plot_dominant_frequency])
 def test_an_empty_window_table_is_explained(run: Run, draw) -> None:
     assert "no rows to show" in draw(run.window.head(0)).to_json()
 

@@ -27,13 +27,13 @@ from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
 from headscope.study import ray_engine, runner
 from headscope.study.cells import Cell
-from headscope.study.config import Engine, Study, build_study
-from headscope.study.context import Materials
-from headscope.study.executor import Job, Maker
-from headscope.study.progress import Silent
-from headscope.study.ray_cluster import cluster
-from headscope.study.ray_worker import Hand
-from headscope.study.scheduler import Sharing
+from headscope.study.config import EngineOptions, Study, build_study
+from headscope.study.context import StudyContext
+from headscope.study.executor import CellExecutor, Job
+from headscope.study.progress import NoProgress
+from headscope.study.ray_cluster import connect_to_ray
+from headscope.study.ray_worker import RayWorker
+from headscope.study.scheduler import Scheduler
 
 GRID = {"lengths": [90], "depths": 2, "needles": 2, "seeds": 1, "template": "plain", "knockout": [1], "draws": 1}
 """A needle grid whose knock-outs read other cells back."""
@@ -55,7 +55,7 @@ def address() -> Iterator[str]:
     """A Ray of our own that the tests of this file share; returns its address."""
     import ray
 
-    with cluster(Engine(name="ray", workers=2), "cpu"):
+    with connect_to_ray(EngineOptions(name="ray", workers=2), "cpu"):
         assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}
         yield ray.get_runtime_context().gcs_address
 
@@ -68,7 +68,7 @@ def study(place: Path, **engine: Any) -> Study:
 
 @pytest.fixture(scope="module")
 def whole(place: Path) -> Run:
-    return runner.run(study(place), place / "whole")
+    return runner.run_study(study(place), place / "whole")
 
 
 def workers() -> list[int]:
@@ -85,13 +85,13 @@ def workers() -> list[int]:
     return found
 
 
-class Kills(Silent):
+class Kills(NoProgress):
     """Kills a worker a moment after that many cells were begun."""
 
     def __init__(self, cells: int, seed: int) -> None:
         self.cells, self.chance, self.killed, self.named = cells, random.Random(seed), [], set()
 
-    def doing(self, what: str, worker: str = "") -> None:
+    def set_activity(self, what: str, worker: str = "") -> None:
         self.named.add(worker)
         self.cells -= 1
         if self.cells == 0:
@@ -107,7 +107,7 @@ def test_a_worker_killed_at_any_moment_changes_no_byte(
     place: Path, whole: Run, address: str, tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture, capfd: Any
 ) -> None:
     progress = Kills(random.Random(seed).randrange(3, 12), seed)
-    run = runner.run(study(place, name="ray", workers=2), tmp_path, progress=progress)
+    run = runner.run_study(study(place, name="ray", workers=2), tmp_path, progress=progress)
     assert contents(run) == contents(whole)
     assert progress.killed
     assert not capfd.readouterr().out
@@ -155,7 +155,7 @@ runner.run(build_study(json.load(sys.stdin)), {str(tmp_path)!r})
     started = {n for n in descendants(driver.pid) if b"Agent" not in Path(f"/proc/{n}/cmdline").read_bytes()}
     driver.kill()
     driver.wait()
-    run = runner.run(study(place), tmp_path, resume=True)
+    run = runner.run_study(study(place), tmp_path, resume=True)
     assert contents(run) == contents(whole)
     assert run.manifest["timings"]["cells_done_now"] < run.manifest["timings"]["cells"]
     assert_clean(tmp_path, run.path)
@@ -173,7 +173,7 @@ class KillsAt(Kills):
         super().__init__(0, 0)
         self.cell = cell
 
-    def doing(self, what: str, worker: str = "") -> None:
+    def set_activity(self, what: str, worker: str = "") -> None:
         if what == self.cell:
             self.kill()
 
@@ -184,7 +184,7 @@ def test_a_cell_that_no_worker_survives_is_named_and_all_others_are_kept(
     monkeypatch.setattr(ray_engine, "TRIES", 1)
     fatal = "yarn: 24 tokens, document 1"
     with pytest.raises(Interrupted, match=f"no worker survived '{fatal}' .*--resume") as told:
-        runner.run(study(place, name="ray", workers=1), tmp_path, progress=KillsAt(fatal))
+        runner.run_study(study(place, name="ray", workers=1), tmp_path, progress=KillsAt(fatal))
     assert "\n" not in str(told.value)
     (partial,) = tmp_path.iterdir()
     assert len(list((partial / "cells").iterdir())) == whole.manifest["timings"]["cells"] - 1
@@ -195,7 +195,7 @@ def test_without_the_extra_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(Missing, match=r"pip install 'headscope\[ray\]'") as told:
-        runner.run(study(place, name="ray"), tmp_path)
+        runner.run_study(study(place, name="ray"), tmp_path)
     assert "\n" not in str(told.value)
     assert_clean(tmp_path)
 
@@ -214,7 +214,7 @@ def test_a_ray_that_does_not_start_is_one_line(place: Path, tmp_path: Path, monk
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     with pytest.raises(Interrupted, match=r"Ray does not start \(The current node .*--engine plain") as told:
-        runner.run(study(place, name="ray", workers=2), tmp_path)
+        runner.run_study(study(place, name="ray", workers=2), tmp_path)
     assert "\n" not in str(told.value)
     assert len(asked) == 3
     assert {options["_node_ip_address"] for options in asked} == {"127.0.0.1"}
@@ -274,13 +274,13 @@ def test_a_worker_makes_what_this_process_makes(place: Path, tmp_path: Path, sec
             "models": ["base"],
         }
     wanted = build_study({**content(place, models={"base": tiny}, measure=None), **options})
-    plain = runner.run(wanted, tmp_path / "plain")
-    maker = Maker(Materials(wanted))
-    jobs = runner.planned(maker)
-    hand = Hand(wanted.model_dump(mode="json", exclude_none=True), ["base"], 1, Path.cwd(), tmp_path / "run" / "files")
+    plain = runner.run_study(wanted, tmp_path / "plain")
+    maker = CellExecutor(StudyContext(wanted))
+    jobs = runner.plan_jobs(maker)
+    hand = RayWorker(wanted.model_dump(mode="json", exclude_none=True), ["base"], 1, Path.cwd(), tmp_path / "run" / "files")
     with RunWriter.open(tmp_path / "made", "made", {}) as writer:
         for job in jobs:
-            stored = {(need, name): writer.stored(need, name) for need in job.needs for name in writer.tables(need)}
+            stored = {(need, name): writer.stored(need, name) for need in job.prerequisites for name in writer.tables(need)}
             made, _ = hand.make(job, stored)
             writer.add(job.id, made.rows)
         run = writer.commit([job.id for job in jobs], {"models": plain.manifest["models"]})
@@ -296,7 +296,7 @@ def test_a_worker_makes_what_this_process_makes(place: Path, tmp_path: Path, sec
 
 @dataclass(frozen=True)
 class Reads:
-    before: tuple[str, ...]
+    prerequisites: tuple[str, ...]
 
 
 def jobs(checkpoints: int, cells: int, section: str = "measure") -> list[Job]:
@@ -308,7 +308,7 @@ def jobs(checkpoints: int, cells: int, section: str = "measure") -> list[Job]:
     ]
 
 
-def worked_through(sharing: Sharing, workers: int, deaths: float = 0.0, seed: int = 0) -> list[tuple[int, Job]]:
+def worked_through(sharing: Scheduler, workers: int, deaths: float = 0.0, seed: int = 0) -> list[tuple[int, Job]]:
     """Who did what in which order, on workers of one speed of which some die at a job."""
     chance, clock, doing, did = random.Random(seed), 0.0, {}, []
     idle = [*range(workers)]
@@ -338,14 +338,14 @@ OWN = {f"m{n}": f"checkpoint {n}" for n in range(20)}
 @pytest.mark.parametrize("deaths", [0.0, 0.3])
 def test_every_cell_is_made_once_whoever_dies(workers: int, deaths: float) -> None:
     wanted = jobs(5, 7)
-    did = worked_through(Sharing(wanted, OWN), workers, deaths, seed=workers)
+    did = worked_through(Scheduler(wanted, OWN), workers, deaths, seed=workers)
     assert sorted(job.id for _, job in did) == sorted(job.id for job in wanted)
 
 
 def test_a_checkpoint_is_opened_once_while_there_are_others() -> None:
     """And the costliest first."""
     wanted = [Job("measure", Cell(f"m{n}: {c}", f"m{n}", 1.0 + n)) for n in range(12) for c in range(4)]
-    did = worked_through(Sharing(wanted, OWN), 3)
+    did = worked_through(Scheduler(wanted, OWN), 3)
     opened = [next(worker for worker, job in did if job.cell.model == f"m{n}") for n in range(12)]
     for n in range(3, 12):
         assert {worker for worker, job in did if job.cell.model == f"m{n}"} == {opened[n]}
@@ -353,7 +353,7 @@ def test_a_checkpoint_is_opened_once_while_there_are_others() -> None:
 
 
 def test_workers_share_one_checkpoint_by_its_models_and_then_by_halves() -> None:
-    did = worked_through(Sharing(jobs(2, 8), {"m0": "one", "m1": "one"}), 4)
+    did = worked_through(Scheduler(jobs(2, 8), {"m0": "one", "m1": "one"}), 4)
     spent = defaultdict(float)
     for worker, job in did:
         spent[worker] += job.cell.cost
@@ -366,7 +366,7 @@ def test_a_cell_comes_after_those_that_it_reads() -> None:
     wanted += [
         Job("measure", Cell(f"m{n}: all", f"m{n}", 50.0, Reads(tuple(f"m{n}: {c}" for c in range(6))))) for n in (0, 1)
     ]
-    order = [job.cell.id for _, job in worked_through(Sharing(wanted, OWN), 3, deaths=0.2)]
+    order = [job.cell.id for _, job in worked_through(Scheduler(wanted, OWN), 3, deaths=0.2)]
     for n in (0, 1):
         assert max(order.index(f"m{n}: {c}") for c in range(6)) < order.index(f"m{n}: all")
 
@@ -374,7 +374,7 @@ def test_a_cell_comes_after_those_that_it_reads() -> None:
 @pytest.mark.parametrize("deaths", [0.0, 0.3])
 def test_a_section_that_goes_on_from_its_own_files_is_one_workers_in_order(deaths: float) -> None:
     training = [Job("pretrain", Cell(f"steps {n}", None, 5.0)) for n in range(6)]
-    did = worked_through(Sharing([*jobs(2, 3), *training], OWN), 3, deaths)
+    did = worked_through(Scheduler([*jobs(2, 3), *training], OWN), 3, deaths)
     mine = [(worker, job) for worker, job in did if job.section == "pretrain"]
     assert [job for _, job in mine] == training
     assert deaths or len({worker for worker, _ in mine}) == 1
@@ -382,7 +382,7 @@ def test_a_section_that_goes_on_from_its_own_files_is_one_workers_in_order(death
 
 def test_what_is_given_up_takes_along_what_needs_it() -> None:
     wanted = [*jobs(1, 3), Job("measure", Cell("all", "m0", 1.0, Reads(("m0: 1",))))]
-    sharing = Sharing(wanted, OWN)
+    sharing = Scheduler(wanted, OWN)
     taken = [sharing.take(0), sharing.take(1)]
     assert taken[1].cell.id == "m0: 2" or taken[1].cell.id == "m0: 1"
     doomed = next(job for job in wanted if job.cell.id == "m0: 1")

@@ -26,14 +26,14 @@ from headscope.runs.run import Run, concatenate
 from headscope.runs.synthetic import synthetic_run
 from headscope.runs.validate import validate
 from headscope.study.config import build_study
-from headscope.study.runner import run as run_study
+from headscope.study.runner import run_study as run_study
 from probes.measure import run as measuring
 from probes.patterns import analysis, findings
 from probes.patterns import report as charts
 from probes.patterns import run as cells
-from probes.patterns.run import read
-from probes.patterns.token_text import pieces
-from probes.patterns.words import marked, shown
+from probes.patterns.run import collect_top_keys
+from probes.patterns.token_text import token_texts
+from probes.patterns.words import mark_token, to_display_line
 
 KEYS = 5
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
@@ -85,7 +85,7 @@ def assert_eager(reads: Reads | ByRow, layer: int, alpha: Tensor, seen: Tensor, 
 def test_every_family_reads_as_its_eager_weights_do(family: str) -> None:
     model = headscope.load(families.MEASURABLE[family](), device="cpu")
     rows = torch.arange(len(IDS))
-    reads = ByRow(read(model, IDS, rows, KEYS))
+    reads = ByRow(collect_top_keys(model, IDS, rows, KEYS))
     for layer, seen in enumerate(reference.eager_qk(model.module, IDS[None])[1]):
         window = model.geometry.windows[layer]
         alpha = reference.weights(seen.q, seen.k, seen.scaling, window)
@@ -95,7 +95,7 @@ def test_every_family_reads_as_its_eager_weights_do(family: str) -> None:
 @pytest.mark.model
 def test_smollm2_reads_as_its_eager_weights_do(smollm2: Model, tokens: Tensor) -> None:
     rows = stratified(512, 24, 0)
-    reads = ByRow(read(smollm2, tokens[0, :512], rows, KEYS))
+    reads = ByRow(collect_top_keys(smollm2, tokens[0, :512], rows, KEYS))
     shown_keys = reference.visible(512)
     errors = []
     for layer, seen in enumerate(reference.eager_qk(smollm2.module, tokens[:, :512])[1]):
@@ -173,7 +173,7 @@ TRICKY = "é e\u0301 שלום 😀👨\u200d👩\u200d👧 a\ufffdb\n\n\ttab <b>
 def test_pieces_joined_are_the_text_and_split_characters_stand_on_their_last_token(smollm2: Model) -> None:
     words = smollm2.tokenizer
     ids = words(TRICKY)["input_ids"]
-    told, special = pieces(words, ids)
+    told, special = token_texts(words, ids)
     assert "".join(told) == TRICKY
     assert not any(special)
     at = told.index("😀")
@@ -185,7 +185,7 @@ def test_special_tokens_are_told_by_name_and_torn_characters_show(smollm2: Model
     words = smollm2.tokenizer
     torn = words("a😀")["input_ids"][:-1]
     special = words.convert_tokens_to_ids("<|im_start|>")
-    told, flags = pieces(words, [*torn, special, *words("b")["input_ids"], *torn])
+    told, flags = token_texts(words, [*torn, special, *words("b")["input_ids"], *torn])
     assert flags.index(True) == len(torn)
     assert told[len(torn)] == "<|im_start|>"
     assert "".join(told) == "a\ufffd<|im_start|>ba\ufffd"
@@ -197,21 +197,21 @@ def test_tokenizers_that_fall_back_to_bytes_are_read_as_bytes() -> None:
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokens.decoder = decoders.Sequence(steps)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokens, bos_token="<s>")
-    assert pieces(fast, [0, 5, 1, 2, 3, 4, 5, 6])[0] == ["<s>", "hi", "", "", "", "😀", " hi", "x"]
+    assert token_texts(fast, [0, 5, 1, 2, 3, 4, 5, 6])[0] == ["<s>", "hi", "", "", "", "😀", " hi", "x"]
 
 
 def test_tokenizers_of_words_join_them_with_spaces() -> None:
     words = tokenizer()
-    assert pieces(words, words("w1 w2 w3")["input_ids"])[0] == ["w1", " w2", " w3"]
+    assert token_texts(words, words("w1 w2 w3")["input_ids"])[0] == ["w1", " w2", " w3"]
 
 
 def test_shown_text_is_one_line_that_nothing_turns_or_renders() -> None:
-    assert shown("a\n\tb\u202e\x1b") == "a⏎⇥b\ufffd\ufffd"
-    assert shown("\u0301x") == "◌\u0301x"
-    assert shown(" שלום") == "\u2068 שלום\u2069"
-    assert shown("👨\u200d👩") == "👨\u200d👩"
-    text = analysis.Text(np.array(["a", "", "😀", "<b>"], dtype=object), np.zeros(4, bool))
-    assert marked(text, 1) == "a‹😀›<b>"
+    assert to_display_line("a\n\tb\u202e\x1b") == "a⏎⇥b\ufffd\ufffd"
+    assert to_display_line("\u0301x") == "◌\u0301x"
+    assert to_display_line(" שלום") == "\u2068 שלום\u2069"
+    assert to_display_line("👨\u200d👩") == "👨\u200d👩"
+    text = analysis.TokenizedText(np.array(["a", "", "😀", "<b>"], dtype=object), np.zeros(4, bool))
+    assert mark_token(text, 1) == "a‹😀›<b>"
 
 
 # A run -------------------------------------------------------------------------------------------------------------
@@ -252,19 +252,19 @@ def test_tokens_are_stored_once_a_document_and_rows_are_the_same_for_all(run: Ru
 def test_a_stored_row_is_the_measured_one_and_is_found_again(run: Run, place: Path) -> None:
     doc = str(run.passages["doc"].iloc[0])
     model = headscope.load(f"{place / 'tiny'}@yarn:factor=4", device="cpu")
-    text = analysis.text(run, "yarn", doc)
+    text = analysis.document_text(run, "yarn", doc)
     ids = torch.tensor(run.pieces[run.pieces["doc"] == doc].sort_values("position")["token"].to_numpy())
-    assert "".join(text.pieces) == model.tokenizer.decode(ids)
+    assert "".join(text.token_texts) == model.tokenizer.decode(ids)
     at = ("yarn", 48, doc, 3, 1)
-    queries = analysis.queries(run, at)
-    expected = pd.DataFrame(read(model, ids.long(), torch.tensor(queries), KEYS).compute())
+    queries = analysis.stored_queries(run, at)
+    expected = pd.DataFrame(collect_top_keys(model, ids.long(), torch.tensor(queries), KEYS).compute())
     mine = expected[(expected["layer"] == 3) & (expected["head"] == 1) & (expected["query"] == queries[7])]
-    kept = analysis.row(run, at, queries[7])
+    kept = analysis.top_keys(run, at, queries[7])
     assert kept["key"].tolist() == mine["key"].tolist()
     np.testing.assert_allclose(kept["weight"], mine["weight"], rtol=1e-6)
     assert (kept["distance"] == queries[7] - kept["key"]).all()
-    assert analysis.row(run, at, 10**6).empty
-    assert analysis.row(run, ("no", 48, doc, 3, 1), 0).empty
+    assert analysis.top_keys(run, at, 10**6).empty
+    assert analysis.top_keys(run, ("no", 48, doc, 3, 1), 0).empty
 
 
 def test_telling_rows_are_the_largest_far_weights_kept_apart(run: Run) -> None:
@@ -272,13 +272,13 @@ def test_telling_rows_are_the_largest_far_weights_kept_apart(run: Run) -> None:
         (run.far_reads["model"] == "base") & (run.far_reads["layer"] == 1) & (run.far_reads["head"] == 0)
     ]
     far = far[far["context_length"] == 48]
-    rows = analysis.telling(run, "base", 1, 0, most=2)
+    rows = analysis.top_far_rows(run, "base", 1, 0, max_per_document=2)
     assert rows["weight"].max() == far["weight"].max()
     assert rows["weight"].is_monotonic_decreasing
     assert (rows["distance"] >= NEAR).all()
     for _, block in rows.groupby("doc"):
         assert len(block) <= 2
-        assert (np.diff(np.sort(block["query"])) >= analysis.APART).all()
+        assert (np.diff(np.sort(block["query"])) >= analysis.MIN_ROW_DISTANCE).all()
     mean = far.astype({"weight": "float64"}).groupby("doc", observed=True)["weight"].mean().mean()
     heads = run.heads[(run.heads["model"] == "base") & (run.heads["layer"] == 1) & (run.heads["head"] == 0)]
     assert heads["far_weight"].item() == pytest.approx(mean)
@@ -334,12 +334,12 @@ def test_a_prompt_keeps_every_row_of_it(place: Path) -> None:
     run = headscope.reads(str(place / "tiny"), prompt=prompt, out=place / "prompts", quiet=True)
     assert run.pieces["piece"].tolist() == ["w1", " w2", " w3", " w1", " w2", "</s>", " w3"]
     assert run.pieces["special"].tolist() == [False] * 5 + [True, False]
-    assert analysis.queries(run, ("base", 7, "prompt", 0, 0)) == [*range(7)]
+    assert analysis.stored_queries(run, ("base", 7, "prompt", 0, 0)) == [*range(7)]
     assert "far_reads" not in run.tables
     overview = findings.overview(run)
     assert overview is not None
     assert "no token lies further back than 32" in overview.warnings[0]
-    assert not [*findings.of_head(run, "base", 0, 0), *charts.of_head(run, "base", 0, 0), *findings.findings(run)]
+    assert not [*findings.head_findings(run, "base", 0, 0), *charts.head_charts(run, "base", 0, 0), *findings.findings(run)]
     file = place / "own.txt"
     file.write_text(prompt)
     again = headscope.reads(str(place / "tiny"), prompt_file=str(file), out=place / "prompts", quiet=True)
@@ -380,8 +380,8 @@ def test_two_prompts_read_as_one_are_each_shown_in_their_own_words(place: Path) 
     run = concatenate(made)
     assert run.dropped == {}
     for label, prompt in zip(run.models, told, strict=True):
-        assert "".join(analysis.text(run, label, "prompt").pieces).split() == prompt.split()
-    assert not analysis.same_tokens(run, "prompt", *run.models)
+        assert "".join(analysis.document_text(run, label, "prompt").token_texts).split() == prompt.split()
+    assert not analysis.have_same_tokens(run, "prompt", *run.models)
 
 
 def test_a_prompt_file_that_is_no_text_is_one_line(place: Path, tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_a_prompt_file_that_is_no_text_is_one_line(place: Path, tmp_path: Path) 
 
 def test_options_of_a_prompt_may_have_lines() -> None:
     study = build_study({"reads": {"prompt": "a\nb"}})
-    assert study.sections["reads"].model_dump()["prompt"] == "a\nb"
+    assert study.probe_options["reads"].model_dump()["prompt"] == "a\nb"
 
 
 # What is shown -----------------------------------------------------------------------------------------------------
@@ -405,10 +405,10 @@ def test_words_and_charts_carry_the_telling_rows_and_no_markup(tmp_path: Path) -
     at = int(best["layer"]), int(best["head"])
     (told,) = [each.text for each in findings.findings(run) if each.model == "base"]
     assert f"layer {at[0]}, head {at[1]} picks out tokens far back most" in told
-    rows = analysis.telling(run, "base", *at)
-    (sentence,) = findings.of_head(run, "base", *at)
+    rows = analysis.top_far_rows(run, "base", *at)
+    (sentence,) = findings.head_findings(run, "base", *at)
     assert f"{rows['distance'].iloc[0]} tokens back" in sentence
-    (passage,) = charts.of_head(run, "base", *at)
+    (passage,) = charts.head_charts(run, "base", *at)
     assert [row[:2] for row in passage.rows] == [
         [number(each.weight), f"{each.distance:,}"] for each in rows.itertuples()
     ]
@@ -416,7 +416,7 @@ def test_words_and_charts_carry_the_telling_rows_and_no_markup(tmp_path: Path) -
         group for group in charts.charts(assembly.render_context(run)) if group.heading == "What they find there"
     )
     weights, distances, seen, _ = next(iter(drawn.charts)).figure.data[0].cells["values"]
-    assert len(weights) == len(rows[: analysis.TELLING])
+    assert len(weights) == len(rows[: analysis.MAX_FAR_ROWS])
     assert distances[0] == f"{rows['distance'].iloc[0]}"
     assert not any("<b>" in cell for cell in seen)
     assert any("&lt;b&gt;" in cell for cell in seen)

@@ -78,7 +78,7 @@ def planned(place: Path, section: str) -> Any:
 def cut(place: Path, section: str, cells: int = 1) -> Path:
     """The study, stopped after some cells; returns the partial directory."""
     with pytest.raises(Interrupted):
-        runner.run(planned(place, section), place / "runs", progress=StopsAfter(cells))
+        runner.run_study(planned(place, section), place / "runs", progress=StopsAfter(cells))
     (partial,) = (place / "runs").iterdir()
     return partial
 
@@ -146,7 +146,7 @@ def test_a_run_goes_on_only_with_what_it_was_made_from(place: Path, section: str
     if change == "weights":  # the others of the folder stay as they were
         shutil.copy(place / "before" / "config.json", place / "tiny" / "config.json")
     with pytest.raises(Changed) as refusal:
-        runner.run(planned(place, section), place / "runs", resume=True)
+        runner.run_study(planned(place, section), place / "runs", resume=True)
     said = str(refusal.value)
     assert SAID.get((section, change), f"the {change} of") in said
     assert str(partial) in said
@@ -157,15 +157,15 @@ def test_a_run_goes_on_only_with_what_it_was_made_from(place: Path, section: str
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_what_was_put_back_goes_on_to_the_same_bytes(place: Path, section: str) -> None:
-    whole = runner.run(planned(place, section), place / "whole")
+    whole = runner.run_study(planned(place, section), place / "whole")
     cut(place, section)
     shutil.copytree(place / "tiny", place / "before")
     other_weights(place)
     with pytest.raises(Changed):
-        runner.run(planned(place, section), place / "runs", resume=True)
+        runner.run_study(planned(place, section), place / "runs", resume=True)
     shutil.rmtree(place / "tiny")
     shutil.copytree(place / "before", place / "tiny")
-    run = runner.run(planned(place, section), place / "runs", resume=True)
+    run = runner.run_study(planned(place, section), place / "runs", resume=True)
     assert contents(run) == contents(whole)
     assert run.manifest["files"] == whole.manifest["files"]
     assert run.manifest["inputs"] == whole.manifest["inputs"]
@@ -178,7 +178,7 @@ def test_a_run_goes_on_only_in_the_dtype_that_it_began_in(place: Path, monkeypat
     for module in (checkpoint, context):
         monkeypatch.setattr(module, "pick_dtype", lambda *_: torch.bfloat16)
     with pytest.raises(Changed, match="cannot go on with this run: the dtype changed"):
-        runner.run(planned(place, "measure"), place / "runs", resume=True)
+        runner.run_study(planned(place, "measure"), place / "runs", resume=True)
 
 
 def test_a_model_in_memory_is_known_by_more_than_its_weights(place: Path) -> None:
@@ -210,8 +210,8 @@ def test_what_no_finished_cell_used_may_change(place: Path) -> None:
     """A model that is broken is mended after the ones before it were measured."""
     cut(place, "measure", cells=2)
     other_adapter(place)
-    run = runner.run(planned(place, "measure"), place / "runs", resume=True)
-    assert contents(run) == contents(runner.run(planned(place, "measure"), place / "again"))
+    run = runner.run_study(planned(place, "measure"), place / "runs", resume=True)
+    assert contents(run) == contents(runner.run_study(planned(place, "measure"), place / "again"))
 
 
 def test_a_study_that_goes_on_with_nothing_says_what_else_is_unfinished(
@@ -219,29 +219,29 @@ def test_a_study_that_goes_on_with_nothing_says_what_else_is_unfinished(
 ) -> None:
     partial = cut(place, "measure")
     other = planned(place, "measure").model_copy(update={"seed": 1})
-    run = runner.run(other, place / "runs", resume=True)
+    run = runner.run_study(other, place / "runs", resume=True)
     told = f"{partial.stem[1:]} is unfinished, but of other options than these: this run starts anew"
     assert [record.message for record in caplog.records] == [told]
     assert run.path.is_dir()
 
 
 def test_a_finished_run_is_not_measured_again(place: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = runner.run(planned(place, "measure"), place / "runs", resume=True)
+    first = runner.run_study(planned(place, "measure"), place / "runs", resume=True)
     with caplog.at_level(logging.INFO, "headscope"):
-        again = runner.run(planned(place, "measure"), place / "runs", resume=True, progress=StopsAfter(0))
+        again = runner.run_study(planned(place, "measure"), place / "runs", resume=True, progress=StopsAfter(0))
     assert again.path == first.path
     assert f"finished already, and nothing was measured again: {first.path}" in caplog.text
     assert list((place / "runs").iterdir()) == [first.path]
 
 
 def test_a_finished_run_of_other_inputs_or_options_is_another(place: Path) -> None:
-    first = runner.run(planned(place, "measure"), place / "runs", resume=True)
+    first = runner.run_study(planned(place, "measure"), place / "runs", resume=True)
     other_texts(place)
-    second = runner.run(planned(place, "measure"), place / "runs", resume=True)
+    second = runner.run_study(planned(place, "measure"), place / "runs", resume=True)
     assert isinstance(second, Run)
     assert second.path != first.path
     assert contents(second) != contents(first)
-    third = runner.run(planned(place, "influence"), place / "runs", resume=True)
+    third = runner.run_study(planned(place, "influence"), place / "runs", resume=True)
     assert len({first.path, second.path, third.path}) == 3
 
 
@@ -251,7 +251,7 @@ def test_a_finished_run_of_other_inputs_or_options_is_another(place: Path) -> No
 def test_a_trainer_state_without_a_step_is_told_before_anything_is_measured(place: Path, state: str) -> None:
     (place / "tiny" / "trainer_state.json").write_text(state)
     with pytest.raises(BadInput, match=r"cannot read a training step in '.*trainer_state\.json'") as refusal:
-        runner.run(planned(place, "measure"), place / "runs", progress=StopsAfter(0))
+        runner.run_study(planned(place, "measure"), place / "runs", progress=StopsAfter(0))
     assert "\n" not in str(refusal.value)
     assert not (place / "runs").exists()
 
@@ -259,7 +259,7 @@ def test_a_trainer_state_without_a_step_is_told_before_anything_is_measured(plac
 def test_a_scheme_that_does_not_fit_is_told_before_another_is_measured(place: Path) -> None:
     study = content(place, models={"base": str(place / "tiny"), "bad": f"{place}/tiny@adarope:adapter=smollm2-135m"})
     with pytest.raises(BadInput, match="does not fit"):
-        runner.run(build_study(study), place / "runs")
+        runner.run_study(build_study(study), place / "runs")
     assert list((place / "runs").iterdir()) == []
 
 
@@ -269,8 +269,8 @@ def test_labels_of_any_length_are_measured(place: Path) -> None:
         content(place, models={label: str(place / "tiny")}, measure={"lengths": [24], "tables": ["nll"]})
     )
     with pytest.raises(Interrupted):
-        runner.run(study, place / "runs", progress=StopsAfter(1))
-    run = runner.run(study, place / "runs", resume=True)
+        runner.run_study(study, place / "runs", progress=StopsAfter(1))
+    run = runner.run_study(study, place / "runs", resume=True)
     assert run.models == [label]
     assert run.manifest["timings"]["cells_done_now"] == 2
     assert set(run.nll["model"]) == {label}

@@ -19,9 +19,9 @@ from headscope.forward.capture import capturing
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve
 from headscope.positions.model import Model, load
-from headscope.positions.tables import position_tables
 from headscope.report import html_page
 from probes.measure.run import measure_tokens
+from probes.positions.run import position_tables
 
 ROTATING = pytest.mark.parametrize("family", [name for name, each in families.OTHERS.items() if each.rotary_dims])
 UNROTATED = pytest.mark.parametrize("family", [name for name, each in families.OTHERS.items() if not each.rotary_dims])

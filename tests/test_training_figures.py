@@ -28,26 +28,26 @@ VALIDATION = pd.DataFrame(
 
 
 def test_batches_show_every_step_and_tell_lengths_apart() -> None:
-    (line,) = training.batches(TRAINING).data
+    (line,) = training.plot_training_loss(TRAINING).data
     assert list(line.x) == [1, 2, 3]
     assert list(line.y) == [4.0, 3.5, 3.0]
     assert len(set(line.marker.symbol)) == 2
 
 
 def test_held_out_is_the_change_against_step_zero_per_token() -> None:
-    made = training.held_out(VALIDATION)
+    made = training.plot_held_out_loss(VALIDATION)
     line = next(trace for trace in made.data if trace.mode == "lines+markers" or trace.name == "x")
     assert list(line.x) == [0, 1, 2]
     assert list(line.y) == pytest.approx([0.0, -0.15 * 48 / 64, -0.3 * 48 / 64])
 
 
 def test_held_out_by_position_has_a_line_a_kept_step() -> None:
-    made = training.held_out_by_position(VALIDATION, "x")
+    made = training.plot_held_out_loss_by_position(VALIDATION, "x")
     assert [trace.name for trace in made.data] == ["step 1", "step 2"]
     assert np.allclose(made.data[1].y, [0.0, -0.3])
 
 
-@pytest.mark.parametrize(("figure", "table"), [(training.batches, TRAINING), (training.held_out, VALIDATION)])
+@pytest.mark.parametrize(("figure", "table"), [(training.plot_training_loss, TRAINING), (training.plot_held_out_loss, VALIDATION)])
 def test_an_empty_table_gives_a_figure_that_says_so(figure: object, table: pd.DataFrame) -> None:
     assert not figure(table).layout.annotations  # type: ignore[operator]
     assert "no rows to show" in figure(table.head(0)).to_json()  # type: ignore[operator]

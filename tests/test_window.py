@@ -13,11 +13,11 @@ from headscope.errors import BadInput, Interrupted
 from headscope.study import runner as study
 from headscope.study.config import build_study
 from probes.window import run as window
-from probes.window.analysis import accuracy, mass_bounds
-from probes.window.options import Window
-from probes.window.run import SCHEMES, WindowModels, train
+from probes.window.analysis import accuracy_by_width, mass_bounds
+from probes.window.options import WindowOptions
+from probes.window.run import SCHEMES, WindowModels, train_models
 
-SMALL = Window(center=12, widths=[3, 7], seeds=2, steps=150)
+SMALL = WindowOptions(center=12, widths=[3, 7], seeds=2, steps=150)
 DISTANCES = torch.arange(1, 2 * SMALL.center).float()
 
 
@@ -55,15 +55,15 @@ def test_the_closed_form_is_the_ordinary_transformer() -> None:
 
 def test_the_ordinary_transformer_trained_alike_finds_the_same_profile() -> None:
     width, length = 7, 2 * SMALL.center
-    found = train(width, SMALL, seed=3)
+    found = train_models(width, SMALL, seed=3)
     models = WindowModels(SMALL.dims, SMALL.seeds, 3)
     inside = ((DISTANCES - SMALL.center).abs() <= width / 2).float()
     balance = torch.where(inside > 0, 0.5 / inside.sum(), 0.5 / (1 - inside).sum())
     weights = [p for name, p in models.named_parameters() if name != "log_change"]
     optimiser = torch.optim.Adam(
-        [{"params": weights, "lr": window.RATE}, {"params": [models.log_change], "lr": window.FREQUENCY_RATE}]
+        [{"params": weights, "lr": window.LEARNING_RATE}, {"params": [models.log_change], "lr": window.FREQUENCY_LEARNING_RATE}]
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: window._rate(step, SMALL.steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: window._rate_factor(step, SMALL.steps))
     learned = SCHEMES.index("learned")
     for _ in range(SMALL.steps):
         optimiser.zero_grad()
@@ -73,46 +73,46 @@ def test_the_ordinary_transformer_trained_alike_finds_the_same_profile() -> None
         optimiser.step()
         schedule.step()
     with torch.no_grad():
-        even, odd = (wave[learned, 0, 0] for wave in models.waves())
+        even, odd = (wave[learned, 0, 0] for wave in models.logit_coefficients())
         angle = models.theta()[learned, 0][:, None] * DISTANCES
         profile = even[:, None] * angle.cos() + odd[:, None] * angle.sin()
-    torch.testing.assert_close(found.logits(DISTANCES)[learned, 0], profile, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(found.pair_logits(DISTANCES)[learned, 0], profile, rtol=1e-2, atol=1e-2)
     assert float(found.loss[learned, 0]) == pytest.approx(float((loss * balance).sum().detach()), abs=1e-2)
 
 
 def test_amplitude_and_phase_rebuild_the_waves() -> None:
     models = WindowModels(8, 2, 5)
     with torch.no_grad():
-        even, odd = (wave[:, :, 0] for wave in models.waves())
-        made = window.Trained(even, odd, models.theta(), torch.hypot(even, odd), -torch.atan2(odd, even))
+        even, odd = (wave[:, :, 0] for wave in models.logit_coefficients())
+        made = window.TrainedModels(even, odd, models.theta(), torch.hypot(even, odd), -torch.atan2(odd, even))
         angle = models.theta()[..., None] * DISTANCES
         expected = even[..., None] * angle.cos() + odd[..., None] * angle.sin()
-    torch.testing.assert_close(made.logits(DISTANCES), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(made.pair_logits(DISTANCES), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_other_positions_are_summed_without_the_needles() -> None:
     logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 30
     for at in range(20):
         expected = torch.cat((logits[:, :at], logits[:, at + 1 :]), -1).logsumexp(-1)
-        torch.testing.assert_close(window._sum_of_others(logits)[:, at], expected)
+        torch.testing.assert_close(window._log_sum_exp_of_others(logits)[:, at], expected)
 
 
 def test_without_rotation_no_window_is_found() -> None:
-    found = train(7, SMALL)
+    found = train_models(7, SMALL)
     nope = SCHEMES.index("nope")
     assert (found.accuracy[nope] - 0.5).abs().max() < 1e-6
     assert (found.frequency_mass[nope] == 0).all()
 
 
 def test_learned_frequencies_start_from_the_fixed_ones_and_leave_them() -> None:
-    found = train(7, SMALL)
+    found = train_models(7, SMALL)
     fixed, learned = SCHEMES.index("fixed"), SCHEMES.index("learned")
     assert torch.equal(WindowModels(8, 2, 0).theta()[fixed], WindowModels(8, 2, 0).theta()[learned])
     assert not torch.allclose(found.theta[fixed], found.theta[learned], rtol=1e-3)
 
 
 def test_training_is_the_same_for_one_seed_and_differs_for_another() -> None:
-    first, again, other = train(3, SMALL, 1), train(3, SMALL, 1), train(3, SMALL, 2)
+    first, again, other = train_models(3, SMALL, 1), train_models(3, SMALL, 1), train_models(3, SMALL, 2)
     assert torch.equal(first.amplitude, again.amplitude)
     assert not torch.equal(first.amplitude, other.amplitude)
 
@@ -128,35 +128,35 @@ def test_the_fitted_bounds_hold_for_every_solved_model_and_are_tight() -> None:
     )
     bounds = mass_bounds(rows)
     assert bounds is not None
-    assert bounds.solved == 2
+    assert bounds.solved_models == 2
     for width, mass in ((2, 0.4), (64, 0.1)):
-        assert bounds.low(width) <= mass + 1e-12
-        assert mass <= bounds.high(width) + 1e-12
-    assert bounds.low(2) == pytest.approx(0.4)
-    assert bounds.high(64) == pytest.approx(0.1)
+        assert bounds.lower_bound(width) <= mass + 1e-12
+        assert mass <= bounds.upper_bound(width) + 1e-12
+    assert bounds.lower_bound(2) == pytest.approx(0.4)
+    assert bounds.upper_bound(64) == pytest.approx(0.1)
 
 
 def test_an_interrupted_window_study_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = build_study({"name": "window", "models": {}, "window": SMALL.model_dump() | {"steps": 5, "seeds": 3}})
-    whole = study.run(plan, tmp_path / "whole")
-    real = window.train
+    whole = study.run_study(plan, tmp_path / "whole")
+    real = window.train_models
 
-    def stopping(width: int, config: Window, seed: int = 0) -> window.Trained:
+    def stopping(width: int, config: WindowOptions, seed: int = 0) -> window.TrainedModels:
         if width == 7:
             raise KeyboardInterrupt
         return real(width, config, seed)
 
     monkeypatch.setattr(window, "train", stopping)
     with pytest.raises(Interrupted):
-        study.run(plan, tmp_path / "cut")
+        study.run_study(plan, tmp_path / "cut")
     monkeypatch.setattr(window, "train", real)
-    resumed = study.run(plan, tmp_path / "cut", resume=True)
+    resumed = study.run_study(plan, tmp_path / "cut", resume=True)
     for table in ("window", "window_pairs"):
         assert (resumed.path / f"{table}.parquet").read_bytes() == (whole.path / f"{table}.parquet").read_bytes()
     assert resumed.models == []
     timings = resumed.manifest["timings"]
     assert (timings["cells_done_now"], timings["cells"]) == (1, 2)
-    found = accuracy(resumed.window)
+    found = accuracy_by_width(resumed.window)
     assert list(found["scheme"].unique()) == list(SCHEMES)
     assert np.isfinite(found[["accuracy", "low", "high"]].to_numpy()).all()
 

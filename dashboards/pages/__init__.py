@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from dashboards.view import View
+from dashboards.view import ViewState
 from headscope.report.blocks import PageContent
 from headscope.runs.run import Run
 
@@ -19,4 +19,4 @@ class Page(Protocol):
 
     def controls(self, run: Run) -> Sequence[str]: ...
 
-    def content(self, run: Run, view: View) -> PageContent: ...
+    def content(self, run: Run, view: ViewState) -> PageContent: ...

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dashboards.view import FILTERS, View
+from dashboards.view import FILTER_PARAMETERS, ViewState
 from headscope.plots import heads as head_figures
 from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, HeadTable, Link, Links, PageContent, TextBlock
@@ -17,39 +17,45 @@ PATH = "/heads"
 
 def controls(run: Run) -> Sequence[str]:
     """All, where heads were measured."""
-    return ("model", "base", "stat", *FILTERS) if assembly.run_statistics(run) else ()
+    return ("model", "base", "stat", *FILTER_PARAMETERS) if assembly.run_statistics(run) else ()
 
 
-def content(run: Run, view: View) -> PageContent:
+def content(run: Run, view: ViewState) -> PageContent:
     """A layer x head matrix of the statistic, and every head of the model in a grid."""
-    if not view.stat:
+    if not view.statistic_name:
         why = "These runs measured no statistic of heads. Add them: headscope run --model NAME=CHECKPOINT@SCHEME."
         return PageContent("Heads", "", {"": [TextBlock([why])]})
-    shown = statistic(view.stat)
-    having = assembly.models_with_statistic(run, view.stat)
-    lacking = [label for label in dict.fromkeys((view.model, view.base)) if label and label not in having]
-    kept = view.kept(run.heads)
+    shown = statistic(view.statistic_name)
+    having = assembly.models_with_statistic(run, view.statistic_name)
+    lacking = [label for label in dict.fromkeys((view.model, view.baseline)) if label and label not in having]
+    kept = view.filter_heads(run.heads)
     lead = f"{view.model}, head by head."
     if lacking:
-        parts: list[Block] = [_lacks(view, lacking, having)]
-    elif view.base and view.base != view.model:
+        parts: list[Block] = [_missing_statistic(view, lacking, having)]
+    elif view.baseline and view.baseline != view.model:
         how = "ratio" if shown.log_scale else "difference"
-        figure = head_figures.plot_change(view.masked(run.heads), view.stat, view.model, view.base)
-        parts = [Chart(figure, f"The {how} of {view.model} to {view.base}: red is more, blue is less, white is alike.")]
-        lead = f"{view.model} against {view.base}, head by head."
+        figure = head_figures.plot_change(view.mask_filtered(run.heads), view.statistic_name, view.model, view.baseline)
+        parts = [
+            Chart(figure, f"The {how} of {view.model} to {view.baseline}: red is more, blue is less, white is alike.")
+        ]
+        lead = f"{view.model} against {view.baseline}, head by head."
     else:
-        figure = head_figures.plot_matrix(view.masked(run.heads), view.stat, view.model)
+        figure = head_figures.plot_matrix(view.mask_filtered(run.heads), view.statistic_name, view.model)
         how = "A cell is a head, the first layer at the bottom. The colours mean the same under every model."
-        parts = [Chart(figure, how, describe_extremes(kept, view.stat, view.model))]
-    parts.append(HeadTable(view.model, beside(kept, view.stat, view.model, view.base), view.stat))
+        parts = [Chart(figure, how, describe_extremes(kept, view.statistic_name, view.model))]
+    parts.append(
+        HeadTable(view.model, beside(kept, view.statistic_name, view.model, view.baseline), view.statistic_name)
+    )
     return PageContent(shown.title, lead if len(kept) else "No head passes the filters.", {"": parts})
 
 
-def _lacks(view: View, lacking: Sequence[str], having: Sequence[str]) -> Block:
+def _missing_statistic(view: ViewState, models_without: Sequence[str], models_with: Sequence[str]) -> Block:
     """Which models lack the statistic, who has it, and what would measure it."""
-    label = statistic(view.stat).label
-    told = [f"Of {' and '.join(lacking)} there is no {label} in these runs; of {', '.join(having)} there is."]
-    if probe := assembly.probe_for_statistic(view.stat):
+    label = statistic(view.statistic_name).label
+    told = [
+        f"Of {' and '.join(models_without)} there is no {label} in these runs; of {', '.join(models_with)} there is."
+    ]
+    if probe := assembly.probe_for_statistic(view.statistic_name):
         told.append(f"Measure it: {probe.command_line}")
-    links = [Link(f"{label} of {model}", view.link("", "base", model=model)) for model in having]
+    links = [Link(f"{label} of {model}", view.link("", "base", model=model)) for model in models_with]
     return TextBlock(told, links=Links(links))

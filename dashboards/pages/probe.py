@@ -6,7 +6,7 @@ from itertools import chain
 
 from dashboards import exploring as exploring  # draws the parts of an explorer
 from dashboards.pages import Page
-from dashboards.view import View
+from dashboards.view import ViewState
 from headscope import plugins
 from headscope.plugins import Probe
 from headscope.report import assembly
@@ -34,16 +34,16 @@ class ProbePage:
         if not len(run.heads) or not {"models", "model"} & {*self.probe.takes} or not has_tables(self.probe, run):
             return ()
         which = ("model",) if self.probe.page else ("models",) if len(run.models) > 1 else ()
-        return (*which, "layers", "role") if _is_about_heads(self.probe) else which
+        return (*which, "layers", "role") if _describes_heads(self.probe) else which
 
-    def content(self, run: Run, view: View) -> PageContent:
+    def content(self, run: Run, view: ViewState) -> PageContent:
         """Of the heads that pass the filters; without the probe's tables, the command that makes them."""
-        models = [*dict.fromkeys([*run.models[:1], view.model])] if self.probe.page else view.models
+        models = [*dict.fromkeys([*run.models[:1], view.model])] if self.probe.page else view.shown_models
         shown = assembly.render_context(
-            run, view.model if self.probe.page else view.judge, view.masked(run.heads), models
+            run, view.model if self.probe.page else view.filter_model, view.mask_filtered(run.heads), models
         )
         if not has_tables(self.probe, run):
-            return _nothing(self.probe)
+            return _missing_tables_page(self.probe)
         if drawn := assembly.probe_page(shown, self.probe):
             return drawn
         told = [
@@ -79,20 +79,20 @@ class ExplorerPage:
             return ()
         return ("model", "models") if len(run.models) > 1 else ("model",)
 
-    def content(self, run: Run, view: View) -> PageContent:
+    def content(self, run: Run, view: ViewState) -> PageContent:
         """What the address asks for, as the probe draws it; without its tables, the command that makes them."""
         if not has_tables(self.probe, run):
-            return _nothing(self.probe)
-        models = [*dict.fromkeys([*view.models, view.model])]
+            return _missing_tables_page(self.probe)
+        models = [*dict.fromkeys([*view.shown_models, view.model])]
         asked = {name: value for name, value in view.query.items() if isinstance(value, str)}
-        draw = plugins.part(self.probe, "explorer")
-        drawn: PageContent = plugins.call(
+        draw = plugins.load_part(self.probe, "explorer")
+        drawn: PageContent = plugins.call_part(
             self.probe, "explorer", draw, assembly.render_context(run, view.model, None, models), asked
         )
         return drawn
 
 
-def pages() -> list[Page]:
+def probe_pages() -> list[Page]:
     """Of every probe that has something to show and no other page to show it on, and to explore."""
     found: list[Page] = []
     for probe in plugins.probes().values():
@@ -103,16 +103,16 @@ def pages() -> list[Page]:
     return found
 
 
-def _is_about_heads(probe: Probe) -> bool:
-    return bool(probe.heads or probe.head_charts or probe.head_findings)
+def _describes_heads(probe: Probe) -> bool:
+    return bool(probe.head_columns or probe.head_charts or probe.head_findings)
 
 
 def has_tables(probe: Probe, run: Run) -> bool:
     """Whether the run holds a table of the probe, or the probe needs none."""
-    names = {table.name for table in plugins.part(probe, "tables") or ()}
+    names = {table.name for table in plugins.load_part(probe, "tables") or ()}
     return not names or bool(names & set(run.tables))
 
 
-def _nothing(probe: Probe) -> PageContent:
+def _missing_tables_page(probe: Probe) -> PageContent:
     told = TextBlock([f"These runs hold no table of this probe. Make one that does: {probe.command_line}"])
     return PageContent(probe.title, probe.summary, {"": [told]})

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from headscope.study.config import build_study
-from headscope.study.progress import Silent
-from headscope.study.runner import run
+from headscope.study.progress import NoProgress
+from headscope.study.runner import run_study
 
 DOCS = 8
 """Documents of the study."""
@@ -27,7 +27,7 @@ def engines(spec: str, length: int) -> list[dict[str, Any]]:
     ):
         clocks[what] = _Clock()
         with TemporaryDirectory() as aside:
-            run(build_study({**content, "engine": engine}), aside, progress=clocks[what])
+            run_study(build_study({**content, "engine": engine}), aside, progress=clocks[what])
     alone = next(iter(clocks.values())).seconds
     return [
         {
@@ -41,22 +41,22 @@ def engines(spec: str, length: int) -> list[dict[str, Any]]:
     ]
 
 
-class _Clock(Silent):
+class _Clock(NoProgress):
     """Seconds from the first cell that is begun to the last that is stored, and those before the first."""
 
     def __init__(self) -> None:
-        self._made, self._first, self._last = time.monotonic(), 0.0, 0.0
+        self._made, self._completed_at_start, self._last = time.monotonic(), 0.0, 0.0
 
-    def doing(self, what: str, worker: str = "") -> None:
-        self._first = self._first or time.monotonic()
+    def set_activity(self, what: str, worker: str = "") -> None:
+        self._completed_at_start = self._completed_at_start or time.monotonic()
 
-    def done(self, cost: float) -> None:
+    def advance(self, cost: float) -> None:
         self._last = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        return self._last - self._first
+        return self._last - self._completed_at_start
 
     @property
     def before(self) -> float:
-        return self._first - self._made
+        return self._completed_at_start - self._made

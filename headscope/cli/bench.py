@@ -42,7 +42,7 @@ def bench(
     if dashboard:
         from dashboards import timing
 
-        rows += (_told(row, as_json) for row in timing.compare(EXAMPLE))
+        rows += (_told(row, as_json) for row in timing.measure_all(EXAMPLE))
     else:
         quiet_libraries()
         from headscope.report.terminal import print_line, print_table

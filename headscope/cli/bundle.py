@@ -45,9 +45,9 @@ def bundle(
     Any web server shows it, and so does a browser that opens index.html from a disk. It asks no other host.
     """
     from headscope.report.static_site import shared_files
-    from headscope.study.progress import for_console
+    from headscope.study.progress import console_progress
 
-    progress = for_console(quiet)
+    progress = console_progress(quiet)
     with _folder(out) as draft:
         sheets = _sheets(tuple(runs))
         for name, text in shared_files(sheets.heads).items():
@@ -56,8 +56,8 @@ def bundle(
         progress.start(len(addresses), 0)
         try:
             for done in _written(runs, draft, addresses):
-                progress.done(len(done))
-                progress.doing(done[-1].path)
+                progress.advance(len(done))
+                progress.set_activity(done[-1].path)
         finally:
             progress.stop()
         (draft / MARK).write_text(json.dumps({"runs": [part.name for part in sheets.run.parts]}), encoding="utf-8")
@@ -101,7 +101,7 @@ def _written(runs: Sequence[Path], draft: Path, addresses: "Addresses") -> "Iter
             for future in as_completed(pool.submit(_write, tuple(runs), draft, part) for part in parts):
                 done, complaints = future.result()
                 for line in complaints:
-                    plugins.tell(BrokenProbe(line))
+                    plugins.report_broken(BrokenProbe(line))
                 yield done
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -127,7 +127,7 @@ def _write(runs: tuple[Path, ...], draft: Path, addresses: "Addresses") -> "tupl
         file.parent.mkdir(parents=True, exist_ok=True)
         text = render_page(sheets.sheet(address), sheets.pages, [part.name for part in sheets.run.parts])
         file.write_text(text, encoding="utf-8")
-    return addresses, plugins.complaints()
+    return addresses, plugins.reported_problems()
 
 
 @cache

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 def execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
     """Run the study into `out`, with its progress told unless `quiet`, and return the finished run."""
     quiet_libraries(quiet)
-    from headscope.study.progress import for_console
-    from headscope.study.runner import run
+    from headscope.study.progress import console_progress
+    from headscope.study.runner import run_study
 
-    return run(study, out, resume=resume, progress=for_console(quiet))
+    return run_study(study, out, resume=resume, progress=console_progress(quiet))
 
 
 def finish(run: "Run", as_json: bool) -> None:

@@ -38,7 +38,7 @@ def plan(
 
     study = read_study(study_file, {})
     many = workers or study.engine.workers or gpus or 2
-    told = planning.plan(study, many, gpus, None if timings is None else Run.open(timings))
+    told = planning.plan_study(study, many, gpus, None if timings is None else Run.open(timings))
     print(json.dumps(told)) if as_json else _show(told)
 
 

@@ -31,7 +31,7 @@ def command(probe: Probe) -> Command:
     """The command of a section. Raises BrokenProbe where its options cannot be read."""
     from headscope.api import fields
 
-    options = fields(plugins.part(probe, "config"))
+    options = fields(plugins.load_part(probe, "options"))
     parameters = {
         **_models(probe, "train" in options),
         **{name: _flag(name, field) for name, field in options.items()},

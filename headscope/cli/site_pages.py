@@ -16,13 +16,14 @@ from flask import Flask
 from dashboards import layout
 from dashboards.pages import Page, checkpoints, head, overview, runs
 from dashboards.pages.probe import ProbePage, has_tables
-from dashboards.run_store import Library
-from dashboards.view import described, place_of
+from dashboards.run_store import RunStore
+from dashboards.view import describe_statistic, parse_head
 from headscope.errors import BadRun
 from headscope.plots.highlight import HeadIndex
-from headscope.report import assembly, statistics_text
+from headscope.report import assembly
 from headscope.report.blocks import Block, HeadTable, Link, Links, PageContent, RecordTable, TextBlock, TextTable
 from headscope.report.static_site import SitePage, SortableTable
+from headscope.report.text import statistics_table
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import longest
@@ -31,7 +32,7 @@ FOLLOWED = {"run", "models", "sets", "model", "stat"}
 """What a link may ask for to be followed; runs and models are all there, and sets are nowhere."""
 
 
-class Given(Library):
+class Given(RunStore):
     """A library of one run, already open."""
 
     def __init__(self, run: Run) -> None:
@@ -69,7 +70,7 @@ class Sheets:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.heads: list[HeadIndex] = sorted(set(run.heads[["layer", "head"]].itertuples(index=False, name=None)))
-        self._pages = [page for page in layout.pages() if _shows(page, run)]
+        self._pages = [page for page in layout.all_pages() if _shows(page, run)]
         self._addresses = {page.PATH: [*self._of(page)] for page in self._pages}
         self._files = {address.file for address in self.addresses()}
         self._app = Flask(__name__)
@@ -98,11 +99,11 @@ class Sheets:
 
     def _content(self, address: Address, model: str) -> PageContent:
         query = {name: value for name, value in (("model", model), ("stat", address.statistic)) if value}
-        page, _, view, content = layout.leads_to(address.path, query)
-        left_out = layout.left_out(page, self.run, view)
+        page, _, view, content = layout.resolve_url(address.path, query)
+        left_out = layout.omission_notes(page, self.run, view)
         first: list[Block] = [TextBlock(left_out)] if left_out else []
         if name := address.statistic:
-            first.append(TextBlock([described(name)], f"What {statistic(name).label} means", collapsed=True))
+            first.append(TextBlock([describe_statistic(name)], f"What {statistic(name).label} means", collapsed=True))
         every = {"": [*first, *content.sections.get("", ())], **{k: v for k, v in content.sections.items() if k}}
         if page is overview:
             terms = [f"{term.word}: {term.definition}" for term in assembly.collect_glossary(self.run)]
@@ -156,7 +157,7 @@ class Sheets:
         if not path.startswith("/") or asked.keys() - FOLLOWED:
             return Link(link.text, "")
         if path.startswith(f"{head.PATH}/"):
-            layer, number = place_of(path.removeprefix(f"{head.PATH}/"), self.run)
+            layer, number = parse_head(path.removeprefix(f"{head.PATH}/"), self.run)
             path = f"{head.PATH}/{layer}.{number}"
         known = [Address(path, asked.get("stat", "")), Address(path), *self._addresses.get(path, [])]
         file = next((address.file for address in known if address.file in self._files), "")
@@ -180,7 +181,7 @@ def _grid(part: HeadTable) -> TextTable:
     name = part.highlighted_column
     wanted = ("kv_group", name, f"{name}_low", f"{name}_high", "baseline", "change")
     kept = part.heads[[each for each in wanted if each in part.heads]]
-    table = statistics_text.statistics_table(f"{part.caption}: {len(kept):,} heads", kept)
+    table = statistics_table(f"{part.caption}: {len(kept):,} heads", kept)
     places = part.heads[["layer", "head"]].itertuples(index=False, name=None)
     rows = [
         [Link(f"L{layer}H{number}", f"{head.PATH}/{layer}.{number}"), *row]

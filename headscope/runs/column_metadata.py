@@ -75,7 +75,7 @@ def column(name: str) -> ColumnName:
 @cache
 def statistics() -> Mapping[str, Statistic]:
     """Every statistic that a probe declares, by name; the name of one by length lacks the length."""
-    return {name: shown for _, declared in plugins.parts("statistics") for name, shown in declared.items()}
+    return {name: shown for _, declared in plugins.load_parts("statistics") for name, shown in declared.items()}
 
 
 def is_statistic(name: str) -> bool:

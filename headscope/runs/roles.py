@@ -23,7 +23,7 @@ class Role:
 @cache
 def roles() -> Mapping[str, Role]:
     """Every role that a probe declares, by name."""
-    return {name: role for _, declared in plugins.parts("roles") for name, role in declared.items()}
+    return {name: role for _, declared in plugins.load_parts("roles") for name, role in declared.items()}
 
 
 def holding(heads: pd.DataFrame, role: str) -> pd.Series:

@@ -15,11 +15,10 @@ import pyarrow as pa
 from headscope.errors import BadInput, BadRun
 from headscope.runs import summary
 from headscope.runs.run_tables import Stored
-from headscope.runs.schema import POSITIONS, SCALES, all_tables
+from headscope.runs.schema import all_tables, tables_of_every_run
 
 SHOWN_BY = "headscope.report.notebook"
 """What shows a run in a notebook: above this room, so named, as the door names parts, and imported when it is asked."""
-OF_EVERY_RUN = (POSITIONS.name, SCALES.name)
 """Tables that follow from a model alone."""
 
 
@@ -56,7 +55,7 @@ class Run(Stored):
         return drawn
 
     def _repr_html_(self) -> str:
-        shown: str = importlib.import_module(SHOWN_BY).shown(self)
+        shown: str = importlib.import_module(SHOWN_BY).run_html(self)
         return shown
 
 
@@ -108,7 +107,7 @@ class JoinedRun(Run):
     def _may_repeat(self, name: str) -> bool:
         """Whether two runs can have rows of one key: what was measured of a model twice is of two models here."""
         named = "model" in all_tables()[name].keys
-        return sum(name in run.tables for run in self.parts) > 1 and (name in OF_EVERY_RUN or not named)
+        return sum(name in run.tables for run in self.parts) > 1 and (name in tables_of_every_run() or not named)
 
 
 def concatenate(runs: Sequence[Run]) -> Run:
@@ -156,7 +155,7 @@ def _labels(runs: Sequence[Run]) -> list[dict[str, str]]:
 def _one_model(found: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
     """Whether the runs measured one model, each something else of it."""
     same = len({(model["weights_sha256"], model["scheme"], model.get("adapter_sha256")) for _, model in found}) == 1
-    measured = [name for run, _ in found for name in run.tables if name not in OF_EVERY_RUN]
+    measured = [name for run, _ in found for name in run.tables if name not in tables_of_every_run()]
     return same and len(measured) == len(set(measured))
 
 

@@ -1,67 +1,24 @@
-"""Every stored table, as data: those that every run of models has, and those that probes declare.
+"""Every stored table, as data: those that the installed probes declare.
 
-Schemas, the column reference in the docs and `headscope validate` are all derived from `all_tables`. Choices
-made where the paper is silent are marked "[ours]".
+Schemas, the column reference in the docs and `headscope validate` are all derived from `all_tables`. Choices made where the
+paper is silent are marked "[ours]".
 """
 
 from collections.abc import Mapping
 from functools import cache
 
 from headscope import plugins
-from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, PAIR, Column, Table
-
-POSITIONS = Table(
-    "positions",
-    "the rotation frequencies of each model",
-    (
-        MODEL,
-        LAYER,
-        GROUP,
-        PAIR,
-        Column("theta", "value", "rad/token", "rotation frequency", 0),
-        Column("log_theta", "value", "ln rad/token", "ln theta; -inf where theta is 0"),
-        Column(
-            "log_theta_init",
-            "value",
-            "ln rad/token",
-            "ln theta that learning started from (log_theta where nothing is learned)",
-        ),
-        Column("log_theta_base", "value", "ln rad/token", "ln theta of the checkpoint's own scheme"),
-    ),
-)
-
-SCALES = Table(
-    "scales",
-    "the logit temperature of each head and one-number summaries of its frequencies",
-    (
-        MODEL,
-        LAYER,
-        HEAD,
-        GROUP,
-        Column("tau", "value", "", "temperature; lambda(n) = (1/tau) ln(1 + max(n, L_ref)/L_ref)^gamma", 0),
-        Column("gamma", "value", "", "growth exponent of lambda; 0 where the scheme has none"),
-        Column("reference_length", "count", "tokens", "L_ref, the length below which lambda is constant", 1),
-        Column(
-            "logit_scale",
-            "value",
-            "",
-            "what logits are multiplied by, beyond the checkpoint's own scaling, at n <= L_ref",
-            0,
-        ),
-        Column(
-            "effective_base",
-            "value",
-            "",
-            "Theta = exp(-4/(r-2) sum_f ln theta_f) over the r/2 rotary pairs; inf where a rotary pair has theta 0",
-            0,
-        ),
-        Column("mean_log_theta", "value", "ln rad/token", "mean of ln theta over rotary pairs; -inf where one is 0"),
-    ),
-)
+from headscope.runs.columns import Table
 
 
 @cache
 def all_tables() -> Mapping[str, Table]:
     """Every table that a run may hold, by name."""
-    declared = [(POSITIONS, SCALES), *(tables for _, tables in plugins.parts("tables"))]
-    return {table.name: table for tables in declared for table in tables}
+    return {table.name: table for _, tables in plugins.load_parts("tables") for table in tables}
+
+
+@cache
+def tables_of_every_run() -> frozenset[str]:
+    """Names of the tables that every run of models holds, from probes that always run."""
+    parts = plugins.load_parts("tables")
+    return frozenset(table.name for probe, tables in parts if probe.runs_always for table in tables)

@@ -18,7 +18,7 @@ def heads(run: Stored) -> pd.DataFrame:
 
     `headscope.runs.column_metadata` tells labels, units and meanings; a column's interval is <column>_low .. <column>_high.
     """
-    blocks = [columns for _, columns in plugins.answers("heads", run) if columns is not None]
+    blocks = [columns for _, columns in plugins.call_parts("head_columns", run) if columns is not None]
     if not blocks:
         return pd.DataFrame(columns=HEAD_KEYS)
     wide: pd.DataFrame = pd.concat(blocks, axis=1).reset_index()
@@ -29,7 +29,7 @@ def heads(run: Stored) -> pd.DataFrame:
 def models(run: Stored) -> pd.DataFrame:
     """One row per model, in the order of the study: `model`, and what each probe tells of a whole model."""
     rows = pd.DataFrame(index=pd.Index([], name="model", dtype="str"))
-    for _, columns in plugins.answers("models", run):
+    for _, columns in plugins.call_parts("model_columns", run):
         if columns is not None:
             rows = rows.join(columns, how="outer")
     return rows.reindex(run.models).rename_axis("model").reset_index()

@@ -71,7 +71,7 @@ def synthetic_run(
     for number, model in enumerate(models):
         starts = model.startswith("yarn:")  # where learning starts from
         cells[f"{model}/positions"] = _parameters(model, units, pairs, shift=0.0 if starts else -0.1 * number)
-        for probe, rows in plugins.answers("sample", sizes, model, number):
+        for probe, rows in plugins.call_parts("synthetic_rows", sizes, model, number):
             cells |= {f"{model}/{probe.name}/{cell}": tables for cell, tables in rows}
     with RunWriter.open(out, "synthetic", config) as writer:
         for cell, tables in cells.items():

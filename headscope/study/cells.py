@@ -1,47 +1,145 @@
-"""What a section of a study is: cells in, table rows out."""
+"""Units of work of a study: cells, and the runners of probes that turn cells into table rows."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from headscope.runs.arrow import Rows
 
 if TYPE_CHECKING:
-    from headscope.study.context import Materials
+    from torch import Tensor
+
+    from headscope.forward.observe import Observer
+    from headscope.positions.model import Model
+    from headscope.study.context import StudyContext
+
+
+@dataclass(frozen=True)
+class TextPass:
+    """A forward pass over the first `length` tokens of a document.
+
+    Cells of one model with equal passes share one forward pass, whichever probes they belong to. `tokens` is a digest
+    of the token ids; `document` is the place of the document among those of its probe, by which passes are ordered.
+    """
+
+    length: int
+    tokens: str
+    document: int = field(compare=False)
+
+    @classmethod
+    def over(cls, ids: Sequence[int], document: int) -> "TextPass":
+        """The pass over all of these token ids."""
+        return cls(len(ids), hashlib.sha256(np.asarray(ids, np.int64).tobytes()).hexdigest()[:16], document)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The smallest unit of work that is stored and resumed: what to do, and with which model (by label) if any.
+    """The smallest unit of work that is stored and resumed.
 
-    `id` names it within its section; `cost` is its share of the work in passes over tokens (`pass_cost`), for the time
-    estimate. A task that reads the rows of other cells of its section names them `before`.
+    `id` names it within its probe; `model` is a label or None; `cost` is its share of the work in units of `pass_cost`,
+    for the time estimate; `task` is whatever its runner needs. `text_pass` is set where the probe only observes a forward
+    pass over a text, and None where the runner does its own work.
     """
 
     id: str
     model: str | None
     cost: float = 1.0
     task: Any = None
+    text_pass: TextPass | None = None
 
     @property
-    def before(self) -> tuple[str, ...]:
-        """Cells of its section that are stored before it is made."""
-        return getattr(self.task, "before", ())
+    def prerequisites(self) -> tuple[str, ...]:
+        """Ids of cells of the same probe that must be stored first; `task.prerequisites`, where the task has some."""
+        return getattr(self.task, "prerequisites", ())
 
 
-class Section(Protocol):
-    """One section of a study: `config` are its options, `materials` the models and documents that the study names.
+class ProbeRunner(Protocol):
+    """Executes one probe of a study. Cells come in the order of the stored rows."""
 
-    Cells come in the order of the stored rows; one without a model gets None.
-    """
-
-    def __init__(self, config: Any, materials: "Materials") -> None: ...
+    def __init__(self, options: Any, context: "StudyContext") -> None: ...
 
     def cells(self) -> list[Cell]: ...
 
-    def rows(self, cell: Cell, model: Any) -> Mapping[str, Rows]: ...
+    def rows(self, cell: Cell, model: Any) -> Mapping[str, Rows]:
+        """Rows of the cell, by table; `model` is None for a cell without one."""
+
+
+class ObservingRunner(Protocol):
+    """Executes a probe that observes forward passes over texts: every cell has a `text_pass`."""
+
+    def __init__(self, options: Any, context: "StudyContext") -> None: ...
+
+    def cells(self) -> list[Cell]: ...
+
+    def token_ids(self, cell: Cell) -> Sequence[int]:
+        """The token ids of the cell's pass."""
+
+    def observer(self, cell: Cell, model: "Model", ids: "Tensor") -> "Observer":
+        """A new observer of the pass over ids [1, L]; the position scheme is attached when this is called."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Cells that are run and stored together: one cell, or all cells that observe the same forward pass."""
+
+    parts: tuple[tuple[str, Cell], ...]
+    """(probe name, cell), in the order of the probes."""
+
+    @property
+    def probe(self) -> str:
+        """The names of its probes, joined by "+"."""
+        return "+".join(name for name, _ in self.parts)
+
+    @property
+    def cell(self) -> Cell:
+        """Its first cell, which names it."""
+        return self.parts[0][1]
+
+    @property
+    def id(self) -> str:
+        return f"{self.probe}/{self.cell.id}"
+
+    @property
+    def model(self) -> str | None:
+        return self.cell.model
+
+    @property
+    def cost(self) -> float:
+        """A shared pass costs about as much as the most expensive of its cells."""
+        return max(cell.cost for _, cell in self.parts)
+
+    @property
+    def prerequisites(self) -> frozenset[str]:
+        """Ids of jobs that must be stored first."""
+        return frozenset(f"{name}/{cell}" for name, own in self.parts for cell in own.prerequisites)
+
+
+def group_by_pass(cells: Iterable[tuple[str, Cell]], labels: Sequence[str]) -> list[Job]:
+    """Jobs of (probe name, cell): cells with an equal text pass become one job.
+
+    Shared passes come first, by model in the order of `labels`, length and document, which is also the order of each
+    probe's rows; all other cells keep their order.
+    """
+    shared: dict[tuple[str | None, TextPass], list[tuple[str, Cell]]] = {}
+    single: list[Job] = []
+    for name, cell in cells:
+        if cell.text_pass is None:
+            single.append(Job(((name, cell),)))
+        else:
+            shared.setdefault((cell.model, cell.text_pass), []).append((name, cell))
+    jobs = [Job(tuple(parts)) for parts in shared.values()]
+
+    def order(job: Job) -> tuple[int, int, int]:
+        text_pass = job.cell.text_pass
+        assert text_pass is not None
+        return labels.index(str(job.model)), text_pass.length, text_pass.document
+
+    return sorted(jobs, key=order) + single
 
 
 def pass_cost(length: int) -> float:
-    """Work of one forward pass over `length` tokens: a part a token and a part a pair of them, equal at 4k tokens."""
+    """Work of one forward pass over `length` tokens: a linear and a quadratic part, equal at 4,096 tokens."""
     return length * (1 + length / 4096)

@@ -1,4 +1,4 @@
-"""Opens what a study names: models, one checkpoint at a time, and documents, by each model's own tokenizer."""
+"""What the probes of a study share: opened models, tokenizers, documents, and digests of everything that was read."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -11,115 +11,112 @@ import pandas as pd
 from headscope.errors import BadInput
 from headscope.models import loading
 from headscope.models.checkpoint import Checkpoint, open_checkpoint, pick_device, pick_dtype
-from headscope.positions.model import Model, Spec
-from headscope.prompts.texts import TokenDocument, documents
+from headscope.positions.model import Model, ModelSpec
+from headscope.prompts.texts import TokenDocument, load_token_documents
 from headscope.study import digests
 from headscope.study.config import Study
-from headscope.study.progress import Progress, Silent
+from headscope.study.progress import NoProgress, Progress
 
 
 @dataclass
-class Materials:
-    """The models and documents of `study`.
+class StudyContext:
+    """The models and documents of `study`, opened on demand.
 
-    `given` holds models that came in memory, by label; `files` is where a section keeps what no table holds;
-    `stored(cell, table)` reads a finished cell, "section/id", back, and `tables(cell)` names its tables. `inputs` are
-    digests of what was handed out, by the model it is for (None: for all) and what it is: with other inputs a run does
-    not go on. Before a section passes over a document it asks all that stand `beside` it, by the model's label, the
-    tokens and the model, for who listens to that pass too.
+    `in_memory` are models that were passed in opened, by label; `files` is a folder for files that are no tables;
+    `read_stored(job, table)` reads a table of a finished job, and `stored_tables(job)` lists its tables. `input_digests`
+    are digests by label (None: of all models) and input: an unfinished run continues only from the same inputs.
     """
 
     study: Study
-    given: Mapping[str, Model] = field(default_factory=dict)
-    progress: Progress = field(default_factory=Silent)
+    in_memory: Mapping[str, Model] = field(default_factory=dict)
+    progress: Progress = field(default_factory=NoProgress)
     files: Path = Path()
     advanced: float = 0.0
-    beside: list[Callable[[str, Sequence[int], Model], Callable[[Any], None] | None]] = field(default_factory=list)
-    inputs: dict[str | None, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
-    specs: Mapping[str, Spec] = field(init=False)
-    stored: Callable[[str, str], pd.DataFrame] = field(init=False)
-    tables: Callable[[str], Sequence[str]] = field(init=False)
+    input_digests: dict[str | None, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    specs: Mapping[str, ModelSpec] = field(init=False)
+    read_stored: Callable[[str, str], pd.DataFrame] = field(init=False)
+    stored_tables: Callable[[str], Sequence[str]] = field(init=False)
     _open: tuple[str, Checkpoint] | None = None
-    _checkpoints: dict[str, dict[str, str]] = field(default_factory=dict)
+    _checkpoint_digests: dict[str, dict[str, str]] = field(default_factory=dict)
     _models: dict[str, Model] = field(default_factory=dict)
     _tokenizers: dict[str, Any] = field(default_factory=dict)
     _documents: dict[tuple[int, int], list[TokenDocument]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.specs = {label: Spec.read(spec) for label, spec in self.study.models.items() if label not in self.given}
+        specs = self.study.models.items()
+        self.specs = {label: ModelSpec.read(spec) for label, spec in specs if label not in self.in_memory}
 
     @property
     def labels(self) -> list[str]:
-        """The study's models."""
+        """Labels of the study's models."""
         return list(self.study.models)
 
     @property
     def seed(self) -> int:
         return self.study.seed
 
-    def checkpoint(self, label: str) -> str:
+    def checkpoint_name(self, label: str) -> str:
         """The name of that model's checkpoint."""
-        return self.given[label].name if label in self.given else self.specs[label].checkpoint
+        return self.in_memory[label].name if label in self.in_memory else self.specs[label].checkpoint
 
     def model(self, label: str) -> Model:
-        """The model of that label; the checkpoint opened before is dropped unless it is the same."""
-        if label in self.given:
-            return self.given[label]
+        """The model of that label. Opening another checkpoint drops the previous one."""
+        if label in self.in_memory:
+            return self.in_memory[label]
         spec = self.specs[label]
         if self._open is None or self._open[0] != spec.checkpoint:
             self._open, self._models = None, {}
             device = pick_device(self.study.device)
-            self.inputs[None]["dtype"] = str(pick_dtype(self.study.dtype, device))  # "auto" may be another elsewhere
+            dtype = pick_dtype(self.study.dtype, device)
+            self.input_digests[None]["dtype"] = str(dtype)  # "auto" may resolve differently on another machine
             self._open = (spec.checkpoint, open_checkpoint(spec.checkpoint, self.study.device, self.study.dtype))
         if label not in self._models:
             self._models[label] = Model(self._open[1], spec.scheme, spec.rule)
         return self._models[label]
 
-    def identify(self, label: str) -> None:
-        """Take the digests of a model: of its checkpoint, by its files, and of its adapter. Opens nothing."""
-        if label in self.given:
-            self.inputs[label] |= {**digests.of_model(self.given[label]), **digests.of_scheme(self.given[label].rule)}
+    def record_model_digests(self, label: str) -> None:
+        """Record digests of a model's checkpoint files and adapter, without opening them."""
+        if label in self.in_memory:
+            model = self.in_memory[label]
+            self.input_digests[label] |= {**digests.digest_model(model), **digests.digest_scheme(model.rule)}
             return
         spec = self.specs[label]
-        if spec.checkpoint not in self._checkpoints:
-            self._checkpoints[spec.checkpoint] = digests.of_checkpoint(spec.checkpoint)
-        self.inputs[label] |= {**self._checkpoints[spec.checkpoint], **digests.of_scheme(spec.rule)}
+        if spec.checkpoint not in self._checkpoint_digests:
+            self._checkpoint_digests[spec.checkpoint] = digests.digest_checkpoint(spec.checkpoint)
+        self.input_digests[label] |= {**self._checkpoint_digests[spec.checkpoint], **digests.digest_scheme(spec.rule)}
 
-    def uses(self, what: str, content: digests.Content) -> None:
-        """Take the digest of something else that a section reads; `what` says it in a few words."""
-        self.inputs[None][what] = digests.digest(content)
+    def record_input(self, name: str, content: digests.DigestParts) -> None:
+        """Record the digest of another input that a probe reads; `name` appears in messages."""
+        self.input_digests[None][name] = digests.compute_digest(content)
 
-    def advance(self, cost: float, doing: str) -> None:
-        """Tell of progress within a long cell: a share of its cost, and what is being done."""
+    def advance(self, cost: float, description: str) -> None:
+        """Report progress within a long cell: a share of its cost, and what is being done."""
         self.advanced += cost
-        self.progress.done(cost)
-        self.progress.doing(doing)
+        self.progress.advance(cost)
+        self.progress.set_activity(description)
 
     def documents(self, label: str, length: int) -> list[TokenDocument]:
-        """The study's documents in this model's tokens, each exactly `length` long.
-
-        Every length takes the documents that hold the longest one, so lengths are compared on the same texts.
-        """
+        """The study's documents in this model's tokens, each exactly `length` tokens long."""
         tokenizer = self.tokenizer(label)
         key = (id(tokenizer), length)
         if key not in self._documents:
             texts = self.study.texts
-            self._documents[key] = documents(texts.source, tokenizer, texts.docs, length, self.study.seed)
-        what = f"texts of {length:,} tokens"
-        if what not in self.inputs[label]:
-            self.inputs[label][what] = digests.of_documents(self._documents[key])
+            self._documents[key] = load_token_documents(texts.source, tokenizer, texts.docs, length, self.study.seed)
+        name = f"texts of {length:,} tokens"
+        if name not in self.input_digests[label]:
+            self.input_digests[label][name] = digests.digest_documents(self._documents[key])
         return self._documents[key]
 
     def tokenizer(self, label: str) -> Any:
-        """The tokenizer of the model of that label, which need not be open."""
-        tokenizer = self.given[label].tokenizer if label in self.given else self._own_tokenizer(label)
+        """The tokenizer of that model, which need not be open."""
+        tokenizer = self.in_memory[label].tokenizer if label in self.in_memory else self._load_tokenizer(label)
         if tokenizer is None:
-            raise BadInput(f"model '{label}' came without a tokenizer: hs.load(model, tokenizer=...)")
-        if "tokenizer" not in self.inputs[label]:
-            self.inputs[label]["tokenizer"] = digests.of_tokenizer(tokenizer)
+            raise BadInput(f"model '{label}' has no tokenizer. Pass one: hs.load(model, tokenizer=...)")
+        if "tokenizer" not in self.input_digests[label]:
+            self.input_digests[label]["tokenizer"] = digests.digest_tokenizer(tokenizer)
         return tokenizer
 
-    def _own_tokenizer(self, label: str) -> Any:
+    def _load_tokenizer(self, label: str) -> Any:
         checkpoint = self.specs[label].checkpoint
         if checkpoint not in self._tokenizers:
             self._tokenizers[checkpoint] = loading.load_tokenizer(checkpoint)

@@ -1,39 +1,37 @@
-"""Where cells are made: in this process, or by workers of Ray (`headscope.study.ray_engine`)."""
+"""Where jobs run: in this process, or on Ray workers (`headscope.study.ray_engine`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from headscope.study.config import Engine
-from headscope.study.executor import Job, Maker, Work
+from headscope.study.cells import Job
+from headscope.study.config import EngineOptions
+from headscope.study.executor import CellExecutor, Results
 from headscope.study.progress import Progress
 
 
-class Workshop(Protocol):
-    """An engine: makes cells and hands each over to be stored, as soon as it is made.
+class Engine(Protocol):
+    """Executes jobs and yields each result as soon as it is there. `description` goes into run.json."""
 
-    `told` is what run.json says of it.
-    """
+    description: Mapping[str, Any]
 
-    told: Mapping[str, Any]
-
-    def make(self, jobs: Sequence[Job], maker: Maker, progress: Progress) -> Work: ...
+    def execute(self, jobs: Sequence[Job], executor: CellExecutor, progress: Progress) -> Results: ...
 
 
-class Here:
-    """One cell after another, in this process."""
+class LocalEngine:
+    """Executes one job after another in this process."""
 
-    told: Mapping[str, Any] = {}
+    description: Mapping[str, Any] = {}
 
-    def make(self, jobs: Sequence[Job], maker: Maker, progress: Progress) -> Work:
+    def execute(self, jobs: Sequence[Job], executor: CellExecutor, progress: Progress) -> Results:
         for job in jobs:
-            progress.doing(job.cell.id)
-            yield job, maker.make(job)
+            progress.set_activity(job.cell.id)
+            yield job, executor.execute(job)
 
 
-def engine(wanted: Engine) -> Workshop:
-    """The engine that a study asks for. Raises Missing where it is not installed."""
-    if wanted.name == "plain":
-        return Here()
-    from headscope.study.ray_engine import OnRay
+def create_engine(options: EngineOptions) -> Engine:
+    """The engine that a study requests. Raises Missing if it is not installed."""
+    if options.name == "plain":
+        return LocalEngine()
+    from headscope.study.ray_engine import RayEngine
 
-    return OnRay(wanted)
+    return RayEngine(options)

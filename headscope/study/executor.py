@@ -1,108 +1,121 @@
-"""How a cell becomes table rows, wherever it runs, and what is told of the model that it is of."""
+"""Executes jobs: opens the model of a job and turns its cells into table rows, in whatever process it runs."""
 
 import platform
 import resource
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from headscope import plugins
+from headscope.forward.observe import observe
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
-from headscope.positions.tables import position_tables
 from headscope.runs.arrow import Rows
-from headscope.study.cells import Cell, Section
+from headscope.study.cells import Job, ObservingRunner, ProbeRunner, group_by_pass
 from headscope.study.checkpoint_glob import training_step
-from headscope.study.context import Materials
-
-POSITIONS = "positions"
-"""The section that every study has."""
+from headscope.study.context import StudyContext
 
 
 @dataclass(frozen=True)
-class Job:
-    """A cell with the section that it is of."""
+class CellResult:
+    """What a job produced.
 
-    section: str
-    cell: Cell
-
-    @property
-    def id(self) -> str:
-        return f"{self.section}/{self.cell.id}"
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Jobs whose rows it reads."""
-        return frozenset(f"{self.section}/{cell}" for cell in self.cell.before)
-
-
-@dataclass(frozen=True)
-class Made:
-    """What came of a cell: its rows, digests of what they are made from, and how much of its cost progress was told.
-
-    `described` is what run.json tells of its model, with the positions; `seconds` is the time it took, without the
-    `opening` of a checkpoint before it.
+    `rows` by table; `input_digests` of everything it read, by label and input; `advanced`, how much of its cost was
+    reported as progress while it ran; `model_description` for run.json, from probes that run for every model; `seconds`
+    of the work itself and `opening_seconds` of opening the checkpoint before it; `peak_bytes` of memory of the process.
     """
 
     rows: Mapping[str, Rows]
-    inputs: Mapping[str | None, Mapping[str, str]]
+    input_digests: Mapping[str | None, Mapping[str, str]]
     advanced: float
-    described: Mapping[str, Any] | None
+    model_description: Mapping[str, Any] | None
     seconds: float = 0.0
-    opening: float = 0.0
-    peak: float = 0.0
-    """Bytes of memory that its process came to need."""
+    opening_seconds: float = 0.0
+    peak_bytes: float = 0.0
 
 
-Work = Generator[tuple[Job, Made], None, None]
-"""Jobs with what came of them, as they are made."""
+Results = Generator[tuple[Job, CellResult], None, None]
+"""Jobs with their results, as they finish."""
 
 
-class Maker:
-    """Makes cells, with one checkpoint in memory at a time. `used` are the models that cells are of."""
+class CellExecutor:
+    """Executes jobs with at most one checkpoint in memory. `used_labels` are the models that some cell needs."""
 
-    def __init__(self, materials: Materials) -> None:
-        self.materials = materials
-        self.used: Sequence[str] = materials.labels
-        self.sections: dict[str, Section] = {POSITIONS: _Positions()}
-        for name, config in materials.study.sections.items():
-            self.sections[name] = plugins.part(plugins.probes()[name], "cells")(config, materials)
+    def __init__(self, context: StudyContext) -> None:
+        self.context = context
+        self.used_labels: Sequence[str] = context.labels
+        self.runners: dict[str, Any] = {}
+        for name, probe in plugins.probes().items():
+            options = context.study.probe_options.get(name)
+            if options is not None or probe.runs_always:
+                self.runners[name] = plugins.load_part(probe, "runner")(options, context)
 
-    def make(self, job: Job) -> Made:
-        materials, label = self.materials, job.cell.model
-        materials.advanced = 0.0
+    def plan(self) -> list[Job]:
+        """All jobs of the study, in the order of the stored rows. Sets `used_labels`."""
+        requested = [(name, runner) for name, runner in self.runners.items() if not plugins.probes()[name].runs_always]
+        cells = [(name, cell) for name, runner in requested for cell in runner.cells()]
+        self.used_labels = [label for label in self.context.labels if any(cell.model == label for _, cell in cells)]
+        for label in self.used_labels:
+            training_step(self.context.checkpoint_name(label))  # reports an unreadable step before any work
+        always = [
+            Job(((name, cell),))
+            for name, runner in self.runners.items()
+            if plugins.probes()[name].runs_always
+            for cell in runner.cells()
+            if cell.model in self.used_labels
+        ]
+        return always + group_by_pass(cells, self.context.labels)
+
+    def execute(self, job: Job) -> CellResult:
+        """Run a job. Raises what its runner raises, and BadInput for a position scheme that its model cannot have."""
+        context, label = self.context, job.model
+        context.advanced = 0.0
         began = time.monotonic()
-        model = None if label is None else materials.model(label)
-        if label is not None:  # a scheme that cannot be is told before any other of its checkpoint is measured
-            for other in self.used:
-                if materials.checkpoint(other) == materials.checkpoint(label):
-                    _ = materials.model(other).schedule
+        model = None if label is None else context.model(label)
+        if label is not None:  # refuse an impossible scheme before another model of this checkpoint is measured
+            for other in self.used_labels:
+                if context.checkpoint_name(other) == context.checkpoint_name(label):
+                    _ = context.model(other).schedule
         ready = time.monotonic()
-        rows = self.sections[job.section].rows(job.cell, model)
-        done = time.monotonic()
-        inputs = {each: dict(materials.inputs[each]) for each in (label, None)}
-        known = describe(label, materials) if job.section == POSITIONS and label is not None else None
-        return Made(rows, inputs, materials.advanced, known, done - ready, ready - began, peak_bytes())
+        rows = self._rows(job, model)
+        finished = time.monotonic()
+        digests = {key: dict(context.input_digests[key]) for key in (label, None)}
+        describes = label is not None and runs_always(job)
+        return CellResult(
+            rows=rows,
+            input_digests=digests,
+            advanced=context.advanced,
+            model_description=describe_model(label, context) if describes and label is not None else None,
+            seconds=finished - ready,
+            opening_seconds=ready - began,
+            peak_bytes=peak_bytes(),
+        )
+
+    def _rows(self, job: Job, model: Model | None) -> Mapping[str, Rows]:
+        name, cell = job.parts[0]
+        if cell.text_pass is None:
+            runner: ProbeRunner = self.runners[name]
+            return runner.rows(cell, model)
+        assert model is not None
+        observing: list[tuple[ObservingRunner, Any]] = [(self.runners[name], cell) for name, cell in job.parts]
+        ids = torch.tensor(observing[0][0].token_ids(cell))
+        factories = [partial(runner.observer, cell, model) for runner, cell in observing]
+        return {table: rows for tables in observe(model, ids, factories) for table, rows in tables.items()}
 
 
-class _Positions:
-    """The frequencies and temperatures of a model, read off without a pass."""
-
-    def cells(self) -> list[Cell]:
-        return []  # the runner knows which models are used
-
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        assert cell.model is not None
-        return position_tables(cell.model, model)
+def runs_always(job: Job) -> bool:
+    """Whether the job belongs to a probe that runs for every model without being requested."""
+    return plugins.probes()[job.parts[0][0]].runs_always
 
 
-def describe(label: str, materials: Materials) -> dict[str, Any]:
-    """What run.json tells of one model."""
-    model, spec = materials.model(label), materials.study.models[label]
-    learned = model.schedule if isinstance(model.schedule, AdaRoPE) else None
+def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
+    """The entry of one model in run.json."""
+    model, spec = context.model(label), context.study.models[label]
+    adapter = model.schedule if isinstance(model.schedule, AdaRoPE) else None
     return {
         "label": label,
         "spec": spec,
@@ -110,22 +123,22 @@ def describe(label: str, materials: Materials) -> dict[str, Any]:
         "revision": getattr(model.module.config, "_commit_hash", None),
         "weights_sha256": model.weights_sha256,
         "scheme": model.scheme,
-        "adapter_sha256": None if learned is None else learned.sha256,
-        "step": training_step(materials.checkpoint(label)) if learned is None else learned.step,
+        "adapter_sha256": None if adapter is None else adapter.sha256,
+        "step": training_step(context.checkpoint_name(label)) if adapter is None else adapter.step,
         "geometry": {"layers": model.geometry.layers, **asdict(model.geometry)},
         "dtype": str(model.module.dtype).removeprefix("torch."),
     }
 
 
 def peak_bytes() -> float:
-    """Bytes of memory that this process came to need, those of the GPUs where there are some."""
+    """Largest memory use of this process so far, in bytes; on CUDA, that of all GPUs together."""
     if torch.cuda.is_available():
         return float(sum(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))))
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def hardware() -> dict[str, Any]:
-    """What run.json tells of the machine that this process is on."""
+    """The machine that this process runs on, for run.json."""
     return {
         "machine": platform.machine(),
         "cpus": torch.get_num_threads(),

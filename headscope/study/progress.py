@@ -12,28 +12,28 @@ from rich.progress import Progress as Bar
 class Progress(Protocol):
     """Told of the work in units of cost: start(total, already done), doing(what, which worker), done(cost), stop()."""
 
-    def start(self, total: float, already: float) -> None: ...
+    def start(self, total: float, completed: float) -> None: ...
 
-    def doing(self, what: str, worker: str = "") -> None: ...
+    def set_activity(self, activity: str, worker: str = "") -> None: ...
 
-    def done(self, cost: float) -> None: ...
+    def advance(self, cost: float) -> None: ...
 
     def stop(self) -> None: ...
 
 
-class Silent:
+class NoProgress:
     """Says nothing."""
 
     def start(self, total: float, already: float) -> None: ...
 
-    def doing(self, what: str, worker: str = "") -> None: ...
+    def set_activity(self, what: str, worker: str = "") -> None: ...
 
-    def done(self, cost: float) -> None: ...
+    def advance(self, cost: float) -> None: ...
 
     def stop(self) -> None: ...
 
 
-class Terminal:
+class ProgressBar:
     """A live bar on standard error."""
 
     def __init__(self) -> None:
@@ -45,52 +45,54 @@ class Terminal:
             console=Console(stderr=True),
         )
         self._task = self._bar.add_task("starting")
-        self._doing: dict[str, str] = {}
+        self._activities: dict[str, str] = {}
 
     def start(self, total: float, already: float) -> None:
         self._bar.update(self._task, total=max(total, 1e-9), completed=already)
         self._bar.start()
 
-    def doing(self, what: str, worker: str = "") -> None:
-        self._doing[worker] = _said(what, worker)
-        self._bar.update(self._task, description="\n".join(self._doing.values()))
+    def set_activity(self, what: str, worker: str = "") -> None:
+        self._activities[worker] = _activity_text(what, worker)
+        self._bar.update(self._task, description="\n".join(self._activities.values()))
 
-    def done(self, cost: float) -> None:
+    def advance(self, cost: float) -> None:
         self._bar.advance(self._task, cost)
 
     def stop(self) -> None:
         self._bar.stop()
 
 
-class Lines:
+class ProgressLines:
     """One line a cell on standard error, with the share done and an estimate of what is left."""
 
     def start(self, total: float, already: float) -> None:
-        self._total, self._at, self._first = max(total, 1e-9), already, already
-        self._began = time.monotonic()
+        self._total, self._completed, self._completed_at_start = max(total, 1e-9), already, already
+        self._start_time = time.monotonic()
 
-    def doing(self, what: str, worker: str = "") -> None:
-        print(f"{self._at / self._total:4.0%}  {_said(what, worker)}{self._left()}", file=sys.stderr, flush=True)
+    def set_activity(self, what: str, worker: str = "") -> None:
+        print(
+            f"{self._completed / self._total:4.0%}  {_activity_text(what, worker)}{self._time_left_text()}", file=sys.stderr, flush=True
+        )
 
-    def done(self, cost: float) -> None:
-        self._at += cost
+    def advance(self, cost: float) -> None:
+        self._completed += cost
 
     def stop(self) -> None: ...
 
-    def _left(self) -> str:
-        moved = self._at - self._first
+    def _time_left_text(self) -> str:
+        moved = self._completed - self._completed_at_start
         if moved <= 0:
             return ""
-        seconds = (time.monotonic() - self._began) * (self._total - self._at) / moved
+        seconds = (time.monotonic() - self._start_time) * (self._total - self._completed) / moved
         return f"  (about {seconds / 60:.0f} min left)" if seconds > 90 else f"  (about {seconds:.0f} s left)"
 
 
-def _said(what: str, worker: str) -> str:
-    return f"{worker}: {what}" if worker else what
+def _activity_text(activity: str, worker: str) -> str:
+    return f"{worker}: {activity}" if worker else activity
 
 
-def for_console(quiet: bool) -> Progress:
+def console_progress(quiet: bool) -> Progress:
     """The progress that suits standard error."""
     if quiet:
-        return Silent()
-    return Terminal() if sys.stderr.isatty() else Lines()
+        return NoProgress()
+    return ProgressBar() if sys.stderr.isatty() else ProgressLines()

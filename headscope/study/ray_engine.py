@@ -1,7 +1,7 @@
-"""Cells made by workers of Ray: processes with one opened checkpoint each, on this machine or on a cluster.
+"""The engine `ray`: jobs run on Ray workers with one opened checkpoint each, on this machine or on a cluster.
 
-This process plans, hands out (`headscope.study.scheduler`) and alone stores what comes back. A worker that dies costs
-its cell another try, by another worker; a cell that nobody survives is named at the end, with all others stored.
+This process plans, assigns jobs (`headscope.study.scheduler`) and alone stores results. If a worker dies, another one
+retries its job; a job that kills every worker is named at the end, with all others stored.
 """
 
 import importlib.util
@@ -13,44 +13,46 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import BadInput, Changed, Interrupted, Missing
-from headscope.study.config import Engine
-from headscope.study.executor import Job, Made, Maker, Work
+from headscope.study.cells import Job
+from headscope.study.config import EngineOptions
+from headscope.study.executor import CellExecutor, CellResult, Results
 from headscope.study.progress import Progress
-from headscope.study.ray_cluster import Room, cluster
-from headscope.study.ray_worker import Hand
-from headscope.study.scheduler import Sharing
+from headscope.study.ray_cluster import WorkerResources, connect_to_ray
+from headscope.study.ray_worker import RayWorker
+from headscope.study.scheduler import Scheduler
 
 log = logging.getLogger("headscope")
 
-TRIES = 3
-"""How often a cell is begun before it is given up."""
-PATIENCE = 300.0
-"""Seconds in which some worker starts, or none can."""
+MAX_ATTEMPTS = 3
+"""How often a job is started before it is given up."""
+START_TIMEOUT = 300.0
+"""Seconds within which a worker must start."""
 
 
-class OnRay:
-    """The engine `ray`. Raises Missing where Ray is not installed."""
+class RayEngine:
+    """Executes jobs on Ray workers. Raises Missing if Ray is not installed."""
 
-    def __init__(self, wanted: Engine) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise Missing("Ray is not installed: pip install 'headscope[ray]', or leave out --engine ray")
-        self.wanted = wanted
-        self.told: Mapping[str, Any] = {}
+            raise Missing("Ray is not installed. Run pip install 'headscope[ray]', or leave out --engine ray")
+        self.options = options
+        self.description: Mapping[str, Any] = {}
 
-    def make(self, jobs: Sequence[Job], maker: Maker, progress: Progress) -> Work:
-        materials = maker.materials
-        if materials.given:
+    def execute(self, jobs: Sequence[Job], executor: CellExecutor, progress: Progress) -> Results:
+        context = executor.context
+        if context.in_memory:
             raise BadInput(
-                f"model '{min(materials.given)}' is in memory, out of workers' reach: save it, give its folder"
+                f"model '{min(context.in_memory)}' is in memory and cannot be sent to Ray workers. Save it and name its "
+                "folder"
             )
         if jobs:
-            with cluster(self.wanted, materials.study.device) as room:
-                crew = _Crew(jobs, maker, room, progress)
+            with connect_to_ray(self.options, context.study.device) as resources:
+                pool = _WorkerPool(jobs, executor, resources, progress)
                 try:
-                    yield from crew.work()
+                    yield from pool.results()
                 finally:
-                    self.told = {"workers": crew.seen}
-                    crew.leave()
+                    self.description = {"workers": pool.hardware}
+                    pool.kill_workers()
 
 
 @dataclass(eq=False)
@@ -58,57 +60,59 @@ class _Worker:
     number: int
     actor: Any
     job: Job | None = None
-    waits: dict[Any, str] = field(default_factory=dict)
-    """What is asked of it, by what it is: ready, make or tells."""
+    pending: dict[Any, str] = field(default_factory=dict)
+    """Ray references by the method that was called: ready, execute or progress."""
 
 
-class _Crew:
-    """The workers of a study, and what each is doing."""
+class _WorkerPool:
+    """The workers of a study and their jobs."""
 
-    def __init__(self, jobs: Sequence[Job], maker: Maker, room: Room, progress: Progress) -> None:
-        materials = maker.materials
-        checkpoints = {label: materials.checkpoint(label) for label in maker.used}
-        others = {need for job in jobs for need in job.needs} - {job.id for job in jobs}
-        self.sharing = Sharing(jobs, checkpoints, others)
-        self.maker, self.room, self.progress = maker, room, progress
-        self.seen: list[dict[str, Any]] = []
-        self._tries: dict[str, int] = {}
-        self._lost: dict[str, str] = {}
-        self._failures = 0
-        self._workers = [self._start(number) for number in range(1, room.workers + 1)]
+    def __init__(
+        self, jobs: Sequence[Job], executor: CellExecutor, resources: WorkerResources, progress: Progress
+    ) -> None:
+        checkpoints = {label: executor.context.checkpoint_name(label) for label in executor.used_labels}
+        stored = {job_id for job in jobs for job_id in job.prerequisites} - {job.id for job in jobs}
+        self.scheduler = Scheduler(jobs, checkpoints, stored)
+        self.executor, self.resources, self.progress = executor, resources, progress
+        self.hardware: list[dict[str, Any]] = []
+        self._attempts: dict[str, int] = {}
+        self._failed_jobs: dict[str, str] = {}
+        self._failed_starts = 0
+        self._workers = [self._start(number) for number in range(1, resources.workers + 1)]
 
-    def work(self) -> Work:
-        """Every job that can be done, as it is done. Raises Interrupted at the end where some could not."""
+    def results(self) -> Results:
+        """Yield every job that can be done with its result. Raises Interrupted at the end if some could not."""
         import ray
 
-        began = time.monotonic()
+        last_answer = time.monotonic()
         while True:
             for worker in self._workers:
-                if worker.job is None and "ready" not in worker.waits.values():
-                    self._hand_out(worker)
-            if not self.sharing.left and not any(worker.job for worker in self._workers):
+                if worker.job is None and "ready" not in worker.pending.values():
+                    self._assign(worker)
+            if not self.scheduler.unassigned and not any(worker.job for worker in self._workers):
                 break
-            waits = {ref: worker for worker in self._workers for ref in worker.waits}
-            came, _ = ray.wait(list(waits), timeout=1.0)
-            for ref in came:
-                began = time.monotonic()
-                yield from self._heard(waits[ref], ref)
-            idle = all("ready" in worker.waits.values() for worker in self._workers)
-            if idle and time.monotonic() - began > PATIENCE:
+            pending = {reference: worker for worker in self._workers for reference in worker.pending}
+            finished, _ = ray.wait(list(pending), timeout=1.0)
+            for reference in finished:
+                last_answer = time.monotonic()
+                yield from self._process_answer(pending[reference], reference)
+            none_started = all("ready" in worker.pending.values() for worker in self._workers)
+            if none_started and time.monotonic() - last_answer > START_TIMEOUT:
                 raise BadInput(
-                    f"no worker started in {PATIENCE:.0f} s: each needs {self.room.cpus} cores and {self.room.gpus:g} "
-                    "GPUs that nobody else uses; finished cells are kept: add --resume"
+                    f"no worker started within {START_TIMEOUT:.0f} s: each needs {self.resources.cpus} free cores and "
+                    f"{self.resources.gpus:g} free GPUs. Finished cells are kept; add --resume to continue"
                 )
-        if self._lost:
-            kept, names = self.maker.materials.files.parent, ", ".join(f"'{name}'" for name in self._lost)
-            reason = next(iter(self._lost.values()))
+        if self._failed_jobs:
+            folder = self.executor.context.files.parent
+            names = ", ".join(f"'{name}'" for name in self._failed_jobs)
+            reason = next(iter(self._failed_jobs.values()))
             raise Interrupted(
-                f"no worker survived {names} ({reason}); all other cells are kept in {kept}: "
-                "give a worker more memory, then add --resume"
+                f"every worker that ran {names} died ({reason}). All other cells are kept in {folder}: give workers "
+                "more memory, then add --resume"
             )
 
-    def leave(self) -> None:
-        """End every worker."""
+    def kill_workers(self) -> None:
+        """Stop every worker."""
         import ray
 
         for worker in self._workers:
@@ -117,90 +121,100 @@ class _Crew:
     def _start(self, number: int) -> _Worker:
         import ray
 
-        materials, room = self.maker.materials, self.room
-        study = materials.study.model_dump(mode="json", exclude_none=True)
-        # Two groups of threads: what a worker tells of a long cell is heard while it is made.
-        wants = {"num_cpus": room.cpus, "num_gpus": room.gpus, "max_restarts": 0, "concurrency_groups": {"aside": 1}}
-        hand: Any = ray.remote(**wants)(Hand)
-        actor = hand.remote(study, self.maker.used, room.cpus, Path.cwd(), materials.files.absolute())
+        context, resources = self.executor.context, self.resources
+        study = context.study.model_dump(mode="json", exclude_none=True)
+        # The second concurrency group delivers progress while a long cell runs.
+        options = {
+            "num_cpus": resources.cpus,
+            "num_gpus": resources.gpus,
+            "max_restarts": 0,
+            "concurrency_groups": {"progress": 1},
+        }
+        actor_class: Any = ray.remote(**options)(RayWorker)
+        actor = actor_class.remote(
+            study, self.executor.used_labels, resources.cpus, Path.cwd(), context.files.absolute()
+        )
         worker = _Worker(number, actor)
-        worker.waits[actor.ready.remote()] = "ready"
-        worker.waits[actor.tells.options(concurrency_group="aside").remote()] = "tells"
+        worker.pending[actor.ready.remote()] = "ready"
+        self._request_progress(worker)
         return worker
 
-    def _hand_out(self, worker: _Worker) -> None:
-        job = self.sharing.take(worker.number)
+    def _request_progress(self, worker: _Worker) -> None:
+        reference = worker.actor.progress_messages.options(concurrency_group="progress").remote()
+        worker.pending[reference] = "progress"
+
+    def _assign(self, worker: _Worker) -> None:
+        job = self.scheduler.next_job(worker.number)
         if job is not None:
-            stored = {(need, table): frame for need in job.needs for table, frame in self._stored(need)}
-            self.progress.doing(job.cell.id, self._name(worker))
+            stored = {(job_id, table): rows for job_id in job.prerequisites for table, rows in self._stored(job_id)}
+            self.progress.set_activity(job.cell.id, self._name(worker))
             worker.job = job
-            worker.waits[worker.actor.make.remote(job, stored)] = "make"
+            worker.pending[worker.actor.execute.remote(job, stored)] = "execute"
 
-    def _stored(self, job: str) -> Iterator[tuple[str, Any]]:
-        materials = self.maker.materials
-        return ((table, materials.stored(job, table)) for table in materials.tables(job))
+    def _stored(self, job_id: str) -> Iterator[tuple[str, Any]]:
+        context = self.executor.context
+        return ((table, context.read_stored(job_id, table)) for table in context.stored_tables(job_id))
 
-    def _heard(self, worker: _Worker, ref: Any) -> Work:
-        """Take in what a worker answers."""
+    def _process_answer(self, worker: _Worker, reference: Any) -> Results:
         import ray
 
-        what = worker.waits.pop(ref, "")
-        if not what:
-            return  # it died meanwhile, as another answer told
+        method = worker.pending.pop(reference, "")
+        if not method:
+            return  # the worker died meanwhile, as another of its answers showed
         try:
-            answer = ray.get(ref)
-        except ray.exceptions.RayTaskError as error:  # a mistake in the study or of the measure, as it is without Ray
+            answer = ray.get(reference)
+        except ray.exceptions.RayTaskError as error:  # the same error as without Ray
             cause = error.cause if isinstance(error.cause, Exception) else error
             raise cause from error
         except ray.exceptions.RayError as error:
-            self._died(worker, error)
+            self._replace(worker, error)
             return
-        if what == "ready":
-            self._failures = 0
-            self.seen.append(answer)
-        elif what == "tells":
-            for cost, said in answer:
-                if said:
-                    self.progress.doing(said, self._name(worker))
-                self.progress.done(cost)
-            worker.waits[worker.actor.tells.options(concurrency_group="aside").remote()] = "tells"
+        if method == "ready":
+            self._failed_starts = 0
+            self.hardware.append(answer)
+        elif method == "progress":
+            for cost, description in answer:
+                if description:
+                    self.progress.set_activity(description, self._name(worker))
+                self.progress.advance(cost)
+            self._request_progress(worker)
         elif worker.job is not None:
             job, worker.job = worker.job, None
-            made, warned = answer
-            for level, line in warned:
+            result, log_lines = answer
+            for level, line in log_lines:
                 log.log(level, line)
-            self._compare(made)
-            yield job, made
-            self.sharing.done(job)
+            self._compare_inputs(result)
+            yield job, result
+            self.scheduler.finish(job)
 
-    def _died(self, worker: _Worker, error: Exception) -> None:
-        """Put another in the place of a worker; its job is for any."""
+    def _replace(self, worker: _Worker, error: Exception) -> None:
+        """Start another worker in the place of one that died; any worker may retry its job."""
         import ray
 
-        ray.kill(worker.actor)  # it may only be out of reach
+        ray.kill(worker.actor)  # it may only be unreachable
         reason, job = " ".join(str(error).partition("class_name")[0].split())[:200], worker.job
         log.warning("%s died%s: %s", self._name(worker), f" at {job.cell.id}" if job else "", reason)
-        self.sharing.gone(worker.number, job)
+        self.scheduler.remove_worker(worker.number, job)
         if job is None:
-            self._failures += 1
+            self._failed_starts += 1
         else:
-            self._tries[job.id] = self._tries.get(job.id, 0) + 1
-            if self._tries[job.id] == TRIES:
-                self._lost |= {each.cell.id: reason for each in self.sharing.give_up(job)}
-        if self._failures > TRIES * self.room.workers:
-            raise Missing(f"workers die before they begin: {reason}")
-        worker.waits.clear()
+            self._attempts[job.id] = self._attempts.get(job.id, 0) + 1
+            if self._attempts[job.id] == MAX_ATTEMPTS:
+                self._failed_jobs |= {dropped.cell.id: reason for dropped in self.scheduler.give_up(job)}
+        if self._failed_starts > MAX_ATTEMPTS * self.resources.workers:
+            raise Missing(f"Ray workers die before they start: {reason}")
+        worker.pending.clear()
         self._workers[self._workers.index(worker)] = self._start(worker.number)
 
-    def _compare(self, made: Made) -> None:
-        """Raises Changed where a worker read something else than this process has."""
-        for label, told in made.inputs.items():
-            known = self.maker.materials.inputs[label]
-            if other := [what for what, digest in told.items() if known.get(what, digest) != digest]:
-                whose = f" of '{label}'" if label is not None else ""
-                same = "say --dtype fp32 or bf16" if other[0] == "dtype" else "give all nodes the same files"
-                raise Changed(f"a worker reads another {other[0]}{whose} than the rest: {same}")
-            known |= told
+    def _compare_inputs(self, result: CellResult) -> None:
+        """Raise Changed if a worker read something else than this process has."""
+        for label, digests in result.input_digests.items():
+            known = self.executor.context.input_digests[label]
+            if differing := [name for name, digest in digests.items() if known.get(name, digest) != digest]:
+                owner = f" of '{label}'" if label is not None else ""
+                remedy = "Pass --dtype fp32 or bf16" if differing[0] == "dtype" else "Give all nodes the same files"
+                raise Changed(f"a worker reads a different {differing[0]}{owner} than the driver. {remedy}")
+            known |= digests
 
     def _name(self, worker: _Worker) -> str:
-        return f"worker {worker.number} of {self.room.workers}"
+        return f"worker {worker.number} of {self.resources.workers}"

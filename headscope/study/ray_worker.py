@@ -1,4 +1,4 @@
-"""A worker: makes cells in a process of its own, perhaps on another machine. It knows nothing of Ray, which runs it."""
+"""A worker process that executes jobs, perhaps on another machine. It knows nothing of Ray, which starts it."""
 
 import logging
 import os
@@ -9,88 +9,90 @@ from typing import Any
 
 import torch
 
+from headscope.study.cells import Job
 from headscope.study.config import build_study
-from headscope.study.context import Materials
-from headscope.study.executor import Job, Made, Maker, hardware
+from headscope.study.context import StudyContext
+from headscope.study.executor import CellExecutor, CellResult, hardware
 
-Told = tuple[float, str]
-"""Progress within a long cell: what is done, in units of cost, or what is being done."""
-Warned = tuple[int, str]
-"""A line for the log, with its level."""
+ProgressMessage = tuple[float, str]
+"""Progress within a long cell: the cost that was done, or a description of what is being done."""
+LogLine = tuple[int, str]
+"""Level and text of a log line."""
 
 
-class Hand:
-    """One worker, with one checkpoint in memory at a time.
+class RayWorker:
+    """Executes jobs with at most one checkpoint in memory.
 
-    `place` is the folder that a study's relative paths are of, `files` where a section keeps what no table holds:
-    folders of the process that hands out, on a disk that all nodes share if there are several.
+    `working_directory` is the folder that relative paths of the study start from; `files` is where probes keep files that are no
+    tables. Both are folders of the driver process, on a disk that all nodes share if there are several.
     """
 
-    def __init__(self, study: Mapping[str, Any], used: Sequence[str], threads: int, place: Path, files: Path) -> None:
+    def __init__(
+        self, study: Mapping[str, Any], used_labels: Sequence[str], threads: int, working_directory: Path, files: Path
+    ) -> None:
         torch.set_num_threads(threads)
-        if place.is_dir():
-            os.chdir(place)  # what a study names by a relative path
-        self._study, self._used, self._files = study, used, files
-        self._telling: SimpleQueue[Told] = SimpleQueue()
-        self._warned: list[Warned] = []
-        self._maker: Maker | None = None
-        self._known: set[str] = set()
-        logging.getLogger("headscope").addHandler(_Listener(self._warned))
+        if working_directory.is_dir():
+            os.chdir(working_directory)
+        self._study, self._used_labels, self._files = study, used_labels, files
+        self._messages: SimpleQueue[ProgressMessage] = SimpleQueue()
+        self._log_lines: list[LogLine] = []
+        self._executor: CellExecutor | None = None
+        self._identified: set[str] = set()
+        logging.getLogger("headscope").addHandler(_LogCollector(self._log_lines))
 
     def ready(self) -> dict[str, Any]:
-        """What it runs on."""
+        """The hardware of this worker."""
         return hardware()
 
-    def make(self, job: Job, stored: Mapping[tuple[str, str], Any]) -> tuple[Made, list[Warned]]:
-        """What comes of a job that reads these tables of others, by job and name, and what it warns of."""
-        maker = self._opened()
-        materials = maker.materials
-        materials.stored = lambda cell, table: stored[cell, table]
-        label = job.cell.model
-        if label is not None and label not in self._known:
-            materials.identify(label)
-            self._known.add(label)
-        self._warned.clear()
-        return maker.make(job), [*self._warned]
+    def execute(self, job: Job, stored: Mapping[tuple[str, str], Any]) -> tuple[CellResult, list[LogLine]]:
+        """Run a job and return its result with the log lines it caused. `stored` holds the tables of its prerequisites."""
+        executor = self._open_executor()
+        executor.context.read_stored = lambda job_id, table: stored[job_id, table]
+        if job.model is not None and job.model not in self._identified:
+            executor.context.record_model_digests(job.model)
+            self._identified.add(job.model)
+        self._log_lines.clear()
+        return executor.execute(job), [*self._log_lines]
 
-    def tells(self) -> list[Told]:
-        """The progress within a long cell, once there is some: what was done and what is being done."""
-        told = [self._telling.get()]
-        while not self._telling.empty():
-            told.append(self._telling.get())
-        return told
+    def progress_messages(self) -> list[ProgressMessage]:
+        """Wait for progress within a long cell and return all messages since the last call."""
+        messages = [self._messages.get()]
+        while not self._messages.empty():
+            messages.append(self._messages.get())
+        return messages
 
-    def _opened(self) -> Maker:
-        if self._maker is None:
-            materials = Materials(build_study(self._study), progress=_Teller(self._telling), files=self._files)
-            self._maker = Maker(materials)
-            self._maker.used = self._used
-        return self._maker
+    def _open_executor(self) -> CellExecutor:
+        if self._executor is None:
+            progress = _QueueProgress(self._messages)
+            context = StudyContext(build_study(self._study), progress=progress, files=self._files)
+            self._executor = CellExecutor(context)
+            self._executor.used_labels = self._used_labels
+        return self._executor
 
 
-class _Teller:
-    """Progress that is told to the driver."""
+class _QueueProgress:
+    """Progress that is passed on to the driver process."""
 
-    def __init__(self, telling: SimpleQueue[Told]) -> None:
-        self._telling = telling
+    def __init__(self, messages: SimpleQueue[ProgressMessage]) -> None:
+        self._messages = messages
 
     def start(self, total: float, already: float) -> None: ...
 
-    def doing(self, what: str, worker: str = "") -> None:
-        self._telling.put((0.0, what))
+    def set_activity(self, what: str, worker: str = "") -> None:
+        self._messages.put((0.0, what))
 
-    def done(self, cost: float) -> None:
-        self._telling.put((cost, ""))
+    def advance(self, cost: float) -> None:
+        self._messages.put((cost, ""))
 
     def stop(self) -> None: ...
 
 
-class _Listener(logging.Handler):
-    """Keeps what is logged."""
+class _LogCollector(logging.Handler):
+    """Appends every log line to a list."""
 
-    def __init__(self, heard: list[Warned]) -> None:
+    def __init__(self, lines: list[LogLine]) -> None:
         super().__init__()
-        self._heard = heard
+        self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._heard.append((record.levelno, record.getMessage()))
+        self._lines.append((record.levelno, record.getMessage()))

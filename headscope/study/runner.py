@@ -1,7 +1,6 @@
-"""The cell runner: sections yield cells, an engine makes table rows of them, each is stored as it finishes.
+"""Runs a study: plans its jobs, lets an engine execute them, and stores each result as it arrives.
 
-Measuring and every probe run through here. Cells that are already stored are skipped, so an interrupted run goes on
-where it stopped. Of every model that is used the runner itself stores the position parameters.
+Jobs that are already stored are skipped, so an interrupted run resumes where it stopped.
 """
 
 import logging
@@ -19,141 +18,131 @@ from headscope.positions.model import Model
 from headscope.runs.run import Run, unfinished
 from headscope.runs.writer import RunWriter
 from headscope.study import engines
-from headscope.study.cells import Cell
-from headscope.study.checkpoint_glob import training_step
+from headscope.study.cells import Job
 from headscope.study.config import Study
-from headscope.study.context import Materials
-from headscope.study.executor import POSITIONS, Job, Maker, describe, hardware
-from headscope.study.progress import Progress, Silent
-from headscope.study.timings import Spent
+from headscope.study.context import StudyContext
+from headscope.study.executor import CellExecutor, describe_model, hardware, runs_always
+from headscope.study.progress import NoProgress, Progress
+from headscope.study.timings import CellTimings
 
 log = logging.getLogger("headscope")
 
 
-def run(
+def run_study(
     study: Study,
     out: Path | str = "runs",
     *,
     resume: bool = False,
-    given: Mapping[str, Model] | None = None,
+    in_memory: Mapping[str, Model] | None = None,
     progress: Progress | None = None,
 ) -> Run:
-    """Execute every section of a study into one run directory under `out` and return it.
+    """Execute every probe of a study into one run directory under `out` and return the run.
 
-    Raises BadInput, Missing and the like before any work is done; Interrupted on Ctrl-C, with every finished
-    cell kept for `resume`.
+    `in_memory` are opened models by label. Raises BadInput, Missing and the like before any work is done; Interrupted
+    on Ctrl-C, with every finished cell kept for `resume`.
     """
-    progress = progress or Silent()
-    if not study.sections:
-        raise BadInput(f"the study has no section: add one of {', '.join(plugins.probes())}")
-    works = engines.engine(study.engine)
-    materials = Materials(study, given or {}, progress)
-    maker = Maker(materials)
-    plan = planned(maker)
-    used = maker.used
+    progress = progress or NoProgress()
+    if not study.probe_options:
+        requestable = ", ".join(name for name, probe in plugins.probes().items() if not probe.runs_always)
+        raise BadInput(f"the study requests no probe. Add one of: {requestable}")
+    engine = engines.create_engine(study.engine)
+    context = StudyContext(study, in_memory or {}, progress)
+    executor = CellExecutor(context)
+    plan = executor.plan()
+    used = executor.used_labels
     for label in used:
-        materials.identify(label)
+        context.record_model_digests(label)
     config = study.model_dump(mode="json", exclude_none=True)
-    config["models"] = {label: _identified(label, study.models[label], materials) for label in used}
+    config["models"] = {label: _identifying_spec(label, study.models[label], context) for label in used}
     started = time.monotonic()
     with _interruptible(RunWriter.open(Path(out), study.name, config, resume)) as writer:
-        if resume and (finished := writer.finished(_told(materials.inputs))) is not None:
-            log.info("this run is finished already, and nothing was measured again: %s", finished.path)
+        if resume and (finished := writer.finished(_named_digests(context.input_digests))) is not None:
+            log.info("the run is already finished; nothing was measured again: %s", finished.path)
             return finished
         if resume and not any(writer.cells.iterdir()):
             for name, cells in unfinished(out).items():
                 if cells and name.startswith(f"{study.name}-"):
-                    log.warning("%s is unfinished, but of other options than these: this run starts anew", name)
-        writer.compare(_told(materials.inputs))
-        materials.files = writer.files
-        materials.stored, materials.tables = writer.stored, writer.tables
-        todo = [job for job in plan if not writer.done(job.id)]
-        # Grouped by checkpoint, so that each is loaded once. What is merely read off comes last: a mistake that shows
-        # when a model is first run leaves nothing behind.
-        turn = _turns(materials)
-        todo.sort(key=lambda job: (*turn.get(job.cell.model, (-1, -1)), job.section == POSITIONS))
-        described: dict[str | None, Mapping[str, Any]] = {}
-        spent = Spent()
-        whole = sum(job.cell.cost for job in plan)
-        progress.start(whole, whole - sum(job.cell.cost for job in todo))
+                    log.warning("unfinished run %s used different options; starting a new run", name)
+        writer.compare(_named_digests(context.input_digests))
+        context.files = writer.files
+        context.read_stored, context.stored_tables = writer.stored, writer.tables
+        pending = _execution_order([job for job in plan if not writer.done(job.id)], context)
+        descriptions: dict[str | None, Mapping[str, Any]] = {}
+        timings = CellTimings()
+        total = sum(job.cost for job in plan)
+        progress.start(total, total - sum(job.cost for job in pending))
         try:
-            with closing(works.make(todo, maker, progress)) as work:
-                for job, made in work:
-                    writer.note(_told(made.inputs))
-                    writer.add(job.id, made.rows)
-                    spent.add(job, made)
-                    if made.described is not None:
-                        described[job.cell.model] = made.described
-                    progress.done(job.cell.cost - made.advanced)
+            with closing(engine.execute(pending, executor, progress)) as results:
+                for job, result in results:
+                    writer.note(_named_digests(result.input_digests))
+                    writer.add(job.id, result.rows)
+                    timings.add(job, result)
+                    if result.model_description is not None:
+                        descriptions[job.model] = result.model_description
+                    progress.advance(job.cost - result.advanced)
         finally:
             progress.stop()
         seconds = round(time.monotonic() - started, 1)
         manifest = {
-            "models": [described.get(label) or describe(label, materials) for label in used],
+            "models": [descriptions.get(label) or describe_model(label, context) for label in used],
             "seed": study.seed,
             "versions": {name: version(name) for name in ("headscope", "torch", "transformers", "pandas", "pyarrow")},
-            "hardware": {**hardware(), **works.told},
+            "hardware": {**hardware(), **engine.description},
             "git_commit": _git_commit(),
-            "timings": {"seconds": seconds, "cells_done_now": len(todo), "cells": len(plan)},
-            "spent": spent.told(),
+            "timings": {"seconds": seconds, "cells_done_now": len(pending), "cells": len(plan)},
+            "spent": timings.to_dict(),
         }
         return writer.commit([job.id for job in plan], manifest)
 
 
-def planned(maker: Maker) -> list[Job]:
-    """Every cell of a study, in the order of the stored rows; from here on the maker knows which models are used."""
-    sections = [(name, section) for name, section in maker.sections.items() if name != POSITIONS]
-    measuring = [Job(name, cell) for name, section in sections for cell in section.cells()]
-    labels = maker.materials.labels
-    maker.used = [label for label in labels if any(job.cell.model == label for job in measuring)]
-    for label in maker.used:
-        training_step(maker.materials.checkpoint(label))  # one that cannot be read is told before any work
-    positions = [Job(POSITIONS, Cell(f"{label}: {POSITIONS}", label, 0.0)) for label in maker.used]
-    return positions + measuring
+def _execution_order(jobs: list[Job], context: StudyContext) -> list[Job]:
+    """Jobs grouped by checkpoint, so that each is loaded once.
+
+    Jobs that run for every model come last, so that a mistake that shows on the first forward pass leaves nothing stored.
+    """
+    checkpoint_of = {label: context.checkpoint_name(label) for label in context.labels}
+    first = {checkpoint: turn for turn, checkpoint in enumerate(dict.fromkeys(checkpoint_of.values()))}
+    turns: dict[str | None, tuple[int, int]] = {
+        label: (first[checkpoint], turn) for turn, (label, checkpoint) in enumerate(checkpoint_of.items())
+    }
+    return sorted(jobs, key=lambda job: (*turns.get(job.model, (-1, -1)), runs_always(job)))
 
 
 @contextmanager
 def _interruptible(writer: RunWriter) -> Iterator[RunWriter]:
-    """Use a writer; Ctrl-C becomes Interrupted, which tells what is kept."""
+    """Use a writer; turn Ctrl-C into Interrupted with a message about what is kept."""
     try:
         with writer:
             yield writer
     except KeyboardInterrupt as stop:
         if writer.committed:
-            said = f"interrupted, but the run is finished: {writer.final}"
+            message = f"interrupted, but the run is finished: {writer.final}"
         elif writer.partial.is_dir():
-            said = f"interrupted; finished cells are kept in {writer.partial}: add --resume"
+            message = f"interrupted; finished cells are kept in {writer.partial}. Add --resume to continue"
         else:
-            said = "interrupted before the first cell was finished; nothing is kept"
-        raise Interrupted(said) from stop
+            message = "interrupted before the first cell was finished; nothing is kept"
+        raise Interrupted(message) from stop
 
 
-def _told(inputs: Mapping[str | None, Mapping[str, str]]) -> dict[str, str]:
-    """Digests of what a run is made from, by what run.json and a user call it."""
+def _named_digests(digests: Mapping[str | None, Mapping[str, str]]) -> dict[str, str]:
+    """Input digests by the names that run.json and messages use, such as "the weights of 'base'"."""
     return {
-        f"the {what}" + (f" of '{label}'" if label is not None else ""): digest
-        for label, digests in inputs.items()
-        for what, digest in digests.items()
+        f"the {name}" + (f" of '{label}'" if label is not None else ""): digest
+        for label, by_name in digests.items()
+        for name, digest in by_name.items()
     }
 
 
-def _turns(materials: Materials) -> dict[str | None, tuple[int, int]]:
-    """When each model has its turn: by the first mention of its checkpoint, then by its own."""
-    checkpoint_of = {label: materials.checkpoint(label) for label in materials.labels}
-    first = {checkpoint: turn for turn, checkpoint in enumerate(dict.fromkeys(checkpoint_of.values()))}
-    return {label: (first[checkpoint], turn) for turn, (label, checkpoint) in enumerate(checkpoint_of.items())}
-
-
-def _identified(label: str, spec: str, materials: Materials) -> str:
-    given = materials.given.get(label)
-    return spec if given is None else f"{spec}#{given.weights_sha256[:12]}"
+def _identifying_spec(label: str, spec: str, context: StudyContext) -> str:
+    model = context.in_memory.get(label)
+    return spec if model is None else f"{spec}#{model.weights_sha256[:12]}"
 
 
 def _git_commit() -> str | None:
     """The commit of the checkout that headscope runs from; None for an installed package."""
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     try:
-        answer = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        answer = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return None
     return answer.stdout.strip() or None

@@ -1,134 +1,138 @@
-"""Which worker makes which cell next. Ray runs by it, and `headscope plan` simulates it.
+"""Which worker runs which job next. The Ray engine follows it, and `headscope plan` simulates it.
 
-Cells that follow each other - those of one model in one section - are a strand, and a worker goes through a strand in
-order, since they may share work. A free worker stays with its checkpoint while that has a strand that nobody has; else
-it takes the checkpoint with most to do that nobody has, longest strand first; where all have somebody, the back half of
-the longest strand.
+Jobs of one model in one probe form a queue. A worker goes through a queue in order, since neighbouring jobs may share work.
+A free worker stays with its checkpoint while that has an unassigned queue; otherwise it takes the checkpoint with most
+unassigned work, longest queue first; if every queue is assigned, it takes the back half of the longest one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headscope import plugins
-from headscope.study.executor import POSITIONS, Job
+from headscope.study.cells import Job
 
 
 @dataclass(eq=False)
-class _Strand:
+class _JobQueue:
     checkpoint: str
-    whole: bool
-    """Whether each cell goes on from what the one before left, so that one worker makes them all."""
+    is_chain: bool
+    """Whether each job continues from files of the one before, so that one worker must run them all."""
     jobs: list[Job] = field(default_factory=list)
     cost: float = 0.0
     worker: int | None = None
 
-    def put(self, job: Job, at: int) -> None:
-        self.jobs.insert(at, job)
-        self.cost += job.cell.cost
+    def insert(self, job: Job, index: int) -> None:
+        self.jobs.insert(index, job)
+        self.cost += job.cost
 
-    def pick(self, job: Job) -> Job:
+    def remove(self, job: Job) -> Job:
         self.jobs.remove(job)
-        self.cost -= job.cell.cost
+        self.cost -= job.cost
         return job
 
 
-class Sharing:
-    """The jobs that are to be done, handed out to workers by number."""
+class Scheduler:
+    """Assigns jobs to workers, which are known by number."""
 
     def __init__(self, jobs: Sequence[Job], checkpoints: Mapping[str, str], stored: Iterable[str] = ()) -> None:
-        """`checkpoints` are those of the models, by label; `stored` are ids of jobs that are done already."""
+        """`checkpoints` are names of checkpoints by model label; `stored` are ids of jobs that are done already."""
         self._stored = set(stored)
-        self._holds: dict[int, str] = {}
-        self._in_hand: dict[int, _Strand] = {}
-        self._of: dict[str, _Strand] = {}
-        strands: dict[tuple[str, str | None], _Strand] = {}
+        self._checkpoint_of_worker: dict[int, str] = {}
+        self._queue_of_worker: dict[int, _JobQueue] = {}
+        self._queue_of_job: dict[str, _JobQueue] = {}
+        queues: dict[tuple[str, str | None], _JobQueue] = {}
         for job in jobs:
-            section, label = job.section, job.cell.model
-            checkpoint = section if label is None else checkpoints[label]
-            key = (section, None if _goes_on(section) else label)
-            strand = strands.setdefault(key, _Strand(checkpoint, _goes_on(section)))
-            strand.put(job, len(strand.jobs))
-            self._of[job.id] = strand
-        self._strands = list(strands.values())
+            checkpoint = job.probe if job.model is None else checkpoints[job.model]
+            is_chain = _is_chain(job)
+            queue = queues.setdefault((job.probe, None if is_chain else job.model), _JobQueue(checkpoint, is_chain))
+            queue.insert(job, len(queue.jobs))
+            self._queue_of_job[job.id] = queue
+        self._queues = list(queues.values())
 
     @property
-    def left(self) -> list[Job]:
-        """What nobody does yet."""
-        return [job for strand in self._strands for job in strand.jobs]
+    def unassigned(self) -> list[Job]:
+        """Jobs that no worker has started."""
+        return [job for queue in self._queues for job in queue.jobs]
 
-    def take(self, worker: int) -> Job | None:
-        """What that worker, which is free, does next; None where all that is left waits for others."""
-        own = self._in_hand.get(worker)
-        strand = own if own is not None and self._next(own) else self._free(worker) or self._half()
-        job = self._next(strand) if strand else None
-        if strand is None or job is None:
+    def next_job(self, worker: int) -> Job | None:
+        """Assign the next job to a free worker; None if all jobs that are left wait for others."""
+        own = self._queue_of_worker.get(worker)
+        queue = own if own is not None and self._first_ready(own) else self._unassigned_queue(worker) or self._split()
+        job = self._first_ready(queue) if queue else None
+        if queue is None or job is None:
             return None
-        strand.worker, self._in_hand[worker], self._holds[worker] = worker, strand, strand.checkpoint
-        return strand.pick(job)
+        queue.worker, self._queue_of_worker[worker] = worker, queue
+        self._checkpoint_of_worker[worker] = queue.checkpoint
+        return queue.remove(job)
 
-    def done(self, job: Job) -> None:
-        """That job's rows are stored."""
+    def finish(self, job: Job) -> None:
+        """Record that the rows of a job are stored."""
         self._stored.add(job.id)
 
-    def gone(self, worker: int, job: Job | None) -> None:
-        """A worker is no more: the job that it did and those that it had before it are for the others."""
-        self._holds.pop(worker, None)
-        self._in_hand.pop(worker, None)
+    def remove_worker(self, worker: int, job: Job | None) -> None:
+        """Return the current job and the queue of a dead worker to the others."""
+        self._checkpoint_of_worker.pop(worker, None)
+        self._queue_of_worker.pop(worker, None)
         if job is not None:
-            strand = self._of[job.id]
-            strand.put(job, 0)
-            if strand not in self._strands:
-                self._strands.append(strand)
-        for strand in self._strands:
-            if strand.worker == worker:
-                strand.worker = None
+            queue = self._queue_of_job[job.id]
+            queue.insert(job, 0)
+            if queue not in self._queues:
+                self._queues.append(queue)
+        for queue in self._queues:
+            if queue.worker == worker:
+                queue.worker = None
 
     def give_up(self, job: Job) -> list[Job]:
-        """Leave that job out and those that cannot be done without it; returns all of them."""
-        strand = self._of[job.id]
-        lost = [job, *(strand.jobs if strand.whole else ())]
-        while more := [each for each in self.left if each not in lost and each.needs & {known.id for known in lost}]:
-            lost += more
-        for each in lost:
-            if each in self._of[each.id].jobs:
-                self._of[each.id].pick(each)
-        return lost
+        """Drop a job and all jobs that depend on it; return them."""
+        queue = self._queue_of_job[job.id]
+        dropped = [job, *(queue.jobs if queue.is_chain else ())]
+        while dependent := [
+            waiting
+            for waiting in self.unassigned
+            if waiting not in dropped and waiting.prerequisites & {gone.id for gone in dropped}
+        ]:
+            dropped += dependent
+        for gone in dropped:
+            if gone in self._queue_of_job[gone.id].jobs:
+                self._queue_of_job[gone.id].remove(gone)
+        return dropped
 
-    def _next(self, strand: _Strand) -> Job | None:
-        """The first job of a strand that waits for no other."""
-        return next((job for job in strand.jobs if job.needs <= self._stored), None)
+    def _first_ready(self, queue: _JobQueue) -> Job | None:
+        return next((job for job in queue.jobs if job.prerequisites <= self._stored), None)
 
-    def _free(self, worker: int) -> _Strand | None:
-        """The strand that nobody has and that the worker takes up."""
-        self._strands = [strand for strand in self._strands if strand.jobs]
-        free = [strand for strand in self._strands if strand.worker is None and self._next(strand)]
-        left: dict[str, float] = {}
-        for strand in free:
-            left[strand.checkpoint] = left.get(strand.checkpoint, 0.0) + strand.cost
-        held, taken = self._holds.get(worker), set(self._holds.values())
+    def _unassigned_queue(self, worker: int) -> _JobQueue | None:
+        self._queues = [queue for queue in self._queues if queue.jobs]
+        unassigned = [queue for queue in self._queues if queue.worker is None and self._first_ready(queue)]
+        cost_of_checkpoint: dict[str, float] = {}
+        for queue in unassigned:
+            cost_of_checkpoint[queue.checkpoint] = cost_of_checkpoint.get(queue.checkpoint, 0.0) + queue.cost
+        open_checkpoint = self._checkpoint_of_worker.get(worker)
+        open_checkpoints = set(self._checkpoint_of_worker.values())
 
-        def wanted(strand: _Strand) -> tuple[bool, bool, float, float]:
-            checkpoint = strand.checkpoint
-            return checkpoint == held, checkpoint not in taken, left[checkpoint], strand.cost
+        def priority(queue: _JobQueue) -> tuple[bool, bool, float, float]:
+            checkpoint = queue.checkpoint
+            is_new = checkpoint not in open_checkpoints
+            return checkpoint == open_checkpoint, is_new, cost_of_checkpoint[checkpoint], queue.cost
 
-        return max(free, key=wanted, default=None)
+        return max(unassigned, key=priority, default=None)
 
-    def _half(self) -> _Strand | None:
-        """The back half of the longest strand that somebody has, as a strand of its own."""
-        shared = [strand for strand in self._strands if strand.worker is not None and not strand.whole]
-        longest = max((strand for strand in shared if self._next(strand)), key=lambda each: each.cost, default=None)
+    def _split(self) -> _JobQueue | None:
+        """Move the back half of the longest assigned queue into a new queue."""
+        divisible = [queue for queue in self._queues if queue.worker is not None and not queue.is_chain]
+        ready = [queue for queue in divisible if self._first_ready(queue)]
+        longest = max(ready, key=lambda queue: queue.cost, default=None)
         if longest is None:
             return None
-        half, wanted = _Strand(longest.checkpoint, False), longest.cost / 2
-        for job in [job for job in reversed(longest.jobs) if job.needs <= self._stored]:
-            half.put(longest.pick(job), 0)
-            self._of[job.id] = half
-            if half.cost >= wanted:
+        half, half_cost = _JobQueue(longest.checkpoint, False), longest.cost / 2
+        for job in [job for job in reversed(longest.jobs) if job.prerequisites <= self._stored]:
+            half.insert(longest.remove(job), 0)
+            self._queue_of_job[job.id] = half
+            if half.cost >= half_cost:
                 break
-        self._strands.append(half)
+        self._queues.append(half)
         return half
 
 
-def _goes_on(section: str) -> bool:
-    """Whether the cells of a section may go on from files that others of it left: those of models never do."""
-    return section != POSITIONS and "models" not in plugins.probes()[section].takes
+def _is_chain(job: Job) -> bool:
+    """Whether jobs of this probe may continue from files of earlier ones: never if the probe measures models."""
+    return not any("models" in plugins.probes()[name].takes for name, _ in job.parts)

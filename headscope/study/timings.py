@@ -1,33 +1,33 @@
-"""What the cells of a run took, by section and model, so that another study can be planned by it."""
+"""How long the cells of a run took, by probe and model, for planning other studies."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from headscope.study.executor import POSITIONS, Job, Made
+from headscope.study.cells import Job
+from headscope.study.executor import CellResult, runs_always
 
 
 @dataclass
-class Spent:
-    """Seconds of the cells that were made, in the order of their making."""
+class CellTimings:
+    """Sums over finished jobs."""
 
-    _by: dict[tuple[str, str | None], dict[str, float]] = field(default_factory=dict)
+    _sums: dict[tuple[str, str | None], dict[str, float]] = field(default_factory=dict)
     _opening: float = 0.0
     _peak: float = 0.0
 
-    def add(self, job: Job, made: Made) -> None:
-        label = job.cell.model
-        self._opening += made.opening
-        self._peak = max(self._peak, made.peak)
-        if job.section != POSITIONS:
-            sums = self._by.setdefault((job.section, label), {"cells": 0, "cost": 0.0, "seconds": 0.0})
-            for name, value in (("cells", 1), ("cost", job.cell.cost), ("seconds", made.seconds)):
+    def add(self, job: Job, result: CellResult) -> None:
+        self._opening += result.opening_seconds
+        self._peak = max(self._peak, result.peak_bytes)
+        if not runs_always(job):
+            sums = self._sums.setdefault((job.probe, job.model), {"cells": 0, "cost": 0.0, "seconds": 0.0})
+            for name, value in (("cells", 1), ("cost", job.cost), ("seconds", result.seconds)):
                 sums[name] += value
 
-    def told(self) -> dict[str, Any]:
-        """What run.json keeps: by section and model, how many cells, their cost and seconds; seconds of opening
-        checkpoints; and the bytes of memory that the largest process came to need."""
-        made = [
-            {"section": section, "model": label, **{name: round(value, 3) for name, value in sums.items()}}
-            for (section, label), sums in self._by.items()
+    def to_dict(self) -> dict[str, Any]:
+        """The entry `spent` of run.json: cells, cost and seconds by probe and model; seconds of opening checkpoints; bytes
+        of memory of the largest process."""
+        rows = [
+            {"section": probe, "model": label, **{name: round(value, 3) for name, value in sums.items()}}
+            for (probe, label), sums in self._sums.items()
         ]
-        return {"made": made, "opening": round(self._opening, 3), "peak": round(self._peak)}
+        return {"made": rows, "opening": round(self._opening, 3), "peak": round(self._peak)}

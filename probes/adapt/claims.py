@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from headscope.report.paper_claims import PaperClaim
+from headscope.report.blocks import PaperClaim
 from headscope.runs.aggregation import interval
 from headscope.runs.column_metadata import column
 from headscope.runs.run import Run
@@ -19,16 +19,16 @@ from headscope.runs.training_runs import without_steps_before
 
 
 @dataclass(frozen=True)
-class Cast:
+class ComparedModels:
     """Labels of the run's models by the part they play for a learned one; None where the run has none."""
 
     base: str
     yarn: str | None
-    unscaled: str | None
-    learned: str
+    yarn_unscaled: str | None
+    adarope: str
 
     @classmethod
-    def each(cls, run: Run) -> "Iterator[Cast]":
+    def find_in(cls, run: Run) -> "Iterator[ComparedModels]":
         """One for every learned model whose checkpoint was measured under its own positions, too; of the adapters that
         a training kept, the last. YaRN is the one that learning started from, told by its frequencies."""
         last = without_steps_before(run.manifest["models"])
@@ -43,43 +43,43 @@ class Cast:
             }
             bases = [label for label, scheme in schemes.items() if scheme.startswith("base")]
             starts = {label: scheme for label, scheme in schemes.items() if scheme.startswith("yarn:")}
-            starts = {label: scheme for label, scheme in starts.items() if _starts(run, learned, label)}
+            starts = {label: scheme for label, scheme in starts.items() if _started_from(run, learned, label)}
             yarn = next((label for label, scheme in starts.items() if "attention_factor" not in scheme), None)
             unscaled = next((label for label, scheme in starts.items() if "attention_factor=1" in scheme), None)
             if bases:
                 yield cls(bases[0], yarn, unscaled, learned)
 
 
-def _starts(run: Run, learned: str, other: str) -> bool:
+def _started_from(run: Run, learned: str, start_model: str) -> bool:
     """Whether learning started from the other model's frequencies."""
     by_model = run.positions.groupby("model", observed=True)
-    start, there = by_model.get_group(learned)["log_theta_init"], by_model.get_group(other)["log_theta"]
+    start, there = by_model.get_group(learned)["log_theta_init"], by_model.get_group(start_model)["log_theta"]
     return len(start) == len(there) and np.allclose(start, there, atol=1e-4)
 
 
-def claims(run: Run) -> Iterator[PaperClaim]:
+def adaptation_claims(run: Run) -> Iterator[PaperClaim]:
     """The claims that the run's tables can speak to, of each learned model; none without a base model."""
-    for cast in Cast.each(run):
-        for claim in _of(run, cast):
-            yield replace(claim, model=cast.learned, evidence=f"{cast.learned}: {claim.evidence}")
+    for cast in ComparedModels.find_in(run):
+        for claim in _claims_for(run, cast):
+            yield replace(claim, model=cast.adarope, evidence=f"{cast.adarope}: {claim.evidence}")
 
 
-def _of(run: Run, cast: Cast) -> Iterator[PaperClaim]:
-    if "nll" in run.tables and cast.yarn is not None:
-        yield from _loss(run, cast.learned, cast.yarn)
-    yield from _frequencies(run.positions[run.positions["model"] == cast.learned])
+def _claims_for(run: Run, models: ComparedModels) -> Iterator[PaperClaim]:
+    if "nll" in run.tables and models.yarn is not None:
+        yield from _loss_claims(run, models.adarope, models.yarn)
+    yield from _frequency_claims(run.positions[run.positions["model"] == models.adarope])
     heads = run.heads
     if "tau" in heads:
-        start = heads.loc[heads["model"] == cast.yarn, "tau"].median() if cast.yarn else None
-        yield from _temperatures(heads[heads["model"] == cast.learned], start)
+        start = heads.loc[heads["model"] == models.yarn, "tau"].median() if models.yarn else None
+        yield from _temperature_claims(heads[heads["model"] == models.adarope], start)
     if longest(heads):
-        yield from _lengths(heads, cast)
+        yield from _effective_length_claims(heads, models)
     if "cov" in heads:
-        yield from _evenness(heads, cast)
+        yield from _rotary_usage_claims(heads, models)
 
 
-def _loss(run: Run, learned: str, yarn: str) -> Iterator[PaperClaim]:
-    table = paired(run, learned, yarn).dropna(subset="mean")
+def _loss_claims(run: Run, learned: str, yarn: str) -> Iterator[PaperClaim]:
+    table = paired_loss_difference(run, learned, yarn).dropna(subset="mean")
     if table.empty:  # of texts that both models read
         return
     below = table["mean"] < 0
@@ -90,11 +90,11 @@ def _loss(run: Run, learned: str, yarn: str) -> Iterator[PaperClaim]:
         "Learned positions predict better than YaRN at every position of the extended context",
         "holds" if below.all() else "holds mostly" if below.mean() >= 0.9 else "differs",
         f"Loss below YaRN's in {below.sum()} of {len(table)} bins of position, {sure}; "
-        f"{beyond['mean']:+.3f} nats/token{bounds(beyond)} in the last bin",
+        f"{beyond['mean']:+.3f} nats/token{format_interval(beyond)} in the last bin",
     )
 
 
-def _frequencies(positions: pd.DataFrame) -> Iterator[PaperClaim]:
+def _frequency_claims(positions: pd.DataFrame) -> Iterator[PaperClaim]:
     finite = positions[np.isfinite(positions["log_theta"]) & np.isfinite(positions["log_theta_init"])]
     change = (finite["log_theta"] - finite["log_theta_init"]).astype("float64")
     pairs = finite["pair"].max() + 1
@@ -119,7 +119,7 @@ def _frequencies(positions: pd.DataFrame) -> Iterator[PaperClaim]:
     )
 
 
-def _temperatures(heads: pd.DataFrame, start: float | None) -> Iterator[PaperClaim]:
+def _temperature_claims(heads: pd.DataFrame, yarn_tau: float | None) -> Iterator[PaperClaim]:
     """`start` is YaRN's tau, from which learning starts."""
     tau, gamma = heads["tau"].astype("float64"), heads["gamma"].astype("float64")
     near = ((tau - 1).abs() < 0.1).mean()
@@ -128,7 +128,7 @@ def _temperatures(heads: pd.DataFrame, start: float | None) -> Iterator[PaperCla
         "holds" if abs(tau.median() - 1) < 0.1 else "differs",
         f"Median {tau.median():.3f}, middle 80 % {tau.quantile(0.1):.3f} to {tau.quantile(0.9):.3f}; "
         f"{near:.0%} within 0.1 of 1"
-        + (f". Learning starts from YaRN's temperature, tau = {start:.3f}, and not from 1" if start else ""),
+        + (f". Learning starts from YaRN's temperature, tau = {yarn_tau:.3f}, and not from 1" if yarn_tau else ""),
     )
     yield PaperClaim(
         "gamma is mostly positive",
@@ -139,15 +139,15 @@ def _temperatures(heads: pd.DataFrame, start: float | None) -> Iterator[PaperCla
     )
 
 
-def _lengths(heads: pd.DataFrame, cast: Cast) -> Iterator[PaperClaim]:
+def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterator[PaperClaim]:
     name = longest(heads)
     assert name is not None
     wide = (
         heads.pivot(index=["layer", "head"], columns="model", values=name).astype("float64").dropna(axis=1, how="all")
     )
-    if not {cast.base, cast.learned} <= {*wide}:
+    if not {models.base, models.adarope} <= {*wide}:
         return
-    base = np.log(wide[cast.base])
+    base = np.log(wide[models.base])
     small, large = base <= base.quantile(1 / 3), base >= base.quantile(2 / 3)
     length = f"{column(name).length:,} tokens"
 
@@ -156,18 +156,18 @@ def _lengths(heads: pd.DataFrame, cast: Cast) -> Iterator[PaperClaim]:
         near, far = float(ratio[small].median()), float(ratio[large].median())
         return near, far, f"small heads × {np.exp(near):.2f}, large heads × {np.exp(far):.2f} ({length})"
 
-    if cast.unscaled and cast.unscaled in wide:
-        near, far, told = moved(cast.unscaled)
+    if models.yarn_unscaled and models.yarn_unscaled in wide:
+        near, far, told = moved(models.yarn_unscaled)
         yield PaperClaim(
             "Without its temperature YaRN moves large-ESS heads up, at the cost of many small ones",
             "holds" if far > 0.1 and abs(near) > 0.1 else "differs",
             told + "; the paper's text and its caption tell this panel and the next the other way round",
         )
-    if cast.yarn and cast.yarn in wide:
-        near, far, told = moved(cast.yarn)
+    if models.yarn and models.yarn in wide:
+        near, far, told = moved(models.yarn)
         verdict = "holds" if abs(near) <= 0.1 and far <= 0.1 else "differs"
         yield PaperClaim("With its temperature YaRN keeps small heads and does not extend large ones", verdict, told)
-    near, far, told = moved(cast.learned)
+    near, far, told = moved(models.adarope)
     yield PaperClaim(
         "AdaRoPE keeps small-ESS heads near the diagonal and pushes large ones above it",
         "holds" if abs(near) <= 0.1 and far > 0.1 else "differs",
@@ -175,22 +175,22 @@ def _lengths(heads: pd.DataFrame, cast: Cast) -> Iterator[PaperClaim]:
     )
 
 
-def _evenness(heads: pd.DataFrame, cast: Cast) -> Iterator[PaperClaim]:
+def _rotary_usage_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterator[PaperClaim]:
     medians = heads.groupby("model", observed=True)["cov"].median().dropna()
-    if cast.learned in medians and cast.base in medians:
-        learned, start = medians[cast.learned], medians.get(cast.yarn, np.nan)
+    if models.adarope in medians and models.base in medians:
+        learned, start = medians[models.adarope], medians.get(models.yarn, np.nan)
         yield PaperClaim(
             "AdaRoPE uses the rotary pairs more evenly (lower CoV); said of pretraining",
             "holds" if learned < 0.98 * start else "differs" if learned > 1.02 * start else "cannot be told",
             "Median CoV "
             + ", ".join(f"{medians[label]:.3f} ({label})" for label in map(str, medians.index))
             + (
-                f"; learning started from {cast.yarn}"
-                if cast.yarn in medians
+                f"; learning started from {models.yarn}"
+                if models.yarn in medians
                 else "; where learning started is unknown"
             ),
         )
-    mine = heads[(heads["model"] == cast.learned) & np.isfinite(heads["effective_base"].astype("float64"))]
+    mine = heads[(heads["model"] == models.adarope) & np.isfinite(heads["effective_base"].astype("float64"))]
     depth = mine["layer"].corr(mine["effective_base"], method="spearman")
     yield PaperClaim(
         "The effective base grows with depth; said of pretraining",
@@ -200,7 +200,7 @@ def _evenness(heads: pd.DataFrame, cast: Cast) -> Iterator[PaperClaim]:
     )
 
 
-def paired(run: Run, label: str, baseline: str) -> pd.DataFrame:
+def paired_loss_difference(run: Run, label: str, baseline: str) -> pd.DataFrame:
     """Loss of `label` less that of `baseline` by position at the longest length: mean over documents, low, high."""
     nll = run.nll[run.nll["context_length"] == run.nll["context_length"].max()]
     nll = nll.astype({"nll": "float64", "doc": "str", "model": "str"})
@@ -212,6 +212,6 @@ def paired(run: Run, label: str, baseline: str) -> pd.DataFrame:
     return pd.DataFrame({"mean": gap.mean(axis=1), "low": low, "high": high})
 
 
-def bounds(row: pd.Series) -> str:
+def format_interval(row: pd.Series) -> str:
     """An interval as it follows its mean; "" where the documents are too few for one."""
     return "" if np.isnan(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"

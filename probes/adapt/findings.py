@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from headscope.report.blocks import Finding
 from headscope.runs.aggregation import losses
 from headscope.runs.run import Run
-from probes.adapt.claims import claims
+from probes.adapt.claims import adaptation_claims
 
 
 def findings(run: Run) -> Iterator[Finding]:
     """The held-out loss of a training, and the paper's claims where a learned model was measured."""
-    yield from _training(run)
-    yield from claims(run)
+    yield from _training_findings(run)
+    yield from adaptation_claims(run)
 
 
 def next_steps(run: Run) -> Iterator[str]:
@@ -26,7 +26,7 @@ def next_steps(run: Run) -> Iterator[str]:
         yield f"Or how it came about: headscope run --checkpoints '{checkpoint}@adarope:adapter={adapters}/step-*'"
 
 
-def _training(run: Run) -> Iterator[Finding]:
+def _training_findings(run: Run) -> Iterator[Finding]:
     if "validation" not in run.tables:
         return
     means = losses(run.validation.astype({"nll": "float64"}), ["adapter", "step"])

@@ -11,7 +11,7 @@ from headscope.study.config import Options
 Variant = Literal["full", "no-freq", "no-scale", "shared-freq", "fixed-log", "learned-base"]
 Strategy = Literal["adarope", "yarn-lora", "joint", "adarope-lora", "adarope-joint"]
 
-LORA = ("lora_rate", "lora_rank", "lora_alpha")
+LORA_OPTIONS = ("lora_rate", "lora_rank", "lora_alpha")
 
 
 class Phase(Options):
@@ -26,7 +26,7 @@ class Phase(Options):
 
     @model_validator(mode="before")
     @classmethod
-    def _written_short(cls, value: Any) -> Any:
+    def _parse_shorthand(cls, value: Any) -> Any:
         """LENGTH:STEPS[:BATCH], as the flag has it."""
         if not isinstance(value, str):
             return value
@@ -36,7 +36,7 @@ class Phase(Options):
         return dict(zip(("length", "steps", "batch"), map(int, parts), strict=False))
 
 
-class Adapt(Options):
+class AdaptOptions(Options):
     """Learning AdaRoPE, and a LoRA if asked, on a frozen checkpoint. The study's texts are held out."""
 
     factor: float = Field(
@@ -80,7 +80,7 @@ class Adapt(Options):
     )
 
     @model_validator(mode="after")
-    def _make_sense(self) -> "Adapt":
+    def _check_consistency(self) -> "AdaptOptions":
         if not self.phases:
             raise ValueError("phases: give at least one")
         if self.adapter is None and self.strategy.startswith("adarope-"):
@@ -91,21 +91,21 @@ class Adapt(Options):
             raise ValueError("an adapter says itself what it starts from: give start or adapter")
         if self.strategy in ("yarn-lora", "adarope-lora") and self.variant != "full":
             raise ValueError(f"strategy {self.strategy} learns no positions: leave variant {self.variant} out")
-        if self.strategy == "adarope" and (of_no_use := [name for name in LORA if self._changed(name)]):
+        if self.strategy == "adarope" and (of_no_use := [name for name in LORA_OPTIONS if self._differs_from_default(name)]):
             raise ValueError(f"strategy adarope learns no LoRA: leave {of_no_use[0]} out, or give another strategy")
         if self.adapter is not None and self.variant == "fixed-log":
             raise ValueError("variant fixed-log sets every scale anew and takes no adapter to go on from")
         return self
 
-    def _changed(self, name: str) -> bool:
-        return bool(getattr(self, name) != Adapt.model_fields[name].default)
+    def _differs_from_default(self, option: str) -> bool:
+        return bool(getattr(self, option) != AdaptOptions.model_fields[option].default)
 
     @property
-    def steps(self) -> int:
+    def total_steps(self) -> int:
         """Optimiser steps of all phases."""
         return sum(phase.steps for phase in self.phases)
 
-    def phase(self, step: int) -> Phase:
+    def phase_at(self, step: int) -> Phase:
         """The phase that step (from 0) belongs to."""
         ends = accumulate(phase.steps for phase in self.phases)
         return next(phase for phase, end in zip(self.phases, ends, strict=True) if step < end)

@@ -24,55 +24,55 @@ from headscope.positions.attach import resolve
 from headscope.positions.model import Model
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
-from headscope.study.context import Materials
-from headscope.study.digests import of_adapter
+from headscope.study.context import StudyContext
+from headscope.study.digests import digest_adapter
 from headscope.study.executor import peak_bytes
-from headscope.study.monitor import look
-from probes.adapt.learning import Learner, frozen, tell_of_warmup, wsd
-from probes.adapt.options import Adapt
-from probes.adapt.samples import Slices
+from headscope.study.monitor import measure_training_step
+from probes.adapt.options import AdaptOptions
+from probes.adapt.sequence_sampler import SequenceSampler
+from probes.adapt.trainer import AdapterTrainer, frozen_weights, warn_if_warmup_too_long, wsd_rate_factor
 from probes.adapt.validation import held_out_loss
-from probes.adapt.variants import VARIANTS
+from probes.adapt.variants import VARIANT_SETUPS
 
 log = logging.getLogger("headscope")
 
 
 @dataclass(frozen=True)
-class _Stretch:
-    first: int
-    last: int
+class _TrainingSegment:
+    start_step: int
+    end_step: int
 
 
-class AdaptSection:
+class AdaptRunner:
     """Cells: the held-out loss of the base model and of the untrained start, then every stretch of steps."""
 
-    def __init__(self, config: Adapt, materials: Materials):
-        self.config, self.materials = config, materials
-        (self.label,) = materials.labels
-        if config.adapter is not None:
-            materials.uses("adapter to start from", [of_adapter(config.adapter)])
-        self.held_out = materials.documents(self.label, config.validation_length)
-        held_out = {document.name: document.digest for document in self.held_out}
-        tokenizer, alike = materials.tokenizer(self.label), config.mix == "sources"
-        self.slices = Slices(config.train, tokenizer, held_out, materials.seed, alike)
-        learned = self.slices.documents.items()
-        materials.uses("training texts", (part for name, ids in learned for part in (name, ids)))
-        for phase in self.config.phases:
-            self.slices.check(phase.length)
-        tell_of_warmup(config.steps, config.warmup)
+    def __init__(self, options: AdaptOptions, context: StudyContext):
+        self.options, self.context = options, context
+        (self.model_label,) = context.labels
+        if options.adapter is not None:
+            context.record_input("adapter to start from", [digest_adapter(options.adapter)])
+        self.held_out_documents = context.documents(self.model_label, options.validation_length)
+        held_out = {document.name: document.digest for document in self.held_out_documents}
+        tokenizer, alike = context.tokenizer(self.model_label), options.mix == "sources"
+        self.sampler = SequenceSampler(options.train, tokenizer, held_out, context.seed, alike)
+        learned = self.sampler.documents.items()
+        context.record_input("training texts", (part for name, ids in learned for part in (name, ids)))
+        for phase in self.options.phases:
+            self.sampler.check_length(phase.length)
+        warn_if_warmup_too_long(options.total_steps, options.warmup)
 
     def cells(self) -> list[Cell]:
-        keep, steps = self.config.keep, self.config.steps
-        validation = pass_cost(self.config.validation_length) / 3 * len(self.held_out)
-        stretches = [_Stretch(first, min(first + keep, steps)) for first in range(0, steps, keep)]
+        keep, steps = self.options.keep, self.options.total_steps
+        validation = pass_cost(self.options.validation_length) / 3 * len(self.held_out_documents)
+        stretches = [_TrainingSegment(first, min(first + keep, steps)) for first in range(0, steps, keep)]
         return [
-            Cell("base: held-out loss", self.label, validation),
-            Cell("step 0: held-out loss", self.label, validation, _Stretch(0, 0)),
+            Cell("base: held-out loss", self.model_label, validation),
+            Cell("step 0: held-out loss", self.model_label, validation, _TrainingSegment(0, 0)),
             *(
                 Cell(
-                    f"steps {stretch.first + 1} to {stretch.last}",
-                    self.label,
-                    validation + sum(self._step_cost(step) for step in range(stretch.first, stretch.last)),
+                    f"steps {stretch.start_step + 1} to {stretch.end_step}",
+                    self.model_label,
+                    validation + sum(self._step_cost(step) for step in range(stretch.start_step, stretch.end_step)),
                     stretch,
                 )
                 for stretch in stretches
@@ -81,37 +81,37 @@ class AdaptSection:
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         if cell.task is None:
-            return {"nll": {"model": self.label, **held_out_loss(model, "base", self.held_out)}}
-        stretch: _Stretch = cell.task
-        with self._learner(model, stretch.first) as (learner, peft):
-            training = [self._step(learner, step) for step in range(stretch.first, stretch.last)]
-            found = held_out_loss(model, learner.adarope, self.held_out)
+            return {"nll": {"model": self.model_label, **held_out_loss(model, "base", self.held_out_documents)}}
+        stretch: _TrainingSegment = cell.task
+        with self._trainer_at_step(model, stretch.start_step) as (learner, peft):
+            training = [self._train_step(learner, step) for step in range(stretch.start_step, stretch.end_step)]
+            found = held_out_loss(model, learner.adarope, self.held_out_documents)
             if not np.isfinite(found["nll"]).all():
-                raise self._diverged("the held-out loss is no longer finite", stretch.last)
-            self._keep(learner, peft, stretch, found, training)
-            if self.config.watch:
+                raise self._divergence_error("the held-out loss is no longer finite", stretch.end_step)
+            self._save_segment(learner, peft, stretch, found, training)
+            if self.options.watch:
                 now = model.under(learner.adarope, "adarope")
-                length = self.config.validation_length
-                look(self.materials, f"{self.materials.study.name}-heads", now, length, stretch.last, stretch.last > 0)
-        tables: dict[str, Rows] = {"validation": {"adapter": self.materials.study.name, "step": stretch.last, **found}}
+                length = self.options.validation_length
+                measure_training_step(self.context, f"{self.context.study.name}-heads", now, length, stretch.end_step, stretch.end_step > 0)
+        tables: dict[str, Rows] = {"validation": {"adapter": self.context.study.name, "step": stretch.end_step, **found}}
         if training:
             columns = {name: [row[name] for row in training] for name in training[0]}
-            tables["training"] = {"adapter": self.materials.study.name, **columns}
+            tables["training"] = {"adapter": self.context.study.name, **columns}
         return tables
 
-    def _step(self, learner: Learner, step: int) -> dict[str, Any]:
-        phase = self.config.phase(step)
-        batch = [self.slices.draw(phase.length, step, number) for number in range(phase.batch)]
-        factor = wsd(step, self.config.steps, self.config.warmup)
+    def _train_step(self, trainer: AdapterTrainer, step: int) -> dict[str, Any]:
+        phase = self.options.phase_at(step)
+        batch = [self.sampler.sample_sequence(phase.length, step, number) for number in range(phase.batch)]
+        factor = wsd_rate_factor(step, self.options.total_steps, self.options.warmup)
         began = time.monotonic()
         try:
-            loss = learner.step(batch, factor)
+            loss = trainer.step(batch, factor)
         except Diverged as error:
-            raise self._diverged(str(error), step + 1) from error
+            raise self._divergence_error(str(error), step + 1) from error
         speed = phase.length * phase.batch / (time.monotonic() - began)
-        said = f"step {step + 1} of {self.config.steps}: {phase.batch} x {phase.length} tokens, loss {loss:.3f}"
+        said = f"step {step + 1} of {self.options.total_steps}: {phase.batch} x {phase.length} tokens, loss {loss:.3f}"
         said = f"{said}, {speed:.0f} tokens/s, peak {peak_bytes() / 1e9:.1f} GB"
-        self.materials.advance(self._step_cost(step), said)
+        self.context.advance(self._step_cost(step), said)
         return {
             "step": step + 1,
             "context_length": phase.length,
@@ -120,123 +120,123 @@ class AdaptSection:
             "rate": factor,
         }
 
-    def _diverged(self, what: str, step: int) -> Diverged:
+    def _divergence_error(self, reason: str, step: int) -> Diverged:
         return Diverged(
-            f"{what} at step {step}; the last good adapter is kept in {self._adapters}: learn at lower rates, "
+            f"{reason} at step {step}; the last good adapter is kept in {self._adapter_folder}: learn at lower rates, "
             "e.g. --frequency-rate 0.01 --scale-rate 0.001"
         )
 
     def _step_cost(self, step: int) -> float:
-        phase = self.config.phase(step)
+        phase = self.options.phase_at(step)
         return phase.batch * pass_cost(phase.length)
 
     # What is learned and kept ------------------------------------------------------------------------------------
 
     @contextmanager
-    def _learner(self, model: Model, step: int) -> Iterator[tuple[Learner, Any]]:
+    def _trainer_at_step(self, model: Model, step: int) -> Iterator[tuple[AdapterTrainer, Any]]:
         """The training as it stands after `step` steps: at hand, or read back, or new."""
-        config = self.config
+        config = self.options
         with ExitStack() as stack:
-            stack.enter_context(frozen(model))
+            stack.enter_context(frozen_weights(model))
             peft = None
             if config.strategy != "adarope":
-                peft = stack.enter_context(lora.added(model, config.lora_rank, config.lora_alpha, self.materials.seed))
-            adarope = self._start(model)
+                peft = stack.enter_context(lora.added(model, config.lora_rank, config.lora_alpha, self.context.seed))
+            adarope = self._initial_adapter(model)
             rates = (config.frequency_rate, config.scale_rate, config.lora_rate)
-            learner = Learner(model, adarope, rates, peft, config.recompute_above)
+            learner = AdapterTrainer(model, adarope, rates, peft, config.recompute_above)
             if step:
-                learner.load(self._state(step))
+                learner.load(self._state_path(step))
             yield learner, peft
 
-    def _start(self, model: Model) -> AdaRoPE:
+    def _initial_adapter(self, model: Model) -> AdaRoPE:
         """The adapter before any step: YaRN's, another scheme's, or the learned one to go on from."""
-        yarn = f"yarn:factor={self.config.factor:g}"
-        if self.config.adapter is not None:
-            adarope = self._learned(self.config.adapter, model, yarn)
+        yarn = f"yarn:factor={self.options.factor:g}"
+        if self.options.adapter is not None:
+            adarope = self._continued_adapter(self.options.adapter, model, yarn)
         else:
-            start = self.config.start or yarn
+            start = self.options.start or yarn
             adarope = AdaRoPE.untrained(model, resolve(model, start)).to(model.device)
             adarope.metadata["start"] = start
-        learns_positions = self.config.strategy in ("adarope", "joint", "adarope-joint")
-        VARIANTS[self.config.variant if learns_positions else "frozen"](adarope)
+        learns_positions = self.options.strategy in ("adarope", "joint", "adarope-joint")
+        VARIANT_SETUPS[self.options.variant if learns_positions else "frozen"](adarope)
         return adarope
 
-    def _learned(self, file: str, model: Model, yarn: str) -> AdaRoPE:
+    def _continued_adapter(self, adapter_path: str, model: Model, yarn_scheme: str) -> AdaRoPE:
         """An adapter to go on from; its own story becomes `before`."""
-        adarope = AdaRoPE.load(file, model)
+        adarope = AdaRoPE.load(adapter_path, model)
         if adarope.lora is not None:
-            raise BadInput(f"adapter '{file}' has a LoRA already; start from one of stage 1")
-        start = adarope.metadata.get("start", yarn)
-        if start.startswith("yarn:") and start != yarn:
-            raise BadInput(f"adapter '{file}' was learned from {start}, not {yarn}: give its own --factor")
-        for each in self.held_out:
-            if each.name in _trained_on(adarope) or each.digest in _digests(adarope):
+            raise BadInput(f"adapter '{adapter_path}' has a LoRA already; start from one of stage 1")
+        start = adarope.metadata.get("start", yarn_scheme)
+        if start.startswith("yarn:") and start != yarn_scheme:
+            raise BadInput(f"adapter '{adapter_path}' was learned from {start}, not {yarn_scheme}: give its own --factor")
+        for each in self.held_out_documents:
+            if each.name in _training_document_names(adarope) or each.digest in _training_document_digests(adarope):
                 raise BadInput(
-                    f"adapter '{file}' was learned on {each.name}, which is held out here: give other --text"
+                    f"adapter '{adapter_path}' was learned on {each.name}, which is held out here: give other --text"
                 )
-        if len(_digests(adarope)) < len(_trained_on(adarope)):
+        if len(_training_document_digests(adarope)) < len(_training_document_names(adarope)):
             log.warning(
-                "adapter %s tells names alone of what it learned from: see that no held-out text is among it", file
+                "adapter %s tells names alone of what it learned from: see that no held-out text is among it", adapter_path
             )
         adarope.metadata["before"] = {"sha256": adarope.sha256, **adarope.metadata}
         return adarope
 
-    def _keep(
-        self, learner: Learner, peft: Any, stretch: _Stretch, found: Mapping[str, Any], training: list[dict[str, Any]]
+    def _save_segment(
+        self, trainer: AdapterTrainer, peft: Any, segment: _TrainingSegment, validation: Mapping[str, Any], step_records: list[dict[str, Any]]
     ) -> None:
         """Store the adapter (and LoRA) of the stretch's end, and the state to go on from."""
-        self._adapters.mkdir(parents=True, exist_ok=True)
-        before = _losses(self._adapter(stretch.first)) if stretch.last else {"held_out": {}, "training": []}
-        mean = np.average(found["nll"], weights=found["tokens"])
+        self._adapter_folder.mkdir(parents=True, exist_ok=True)
+        before = _read_losses(self._adapter_path(segment.start_step)) if segment.end_step else {"held_out": {}, "training": []}
+        mean = np.average(validation["nll"], weights=validation["tokens"])
         losses = {
-            "held_out": {**before["held_out"], str(stretch.last): round(float(mean), 5)},
-            "training": before["training"] + [round(row["loss"], 4) for row in training],
+            "held_out": {**before["held_out"], str(segment.end_step): round(float(mean), 5)},
+            "training": before["training"] + [round(row["loss"], 4) for row in step_records],
         }
-        file = self._adapter(stretch.last)
+        file = self._adapter_path(segment.end_step)
         if peft is not None:
             peft.save_pretrained(lora.beside(file))
-        learner.adarope.save(
+        trainer.adarope.save(
             file,
-            **({} if peft is None else {"lora": {"rank": self.config.lora_rank, "alpha": self.config.lora_alpha}}),
-            step=stretch.last,
-            config=self.config.model_dump(mode="json"),
-            seed=self.materials.seed,
-            trained_on=sorted({*self.slices.documents, *_trained_on(learner.adarope)}),
-            trained_on_digests=sorted({*self.slices.digests.values(), *_digests(learner.adarope)}),
-            held_out=[document.name for document in self.held_out],
+            **({} if peft is None else {"lora": {"rank": self.options.lora_rank, "alpha": self.options.lora_alpha}}),
+            step=segment.end_step,
+            config=self.options.model_dump(mode="json"),
+            seed=self.context.seed,
+            trained_on=sorted({*self.sampler.documents, *_training_document_names(trainer.adarope)}),
+            trained_on_digests=sorted({*self.sampler.digests.values(), *_training_document_digests(trainer.adarope)}),
+            held_out=[document.name for document in self.held_out_documents],
             losses=losses,
         )
-        if 0 < stretch.last < self.config.steps:
-            self._state(0).parent.mkdir(exist_ok=True)
-            learner.save(self._state(stretch.last))
-        for step in range(stretch.first):  # this stretch's own start stays until it is stored
-            self._state(step).unlink(missing_ok=True)
+        if 0 < segment.end_step < self.options.total_steps:
+            self._state_path(0).parent.mkdir(exist_ok=True)
+            trainer.save(self._state_path(segment.end_step))
+        for step in range(segment.start_step):  # this stretch's own start stays until it is stored
+            self._state_path(step).unlink(missing_ok=True)
 
     @property
-    def _adapters(self) -> Path:
-        return self.materials.files / "adapters"
+    def _adapter_folder(self) -> Path:
+        return self.context.files / "adapters"
 
-    def _adapter(self, step: int) -> Path:
-        return self._adapters / f"step-{step:04d}.safetensors"
+    def _adapter_path(self, step: int) -> Path:
+        return self._adapter_folder / f"step-{step:04d}.safetensors"
 
-    def _state(self, step: int) -> Path:
+    def _state_path(self, step: int) -> Path:
         # Beside what becomes part of the run.
-        return self.materials.files.with_name("state") / f"step-{step:04d}.safetensors"
+        return self.context.files.with_name("state") / f"step-{step:04d}.safetensors"
 
 
-def _trained_on(adarope: AdaRoPE) -> list[str]:
+def _training_document_names(adarope: AdaRoPE) -> list[str]:
     """Documents that an adapter was learned on before this training."""
     documents: list[str] = adarope.metadata.get("trained_on", [])
     return documents
 
 
-def _digests(adarope: AdaRoPE) -> list[str]:
+def _training_document_digests(adarope: AdaRoPE) -> list[str]:
     """Of their texts, which may be called otherwise here; older adapters tell names alone."""
     digests: list[str] = adarope.metadata.get("trained_on_digests", [])
     return digests
 
 
-def _losses(adapter: Path) -> dict[str, Any]:
+def _read_losses(adapter: Path) -> dict[str, Any]:
     with safe_open(adapter, "pt") as file:
         losses: dict[str, Any] = json.loads(file.metadata()[METADATA])["losses"]
     return losses

@@ -11,39 +11,39 @@ from torch.nn.utils.parametrize import register_parametrization
 from headscope.positions.adarope import AdaRoPE
 
 
-def _all(adarope: AdaRoPE) -> None:
+def _learn_all(adarope: AdaRoPE) -> None:
     """xi, tau and gamma learn."""
 
 
-def _frozen(adarope: AdaRoPE) -> None:
+def _freeze_all(adarope: AdaRoPE) -> None:
     """Nothing learns: positions stay what they started from."""
     adarope.requires_grad_(False)
 
 
-def _without_freq(adarope: AdaRoPE) -> None:
+def _freeze_frequencies(adarope: AdaRoPE) -> None:
     """Frequencies stay the start's (YaRN angles); tau and gamma learn."""
     adarope.xi.requires_grad_(False)
 
 
-def _without_scale(adarope: AdaRoPE) -> None:
+def _freeze_scales(adarope: AdaRoPE) -> None:
     """tau and gamma stay the start's (YaRN's temperature); frequencies learn."""
     adarope.tau.requires_grad_(False)
     adarope.gamma.requires_grad_(False)
 
 
-def _shared_freq(adarope: AdaRoPE) -> None:
+def _share_frequency_change(adarope: AdaRoPE) -> None:
     """One change of the P log-frequencies for every head of every layer [ours: the paper says "all heads"]."""
-    register_parametrization(adarope, "xi", _Change(adarope.xi, torch.ones(adarope.xi.shape[-1]), (1, 1)))
+    register_parametrization(adarope, "xi", _ConstrainedChange(adarope.xi, torch.ones(adarope.xi.shape[-1]), (1, 1)))
 
 
-def _learned_base(adarope: AdaRoPE) -> None:
+def _learn_base_only(adarope: AdaRoPE) -> None:
     """Of each KV group's frequencies only the base learns: ln theta_f = -(f / P) ln base."""
     pairs = adarope.xi.shape[-1]
     slope = -torch.arange(pairs) / pairs
-    register_parametrization(adarope, "xi", _Change(adarope.xi, slope, (*adarope.xi.shape[:2], 1)))
+    register_parametrization(adarope, "xi", _ConstrainedChange(adarope.xi, slope, (*adarope.xi.shape[:2], 1)))
 
 
-def _fixed_log(adarope: AdaRoPE) -> None:
+def _fix_log_scaling(adarope: AdaRoPE) -> None:
     """Frequencies learn; every query grows by ln(1 + n / L_ref) / ln 2 beyond L_ref: gamma = 1, tau = ln 2 times the
     start's, so that nothing changes up to L_ref [ours]."""
     with torch.no_grad():
@@ -51,24 +51,24 @@ def _fixed_log(adarope: AdaRoPE) -> None:
         adarope.gamma.fill_(1.0)
         torch.as_tensor(adarope.tau_init).copy_(adarope.tau)
         torch.as_tensor(adarope.gamma_init).copy_(adarope.gamma)
-    _without_scale(adarope)
+    _freeze_scales(adarope)
 
 
-VARIANTS: Mapping[str, Callable[[AdaRoPE], None]] = MappingProxyType(
+VARIANT_SETUPS: Mapping[str, Callable[[AdaRoPE], None]] = MappingProxyType(
     {
-        "full": _all,
-        "no-freq": _without_freq,
-        "no-scale": _without_scale,
-        "shared-freq": _shared_freq,
-        "fixed-log": _fixed_log,
-        "learned-base": _learned_base,
-        "frozen": _frozen,
+        "full": _learn_all,
+        "no-freq": _freeze_frequencies,
+        "no-scale": _freeze_scales,
+        "shared-freq": _share_frequency_change,
+        "fixed-log": _fix_log_scaling,
+        "learned-base": _learn_base_only,
+        "frozen": _freeze_all,
     }
 )
 """Variant -> what makes an AdaRoPE learn only that much, in place."""
 
 
-class _Change(nn.Module):
+class _ConstrainedChange(nn.Module):
     """xi = what it started from + slope x a change of fewer dimensions, which is what learns."""
 
     start: Tensor

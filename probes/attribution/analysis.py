@@ -23,15 +23,21 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 )
 
 
-def heads(run: Stored) -> pd.DataFrame | None:
+def head_statistics(run: Stored) -> pd.DataFrame | None:
     """`next_token_write` by (model, layer, head, kv_group), at the longest length, with its interval over documents."""
     if "writes" not in run.tables:
         return None
-    return with_interval(over_positions(at_longest(plain(run.table("writes"))), *HEAD_KEYS, "doc"), "next_token_write")
+    return with_interval(
+        mean_over_positions(at_longest(plain(run.table("writes"))), *HEAD_KEYS, "doc"), "next_token_write"
+    )
 
 
-def over_positions(rows: pd.DataFrame, *by: str) -> pd.Series:
+def mean_over_positions(rows: pd.DataFrame, *group_columns: str) -> pd.Series:
     """Mean of `write` over all positions, by these columns."""
-    sums = rows.assign(write=rows["write"] * rows["tokens"]).groupby([*by], observed=True)[["write", "tokens"]].sum()
+    sums = (
+        rows.assign(write=rows["write"] * rows["tokens"])
+        .groupby([*group_columns], observed=True)[["write", "tokens"]]
+        .sum()
+    )
     means: pd.Series = sums["write"] / sums["tokens"]
     return means

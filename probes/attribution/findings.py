@@ -10,9 +10,9 @@ from headscope.runs.aggregation import at_longest, plain
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.attribution import PROBE
-from probes.attribution.analysis import over_positions
+from probes.attribution.analysis import mean_over_positions
 
-NAME = "next_token_write"
+STATISTIC_NAME = "next_token_write"
 
 GLOSSARY = (
     Term(
@@ -30,7 +30,7 @@ GLOSSARY = (
 def findings(run: Run) -> Iterator[Finding]:
     """What the logit of each model is made of, and the heads that add and take off most."""
     for label in default_models(run) if "write_parts" in run.tables else ():
-        means = _parts(run, label)
+        means = _mean_parts(run, label)
         if means.empty:
             continue
         yield Finding(
@@ -40,32 +40,32 @@ def findings(run: Run) -> Iterator[Finding]:
             f"layers, {means['embedding']:+.2f} from the embedding and {means['bias']:+.2f} from biases.",
             label,
         )
-        for _, block in heads_by_model(run.heads[run.heads["model"] == label], NAME):
-            order = block.sort_values(NAME)
+        for _, block in heads_by_model(run.heads[run.heads["model"] == label], STATISTIC_NAME):
+            order = block.sort_values(STATISTIC_NAME)
             low, high = order.iloc[0], order.iloc[-1]
             yield Finding(
                 PROBE.title,
-                f"In {label}, {format_head_count(block[NAME] > 0)} add to it; {head_name(high)} adds most ({_told(high)}), and "
-                f"{head_name(low)} {'takes off most' if low[NAME] < 0 else 'adds least'} ({_told(low)}).",
+                f"In {label}, {format_head_count(block[STATISTIC_NAME] > 0)} add to it; {head_name(high)} adds most ({_format_contribution(high)}), and "
+                f"{head_name(low)} {'takes off most' if low[STATISTIC_NAME] < 0 else 'adds least'} ({_format_contribution(low)}).",
                 label,
             )
 
 
-def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
+def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """The head's rank by what it adds."""
-    if NAME in run.heads and (told := describe_ranks(run.heads, NAME, layer, head)):
-        yield f"Rank by {statistic(NAME).label}: {told}."
+    if STATISTIC_NAME in run.heads and (told := describe_ranks(run.heads, STATISTIC_NAME, layer, head)):
+        yield f"Rank by {statistic(STATISTIC_NAME).label}: {told}."
 
 
-def _parts(run: Run, label: str) -> pd.Series:
+def _mean_parts(run: Run, model: str) -> pd.Series:
     """Mean over positions and documents of each part, all layers together."""
     rows = plain(run.table("write_parts"))
-    rows = rows[rows["model"] == label]
-    by_layer = over_positions(at_longest(rows), "part", "layer") if len(rows) else pd.Series(dtype="float64")
+    rows = rows[rows["model"] == model]
+    by_layer = mean_over_positions(at_longest(rows), "part", "layer") if len(rows) else pd.Series(dtype="float64")
     return by_layer.groupby(level="part").sum() if len(rows) else by_layer
 
 
-def _told(row: pd.Series) -> str:
-    low, high = row[f"{NAME}_low"], row[f"{NAME}_high"]
+def _format_contribution(row: pd.Series) -> str:
+    low, high = row[f"{STATISTIC_NAME}_low"], row[f"{STATISTIC_NAME}_high"]
     sure = "" if pd.isna(low) else f", 95 % interval {low:+.3f} to {high:+.3f}"
-    return f"{row[NAME]:+.3f} logits{sure}"
+    return f"{row[STATISTIC_NAME]:+.3f} logits{sure}"

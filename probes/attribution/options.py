@@ -5,7 +5,7 @@ from pydantic import Field
 from headscope.study.config import Lengths, Options
 
 
-class WritesConfig(Options):
+class AttributionOptions(Options):
     """What each head adds to the logit of the next token."""
 
     lengths: Lengths = Field(default=[2048], description="context lengths in tokens")

@@ -6,20 +6,20 @@ import plotly.graph_objects as go
 from headscope.bins import middle
 from headscope.plots import axes, style
 from headscope.runs.aggregation import at_longest, interval, plain
-from probes.attribution.analysis import over_positions
+from probes.attribution.analysis import mean_over_positions
 
-PARTS = {"heads": "all heads of the layer", "other": "the rest of the layer (MLP)"}
+PART_LABELS = {"heads": "all heads of the layer", "other": "the rest of the layer (MLP)"}
 
 
-def by_layer(parts: pd.DataFrame, model: str) -> go.Figure:
+def plot_by_layer(parts: pd.DataFrame, model: str) -> go.Figure:
     """Bars of what the heads and the rest of each layer add, at the longest context."""
     title = f"What the next token's logit is made of: {style.escape_label(model)}"
     rows = parts[parts["model"] == model]
     if rows.empty:
         return style.empty_figure(title, "no rows to show")
-    means = over_positions(at_longest(plain(rows)), "part", "layer")
+    means = mean_over_positions(at_longest(plain(rows)), "part", "layer")
     made = style.new_figure(title)
-    for at, (part, name) in enumerate(PARTS.items()):
+    for at, (part, name) in enumerate(PART_LABELS.items()):
         mine = means[means.index.get_level_values("part") == part].droplevel("part")
         hover = "layer %{x}: %{y:+.3f} logits<extra>" + name + "</extra>"
         made.add_bar(x=mine.index, y=mine, name=name, marker_color=style.PALETTE[at], hovertemplate=hover)
@@ -28,7 +28,7 @@ def by_layer(parts: pd.DataFrame, model: str) -> go.Figure:
     return style.fit_legend(made.update_layout(barmode="relative"))
 
 
-def by_position(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:
+def plot_by_position(rows: pd.DataFrame, models: list[str], layer: int, head: int) -> go.Figure:
     """A line for each model along the context, with the interval over documents; `rows` are the head's of `writes`."""
     made = style.new_figure(f"What layer {layer}, head {head} adds to the next token's logit")
     rows = rows[rows["context_length"] == rows["context_length"].max()]

@@ -10,13 +10,13 @@ from headscope.runs.run import Run
 from probes.attribution import PROBE, plots
 
 
-def charts(shown: RenderContext) -> Iterator[ChartGroup]:
+def charts(context: RenderContext) -> Iterator[ChartGroup]:
     """What every head adds to the next token's logit, and what else it is made of."""
-    yield ChartGroup(PROBE.title, "What each head adds to the next token's logit", _heads(shown))
-    yield ChartGroup(PROBE.title, "What the logit is made of", _parts(shown))
+    yield ChartGroup(PROBE.title, "What each head adds to the next token's logit", _contribution_charts(context))
+    yield ChartGroup(PROBE.title, "What the logit is made of", _part_charts(context))
 
 
-def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
+def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     """What one head adds along the context."""
     if "writes" not in run.tables:
         return
@@ -24,35 +24,35 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     rows = rows[head_mask(rows, layer, head)]
     if len(rows):
         yield Chart(
-            plots.by_position(rows, default_models_with(run, model), layer, head),
+            plots.plot_by_position(rows, default_models_with(run, model), layer, head),
             "Directly, past every later layer: above zero the head makes the token that comes next more likely. The "
             "band is a 95 % interval over documents, where there are three or more.",
             half_width=True,
         )
 
 
-def _heads(shown: RenderContext) -> Iterator[Chart]:
-    scored = list(shown.finite_values("next_token_write"))
+def _contribution_charts(context: RenderContext) -> Iterator[Chart]:
+    scored = list(context.finite_values("next_token_write"))
     for label in scored[:1]:
         yield Chart(
-            head_figures.plot_matrix(shown.heads, "next_token_write", label),
+            head_figures.plot_matrix(context.heads, "next_token_write", label),
             "A cell is a head, the first layer at the bottom. Logits that the head adds directly to the token that "
             "comes next, less the mean over the vocabulary.",
-            describe_extremes(shown.heads, "next_token_write", label),
+            describe_extremes(context.heads, "next_token_write", label),
             half_width=True,
         )
     if len(scored) > 1:
-        yield comparison_chart(shown.heads, "next_token_write", scored[0])
+        yield comparison_chart(context.heads, "next_token_write", scored[0])
 
 
-def _parts(shown: RenderContext) -> Iterator[Chart]:
-    parts = shown.table("write_parts")
+def _part_charts(context: RenderContext) -> Iterator[Chart]:
+    parts = context.table("write_parts")
     if parts is None:
         return
-    for label in shown.models:
+    for label in context.models:
         if (parts["model"] == label).any():
             yield Chart(
-                plots.by_layer(parts, label),
+                plots.plot_by_layer(parts, label),
                 "Mean over positions and documents. With the embedding and what is the same for all tokens the bars "
                 "add up to the logit, less its mean over the vocabulary.",
                 half_width=True,

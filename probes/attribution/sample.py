@@ -12,10 +12,10 @@ from headscope.runs.arrow import Rows
 from headscope.runs.synthetic import Sizes
 
 
-def rows(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
+def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
     """A cell for each length and document."""
     for length, doc in product(sizes.lengths, range(sizes.docs)):
-        rng = np.random.default_rng([sizes.seed, number, length, doc])
+        rng = np.random.default_rng([sizes.seed, model_index, length, doc])
         keys: dict[str, Any] = {"model": model, "context_length": length, "doc": f"synthetic/{doc}"}
         edges = position_edges(length)
         bins = pd.DataFrame({"position": edges, "tokens": np.diff(edges, prepend=0)})

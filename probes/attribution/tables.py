@@ -3,13 +3,13 @@
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 
 POSITION = key("position", "index32", "tokens", "last predicted token of the bin of positions")
-WRITE = (
+CONTRIBUTION_MEANING = (
     "the mean over the vocabulary is taken off, since a constant moves no probability; norms are frozen at the scale "
     "they had"
 )
 TOKENS = Column("tokens", "count", "tokens", "predicted tokens in the bin", 1)
 
-WRITES = Table(
+ATTRIBUTION = Table(
     "writes",
     "what each head adds directly to the logit of the next token, by position",
     (
@@ -20,12 +20,12 @@ WRITES = Table(
         HEAD,
         GROUP,
         POSITION,
-        Column("write", "value", "logits", f"mean part of the next token's logit over the bin; {WRITE}"),
+        Column("write", "value", "logits", f"mean part of the next token's logit over the bin; {CONTRIBUTION_MEANING}"),
         TOKENS,
     ),
 )
 
-WRITE_PARTS = Table(
+ATTRIBUTION_PARTS = Table(
     "write_parts",
     "the parts of the next token's logit, of which the heads are one, by position",
     (
@@ -43,9 +43,9 @@ WRITE_PARTS = Table(
         ),
         key("layer", "index16", "", "decoder layer, from 0; 0 for what is of no layer"),
         POSITION,
-        Column("write", "value", "logits", f"mean over the bin; {WRITE}"),
+        Column("write", "value", "logits", f"mean over the bin; {CONTRIBUTION_MEANING}"),
         TOKENS,
     ),
 )
 
-TABLES = (WRITES, WRITE_PARTS)
+TABLES = (ATTRIBUTION, ATTRIBUTION_PARTS)

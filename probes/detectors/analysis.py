@@ -11,34 +11,34 @@ from headscope.runs.column_metadata import Statistic
 from headscope.runs.roles import Role
 from headscope.runs.run_tables import Stored
 
-HALF = 0.5
+ROLE_THRESHOLD = 0.5
 """Weight on a kind of key above which a head is named after it: more than on all others together [ours]."""
 
-COLUMNS: Mapping[str, str] = MappingProxyType(
+KIND_COLUMNS: Mapping[str, str] = MappingProxyType(
     {kind: f"{kind}_token" for kind in ("previous", "current", "first", "duplicate", "induction")}
 )
 """Kind -> the column of the per-head table that holds its score."""
 
-_WHERE = "on random tokens that come twice, at the longest length"
+_CONDITIONS = "on random tokens that come twice, at the longest length"
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
         "previous_token": Statistic(
-            "previous-token score", "", f"mean weight on the token before, {_WHERE}", formula="mean αᵢ,ᵢ₋₁"
+            "previous-token score", "", f"mean weight on the token before, {_CONDITIONS}", formula="mean αᵢ,ᵢ₋₁"
         ),
-        "current_token": Statistic("current-token score", "", f"mean weight on the token itself, {_WHERE}"),
-        "first_token": Statistic("first-token score", "", f"mean weight on the first token of all, {_WHERE}"),
+        "current_token": Statistic("current-token score", "", f"mean weight on the token itself, {_CONDITIONS}"),
+        "first_token": Statistic("first-token score", "", f"mean weight on the first token of all, {_CONDITIONS}"),
         "duplicate_token": Statistic(
             "duplicate-token score",
             "",
-            f"mean weight of rows in the second half on the same token in the first, {_WHERE}; missing where no row "
+            f"mean weight of rows in the second half on the same token in the first, {_CONDITIONS}; missing where no row "
             "sees so far",
             formula="mean αᵢ,ᵢ₋ₘ over the second m tokens",
         ),
         "induction_token": Statistic(
             "induction score",
             "",
-            f"mean weight of rows in the second half on the token that followed the same token in the first, {_WHERE}; "
+            f"mean weight of rows in the second half on the token that followed the same token in the first, {_CONDITIONS}; "
             "missing where no row sees so far",
             formula="mean αᵢ,ᵢ₋ₘ₊₁ over the second m tokens",
         ),
@@ -46,11 +46,11 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 )
 
 
-def _above_half(column: str, heads: pd.DataFrame) -> pd.Series:
-    return heads[column] > HALF
+def _exceeds_threshold(column: str, heads: pd.DataFrame) -> pd.Series:
+    return heads[column] > ROLE_THRESHOLD
 
 
-LOOKS_AT: Mapping[str, str] = MappingProxyType(
+TARGET_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "previous": "the token before",
         "current": "the token itself",
@@ -64,22 +64,22 @@ LOOKS_AT: Mapping[str, str] = MappingProxyType(
 ROLES: Mapping[str, Role] = MappingProxyType(
     {
         name if name == "induction" else f"{name}-token": Role(
-            f"more than half of the weight on {what}, {_WHERE}", partial(_above_half, COLUMNS[name]), COLUMNS[name]
+            f"more than half of the weight on {what}, {_CONDITIONS}", partial(_exceeds_threshold, KIND_COLUMNS[name]), KIND_COLUMNS[name]
         )
-        for name, what in LOOKS_AT.items()
+        for name, what in TARGET_DESCRIPTIONS.items()
     }
 )
 
 
-def heads(run: Stored) -> pd.DataFrame | None:
+def head_statistics(run: Stored) -> pd.DataFrame | None:
     """A column for each kind by (model, layer, head, kv_group), at the model's longest length: the mean over sequences,
     with its interval over them."""
     if "detectors" not in run.tables:
         return None
     rows = at_longest(plain(run.table("detectors"))).rename(columns={"sequence": "doc"})
     scores = rows.set_index([*HEAD_KEYS, "doc"])["score"]
-    blocks = (scores[(rows["kind"] == kind).to_numpy()] for kind in COLUMNS)
+    blocks = (scores[(rows["kind"] == kind).to_numpy()] for kind in KIND_COLUMNS)
     return pd.concat(
-        [with_interval(block, name, 0, 1) for block, name in zip(blocks, COLUMNS.values(), strict=True) if len(block)],
+        [with_interval(block, name, 0, 1) for block, name in zip(blocks, KIND_COLUMNS.values(), strict=True) if len(block)],
         axis=1,
     )

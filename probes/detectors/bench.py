@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from headscope.positions.model import Model
-from probes.detectors.run import detect, repeated
+from probes.detectors.run import detector_scores, repeated_random_tokens
 
 
-def ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:
+def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
     """One sequence of about `length` tokens."""
     period = length // 2
-    numbers, opening = repeated(model.tokenizer, period, (0,))
+    numbers, opening = repeated_random_tokens(model.tokenizer, period, (0,))
     ids = torch.from_numpy(numbers)
 
     def plain(module: Any) -> None:
@@ -22,5 +22,5 @@ def ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:
     return {
         "detectors: plain forward with logits": lambda: plain(model.module),
         "detectors: plain forward without logits": lambda: plain(model.module.base_model),
-        "detectors": lambda: detect(model, ids, opening, period),
+        "detectors": lambda: detector_scores(model, ids, opening, period),
     }

@@ -9,8 +9,8 @@ from headscope.report.text import default_models, format_head_count, head_mask, 
 from headscope.runs.column_metadata import number
 from headscope.runs.run import Run
 from probes.detectors import PROBE
-from probes.detectors.analysis import COLUMNS, HALF, LOOKS_AT
-from probes.detectors.plots import by_sequence
+from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, TARGET_DESCRIPTIONS
+from probes.detectors.plots import mean_over_sequences
 
 GLOSSARY = (
     Term(
@@ -29,18 +29,18 @@ GLOSSARY = (
 def findings(run: Run) -> Iterator[Finding]:
     """Of each model, how many heads are of each kind, and which is the strongest."""
     for label in default_models(run) if "detectors" in run.tables else ():
-        for kind, name in COLUMNS.items():
+        for kind, name in KIND_COLUMNS.items():
             for _, block in heads_by_model(run.heads[run.heads["model"] == label], name):
                 best = block.sort_values(name).iloc[-1]
                 yield Finding(
                     PROBE.title,
-                    f"In {label}, {format_head_count(block[name] > HALF)} put more than half of their weight on {LOOKS_AT[kind]}; "
-                    f"{head_name(best)} puts most there, {_told(best, name)}.",
+                    f"In {label}, {format_head_count(block[name] > ROLE_THRESHOLD)} put more than half of their weight on {TARGET_DESCRIPTIONS[kind]}; "
+                    f"{head_name(best)} puts most there, {_format_score(best, name)}.",
                     label,
                 )
 
 
-def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
+def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """What has most of the head's weight on random tokens that come twice, against chance."""
     if "detectors" not in run.tables:
         return
@@ -49,12 +49,12 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     rows = rows[rows["context_length"] == rows["context_length"].max()]
     if rows.empty:
         return
-    means = by_sequence(rows)
+    means = mean_over_sequences(rows)
     best, length = means.sort_values("score").iloc[-1], int(rows["context_length"].iloc[0])
     sure = "" if pd.isna(best["low"]) else f", 95 % interval {number(best['low'])} to {number(best['high'])}"
     yield (
         f"On random tokens that come twice, {length:,} in all, {best['score']:.0%} of its weight in {model} lies on "
-        f"{LOOKS_AT[best['kind']]} ({number(best['chance'])} by chance{sure})."
+        f"{TARGET_DESCRIPTIONS[best['kind']]} ({number(best['chance'])} by chance{sure})."
     )
 
 
@@ -62,22 +62,22 @@ def overview(run: Run) -> Overview | None:
     """A row for each model: how many heads are of each kind, and the top induction head."""
     if "detectors" not in run.tables:
         return None
-    records = [_record(run, label) for label in run.models if (run.table("detectors")["model"] == label).any()]
+    records = [_overview_record(run, label) for label in run.models if (run.table("detectors")["model"] == label).any()]
     return Overview("detectors", PROBE.title, pd.DataFrame(records), records)
 
 
-def _record(run: Run, label: str) -> dict[str, object]:
-    mine = run.heads[run.heads["model"] == label]
-    counts = {f"{kind} > {HALF:g}": int((mine[name] > HALF).sum()) for kind, name in COLUMNS.items() if name in mine}
-    name, top = COLUMNS["induction"], "–"
+def _overview_record(run: Run, model: str) -> dict[str, object]:
+    mine = run.heads[run.heads["model"] == model]
+    counts = {f"{kind} > {ROLE_THRESHOLD:g}": int((mine[name] > ROLE_THRESHOLD).sum()) for kind, name in KIND_COLUMNS.items() if name in mine}
+    name, top = KIND_COLUMNS["induction"], "–"
     order = mine.dropna(subset=[name]).sort_values(name) if name in mine else mine[:0]
     if len(order):
         best = order.iloc[-1]
         top = f"L{best['layer']} H{best['head']}: {best[name]:.2f}"
-    return {"model": label, **counts, "top induction head": top}
+    return {"model": model, **counts, "top induction head": top}
 
 
-def _told(row: pd.Series, name: str) -> str:
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
+def _format_score(row: pd.Series, column: str) -> str:
+    low, high = row[f"{column}_low"], row[f"{column}_high"]
     sure = "" if pd.isna(low) else f" (95 % interval over sequences {number(low)} to {number(high)})"
-    return f"{number(row[name])}{sure}"
+    return f"{number(row[column])}{sure}"

@@ -8,16 +8,16 @@ import pandas as pd
 
 from headscope.runs.arrow import Rows
 from headscope.runs.synthetic import Sizes
-from probes.detectors.analysis import COLUMNS
+from probes.detectors.analysis import KIND_COLUMNS
 
-SEQUENCES = 8
+SAMPLE_SEQUENCES = 8
 
 
-def rows(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
+def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
     """Scores of sequences as long as each context, by the model of that number, as one cell."""
-    rng = np.random.default_rng([sizes.seed, number])
+    rng = np.random.default_rng([sizes.seed, model_index])
     grid = pd.DataFrame(
-        list(product(sizes.lengths, range(SEQUENCES), COLUMNS)), columns=["context_length", "sequence", "kind"]
+        list(product(sizes.lengths, range(SAMPLE_SEQUENCES), KIND_COLUMNS)), columns=["context_length", "sequence", "kind"]
     )
     table = sizes.units.merge(grid, how="cross").assign(model=model)
     fits = table["kind"].map({"previous": 0.0, "current": 0.2, "first": 0.9, "duplicate": 0.4, "induction": 0.1})

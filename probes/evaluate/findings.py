@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from headscope.report.blocks import Finding, Overview, Term
 from headscope.runs.run import Run
 from probes.evaluate import PROBE
-from probes.evaluate.analysis import means, reported
+from probes.evaluate.analysis import means_over_tasks, preferred_metric_rows
 
 GLOSSARY = (
     Term(
@@ -21,13 +21,13 @@ def findings(run: Run) -> Iterator[Finding]:
     """Each task's scores, model by model, and means over tasks of a kind."""
     if "tasks" not in run.tables:
         return
-    rows = reported(run.tasks)
+    rows = preferred_metric_rows(run.tasks)
     for (task, length, metric), each in rows.groupby(["task", "context_length", "metric"], sort=False):
         told = ", ".join(f"{row.model} {row.score:.3f} ± {row.stderr:.3f}" for row in each.itertuples())
         fewest, most = each["documents"].min(), each["documents"].max()
         among = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
         yield Finding(PROBE.title, f"{task} at {length:,} tokens ({metric}, {among} documents): {told}.")
-    for (kind, length), each in means(rows).groupby(["kind", "context_length"], sort=False):
+    for (kind, length), each in means_over_tasks(rows).groupby(["kind", "context_length"], sort=False):
         told = ", ".join(f"{row.model} {row.score:.3f} ± {row.stderr:.3f}" for row in each.itertuples())
         yield Finding(PROBE.title, f"Mean {kind} of {each['tasks'].max()} tasks at {length:,} tokens: {told}.")
 
@@ -36,7 +36,7 @@ def overview(run: Run) -> Overview | None:
     """One row a model, task and length."""
     if "tasks" not in run.tables:
         return None
-    data = reported(run.tasks)
+    data = preferred_metric_rows(run.tasks)
     rows = [
         {
             "model": row.model,

@@ -24,7 +24,7 @@ import torch
 
 from headscope import user_input
 from headscope.errors import BadInput, Missing, nearest
-from headscope.study.digests import of_tokenizer
+from headscope.study.digests import digest_tokenizer
 
 for _name, _value in {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0", "DO_NOT_TRACK": "1"}.items():
     os.environ.setdefault(_name, _value)
@@ -45,11 +45,11 @@ except ImportError as error:
     raise Missing(f"evaluate needs the lm-evaluation-harness ({error}); run `pip install 'headscope[eval]'`") from error
 
 log = logging.getLogger("headscope")
-TASKS = Path(shipped.__file__).parent
-RULER = TASKS / "ruler"
+TASKS_FOLDER = Path(shipped.__file__).parent
+RULER_FOLDER = TASKS_FOLDER / "ruler"
 PYTHON_SEED, OTHER_SEED = 0, 1234
 """The harness's defaults."""
-RESAMPLES = 1000
+BOOTSTRAP_SAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Task:
 
     name: str
     entry: Entry
-    rules: Mapping[str, Any]
-    by_length: bool
+    config: Mapping[str, Any]
+    is_generated_to_length: bool
     index: Mapping[str, Entry]
 
 
@@ -77,33 +77,33 @@ class Score:
     higher_is_better: bool
 
 
-def named(specs: list[str]) -> list[Task]:
+def find_tasks(specs: list[str]) -> list[Task]:
     """The tasks of those names or files; a group or tag that only lists tasks gives each. BadInput for an unknown one.
 
     Reading the harness's whole index takes some ten seconds, so RULER and files do without it.
     """
-    with quiet():
-        index = TaskIndex.build([RULER])
-        if any(not _is_file(spec) and spec not in index for spec in specs):
-            index = TaskIndex.build([TASKS])
-    found = [task for spec in specs for task in _named(spec, index)]
+    with harness_silenced():
+        index = TaskIndex.build([RULER_FOLDER])
+        if any(not _is_task_file(spec) and spec not in index for spec in specs):
+            index = TaskIndex.build([TASKS_FOLDER])
+    found = [task for spec in specs for task in _expand_task_spec(spec, index)]
     return list({task.name: task for task in found}.values())
 
 
-def made(task: Task, length: int, tokenizer: Any) -> dict[str, Any]:
+def build_task(task: Task, length: int, tokenizer: Any) -> dict[str, Any]:
     """The task's documents and rules, by name; those made to a length, in tokens of `tokenizer`.
 
     Raises Missing where data or a package is not on this machine, BadInput for what cannot be used.
     """
     # The harness reads the modules of its tasks anew, so what they ask is answered where they all ask it. It keeps
     # a tokenizer by its name.
-    meta = {"max_seq_lengths": [length], "tokenizer": of_tokenizer(tokenizer)} if task.by_length else {}
-    _seed()
+    meta = {"max_seq_lengths": [length], "tokenizer": digest_tokenizer(tokenizer)} if task.is_generated_to_length else {}
+    _seed_generators()
     try:
-        with quiet(), mock.patch.object(AutoTokenizer, "from_pretrained", return_value=tokenizer):
+        with harness_silenced(), mock.patch.object(AutoTokenizer, "from_pretrained", return_value=tokenizer):
             built = TaskFactory(meta=meta).build(task.entry, registry=dict(task.index))
     except Exception as reason:  # somebody else's data and code can fail in any way
-        raise _failed(task.name, reason) from reason
+        raise _task_error(task.name, reason) from reason
     each = built.get_all_tasks() if isinstance(built, Group) else built if isinstance(built, list) else [built]
     for one in each:
         if one.get_config("num_fewshot") is None:
@@ -111,29 +111,29 @@ def made(task: Task, length: int, tokenizer: Any) -> dict[str, Any]:
     return {one.task_name: one for one in each}
 
 
-def documents(tasks: Mapping[str, Any]) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+def task_documents(tasks: Mapping[str, Any]) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
     """The documents of each task, after its name and before its rules: prompts, metrics, sources of its functions."""
     for name, task in tasks.items():
         yield name, list(task.eval_docs), task.dump_config()
 
 
-def language_model(module: Any, tokenizer: Any, length: int) -> LM:
+def wrap_model(module: Any, tokenizer: Any, length: int) -> LM:
     """An opened model as the harness takes it: one sequence at a time, of at most `length` tokens."""
-    with quiet():
+    with harness_silenced():
         return HFLM(pretrained=module, tokenizer=tokenizer, batch_size=1, max_length=length)
 
 
-def scores(lm: LM, tasks: Mapping[str, Any], limit: int | None, length: int | None) -> Iterator[Score]:
+def score_tasks(harness_model: LM, tasks: Mapping[str, Any], limit: int | None, length: int | None) -> Iterator[Score]:
     """Every metric of the tasks; of those made to `length`, the one for it, called "match"."""
-    _seed()
+    _seed_generators()
     for task in tasks.values():
         task.set_fewshot_seed(seed=OTHER_SEED)
     for name, task in tasks.items():
         try:
-            with quiet(), _counting_cuts() as cuts:
-                found = evaluate(lm, {"tasks": {name: task}}, limit=limit, log_samples=True)
+            with harness_silenced(), _captured_truncation_warnings() as cuts:
+                found = evaluate(harness_model, {"tasks": {name: task}}, limit=limit, log_samples=True)
         except (ValueError, ImportError, OSError, AssertionError) as reason:
-            raise _failed(name, reason) from reason
+            raise _task_error(name, reason) from reason
         if cuts:
             log.warning("%s prompts of %s were too long and lost their beginning: give more --length", len(cuts), name)
         results = found["results"][name]
@@ -144,7 +144,7 @@ def scores(lm: LM, tasks: Mapping[str, Any], limit: int | None, length: int | No
             error = results[f"{metric}_stderr,{filtered}"]
             samples = [each[metric] for each in found["samples"][name] if each["filter"] == filtered]
             if not isinstance(error, float):
-                error = _resampled(tasks[name].aggregation()[metric], samples)
+                error = _bootstrap_standard_error(tasks[name].aggregation()[metric], samples)
             yield Score(
                 name,
                 "match" if length is not None else metric,
@@ -157,7 +157,7 @@ def scores(lm: LM, tasks: Mapping[str, Any], limit: int | None, length: int | No
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def harness_silenced() -> Iterator[None]:
     """The harness prints, logs, draws bars and has nltk download; here it does none of it."""
     theirs = logging.getLogger("lm_eval")
     before, start = theirs.level, tqdm.__init__
@@ -178,7 +178,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _counting_cuts() -> Iterator[list[str]]:
+def _captured_truncation_warnings() -> Iterator[list[str]]:
     """What the harness says of prompts that it cuts from the left to make them fit."""
     said: list[str] = []
 
@@ -200,25 +200,25 @@ def _counting_cuts() -> Iterator[list[str]]:
         theirs.setLevel(before)
 
 
-def _named(spec: str, index: Mapping[str, Entry]) -> Iterator[Task]:
-    entry = _from_file(spec) if _is_file(spec) else index.get(spec)
+def _expand_task_spec(spec: str, index: Mapping[str, Entry]) -> Iterator[Task]:
+    entry = _read_task_file(spec) if _is_task_file(spec) else index.get(spec)
     if entry is None:
         raise BadInput(f"task '{spec}' is not known to the harness{nearest(spec, index)}; a task file ends in .yaml")
     rules = load_yaml(entry.yaml_path, resolve_func=False, recursive=True) if entry.yaml_path else {}
     members = sorted(entry.tags) if entry.kind is Kind.TAG else rules.get("task")
     if isinstance(members, list) and all(isinstance(each, str) and each in index for each in members):
         for member in members:
-            yield from _named(member, index)
+            yield from _expand_task_spec(member, index)
     else:
         metrics = rules.get("metric_list") or []
         yield Task(entry.name, entry, rules, any(str(each.get("metric")).isdigit() for each in metrics), index)
 
 
-def _is_file(spec: str) -> bool:
+def _is_task_file(spec: str) -> bool:
     return spec.endswith((".yaml", ".yml"))
 
 
-def _from_file(spec: str) -> Entry:
+def _read_task_file(spec: str) -> Entry:
     path = user_input.path(spec, "task file")
     if not path.is_file():
         raise Missing(f"no task file at '{spec}': check the path")
@@ -231,19 +231,19 @@ def _from_file(spec: str) -> Entry:
     return entry
 
 
-def _seed() -> None:
+def _seed_generators() -> None:
     random.seed(PYTHON_SEED)
     np.random.seed(OTHER_SEED)
     torch.manual_seed(OTHER_SEED)
 
 
-def _resampled(aggregate: Any, samples: list[Any]) -> float:
+def _bootstrap_standard_error(aggregate: Any, samples: list[Any]) -> float:
     """Standard error of an aggregate over documents, by the bootstrap."""
-    draws = np.random.default_rng(0).integers(len(samples), size=(RESAMPLES, len(samples)))
+    draws = np.random.default_rng(0).integers(len(samples), size=(BOOTSTRAP_SAMPLES, len(samples)))
     return float(np.std([aggregate([samples[at] for at in draw]) for draw in draws], ddof=1))
 
 
-def _failed(task: str, reason: Exception) -> Missing | BadInput:
+def _task_error(task: str, reason: Exception) -> Missing | BadInput:
     said = " ".join(f"{type(reason).__name__}: {reason}".split())[:250]
     if isinstance(reason, ImportError):
         return Missing(f"task {task} needs a package that is not installed ({said}); install it or leave the task out")

@@ -4,16 +4,16 @@ from pydantic import Field, field_validator
 
 from headscope.study.config import Options
 
-SYNTHETIC = ["niah_single_1", "niah_multikey_2", "ruler_vt", "ruler_cwe", "ruler_fwe"]
+SYNTHETIC_TASKS = ["niah_single_1", "niah_multikey_2", "ruler_vt", "ruler_cwe", "ruler_fwe"]
 """RULER's tasks whose texts the harness makes itself, so that they need no network."""
-SHORTEST = 128
+MIN_LENGTH = 128
 
 
-class Evaluate(Options):
+class EvaluateOptions(Options):
     """Tasks of the lm-evaluation-harness (the extra `eval`), scored by the harness on each model."""
 
     tasks: list[str] = Field(
-        SYNTHETIC, description="names of the harness's tasks, groups or tags, or task files (.yaml)"
+        SYNTHETIC_TASKS, description="names of the harness's tasks, groups or tags, or task files (.yaml)"
     )
     lengths: list[int] = Field(
         [4096], description="tokens that a model may read; tasks that are made to a length are made to this one"
@@ -27,16 +27,16 @@ class Evaluate(Options):
 
     @field_validator("tasks")
     @classmethod
-    def _some(cls, tasks: list[str]) -> list[str]:
+    def _check_tasks(cls, tasks: list[str]) -> list[str]:
         if not tasks or "" in tasks:
-            raise ValueError(f"name a task, e.g. {SYNTHETIC[0]}, or a task file")
+            raise ValueError(f"name a task, e.g. {SYNTHETIC_TASKS[0]}, or a task file")
         return tasks
 
     @field_validator("lengths")
     @classmethod
-    def _long_enough(cls, lengths: list[int]) -> list[int]:
+    def _check_lengths(cls, lengths: list[int]) -> list[int]:
         if not lengths:
             raise ValueError("give a length")
-        if min(lengths) < SHORTEST:
-            raise ValueError(f"length {min(lengths)} is too short for a task: give at least {SHORTEST} tokens")
+        if min(lengths) < MIN_LENGTH:
+            raise ValueError(f"length {min(lengths)} is too short for a task: give at least {MIN_LENGTH} tokens")
         return sorted(set(lengths))

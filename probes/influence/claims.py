@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from headscope.report.paper_claims import PaperClaim
+from headscope.report.blocks import PaperClaim
 from headscope.runs.column_metadata import sentence, statistic
 from headscope.runs.run import Run
 from probes.influence.analysis import (

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from headscope import plugins
 from headscope.errors import BadInput, Missing
 from headscope.prompts.texts import TokenDocument
-from headscope.study.context import Materials
+from headscope.study.context import StudyContext
 from probes.influence.options import Influence
 
 
@@ -59,17 +59,17 @@ def documents(found: Sequence[TokenDocument], length: int) -> list[Passage]:
     return [Passage(each.ids[:length], 1, length, {"doc": each.name}, f"document {n}") for n, each in enumerate(found)]
 
 
-def hiding(config: Influence, materials: Materials) -> Hides:
+def hiding(config: Influence, materials: StudyContext) -> Hides:
     """The section that hides as many facts, at as many depths of as many documents as are asked for.
 
     What it notes of its own inputs is set apart from the study's, whose own section may hide others. Raises Missing
     where none is installed.
     """
     apart = copy.copy(materials)
-    apart.inputs = defaultdict(dict)
-    for probe, section in plugins.parts("cells"):
+    apart.input_digests = defaultdict(dict)
+    for probe, section in plugins.load_parts("runner"):
         if all(hasattr(section, part) for part in ("trials", "prompts")):
-            wanted, docs = plugins.part(probe, "config"), materials.study.texts.docs
+            wanted, docs = plugins.load_part(probe, "options"), materials.study.texts.docs
             lengths = sorted(set(config.lengths))
             try:
                 grid = wanted(lengths=lengths, depths=config.depths, needles=config.needles, seeds=docs)

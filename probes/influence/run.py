@@ -21,7 +21,7 @@ from headscope.prompts.texts import TokenDocument
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import build_study
-from headscope.study.context import Materials
+from headscope.study.context import StudyContext
 from probes.influence import objective_texts
 from probes.influence.bands import is_band
 from probes.influence.damping import ORDER, with_damped
@@ -54,9 +54,9 @@ def head_influence(
     opened = load(model)
     content = {"models": {"model": opened.name}, "texts": {"source": text, "docs": docs}, "seed": seed}
     study = build_study({**content, "influence": {**options, "lengths": [length]}})
-    config = study.sections["influence"]
+    config = study.probe_options["influence"]
     assert isinstance(config, Influence)
-    section = InfluenceSection(config, Materials(study, {"model": opened}))
+    section = InfluenceRunner(config, StudyContext(study, {"model": opened}))
     sweep = plan("model", opened, config, edits)
 
     def visit(passages: Sequence[Passage], results: Callable[[Rehearsed, int], Iterator[Row]]) -> list[Row]:
@@ -90,11 +90,11 @@ class _Task:
     length: int
     passage: int
     layer: int | None = None
-    before: tuple[str, ...] = field(default=(), compare=False)
+    prerequisites: tuple[str, ...] = field(default=(), compare=False)
     """Cells that this one reads back."""
 
 
-class InfluenceSection:
+class InfluenceRunner:
     """Cells: for each model, objective and length (answers: of all lengths together), every passage's screen, then
     evaluations (by layer where all are), then sets.
 
@@ -102,7 +102,7 @@ class InfluenceSection:
     study goes on exactly as it would have.
     """
 
-    def __init__(self, config: Influence, materials: Materials):
+    def __init__(self, config: Influence, materials: StudyContext):
         self.config, self.materials = config, materials
         self._sweep: tuple[str, Sweep] | None = None
         self._rehearsed: tuple[tuple[str, str, int, int], Rehearsed] | None = None
@@ -139,7 +139,7 @@ class InfluenceSection:
                 return {units: _columns(keys, sweep.exact(replay, here))}
             if task.step == "sets" and sweep.named:
                 return {sets: _columns(keys, sweep.sets_named(replay))}
-            known = pd.concat([self.materials.stored(f"influence/{name}", units) for name in task.before])
+            known = pd.concat([self.materials.read_stored(f"influence/{name}", units) for name in task.prerequisites])
             known["layer"] = np.searchsorted(model.geometry.numbers, known["layer"])
             if task.step == "exact":
                 chosen = to_verify(sweep, known, self.config, seed)
@@ -157,7 +157,7 @@ class InfluenceSection:
             if self._hides is None:
                 self._hides = objective_texts.hiding(self.config, self.materials)
             made = objective_texts.answers(self._hides, label, found)
-            self.materials.uses(f"questions to '{label}'", (each.ids for each in made))
+            self.materials.record_input(f"questions to '{label}'", (each.ids for each in made))
             self._passages[key] = made
         return self._passages[key]
 
@@ -168,10 +168,10 @@ class InfluenceSection:
         read = self.passages(label, objective, length)
         cells: list[Cell] = []
 
-        def add(step: Any, passage: int, cost: float, layer: int | None = None, before: Sequence[Cell] = ()) -> None:
+        def add(step: Any, passage: int, cost: float, layer: int | None = None, prerequisites: Sequence[Cell] = ()) -> None:
             named = "" if layer is None else f" layer {sweep.model.geometry.numbers[layer]}"
             where = f"{label}: {read[passage].length} tokens, {read[passage].told}, {step}{named}"
-            task = _Task(step, objective, length, passage, layer, tuple(cell.id for cell in before))
+            task = _Task(step, objective, length, passage, layer, tuple(cell.id for cell in prerequisites))
             cells.append(Cell(where, label, cost * pass_cost(read[passage].length), task))
 
         if config.method != "exact":
@@ -185,7 +185,7 @@ class InfluenceSection:
         elif config.method == "verify":
             screens = list(cells)
             for passage in range(len(read)):
-                add("exact", passage, 0.6 * (config.top + config.random) * len(sweep.units), before=screens)
+                add("exact", passage, 0.6 * (config.top + config.random) * len(sweep.units), prerequisites=screens)
         if sweep.named:
             for passage in range(len(read)):
                 add("sets", passage, 0.9 * len(sweep.named) * len(sweep.units))
@@ -193,7 +193,7 @@ class InfluenceSection:
             known = list(cells)
             evaluations = sum(len(sizes(key, len(units))) for key, units in together.items()) * (1 + config.draws)
             for passage in range(len(read)):
-                add("sets", passage, 0.9 * evaluations, before=known)
+                add("sets", passage, 0.9 * evaluations, prerequisites=known)
         return cells
 
     def _together(self, sweep: Sweep) -> Mapping[Key, list[Unit]]:

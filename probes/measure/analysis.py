@@ -17,13 +17,13 @@ from headscope.runs.roles import Role
 from headscope.runs.run_tables import Stored
 from headscope.runs.summary import longest
 
-GROWTH_FROM = 64
+MIN_GROWTH_KEYS = 64
 """Fewest visible keys, in the middle of a bin, of the rows that the growth exponent is fitted to."""
-LOCAL = 8
+LOCAL_LENGTH = 8
 """Effective length, in tokens, below which a head is called local [ours]."""
-RETRIEVAL, AGGREGATION = 0.25, 0.75
+RETRIEVAL_GROWTH, AGGREGATION_GROWTH = 0.25, 0.75
 """Growth exponents below and above which a head is said to resemble retrieval and aggregation [ours]."""
-SINK = 0.5
+SINK_MASS = 0.5
 """Weight on the first token above which it is a head's main target [ours]."""
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
@@ -96,22 +96,29 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 ROLES: Mapping[str, Role] = MappingProxyType(
     {
         "local": Role(
-            f"effective length below {LOCAL} tokens at the longest length, and no sink",
-            lambda h: (h[_ess2(h)] < LOCAL) & ~(h["sink_mass"] > SINK),
+            f"effective length below {LOCAL_LENGTH} tokens at the longest length, and no sink",
+            lambda h: (h[_effective_length_column(h)] < LOCAL_LENGTH) & ~(h["sink_mass"] > SINK_MASS),
             "local_mass",
         ),
         "constant": Role(
-            f"growth exponent below {RETRIEVAL}, as retrieval asks", lambda h: h["growth"] < RETRIEVAL, "growth", True
+            f"growth exponent below {RETRIEVAL_GROWTH}, as retrieval asks",
+            lambda h: h["growth"] < RETRIEVAL_GROWTH,
+            "growth",
+            True,
         ),
         "widening": Role(
-            f"growth exponent above {AGGREGATION}, as aggregation asks", lambda h: h["growth"] > AGGREGATION, "growth"
+            f"growth exponent above {AGGREGATION_GROWTH}, as aggregation asks",
+            lambda h: h["growth"] > AGGREGATION_GROWTH,
+            "growth",
         ),
-        "sink": Role("more than half of the weight on the first token", lambda h: h["sink_mass"] > SINK, "sink_mass"),
+        "sink": Role(
+            "more than half of the weight on the first token", lambda h: h["sink_mass"] > SINK_MASS, "sink_mass"
+        ),
     }
 )
 
 
-def heads(run: Stored) -> pd.DataFrame | None:
+def head_statistics(run: Stored) -> pd.DataFrame | None:
     """Columns by (model, layer, head, kv_group), each from the table that the run has.
 
     From `attention`: `ess2_<L>` (tokens) for every measured length L; `growth`; and at the model's longest length
@@ -119,60 +126,65 @@ def heads(run: Stored) -> pd.DataFrame | None:
     at the longest length: `cov`, `cov_rms`, `cov_norm`, `weighted_log_theta`. From `scales`: `tau`, `gamma`,
     `logit_scale`, `effective_base`, `mean_log_theta`. `ess2_<L>`, `growth` and `cov` come with `_low` and `_high`.
     """
-    makers = {"attention": _attention, "learned_sink": _learned_sink, "pairs": _pairs, "scales": _scales}
+    makers = {
+        "attention": _attention_statistics,
+        "learned_sink": _learned_sink_statistics,
+        "pairs": _pair_statistics,
+        "scales": _position_statistics,
+    }
     blocks = [make(plain(run.table(name))) for name, make in makers.items() if name in run.tables]
     return pd.concat(blocks, axis=1) if blocks else None
 
 
-def models(run: Stored) -> pd.DataFrame | None:
+def model_statistics(run: Stored) -> pd.DataFrame | None:
     """By model: medians over heads of `ess2_<L>`, `growth`, `cov`, and the loss.
 
     `nll_<L>` (nats/token) is the mean over documents of the mean loss; `nll_<L>_diff` with `_low` and `_high` is its
     difference to the run's first model, paired by document.
     """
-    wide = heads(run)
+    wide = head_statistics(run)
     rows = None
     if wide is not None:
         lengths = by_length(map(str, wide), "ess2")
         plotted = [name for name in map(str, wide) if name in ("growth", "cov", *lengths)]
         rows = wide.groupby("model")[plotted].median()
     if "nll" in run.tables:
-        told = _losses(plain(run.table("nll")), run.models[0])
+        told = _loss_statistics(plain(run.table("nll")), run.models[0])
         rows = told if rows is None else rows.join(told, how="outer")
     return rows
 
 
-def _attention(frame: pd.DataFrame) -> pd.DataFrame:
+def _attention_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     names = ["log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"]
-    means = _far(frame, names)
+    means = _last_octave_means(frame, names)
     columns: list[pd.DataFrame] = [
         with_interval(block.droplevel("context_length"), f"ess2_{length}", least=0).apply(np.exp)
         for length, block in means["log_ess2"].groupby(level="context_length")
     ]
-    columns.append(with_interval(_growth(at_longest(frame)), "growth"))
+    columns.append(with_interval(_growth_exponents(at_longest(frame)), "growth"))
     columns.append(at_longest(means.reset_index()).groupby(HEAD_KEYS)[names[1:]].mean())
     return pd.concat(columns, axis=1)
 
 
-def _learned_sink(frame: pd.DataFrame) -> pd.DataFrame:
-    means = _far(at_longest(frame), ["share"]).groupby(HEAD_KEYS).mean()
+def _learned_sink_statistics(frame: pd.DataFrame) -> pd.DataFrame:
+    means = _last_octave_means(at_longest(frame), ["share"]).groupby(HEAD_KEYS).mean()
     return means.set_axis(["learned_sink"], axis=1)
 
 
-def _far(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+def _last_octave_means(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """Means over the rows of the last octave of visible keys, by head, length and document."""
     top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
     far = frame[last_octave(frame["visible"], top)]
     unit = [*HEAD_KEYS, "context_length", "doc"]
-    total = far[unit].join(far[names].mul(far["rows"], axis=0)).groupby(unit).sum()
+    total = far[unit].join(far[columns].mul(far["rows"], axis=0)).groupby(unit).sum()
     return total.div(far.groupby(unit)["rows"].sum(), axis=0)
 
 
-def _growth(frame: pd.DataFrame) -> pd.Series:
+def _growth_exponents(frame: pd.DataFrame) -> pd.Series:
     """Least-squares slope of log_ess2 on ln n per head and document; NaN where the bins span less than an octave."""
     unit = [*HEAD_KEYS, "doc"]
     n = middle(frame["visible"], frame["context_length"])
-    points = frame.assign(x=np.log(n))[n >= GROWTH_FROM]
+    points = frame.assign(x=np.log(n))[n >= MIN_GROWTH_KEYS]
     groups = points.groupby(unit)
     points["x"] -= groups["x"].transform("mean")
     points["xy"] = points["x"] * points["log_ess2"]
@@ -182,7 +194,7 @@ def _growth(frame: pd.DataFrame) -> pd.Series:
     return slopes[groups.size() >= PER_OCTAVE].reindex(frame.groupby(unit).size().index)
 
 
-def _pairs(frame: pd.DataFrame) -> pd.DataFrame:
+def _pair_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     frame = at_longest(frame)
     unit = [*HEAD_KEYS, "doc"]
     groups = frame.groupby(unit)[["mean_abs", "rms", "norm_product"]]
@@ -195,20 +207,20 @@ def _pairs(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([with_interval(cov["mean_abs"], "cov", least=0), others.groupby(HEAD_KEYS).mean()], axis=1)
 
 
-def _scales(frame: pd.DataFrame) -> pd.DataFrame:
+def _position_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.set_index(HEAD_KEYS)[["tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"]]
 
 
-def _losses(frame: pd.DataFrame, first: str) -> pd.DataFrame:
+def _loss_statistics(frame: pd.DataFrame, reference_model: str) -> pd.DataFrame:
     columns: list[pd.DataFrame | pd.Series] = []
     for length, block in losses(frame, ["model", "context_length", "doc"]).groupby(level="context_length"):
         block = block.droplevel("context_length")
         columns.append(block.groupby(level="model").mean().rename(f"nll_{length}"))
-        if first in block.index.get_level_values("model"):
-            paired = block.sub(block.loc[first], level="doc").dropna()
+        if reference_model in block.index.get_level_values("model"):
+            paired = block.sub(block.loc[reference_model], level="doc").dropna()
             columns.append(with_interval(paired, f"nll_{length}_diff"))
     return pd.concat(columns, axis=1)
 
 
-def _ess2(heads: pd.DataFrame) -> str:
-    return longest(heads) or "ess2"
+def _effective_length_column(head_table: pd.DataFrame) -> str:
+    return longest(head_table) or "ess2"

@@ -24,7 +24,7 @@ from headscope.runs.roles import holding
 from headscope.runs.run import Run
 from headscope.runs.summary import longest, moved
 from headscope.runs.summary import models as per_model
-from probes.measure.analysis import AGGREGATION, LOCAL, RETRIEVAL, ROLES, SINK
+from probes.measure.analysis import AGGREGATION_GROWTH, LOCAL_LENGTH, RETRIEVAL_GROWTH, ROLES, SINK_MASS
 
 GLOSSARY = (
     Term(
@@ -87,18 +87,18 @@ def findings(run: Run) -> Iterator[Finding]:
     labels = default_models(run)
     heads = run.heads[run.heads["model"].isin(labels)]
     topics: Mapping[str, Callable[[], Iterator[str]]] = {
-        "Effective length": lambda: _lengths(heads),
-        "Growth with context": lambda: _growth(heads),
-        "Change against the first model": lambda: _changes(heads),
-        "Loss": lambda: _losses(run, labels),
-        "Rotary pairs": lambda: _pairs(heads),
-        "Position parameters": lambda: _parameters(heads),
+        "Effective length": lambda: _length_findings(heads),
+        "Growth with context": lambda: _growth_findings(heads),
+        "Change against the first model": lambda: _change_findings(heads),
+        "Loss": lambda: _loss_findings(run, labels),
+        "Rotary pairs": lambda: _pair_findings(heads),
+        "Position parameters": lambda: _parameter_findings(heads),
     }
     for topic, tell in topics.items():
         yield from (Finding(topic, text) for text in tell())
 
 
-def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
+def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """What the head is in `model`, with figures, and its rank by effective length among the heads of each model."""
     name = longest(run.heads)
     mine = run.heads[(run.heads["model"] == model) & head_mask(run.heads, layer, head)]
@@ -117,7 +117,7 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     yield f"Rank by effective length: {describe_ranks(beside, name, layer, head)}."
 
 
-def _lengths(heads: pd.DataFrame) -> Iterator[str]:
+def _length_findings(heads: pd.DataFrame) -> Iterator[str]:
     name = longest(heads)
     if name is None:
         return
@@ -125,12 +125,12 @@ def _lengths(heads: pd.DataFrame) -> Iterator[str]:
     found = list(heads_by_model(heads, name))
     label, block = found[0]
     yield (
-        f"In {label}, with {context}, {format_head_count(block[name] < LOCAL)} attend in effect to fewer than {LOCAL} tokens; "
+        f"In {label}, with {context}, {format_head_count(block[name] < LOCAL_LENGTH)} attend in effect to fewer than {LOCAL_LENGTH} tokens; "
         f"the median head attends to {number(block[name].median())}."
     )
     for other, theirs in found[1:]:
         yield (
-            f"Under {other} it is {format_head_count(theirs[name] < LOCAL)}, and the median head attends to "
+            f"Under {other} it is {format_head_count(theirs[name] < LOCAL_LENGTH)}, and the median head attends to "
             f"{number(theirs[name].median())} tokens."
         )
     order = block.sort_values(name)
@@ -139,24 +139,27 @@ def _lengths(heads: pd.DataFrame) -> Iterator[str]:
         f"The largest effective length in {label} is that of {head_name(most)}, {number(most[name])} tokens; "
         f"the smallest is that of {head_name(least)}, {number(least[name])}."
     )
-    yield f"In {label}, {format_head_count(block['sink_mass'] > SINK)} put more than half of their weight on the first token."
+    yield f"In {label}, {format_head_count(block['sink_mass'] > SINK_MASS)} put more than half of their weight on the first token."
 
 
-def _growth(heads: pd.DataFrame) -> Iterator[str]:
+def _growth_findings(heads: pd.DataFrame) -> Iterator[str]:
     for at, (label, block) in enumerate(heads_by_model(heads, "growth")):
-        low, high = format_head_count(block["growth"] < RETRIEVAL), format_head_count(block["growth"] > AGGREGATION)
+        low, high = (
+            format_head_count(block["growth"] < RETRIEVAL_GROWTH),
+            format_head_count(block["growth"] > AGGREGATION_GROWTH),
+        )
         middle = f"{block['growth'].median():.2f}"
         if at == 0:
             yield (
                 f"In {label}, {low} hold their effective length nearly constant as the context grows (exponent below "
-                f"{RETRIEVAL}, as retrieval asks) and {high} widen almost in proportion (above {AGGREGATION}, as "
+                f"{RETRIEVAL_GROWTH}, as retrieval asks) and {high} widen almost in proportion (above {AGGREGATION_GROWTH}, as "
                 f"aggregation asks); the median exponent is {middle}."
             )
         else:
             yield f"In {label} these are {low} and {high}; the median exponent is {middle}."
 
 
-def _changes(heads: pd.DataFrame) -> Iterator[str]:
+def _change_findings(heads: pd.DataFrame) -> Iterator[str]:
     name = longest(heads)
     if name is None:
         return
@@ -177,7 +180,7 @@ def _changes(heads: pd.DataFrame) -> Iterator[str]:
         )
 
 
-def _losses(run: Run, labels: Sequence[str]) -> Iterator[str]:
+def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[str]:
     if "nll" not in run.tables:
         return
     table = per_model(run).set_index("model").astype("float64").to_dict("index")
@@ -187,7 +190,7 @@ def _losses(run: Run, labels: Sequence[str]) -> Iterator[str]:
         return
     longest_nll = run.nll[run.nll["context_length"] == length]
     read = {label: {*docs} for label, docs in longest_nll.groupby("model", observed=True)["doc"]}
-    told = f"{table[first][name]:.3f} nats/token ({_documents(read[first])})"
+    told = f"{table[first][name]:.3f} nats/token ({_count_documents(read[first])})"
     yield f"The loss of {first} in contexts of {length:,} tokens is {told}."
     for label in labels:
         gap, low, high = (table[label][f"{name}_diff{end}"] for end in ("", "_low", "_high"))
@@ -196,7 +199,7 @@ def _losses(run: Run, labels: Sequence[str]) -> Iterator[str]:
         side = "higher" if gap > 0 else "lower"
         both = read[label] & read[first]
         sure = (
-            f"; {_documents(both)} give{'s' if len(both) == 1 else ''} no interval"
+            f"; {_count_documents(both)} give{'s' if len(both) == 1 else ''} no interval"
             if np.isnan(low)
             else f" (95 % interval {low:+.3f} to {high:+.3f})"
         )
@@ -204,11 +207,11 @@ def _losses(run: Run, labels: Sequence[str]) -> Iterator[str]:
         yield f"The loss of {label} is {abs(gap):.3f} nats/token {side} than that of {first}{sure}.{zero}"
 
 
-def _documents(names: Collection[str]) -> str:
+def _count_documents(names: Collection[str]) -> str:
     return f"{len(names)} document{'' if len(names) == 1 else 's'}"
 
 
-def _pairs(heads: pd.DataFrame) -> Iterator[str]:
+def _pair_findings(heads: pd.DataFrame) -> Iterator[str]:
     medians = {label: block["cov"].median() for label, block in heads_by_model(heads, "cov")}
     if not medians:
         return
@@ -218,7 +221,7 @@ def _pairs(heads: pd.DataFrame) -> Iterator[str]:
     yield f"The median coefficient of variation of rotary-pair usage is {told}; lower is more even.{more}"
 
 
-def _parameters(heads: pd.DataFrame) -> Iterator[str]:
+def _parameter_findings(heads: pd.DataFrame) -> Iterator[str]:
     for label, block in heads_by_model(heads, "effective_base"):
         finite = block[np.isfinite(block["effective_base"])]
         if finite.empty:

@@ -9,7 +9,7 @@ from headscope.study.config import Lengths, Options
 TableName = Literal["attention", "pairs", "distance", "nll"]
 
 
-class Measure(Options):
+class MeasureOptions(Options):
     """Measures over texts."""
 
     lengths: Lengths = Field(default=[512, 2048], description="context lengths in tokens")
@@ -23,7 +23,7 @@ class Measure(Options):
 
     @field_validator("rows")
     @classmethod
-    def _some_rows(cls, rows: int | str) -> int | str:
+    def _check_row_count(cls, rows: int | str) -> int | str:
         if isinstance(rows, int) and rows < 2:
             raise ValueError(f"{rows} rows are too few: give at least 2, or exact")
         return rows

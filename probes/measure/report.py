@@ -21,24 +21,24 @@ from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import longest
 
-Draw = Callable[[pd.DataFrame, int, int], go.Figure]
+HeadPlot = Callable[[pd.DataFrame, int, int], go.Figure]
 """What draws one head, (layer, head), from the rows of a table."""
 
 
-def charts(shown: RenderContext) -> Iterator[ChartGroup]:
+def charts(context: RenderContext) -> Iterator[ChartGroup]:
     """The chapters of what was measured."""
-    yield ChartGroup("How many tokens each head attends to", "", _lengths(shown))
-    yield ChartGroup("How attention is spread", "", _spread(shown))
-    yield ChartGroup("Which rotary pairs the heads use", "", _pairs(shown))
+    yield ChartGroup("How many tokens each head attends to", "", _length_charts(context))
+    yield ChartGroup("How attention is spread", "", _attention_spread_charts(context))
+    yield ChartGroup("Which rotary pairs the heads use", "", _pair_charts(context))
     yield ChartGroup(
-        "What the position schemes changed", "Position parameters", parameter_charts(shown), app_pages="/compare"
+        "What the position schemes changed", "Position parameters", parameter_charts(context), app_pages="/compare"
     )
-    yield ChartGroup("Loss along the context", "", loss_charts(shown), app_pages="/compare /")
-    yield ChartGroup("During training", "", _over_steps(shown))
+    yield ChartGroup("Loss along the context", "", loss_charts(context), app_pages="/compare /")
+    yield ChartGroup("During training", "", _training_charts(context))
 
 
-def _lengths(shown: RenderContext) -> Iterator[Chart]:
-    heads, models = shown.heads, shown.models
+def _length_charts(context: RenderContext) -> Iterator[Chart]:
+    heads, models = context.heads, context.models
     name = longest(heads)
     if name is None:
         return
@@ -67,21 +67,21 @@ def _lengths(shown: RenderContext) -> Iterator[Chart]:
             "kept their length.",
             half_width=True,
         )
-    attention = shown.table("attention")
-    if attention is not None and shown.notable_heads:
+    attention = context.table("attention")
+    if attention is not None and context.notable_heads:
         yield Chart(
-            effective_length.plot_effective_length(attention, list(shown.notable_heads)),
+            effective_length.plot_effective_length(attention, list(context.notable_heads)),
             "A panel is a head, chosen as listed in the table of heads. The dotted diagonal is uniform attention, "
             "which uses every visible key; the dotted horizontal is a length that does not grow.",
         )
 
 
-def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
+def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     """One head: its lengths, its pairs under every model, and the frequencies and distances of one."""
     beside = tuple(default_models_with(run, model))
     if "attention" in run.tables:
         yield Chart(
-            _of_models(run, beside, _growth, "attention", layer, head),
+            _cached_head_plot(run, beside, _plot_growth, "attention", layer, head),
             "Both axes are logarithmic. The dotted diagonal is uniform attention, which uses every visible key; the "
             "dotted horizontal is a length that does not grow. Bands are 95 % intervals over "
             "documents, where there are three or more.",
@@ -89,14 +89,14 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
         )
     if "distance" in run.tables:
         yield Chart(
-            _of_models(run, beside, rotary.plot_logit_by_distance, "distance", layer, head),
+            _cached_head_plot(run, beside, rotary.plot_logit_by_distance, "distance", layer, head),
             "The mean logit of a key by how far back it is, all pairs together: where the head's positions send it, "
             "whatever the tokens are.",
             half_width=True,
         )
     if "pairs" in run.tables:
         yield Chart(
-            _of_models(run, beside, rotary.plot_spectrum, "pairs", layer, head),
+            _cached_head_plot(run, beside, rotary.plot_spectrum, "pairs", layer, head),
             "Above: the frequency of each rotary pair. Below: how much the pair moves the logits, with its interval "
             "over three documents or more.",
             half_width=True,
@@ -112,34 +112,34 @@ def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
         )
     if "distance" in run.tables:
         yield Chart(
-            _of_models(run, beside, _profiles, "distance", layer, head),
+            _cached_head_plot(run, beside, _plot_distance_profiles, "distance", layer, head),
             "Red pairs raise the logit of a key at that distance, blue pairs lower it. One scale for all models.",
         )
 
 
 @lru_cache(8)
-def _of_models(run: Run, models: Sequence[str], draw: Draw, table: str, layer: int, head: int) -> go.Figure:
+def _cached_head_plot(run: Run, models: Sequence[str], plot: HeadPlot, table: str, layer: int, head: int) -> go.Figure:
     """A figure of one head under these models: drawn once, whichever of them is looked at."""
-    return draw(_rows(run, models, table, layer, head), layer, head)
+    return plot(_head_rows(run, models, table, layer, head), layer, head)
 
 
-def _growth(attention: pd.DataFrame, layer: int, head: int) -> go.Figure:
+def _plot_growth(attention: pd.DataFrame, layer: int, head: int) -> go.Figure:
     return effective_length.plot_effective_length(attention, [(layer, head)])
 
 
-def _profiles(distance: pd.DataFrame, layer: int, head: int) -> go.Figure:
+def _plot_distance_profiles(distance: pd.DataFrame, layer: int, head: int) -> go.Figure:
     drawn = evenly_spaced([*distance["model"].cat.categories])
     return rotary.plot_pair_profiles(distance[distance["model"].isin(drawn)], layer, head)
 
 
-def _rows(run: Run, models: Sequence[str], name: str, layer: int, head: int) -> pd.DataFrame:
+def _head_rows(run: Run, models: Sequence[str], table: str, layer: int, head: int) -> pd.DataFrame:
     """The head's rows of a table under these models, in this order."""
-    frame = run.table(name)
+    frame = run.table(table)
     rows = frame[head_mask(frame, layer, head) & frame["model"].isin(models)]
     return rows.assign(model=rows["model"].astype(pd.CategoricalDtype([*models])))
 
 
-def _spread(shown: RenderContext) -> Iterator[Chart]:
+def _attention_spread_charts(context: RenderContext) -> Iterator[Chart]:
     captions = {
         "sink_mass": "Weight on the first token, averaged over the heads of a layer; the band holds the middle 80 % "
         "of heads. Weight above one half makes the first token the head's main target.",
@@ -147,26 +147,26 @@ def _spread(shown: RenderContext) -> Iterator[Chart]:
         "80 % of heads.",
     }
     for name, caption in captions.items():
-        if name in shown.heads and shown.heads[name].notna().any():
-            yield Chart(layers.plot_by_layer(shown.heads, name), caption, half_width=True)
+        if name in context.heads and context.heads[name].notna().any():
+            yield Chart(layers.plot_by_layer(context.heads, name), caption, half_width=True)
 
 
-def _pairs(shown: RenderContext) -> Iterator[Chart]:
-    pairs, distance, models = shown.table("pairs"), shown.table("distance"), shown.models
+def _pair_charts(context: RenderContext) -> Iterator[Chart]:
+    pairs, distance, models = context.table("pairs"), context.table("distance"), context.models
     if pairs is not None:
-        yield box_chart(shown, "cov")
+        yield box_chart(context, "cov")
         how = (
             " Above: the frequency of each rotary pair. Below: how much the pair moves the logits, with its interval "
             "over three documents or more. Where two lines coincide, the later, dashed one lies on top."
         )
-        for at, ((layer, head), why) in enumerate(shown.notable_heads.items()):
+        for at, ((layer, head), why) in enumerate(context.notable_heads.items()):
             yield Chart(
                 rotary.plot_spectrum(pairs, layer, head),
                 f"Chosen for: {why}.{how if at < 2 else ''}",
                 half_width=True,
             )
     if distance is not None:
-        for layer, head in list(shown.notable_heads)[:2]:
+        for layer, head in list(context.notable_heads)[:2]:
             for label in dict.fromkeys([models[0], models[-1]]):
                 yield Chart(
                     rotary.plot_pair_profile(distance, layer, head, label),
@@ -176,13 +176,15 @@ def _pairs(shown: RenderContext) -> Iterator[Chart]:
                 )
 
 
-def parameter_charts(shown: RenderContext) -> Iterator[Chart]:
+def parameter_charts(context: RenderContext) -> Iterator[Chart]:
     """Learned frequencies, temperatures and bases."""
-    positions, heads = shown.table("positions"), shown.heads
+    positions, heads = context.table("positions"), context.heads
     if positions is not None:
-        yield from _frequencies(positions, shown.models)
+        yield from _frequency_charts(positions, context.models)
     for name in ("effective_base", "tau", "gamma"):
-        if any(values.max() - values.min() > 1e-3 * abs(values.max()) for values in shown.finite_values(name).values()):
+        if any(
+            values.max() - values.min() > 1e-3 * abs(values.max()) for values in context.finite_values(name).values()
+        ):
             yield Chart(
                 layers.plot_by_layer(heads, name),
                 f"{statistic(name).title}: {statistic(name).meaning}. Mean over the heads of a layer; "
@@ -197,40 +199,43 @@ def parameter_charts(shown: RenderContext) -> Iterator[Chart]:
                 )
 
 
-def _frequencies(positions: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
+def _frequency_charts(positions: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
     """Of models that learned frequencies: which layers changed most, and which way."""
     origins = (("log_theta_base", "the checkpoint"), ("log_theta_init", "where learning started"))
-    learned = [label for label in models if _learned(positions, label)]
+    learned = [label for label in models if _has_learned_frequencies(positions, label)]
     moved = [
-        (label, against, told) for against, told in origins for label in learned if _learned(positions, label, against)
+        (label, against, told)
+        for against, told in origins
+        for label in learned
+        if _has_learned_frequencies(positions, label, against)
     ]
     for label, against, told in moved:
         yield Chart(
-            rotary.plot_layers_by_change(positions, label, against),
+            learned_frequencies.plot_layers_by_change(positions, label, against),
             f"How far frequencies moved from {told}, whichever way: the root mean square over pairs. A bar is a "
             "layer, a dot one of its key groups.",
-            _most_changed(positions, label, against),
+            _describe_layer_changes(positions, label, against),
         )
     for label, against, told in moved:
         yield Chart(
-            rotary.plot_frequency_change(positions, label, against),
+            learned_frequencies.plot_frequency_change(positions, label, against),
             f"Which way they moved from {told}: blue pairs turn more slowly, red pairs faster. Mean over key "
             "groups, of which some may move up and some down.",
             half_width=True,
         )
 
 
-def _most_changed(positions: pd.DataFrame, label: str, against: str) -> str:
+def _describe_layer_changes(positions: pd.DataFrame, label: str, origin: str) -> str:
     """The layers whose frequencies changed most, and the least, in words."""
-    moved = rotary.frequency_changes(positions[positions["model"] == label], against)
-    order = rotary.rms_change(moved, ["layer"]).sort_values(ascending=False, kind="stable")
+    moved = learned_frequencies.frequency_changes(positions[positions["model"] == label], origin)
+    order = learned_frequencies.rms_change(moved, ["layer"]).sort_values(ascending=False, kind="stable")
     first = ", ".join(f"layer {layer} ({value:.2g})" for layer, value in order.head(3).items())
     return f"Most changed: {first}; least: layer {order.index[-1]} ({order.iloc[-1]:.2g})."
 
 
-def loss_charts(shown: RenderContext) -> Iterator[Chart]:
+def loss_charts(context: RenderContext) -> Iterator[Chart]:
     """Loss by position, and against the first model."""
-    nll, models = shown.table("nll"), shown.models
+    nll, models = context.table("nll"), context.models
     if nll is None:
         return
     yield Chart(
@@ -247,8 +252,8 @@ def loss_charts(shown: RenderContext) -> Iterator[Chart]:
         )
 
 
-def _over_steps(shown: RenderContext) -> Iterator[Chart]:
-    run, known = shown.run, training_steps(shown.run)
+def _training_charts(context: RenderContext) -> Iterator[Chart]:
+    run, known = context.run, training_steps(context.run)
     if len(known) < 2:
         return
     name = longest(run.heads)
@@ -259,15 +264,15 @@ def _over_steps(shown: RenderContext) -> Iterator[Chart]:
             and np.isfinite(run.heads[statistic_name].astype("float64")).any()
         ):
             yield Chart(
-                layers.plot_over_steps(run.heads, statistic_name, known, list(shown.notable_heads)[:4]),
+                layers.plot_over_steps(run.heads, statistic_name, known, list(context.notable_heads)[:4]),
                 "Grey: the median head and the middle 80 % of heads at each checkpoint. Coloured: the chosen heads.",
                 half_width=True,
             )
 
 
-def _learned(positions: pd.DataFrame, label: str, against: str = "log_theta_base") -> bool:
+def _has_learned_frequencies(positions: pd.DataFrame, label: str, origin: str = "log_theta_base") -> bool:
     """Whether the model's frequencies differ from the checkpoint's, and not by the same amount in every layer."""
     rows = positions[positions["model"] == label]
-    rows = rows[np.isfinite(rows["log_theta"]) & np.isfinite(rows[against])]
-    change = (rows["log_theta"] - rows[against]).groupby(rows["pair"])
+    rows = rows[np.isfinite(rows["log_theta"]) & np.isfinite(rows[origin])]
+    change = (rows["log_theta"] - rows[origin]).groupby(rows["pair"])
     return bool((change.max() - change.min() > 1e-4).any())

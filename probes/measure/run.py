@@ -1,32 +1,26 @@
-"""The `measure` section: attention, pairs, distance and loss of every model on every document and length."""
+"""Measures attention, rotary pairs, distances and loss of a model on every document and context length."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.record import Attention
 from headscope.errors import BadInput
 from headscope.forward import logits
-from headscope.forward.capture import capturing
-from headscope.forward.chunked_pass import chunk_size, hidden_in_chunks
-from headscope.forward.logits import finite_hidden
+from headscope.forward.capture import Layers
+from headscope.forward.observe import FinishedPass, observe
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, RotaryPairs
-from headscope.models.checkpoint import evaluating
-from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.positions.rope_scaling import own_at
-from headscope.positions.schedule import Schedule
-from headscope.positions.tables import all_theta
+from headscope.positions.schedule import Schedule, all_theta
 from headscope.prompts.texts import TokenDocument
-from headscope.runs.arrow import Rows
-from headscope.study.cells import Cell, pass_cost
-from headscope.study.context import Materials
-from probes.measure.options import Measure
+from headscope.study.cells import Cell, TextPass, pass_cost
+from headscope.study.context import StudyContext
+from probes.measure.options import MeasureOptions
 
 
 class Accumulator(Protocol):
@@ -35,7 +29,7 @@ class Accumulator(Protocol):
     @property
     def name(self) -> str: ...
 
-    def update(self, heard: Attention) -> None: ...
+    def update(self, record: Attention) -> None: ...
 
     def compute(self) -> Mapping[str, np.ndarray]: ...
 
@@ -43,96 +37,122 @@ class Accumulator(Protocol):
 ACCUMULATORS: Mapping[str, Callable[[Geometry, int, int | None, int], Accumulator]] = {
     "attention": AttentionRows,
     "pairs": RotaryPairs,
-    "distance": lambda geometry, length, rows, seed: DistanceProfile(geometry, length),  # every row, always
+    "distance": lambda geometry, length, rows, seed: DistanceProfile(geometry, length),  # always of every row
 }
-"""Table -> its measure, called with (geometry, length, rows or None for all, seed)."""
-OF_PAIRS = ("pairs", "distance")
-"""Tables that a model without rotation has no rows in."""
+"""Accumulator class by table, called with (geometry, length, number of rows or None for all, seed)."""
+PAIR_TABLES = ("pairs", "distance")
+"""Tables that stay empty for a model without rotation."""
 
 
-@dataclass(frozen=True)
-class _Task:
-    length: int
-    doc: int
+class MeasureRunner:
+    """Cells: each (model, context length, document). It only observes, so its passes are shared with other probes."""
 
-
-class MeasureSection:
-    """Cells: each (model, context length, document)."""
-
-    def __init__(self, config: Measure, materials: Materials):
-        self.config, self.materials = config, materials
+    def __init__(self, options: MeasureOptions, context: StudyContext):
+        self.options, self.context = options, context
 
     def cells(self) -> list[Cell]:
         return [
-            Cell(f"{label}: {length} tokens, document {doc}", label, pass_cost(length), _Task(length, doc))
-            for label in self.materials.labels
-            for length in self.config.lengths
-            for doc in range(len(self._documents(label)))
+            Cell(
+                f"{label}: {length} tokens, document {number}",
+                label,
+                pass_cost(length),
+                text_pass=TextPass.over(document.ids[:length], number),
+            )
+            for label in self.context.labels
+            for length in self.options.lengths
+            for number, document in enumerate(self._documents(label))
         ]
 
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
-        assert cell.model is not None
-        length, document = cell.task.length, self._documents(cell.model)[cell.task.doc]
-        rows = None if self.config.rows == "exact" else self.config.rows
-        ids = torch.tensor(document.ids[:length])
-        asked = (others(cell.model, document.ids[:length], model) for others in self.materials.beside)
-        beside = [update for update in asked if update is not None]
-        measured = measure_tokens(model, ids, self.config.tables, rows, self.materials.seed + cell.task.doc, beside)
+    def token_ids(self, cell: Cell) -> Sequence[int]:
+        document, length = self._document(cell)
+        return document.ids[:length]
+
+    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "MeasureObserver":
+        document, length = self._document(cell)
+        assert cell.text_pass is not None
+        rows = None if self.options.rows == "exact" else self.options.rows
+        seed = self.context.seed + cell.text_pass.document
         keys = {"model": cell.model, "context_length": length}
-        per_document = {**keys, "doc": document.name}
-        return {
-            name: {**(keys if name == "distance" else per_document), **columns} for name, columns in measured.items()
-        }
+        return MeasureObserver(model, ids, self.options.tables, rows, seed, keys, document.name)
+
+    def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
+        assert cell.model is not None
+        assert cell.text_pass is not None
+        return self._documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
     def _documents(self, label: str) -> list[TokenDocument]:
-        """The documents of every length, as long as the longest."""
-        return self.materials.documents(label, max(self.config.lengths))
+        """The documents of every length: those that are long enough for the longest, so that lengths compare."""
+        return self.context.documents(label, max(self.options.lengths))
+
+
+class MeasureObserver:
+    """Collects the requested tables of one pass over ids [1, L].
+
+    `rows` is the number of query rows sampled with `seed`, None for all. `keys` and `document` become key columns.
+    """
+
+    needs_whole_text = False
+
+    def __init__(
+        self,
+        model: Model,
+        ids: Tensor,
+        tables: Sequence[str],
+        rows: int | None,
+        seed: int,
+        keys: Mapping[str, Any],
+        document: str | None = None,
+    ):
+        self.requested = _without_pairs(model, tables) if not model.geometry.pairs else tables
+        sizes = (model.geometry, ids.shape[1], rows, seed)
+        self.accumulators = [ACCUMULATORS[name](*sizes) for name in self.requested if name in ACCUMULATORS]
+        if "attention" in self.requested:
+            self.accumulators.append(LearnedSink(*sizes))
+        self.keys, self.document = keys, {} if document is None else {"doc": document}
+
+    def listen(self, layers: Layers) -> None:
+        for accumulator in self.accumulators:
+            layers.listen(accumulator.update)
+
+    def tables(self, finished: FinishedPass) -> dict[str, dict[str, Any]]:
+        columns = {accumulator.name: dict(accumulator.compute()) for accumulator in self.accumulators}
+        if "learned_sink" in columns and not len(columns["learned_sink"]["share"]):
+            del columns["learned_sink"]  # most families learn no sink
+        model, ids = finished.model, finished.ids
+        if "nll" in self.requested:
+            at_once = logits.CHUNK if finished.chunk is None else logits.FEW
+            columns["nll"] = dict(logits.loss_by_position(model, ids, finished.hidden, at_once).compute())
+        if "pairs" in columns:
+            schedule = finished.schedule if finished.schedule.rotates else own_at(model, ids.shape[1])
+            columns["pairs"]["theta"] = _theta_column(model, schedule, columns["pairs"])
+        of_document = {**self.keys, **self.document}
+        return {name: {**(self.keys if name == "distance" else of_document), **own} for name, own in columns.items()}
 
 
 def measure_tokens(
-    model: Model,
-    ids: Tensor,
-    tables: Sequence[str],
-    rows: int | None,
-    seed: int = 0,
-    beside: Sequence[Callable[[Attention], None]] = (),
+    model: Model, ids: Tensor, tables: Sequence[str], rows: int | None, seed: int = 0
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Measure one document, ids [L], under the model's scheme: table name -> columns (without the study's keys).
+    """Measure one document, ids [L], under the model's scheme: columns by table, without the key columns of a study.
 
-    `rows` is None for every query row, else how many are sampled with `seed`. Whoever is `beside` listens to the same
-    pass. A long document is read in chunks: then each layer is heard several times, once for each chunk of queries.
+    `rows` is the number of query rows sampled with `seed`, None for all. Raises BadInput for a model without rotation if
+    only tables of rotary pairs are requested.
     """
-    length = len(ids)
-    if not model.geometry.pairs:
-        tables = _without_pairs(model, tables)
-    listeners = [ACCUMULATORS[name](model.geometry, length, rows, seed) for name in tables if name in ACCUMULATORS]
-    if "attention" in tables:
-        listeners.append(LearnedSink(model.geometry, length, rows, seed))
-    with attached(model) as schedule, capturing(model) as layers, evaluating(model):
-        ids = ids.to(model.device)[None]
-        size = chunk_size(model, ids)
-        for update in (*(listener.update for listener in listeners), *beside):
-            layers.listen(update)
-        hidden = finite_hidden(model, ids) if size is None else hidden_in_chunks(model, ids, size)
-        columns: dict[str, dict[str, Any]] = {listener.name: dict(listener.compute()) for listener in listeners}
-        if "learned_sink" in columns and not len(columns["learned_sink"]["share"]):
-            del columns["learned_sink"]  # as in most families
-        if "nll" in tables:
-            at_once = logits.CHUNK if size is None else logits.FEW
-            columns["nll"] = dict(logits.loss_by_position(model, ids, hidden, at_once).compute())
-    if "pairs" in columns:
-        turned_by = schedule if schedule.rotates else own_at(model, length)
-        columns["pairs"]["theta"] = _theta_column(model, turned_by, columns["pairs"])
-    return columns
+    factory = partial(_plain_observer, model, tables, rows, seed)
+    (columns,) = observe(model, ids, [factory])
+    return {name: dict(own) for name, own in columns.items()}
+
+
+def _plain_observer(model: Model, tables: Sequence[str], rows: int | None, seed: int, ids: Tensor) -> MeasureObserver:
+    return MeasureObserver(model, ids, tables, rows, seed, {})
 
 
 def _without_pairs(model: Model, tables: Sequence[str]) -> list[str]:
     """The tables that a model without rotation can fill. Raises BadInput if none is left."""
-    left = [name for name in tables if name not in OF_PAIRS]
-    if not left:
-        wanted = " or ".join(tables)
-        raise BadInput(f"'{model.name}' has no {wanted} to measure: {model.rotation.why}; measure attention or nll")
-    return left
+    remaining = [name for name in tables if name not in PAIR_TABLES]
+    if not remaining:
+        requested = " or ".join(tables)
+        raise BadInput(f"cannot measure {requested} of '{model.name}': {model.rotation.why}. Measure attention or nll")
+    return remaining
 
 
 def _theta_column(model: Model, schedule: Schedule, columns: Mapping[str, np.ndarray]) -> np.ndarray:

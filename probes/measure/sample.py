@@ -11,24 +11,26 @@ from headscope.bins import middle, position_edges, visible_edges
 from headscope.runs.synthetic import Sizes, theta
 
 
-def rows(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """A cell for every length and document of the model, which is the `number`-th."""
     for length, doc in product(sizes.lengths, range(sizes.docs)):
-        rng = np.random.default_rng([sizes.seed, number, length, doc])
+        rng = np.random.default_rng([sizes.seed, model_index, length, doc])
         whole = {"model": model, "context_length": length}
         keys = {**whole, "doc": f"synthetic/{doc}"}
         yield (
             f"{length}/{doc}",
             {
-                "attention": _attention(keys, sizes.units, length, rng),
-                "pairs": _pairs(keys, sizes.units, sizes.pairs, rng),
-                "distance": _distance(whole, sizes.units, sizes.pairs, length, rng),
-                "nll": _nll(keys, length, number, doc),
+                "attention": _synthetic_attention(keys, sizes.units, length, rng),
+                "pairs": _synthetic_pairs(keys, sizes.units, sizes.pairs, rng),
+                "distance": _synthetic_distance(whole, sizes.units, sizes.pairs, length, rng),
+                "nll": _synthetic_nll(keys, length, model_index, doc),
             },
         )
 
 
-def _attention(keys: dict[str, Any], units: pd.DataFrame, length: int, rng: np.random.Generator) -> pd.DataFrame:
+def _synthetic_attention(
+    keys: dict[str, Any], units: pd.DataFrame, length: int, rng: np.random.Generator
+) -> pd.DataFrame:
     edges = visible_edges(length)
     lower = np.concatenate([[0], edges[:-1]])
     bins = pd.DataFrame({"visible": edges, "rows": np.minimum(edges, length) - lower})
@@ -47,7 +49,7 @@ def _attention(keys: dict[str, Any], units: pd.DataFrame, length: int, rng: np.r
     return rows.drop(columns=["growth", "n"]).assign(**keys)
 
 
-def _pairs(keys: dict[str, Any], units: pd.DataFrame, pairs: int, rng: np.random.Generator) -> pd.DataFrame:
+def _synthetic_pairs(keys: dict[str, Any], units: pd.DataFrame, pairs: int, rng: np.random.Generator) -> pd.DataFrame:
     planes = pd.DataFrame({"pair": np.arange(pairs), "theta": theta(pairs)})
     rows = units.merge(planes, how="cross")
     rows["mean_abs"] = np.exp(rows["growth"] * rows["pair"] / 2 + rng.normal(0, 0.1, len(rows)))
@@ -58,7 +60,7 @@ def _pairs(keys: dict[str, Any], units: pd.DataFrame, pairs: int, rng: np.random
     return rows.drop(columns="growth").assign(**keys)
 
 
-def _distance(
+def _synthetic_distance(
     keys: dict[str, Any], units: pd.DataFrame, pairs: int, length: int, rng: np.random.Generator
 ) -> pd.DataFrame:
     far = np.unique(np.round(2 ** np.arange(0, np.log2(length), 0.5)).astype(int))
@@ -72,7 +74,7 @@ def _distance(
     return rows.drop(columns=["growth", "theta"]).assign(**keys)
 
 
-def _nll(keys: dict[str, Any], length: int, model: int, doc: int) -> pd.DataFrame:
+def _synthetic_nll(keys: dict[str, Any], length: int, model_index: int, doc: int) -> pd.DataFrame:
     edges = position_edges(length)
-    nll = 3.0 + 2.0 / np.log(edges + 2) + 0.1 * doc + 0.05 * model
+    nll = 3.0 + 2.0 / np.log(edges + 2) + 0.1 * doc + 0.05 * model_index
     return pd.DataFrame({"position": edges, "nll": nll, "tokens": np.diff(edges, prepend=0)}).assign(**keys)

@@ -2,7 +2,7 @@
 
 from headscope.runs.columns import DISTANCE, DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, PAIR, VISIBLE, Column, Table, key
 
-BINS = (
+BIN_COLUMNS = (
     *(MODEL, LENGTH, DOC, LAYER, HEAD, GROUP, VISIBLE),
     Column("rows", "count", "rows", "query rows that were averaged", 1),
 )
@@ -11,7 +11,7 @@ ATTENTION = Table(
     "attention",
     "what each head's attention rows look like, binned by the number of visible keys",
     (
-        *BINS,
+        *BIN_COLUMNS,
         Column(
             "ess2",
             "value",
@@ -33,7 +33,7 @@ LEARNED_SINK = Table(
     "learned_sink",
     "how much of each head's rows goes to a sink that the model learned beside its keys; only of models that have one",
     (
-        *BINS,
+        *BIN_COLUMNS,
         Column("share", "value", "", "mean weight on the learned sink", 0, 1),
     ),
 )
@@ -71,7 +71,7 @@ PAIRS = Table(
     ),
 )
 
-DISTANCES = Table(
+DISTANCE_PROFILES = Table(
     "distance",
     "each pair's contribution as a function of distance, over all documents",
     (
@@ -101,4 +101,4 @@ NLL = Table(
     ),
 )
 
-TABLES = (ATTENTION, LEARNED_SINK, PAIRS, DISTANCES, NLL)
+TABLES = (ATTENTION, LEARNED_SINK, PAIRS, DISTANCE_PROFILES, NLL)

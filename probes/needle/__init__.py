@@ -18,11 +18,11 @@ PROBE = Probe(
     order=30,
     takes=("models", "text"),
     example="headscope needle --model base=smollm2-135m --lengths 20 --max-length 10000 --depths 10 --needles 1",
-    config="probes.needle.options:NeedleGrid",
-    cells="probes.needle.run:NeedleSection",
+    options="probes.needle.options:NeedleGrid",
+    runner="probes.needle.run:NeedleRunner",
     tables="probes.needle.tables:TABLES",
     statistics="probes.needle.heads:STATISTICS",
-    heads="probes.needle.heads:heads",
+    head_columns="probes.needle.heads:heads",
     roles="probes.needle.heads:ROLES",
     charts="probes.needle.report:charts",
     head_charts="probes.needle.report:of_head",
@@ -32,7 +32,7 @@ PROBE = Probe(
     overview="probes.needle.findings:overview",
     explorer="probes.needle.browser:trials",
     explorer_tab="Trials",
-    sample="probes.needle.sample:rows",
+    synthetic_rows="probes.needle.sample:rows",
     bench="probes.needle.bench:ways",
 )
 

@@ -35,7 +35,7 @@ class Knockout:
     size: int
     draw: int
     half: int
-    before: tuple[str, ...]
+    prerequisites: tuple[str, ...]
     """The cells that rank the heads: those of the other half."""
 
 

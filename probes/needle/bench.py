@@ -5,9 +5,9 @@ from typing import Any
 
 from headscope.positions.model import Model
 from headscope.study.config import build_study
-from headscope.study.context import Materials
+from headscope.study.context import StudyContext
 from probes.needle.options import NeedleGrid
-from probes.needle.run import NeedleSection
+from probes.needle.run import NeedleRunner
 
 LENGTHS, DEPTHS = 20, 10
 """Context lengths and depths of the grid that is timed, as many as in the paper."""
@@ -17,9 +17,9 @@ def ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:
     """One needle on a grid of contexts up to `length`."""
     grid = {"lengths": LENGTHS, "max_length": length, "depths": DEPTHS, "needles": 1}
     study = build_study({"models": {"bench": model.name}, "needle": grid})
-    config = study.sections["needle"]
+    config = study.probe_options["needle"]
     assert isinstance(config, NeedleGrid)
-    section = NeedleSection(config, Materials(study, {"bench": model}))
+    section = NeedleRunner(config, StudyContext(study, {"bench": model}))
     cells = [cell for cell in section.cells() if cell.task.mode == "strict"]
 
     def run(shared: bool) -> Callable[[], Any]:

@@ -17,7 +17,7 @@ from headscope.report.explorer_blocks import (
     passage_table,
     query_link,
 )
-from headscope.report.token_text import to_visible_line, to_visible_token
+from headscope.report.text import to_visible_line, to_visible_token
 from probes.needle import PROBE
 from probes.needle.analysis import HIDDEN, modes, success
 from probes.needle.heads import CONTROL

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from headscope.report.paper_claims import PaperClaim
+from headscope.report.blocks import PaperClaim
 from headscope.runs.run import Run
 from probes.needle import analysis
 

@@ -14,7 +14,7 @@ from headscope.forward.prefix_cache import Ids, PrefixReader
 from headscope.forward.residual_decomposition import Stream
 from headscope.measures.copying import AnswerRows, Copies
 from headscope.positions.model import Model
-from headscope.prompts.haystack import Prompt, Prompter, decoded
+from headscope.prompts.haystack import NeedlePrompt, NeedlePromptBuilder, decoded
 from probes.needle import wu
 from probes.needle.attribution import AnswerWrites, Written
 
@@ -35,7 +35,11 @@ class Answered:
 
 
 def answered(
-    reader: PrefixReader, prompts: Sequence[Prompt], prompter: Prompter, mode: str, stream: Stream | None = None
+    reader: PrefixReader,
+    prompts: Sequence[NeedlePrompt],
+    prompter: NeedlePromptBuilder,
+    mode: str,
+    stream: Stream | None = None,
 ) -> Answered:
     """Let the model answer the prompt, the same in all `prompts`, and score every head on each one's span.
 
@@ -67,7 +71,7 @@ def answered(
 def spoken(
     reader: PrefixReader,
     ids: Ids,
-    prompter: Prompter,
+    prompter: NeedlePromptBuilder,
     mode: str,
     scored: int,
     listen: Callable[[Attention], None] = lambda heard: None,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from headscope.plots import baseline_scatter
+from headscope.plots import head_scatter
 from headscope.plots import heads as head_figures
 from headscope.report.blocks import Chart, ChartGroup, RenderContext
 from headscope.report.text import describe_extremes
@@ -127,7 +127,7 @@ def _scores(shown: RenderContext) -> Iterator[Chart]:
             )
     if len(scored) > 1:
         yield Chart(
-            baseline_scatter.plot_against_baseline(heads, "retrieval", scored[0]),
+            head_scatter.plot_against_baseline(heads, "retrieval", scored[0]),
             f"A point is a head. On the dashed line it copies as much as under {scored[0]}.",
         )
     scores = shown.run.derived(by_seed)

@@ -9,7 +9,7 @@ import torch
 
 from headscope.attention.geometry import Geometry
 from headscope.measures.copying import Copies
-from headscope.prompts.haystack import Prompt, Prompter, decoded
+from headscope.prompts.haystack import NeedlePrompt, NeedlePromptBuilder, decoded
 from headscope.runs.arrow import Rows
 from probes.needle.attribution import Written
 from probes.needle.generation import Answered
@@ -47,7 +47,7 @@ def _heads(layer: IntArray, head: IntArray, geometry: Geometry) -> dict[str, Any
     return {"layer": np.array(geometry.numbers)[layer], "head": head, "kv_group": head // geometry.heads_per_group}
 
 
-def around(prompt: Prompt, prompter: Prompter, keys: Mapping[str, Any]) -> Rows:
+def around(prompt: NeedlePrompt, prompter: NeedlePromptBuilder, keys: Mapping[str, Any]) -> Rows:
     """The row of `needle_passages`: the prompt around the needle, and its end."""
     ids, asked = prompt.ids, len(prompt.ids) - len(prompter.after)
     start, needle, end = prompt.start, prompt.start - prompter.given, prompt.end

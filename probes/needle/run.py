@@ -17,11 +17,11 @@ from headscope.forward.interventions import Intervention
 from headscope.forward.prefix_cache import PrefixReader
 from headscope.forward.residual_decomposition import Stream
 from headscope.positions.model import Model
-from headscope.prompts.haystack import Haystack, Prompt, Prompter, decoded, haystacks
+from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder, decoded, haystacks
 from headscope.prompts.needles import read_needles
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
-from headscope.study.context import Materials
+from headscope.study.context import StudyContext
 from probes.needle import ablation, wu
 from probes.needle import rows as rows_of
 from probes.needle.ablation import HALVES, Knockout, half_of
@@ -54,19 +54,19 @@ class Trial:
         return (self.haystack, self.branch, self.needle, self.length)
 
 
-class NeedleSection:
+class NeedleRunner:
     """Cells: each (model, haystack, needle, context length, depth), and for each but the depth a control without; then
     each knock-out, over half of the needles."""
 
-    def __init__(self, config: NeedleGrid, materials: Materials):
+    def __init__(self, config: NeedleGrid, materials: StudyContext):
         self.config, self.materials = config, materials
         self.needles = read_needles(config.file, config.needles, config.kind)
         if config.mode == "wu" and (other := [needle.name for needle in self.needles if needle.indirect]):
             raise BadInput(f"needle '{other[0]}' has a cue, and mode wu counts copies of literal ones: use mode strict")
         if config.knockout and len(self.needles) < HALVES:
             raise BadInput("knockout ranks heads by one half of the needles and asks for the other: give two needles")
-        materials.uses("needles", (text for needle in self.needles for text in astuple(needle)))
-        self._grounds: dict[int, tuple[list[Haystack], list[Prompter]]] = {}
+        materials.record_input("needles", (text for needle in self.needles for text in astuple(needle)))
+        self._grounds: dict[int, tuple[list[Haystack], list[NeedlePromptBuilder]]] = {}
         self._reader: tuple[str, PrefixReader] | None = None
         self._stream: tuple[str, Stream] | None = None
         self._ranked: dict[tuple[str, int], pd.DataFrame | None] = {}
@@ -124,18 +124,18 @@ class NeedleSection:
                     trials.append(Trial(CONTROL, needle, stack, length, tuple(depths), whole))
                     for depth in depths:
                         mode = "indirect" if self.needles[needle].indirect else self.config.mode
-                        place = wu.place if mode == "wu" else Prompter.place
+                        place = wu.place if mode == "wu" else NeedlePromptBuilder.place
                         branch = place(prompter, haystack, length, depth)
                         trials.append(Trial(mode, needle, stack, length, (depth,), branch))
         return sorted(trials, key=lambda trial: trial.order)
 
-    def prompts(self, label: str, trial: Trial) -> list[Prompt]:
+    def prompts(self, label: str, trial: Trial) -> list[NeedlePrompt]:
         """The trial's prompt, once for each depth that is scored in it; the ids of all are the same."""
         stacks, prompters = self._ground(label)
         haystack, prompter = stacks[trial.haystack], prompters[trial.needle]
         if trial.mode == CONTROL:
             return prompter.absent(haystack, trial.length, trial.depths)
-        make = wu.hidden if trial.mode == "wu" else Prompter.hidden
+        make = wu.hidden if trial.mode == "wu" else NeedlePromptBuilder.hidden
         return [make(prompter, haystack, trial.length, depth) for depth in trial.depths]
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
@@ -207,7 +207,7 @@ class NeedleSection:
         if (label, task.half) not in self._ranked:
             name = "retrieval" if self.config.rank == "copies" else "needle_writes"
             trials, scores = (
-                pd.concat([self.materials.stored(f"needle/{cell}", table) for cell in task.before])
+                pd.concat([self.materials.read_stored(f"needle/{cell}", table) for cell in task.prerequisites])
                 for table in ("needles", name)
             )
             self._ranked[label, task.half] = ranked(trials, scores)
@@ -228,17 +228,17 @@ class NeedleSection:
         """Drop the cached prefix: the next prompt is read from its start."""
         self._reader = None
 
-    def _ground(self, label: str) -> tuple[list[Haystack], list[Prompter]]:
+    def _ground(self, label: str) -> tuple[list[Haystack], list[NeedlePromptBuilder]]:
         """Haystacks and needles in this model's tokens; models of one tokenizer share them."""
         tokenizer = self.materials.tokenizer(label)
         if id(tokenizer) not in self._grounds:
             longest = max(self.config.grid_lengths)
             source = self.materials.study.texts.source
             stacks = haystacks(source, tokenizer, self.config.seeds, longest, self.materials.seed)
-            prompters = [Prompter(needle, tokenizer, self.config.template) for needle in self.needles]
+            prompters = [NeedlePromptBuilder(needle, tokenizer, self.config.template) for needle in self.needles]
             self._grounds[id(tokenizer)] = (stacks, prompters)
             told = (part for stack in stacks for part in (stack.name, stack.opening, stack.ids))
-            self.materials.uses(f"haystacks of '{label}'", told)
+            self.materials.record_input(f"haystacks of '{label}'", told)
         return self._grounds[id(tokenizer)]
 
     def _reading(self, label: str, model: Model) -> PrefixReader:
@@ -249,7 +249,7 @@ class NeedleSection:
                 log.warning("queries of %s depend on the total length: every answer step reads its whole prompt", label)
         return self._reader[1]
 
-    def _how_it_adds(self, label: str, model: Model, prompt: Prompt) -> Stream:
+    def _how_it_adds(self, label: str, model: Model, prompt: NeedlePrompt) -> Stream:
         """How the model's logits are a sum, seen once a model."""
         if self._stream is None or self._stream[0] != label:
             self._stream = (label, stream_of(model, prompt.ids))

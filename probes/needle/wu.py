@@ -11,7 +11,7 @@ import numpy as np
 
 from headscope.errors import BadInput
 from headscope.forward.prefix_cache import Ids
-from headscope.prompts.haystack import Haystack, Prompt, Prompter, decoded, plain_ids
+from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder, decoded, plain_ids
 
 RESERVED = 200
 """Tokens that the haystack is cut short by."""
@@ -19,13 +19,13 @@ OVERLAP = 0.9
 STEPS = 50
 
 
-def place(prompter: Prompter, haystack: Haystack, length: int, depth: float) -> int:
+def place(prompter: NeedlePromptBuilder, haystack: Haystack, length: int, depth: float) -> int:
     """Haystack tokens before the needle; depth 1 is the very end. Raises BadInput for too short a context."""
     room = _room(prompter, length)
     return room if depth == 1 else haystack.sentence_start(int(depth * room))
 
 
-def hidden(prompter: Prompter, haystack: Haystack, length: int, depth: float) -> Prompt:
+def hidden(prompter: NeedlePromptBuilder, haystack: Haystack, length: int, depth: float) -> NeedlePrompt:
     """The re-tokenised prompt with the needle at `depth`."""
     at, room = place(prompter, haystack, length, depth), _room(prompter, length)
     text = decoded(
@@ -39,7 +39,7 @@ def hidden(prompter: Prompter, haystack: Haystack, length: int, depth: float) ->
             f"mode wu cannot find needle '{prompter.name}' again in its prompt, as the tokenizer writes it otherwise "
             "there: use --mode strict"
         )
-    return Prompt(ids, start, start + len(prompter.needle) - prompter.given)
+    return NeedlePrompt(ids, start, start + len(prompter.needle) - prompter.given)
 
 
 def fuzzy_span(ids: Ids, needle: Ids) -> int | None:
@@ -51,7 +51,7 @@ def fuzzy_span(ids: Ids, needle: Ids) -> int | None:
     return None
 
 
-def _room(prompter: Prompter, length: int) -> int:
+def _room(prompter: NeedlePromptBuilder, length: int) -> int:
     room = length - RESERVED - len(prompter.needle)
     if room < 1:
         raise BadInput(

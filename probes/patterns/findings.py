@@ -9,10 +9,10 @@ from headscope.report.text import default_models, head_mask, head_name, heads_by
 from headscope.runs.column_metadata import number
 from headscope.runs.run import Run
 from probes.patterns import PROBE
-from probes.patterns.analysis import telling, text
-from probes.patterns.words import marked
+from probes.patterns.analysis import document_text, top_far_rows
+from probes.patterns.words import mark_token
 
-SHOWN = 5
+MAX_HEADS = 5
 """Heads of a model that the terminal shows."""
 
 GLOSSARY = (
@@ -35,15 +35,15 @@ def findings(run: Run) -> Iterator[Finding]:
                 PROBE.title,
                 f"In {label}, {head_name(best)} picks out tokens far back most: on average one of them gets "
                 f"{number(best['far_weight'])} of its weight; the median head gives {middle}. "
-                f"{_example(run, label, int(best['layer']), int(best['head']))}",
+                f"{_describe_example(run, label, int(best['layer']), int(best['head']))}",
                 label,
             )
 
 
-def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
+def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """The head's most telling row in words."""
     if "far_weight" in run.heads and run.heads[head_mask(run.heads, layer, head)]["far_weight"].notna().any():
-        told = _example(run, model, layer, head)
+        told = _describe_example(run, model, layer, head)
         if told:
             yield told
 
@@ -52,39 +52,39 @@ def overview(run: Run) -> Overview | None:
     """The most telling rows of the heads of each model that pick out far tokens most."""
     if "reads" not in run.tables:
         return None
-    records = [record for label in run.models for record in _records(run, label)]
+    records = [record for label in run.models for record in _overview_records(run, label)]
     warnings = [] if records else ["no token lies further back than 32: what heads read is in the table reads"]
     return Overview(PROBE.name, PROBE.title, pd.DataFrame(records), records, warnings)
 
 
-def _records(run: Run, label: str) -> Iterator[dict[str, object]]:
+def _overview_records(run: Run, label: str) -> Iterator[dict[str, object]]:
     heads = run.heads[run.heads["model"] == label]
     order = heads.dropna(subset=["far_weight"]) if "far_weight" in heads else heads[:0]
-    for _, best in order.sort_values("far_weight", ascending=False)[:SHOWN].iterrows() if len(order) else ():
-        for doc, query, key, weight, distance in _first(run, label, int(best["layer"]), int(best["head"])):
-            words = text(run, label, doc)
+    for _, best in order.sort_values("far_weight", ascending=False)[:MAX_HEADS].iterrows() if len(order) else ():
+        for doc, query, key, weight, distance in _top_far_row(run, label, int(best["layer"]), int(best["head"])):
+            words = document_text(run, label, doc)
             yield {
                 "model": label,
                 "head": f"L{best['layer']} H{best['head']}",
                 "weight": number(weight),
-                "it looks at": marked(words, key, 4, 2),
-                "from": marked(words, query, 4, 0),
+                "it looks at": mark_token(words, key, 4, 2),
+                "from": mark_token(words, query, 4, 0),
                 "tokens back": f"{distance:,}",
             }
 
 
-def _example(run: Run, model: str, layer: int, head: int) -> str:
-    for doc, query, key, weight, distance in _first(run, model, layer, head):
-        words = text(run, model, doc)
+def _describe_example(run: Run, model: str, layer: int, head: int) -> str:
+    for doc, query, key, weight, distance in _top_far_row(run, model, layer, head):
+        words = document_text(run, model, doc)
         return (
-            f"In {doc} it looks from “{marked(words, query, 6, 0)}” at “{marked(words, key)}”, {distance:,} tokens "
+            f"In {doc} it looks from “{mark_token(words, query, 6, 0)}” at “{mark_token(words, key)}”, {distance:,} tokens "
             f"back, with {number(weight)} of its weight."
         )
     return ""
 
 
-def _first(run: Run, model: str, layer: int, head: int) -> Iterator[tuple[str, int, int, float, int]]:
+def _top_far_row(run: Run, model: str, layer: int, head: int) -> Iterator[tuple[str, int, int, float, int]]:
     """The head's most telling row, if it has one."""
-    for row in telling(run, model, layer, head)[:1].itertuples(index=False, name=None):
+    for row in top_far_rows(run, model, layer, head)[:1].itertuples(index=False, name=None):
         doc, query, key, weight, distance = row
         yield str(doc), int(query), int(key), float(weight), int(distance)

@@ -22,7 +22,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 )
 
 
-def heads(run: Stored) -> pd.DataFrame | None:
+def head_statistics(run: Stored) -> pd.DataFrame | None:
     """`far_weight` by (model, layer, head, kv_group), at the longest length, with its interval over documents."""
     if "far_reads" not in run.tables:
         return None

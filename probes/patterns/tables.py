@@ -2,26 +2,28 @@
 
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 
-TOKENIZER = "first digits of a digest of the text and of the tokenizer whose tokens these are; models share one or not"
+TOKENIZER_MEANING = (
+    "first digits of a digest of the text and of the tokenizer whose tokens these are; models share one or not"
+)
 QUERY = key("query", "index32", "tokens", "position i of the token that looks")
 
-PASSAGES = Table(
+PATTERN_TEXTS = Table(
     "passages",
     "which texts were read under which model",
     (
         MODEL,
         LENGTH,
         DOC,
-        Column("tokenizer", "label", "", TOKENIZER),
+        Column("tokenizer", "label", "", TOKENIZER_MEANING),
         Column("rows", "index32", "rows", "query rows that were kept, the same in every layer and head", 1),
     ),
 )
 
-PIECES = Table(
+TOKEN_TEXT = Table(
     "pieces",
     "the tokens of each text that was read, once a tokenizer and at the longest length",
     (
-        key("tokenizer", "label", "", TOKENIZER, None),
+        key("tokenizer", "label", "", TOKENIZER_MEANING, None),
         DOC,
         key("position", "index32", "tokens", "place of the token in the text, from 0"),
         Column("token", "index32", "", "number of the token in the vocabulary", 0),
@@ -36,7 +38,7 @@ PIECES = Table(
     ),
 )
 
-READS = Table(
+TOP_KEYS = Table(
     "reads",
     "the keys of most weight in query rows that are the same for all heads, layers and models",
     (
@@ -53,7 +55,7 @@ READS = Table(
     ),
 )
 
-FAR_READS = Table(
+FAR_KEYS = Table(
     "far_reads",
     "the key of most weight in each of these rows that is neither the first token nor within 32 tokens; rows that see "
     "none are left out",
@@ -70,4 +72,4 @@ FAR_READS = Table(
     ),
 )
 
-TABLES = (PASSAGES, PIECES, READS, FAR_READS)
+TABLES = (PATTERN_TEXTS, TOKEN_TEXT, TOP_KEYS, FAR_KEYS)

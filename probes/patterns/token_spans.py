@@ -4,75 +4,78 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from headscope.report.explorer_blocks import Token
-from headscope.report.token_text import to_visible_line, to_visible_token
+from headscope.report.text import to_visible_line, to_visible_token
 from headscope.runs.column_metadata import number
-from probes.patterns.analysis import Text
+from probes.patterns.analysis import TokenizedText
 
-NEARBY = 4
+MAX_GAP = 4
 """Tokens between two windows that are left in, so that a gap is one worth reading."""
 
 
-def stretch(
-    text: Text,
-    window: range,
+def shaded_tokens(
+    text: TokenizedText,
+    span: range,
     weights: Mapping[int, float],
-    marked: Collection[int] = (),
-    ways: Mapping[int, str] | None = None,
-    broken: bool = False,
+    marked_positions: Collection[int] = (),
+    links: Mapping[int, str] | None = None,
+    keep_line_breaks: bool = False,
 ) -> list[Token]:
     """The tokens of a window, shaded by `weights`; `ways` leads on from a token. `broken` text keeps its lines."""
-    first, *others = (_token(text, part, weights, marked, ways or {}, broken) for part in _wholes(text, window))
+    first, *others = (
+        _shaded_token(text, part, weights, marked_positions, links or {}, keep_line_breaks)
+        for part in _character_groups(text, span)
+    )
     return [replace(first, text=first.text.lstrip(" ") or first.text), *others]
 
 
-def windows(around: Mapping[int, tuple[int, int]], length: int) -> Iterator[range]:
+def context_spans(context_sizes: Mapping[int, tuple[int, int]], length: int) -> Iterator[range]:
     """What stands around positions, in order: so many tokens before and after each. What all but meets is one."""
-    spans = sorted((max(0, at - before), min(length, at + after + 1)) for at, (before, after) in around.items())
+    spans = sorted((max(0, at - before), min(length, at + after + 1)) for at, (before, after) in context_sizes.items())
     start, stop = spans[0]
     for first, last in spans[1:]:
-        if first > stop + NEARBY:
+        if first > stop + MAX_GAP:
             yield range(start, stop)
             start = first
         stop = max(stop, last)
     yield range(start, stop)
 
 
-def _wholes(text: Text, window: range) -> Iterator[range]:
+def _character_groups(text: TokenizedText, span: range) -> Iterator[range]:
     """The tokens of a window, those that end in one character together, also where they begin before it or go on."""
-    at = window.start
-    while at > 0 and _goes_on(text, at - 1):
+    at = span.start
+    while at > 0 and _continues_character(text, at - 1):
         at -= 1
-    while at < window.stop:
+    while at < span.stop:
         end = at
-        while _goes_on(text, end):
+        while _continues_character(text, end):
             end += 1
         yield range(at, end + 1)
         at = end + 1
 
 
-def _goes_on(text: Text, at: int) -> bool:
+def _continues_character(text: TokenizedText, position: int) -> bool:
     """Whether the token adds nothing by itself, and the next one can tell what it is part of."""
-    return not text.pieces[at] and at + 1 < len(text.pieces) and not text.special[at + 1]
+    return not text.token_texts[position] and position + 1 < len(text.token_texts) and not text.is_special[position + 1]
 
 
-def _token(
-    text: Text,
-    part: Sequence[int],
+def _shaded_token(
+    text: TokenizedText,
+    positions: Sequence[int],
     weights: Mapping[int, float],
-    marked: Collection[int],
-    ways: Mapping[int, str],
-    broken: bool,
+    marked_positions: Collection[int],
+    links: Mapping[int, str],
+    keep_line_breaks: bool,
 ) -> Token:
-    got = [weights[at] for at in part if at in weights]
-    first, last = part[0], part[-1]
-    href = next((ways[at] for at in reversed(part) if at in ways), "")
-    special, chosen = bool(text.special[last]), any(at in marked for at in part)
-    piece = str(text.pieces[last])
+    got = [weights[at] for at in positions if at in weights]
+    first, last = positions[0], positions[-1]
+    href = next((links[at] for at in reversed(positions) if at in links), "")
+    special, chosen = bool(text.is_special[last]), any(at in marked_positions for at in positions)
+    piece = str(text.token_texts[last])
     told = to_visible_line(piece)
     if got or chosen or href or special:
         told = to_visible_token(told)
-    if broken and piece.endswith("\n"):
+    if keep_line_breaks and piece.endswith("\n"):
         told += "\n"
-    place = f"token {first:,}" if len(part) == 1 else f"tokens {first:,} to {last:,}, which make one character"
+    place = f"token {first:,}" if len(positions) == 1 else f"tokens {first:,} to {last:,}, which make one character"
     hint = f"{place}: {number(sum(got))} of the weight" if got else place if href or chosen or special else ""
     return Token(told, min(1.0, sum(got)), href, special, chosen, hint)

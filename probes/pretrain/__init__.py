@@ -10,10 +10,10 @@ PROBE = Probe(
     order=22,
     takes=("text", "docs"),
     example="headscope pretrain --train 'file:texts/**/*.txt' --text 'file:held/*.txt' --trainings rope",
-    config="probes.pretrain.options:Pretrain",
-    cells="probes.pretrain.run:PretrainSection",
+    options="probes.pretrain.options:PretrainOptions",
+    runner="probes.pretrain.run:PretrainRunner",
     charts="probes.pretrain.report:charts",
     findings="probes.pretrain.findings:findings",
     next_steps="probes.pretrain.findings:next_steps",
-    bench="probes.pretrain.bench:ways",
+    bench="probes.pretrain.bench:benchmark_variants",
 )

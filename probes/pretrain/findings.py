@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from headscope.report.blocks import Finding
 from headscope.runs.run import Run
-from probes.pretrain.claims import claims
+from probes.pretrain.claims import pretraining_claims
 
 
 def findings(run: Run) -> Iterator[Finding]:
     """The paper's claims, where checkpoints of such trainings were measured."""
-    yield from claims(run)
+    yield from pretraining_claims(run)
 
 
 def next_steps(run: Run) -> Iterator[str]:

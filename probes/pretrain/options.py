@@ -25,11 +25,11 @@ Variant = Literal[
     "learned-base",
 ]
 """Position schemes by name: RoPE, those without learned parameters, AdaRoPE, and AdaRoPE less what the name says."""
-FROM = 64
+HALF_OCTAVE_START = 64
 """Steps from which checkpoints are kept every half octave; before that, every octave."""
 
 
-class Pretrain(Options):
+class PretrainOptions(Options):
     """Training small models from random weights. The study's texts are held out."""
 
     trainings: list[str] = Field(
@@ -67,7 +67,7 @@ class Pretrain(Options):
 
     @field_validator("trainings")
     @classmethod
-    def _can_be_trained(cls, trainings: list[str]) -> list[str]:
+    def _check_trainings(cls, trainings: list[str]) -> list[str]:
         for each in trainings:
             variant, _, seed = each.partition(":")
             if variant not in get_args(Variant) or not re.fullmatch("[0-9]{1,6}", seed or "0"):
@@ -75,12 +75,12 @@ class Pretrain(Options):
                     f"bad training '{each}': expected VARIANT or VARIANT:SEED, variants are "
                     f"{', '.join(get_args(Variant))}"
                 )
-        if len(set(map(_read, trainings))) < len(trainings):
+        if len(set(map(_parse_training, trainings))) < len(trainings):
             raise ValueError("one of them stands twice: seed 0 is that of a variant without a seed")
         return trainings
 
     @model_validator(mode="after")
-    def _make_sense(self) -> "Pretrain":
+    def _check_consistency(self) -> "PretrainOptions":
         if self.width % self.heads or self.heads % self.kv_groups or self.width // self.heads % 2:
             raise ValueError("width must be a multiple of 2 x heads, and heads a multiple of kv_groups")
         if any(not 0 <= step <= self.steps for step in self.checkpoints):
@@ -88,26 +88,26 @@ class Pretrain(Options):
         return self
 
     @property
-    def planned(self) -> list[tuple[str, int]]:
+    def parsed_trainings(self) -> list[tuple[str, int]]:
         """(variant, seed) of every training, all of one seed before those of the next."""
-        return sorted(map(_read, self.trainings), key=lambda training: training[1])
+        return sorted(map(_parse_training, self.trainings), key=lambda training: training[1])
 
     @property
-    def kept(self) -> list[int]:
+    def checkpoint_steps(self) -> list[int]:
         """Steps after which a checkpoint is kept, ascending."""
         if self.checkpoints:
             return sorted(self.checkpoints)
         halves = [round(2 ** (n / 2)) for n in range(2 * self.steps.bit_length())]
         octaves = [2**n for n in range(self.steps.bit_length())]
-        spaced = {0, self.steps, *octaves, *(step for step in halves if step >= FROM)}
+        spaced = {0, self.steps, *octaves, *(step for step in halves if step >= HALF_OCTAVE_START)}
         return sorted(step for step in spaced if step <= self.steps)
 
     @property
-    def stops(self) -> list[int]:
+    def segment_bounds(self) -> list[int]:
         """Steps after which a training is validated and may be resumed, ascending."""
-        return sorted({*self.kept, *range(0, self.steps, self.keep), self.steps})
+        return sorted({*self.checkpoint_steps, *range(0, self.steps, self.keep), self.steps})
 
 
-def _read(training: str) -> tuple[str, int]:
+def _parse_training(training: str) -> tuple[str, int]:
     variant, _, seed = training.partition(":")
     return variant, int(seed or 0)

@@ -8,7 +8,7 @@ from headscope.plots import style
 from headscope.runs.aggregation import interval, losses
 
 
-def against_first(validation: pd.DataFrame) -> go.Figure:
+def plot_loss_against_first(validation: pd.DataFrame) -> go.Figure:
     """Held-out loss less the first training's after as many steps (nats/token), with 95 % bands over documents."""
     title = "Held-out loss against the first training"
     if why := style.missing_data_reason(validation, "adapter", "step", "nll"):

@@ -23,48 +23,48 @@ from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
 from headscope.positions.model import load
 from headscope.positions.schedule import Fixed
-from headscope.prompts.texts import CHARACTERS_PER_TOKEN, Document, TokenDocument, first_tokens, read
+from headscope.prompts.texts import CHARACTERS_PER_TOKEN, Document, TokenDocument, first_tokens, read_documents
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
-from headscope.study.context import Materials
-from headscope.study.digests import Content
-from headscope.study.monitor import look
-from probes.adapt.learning import tell_of_warmup, wsd
-from probes.adapt.samples import Slices, without
+from headscope.study.context import StudyContext
+from headscope.study.digests import DigestParts
+from headscope.study.monitor import measure_training_step
+from probes.adapt.sequence_sampler import SequenceSampler, exclude_held_out
+from probes.adapt.trainer import warn_if_warmup_too_long, wsd_rate_factor
 from probes.adapt.validation import held_out_loss
-from probes.pretrain import models
-from probes.pretrain.learning import Pretraining
-from probes.pretrain.options import Pretrain
-from probes.pretrain.variants import schedule, told
+from probes.pretrain import model_setup
+from probes.pretrain.options import PretrainOptions
+from probes.pretrain.trainer import PretrainTrainer
+from probes.pretrain.variants import initial_positions, stored_scheme_name
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _TrainingSegment:
     variant: str
     seed: int
-    first: int
-    last: int
+    start_step: int
+    end_step: int
 
     @property
-    def training(self) -> str:
+    def training_name(self) -> str:
         """What the training goes by in tables and folders."""
         return f"{self.variant}-s{self.seed}"
 
 
-class PretrainSection:
+class PretrainRunner:
     """Cells: for every seed, stretch by stretch, each variant."""
 
-    def __init__(self, config: Pretrain, materials: Materials):
-        self.config, self.materials = config, materials
-        self.held_out_texts = self._held_out()
-        materials.uses("held-out texts", _content(self.held_out_texts))
-        materials.uses("training texts", _content(self._learned()))
-        tell_of_warmup(config.steps, config.warmup)
+    def __init__(self, options: PretrainOptions, context: StudyContext):
+        self.options, self.context = options, context
+        self.held_out_texts = self._choose_held_out_texts()
+        context.record_input("held-out texts", _digest_content(self.held_out_texts))
+        context.record_input("training texts", _digest_content(self._training_texts()))
+        warn_if_warmup_too_long(options.steps, options.warmup)
 
-    def _held_out(self) -> list[Document]:
+    def _choose_held_out_texts(self) -> list[Document]:
         """The first of the study's texts, in their seeded order, that are long enough whatever the vocabulary."""
-        texts, length = self.materials.study.texts, CHARACTERS_PER_TOKEN * self.config.validation_length
-        long = (document for document in read(texts.source, self.materials.seed) if len(document.text) >= length)
+        texts, length = self.context.study.texts, CHARACTERS_PER_TOKEN * self.options.validation_length
+        long = (document for document in read_documents(texts.source, self.context.seed) if len(document.text) >= length)
         found = [*islice(long, texts.docs)]
         if len(found) < texts.docs:
             raise BadInput(
@@ -73,70 +73,70 @@ class PretrainSection:
             )
         return found
 
-    def _learned(self) -> Iterator[Document]:
-        return (each for source in self.config.train for each in without(self._held_out_digests, source))
+    def _training_texts(self) -> Iterator[Document]:
+        return (each for source in self.options.train for each in exclude_held_out(self._held_out_digests, source))
 
     @property
     def _held_out_digests(self) -> dict[str, str]:
         return {document.name: document.digest for document in self.held_out_texts}
 
     def cells(self) -> list[Cell]:
-        stops = self.config.stops
+        stops = self.options.segment_bounds
         stretches = [(0, 0), *pairwise(stops)]
-        planned = self.config.planned
+        planned = self.options.parsed_trainings
         seeds = dict.fromkeys(seed for _, seed in planned)
         return [
-            self._cell(_Stretch(variant, seed, first, last))
+            self._segment_cell(_TrainingSegment(variant, seed, first, last))
             for seed in seeds
             for first, last in stretches
             for variant in (variant for variant, its_own in planned if its_own == seed)
         ]
 
-    def _cell(self, stretch: _Stretch) -> Cell:
-        validation = pass_cost(self.config.validation_length) / 3 * self.materials.study.texts.docs
-        cost = validation + (stretch.last - stretch.first) * self._step_cost
-        steps = f"steps {stretch.first + 1} to {stretch.last}" if stretch.last else "step 0"
-        return Cell(f"{stretch.training}: {steps}", None, cost, stretch)
+    def _segment_cell(self, segment: _TrainingSegment) -> Cell:
+        validation = pass_cost(self.options.validation_length) / 3 * self.context.study.texts.docs
+        cost = validation + (segment.end_step - segment.start_step) * self._step_cost
+        steps = f"steps {segment.start_step + 1} to {segment.end_step}" if segment.end_step else "step 0"
+        return Cell(f"{segment.training_name}: {steps}", None, cost, segment)
 
     def rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
-        stretch: _Stretch = cell.task
-        drawn = models.random_model(self.config, len(self.tokenizer), self._seed(stretch))
+        stretch: _TrainingSegment = cell.task
+        drawn = model_setup.random_model(self.options, len(self.tokenizer), self._training_seed(stretch))
         training = load(drawn.to(self._device), tokenizer=self.tokenizer)
-        positions = schedule(stretch.variant, training)
-        learner = Pretraining(training, positions, self.config)
-        if stretch.first:
-            learner.load(self._state(stretch, stretch.first))
+        positions = initial_positions(stretch.variant, training)
+        learner = PretrainTrainer(training, positions, self.options)
+        if stretch.start_step:
+            learner.load(self._state_path(stretch, stretch.start_step))
         drawn.train()
         with attached(training, positions):
-            steps = [self._step(learner, stretch, step) for step in range(stretch.first, stretch.last)]
-        found = held_out_loss(training, positions, self.held_out)
+            steps = [self._train_step(learner, stretch, step) for step in range(stretch.start_step, stretch.end_step)]
+        found = held_out_loss(training, positions, self.held_out_documents)
         if not np.isfinite(found["nll"]).all():
-            raise self._diverged("the held-out loss is no longer finite", stretch, stretch.last)
-        self._keep(learner, positions, stretch)
-        if self.config.watch and stretch.last in self.config.kept:
+            raise self._divergence_error("the held-out loss is no longer finite", stretch, stretch.end_step)
+        self._save_segment(learner, positions, stretch)
+        if self.options.watch and stretch.end_step in self.options.checkpoint_steps:
             now = training.under(positions, stretch.variant)
-            resume = stretch.last > self.config.kept[0]
-            look(self.materials, stretch.training, now, self.config.length, stretch.last, resume)
-        tables: dict[str, Rows] = {"validation": {"adapter": stretch.training, "step": stretch.last, **found}}
+            resume = stretch.end_step > self.options.checkpoint_steps[0]
+            measure_training_step(self.context, stretch.training_name, now, self.options.length, stretch.end_step, resume)
+        tables: dict[str, Rows] = {"validation": {"adapter": stretch.training_name, "step": stretch.end_step, **found}}
         if steps:
             columns = {name: [row[name] for row in steps] for name in steps[0]}
-            tables["training"] = {"adapter": stretch.training, **columns}
+            tables["training"] = {"adapter": stretch.training_name, **columns}
         return tables
 
-    def _step(self, learner: Pretraining, stretch: _Stretch, step: int) -> dict[str, Any]:
-        config = self.config
-        slices = copy.copy(self.slices)
-        slices.seed = self._seed(stretch)
-        batch = torch.stack([slices.draw(config.length, step, number) for number in range(config.batch)])
-        factor = wsd(step, config.steps, config.warmup)
+    def _train_step(self, trainer: PretrainTrainer, segment: _TrainingSegment, step: int) -> dict[str, Any]:
+        config = self.options
+        slices = copy.copy(self.sampler)
+        slices.seed = self._training_seed(segment)
+        batch = torch.stack([slices.sample_sequence(config.length, step, number) for number in range(config.batch)])
+        factor = wsd_rate_factor(step, config.steps, config.warmup)
         began = time.monotonic()
         try:
-            loss = learner.step(batch, factor)
+            loss = trainer.step(batch, factor)
         except Diverged as error:
-            raise self._diverged(str(error), stretch, step + 1) from error
+            raise self._divergence_error(str(error), segment, step + 1) from error
         speed = batch.numel() / (time.monotonic() - began)
-        said = f"{stretch.training} step {step + 1} of {config.steps}: loss {loss:.3f}, {speed:.0f} tokens/s"
-        self.materials.advance(self._step_cost, said)
+        said = f"{segment.training_name} step {step + 1} of {config.steps}: loss {loss:.3f}, {speed:.0f} tokens/s"
+        self.context.advance(self._step_cost, said)
         return {
             "step": step + 1,
             "context_length": config.length,
@@ -145,60 +145,60 @@ class PretrainSection:
             "rate": factor,
         }
 
-    def _keep(self, learner: Pretraining, positions: Fixed | AdaRoPE, stretch: _Stretch) -> None:
+    def _save_segment(self, trainer: PretrainTrainer, positions: Fixed | AdaRoPE, segment: _TrainingSegment) -> None:
         """Store the state to go on from, and a checkpoint where one is due."""
-        if stretch.last in self.config.kept:
-            folder = self.materials.files / "checkpoints" / stretch.training / f"step-{stretch.last:06d}"
+        if segment.end_step in self.options.checkpoint_steps:
+            folder = self.context.files / "checkpoints" / segment.training_name / f"step-{segment.end_step:06d}"
             folder.parent.mkdir(parents=True, exist_ok=True)
-            models.keep(folder, learner.model.module, self.tokenizer, told(stretch.variant), positions)
-        state = self._state(stretch, stretch.last)
+            model_setup.save_checkpoint(folder, trainer.model.module, self.tokenizer, stored_scheme_name(segment.variant), positions)
+        state = self._state_path(segment, segment.end_step)
         state.parent.mkdir(exist_ok=True)
-        if 0 < stretch.last < self.config.steps:
-            learner.save(state)
-        for stop in self.config.stops:  # this stretch's own start stays until it is stored
-            if stop < stretch.first:
-                self._state(stretch, stop).unlink(missing_ok=True)
+        if 0 < segment.end_step < self.options.steps:
+            trainer.save(state)
+        for stop in self.options.segment_bounds:  # this stretch's own start stays until it is stored
+            if stop < segment.start_step:
+                self._state_path(segment, stop).unlink(missing_ok=True)
 
-    def _diverged(self, what: str, stretch: _Stretch, step: int) -> Diverged:
-        return Diverged(f"{stretch.training}: {what} at step {step}; train at a lower rate, e.g. --rate 1e-4")
+    def _divergence_error(self, reason: str, segment: _TrainingSegment, step: int) -> Diverged:
+        return Diverged(f"{segment.training_name}: {reason} at step {step}; train at a lower rate, e.g. --rate 1e-4")
 
     # What all trainings share -------------------------------------------------------------------------------------
 
     @cached_property
     def tokenizer(self) -> Any:
         """The vocabulary that is learned from the training texts, those that are held out left aside."""
-        return models.learned_tokenizer((each.text for each in self._learned()), self.config.vocabulary)
+        return model_setup.train_tokenizer((each.text for each in self._training_texts()), self.options.vocabulary)
 
     @cached_property
-    def held_out(self) -> list[TokenDocument]:
-        length = self.config.validation_length
+    def held_out_documents(self) -> list[TokenDocument]:
+        length = self.options.validation_length
         found = [TokenDocument(d.name, first_tokens(d.text, self.tokenizer, length)) for d in self.held_out_texts]
         if short := next((each for each in found if len(each.ids) < length), None):
             raise BadInput(f"{short.name} holds {len(short.ids)} tokens, fewer than --validation-length {length}")
         return found
 
     @cached_property
-    def slices(self) -> Slices:
-        alike = self.config.mix == "sources"
-        slices = Slices(self.config.train, self.tokenizer, self._held_out_digests, self.materials.seed, alike)
-        slices.check(self.config.length)
+    def sampler(self) -> SequenceSampler:
+        alike = self.options.mix == "sources"
+        slices = SequenceSampler(self.options.train, self.tokenizer, self._held_out_digests, self.context.seed, alike)
+        slices.check_length(self.options.length)
         return slices
 
-    def _seed(self, stretch: _Stretch) -> int:
-        return self.materials.seed + stretch.seed
+    def _training_seed(self, segment: _TrainingSegment) -> int:
+        return self.context.seed + segment.seed
 
     @property
     def _device(self) -> torch.device:
-        return pick_device(self.materials.study.device)
+        return pick_device(self.context.study.device)
 
     @property
     def _step_cost(self) -> float:
-        return self.config.batch * pass_cost(self.config.length)
+        return self.options.batch * pass_cost(self.options.length)
 
-    def _state(self, stretch: _Stretch, step: int) -> Path:
+    def _state_path(self, segment: _TrainingSegment, step: int) -> Path:
         # Beside what becomes part of the run.
-        return self.materials.files.with_name("state") / f"{stretch.training}-{step:06d}.safetensors"
+        return self.context.files.with_name("state") / f"{segment.training_name}-{step:06d}.safetensors"
 
 
-def _content(documents: Iterable[Document]) -> Content:
+def _digest_content(documents: Iterable[Document]) -> DigestParts:
     return (part for document in documents for part in (document.name, document.text))

@@ -5,27 +5,27 @@ from headscope.positions.attach import resolve
 from headscope.positions.checkpoint_scheme import LEARNED
 from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed
-from probes.adapt.variants import VARIANTS
+from probes.adapt.variants import VARIANT_SETUPS
 
 REFERENCE_LENGTH = 64
 """L_ref of AdaScale (paper, Detailed Setting)."""
-FIXED = {"rope": "base", "prope": "prope", "alibi": "alibi", "nope": "nope"}
+FIXED_SCHEMES = {"rope": "base", "prope": "prope", "alibi": "alibi", "nope": "nope"}
 """Variants that learn nothing of their positions -> their scheme."""
 
 
-def schedule(variant: str, model: Model) -> Fixed | AdaRoPE:
+def initial_positions(variant: str, model: Model) -> Fixed | AdaRoPE:
     """The positions that a training of this variant starts under; AdaRoPE's are RoPE's to begin with."""
-    if variant in FIXED:
-        positions = resolve(model, FIXED[variant])
+    if variant in FIXED_SCHEMES:
+        positions = resolve(model, FIXED_SCHEMES[variant])
         assert isinstance(positions, Fixed)
         return positions
     adarope = AdaRoPE.untrained(model, resolve(model, "base"), REFERENCE_LENGTH)
-    VARIANTS["full" if variant == "adarope" else variant](adarope)
+    VARIANT_SETUPS["full" if variant == "adarope" else variant](adarope)
     return adarope.to(model.device)
 
 
-def told(variant: str) -> str | None:
+def stored_scheme_name(variant: str) -> str | None:
     """What the config of a checkpoint says of its positions; None where they are its family's own."""
     if variant == "rope":
         return None
-    return FIXED.get(variant, LEARNED)
+    return FIXED_SCHEMES.get(variant, LEARNED)

@@ -24,16 +24,16 @@ GLOSSARY = (
 )
 
 
-def charts(shown: RenderContext) -> Iterator[ChartGroup]:
+def charts(context: RenderContext) -> Iterator[ChartGroup]:
     """The ratio to the target, a chart for each kind of means."""
-    if "scaling" in shown.run.tables:
-        yield ChartGroup(TITLE, "Effective length over its target", _convergences(shown.run.scaling))
+    if "scaling" in context.run.tables:
+        yield ChartGroup(TITLE, "Effective length over its target", _convergence_charts(context.run.scaling))
 
 
-def _convergences(scaling: pd.DataFrame) -> Iterator[Chart]:
+def _convergence_charts(scaling: pd.DataFrame) -> Iterator[Chart]:
     caption = "Means over sampled rows of Gaussian logits, with intervals from three rows on. At 1 the theorem holds."
     for scheme in scaling["scheme"].unique():
-        yield Chart(convergence(scaling, scheme), caption, half_width=True)
+        yield Chart(plot_convergence(scaling, scheme), caption, half_width=True)
 
 
 def findings(run: Run) -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def findings(run: Run) -> Iterator[Finding]:
         return
     far = run.scaling[run.scaling["context_length"] == run.scaling["context_length"].max()]
     for (scheme, beta, exponent), rows in far.groupby(["scheme", "beta", "exponent"], observed=True, sort=False):
-        mean, low, high = _mean(rows["ratio"])
+        mean, low, high = _mean_with_interval(rows["ratio"])
         sure = f"95 % interval {low:.3f} to {high:.3f}, " if low < high else ""
         yield Finding(
             TITLE,
@@ -52,7 +52,7 @@ def findings(run: Run) -> Iterator[Finding]:
         )
 
 
-def convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
+def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
     """ESS / target against L for logits with the means of `scheme`: a line a target, mean and interval."""
     title = f"Effective length over its target: {style.escape_label(scheme)} means"
     if why := style.missing_data_reason(scaling, "scheme", "exponent", "context_length", "ratio"):
@@ -67,7 +67,7 @@ def convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
     labelled = mine.assign(model=[names[key] for key in zip(mine["beta"], mine["exponent"], strict=True)])
     for label, look in style.model_styles(labelled).items():
         groups = labelled[labelled["model"] == label].groupby("context_length")["ratio"]
-        line = pd.DataFrame({length: _mean(ratio) for length, ratio in groups}, index=["mean", "low", "high"]).T
+        line = pd.DataFrame({length: _mean_with_interval(ratio) for length, ratio in groups}, index=["mean", "low", "high"]).T
         made.add_scatter(
             x=line.index,
             y=line["mean"],
@@ -83,8 +83,8 @@ def convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
     return style.fit_legend(made)
 
 
-def _mean(ratio: pd.Series) -> tuple[float, float, float]:
+def _mean_with_interval(ratios: pd.Series) -> tuple[float, float, float]:
     """Mean over rows, and its interval; NaN for fewer than three."""
-    values = ratio.to_numpy(dtype=np.float64)
+    values = ratios.to_numpy(dtype=np.float64)
     low, high = interval(values[None])
     return float(values.mean()), float(low[0]), float(high[0])

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell
-from headscope.study.context import Materials
-from probes.scaling.options import Scaling, regime
+from headscope.study.context import StudyContext
+from probes.scaling.options import ScalingOptions, regime
 
-CORRELATION, SIGMA, BASE = 1.0, 1.0, 10_000.0
+MEAN_LOGIT, LOGIT_STD, ROPE_BASE = 1.0, 1.0, 10_000.0
 """c and sigma of the logits' means and spread, and RoPE's base."""
 SCHEMES = ("nope", "rope")
 
@@ -29,55 +29,55 @@ def log_ess(logits: Tensor, beta: float) -> Tensor:
     return (beta * s.logsumexp(-1) - (beta * s).logsumexp(-1)) / (beta - 1)
 
 
-def means(scheme: str, length: int) -> Tensor:
+def logit_means(scheme: str, length: int) -> Tensor:
     """mu_i of Proposition 1 for distances 0..length-1, float64: c for NoPE, c times the mean of cos(D b^-x) over
     x in [0, 1] for RoPE, which is (Ci(D) - Ci(D / b)) / ln b."""
     if scheme == "nope":
-        return torch.full((length,), CORRELATION, dtype=torch.float64)
+        return torch.full((length,), MEAN_LOGIT, dtype=torch.float64)
     distance = np.arange(1, length, dtype=np.float64)
-    wave = (sici(distance)[1] - sici(distance / BASE)[1]) / math.log(BASE)
-    return CORRELATION * torch.from_numpy(np.concatenate(([1.0], wave)))
+    wave = (sici(distance)[1] - sici(distance / ROPE_BASE)[1]) / math.log(ROPE_BASE)
+    return MEAN_LOGIT * torch.from_numpy(np.concatenate(([1.0], wave)))
 
 
-def scale(mu: Tensor, exponent: float, beta: float) -> float:
+def logit_scale(mean_logits: Tensor, exponent: float, beta: float) -> float:
     """lambda(L) for the target L^exponent.
 
     Cases i and ii solve lambda = sqrt(2 / (beta sigma^2) ln(k ESS_beta(means) / ESS*)), with k = 1 or
     2^(1 / (max(beta, 1 / beta) - 1)); for NoPE the means' ESS is L and this is Theorem 4 itself, for RoPE it is
     Theorem 5 with its O(...) term written out. Case iii takes ln(L)^3, which grows faster than sqrt(ln L).
     """
-    length = len(mu)
+    length = len(mean_logits)
     kind = regime(exponent, beta)
     if kind == "iii":
         return math.log(length) ** 3
     factor = 2 ** (1 / (max(beta, 1 / beta) - 1)) if kind == "ii" else 1.0
 
     def excess(lam: float) -> float:
-        wanted = float(log_ess(lam * mu, beta)) + math.log(factor) - exponent * math.log(length)
-        return lam * lam - 2 / (beta * SIGMA**2) * wanted
+        wanted = float(log_ess(lam * mean_logits, beta)) + math.log(factor) - exponent * math.log(length)
+        return lam * lam - 2 / (beta * LOGIT_STD**2) * wanted
 
     return float(brentq(excess, 1e-9, 10 * math.sqrt(math.log(length))))
 
 
-class ScalingSection:
+class ScalingRunner:
     """Cells: one (scheme, length), with every target and seed."""
 
-    def __init__(self, config: Scaling, materials: Materials):
-        self.config, self.seed = config, materials.seed
+    def __init__(self, options: ScalingOptions, context: StudyContext):
+        self.options, self.seed = options, context.seed
 
     def cells(self) -> list[Cell]:
-        return [Cell(f"{s} {n} tokens", None, n, (s, n)) for s in SCHEMES for n in self.config.lengths]
+        return [Cell(f"{s} {n} tokens", None, n, (s, n)) for s in SCHEMES for n in self.options.lengths]
 
     def rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
         scheme, length = cell.task
-        mu = means(scheme, length)
+        mu = logit_means(scheme, length)
         found = []
-        for beta in self.config.betas:
-            for exponent in self.config.exponents:
-                lam = scale(mu, exponent, beta)
-                for number in range(self.config.seeds):
+        for beta in self.options.betas:
+            for exponent in self.options.exponents:
+                lam = logit_scale(mu, exponent, beta)
+                for number in range(self.options.seeds):
                     noise = torch.Generator().manual_seed(self.seed + number)
-                    s = mu + SIGMA * torch.randn(length, generator=noise, dtype=torch.float64)
+                    s = mu + LOGIT_STD * torch.randn(length, generator=noise, dtype=torch.float64)
                     log_ratio = float(log_ess(lam * s, beta)) - exponent * math.log(length)
                     found.append(
                         {

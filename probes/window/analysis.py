@@ -8,11 +8,11 @@ import pandas as pd
 
 from headscope.runs.aggregation import interval
 
-SOLVED = 0.99
+SOLVED_ACCURACY = 0.99
 """Balanced accuracy from which a trained model counts as a solution [ours]."""
 
 
-NAMES = {"fixed": "fixed RoPE", "learned": "learned frequencies", "partial": "partial RoPE", "nope": "NoPE"}
+SCHEME_NAMES = {"fixed": "fixed RoPE", "learned": "learned frequencies", "partial": "partial RoPE", "nope": "NoPE"}
 """The probe's position schemes in words."""
 
 
@@ -23,16 +23,16 @@ class MassBounds:
 
     c1: float
     c2: float
-    solved: int
+    solved_models: int
 
-    def low(self, width: float) -> float:
+    def lower_bound(self, width: float) -> float:
         return self.c1 / (width / 2 + 1)
 
-    def high(self, width: float) -> float:
+    def upper_bound(self, width: float) -> float:
         return math.pi / (width + 1) + self.c2
 
 
-def accuracy(window: pd.DataFrame) -> pd.DataFrame:
+def accuracy_by_width(window: pd.DataFrame) -> pd.DataFrame:
     """One row per (scheme, width): mean accuracy over seeds with a 95 % interval, mean frequency mass
     (rad/token), median dominant theta (rad/token), and how many of the `seeds` are solved."""
     seeds = window.astype({"accuracy": "float64"}).pivot_table(
@@ -45,7 +45,7 @@ def accuracy(window: pd.DataFrame) -> pd.DataFrame:
             "accuracy": seeds.mean(axis=1),
             "low": low,
             "high": high,
-            "solved": (seeds >= SOLVED).sum(axis=1),
+            "solved": (seeds >= SOLVED_ACCURACY).sum(axis=1),
             "seeds": seeds.notna().sum(axis=1),
             "frequency_mass": groups["frequency_mass"].mean(),
             "dominant_theta": groups["dominant_theta"].median(),
@@ -55,7 +55,7 @@ def accuracy(window: pd.DataFrame) -> pd.DataFrame:
 
 def mass_bounds(window: pd.DataFrame) -> MassBounds | None:
     """The constants of Theorem 1 that fit every solved model that rotates; None if there is none."""
-    solved = window[(window["accuracy"] >= SOLVED) & (window["scheme"] != "nope")]
+    solved = window[(window["accuracy"] >= SOLVED_ACCURACY) & (window["scheme"] != "nope")]
     if solved.empty:
         return None
     mass, width = (solved[name].to_numpy(dtype=np.float64) for name in ("frequency_mass", "width"))

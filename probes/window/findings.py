@@ -8,7 +8,7 @@ import pandas as pd
 from headscope.report.blocks import Finding, Term
 from headscope.runs.column_metadata import number
 from headscope.runs.run import Run
-from probes.window.analysis import NAMES, accuracy, mass_bounds
+from probes.window.analysis import SCHEME_NAMES, accuracy_by_width, mass_bounds
 
 TOPIC = "Needle retrieval from a window"
 
@@ -26,13 +26,13 @@ def findings(run: Run) -> Iterator[Finding]:
     """What the window probe found, scheme by scheme, and Theorem 1's constants."""
     if "window" not in run.tables:
         return
-    widths = accuracy(run.window)
+    widths = accuracy_by_width(run.window)
     for scheme, rows in widths.groupby("scheme", observed=True, sort=False):
         worst = rows.sort_values("accuracy").iloc[0]
         yield Finding(
             TOPIC,
-            f"With {NAMES[str(scheme)]} the mean accuracy over widths is {rows['accuracy'].mean():.3f}, lowest at "
-            f"W = {worst['width']:,} with {worst['accuracy']:.3f}{_interval(worst)}; "
+            f"With {SCHEME_NAMES[str(scheme)]} the mean accuracy over widths is {rows['accuracy'].mean():.3f}, lowest at "
+            f"W = {worst['width']:,} with {worst['accuracy']:.3f}{_format_interval(worst)}; "
             f"{rows['solved'].sum()} of {rows['seeds'].sum()} models solve the task.",
         )
     fixed = widths[widths["scheme"] == "fixed"]
@@ -44,11 +44,11 @@ def findings(run: Run) -> Iterator[Finding]:
     if bounds := mass_bounds(run.window):
         yield Finding(
             TOPIC,
-            f"The frequency mass of all {bounds.solved} solved models lies between C1 / (W/2 + 1) with C1 = "
+            f"The frequency mass of all {bounds.solved_models} solved models lies between C1 / (W/2 + 1) with C1 = "
             f"{number(bounds.c1)} and pi / (W + 1) + C2 with C2 = {number(bounds.c2)} rad/token (Theorem 1, r = 1).",
         )
 
 
-def _interval(width: pd.Series) -> str:
+def _format_interval(width: pd.Series) -> str:
     """The interval of an accuracy as it follows it; "" without one."""
     return "" if np.isnan(width["low"]) else f" (95 % interval {width['low']:.3f} to {width['high']:.3f})"

@@ -5,7 +5,7 @@ from pydantic import Field, model_validator
 from headscope.study.config import Options
 
 
-class Window(Options):
+class WindowOptions(Options):
     """Needle retrieval from a window: one-layer, one-head models trained on synthetic sequences."""
 
     center: int = Field(
@@ -17,7 +17,7 @@ class Window(Options):
     steps: int = Field(3000, ge=1, le=10_000_000, description="training steps")
 
     @model_validator(mode="after")
-    def _widths_fit(self) -> "Window":
+    def _check_widths(self) -> "WindowOptions":
         wrong = [width for width in self.widths if not 1 <= width < 2 * self.center - 2]
         if wrong or not self.widths:
             most = 2 * self.center - 3  # one distance at least lies outside

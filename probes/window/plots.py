@@ -6,15 +6,15 @@ import plotly.graph_objects as go
 
 from headscope.plots import axes, style
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
-from probes.window.analysis import NAMES, SOLVED, accuracy, mass_bounds
+from probes.window.analysis import SCHEME_NAMES, SOLVED_ACCURACY, accuracy_by_width, mass_bounds
 
 
-def by_width(window: pd.DataFrame) -> go.Figure:
+def plot_accuracy_by_width(window: pd.DataFrame) -> go.Figure:
     """Balanced accuracy against the window's width, a line per scheme: mean and 95 % interval over seeds."""
     title = "Does the needle lie in the window?"
     if why := style.missing_data_reason(window, "scheme", "width", "accuracy"):
         return style.empty_figure(title, why)
-    found = _worded(accuracy(window)).rename(columns={"accuracy": "mean"})
+    found = _with_scheme_names(accuracy_by_width(window)).rename(columns={"accuracy": "mean"})
     made = style.new_figure(title)
     made.add_hline(y=0.5, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1}, annotation_text="chance")
     for label, look in style.model_styles(found).items():
@@ -25,7 +25,7 @@ def by_width(window: pd.DataFrame) -> go.Figure:
     return style.fit_legend(made)
 
 
-def mass(window: pd.DataFrame) -> go.Figure:
+def plot_frequency_mass(window: pd.DataFrame) -> go.Figure:
     """Frequency mass M (rad/token) of each solved model against the width, with the form of Theorem 1's bounds.
 
     The dashed lines are C1 / (W/2 + 1) and pi / (W + 1) + C2 with the tightest constants that hold for all points.
@@ -37,9 +37,9 @@ def mass(window: pd.DataFrame) -> go.Figure:
     if bounds is None:
         return style.empty_figure(title, "no trained model solves the task")
     made = style.new_figure(title)
-    named = _worded(window)
+    named = _with_scheme_names(window)
     for label, look in style.model_styles(named).items():
-        mine = named[(named["model"] == label) & (named["accuracy"] >= SOLVED) & (named["frequency_mass"] > 0)]
+        mine = named[(named["model"] == label) & (named["accuracy"] >= SOLVED_ACCURACY) & (named["frequency_mass"] > 0)]
         if len(mine):
             made.add_scatter(
                 x=mine["width"],
@@ -52,8 +52,8 @@ def mass(window: pd.DataFrame) -> go.Figure:
             )
     widths = np.geomspace(max(1, window["width"].min()), window["width"].max(), 60)
     forms = {
-        f"C₁/(W/2 + 1), C₁ = {bounds.c1:.3g}": [bounds.low(w) for w in widths],
-        f"π/(W + 1) + C₂, C₂ = {bounds.c2:.3g}": [bounds.high(w) for w in widths],
+        f"C₁/(W/2 + 1), C₁ = {bounds.c1:.3g}": [bounds.lower_bound(w) for w in widths],
+        f"π/(W + 1) + C₂, C₂ = {bounds.c2:.3g}": [bounds.upper_bound(w) for w in widths],
     }
     for (name, form), dash in zip(forms.items(), ("dash", "dot"), strict=True):
         made.add_scatter(
@@ -64,12 +64,12 @@ def mass(window: pd.DataFrame) -> go.Figure:
     return style.fit_legend(made)
 
 
-def dominant(window: pd.DataFrame) -> go.Figure:
+def plot_dominant_frequency(window: pd.DataFrame) -> go.Figure:
     """Frequency of the strongest pair (rad/token) against the width: the median over seeds, a line per scheme."""
     title = "Frequency of the strongest pair"
     if why := style.missing_data_reason(window, "scheme", "width", "dominant_theta"):
         return style.empty_figure(title, why)
-    found = _worded(accuracy(window))
+    found = _with_scheme_names(accuracy_by_width(window))
     found = found[found["dominant_theta"] > 0]
     made = style.new_figure(title)
     for label, look in style.model_styles(found).items():
@@ -88,9 +88,9 @@ def dominant(window: pd.DataFrame) -> go.Figure:
     return style.fit_legend(made)
 
 
-def profile(pairs: pd.DataFrame, scheme: str, width: int, center: int) -> go.Figure:
+def plot_pair_profile(pairs: pd.DataFrame, scheme: str, width: int, center: int) -> go.Figure:
     """What each rotary pair adds to the needle's logit at each distance, for one model; lines mark the window."""
-    title = f"Pairs by distance: {NAMES[scheme]}, W = {width:,}"
+    title = f"Pairs by distance: {SCHEME_NAMES[scheme]}, W = {width:,}"
     mine = pairs[(pairs["scheme"] == scheme) & (pairs["width"] == width)]
     if mine.empty:
         return style.empty_figure(title, "not measured")
@@ -112,10 +112,10 @@ def profile(pairs: pd.DataFrame, scheme: str, width: int, center: int) -> go.Fig
     return style.set_top_margin(made)
 
 
-def _worded(frame: pd.DataFrame) -> pd.DataFrame:
+def _with_scheme_names(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with its schemes in words under `model`, where the house style looks for what to tell apart."""
-    order = [NAMES[scheme] for scheme in frame["scheme"].unique()]
-    return frame.assign(model=pd.Categorical(frame["scheme"].astype("str").map(NAMES), order))
+    order = [SCHEME_NAMES[scheme] for scheme in frame["scheme"].unique()]
+    return frame.assign(model=pd.Categorical(frame["scheme"].astype("str").map(SCHEME_NAMES), order))
 
 
 def _width_axis(widths: pd.Series) -> dict[str, object]:

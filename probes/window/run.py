@@ -16,20 +16,20 @@ from torch import Tensor, nn
 
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell
-from headscope.study.context import Materials
-from probes.window.options import Window
+from headscope.study.context import StudyContext
+from probes.window.options import WindowOptions
 
 SCHEMES = ("fixed", "learned", "partial", "nope")
 """RoPE with base 10,000; the same frequencies, learned from there; its highest three quarters; no rotation."""
-BASE = 10_000.0
-KEEP = 0.75
+ROPE_BASE = 10_000.0
+ROTATED_FRACTION = 0.75
 TOKENS = ("NEEDLE", "BG", "QUERY")
-RATE, FREQUENCY_RATE, WARM_UP = 1e-3, 3e-3, 50
+LEARNING_RATE, FREQUENCY_LEARNING_RATE, WARMUP_STEPS = 1e-3, 3e-3, 50
 """Adam's rates for the weights and for log-frequencies; steps of linear warm-up. The last tenth of training decays."""
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModels:
     """One width's models after training. S schemes, N seeds, F pairs, L distances 1..2c-1.
 
     accuracy, loss [S, N]; theta, amplitude A_f and phase phi_f [S, N, F], so that the needle's logit at distance D
@@ -47,7 +47,7 @@ class Trained:
         """M = sum_f a_f theta_f with a_f = A_f / sum_f A_f, [S, N] (Theorem 1)."""
         return (self.amplitude * self.theta).sum(-1) / self.amplitude.sum(-1)
 
-    def logits(self, distances: Tensor) -> Tensor:
+    def pair_logits(self, distances: Tensor) -> Tensor:
         """What each pair adds to the needle's logit at each distance, [S, N, F, L]."""
         turned = self.theta[..., None] * distances + self.phase[..., None]
         return self.amplitude[..., None] * turned.cos()
@@ -74,8 +74,8 @@ class WindowModels(nn.Module):
             for matrix in (self.query, self.key, self.value, self.output, self.read_out):
                 matrix.div_(math.sqrt(3 * dims))  # the spread of nn.Linear's default
         self.bias = nn.Parameter(torch.zeros(schemes, seeds, 1))
-        plain = BASE ** (-torch.arange(pairs) / pairs)
-        start = {"partial": plain * (torch.arange(pairs) < round(KEEP * pairs)), "nope": torch.zeros(pairs)}
+        plain = ROPE_BASE ** (-torch.arange(pairs) / pairs)
+        start = {"partial": plain * (torch.arange(pairs) < round(ROTATED_FRACTION * pairs)), "nope": torch.zeros(pairs)}
         theta = torch.stack([start.get(scheme, plain) for scheme in SCHEMES])
         self.register_buffer("start", theta[:, None].repeat(1, seeds, 1))
         self.register_buffer("learns", torch.tensor([scheme == "learned" for scheme in SCHEMES])[:, None, None])
@@ -85,7 +85,7 @@ class WindowModels(nn.Module):
         """Frequencies [S, N, F], rad/token; only the learned scheme's differ from where they started."""
         return torch.as_tensor(self.start) * torch.exp(self.log_change * torch.as_tensor(self.learns))
 
-    def waves(self) -> tuple[Tensor, Tensor]:
+    def logit_coefficients(self) -> tuple[Tensor, Tensor]:
         """Of the needle, BG and QUERY: the cosine and sine parts of each pair's logit, [S, N, 3, F]."""
         q, k = self.embedding[:, :, 2:] @ self.query, self.embedding @ self.key
         q, k = (t.view(*t.shape[:-1], -1, 2) for t in (q, k))
@@ -96,76 +96,76 @@ class WindowModels(nn.Module):
 
     def forward(self, distances: Tensor) -> Tensor:
         """YES - NO logit for the needle at each distance 1..L, [S, N, L]."""
-        even, odd = self.waves()
+        even, odd = self.logit_coefficients()
         angles = self.theta()[..., None] * distances
         cos, sin = angles.cos(), angles.sin()
         needle, background = (torch.einsum("snf,snfl->snl", even[:, :, t], cos) for t in (0, 1))
         needle = needle + torch.einsum("snf,snfl->snl", odd[:, :, 0], sin)
         background = background + torch.einsum("snf,snfl->snl", odd[:, :, 1], sin)
         own = even[:, :, 2].sum(-1, keepdim=True).expand_as(needle)
-        share = torch.stack((needle, _sum_of_others(background), own), -1).softmax(-1)
+        share = torch.stack((needle, _log_sum_exp_of_others(background), own), -1).softmax(-1)
         told = (self.embedding @ self.value @ self.output @ self.read_out)[..., 0]
         residual = (self.embedding[:, :, 2:] @ self.read_out)[..., 0]
         return (share @ told[..., None])[..., 0] + residual + self.bias
 
 
-def train(width: int, config: Window, seed: int = 0) -> Trained:
+def train_models(width: int, options: WindowOptions, seed: int = 0) -> TrainedModels:
     """Train every scheme and seed on windows of this width, over all distances with YES and NO balanced.
 
     Deterministic for a seed on one machine and thread count.
     """
-    distances = torch.arange(1, 2 * config.center).float()
-    inside = ((distances - config.center).abs() <= width / 2).float()
+    distances = torch.arange(1, 2 * options.center).float()
+    inside = ((distances - options.center).abs() <= width / 2).float()
     balance = torch.where(inside > 0, 0.5 / inside.sum(), 0.5 / (1 - inside).sum())
-    models = WindowModels(config.dims, config.seeds, seed)
+    models = WindowModels(options.dims, options.seeds, seed)
     weights = [p for name, p in models.named_parameters() if name != "log_change"]
-    groups = [{"params": weights, "lr": RATE}, {"params": [models.log_change], "lr": FREQUENCY_RATE}]
+    groups = [{"params": weights, "lr": LEARNING_RATE}, {"params": [models.log_change], "lr": FREQUENCY_LEARNING_RATE}]
     optimiser = torch.optim.Adam(groups)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, config.steps))
-    for _ in range(config.steps):
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate_factor(step, options.steps))
+    for _ in range(options.steps):
         optimiser.zero_grad()
-        torch.autograd.backward(_losses(models(distances), inside, balance).sum())
+        torch.autograd.backward(_balanced_losses(models(distances), inside, balance).sum())
         optimiser.step()
         schedule.step()
     with torch.no_grad():
         answer = models(distances)
-        even, odd = (wave[:, :, 0] for wave in models.waves())
-        return Trained(
+        even, odd = (wave[:, :, 0] for wave in models.logit_coefficients())
+        return TrainedModels(
             accuracy=(((answer > 0) == (inside > 0)) * balance).sum(-1),
-            loss=_losses(answer, inside, balance),
+            loss=_balanced_losses(answer, inside, balance),
             theta=models.theta(),
             amplitude=torch.hypot(even, odd),
             phase=-torch.atan2(odd, even),
         )
 
 
-class WindowSection:
+class WindowRunner:
     """Cells: one width each."""
 
-    def __init__(self, config: Window, materials: Materials):
-        self.config, self.seed = config, materials.seed
+    def __init__(self, options: WindowOptions, context: StudyContext):
+        self.options, self.seed = options, context.seed
 
     def cells(self) -> list[Cell]:
-        return [Cell(f"width {width}", None, 1.0, width) for width in self.config.widths]
+        return [Cell(f"width {width}", None, 1.0, width) for width in self.options.widths]
 
     def rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
-        trained = train(cell.task, self.config, self.seed)
-        distances = torch.arange(1, 2 * self.config.center)
+        trained = train_models(cell.task, self.options, self.seed)
+        distances = torch.arange(1, 2 * self.options.center)
         strongest = trained.amplitude.argmax(-1, keepdim=True)
-        scheme, number = _grid(*trained.accuracy.shape)
+        scheme, number = _index_grid(*trained.accuracy.shape)
         keys = {"scheme": [SCHEMES[s] for s in scheme.tolist()], "width": cell.task, "seed": number + self.seed}
         window = {
             **keys,
-            "center": self.config.center,
+            "center": self.options.center,
             "accuracy": trained.accuracy.reshape(-1),
             "loss": trained.loss.reshape(-1),
-            "steps": self.config.steps,
+            "steps": self.options.steps,
             "frequency_mass": trained.frequency_mass.reshape(-1),
             "dominant_theta": trained.theta.gather(-1, strongest).reshape(-1),
         }
         # The first seed's profile serves the heatmaps; the others' follow from nothing that is not drawn.
-        logits = trained.logits(distances.float())[:, 0]
-        scheme, pair, at = _grid(*logits.shape)
+        logits = trained.pair_logits(distances.float())[:, 0]
+        scheme, pair, at = _index_grid(*logits.shape)
         pairs = {
             "scheme": [SCHEMES[s] for s in scheme.tolist()],
             "width": cell.task,
@@ -175,10 +175,10 @@ class WindowSection:
             "logit": logits.reshape(-1),
             "theta": trained.theta[:, 0][scheme, pair],
         }
-        return {"window": _numpy(window), "window_pairs": _numpy(pairs)}
+        return {"window": _to_numpy(window), "window_pairs": _to_numpy(pairs)}
 
 
-def _sum_of_others(logits: Tensor) -> Tensor:
+def _log_sum_exp_of_others(logits: Tensor) -> Tensor:
     """Log-sum-exp of every other position's logit, [..., L] -> [..., L], without subtracting what may be nearly all."""
     nothing = torch.full_like(logits[..., :1], -1e9)
     before = torch.cat((nothing, logits.logcumsumexp(-1)[..., :-1]), -1)
@@ -186,19 +186,19 @@ def _sum_of_others(logits: Tensor) -> Tensor:
     return torch.logaddexp(before, after)
 
 
-def _losses(answer: Tensor, inside: Tensor, balance: Tensor) -> Tensor:
-    wrong = nn.functional.binary_cross_entropy_with_logits(answer, inside.expand_as(answer), reduction="none")
-    return (wrong * balance).sum(-1)
+def _balanced_losses(answer_logits: Tensor, is_inside: Tensor, distance_weights: Tensor) -> Tensor:
+    wrong = nn.functional.binary_cross_entropy_with_logits(answer_logits, is_inside.expand_as(answer_logits), reduction="none")
+    return (wrong * distance_weights).sum(-1)
 
 
-def _rate(step: int, steps: int) -> float:
+def _rate_factor(step: int, steps: int) -> float:
     """Warm-up, stable, then linear decay to a tenth over the last tenth."""
-    return min(1.0, (step + 1) / WARM_UP) * min(1.0, max(0.1, (steps - step) / (0.1 * steps)))
+    return min(1.0, (step + 1) / WARMUP_STEPS) * min(1.0, max(0.1, (steps - step) / (0.1 * steps)))
 
 
-def _grid(*sizes: int) -> tuple[Tensor, ...]:
+def _index_grid(*sizes: int) -> tuple[Tensor, ...]:
     return tuple(t.reshape(-1) for t in torch.meshgrid(*(torch.arange(size) for size in sizes), indexing="ij"))
 
 
-def _numpy(columns: Mapping[str, Any]) -> dict[str, Any]:
+def _to_numpy(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {name: c.numpy() if isinstance(c, Tensor) else c for name, c in columns.items()}

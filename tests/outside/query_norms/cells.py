@@ -11,12 +11,12 @@ from headscope.positions.attach import attached
 from headscope.positions.model import Model
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
-from headscope.study.context import Materials
+from headscope.study.context import StudyContext
 from query_norms import Norms
 
 
 class NormsSection:
-    def __init__(self, config: Norms, materials: Materials):
+    def __init__(self, config: Norms, materials: StudyContext):
         self.config, self.materials = config, materials
 
     def cells(self) -> list[Cell]:

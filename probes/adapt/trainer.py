@@ -22,25 +22,25 @@ from headscope.positions.model import Model
 log = logging.getLogger("headscope")
 BETAS = (0.8, 0.95)
 EPSILON = 1e-8
-DECAYING, LOWEST = 0.1, 0.1
+DECAY_FRACTION, FINAL_RATE_FACTOR = 0.1, 0.1
 """The rate falls linearly over the last tenth of the steps, to a tenth (paper, Detailed Setting)."""
 
 
-def wsd(step: int, steps: int, warmup: int) -> float:
+def wsd_rate_factor(step: int, steps: int, warmup: int) -> float:
     """Warm-up, stable, decay: the factor on every learning rate at `step` of `steps`, in (0, 1]."""
-    decay = max(1, round(DECAYING * steps))
+    decay = max(1, round(DECAY_FRACTION * steps))
     falling = max(0, step + 1 - (steps - decay)) / decay
-    return min(1.0, (step + 1) / max(1, warmup)) * (1 - (1 - LOWEST) * falling)
+    return min(1.0, (step + 1) / max(1, warmup)) * (1 - (1 - FINAL_RATE_FACTOR) * falling)
 
 
-def tell_of_warmup(steps: int, warmup: int) -> None:
+def warn_if_warmup_too_long(steps: int, warmup: int) -> None:
     """Say so where a training ends before its rates are what was asked for."""
     if steps <= warmup:
-        highest = max(wsd(step, steps, warmup) for step in range(steps))
+        highest = max(wsd_rate_factor(step, steps, warmup) for step in range(steps))
         log.warning("Of the %s steps none has the full rates, at most %.0f %%: give --warmup", steps, 100 * highest)
 
 
-class Learner:
+class AdapterTrainer:
     """Trains what of `adarope` and `lora` requires gradients; `rates` are those of xi, of (tau, gamma) and of LoRA.
 
     AdamW with the paper's betas and epsilon, without weight decay: it would pull every log-frequency to 0 [ours].
@@ -50,7 +50,7 @@ class Learner:
         self,
         model: Model,
         adarope: AdaRoPE,
-        rates: tuple[float, float, float],
+        learning_rates: tuple[float, float, float],
         lora: nn.Module | None = None,
         recompute_above: int = 0,
     ):
@@ -58,36 +58,36 @@ class Learner:
         frequencies = [p for name, p in adarope.named_parameters() if "xi" in name]
         scales = [p for name, p in adarope.named_parameters() if "xi" not in name]
         added = [p for name, p in lora.named_parameters() if "lora_" in name] if lora else []
-        self.rates = rates
+        self.learning_rates = learning_rates
         groups = [[p for p in group if p.requires_grad] for group in (frequencies, scales, added)]
-        self.learned: list[nn.Parameter] = [parameter for group in groups for parameter in group]
+        self.trainable_parameters: list[nn.Parameter] = [parameter for group in groups for parameter in group]
         self.optimizer = torch.optim.AdamW(
-            [{"params": group, "lr": rate} for group, rate in zip(groups, rates, strict=True)],
+            [{"params": group, "lr": rate} for group, rate in zip(groups, learning_rates, strict=True)],
             betas=BETAS,
             eps=EPSILON,
             weight_decay=0.0,
         )
 
-    def step(self, batch: Sequence[Tensor], factor: float) -> float:
+    def step(self, batch: Sequence[Tensor], rate_factor: float) -> float:
         """One optimiser step on sequences [L] at `factor` times the rates; their mean loss, nats per token.
 
         Raises Diverged, with every parameter as it was, if the loss or a gradient is not finite.
         """
         self.optimizer.zero_grad()
-        loss = sum(self._accumulate(ids, len(batch)) for ids in batch)
-        finite = all(bool(p.grad.isfinite().all()) for p in self.learned if p.grad is not None)
+        loss = sum(self._accumulate_gradients(ids, len(batch)) for ids in batch)
+        finite = all(bool(p.grad.isfinite().all()) for p in self.trainable_parameters if p.grad is not None)
         if not (finite and torch.tensor(loss).isfinite()):
             raise Diverged(f"the loss became {loss:g}" if finite else "a gradient is not finite")
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * factor
+        for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
+            group["lr"] = rate * rate_factor
         self.optimizer.step()
         return loss
 
-    def _accumulate(self, ids: Tensor, sequences: int) -> float:
+    def _accumulate_gradients(self, ids: Tensor, batch_size: int) -> float:
         """Add the gradients of one sequence's share of the mean loss; returns that share."""
         ids = ids.to(self.model.device)[None]
-        share = 1 / ((ids.shape[1] - 1) * sequences)
-        with attached(self.model, self.adarope), recomputing(self.model, ids.shape[1] > self.recompute_above):
+        share = 1 / ((ids.shape[1] - 1) * batch_size)
+        with attached(self.model, self.adarope), activation_checkpointing(self.model, ids.shape[1] > self.recompute_above):
             hidden = last_hidden(self.model, ids)
             leaf = hidden.detach().requires_grad_()
             total = 0.0
@@ -100,16 +100,16 @@ class Learner:
 
     def save(self, file: Path) -> None:
         """Write parameters and the optimiser's state, all or nothing."""
-        save_state(file, self.learned, self.optimizer)
+        save_state(file, self.trainable_parameters, self.optimizer)
 
     def load(self, file: Path) -> None:
         """Go on from what `save` wrote."""
-        load_state(file, self.learned, self.optimizer)
+        load_state(file, self.trainable_parameters, self.optimizer)
 
 
-def save_state(file: Path, learned: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+def save_state(file: Path, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
     """Write what learns and its optimiser's state, all or nothing."""
-    tensors = {f"learned.{n}": p.detach().cpu().contiguous() for n, p in enumerate(learned)}
+    tensors = {f"learned.{n}": p.detach().cpu().contiguous() for n, p in enumerate(parameters)}
     for n, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{n}.{name}": value.cpu().contiguous() for name, value in state.items()}
     staged = file.with_suffix(".partial")
@@ -117,11 +117,11 @@ def save_state(file: Path, learned: Sequence[nn.Parameter], optimizer: torch.opt
     staged.rename(file)
 
 
-def load_state(file: Path, learned: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+def load_state(file: Path, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
     """Go on from what `save_state` wrote."""
     tensors = load_file(file)
     with torch.no_grad():
-        for n, parameter in enumerate(learned):
+        for n, parameter in enumerate(parameters):
             parameter.copy_(tensors[f"learned.{n}"])
     whole = optimizer.state_dict()
     for name, tensor in tensors.items():
@@ -132,7 +132,7 @@ def load_state(file: Path, learned: Sequence[nn.Parameter], optimizer: torch.opt
 
 
 @contextmanager
-def frozen(model: Model) -> Iterator[None]:
+def frozen_weights(model: Model) -> Iterator[None]:
     """No weight of the model learns inside the `with`, and nothing is dropped out."""
     before = {parameter: parameter.requires_grad for parameter in model.module.parameters()}
     training = model.module.training
@@ -146,9 +146,9 @@ def frozen(model: Model) -> Iterator[None]:
 
 
 @contextmanager
-def recomputing(model: Model, wanted: bool) -> Iterator[None]:
+def activation_checkpointing(model: Model, enabled: bool) -> Iterator[None]:
     """Let the decoder layers recompute their activations in the backward pass instead of keeping them."""
-    if not wanted:
+    if not enabled:
         yield
         return
     model.module.activation_checkpointing_enable({"use_reentrant": False})

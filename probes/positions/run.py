@@ -1,13 +1,28 @@
-"""What is stored of a model's positions: its frequencies and its temperatures, read off without a forward pass."""
+"""Reads the position parameters of every model, without a forward pass."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headscope.models.checkpoint import Opened
 from headscope.positions.model import Model
-from headscope.positions.schedule import Fixed, Schedule
+from headscope.positions.schedule import Fixed, all_theta, padded
+from headscope.study.cells import Cell
+from headscope.study.context import StudyContext
+
+
+class PositionsRunner:
+    """Cells: each model."""
+
+    def __init__(self, options: None, context: StudyContext):
+        self.context = context
+
+    def cells(self) -> list[Cell]:
+        return [Cell(f"{label}: positions", label, 0.0) for label in self.context.labels]
+
+    def rows(self, cell: Cell, model: Model) -> dict[str, dict[str, Any]]:
+        assert cell.model is not None
+        return position_tables(cell.model, model)
 
 
 def position_tables(label: str, model: Model) -> dict[str, dict[str, Any]]:
@@ -22,11 +37,6 @@ def position_tables(label: str, model: Model) -> dict[str, dict[str, Any]]:
     }
 
 
-def all_theta(model: Opened, schedule: Schedule) -> Tensor:
-    """Frequencies of every pair, unrotated ones as 0: [layers, G, d/2], float32, cpu."""
-    return _padded(model, [schedule.theta(layer).detach() for layer in range(model.geometry.layers)])
-
-
 def _positions(model: Model) -> dict[str, Tensor]:
     schedule = model.schedule
     theta = all_theta(model, schedule)
@@ -38,7 +48,7 @@ def _positions(model: Model) -> dict[str, Tensor]:
         "pair": pair,
         "theta": theta,
         "log_theta": theta.log(),
-        "log_theta_init": _padded(model, inits).log(),
+        "log_theta_init": padded(model, inits).log(),
         "log_theta_base": all_theta(model, Fixed.own(model)).log(),
     }
 
@@ -71,15 +81,6 @@ def _scales(model: Model) -> dict[str, Tensor]:
         "effective_base": base[layer, group],
         "mean_log_theta": mean_log[layer, group],
     }
-
-
-def _padded(model: Opened, thetas: list[Tensor]) -> Tensor:
-    """Frequencies by layer, [1|G, P] each, with 0 for the pairs that do not rotate: [layers, G, d/2]."""
-    geometry = model.geometry
-    full = torch.zeros(geometry.layers, geometry.kv_groups, geometry.all_pairs)
-    for layer, theta in enumerate(thetas):
-        full[layer, :, : geometry.pairs] = theta.cpu()
-    return full
 
 
 def _grid(*sizes: int) -> tuple[Tensor, ...]:

@@ -23,22 +23,22 @@ from headscope.positions.adarope import AdaRoPE
 from headscope.positions.checkpoint_scheme import FILE, KEY
 from headscope.positions.model import load
 from headscope.positions.schedule import Fixed
-from probes.pretrain.options import Pretrain
+from probes.pretrain.options import PretrainOptions
 
-BASE = 10_000.0
-EXPERTS, CHOSEN = 8, 2
+ROPE_BASE = 10_000.0
+EXPERTS_PER_LAYER, EXPERTS_PER_TOKEN = 8, 2
 """Experts a layer, and those of a token; the paper has 32 and 4 [ours, for models as small as these]."""
-BALANCE = 0.01
+BALANCE_LOSS_WEIGHT = 0.01
 """Weight of the loss that balances experts (paper). Its z-loss is left out: transformers' class has none."""
-BEGIN, END = "<s>", "</s>"
-FAMILIES: dict[str, tuple[Any, Any]] = {
+BEGIN_TOKEN, END_TOKEN = "<s>", "</s>"
+ARCHITECTURES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),  # transformers' class has QK-norm, but not the paper's gate
     "olmoe": (OlmoeConfig, OlmoeForCausalLM),
 }
 
 
-def learned_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTokenizerFast:
     """Byte-pair encoding of at most `vocabulary` tokens, learned on `texts`; the begin token opens every text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -47,34 +47,34 @@ def learned_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokeni
     tokenizer.train_from_iterator(
         texts,
         trainers.BpeTrainer(
-            vocab_size=vocabulary, special_tokens=[BEGIN, END], initial_alphabet=alphabet, show_progress=False
+            vocab_size=vocabulary_size, special_tokens=[BEGIN_TOKEN, END_TOKEN], initial_alphabet=alphabet, show_progress=False
         ),
     )
-    begin = tokenizer.token_to_id(BEGIN)
+    begin = tokenizer.token_to_id(BEGIN_TOKEN)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BEGIN} $A", pair=f"{BEGIN} $A $B", special_tokens=[(BEGIN, begin)]
+        single=f"{BEGIN_TOKEN} $A", pair=f"{BEGIN_TOKEN} $A $B", special_tokens=[(BEGIN_TOKEN, begin)]
     )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BEGIN, eos_token=END)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BEGIN_TOKEN, eos_token=END_TOKEN)
 
 
-def random_model(config: Pretrain, vocabulary: int, seed: int) -> PreTrainedModel:
+def random_model(options: PretrainOptions, vocabulary_size: int, seed: int) -> PreTrainedModel:
     """A model of random weights, float32: drawn by the seed alone, so alike for every variant."""
-    settings, kind = FAMILIES[config.architecture]
-    moe = config.architecture == "olmoe"
-    experts = {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "router_aux_loss_coef": BALANCE} if moe else {}
+    settings, kind = ARCHITECTURES[options.architecture]
+    moe = options.architecture == "olmoe"
+    experts = {"num_experts": EXPERTS_PER_LAYER, "num_experts_per_tok": EXPERTS_PER_TOKEN, "router_aux_loss_coef": BALANCE_LOSS_WEIGHT} if moe else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = kind(
             settings(
-                vocab_size=vocabulary,
-                hidden_size=config.width,
-                intermediate_size=config.feed_forward // (CHOSEN if moe else 1),
-                num_hidden_layers=config.layers,
-                num_attention_heads=config.heads,
-                num_key_value_heads=config.kv_groups,
-                head_dim=config.width // config.heads,
-                max_position_embeddings=config.length,
-                rope_parameters={"rope_type": "default", "rope_theta": BASE},
+                vocab_size=vocabulary_size,
+                hidden_size=options.width,
+                intermediate_size=options.feed_forward // (EXPERTS_PER_TOKEN if moe else 1),
+                num_hidden_layers=options.layers,
+                num_attention_heads=options.heads,
+                num_key_value_heads=options.kv_groups,
+                head_dim=options.width // options.heads,
+                max_position_embeddings=options.length,
+                rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
                 rms_norm_eps=1e-5 if moe else 1e-6,
                 tie_word_embeddings=True,
                 bos_token_id=0,
@@ -87,17 +87,17 @@ def random_model(config: Pretrain, vocabulary: int, seed: int) -> PreTrainedMode
     return model
 
 
-def keep(
-    folder: Path, model: PreTrainedModel, tokenizer: Any, positions: str | None, schedule: Fixed | AdaRoPE
+def save_checkpoint(
+    folder: Path, model: PreTrainedModel, tokenizer: Any, scheme_name: str | None, schedule: Fixed | AdaRoPE
 ) -> None:
     """Write a checkpoint folder, all or nothing: weights, tokenizer, and the positions that it was trained under."""
     staged = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(staged, ignore_errors=True)
     model.save_pretrained(staged)
     tokenizer.save_pretrained(staged)
-    if positions is not None:
+    if scheme_name is not None:
         file = staged / "config.json"
-        told = {**json.loads(file.read_text(encoding="utf-8")), KEY: positions}
+        told = {**json.loads(file.read_text(encoding="utf-8")), KEY: scheme_name}
         file.write_text(json.dumps(told, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     if isinstance(schedule, AdaRoPE):
         now = load(model)  # whose digest is of the weights as they are now

@@ -1,0 +1,68 @@
+"""One forward pass over a text that several observers share."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from headscope.forward.capture import Layers, capturing
+from headscope.forward.chunked_pass import chunk_size, hidden_in_chunks
+from headscope.forward.logits import finite_hidden
+from headscope.models.checkpoint import evaluating
+from headscope.positions.attach import attached
+from headscope.positions.model import Model
+from headscope.positions.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class FinishedPass:
+    """What a forward pass leaves: token ids [1, L], the last hidden states [1, L, D] and the attached schedule.
+
+    `chunk` is the number of tokens that were read at a time, None if the text was read at once.
+    """
+
+    model: Model
+    ids: Tensor
+    hidden: Tensor
+    schedule: Schedule
+    chunk: int | None
+
+
+class Observer(Protocol):
+    """Collects statistics of one forward pass. It must not keep q, k, v or whole weights: memory is O(L) per layer."""
+
+    needs_whole_text: bool
+    """Whether the text must be read at once. Other observers also work where a long text is read in chunks."""
+
+    def listen(self, layers: Layers) -> None:
+        """Register listeners before the pass."""
+
+    def tables(self, finished: FinishedPass) -> Mapping[str, Any]:
+        """Columns by table, after the pass."""
+
+
+def observe(
+    model: Model, ids: Tensor, factories: Sequence[Callable[[Tensor], Observer]]
+) -> list[Mapping[str, Any]]:
+    """Run the model once over ids [L] under its position scheme and return the tables of every observer.
+
+    Each factory is called with ids [1, L] on the model's device while the scheme is attached. A long text is read in chunks;
+    observers that need the whole text then share a second pass. Raises BadInput for unknown tokens or hidden states that are not finite.
+    """
+    with attached(model) as schedule, evaluating(model):
+        ids = ids.to(model.device)[None]
+        observers = [factory(ids) for factory in factories]
+        with capturing(model):
+            chunk = chunk_size(model, ids)
+        sizes = [None if observer.needs_whole_text else chunk for observer in observers]
+        tables: dict[int, Mapping[str, Any]] = {}
+        for size in dict.fromkeys(sizes):
+            sharing = [number for number, own in enumerate(sizes) if own == size]
+            with capturing(model) as layers:
+                for number in sharing:
+                    observers[number].listen(layers)
+                hidden = finite_hidden(model, ids) if size is None else hidden_in_chunks(model, ids, size)
+                finished = FinishedPass(model, ids, hidden, schedule, size)
+                tables |= {number: observers[number].tables(finished) for number in sharing}
+    return [tables[number] for number in range(len(observers))]

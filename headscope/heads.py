@@ -1,0 +1,163 @@
+"""Head identifiers such as L18H6, and sets of heads: what selections, ablations and exports exchange."""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import yaml
+
+from headscope.errors import BadInput, Missing
+from headscope.user_input import read_yaml
+from headscope.user_input import shown as quote
+
+Head = tuple[int, int]
+"""Layer and query head, both from 0."""
+
+
+def parse_unit(text: str) -> tuple[int, int, bool]:
+    """Parse a head, L18H6 or 18.6, or a KV group, 18.g2: (layer, number, whether it is a KV group).
+
+    Raises ValueError for any other text.
+    """
+    match = re.fullmatch(r"[lL]?([0-9]{1,5})(?:\.|[hH])(g?)([0-9]{1,5})", text)
+    if match is None:
+        raise ValueError(f"'{text[:60]}' is not a head. Write layer and head as in L18H6 or 18.6")
+    return int(match[1]), int(match[3]), bool(match[2])
+
+
+def parse_head(text: str) -> Head:
+    """Parse a head, L18H6 or 18.6. Raises ValueError for a KV group and for any other text."""
+    layer, number, is_group = parse_unit(text)
+    if is_group:
+        raise ValueError(f"'{text}' is a KV group. Name its heads, as in L{layer}H0")
+    return layer, number
+
+
+def format_head(layer: int, head: int) -> str:
+    """The identifier of a head, such as L18H6."""
+    return f"L{layer}H{head}"
+
+
+@dataclass(frozen=True)
+class HeadSet:
+    """Distinct heads in order of rank, with an optional weight each, and where they come from.
+
+    `source` says how they were selected; `model_digest` is the SHA-256 of the weights they were measured on, or "".
+    Two sets are equal if they hold the same heads with the same weights in the same order.
+    """
+
+    heads: tuple[Head, ...]
+    weights: tuple[float, ...] | None = None
+    source: str = ""
+    model_digest: str = ""
+
+    def __post_init__(self) -> None:
+        if len({*self.heads}) < len(self.heads):
+            repeated = next(head for head in self.heads if self.heads.count(head) > 1)
+            raise BadInput(f"head {format_head(*repeated)} appears twice in one set. List each head once")
+        if self.weights is not None and len(self.weights) != len(self.heads):
+            raise BadInput(f"{len(self.weights)} weights for {len(self.heads)} heads. Give one weight per head")
+
+    @classmethod
+    def parse(cls, text: str | Iterable[str], source: str = "") -> "HeadSet":
+        """Parse head identifiers, separated by commas or underscores or given one by one; repeated heads count once.
+
+        Raises ValueError naming the first that is not a head.
+        """
+        parts = re.split(r"[,_\s]+", text) if isinstance(text, str) else text
+        return cls(tuple(dict.fromkeys(parse_head(part.strip()) for part in parts if part.strip())), source=source)
+
+    @classmethod
+    def top(
+        cls, table: pd.DataFrame, statistic: str, count: int, model: str | None = None, model_digest: str = ""
+    ) -> "HeadSet":
+        """The `count` heads of largest `statistic` in a per-head table such as `run.heads`, with it as weight.
+
+        Equal values are ordered by layer and head; heads without a value are left out. Raises BadInput if the table has no such
+        column, or holds several models and `model` names none.
+        """
+        if statistic not in table:
+            raise BadInput(f"no statistic '{statistic}' in this run. Use a column of run.heads")
+        models = [*dict.fromkeys(table["model"].astype(str))]
+        if model is None and len(models) > 1:
+            raise BadInput(f"several models in this run: {', '.join(models)}. Name one with model=...")
+        rows = table[table["model"] == (models[0] if model is None else model)]
+        if rows.empty:
+            raise BadInput(f"no model '{model}' in this run. Use one of: {', '.join(models)}")
+        rows = rows.dropna(subset=[statistic]).sort_values(["layer", "head"])
+        rows = rows.sort_values(statistic, ascending=False, kind="stable").head(count)
+        heads = tuple((int(layer), int(head)) for layer, head in zip(rows["layer"], rows["head"], strict=True))
+        source = f"top {count} by {statistic}" + (f" of {model}" if model else "")
+        return cls(heads, tuple(map(float, rows[statistic])), source, model_digest)
+
+    @classmethod
+    def read(cls, file: Path | str) -> "HeadSet":
+        """Read a set from a YAML or JSON file that `write` made, or from a plain list of identifiers.
+
+        Raises Missing without the file, BadInput for content that is not a set of heads.
+        """
+        try:
+            content = read_yaml(Path(file), f"head set '{file}'")  # JSON is YAML
+        except FileNotFoundError as error:
+            raise Missing(f"no head set at '{file}'. Check the path") from error
+        fields: Mapping[str, Any] = content if isinstance(content, Mapping) else {"heads": content}
+        entries = fields.get("heads")
+        if not isinstance(entries, list):
+            raise BadInput(f"head set '{file}' has no list of heads: {quote(content)}. Write heads: [L18H6, ...]")
+        try:
+            heads = tuple(parse_head(str(entry)) for entry in entries)
+            weights = tuple(float(weight) for weight in fields["weights"]) if fields.get("weights") else None
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"head set '{file}': {error}") from error
+        return cls(heads, weights, str(fields.get("source", "")), str(fields.get("model_digest", "")))
+
+    def write(self, file: Path | str) -> None:
+        """Write the set as YAML, or as JSON if the file ends in .json."""
+        fields = {key: value for key, value in self.to_dict().items() if value}
+        text = json.dumps(fields, indent=2) if str(file).endswith(".json") else yaml.safe_dump(fields, sort_keys=False)
+        Path(file).write_text(text, encoding="utf-8")
+
+    def to_dict(self) -> dict[str, object]:
+        """Identifiers, weights, source and model digest as plain data."""
+        return {
+            "heads": self.identifiers,
+            "weights": None if self.weights is None else [*self.weights],
+            "source": self.source,
+            "model_digest": self.model_digest,
+        }
+
+    @property
+    def identifiers(self) -> list[str]:
+        """The heads as L18H6, in order."""
+        return [format_head(*head) for head in self.heads]
+
+    def mask(self, layers: Sequence[int], heads: int) -> npt.NDArray[np.bool_]:
+        """Which heads are in the set: [len(layers), heads]; `layers` are layer numbers."""
+        return np.array([[(layer, head) in self.heads for head in range(heads)] for layer in layers], dtype=bool)
+
+    def __iter__(self) -> Iterator[Head]:
+        return iter(self.heads)
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def __contains__(self, head: object) -> bool:
+        return head in self.heads
+
+    def __or__(self, other: Collection[Head]) -> "HeadSet":
+        return HeadSet((*self.heads, *(head for head in other if head not in self.heads)))
+
+    def __and__(self, other: Collection[Head]) -> "HeadSet":
+        return HeadSet(tuple(head for head in self.heads if head in other))
+
+    def __sub__(self, other: Collection[Head]) -> "HeadSet":
+        return HeadSet(tuple(head for head in self.heads if head not in other))
+
+    def __str__(self) -> str:
+        return ",".join(self.identifiers)
