@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 
 LENGTH = 40
 TOLERANCE = 1e-12
@@ -43,28 +43,28 @@ def heard(
     chunk: int | None = None,
     cap: float | None = None,
     sink: Tensor | None = None,
-) -> Attention:
+) -> AttentionRecord:
     """The record of a full pass with these q [H, L, d] and k [G, L, d]; lse is computed in float64."""
     s = reference.with_sink(reference.logits(q, k, scaling, window, chunk, cap), sink)
     v, z, lse = torch.zeros_like(k), torch.zeros_like(q), s.logsumexp(-1).float()
-    return Attention(layer, 0, q, k, v, z, lse, scaling, window, chunk=chunk, cap=cap, sink=sink)
+    return AttentionRecord(layer, 0, q, k, v, z, lse, scaling, window, chunk=chunk, cap=cap, sink=sink)
 
 
-def weights(layer: Attention) -> Tensor:
+def weights(layer: AttentionRecord) -> Tensor:
     """The eager weights of a record, [H, L, L]."""
     return reference.weights(layer.q, layer.k, layer.scaling, layer.window, layer.chunk, layer.cap, layer.sink)
 
 
 def random_heard(
     geometry: Geometry, length: int, seed: int, layer: int = 0, size: float = 1.5, **rule: Any
-) -> Attention:
+) -> AttentionRecord:
     generator = torch.Generator().manual_seed(seed)
     q = size * torch.randn(geometry.heads, length, geometry.head_dim, generator=generator)
     k = size * torch.randn(geometry.kv_groups, length, geometry.head_dim, generator=generator)
     return heard(q, k, window=geometry.windows[layer], layer=layer, **rule)
 
 
-def layers_of(geometry: Geometry, length: int, document: int) -> list[Attention]:
+def layers_of(geometry: Geometry, length: int, document: int) -> list[AttentionRecord]:
     """Every layer of one random document."""
     return [random_heard(geometry, length, 100 * document + layer, layer) for layer in range(geometry.layers)]
 

@@ -97,7 +97,7 @@ SECTIONS = (
 )
 WHOLE = {
     "adapt": ("lora_rank", "lora_alpha", "warmup", "keep", "validation_length", "recompute_above"),
-    "influence": ("order", "top", "random", "draws", "memory"),
+    "influence": ("estimate_order", "top", "random", "draws", "memory"),
     "needle": ("max_length", "needles", "seeds"),
     "window": ("center", "dims", "seeds", "steps"),
     "scaling": ("seeds",),
@@ -108,7 +108,7 @@ WHOLE = {
 REAL = {"adapt": ("factor", "frequency_rate", "scale_rate", "lora_rate")}
 LISTS = {
     "measure": ("lengths", "tables"),
-    "influence": ("lengths", "targets", "models"),
+    "influence": ("lengths", "reset_to", "models"),
     "needle": ("lengths", "depths"),
     "window": ("widths",),
     "scaling": ("lengths", "exponents", "betas"),
@@ -121,7 +121,7 @@ LISTS = {
 CHOICES = {
     "measure": ("tables",),
     "adapt": ("variant", "strategy"),
-    "influence": ("components", "targets", "unit", "method"),
+    "influence": ("components", "reset_to", "unit", "method"),
     "needle": ("mode", "template"),
 }
 

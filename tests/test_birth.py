@@ -1,4 +1,4 @@
-"""Heads against training steps: which training a checkpoint is of, lines by layer, and when roles are taken."""
+"""Heads by training step: the training run of a checkpoint, statistics by layer, and the emergence of roles."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -30,11 +30,11 @@ def models() -> list[dict[str, Any]]:
 
 
 def heads() -> pd.DataFrame:
-    """Head h of layer l takes its role at step number 1 + l + h of rope, one later under alibi, head 0 at the start."""
+    """Head h of layer l acquires its role at step index 1 + l + h in rope, one later in alibi; head 0 at the start."""
     rows = [
-        (f"{training}:{step}", layer, head, 0, 0.9 if head == 0 or at >= 1 + layer + head + late else 0.1)
-        for late, training in enumerate(TRAININGS)
-        for at, step in enumerate(STEPS)
+        (f"{training}:{step}", layer, head, 0, 0.9 if head == 0 or index >= 1 + layer + head + delay else 0.1)
+        for delay, training in enumerate(TRAININGS)
+        for index, step in enumerate(STEPS)
         for layer in range(2)
         for head in range(3)
     ]
@@ -63,89 +63,91 @@ COURSE = courses(models())
         ("in-memory llama", "base", "step-500", "training"),
     ],
 )
-def test_a_training_goes_by_the_folder_of_its_checkpoints(
+def test_a_training_run_is_named_after_the_folder_of_its_checkpoints(
     checkpoint: str, scheme: str, label: str, training: str
 ) -> None:
     told = courses([{"label": label, "checkpoint": checkpoint, "scheme": scheme, "step": 7}])
     assert told.to_dict("records") == [{"label": label, "training": training, "step": 7}]
 
 
-def test_models_without_a_step_are_of_no_training() -> None:
+def test_models_without_a_step_belong_to_no_training_run() -> None:
     assert courses([{"label": "a", "checkpoint": "x/step-1", "scheme": "base", "step": None}]).empty
 
 
-def test_adapters_named_without_a_step_are_no_points_of_a_training() -> None:
+def test_adapters_named_without_a_step_belong_to_no_training_run() -> None:
     adapters = "smollm2-135m", "smollm2-135m-x2", "a/no-freq.safetensors"
     schemes = [f"adarope:adapter={adapter}" for adapter in adapters]
     models = [{"label": s, "checkpoint": "smollm2-135m", "scheme": s, "step": at} for at, s in enumerate(schemes, 28)]
     assert courses(models).empty
 
 
-def test_of_several_trainings_the_last_checkpoint_of_each_is_shown_at_first_beside_models_without_steps() -> None:
+def test_default_models_are_the_last_checkpoint_of_each_training_run_and_models_without_steps() -> None:
     untrained = {"label": "other", "checkpoint": "other", "scheme": "base", "step": None}
 
-    def shown(models: list[dict[str, Any]]) -> list[str]:
+    def default_labels(models: list[dict[str, Any]]) -> list[str]:
         run: Any = SimpleNamespace(manifest={"models": models}, models=[model["label"] for model in models])
         return default_models(run)
 
-    assert shown([untrained, *models()]) == ["other", "rope-s0:2048", "alibi-s0:2048"]
-    alone = [model for model in models() if "rope" in model["label"]]
-    assert shown(alone) == [model["label"] for model in alone]
+    assert default_labels([untrained, *models()]) == ["other", "rope-s0:2048", "alibi-s0:2048"]
+    rope_models = [model for model in models() if "rope" in model["label"]]
+    assert default_labels(rope_models) == [model["label"] for model in rope_models]
 
 
-def test_of_one_training_every_head_has_a_line_in_the_panel_of_its_layer() -> None:
-    alone = COURSE[COURSE["training"] == "rope-s0"]
-    made = role_emergence.plot_training_by_layer(heads(), "previous_token", alone)
-    assert len(made.data) == 6
-    first = made.data[0]
+def test_one_training_run_has_a_line_per_head_in_the_panel_of_its_layer() -> None:
+    one_training = COURSE[COURSE["training"] == "rope-s0"]
+    figure = role_emergence.plot_training_by_layer(heads(), "previous_token", one_training)
+    assert len(figure.data) == 6
+    first = figure.data[0]
     assert list(first.customdata) == list(STEPS)
     assert list(first.x) == [0.5, *STEPS[1:]]  # logarithmic, with room for step 0
-    assert made.layout.xaxis.type == "log"
-    assert list(made.data[1].y) == [0.1, 0.1, 0.9, 0.9, 0.9]
+    assert figure.layout.xaxis.type == "log"
+    assert list(figure.data[1].y) == [0.1, 0.1, 0.9, 0.9, 0.9]
 
 
-def test_of_several_trainings_a_panel_has_the_median_of_each_and_the_picked_heads() -> None:
-    made = role_emergence.plot_training_by_layer(heads(), "previous_token", COURSE, [(1, 2)])
-    assert len(made.data) == 4 + 2
-    lines = {trace.name: list(trace.y) for trace in made.data if trace.yaxis == "y"}
+def test_several_training_runs_have_a_median_line_each_and_lines_of_the_selected_heads() -> None:
+    figure = role_emergence.plot_training_by_layer(heads(), "previous_token", COURSE, [(1, 2)])
+    assert len(figure.data) == 4 + 2
+    lines = {trace.name: list(trace.y) for trace in figure.data if trace.yaxis == "y"}
     assert lines == {"rope-s0": [0.1, 0.1, 0.9, 0.9, 0.9], "alibi-s0": [0.1, 0.1, 0.1, 0.9, 0.9]}
 
 
-def test_a_role_is_taken_at_the_first_step_from_which_it_is_kept() -> None:
+def test_a_role_is_acquired_at_the_first_step_from_which_the_head_keeps_it() -> None:
     flickering = heads()
-    here = (flickering["model"] == "rope-s0:1") & (flickering["layer"] == 1) & (flickering["head"] == 2)
-    flickering.loc[here, "previous_token"] = 0.9
-    taken = role_emergence.role_onsets(flickering, COURSE, ["previous-token", "induction"])
-    steps = taken.set_index(["training", "layer", "head"])["step"]
+    one_row = (flickering["model"] == "rope-s0:1") & (flickering["layer"] == 1) & (flickering["head"] == 2)
+    flickering.loc[one_row, "previous_token"] = 0.9
+    onsets = role_emergence.role_onsets(flickering, COURSE, ["previous-token", "induction"])
+    steps = onsets.set_index(["training", "layer", "head"])["step"]
     assert steps["rope-s0"].to_dict() == {(0, 0): 0, (0, 1): 16, (0, 2): 256, (1, 0): 0, (1, 1): 256, (1, 2): 2048}
     assert (1, 2) not in steps["alibi-s0"]
-    made = role_emergence.plot_role_onsets(taken, TRAININGS, STEPS)
-    assert [len(trace.x) for trace in made.data] == [6, 5]
+    figure = role_emergence.plot_role_onsets(onsets, TRAININGS, STEPS)
+    assert [len(trace.x) for trace in figure.data] == [6, 5]
 
 
-def test_when_roles_are_taken_stands_beside_each_other() -> None:
-    told = checkpoints._role_onset_table(role_emergence.role_onsets(heads(), COURSE, ["previous-token", "induction"]), TRAININGS)
+def test_role_onset_table_has_a_column_per_training_run() -> None:
+    told = checkpoints._role_onset_table(
+        role_emergence.role_onsets(heads(), COURSE, ["previous-token", "induction"]), TRAININGS
+    )
     assert told.column_names == ("role", "rope-s0", "alibi-s0")
     assert told.rows == [("previous-token", "6 from 0, half by 16", "5 from 0, half by 256")]
 
 
-def test_heads_that_bear_a_role_are_counted_by_step() -> None:
-    made = role_emergence.plot_role_counts(heads(), COURSE, ["previous-token", "induction"])
-    assert {trace.name: list(trace.y) for trace in made.data} == {
+def test_heads_with_a_role_are_counted_by_step() -> None:
+    figure = role_emergence.plot_role_counts(heads(), COURSE, ["previous-token", "induction"])
+    assert {trace.name: list(trace.y) for trace in figure.data} == {
         "rope-s0": [2, 2, 3, 5, 6],
         "alibi-s0": [2, 2, 2, 3, 5],
     }
 
 
-def test_steps_that_lie_close_are_on_a_plain_axis() -> None:
-    alone = COURSE[(COURSE["training"] == "rope-s0") & (COURSE["step"] < 100)]
-    made = role_emergence.plot_training_by_layer(heads(), "previous_token", alone)
-    assert list(made.data[0].x) == [0, 1, 16]
+def test_steps_within_two_decades_are_on_a_linear_axis() -> None:
+    one_training = COURSE[(COURSE["training"] == "rope-s0") & (COURSE["step"] < 100)]
+    figure = role_emergence.plot_training_by_layer(heads(), "previous_token", one_training)
+    assert list(figure.data[0].x) == [0, 1, 16]
 
 
-def test_nothing_to_draw_is_said() -> None:
+def test_without_data_the_figures_are_empty() -> None:
     empty = COURSE.head(0)
-    for made in (
+    for figure in (
         role_emergence.plot_training_by_layer(heads(), "previous_token", empty),
         role_emergence.plot_training_by_layer(heads().drop(columns="previous_token"), "previous_token", COURSE),
         role_emergence.plot_role_counts(heads().assign(previous_token=np.nan), COURSE, ["previous-token"]),
@@ -153,4 +155,4 @@ def test_nothing_to_draw_is_said() -> None:
             role_emergence.role_onsets(heads(), empty, ["previous-token"]), TRAININGS, STEPS
         ),
     ):
-        assert not made.data
+        assert not figure.data

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
 from headscope.positions import AdaRoPE, attached, resolve
 from headscope.positions.model import Model, load
@@ -40,9 +40,9 @@ def learned(model: Model) -> AdaRoPE:
 
 
 @torch.no_grad()
-def run(model: Model) -> tuple[Tensor, list[Attention]]:
+def run(model: Model) -> tuple[Tensor, list[AttentionRecord]]:
     """Logits of the bridge, or of the bare model, and what its layers computed."""
-    heard: list[Attention] = []
+    heard: list[AttentionRecord] = []
     with capturing(model) as layers:
         layers.listen(heard.append)
         logits = model.bridge(IDS) if model.bridge is not None else model.module(IDS, use_cache=False).logits
@@ -66,7 +66,7 @@ def test_a_bridge_is_heard_as_the_model_it_wraps(family: str) -> None:
 @FAMILY
 def test_rotary_and_output_hooks_fire_in_transformerlens_shapes(family: str) -> None:
     model, spec = bridged(family), families.SPECS[family]
-    heard: list[Attention] = []
+    heard: list[AttentionRecord] = []
     with torch.no_grad(), capturing(model) as layers:
         layers.listen(heard.append)
         _, cache = model.bridge.run_with_cache(IDS)
@@ -91,7 +91,7 @@ def test_rotary_and_output_hooks_fire_in_transformerlens_shapes(family: str) -> 
 def test_a_hook_that_edits_queries_takes_effect(family: str) -> None:
     """Zero queries attend evenly: the log-sum-exp of a row is the log of the keys it sees."""
     model = bridged(family)
-    heard: list[Attention] = []
+    heard: list[AttentionRecord] = []
     hooks: list[tuple[str, Callable[..., Tensor]]] = [("blocks.2.attn.hook_rot_q", lambda q, hook: torch.zeros_like(q))]
     with torch.no_grad(), capturing(model) as layers:
         layers.listen(heard.append, [2])

@@ -14,7 +14,7 @@ from transformers.masking_utils import create_bidirectional_mask
 
 from headscope.attention import backend, kernel
 from headscope.attention.masks import Seen
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.positions.model import Model, load
@@ -41,16 +41,16 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 
 @torch.no_grad()
-def hear(model: Model, ids: Tensor, **options: Any) -> tuple[Tensor, list[Attention]]:
+def hear(model: Model, ids: Tensor, **options: Any) -> tuple[Tensor, list[AttentionRecord]]:
     """The logits of one call and what every layer computed in it, in the order heard."""
-    heard: list[Attention] = []
+    heard: list[AttentionRecord] = []
     with capturing(model) as layers:
         layers.listen(heard.append)
         logits = model.module(ids, **options).logits
     return logits, heard
 
 
-def check_records(heard: list[Attention], expected: list[reference.Layer], windows: tuple[int | None, ...]) -> None:
+def check_records(heard: list[AttentionRecord], expected: list[reference.Layer], windows: tuple[int | None, ...]) -> None:
     """Every field of the records, against the formulas applied to what eager attention received."""
     assert [each.layer for each in heard] == list(range(len(expected)))
     for found, layer, window in zip(heard, expected, windows, strict=True):
@@ -155,7 +155,7 @@ SPLITS = pytest.mark.parametrize("split", [[16] + [1] * 8, [10, 14], [3, 9, 1, 1
 
 
 @torch.no_grad()
-def in_parts(model: Model, ids: Tensor, split: list[int], cache: Any) -> tuple[Tensor, list[list[Attention]]]:
+def in_parts(model: Model, ids: Tensor, split: list[int], cache: Any) -> tuple[Tensor, list[list[AttentionRecord]]]:
     """Run ids [1, L] in parts over a cache; the joined logits and what each part's layers computed."""
     logits, parts = [], []
     for part in ids.split(split, dim=1):
@@ -165,7 +165,7 @@ def in_parts(model: Model, ids: Tensor, split: list[int], cache: Any) -> tuple[T
     return torch.cat(logits, 1), parts
 
 
-def check_parts(parts: list[list[Attention]], whole: list[Attention], split: list[int]) -> None:
+def check_parts(parts: list[list[AttentionRecord]], whole: list[AttentionRecord], split: list[int]) -> None:
     stop = 0
     for heard, length in zip(parts, split, strict=True):
         rows, stop = slice(stop, stop + length), stop + length
@@ -284,7 +284,7 @@ def test_an_edit_changes_the_output_as_by_hand() -> None:
         seen.append(positions)
         return torch.zeros_like(q), k, v
 
-    heard: list[Attention] = []
+    heard: list[AttentionRecord] = []
     with torch.no_grad(), capturing(model) as layers:
         layers.edit(1, silence)
         layers.listen(heard.append, [1])
@@ -352,9 +352,9 @@ def test_leaving_restores_the_model_bit_for_bit_even_by_an_exception(family: str
     before = traces(model)
     with torch.no_grad():
         expected = model.module(IDS).logits
-    heard: list[Attention] = []
+    heard: list[AttentionRecord] = []
 
-    def failing(one: Attention) -> None:
+    def failing(one: AttentionRecord) -> None:
         heard.append(one)
         raise RuntimeError("a listener failed")
 

@@ -192,7 +192,7 @@ def test_mistakes_of_head_influence_are_refused_before_any_work(refused):
     model = ("--model", "learned=smollm2-135m@adarope:adapter=nowhere.safetensors")
     assert "no adapter at 'nowhere.safetensors'" in refused(3, "influence", *model)
     assert "influence.components.1" in refused(2, "influence", "--component", "freq,frequency")
-    assert "influence.targets.0" in refused(2, "influence", "--target", "start")
+    assert "influence.reset_to.0" in refused(2, "influence", "--reset-to", "start")
     assert "influence.unit" in refused(2, "influence", "--unit", "layer")
     assert "influence.top" in refused(2, "influence", "--top", 0)
 
@@ -201,9 +201,9 @@ def test_mistakes_of_head_influence_are_refused_before_any_work(refused):
 def test_head_influence_needs_an_adapter_and_documents_of_the_length(refused):
     line = refused(2, "influence", "--model", "yarn=smollm2-135m@yarn:factor=8", "--unit", "head")
     assert "model 'yarn' has no adapter, so there is no joint to reset" in line
-    flags = ("--component", "z-zero", "--text", "pkg:britannica", "--docs", 1, "--length", 10_000_000)
+    flags = ("--component", "zero", "--text", "pkg:britannica", "--docs", 1, "--length", 10_000_000)
     assert "the longest, britannica/shakespeare, has" in refused(2, "influence", *flags)
-    assert "more than the 270 units" in refused(2, "influence", "--component", "z-zero", "--top", 271, "--length", 64)
+    assert "more than the 270 units" in refused(2, "influence", "--component", "zero", "--top", 271, "--length", 64)
 
 
 @pytest.mark.model

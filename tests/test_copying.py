@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.measures.copying import AnswerRows, last_row
 from headscope.measures.logit_attribution import last_outputs
 
@@ -22,18 +22,18 @@ def heard(
     window: int | None = None,
     cap: float | None = None,
     sinks: bool = False,
-) -> Attention:
+) -> AttentionRecord:
     made = torch.Generator().manual_seed(seed)
     q, z = (torch.randn(heads, queries, 8, generator=made) for _ in range(2))
     k, v = (torch.randn(groups, keys, 8, generator=made) for _ in range(2))
-    row = Attention(0, 0, q, k, v, z, torch.zeros(heads, queries), 0.7, window, cap=cap)
+    row = AttentionRecord(0, 0, q, k, v, z, torch.zeros(heads, queries), 0.7, window, cap=cap)
     if not sinks:
         return row
     row = replace(row, sink=torch.randn(heads, generator=made))
     return replace(row, lse=logits(row).logsumexp(-1).float()[:, None].expand(-1, queries))
 
 
-def logits(row: Attention) -> Tensor:
+def logits(row: AttentionRecord) -> Tensor:
     """Logits of the last query, [H, Lk], and where there is one the sink's, [H, Lk + 1]."""
     k = row.k.repeat_interleave(row.q.shape[0] // row.k.shape[0], 0)
     found = torch.einsum("hd,hkd->hk", row.q[:, -1].double(), k.double()) * row.scaling
@@ -44,7 +44,7 @@ def logits(row: Attention) -> Tensor:
     return found if row.sink is None else torch.cat((found, row.sink.double()[:, None]), -1)
 
 
-def eager(row: Attention) -> Tensor:
+def eager(row: AttentionRecord) -> Tensor:
     """Attention weights of the last query on the keys, [H, Lk]."""
     return logits(row).softmax(-1)[:, : row.k.shape[1]]
 
@@ -91,7 +91,7 @@ def steps(looked: list[list[int]], keys: int) -> AnswerRows:
     for wanted in looked:
         k = torch.eye(keys)[None]
         q = torch.eye(keys)[wanted][:, None] * 50
-        rows.update(Attention(0, 0, q, k, k, q, torch.zeros(len(wanted), 1), 1.0, None))
+        rows.update(AttentionRecord(0, 0, q, k, k, q, torch.zeros(len(wanted), 1), 1.0, None))
     return rows
 
 

@@ -21,7 +21,7 @@ from without_a_card import pretending
 
 from headscope.attention import cuda, kernel
 from headscope.attention.kernel import Rule
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import Unit, on_layer, q_uniform
 from headscope.positions.attach import attached
@@ -194,7 +194,7 @@ def test_a_model_on_a_card_is_heard_edited_and_turned_there(
     model = load(families.SPECS["llama-gqa"].build().bfloat16())
     heard = []
 
-    def listen(layer: Attention) -> None:
+    def listen(layer: AttentionRecord) -> None:
         heard.append({t.device.type for t in (layer.q, layer.k, layer.v, layer.z, layer.lse, layer.visible)})
 
     turned_by = [model.with_scheme(scheme) for scheme in ("base", "yarn:factor=2", "logn:length=32")]

@@ -191,7 +191,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tables = {name: made.table(name) for name in made.tables}
     tables["influence"] = tables["influence"][tables["influence"]["model"] == "learned"]
     tables["influence_sets"] = tables["influence_sets"][tables["influence_sets"]["model"] == "learned"]
-    for name in ("needles", "retrieval", "needle_knockouts"):
+    for name in ("needles", "retrieval", "needle_ablation"):
         tables[name] = tables[name][tables[name]["model"] == "base"]
     with RunWriter.open(folder, "uneven", {}) as writer:
         writer.add("all", tables)

@@ -10,7 +10,7 @@ import pytest
 import reference
 import torch
 from measure_laws import geometry_of, heard
-from test_reads import explicit
+from test_patterns import explicit
 from test_study import save_checkpoint, tokenizer
 from tokenizers import Tokenizer, decoders, models, processors
 from torch import Tensor
@@ -19,7 +19,7 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import headscope
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.measures.detectors import KINDS, Detectors
 from headscope.models.loading import locate
@@ -140,7 +140,7 @@ def test_soft_caps_chunks_and_sinks_count(more: Any) -> None:
     q, k = torch.randn(2, 2 * PERIOD + 1, 8), torch.randn(1, 2 * PERIOD + 1, 8)
     alpha, seen, lse = explicit(q, k, **more)
     detectors = Detectors(geometry_of(2, 1, windows=(None,)), 1, PERIOD)
-    detectors.update(Attention(0, 0, q, k, torch.zeros_like(k), torch.zeros_like(q), lse, 0.7, None, **more))
+    detectors.update(AttentionRecord(0, 0, q, k, torch.zeros_like(k), torch.zeros_like(q), lse, 0.7, None, **more))
     assert assert_eager(detectors.compute(), 0, alpha, 1, PERIOD, seen) <= 1e-5
 
 

@@ -371,7 +371,7 @@ def test_the_table_holds_every_model_and_task_with_its_standard_error() -> None:
     assert plots.plot_scores_by_length(TASKS).layout.xaxis.ticktext == ("2,048", "4,096")
     lines = plots.plot_scores_by_length(TASKS).data
     assert [list(line.x) for line in lines] == [[2048, 4096], []]
-    assert plots.plot_score_table(TASKS.iloc[:0]).layout.annotations[0].text == "no rows to show"
+    assert plots.plot_score_table(TASKS.iloc[:0]).layout.annotations[0].text == "no data to plot"
 
 
 def test_report_and_terminal_tell_the_scores(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Figures carry the numbers of the tables, say their units, and never fail on what is missing."""
+"""Figures show the numbers of the tables with their units, and state the reason if they have nothing to plot."""
 
 import subprocess
 import sys
@@ -32,12 +32,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return synthetic_run(tmp_path_factory.mktemp("runs"), models=("base", "yarn", "adarope"))
 
 
-def shown(figure) -> str:
-    """All text that a figure shows or hovers."""
+def figure_text(figure) -> str:
+    """All text of a figure, hover text included."""
     return figure.to_json()
 
 
-def test_matrix_shows_every_head_in_log_colour_with_its_value_and_unit_on_hover(run: Run) -> None:
+def test_matrix_shows_every_head_with_log_colour_and_its_value_and_unit_on_hover(run: Run) -> None:
     figure = heads.plot_matrix(run.heads, "ess2_1024", "yarn")
     trace = figure.data[0]
     row = run.heads.query("model == 'yarn' and layer == 2 and head == 5").iloc[0]
@@ -64,18 +64,18 @@ def test_change_is_a_ratio_for_lengths_and_a_difference_otherwise(run: Run) -> N
 def test_boxes_hold_minimum_quartiles_maximum_and_mean_over_heads(run: Run) -> None:
     boxes = [trace for trace in heads.plot_distribution(run.heads, "cov").data if trace.type == "box"]
     values = run.heads.loc[run.heads["model"] == "base", "cov"]
-    told = [boxes[0][key][0] for key in ("lowerfence", "q1", "median", "q3", "upperfence", "mean")]
-    assert told == pytest.approx([*values.quantile([0, 0.25, 0.5, 0.75, 1]), values.mean()])
+    box_values = [boxes[0][key][0] for key in ("lowerfence", "q1", "median", "q3", "upperfence", "mean")]
+    assert box_values == pytest.approx([*values.quantile([0, 0.25, 0.5, 0.75, 1]), values.mean()])
     assert [box.name for box in boxes] == ["base", "yarn", "adarope"]
 
 
-def test_a_colour_bar_of_few_layers_has_whole_ones(run: Run) -> None:
+def test_colour_bar_of_few_layers_has_integer_ticks(run: Run) -> None:
     assert head_scatter.plot_against_baseline(run.heads, "ess2_1024", "base").layout.coloraxis.colorbar.dtick == 1
     deep = run.heads.assign(layer=run.heads["layer"] * 10)
     assert head_scatter.plot_against_baseline(deep, "ess2_1024", "base").layout.coloraxis.colorbar.dtick is None
 
 
-def test_scatter_against_the_base_has_a_panel_per_method_and_equal_axes(run: Run) -> None:
+def test_baseline_scatter_has_a_panel_per_model_and_equal_axes(run: Run) -> None:
     figure = head_scatter.plot_against_baseline(run.heads, "ess2_1024", "base")
     points = [trace for trace in figure.data if trace.mode == "markers"]
     lines = [trace for trace in figure.data if trace.mode == "lines"]
@@ -89,13 +89,13 @@ def test_scatter_against_the_base_has_a_panel_per_method_and_equal_axes(run: Run
     assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
 
 
-def test_growth_lines_average_ln_ess2_over_documents_by_rows(run: Run) -> None:
+def test_effective_length_averages_ln_ess2_over_documents_weighted_by_rows(run: Run) -> None:
     figure = effective_length.plot_effective_length(run.attention, [(1, 2), (3, 0)])
     line = next(trace for trace in figure.data if trace.name == "yarn")
     rows = run.attention.query("model == 'yarn' and layer == 1 and head == 2 and context_length == 1024")
     visible = int(rows["visible"].max())
-    mine = rows[rows["visible"] == visible]
-    assert line.y[-1] == pytest.approx(np.exp(np.average(mine["log_ess2"].astype(float), weights=mine["rows"])))
+    last_bin = rows[rows["visible"] == visible]
+    assert line.y[-1] == pytest.approx(np.exp(np.average(last_bin["log_ess2"].astype(float), weights=last_bin["rows"])))
     assert line.x[-1] == pytest.approx(float(middle(visible, 1024)))
     assert [trace.hovertemplate.split("<")[0] for trace in figure.data if trace.name is None] == [
         "slope 1: uniform attention",
@@ -105,61 +105,63 @@ def test_growth_lines_average_ln_ess2_over_documents_by_rows(run: Run) -> None:
 
 def test_spectrum_shows_log_theta_over_usage_with_intervals(run: Run) -> None:
     figure = rotary.plot_spectrum(run.pairs, 0, 1)
-    above, below = figure.data[0], figure.data[1]
-    mine = run.pairs.query("model == 'base' and layer == 0 and head == 1 and context_length == 1024 and pair == 3")
-    values = mine["mean_abs"].astype(float)
-    assert above.y[3] == pytest.approx(np.log10(float(mine["theta"].iloc[0])))
-    assert below.y[3] == pytest.approx(values.mean())
+    frequency, usage = figure.data[0], figure.data[1]
+    rows = run.pairs.query("model == 'base' and layer == 0 and head == 1 and context_length == 1024 and pair == 3")
+    values = rows["mean_abs"].astype(float)
+    assert frequency.y[3] == pytest.approx(np.log10(float(rows["theta"].iloc[0])))
+    assert usage.y[3] == pytest.approx(values.mean())
     assert len(values) == 3
-    assert below.error_y.array[3] == pytest.approx(values.sem() * t.ppf(0.975, 2), rel=1e-5)
-    assert "logits" in below.hovertemplate
-    assert (above.yaxis, below.yaxis) == ("y", "y2")
+    assert usage.error_y.array[3] == pytest.approx(values.sem() * t.ppf(0.975, 2), rel=1e-5)
+    assert "logits" in usage.hovertemplate
+    assert (frequency.yaxis, usage.yaxis) == ("y", "y2")
 
 
-def test_two_documents_draw_no_interval(run: Run) -> None:
+def test_two_documents_give_no_interval(run: Run) -> None:
     two = run.pairs[run.pairs["doc"] != "synthetic/0"]
     assert two["doc"].nunique() == 2
     assert np.isnan(rotary.plot_spectrum(two, 0, 1).data[1].error_y.array).all()
 
 
-def test_pairs_that_do_not_rotate_leave_gaps(run: Run) -> None:
-    still = run.pairs.assign(theta=np.float32(0))
-    assert np.isnan(rotary.plot_spectrum(still, 0, 1).data[0].y).all()
+def test_pairs_without_rotation_are_gaps(run: Run) -> None:
+    unrotated = run.pairs.assign(theta=np.float32(0))
+    assert np.isnan(rotary.plot_spectrum(unrotated, 0, 1).data[0].y).all()
     positions = run.positions.assign(log_theta=-np.inf)
-    assert "no pair of this model rotates" in shown(learned_frequencies.plot_frequency_change(positions, "base"))
+    assert "no pair of this model rotates" in figure_text(learned_frequencies.plot_frequency_change(positions, "base"))
 
 
-def test_profile_is_pair_by_distance_at_the_longest_length(run: Run) -> None:
+def test_pair_profile_is_pair_by_distance_at_the_longest_context(run: Run) -> None:
     trace = rotary.plot_pair_profile(run.distance, 1, 2, "base").data[0]
     rows = run.distance.query("model == 'base' and layer == 1 and head == 2 and context_length == 1024")
     cell = rows[(rows["pair"] == 4) & (rows["distance"] == 16)].iloc[0]
-    at = list(trace.customdata[4]).index(16)
-    assert trace.z[4][at] == pytest.approx(cell["mean_signed"])
+    column = list(trace.customdata[4]).index(16)
+    assert trace.z[4][column] == pytest.approx(cell["mean_signed"])
     assert trace.zmid == 0
 
 
-def test_frequency_change_is_the_mean_over_key_groups(run: Run) -> None:
+def test_frequency_change_is_the_mean_over_kv_groups(run: Run) -> None:
     trace = learned_frequencies.plot_frequency_change(run.positions, "adarope").data[0]
     rows = run.positions.query("model == 'adarope' and layer == 2 and pair == 7")
     assert trace.z[2][7] == pytest.approx((rows["log_theta"] - rows["log_theta_base"]).mean(), abs=1e-6)
 
 
-def test_layers_are_ranked_by_the_rms_of_their_change_which_no_two_groups_can_cancel(run: Run) -> None:
+def test_layers_are_ranked_by_rms_change_which_opposite_signs_do_not_cancel(run: Run) -> None:
     rows = run.positions[run.positions["model"] == "adarope"].reset_index(drop=True)
     sign = np.where(rows["kv_group"] % 2, 1.0, -1.0) * np.where(rows["layer"] == 2, 3.0, 1.0)
-    moved = rows.assign(log_theta=rows["log_theta_base"] + 0.1 * sign)
-    bars, dots = learned_frequencies.plot_layers_by_change(moved, "adarope").data
-    assert next(place[0] for place in bars.customdata) == 2
+    positions = rows.assign(log_theta=rows["log_theta_base"] + 0.1 * sign)
+    bars, dots = learned_frequencies.plot_layers_by_change(positions, "adarope").data
+    assert next(layer for layer, *_ in bars.customdata) == 2
     assert list(bars.y) == pytest.approx([0.3, 0.1, 0.1, 0.1], rel=1e-5)
     assert len(dots.y) == len(rows.groupby(["layer", "kv_group"]))
-    assert np.abs(learned_frequencies.plot_frequency_change(moved, "adarope").data[0].z).max() < 1e-6, "a mean cancels"
+    assert np.abs(learned_frequencies.plot_frequency_change(positions, "adarope").data[0].z).max() < 1e-6, (
+        "a mean cancels"
+    )
 
 
-def test_side_by_side_matrices_share_one_scale_and_signed_ones_are_symmetric(run: Run) -> None:
+def test_matrices_of_all_models_share_one_scale_and_signed_ones_are_symmetric(run: Run) -> None:
     pair = [heads.plot_matrix(run.heads, "growth", model).data[0] for model in ("base", "adarope")]
-    assert len({(each.zmin, each.zmax) for each in pair}) == 1
+    assert len({(trace.zmin, trace.zmax) for trace in pair}) == 1
     changes = [heads.plot_change(run.heads, "growth", model, "base").data[0] for model in ("yarn", "adarope")]
-    assert len({(each.zmin, each.zmax) for each in changes}) == 1
+    assert len({(trace.zmin, trace.zmax) for trace in changes}) == 1
     signed = heads.plot_matrix(run.heads, "influence_joint", "adarope").data[0]
     assert signed.zmin == -signed.zmax
     small = heads.plot_small_matrices(run.heads, "growth")
@@ -170,14 +172,14 @@ def test_side_by_side_matrices_share_one_scale_and_signed_ones_are_symmetric(run
     assert all(trace.coloraxis == "coloraxis" for trace in (*small.data, *profiles.data))
 
 
-def test_the_total_logit_is_the_sum_over_pairs(run: Run) -> None:
+def test_logit_by_distance_is_the_sum_over_pairs(run: Run) -> None:
     line = next(trace for trace in rotary.plot_logit_by_distance(run.distance, 1, 2).data if trace.name == "yarn")
     rows = run.distance.query("model == 'yarn' and layer == 1 and head == 2 and context_length == 1024")
-    at = list(line.customdata).index(16)
-    assert line.y[at] == pytest.approx(rows[rows["distance"] == 16]["mean_signed"].astype(float).sum(), rel=1e-5)
+    index = list(line.customdata).index(16)
+    assert line.y[index] == pytest.approx(rows[rows["distance"] == 16]["mean_signed"].astype(float).sum(), rel=1e-5)
 
 
-def test_one_head_grows_in_a_band_over_its_documents(run: Run) -> None:
+def test_effective_length_of_one_head_has_a_band_over_documents(run: Run) -> None:
     figure = effective_length.plot_effective_length(run.attention.query("layer == 1 and head == 2"), [(1, 2)])
     low, high, line = figure.data[:3]
     assert all(a <= y <= b for a, y, b in zip(low.y, line.y, high.y, strict=True))
@@ -187,23 +189,23 @@ def test_one_head_grows_in_a_band_over_its_documents(run: Run) -> None:
     )
 
 
-def test_a_rank_shift_counts_ranks_and_calls_noise_what_may_be_noise(run: Run) -> None:
-    both = rank_shift.rank_changes(run.heads, "growth", "base", "adarope").set_index(["layer", "head"])
+def test_rank_shift_counts_ranks_and_marks_changes_beyond_noise(run: Run) -> None:
+    changes = rank_shift.rank_changes(run.heads, "growth", "base", "adarope").set_index(["layer", "head"])
     wide = run.heads.set_index(["model", "layer", "head"])
     values = wide.loc["adarope", "growth"]
-    for place, row in both.iterrows():
-        assert row["after_rank"] == (values > values[place]).sum() + 1
+    for head, row in changes.iterrows():
+        assert row["after_rank"] == (values > values[head]).sum() + 1
         assert row["after_best"] <= row["after_rank"] <= row["after_worst"]
-        base, learned = wide.loc[("base", *place)], wide.loc[("adarope", *place)]
-        apart = learned["growth_low"] > base["growth_high"] or learned["growth_high"] < base["growth_low"]
-        assert (row["way"] != 0) == apart
+        base, learned = wide.loc[("base", *head)], wide.loc[("adarope", *head)]
+        is_beyond_noise = learned["growth_low"] > base["growth_high"] or learned["growth_high"] < base["growth_low"]
+        assert (row["direction"] != 0) == is_beyond_noise
     top = [set(wide.loc[model, "growth"].nlargest(10).index) for model in ("base", "adarope")]
-    assert rank_shift.top_overlap(both) == len(top[0] & top[1])
-    drawn = rank_shift.plot_rank_shift(run.heads, "growth", "base", {(1, 2)})
-    assert {tuple(place[:2]) for trace in drawn.data for place in trace.customdata} == {(1, 2)}
+    assert rank_shift.top_overlap(changes) == len(top[0] & top[1])
+    figure = rank_shift.plot_rank_shift(run.heads, "growth", "base", {(1, 2)})
+    assert {(layer, head) for trace in figure.data for layer, head, _ in trace.customdata} == {(1, 2)}
 
 
-def test_a_long_title_takes_lines_and_leaves_room_for_them() -> None:
+def test_a_long_title_is_wrapped_and_the_top_margin_grows() -> None:
     short, long = (style.set_top_margin(style.new_figure("A title " * count)) for count in (2, 20))
     assert long.layout.title.text.count("<br>") == 2
     assert long.layout.title.text.replace("<br>", " ") + " " == "A title " * 20
@@ -211,11 +213,11 @@ def test_a_long_title_takes_lines_and_leaves_room_for_them() -> None:
     assert "…" not in style.escape_label("x" * 90)
 
 
-def test_by_layer_is_a_geometric_mean_where_the_statistic_is_logarithmic(run: Run) -> None:
+def test_by_layer_is_a_geometric_mean_for_a_logarithmic_statistic(run: Run) -> None:
     figure = layers.plot_by_layer(run.heads, "ess2_1024")
     line = next(trace for trace in figure.data if trace.name == "base")
-    mine = run.heads.query("model == 'base' and layer == 3")["ess2_1024"]
-    assert line.y[3] == pytest.approx(np.exp(np.log(mine).mean()))
+    values = run.heads.query("model == 'base' and layer == 3")["ess2_1024"]
+    assert line.y[3] == pytest.approx(np.exp(np.log(values).mean()))
     assert figure.layout.yaxis.type == "log"
 
 
@@ -224,18 +226,18 @@ def test_infinite_values_are_left_out_of_a_layer(run: Run) -> None:
     assert all(len(trace.x) == 0 for trace in figure.data)
 
 
-def test_training_steps_follow_the_median_and_the_chosen_heads(run: Run) -> None:
+def test_over_steps_shows_the_median_and_the_selected_heads(run: Run) -> None:
     figure = layers.plot_over_steps(run.heads, "growth", {"yarn": 50, "base": 10}, [(0, 1)])
-    median = next(trace for trace in figure.data if trace.name == "median of all heads")
-    chosen = figure.data[-1]
-    assert list(median.x) == list(chosen.x) == [10, 50]
+    median = next(trace for trace in figure.data if trace.name == "median over all heads")
+    selected = figure.data[-1]
+    assert list(median.x) == list(selected.x) == [10, 50]
     assert median.y[1] == pytest.approx(run.heads[run.heads["model"] == "yarn"]["growth"].median())
-    assert chosen.y[0] == pytest.approx(
+    assert selected.y[0] == pytest.approx(
         run.heads.query("model == 'base' and layer == 0 and head == 1")["growth"].item()
     )
 
 
-def test_the_first_step_stands_left_of_steps_that_span_decades(run: Run) -> None:
+def test_step_zero_is_left_of_steps_that_span_decades(run: Run) -> None:
     figure = layers.plot_over_steps(run.heads, "growth", {"base": 0, "yarn": 1, "adarope": 500}, [(0, 1)])
     assert figure.layout.xaxis.type == "log"
     for trace in figure.data[2:]:  # after the band
@@ -243,14 +245,14 @@ def test_the_first_step_stands_left_of_steps_that_span_decades(run: Run) -> None
         assert list(trace.customdata) == [0, 1, 500]
 
 
-def test_loss_is_a_mean_over_documents_and_its_difference_is_paired(run: Run) -> None:
+def test_loss_is_a_mean_over_documents_and_the_difference_is_paired(run: Run) -> None:
     mean = next(trace for trace in loss.plot_loss_by_position(run.nll).data if trace.name == "yarn")
     rows = run.nll[(run.nll["model"] == "yarn") & (run.nll["context_length"] == 1024)]
     assert mean.y[0] == pytest.approx(rows[rows["position"] == mean.x[0]]["nll"].mean())
     difference = loss.plot_loss_difference(run.nll, "base")
-    named = {trace.name: trace for trace in difference.data if trace.name}
-    assert set(named) == {"yarn", "adarope"}
-    np.testing.assert_allclose(named["adarope"].y, 0.1, atol=1e-5)
+    lines = {trace.name: trace for trace in difference.data if trace.name}
+    assert set(lines) == {"yarn", "adarope"}
+    np.testing.assert_allclose(lines["adarope"].y, 0.1, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -275,30 +277,30 @@ def test_loss_is_a_mean_over_documents_and_its_difference_is_paired(run: Run) ->
         lambda frame: loss.plot_loss_difference(frame, "base"),
     ],
 )
-def test_a_table_without_rows_or_columns_gives_a_figure_that_says_why(run: Run, figure) -> None:
+def test_a_table_without_rows_or_columns_gives_a_figure_with_the_reason(run: Run, figure) -> None:
     for table in (run.heads, run.attention, run.pairs, run.distance, run.positions, run.nll):
-        assert figure(table.iloc[:0]).layout.annotations[0].text.startswith(("no rows to show", "not measured: "))
+        assert figure(table.iloc[:0]).layout.annotations[0].text.startswith(("no data to plot", "not measured: "))
         assert figure(table[["model"]]).layout.annotations[0].text.startswith("not measured: ")
     assert figure(pd.DataFrame()).layout.annotations[0].text.startswith("not measured: model, ")
 
 
 def test_a_model_keeps_its_colour_when_others_are_filtered_out(run: Run) -> None:
-    everyone = style.model_styles(run.heads)
-    alone = style.model_styles(run.heads[run.heads["model"] == "adarope"])
-    assert alone == {"adarope": everyone["adarope"]}
-    assert len({look.colour for look in everyone.values()}) == 3
+    all_styles = style.model_styles(run.heads)
+    filtered_styles = style.model_styles(run.heads[run.heads["model"] == "adarope"])
+    assert filtered_styles == {"adarope": all_styles["adarope"]}
+    assert len({model_style.colour for model_style in all_styles.values()}) == 3
 
 
-def test_bands_that_lie_over_each_other_are_fainter(run: Run) -> None:
-    few, many = (
-        style.model_styles(pd.DataFrame({"model": [f"model {at}" for at in range(count)]}))["model 0"]
+def test_overlapping_bands_are_fainter(run: Run) -> None:
+    style_of_two, style_of_eight = (
+        style.model_styles(pd.DataFrame({"model": [f"model {index}" for index in range(count)]}))["model 0"]
         for count in (2, 8)
     )
-    assert (few.band_colour, many.band_colour) == ("rgba(31,131,196,0.16)", "rgba(31,131,196,0.05)")
-    assert few.fill_colour == many.fill_colour == few.band_colour
+    assert (style_of_two.band_colour, style_of_eight.band_colour) == ("rgba(31,131,196,0.16)", "rgba(31,131,196,0.05)")
+    assert style_of_two.fill_colour == style_of_eight.fill_colour == style_of_two.band_colour
 
 
-def test_labels_cannot_smuggle_html_into_a_figure(run: Run) -> None:
+def test_labels_cannot_inject_html_into_a_figure(run: Run) -> None:
     hostile = '<a href="https://example.org">x</a>'
     table = run.heads.assign(model=run.heads["model"].cat.rename_categories({"base": hostile}))
     for figure in (
@@ -317,7 +319,7 @@ def test_log_ticks_are_round() -> None:
     assert axes.log_ticks([np.nan, 0, np.inf]) == {}
 
 
-def test_figures_import_neither_torch_nor_transformers() -> None:
+def test_plots_import_neither_torch_nor_transformers() -> None:
     code = (
         "import sys, headscope.plots.heads, headscope.plots.loss, headscope.plots.rotary, headscope.report;"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
@@ -325,17 +327,17 @@ def test_figures_import_neither_torch_nor_transformers() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
 
 
-def test_picked_heads_are_framed_in_every_matrix_and_leave_its_axes_alone(run: Run) -> None:
-    picked = {(0, 5), (3, 0)}  # at the ends of both axes
+def test_selected_heads_are_framed_in_every_matrix_and_the_axes_stay(run: Run) -> None:
+    selected_heads = {(0, 5), (3, 0)}  # at the ends of both axes
     for figure, panels in (
         (heads.plot_matrix(run.heads, "cov", "base"), 1),
         (heads.plot_small_matrices(run.heads, "cov"), 3),
     ):
-        highlight.highlight_heads(figure, picked)
+        highlight.highlight_heads(figure, selected_heads)
         frames = [trace for trace in figure.data if trace.type == "scatter"]
         assert len({frame.xaxis or "x" for frame in frames}) == panels
         for frame in frames:
-            assert {*zip(frame.y, frame.x, strict=True)} == picked
+            assert {*zip(frame.y, frame.x, strict=True)} == selected_heads
             axis = (frame.xaxis or "x").removeprefix("x")
             assert figure.layout[f"xaxis{axis}"].range == (-0.5, 5.5)
             assert figure.layout[f"yaxis{axis}"].range == (-0.5, 3.5)

@@ -15,7 +15,7 @@ from headscope.models import loading
 from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, decoded
 from headscope.prompts.needles import INDIRECT, OURS, Needle, read_needles
 from headscope.prompts.texts import first_tokens
-from probes.needle import wu
+from headscope.prompts import wu_prompts
 
 LONGEST = 1500
 END = re.compile(r"[.!?…]+[\"'’”)\]»_]*$")
@@ -204,19 +204,19 @@ def test_a_bad_file_of_needles_is_refused_by_line(tmp_path: Path, content: str, 
 
 def test_wu_prompts_survive_the_round_trip_and_the_fuzzy_span_lies_on_the_fact() -> None:
     haystack, prompter = ground("byte-level")
-    prompt = wu.hidden(prompter, haystack, 1200, 0.5)
+    prompt = wu_prompts.prompt_with_needle(prompter, haystack, 1200, 0.5)
     text = decoded(prompter.tokenizer, prompt.ids)
     true = len(prompter.tokenizer(text[: text.index(OURS[0].fact)])["input_ids"])
     assert prompt.end - prompt.start == len(prompter.needle) - prompter.given
     assert prompt.start <= true < prompt.end  # the fuzzy span of so small a vocabulary may begin early
     tail = len(prompter.after)
-    assert abs(len(prompt.ids) - (1200 - wu.RESERVED + tail)) <= 3
+    assert abs(len(prompt.ids) - (1200 - wu_prompts.RESERVED + tail)) <= 3
     with pytest.raises(BadInput, match="mode wu needs"):
-        wu.hidden(prompter, haystack, 200, 0.5)
+        wu_prompts.prompt_with_needle(prompter, haystack, 200, 0.5)
 
 
 def test_the_fuzzy_span_is_the_first_window_with_nearly_the_same_set() -> None:
     needle = np.arange(20, 32, dtype=np.int32)
     ids = np.concatenate([np.arange(10), needle, np.arange(5)]).astype(np.int32)
-    assert wu.fuzzy_span(ids, needle) == 9  # eleven of twelve tokens already lie in the window before
-    assert wu.fuzzy_span(ids[:15], needle) is None
+    assert wu_prompts.fuzzy_span(ids, needle) == 9  # eleven of twelve tokens already lie in the window before
+    assert wu_prompts.fuzzy_span(ids[:15], needle) is None

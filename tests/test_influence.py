@@ -143,8 +143,8 @@ def test_small_resets_are_estimated_closely_in_every_family(
 ) -> None:
     """Random weights make frequencies far steeper than scales, so each has its own small size above rounding."""
     model = adapted(tmp_path, size, family)
-    options: dict[str, Any] = {"docs": 1, "length": LENGTH, "components": [component], "order": 1}
-    rows = [head_influence(model, method=method, **options) for method in ("exact", "screen")]
+    options: dict[str, Any] = {"docs": 1, "length": LENGTH, "components": [component], "estimate_order": 1}
+    rows = [head_influence(model, method=method, **options) for method in ("exact", "estimate")]
     (found,) = agreement(pd.concat(rows).assign(model="m")).to_dict("records")
     assert found["pearson"] > 0.98, found
 
@@ -152,9 +152,9 @@ def test_small_resets_are_estimated_closely_in_every_family(
 def test_the_second_order_nears_the_truth_where_the_slope_vanishes(tmp_path: Path) -> None:
     """At targets drawn from the model itself the mean slope is zero, and what is left is the curvature."""
     model = adapted(tmp_path, 0.02)
-    rows = head_influence(model, docs=4, length=LENGTH, method="screen", order=2, components=["scale"])
+    rows = head_influence(model, docs=4, length=LENGTH, method="estimate", estimate_order=2, components=["scale"])
     means = rows.pivot_table(index=["layer", "head"], columns="method", values="delta_nll")
-    added = means["curved"] - means["screen"]
+    added = means["curved"] - means["estimate"]
     assert (added > 0).all(), "a Fisher form is positive"
 
 
@@ -164,7 +164,7 @@ def test_damping_leaves_small_second_order_terms_and_bounds_large_ones() -> None
     added = np.array([1e-7, 5e-4, 1.0, 0.0])
     frames = [
         pd.DataFrame({**keys, "layer": range(4), "method": method, "delta_nll": values})
-        for method, values in (("screen", first), ("curved", first + added))
+        for method, values in (("estimate", first), ("curved", first + added))
     ]
     rows = with_damped(pd.concat(frames)).query("method == 'damped'").sort_values("layer")
     scale = 2 * np.abs(first).mean()
@@ -179,7 +179,7 @@ def test_damping_leaves_small_second_order_terms_and_bounds_large_ones() -> None
 def test_verify_evaluates_the_top_of_the_screen_and_random_others_exactly(
     exact: Run, learned: Model, tmp_path: Path
 ) -> None:
-    run = swept(learned, tmp_path, method="verify", top=3, random=2, order=2, curve=False)
+    run = swept(learned, tmp_path, method="verify", top=3, random=2, estimate_order=2, curve=False)
     assert validate(run) == []
     rows = run.influence.astype({"component": "str", "method": "str"})
     for component in ("joint", "freq", "scale"):
@@ -195,7 +195,7 @@ def test_verify_evaluates_the_top_of_the_screen_and_random_others_exactly(
     assert len(chosen) == 5 * 3 * DOCS
     np.testing.assert_allclose(chosen["delta_nll_x"], chosen["delta_nll_y"], atol=1e-7)
     found = agreement(run.influence)
-    assert set(found["method"]) == {"screen", "curved", "damped"}
+    assert set(found["method"]) == {"estimate", "curved", "damped"}
     assert set(found["compared"]) == {5}
 
 
@@ -258,7 +258,7 @@ def test_a_users_edit_is_swept_like_a_component() -> None:
 
     options: dict[str, Any] = {"docs": 1, "length": LENGTH, "unit": "head", "method": "exact"}
     mine = head_influence(model, components=[], edits={"quiet": quiet}, **options)
-    named = head_influence(model, components=["z-zero"], **options)
+    named = head_influence(model, components=["zero"], **options)
     assert set(mine["component"]) == {"quiet"}
     np.testing.assert_allclose(mine["delta_nll"], named["delta_nll"], atol=1e-6)
 
@@ -277,7 +277,7 @@ def test_a_model_without_adapter_is_refused_but_can_be_ablated(tmp_path: Path) -
         for unit in ("auto", "head"):
             told = refused(model.with_scheme(scheme), tmp_path / "runs", unit=unit)
             assert "model 'learned' has no adapter, so there is no joint to reset" in told
-    assert len(swept(model, tmp_path / "fine", components=["z-zero"], method="screen", curve=False).influence)
+    assert len(swept(model, tmp_path / "fine", components=["zero"], method="estimate", curve=False).influence)
 
 
 def test_a_model_that_lends_keys_is_refused(tmp_path: Path) -> None:
@@ -285,20 +285,20 @@ def test_a_model_that_lends_keys_is_refused(tmp_path: Path) -> None:
     options = families.OTHERS["gemma3n"].options | {"num_kv_shared_layers": 2}
     model = hs.load(families.build("gemma3n_text", options))
     with pytest.raises(UnsupportedModel, match="its last layers attend by keys of earlier ones"):
-        swept(model, tmp_path, components=["z-zero"], method="screen", curve=False)
+        swept(model, tmp_path, components=["zero"], method="estimate", curve=False)
 
 
 def test_a_reset_to_base_is_refused_where_the_frequencies_of_base_change(tmp_path: Path) -> None:
     model = hs.load(families.DYNAMIC["llama-dynamic"]())
     own = model.with_scheme(f"adarope:adapter={noisy(model, 0.1).save(tmp_path / 'adapter.safetensors')}")
     with pytest.raises(UnsupportedModel, match="where joint cannot be reset to base: give shorter --lengths, or reset"):
-        swept(own, tmp_path / "runs", targets=["base"], lengths=[model.rotation.until + 8])
+        swept(own, tmp_path / "runs", reset_to=["base"], lengths=[model.rotation.until + 8])
 
 
 def test_target_base_is_refused_where_the_adapter_started_from_base(tmp_path: Path) -> None:
     model = loaded("llama-gqa")
     own = adapted(tmp_path, adapter=noisy(model, 0.1, start="base"))
-    assert "has no base to reset to" in refused(own, tmp_path / "runs", targets=["base"])
+    assert "has no base to reset to" in refused(own, tmp_path / "runs", reset_to=["base"])
 
 
 def test_more_units_than_there_are_cannot_be_verified(learned: Model, tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_a_model_that_the_study_lacks_is_named(learned: Model, tmp_path: Path) -
     ("section", "told"),
     [
         ({"components": ["frequency"]}, "components.0"),
-        ({"targets": []}, "targets"),
+        ({"reset_to": []}, "reset_to"),
         ({"lengths": [1]}, "lengths.0"),
         ({"method": "quick"}, "method"),
         ({"draw": 3}, "unknown key 'influence.draw' (did you mean 'draws'?)"),
@@ -346,7 +346,7 @@ def test_adjusted_p_values_are_those_of_benjamini_and_hochberg() -> None:
 @pytest.mark.parametrize("documents", [1, 2])
 def test_one_or_two_documents_show_their_values_and_tell_no_unit_from_zero(documents: int) -> None:
     rows = pd.DataFrame({"delta_nll": [0.1, 0.3][:documents], "doc": ["a", "b"][:documents]}).assign(
-        model="m", context_length=8, component="freq", target="init", method="screen", layer=0, kv_group=0, head=-1
+        model="m", context_length=8, component="freq", target="init", method="estimate", layer=0, kv_group=0, head=-1
     )
     (unit,) = units(rows).to_dict("records")
     assert np.isnan([unit["low"], unit["high"], unit["p"], unit["p_adjusted"]]).all()

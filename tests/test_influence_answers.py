@@ -34,7 +34,7 @@ IDS = torch.randint(3, families.VOCAB, (1, PROMPT + ANSWER), generator=torch.Gen
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """One trial of random tokens, for models that have no tokenizer."""
     passage = Passage(IDS[0].tolist(), PROMPT, PROMPT, {"doc": "d", "fact": "f", "depth": 0.5}, "trial")
-    monkeypatch.setattr(InfluenceRunner, "passages", lambda self, label, objective, length: [passage])
+    monkeypatch.setattr(InfluenceRunner, "pattern_texts", lambda self, label, objective, length: [passage])
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "phi", "cohere", "glm"])
@@ -54,8 +54,8 @@ def test_only_the_answers_tokens_count(family: str, asked: None) -> None:
 def test_small_resets_are_estimated_closely_of_answers_too(asked: None, tmp_path: Path) -> None:
     model = hs.load(families.SPECS["llama-gqa"].build())
     learned = model.with_scheme(f"adarope:adapter={noisy(model, 3e-3).save(tmp_path / 'a.safetensors')}")
-    options: dict[str, Any] = {"objectives": ["answer"], "components": ["scale"], "order": 1}
-    rows = [head_influence(learned, docs=1, length=PROMPT, method=method, **options) for method in ("exact", "screen")]
+    options: dict[str, Any] = {"objectives": ["answer"], "components": ["scale"], "estimate_order": 1}
+    rows = [head_influence(learned, docs=1, length=PROMPT, method=method, **options) for method in ("exact", "estimate")]
     (found,) = agreement(pd.concat(rows).assign(model="m")).to_dict("records")
     assert found["pearson"] > 0.98, found
     assert found["objective"] == "answer"
@@ -89,7 +89,7 @@ def test_the_prompts_are_those_of_the_trials_with_the_answer_after_them() -> Non
 
 # Runs --------------------------------------------------------------------------------------------------------------
 
-SECTION: dict[str, Any] = {"lengths": [80, 90], "components": ["joint", "z-zero"], "depths": 2, "needles": 1}
+SECTION: dict[str, Any] = {"lengths": [80, 90], "components": ["joint", "zero"], "depths": 2, "needles": 1}
 
 
 @pytest.fixture(scope="module")
@@ -117,17 +117,17 @@ def run(place: Path) -> Run:
 def test_a_run_holds_texts_and_the_trials_of_the_grid(run: Run) -> None:
     assert validate(run) == []
     texts, trials = run.influence, run.influence_answers
-    assert set(texts["method"]) == set(trials["method"]) == {"screen", "curved", "exact"}
+    assert set(texts["method"]) == set(trials["method"]) == {"estimate", "curved", "exact"}
     grid = trials[["context_length", "doc", "fact", "depth"]].drop_duplicates()
     assert len(grid) == 2 * 1 * 1 * 2
     evaluated = trials[trials["method"] == "exact"].groupby("component", observed=True).size().to_dict()
-    assert evaluated == dict.fromkeys(("joint", "z-zero"), 4 * len(grid))
+    assert evaluated == dict.fromkeys(("joint", "zero"), 4 * len(grid))
     assert trials["hits"].between(0, 1).all()
     assert set(run.influence_answer_sets["size"]) == {1, 2, 4, 8, 16}
 
 
 def test_what_is_evaluated_is_chosen_by_all_trials_together(run: Run) -> None:
-    rows = run.influence_answers.query("component == 'z-zero'").astype({"method": "str"})
+    rows = run.influence_answers.query("component == 'zero'").astype({"method": "str"})
     place = ["layer", "kv_group", "head"]
     estimates = with_damped(rows)
     means = estimates[estimates["method"] == "damped"].groupby(place)["delta_nll"].mean().abs()
@@ -140,13 +140,13 @@ def test_the_trials_of_a_grid_are_one_sweep_beside_that_of_the_texts(run: Run) -
     found = dict(sweeps(run))
     assert {key[1:] for key in found} == {
         (90, component, target, objective)
-        for component, target in (("joint", "init"), ("z-zero", "none"))
+        for component, target in (("joint", "init"), ("zero", "none"))
         for objective in ("text", "answer")
     }
-    units = found["learned", 90, "z-zero", "none", "answer"]
+    units = found["learned", 90, "zero", "none", "answer"]
     assert set(units["documents"]) == {4}
     unit = units[units["method"] == "exact"].iloc[0]
-    rows = run.influence_answers.query("component == 'z-zero' and method == 'exact'")
+    rows = run.influence_answers.query("component == 'zero' and method == 'exact'")
     mine = rows[(rows["layer"] == unit["layer"]) & (rows["head"] == unit["head"])]
     assert unit["delta"] == pytest.approx(mine["delta_nll"].mean(), abs=1e-7)
     heads = run.heads
@@ -163,7 +163,7 @@ def test_trials_that_the_unchanged_model_fails_are_kept_and_counted_apart(run: R
 
 
 def test_an_interrupted_study_of_answers_resumes_to_the_same_bytes(place: Path) -> None:
-    few = {"objectives": ["answer"], "lengths": [80], "components": ["z-zero"], "top": 1}
+    few = {"objectives": ["answer"], "lengths": [80], "components": ["zero"], "top": 1}
     study = planned(place, **few)
     whole = runner.run_study(study, place / "whole")
     with pytest.raises(Interrupted):

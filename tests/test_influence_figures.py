@@ -30,7 +30,7 @@ def freq(run: Run):
 def test_each_unit_is_shown_by_the_method_that_knows_it_best(run: Run) -> None:
     assert set(shown(run.influence)["method"]) == {"exact"}
     rows = run.influence
-    partly = shown(rows[(rows["method"] == "screen") | (rows["layer"] == 0)])
+    partly = shown(rows[(rows["method"] == "estimate") | (rows["layer"] == 0)])
     assert ((partly["method"] == "exact") == (partly["layer"] == 0)).all()
     mine = partly[(partly["model"] == "learned") & (partly["component"] == "freq")]
     assert len(mine) == 8
@@ -58,7 +58,7 @@ def test_the_matrix_holds_each_units_mean_at_its_place(freq) -> None:
 
 def test_the_forest_has_a_dot_a_document_and_tells_evaluated_from_estimated(run: Run) -> None:
     rows = run.influence
-    partly = shown(rows[(rows["method"] == "screen") | (rows["layer"] == 0)])
+    partly = shown(rows[(rows["method"] == "estimate") | (rows["layer"] == 0)])
     units = partly[(partly["model"] == "learned") & (partly["component"] == "freq")]
     own = rows[(rows["model"] == "learned") & (rows["component"] == "freq") & (rows["method"] == "exact")]
     dots, filled, hollow = influence.forest(units, own).data
@@ -107,7 +107,7 @@ def test_the_cumulative_curve_carries_both_lines(run: Run) -> None:
 @pytest.mark.parametrize("draw", [influence.histogram, influence.matrix, influence.cumulative])
 def test_an_empty_table_is_explained(draw, run: Run) -> None:
     table = curve(run.influence_sets) if draw is influence.cumulative else shown(run.influence)
-    assert "no rows to show" in draw(table.head(0)).to_json()
+    assert "no data to plot" in draw(table.head(0)).to_json()
 
 
 def test_the_wide_table_gives_every_head_the_influence_of_its_unit(run: Run, freq) -> None:
@@ -175,7 +175,7 @@ def test_a_head_is_told_by_the_influence_of_its_unit_and_its_rank(run: Run, freq
 
 
 def test_every_component_that_a_sweep_may_have_is_a_statistic() -> None:
-    for component in ("joint", "freq", "scale", "z-zero", "z-mean", "q-uniform"):
+    for component in ("joint", "freq", "scale", "zero", "mean", "uniform"):
         assert statistic(f"influence_{component}").unit == "nats/token"
         assert statistic(f"influence_answer_{component}").label.startswith("influence on answers, ")
     assert statistic("influence_z-zero").number(-0.01234) == "-0.012"
@@ -210,7 +210,7 @@ def asked(run: Run) -> Run:
     for at, (doc, fact, depth) in enumerate(trials):
         right, rng = at % 2, np.random.default_rng(at)
         delta = np.where((heads["layer"] == 1) & (heads["head"] == 4), 1 + right, 0.1 * rng.random(len(heads)))
-        trial = {"doc": doc, "fact": fact, "depth": depth, "hits": 0.9 * right, "component": "z-zero"}
+        trial = {"doc": doc, "fact": fact, "depth": depth, "hits": 0.9 * right, "component": "zero"}
         rows.append(heads.assign(**KEYS, **trial, method="exact", delta_nll=delta))
     return made(run, influence_answers=pd.concat(rows, ignore_index=True))
 
@@ -221,7 +221,7 @@ def banded(run: Run) -> Run:
     heads = run.heads[run.heads["model"] == "learned"][["layer", "head", "kv_group"]]
     cost = (heads["layer"] + 1) * (heads["head"] + 1) / 1000
     keys = KEYS | {"doc": "a"}
-    shares = {"pairs-zero:0-1": 0.5, "pairs-zero:2-3": 1.0, "pairs-zero:long": 0.2, "pairs-still:0-1": 0.1}
+    shares = {"pairs-zero:0-1": 0.5, "pairs-zero:2-3": 1.0, "pairs-zero:long": 0.2, "pairs-unrotated:0-1": 0.1}
     units = [
         heads.assign(**keys, component=component, method="exact", delta_nll=share * cost)
         for component, share in shares.items()
@@ -276,7 +276,7 @@ def test_whether_the_top_retrieval_head_stands_at_the_extreme_is_judged(
 def test_where_a_unit_is_only_estimated_the_extreme_cannot_be_told(asked: Run) -> None:
     answers = asked.influence_answers
     one = (answers["layer"] == 0) & (answers["head"] == 0)
-    other = made(asked, influence_answers=answers.assign(method=answers["method"].where(~one, "screen")))
+    other = made(asked, influence_answers=answers.assign(method=answers["method"].where(~one, "estimate")))
     other.__dict__["heads"] = run_heads(asked, (1, 4))
     (claim,) = [claim for claim in claims(other) if "top retrieval head stands at the extreme" in claim.statement]
     assert claim.verdict == "cannot be told"
@@ -337,5 +337,5 @@ def test_bands_are_told_once_a_kind_and_the_leading_one_of_a_head(banded: Run) -
 
 
 def test_a_band_without_rows_is_explained(banded: Run) -> None:
-    assert "no rows to show" in band_figures.by_band(shown(banded.influence).head(0)).to_json()
-    assert "no rows to show" in band_figures.of_bands(curve(banded.influence_sets).head(0)).to_json()
+    assert "no data to plot" in band_figures.by_band(shown(banded.influence).head(0)).to_json()
+    assert "no data to plot" in band_figures.of_bands(curve(banded.influence_sets).head(0)).to_json()

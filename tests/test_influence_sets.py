@@ -75,7 +75,7 @@ def exported(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> str
 
 def run_of(content: dict[str, Any], model: Model, out: Path, **section: Any) -> Run:
     """The study of these sets, the output of each unit taken away."""
-    influence = {"lengths": [LENGTH], "components": ["z-zero"], **content["influence"], **section}
+    influence = {"lengths": [LENGTH], "components": ["zero"], **content["influence"], **section}
     study = build_study({"models": {"tiny": "tiny"}, "texts": {"docs": DOCS}, "influence": influence})
     return runner.run_study(study, out, given={"tiny": model})
 
@@ -144,12 +144,12 @@ def test_verify_evaluates_named_heads_beside_the_top_and_screens_every_head(mode
     evaluated = rows[rows["method"] == "exact"]
     named = {user_input.unit(head)[:2] for heads in SETS.values() for head in heads}
     assert named <= set(evaluated[["layer", "head"]].itertuples(index=False, name=None))
-    assert len(rows[rows["method"] == "screen"]) == 16 * DOCS
+    assert len(rows[rows["method"] == "estimate"]) == 16 * DOCS
     assert set(run.table("influence_sets")["choice"].astype("str")) == {f"set:{name}" for name in SETS}
 
 
 def test_the_scripted_sweep_takes_named_heads_too(model: Model) -> None:
-    found = head_influence(model, docs=1, length=LENGTH, method="exact", components=["z-zero"], heads={"one": ["1.2"]})
+    found = head_influence(model, docs=1, length=LENGTH, method="exact", components=["zero"], heads={"one": ["1.2"]})
     assert found[["layer", "head"]].to_numpy().tolist() == [[1, 2]]
     assert float(found["delta_nll"].iloc[0]) == pytest.approx(ablated(model, 0, ["L1H2"]), abs=2e-5)
 

@@ -38,7 +38,7 @@ def replayed(
     with replay.ready():
         replay.rehearse()
         losses = []
-        for intervention, units in [*each, (ABLATIONS["z-zero"], [])]:
+        for intervention, units in [*each, (ABLATIONS["zero"], [])]:
             layers = {unit.layer for unit in units}
             by_layer = {layer: [unit for unit in units if unit.layer == layer] for layer in layers}
             changes = {layer: on_layer(intervention, at, model.geometry) for layer, at in by_layer.items()}
@@ -160,7 +160,7 @@ def test_uniform_queries_average_the_visible_values(model: Model) -> None:
 
     def check(z: Tensor, call: backend.Call) -> Tensor:
         checked.append(call)
-        changed = on_layer(ABLATIONS["q-uniform"], [unit], model.geometry)(z, call)
+        changed = on_layer(ABLATIONS["uniform"], [unit], model.geometry)(z, call)
         v = call.v[0, unit.kv_group]
         for i in (0, 5, 47):
             seen = v[max(0, i + 1 - (window or 48)) : i + 1]
@@ -183,7 +183,7 @@ def test_a_users_edit_gets_the_units_tensors_and_acts_on_them_alone() -> None:
 
     own, group, head = resolve(model, "base"), Unit(2, 1), Unit(3, 0, 1)
     losses = replayed(model, own, [(custom(silent), [group]), (custom(silent), [head])])
-    zero = replayed(model, own, [(ABLATIONS["z-zero"], [group]), (ABLATIONS["z-zero"], [head])])
+    zero = replayed(model, own, [(ABLATIONS["zero"], [group]), (ABLATIONS["zero"], [head])])
     assert shapes == [(2, 2, 1, 1), (3, 1, 1, 1)]
     assert losses == pytest.approx(zero, abs=1e-6)
 

@@ -34,7 +34,7 @@ FIVE = ("llama-gqa", "gemma3", "phi", "cohere", "glm")
 
 def knocked_out(model: Model, *components: str, **section: Any) -> Mapping[str, Intervention]:
     """The interventions that these components stand for, by the names they are stored under."""
-    config = build_study({"influence": {"components": components, "method": "screen", **section}}).probe_options["influence"]
+    config = build_study({"influence": {"components": components, "method": "estimate", **section}}).probe_options["influence"]
     return {name: change for (name, _), change in plan("tiny", model, config).interventions.items()}
 
 
@@ -44,7 +44,7 @@ def test_one_unit_without_some_pairs_is_an_eager_attention_without_them(family: 
     units, most = [Unit(1, 1), Unit(2, 0, 1)], shape.rotary_dims // 2 - 1
     edits, made = [], []
     for first, last in ((0, 0), (1, most)):
-        names = f"pairs-zero:{first}-{last}", f"pairs-still:{first}-{last}"
+        names = f"pairs-zero:{first}-{last}", f"pairs-unrotated:{first}-{last}"
         knocks = knocked_out(model, *names)
         for unit in units:
             theta = edited.frequencies(model.module, unit.layer)
@@ -64,7 +64,7 @@ def test_every_unit_with_pairs_held_still_is_the_model_that_does_not_turn_by_the
     """By its own frequencies set to zero; where a layer does not rotate, nothing is knocked out."""
     model = hs.load(families.SPECS[family].build())
     most = families.SPECS[family].rotary_dims // 2 - 1
-    (still,) = knocked_out(model, f"pairs-still:1-{most}").values()
+    (still,) = knocked_out(model, f"pairs-unrotated:1-{most}").values()
     turning = [unit for unit in heads(model.geometry) if model.geometry.rotates[unit.layer]]
     found, whole, _ = replayed(model, resolve(model, "base"), [(still, turning), (still, groups(model.geometry))])
     module = families.SPECS[family].build()
@@ -80,7 +80,7 @@ def test_pairs_of_a_learned_schedule_are_turned_back_by_their_own_groups_frequen
     model = hs.load(families.SPECS["llama-gqa"].build())
     adapter = noisy(model)
     unit = Unit(2, 1)
-    still = knocked_out(model, "pairs-still:2-5")["pairs-still:2-5"]
+    still = knocked_out(model, "pairs-unrotated:2-5")["pairs-unrotated:2-5"]
     held = type(still)(still.pairs, adapter, model.geometry)
     loss, _ = replayed(model, adapter, [(held, [unit])])
     with torch.no_grad():
@@ -94,14 +94,14 @@ def test_pairs_of_the_real_model_are_knocked_out_as_by_an_edited_eager_attention
 ) -> None:
     ids, shape = tokens[:, :512], families.Family("llama", {}, head_dim=64, rotary_dims=64)
     head, group = Unit(22, 1, 4), Unit(25, 2)
-    knocks = knocked_out(smollm2, "pairs-zero:20-31", "pairs-still:0-15")
+    knocks = knocked_out(smollm2, "pairs-zero:20-31", "pairs-unrotated:0-15")
     own, geometry = resolve(smollm2, "base"), smollm2.geometry
     replay = Replay(smollm2, own, ids, memory=1e9)
     with replay.ready():
         replay.rehearse()
         both = {
             head.layer: on_layer(knocks["pairs-zero:20-31"], [head], geometry),
-            group.layer: on_layer(knocks["pairs-still:0-15"], [group], geometry),
+            group.layer: on_layer(knocks["pairs-unrotated:0-15"], [group], geometry),
         }
         found = replay.losses(both).double()
     theta = edited.frequencies(smollm2.module, group.layer)
@@ -128,17 +128,17 @@ def test_eighths_are_equal_parts_and_wavelengths_are_told_by_the_native_context(
     eighths = held("pairs-zero:eighths", theta)
     assert list(eighths) == [f"pairs-zero:{at}-{at + 3}" for at in range(0, 32, 4)]
     assert eighths["pairs-zero:4-7"] == [[4, 5, 6, 7], [4, 5, 6, 7], []], "a layer that does not rotate has no pairs"
-    assert list(held("pairs-still:eighths", theta[0][:5] and [[1.0] * 5])) == [f"pairs-still:{n}-{n}" for n in range(5)]
+    assert list(held("pairs-unrotated:eighths", theta[0][:5] and [[1.0] * 5])) == [f"pairs-unrotated:{n}-{n}" for n in range(5)]
     turns = np.array([[100.0, 8.1, 7.9, 1.1, 0.9, 0.0], [20.0, 9.0, 8.5, 8.2, 8.1, 8.05]])
-    waves = held("pairs-still:wavelengths", 2 * np.pi * turns / 1024)
+    waves = held("pairs-unrotated:wavelengths", 2 * np.pi * turns / 1024)
     assert waves == {
-        "pairs-still:short": [[0, 1], [0, 1, 2, 3, 4, 5]],
-        "pairs-still:middle": [[2, 3], []],
-        "pairs-still:long": [[4, 5], []],
+        "pairs-unrotated:short": [[0, 1], [0, 1, 2, 3, 4, 5]],
+        "pairs-unrotated:middle": [[2, 3], []],
+        "pairs-unrotated:long": [[4, 5], []],
     }
     assert list(held("pairs-zero:wavelengths", 2 * np.pi * turns[1:] / 1024)) == ["pairs-zero:short"]
-    assert sorted(["pairs-zero:long", "pairs-zero:8-9", "pairs-still:0-1", "pairs-zero:10-11"], key=bands.order) == [
-        *("pairs-zero:8-9", "pairs-zero:10-11", "pairs-zero:long", "pairs-still:0-1")
+    assert sorted(["pairs-zero:long", "pairs-zero:8-9", "pairs-unrotated:0-1", "pairs-zero:10-11"], key=bands.order) == [
+        *("pairs-zero:8-9", "pairs-zero:10-11", "pairs-zero:long", "pairs-unrotated:0-1")
     ]
 
 
@@ -146,8 +146,8 @@ def test_eighths_are_equal_parts_and_wavelengths_are_told_by_the_native_context(
     ("component", "told"),
     [
         ("pairs-zero:0-8", "pairs-zero:0-8: there are pairs 0 to 7; give A-B with A <= B among these"),
-        ("pairs-still:5-2", "there are pairs 0 to 7; give A-B with A <= B among these"),
-        ("pairs-still:long", "pairs-still:long: no pair has such a wavelength in a native context of 100000 tokens"),
+        ("pairs-unrotated:5-2", "there are pairs 0 to 7; give A-B with A <= B among these"),
+        ("pairs-unrotated:long", "pairs-unrotated:long: no pair has such a wavelength in a native context of 100000 tokens"),
     ],
 )
 def test_pairs_that_a_model_lacks_are_refused_in_one_line(component: str, told: str) -> None:
@@ -158,7 +158,7 @@ def test_pairs_that_a_model_lacks_are_refused_in_one_line(component: str, told: 
 
 
 @pytest.mark.parametrize(
-    "component", ["pairs-zero", "pairs-zero:", "pairs-zero:3", "pairs-half:0-1", "pairs-still:a-b"]
+    "component", ["pairs-zero", "pairs-zero:", "pairs-zero:3", "pairs-half:0-1", "pairs-unrotated:a-b"]
 )
 def test_what_is_no_band_is_told_by_what_may_be_written(component: str) -> None:
     with pytest.raises(BadInput, match=r"influence\.components\.0: Input should be 'joint'.*pairs-zero:BAND") as told:
@@ -176,10 +176,10 @@ def test_a_text_that_turns_by_other_frequencies_cannot_be_turned_back() -> None:
     model = hs.load(build())
     until = model.rotation.until
     assert until is not None, name
-    assert knocked_out(model, "pairs-still:0-1", lengths=[until])
+    assert knocked_out(model, "pairs-unrotated:0-1", lengths=[until])
     assert knocked_out(model, "pairs-zero:0-1", lengths=[until + 1])
     with pytest.raises(UnsupportedModel, match=f"turns by other frequencies in a text of more than {until} tokens"):
-        knocked_out(model, "pairs-still:0-1", lengths=[until + 1])
+        knocked_out(model, "pairs-unrotated:0-1", lengths=[until + 1])
 
 
 # A sweep of bands --------------------------------------------------------------------------------------------------
@@ -194,11 +194,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_holds_every_head_by_band_and_all_heads_at_once(place: Path) -> None:
-    section = {"components": ["pairs-zero:eighths", "pairs-still:0-3"], "lengths": [24], "method": "screen"}
+    section = {"components": ["pairs-zero:eighths", "pairs-unrotated:0-3"], "lengths": [24], "method": "estimate"}
     plan = content(place, measure=None, models={"base": str(place / "tiny")})
     run = runner.run_study(build_study({**plan, "influence": {**section, "curve": False}}), place / "runs")
     assert validate(run) == []
-    names = [*(f"pairs-zero:{n}-{n}" for n in range(8)), "pairs-still:0-3"]
+    names = [*(f"pairs-zero:{n}-{n}" for n in range(8)), "pairs-unrotated:0-3"]
     counts = run.influence.groupby("component", observed=True).size().to_dict()
     assert counts == dict.fromkeys(names, 2 * 2 * 16)
     sets = run.influence_sets

@@ -7,7 +7,7 @@ import torch
 from measure_laws import geometry_of
 from without_a_card import pretending
 
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, RotaryPairs
 
 LENGTH, ROWS, MOST = 65_536, 64, 200
@@ -37,7 +37,7 @@ def test_all_measures_of_sampled_rows_take_few_launches_a_layer(rule: str, queri
         q = torch.empty(9, queries, 64, dtype=dtype, device="cuda")
         k = torch.empty(3, LENGTH, 64, dtype=dtype, device="cuda")
         lse = torch.empty(9, queries, device="cuda")
-        heard = Attention(0, 0, q, k, k, q, lse, 0.125, **{"window": None, **told})
+        heard = AttentionRecord(0, 0, q, k, k, q, lse, 0.125, **{"window": None, **told})
         for measure in measures:
             measure.update(heard)
     assert 100 < launches.total() <= MOST, launches

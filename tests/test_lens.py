@@ -112,7 +112,7 @@ def test_a_model_of_other_tokens_is_left_out_by_name(run: Run, monkeypatch: pyte
     other = Run(run.path, run.manifest)
     told = run.passages.astype({"tokenizer": str})
     told.loc[told["model"] == "yarn", "tokenizer"] = "other"
-    monkeypatch.setitem(other._frames, "passages", told)
+    monkeypatch.setitem(other._frames, "pattern_texts", told)
     content = looked(other)
     assert "yarn" not in parts(content, Passage)[1].names
     assert "not kept in the same tokens: yarn" in parts(content, TextBlock)[0].sentences[0]

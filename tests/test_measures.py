@@ -18,7 +18,7 @@ from measure_laws import geometry_of, heard, layers_of, random_heard, weights
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.bins import position_edges
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, LossByPosition, RotaryPairs
 from headscope.measures import attention_rows as rows_module
@@ -50,7 +50,7 @@ def small_tiles() -> Iterator[None]:
 
 
 @st.composite
-def layers(draw: st.DrawFn, max_length: int = 40) -> tuple[Geometry, Attention]:
+def layers(draw: st.DrawFn, max_length: int = 40) -> tuple[Geometry, AttentionRecord]:
     """One random layer: MHA, GQA or MQA, both layouts, all or some dimensions rotary, any rule of attention."""
     length = draw(st.integers(1, max_length))
     groups, per_group = draw(st.integers(1, 4)), draw(st.integers(1, 3))
@@ -75,7 +75,7 @@ def layers(draw: st.DrawFn, max_length: int = 40) -> tuple[Geometry, Attention]:
     return geometry, random_heard(geometry, length, draw(st.integers(0, 2**32)), size=draw(st.floats(0.1, 3)), **rule)
 
 
-def all_rows(layer: Attention) -> dict[str, Tensor]:
+def all_rows(layer: AttentionRecord) -> dict[str, Tensor]:
     found = row_statistics(layer, torch.arange(layer.q.shape[1]))
     return dict(zip(STATISTICS, found.double(), strict=True))
 
@@ -97,7 +97,7 @@ properties = settings(max_examples=60, deadline=None)
 
 @properties
 @given(layers())
-def test_streamed_rows_equal_eager_rows(drawn: tuple[Geometry, Attention]) -> None:
+def test_streamed_rows_equal_eager_rows(drawn: tuple[Geometry, AttentionRecord]) -> None:
     _, layer = drawn
     expected = reference.row_statistics(weights(layer))
     for name, found in all_rows(layer).items():
@@ -130,7 +130,7 @@ def test_uniform_rows_have_the_effective_length_of_their_visible_keys(window: in
         torch.testing.assert_close(found[name], layer.visible.double().expand(2, -1), rtol=1e-5, atol=0)
 
 
-def one_hot(length: int, height: float, at: int) -> Attention:
+def one_hot(length: int, height: float, at: int) -> AttentionRecord:
     """Every row has logit `height` at key `at` and 0 elsewhere."""
     q, k = torch.full((1, length, 2), height), torch.zeros(1, length, 2)
     k[0, at, 0] = 1
@@ -196,7 +196,7 @@ def test_sampled_rows_have_the_numbers_that_they_have_among_all_rows(drawn: Any,
 
 @properties
 @given(layers(max_length=70))
-def test_bins_hold_every_row_once_and_their_eager_means(drawn: tuple[Geometry, Attention]) -> None:
+def test_bins_hold_every_row_once_and_their_eager_means(drawn: tuple[Geometry, AttentionRecord]) -> None:
     geometry, layer = drawn
     measure = AttentionRows(geometry, layer.q.shape[1], None, 0)
     measure.update(layer)
@@ -232,7 +232,7 @@ def test_the_mean_distance_of_a_local_head_is_known_as_well_far_from_the_start()
     near = torch.zeros(1, length, 4)
     near[0, -3:] = 30.0
     q, last = torch.ones(1, 1, 4), near.sum(-1).logsumexp(-1)[:, None]
-    layer = Attention(0, 0, q, near, near, q, last, 1.0, None)
+    layer = AttentionRecord(0, 0, q, near, near, q, last, 1.0, None)
     found = row_statistics(layer, torch.tensor([0]))[STATISTICS.index("mean_distance")]
     assert float(found) == pytest.approx(1.0, rel=EAGER)
 
@@ -240,7 +240,7 @@ def test_the_mean_distance_of_a_local_head_is_known_as_well_far_from_the_start()
 # Rotary pairs ------------------------------------------------------------------------------------------------------
 
 
-def exact_pairs(geometry: Geometry, layer: Attention) -> dict[str, np.ndarray]:
+def exact_pairs(geometry: Geometry, layer: AttentionRecord) -> dict[str, np.ndarray]:
     measure = RotaryPairs(geometry, layer.q.shape[1], None, 0)
     measure.update(layer)
     columns = measure.compute()
@@ -250,7 +250,7 @@ def exact_pairs(geometry: Geometry, layer: Attention) -> dict[str, np.ndarray]:
 
 @properties
 @given(layers())
-def test_pair_statistics_equal_the_l_by_l_formula(drawn: tuple[Geometry, Attention]) -> None:
+def test_pair_statistics_equal_the_l_by_l_formula(drawn: tuple[Geometry, AttentionRecord]) -> None:
     geometry, layer = drawn
     rotary = (2 * geometry.pairs, geometry.layout)
     expected = reference.pair_statistics(
@@ -266,7 +266,7 @@ def test_pair_statistics_equal_the_l_by_l_formula(drawn: tuple[Geometry, Attenti
 
 @properties
 @given(layers())
-def test_pair_statistics_are_ordered(drawn: tuple[Geometry, Attention]) -> None:
+def test_pair_statistics_are_ordered(drawn: tuple[Geometry, AttentionRecord]) -> None:
     found = exact_pairs(*drawn)
     rounding = EAGER * found["norm_product"]
     assert (np.abs(found["mean_signed"]) <= found["mean_abs"] + rounding).all()
@@ -276,7 +276,7 @@ def test_pair_statistics_are_ordered(drawn: tuple[Geometry, Attention]) -> None:
 
 @properties
 @given(layers())
-def test_signed_means_of_all_pairs_sum_to_the_mean_logit(drawn: tuple[Geometry, Attention]) -> None:
+def test_signed_means_of_all_pairs_sum_to_the_mean_logit(drawn: tuple[Geometry, AttentionRecord]) -> None:
     geometry, layer = drawn
     s = reference.logits(layer.q, layer.k, layer.scaling, layer.window, layer.chunk)  # before any cap
     seen = reference.visible(layer.q.shape[1], layer.window, layer.chunk)
@@ -314,7 +314,7 @@ def test_sampled_usage_is_unbiased_and_its_standard_error_is_not_too_small(
 @settings(max_examples=25, deadline=None)
 @given(layers(), st.integers(1, 40), st.none() | st.integers(2, 9))
 def test_chunks_of_queries_give_what_one_pass_gives(
-    drawn: tuple[Geometry, Attention], size: int, rows: int | None
+    drawn: tuple[Geometry, AttentionRecord], size: int, rows: int | None
 ) -> None:
     geometry, layer = drawn
     length = layer.q.shape[1]
@@ -388,7 +388,7 @@ def test_another_seed_chooses_other_rows() -> None:
 
 @properties
 @given(layers(max_length=30))
-def test_the_distance_profile_equals_eager_at_every_distance(drawn: tuple[Geometry, Attention]) -> None:
+def test_the_distance_profile_equals_eager_at_every_distance(drawn: tuple[Geometry, AttentionRecord]) -> None:
     geometry, layer = drawn
     length = layer.q.shape[1]
     measure = DistanceProfile(geometry, length)
@@ -417,7 +417,7 @@ def test_the_distance_profile_equals_eager_at_every_distance(drawn: tuple[Geomet
 
 @properties
 @given(layers(max_length=30))
-def test_profiles_over_all_distances_sum_to_the_signed_moment(drawn: tuple[Geometry, Attention]) -> None:
+def test_profiles_over_all_distances_sum_to_the_signed_moment(drawn: tuple[Geometry, AttentionRecord]) -> None:
     geometry, layer = drawn
     length = layer.q.shape[1]
     q, k = planes(layer.q, geometry), planes(layer.k, geometry)
@@ -438,7 +438,7 @@ def test_distances_are_zero_and_log_spaced_below_the_length(length: int) -> None
 
 @properties
 @given(layers())
-def test_planes_of_a_head_come_back_by_head(drawn: tuple[Geometry, Attention]) -> None:
+def test_planes_of_a_head_come_back_by_head(drawn: tuple[Geometry, AttentionRecord]) -> None:
     geometry, layer = drawn
     found = planes(layer.q, geometry)
     pairs = reference.planes(geometry.head_dim, 2 * geometry.pairs, geometry.layout, geometry.rotary_start)

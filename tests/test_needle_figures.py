@@ -16,7 +16,7 @@ from probes.needle import findings
 from probes.needle import plots as needle
 from probes.needle import report as charts
 from probes.needle.analysis import between_models, by_group, by_seed, overview, retest, success
-from probes.needle.options import NeedleGrid
+from probes.needle.options import NeedleOptions
 from probes.needle.tables import TABLES
 
 
@@ -210,18 +210,18 @@ def test_dots_are_heads(run: Run) -> None:
 
 
 def test_the_grid_is_what_flags_or_a_study_file_say() -> None:
-    grid = NeedleGrid(lengths="4", depths="3", max_length="1000")
+    grid = NeedleOptions(lengths="4", depths="3", max_length="1000")
     assert grid.grid_lengths == [250, 500, 750, 1000]
     assert grid.grid_depths == [0, 0.5, 1]
-    listed = NeedleGrid(lengths=["2048", "512"], depths=["0", "0.25"])
+    listed = NeedleOptions(lengths=["2048", "512"], depths=["0", "0.25"])
     assert (listed.grid_lengths, listed.grid_depths) == ([512, 2048], [0, 0.25])
-    for name, option in NeedleGrid.model_fields.items():
+    for name, option in NeedleOptions.model_fields.items():
         assert option.description, name
 
 
 def test_what_is_missing_is_said_in_the_figure(run: Run) -> None:
     for figure, told in (
-        (needle.success_map(run.needles.iloc[:0], "base"), "no rows to show"),
+        (needle.success_map(run.needles.iloc[:0], "base"), "no data to plot"),
         (needle.success_map(pd.DataFrame(), "base"), "not measured: model, mode, "),
         (needle.ranked(run.heads.drop(columns="retrieval")), "not measured: retrieval"),
         (needle.against_growth(run.heads.drop(columns="growth"), "base"), "not measured: growth"),
@@ -240,7 +240,7 @@ def test_the_report_shows_every_needle_figure_and_sentence(run: Run, tmp_path: P
         named = ("Needle found", "Retrieval score", "Retrieval against growth", "Retrieval in two haystacks")
         assert {f"{name}: {label}" for name in named} < titles
     assert {"Retrieval score, heads ranked", "Retrieval score of each head, against base"} < titles
-    assert {"Write through the needle: base", "Needle found with heads silenced (z-zero): yarn"} < titles
+    assert {"Write through the needle: base", "Needle found with heads silenced (zero): yarn"} < titles
     page = report.write_report([run], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Needle in a haystack" in page
     assert "rank the heads of base with a correlation" in page

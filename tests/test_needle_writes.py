@@ -27,7 +27,7 @@ from headscope.study.config import build_study
 from probes.needle import ablation, analysis, claims, findings
 from probes.needle import report as charts
 from probes.needle import run as cells
-from probes.needle.ablation import Knockout
+from probes.needle.ablation import AblationTask
 from probes.needle.attribution import stream_of
 from probes.needle.generation import added, answered, spoken
 
@@ -112,10 +112,10 @@ def found_by_planting(tmp_path_factory: pytest.TempPathFactory) -> Run:
         lengths=[60],
         depths=2,
         seeds=1,
-        write=True,
+        attribution=True,
         draws=2,
-        knockout=[1, 2],
-        silence=["z-zero", "z-mean"],
+        ablate_top=[1, 2],
+        ablation=["zero", "mean"],
     )
 
 
@@ -126,9 +126,9 @@ def test_the_planted_head_alone_writes_through_the_needle(found_by_planting: Run
     assert heads.loc[(0, 2), "needle_write"] > 10 * heads["needle_write"].drop((0, 2)).abs().max()
     assert heads.loc[(0, 2), "needle_write_low"] > 0
     assert heads["needle_rest"].drop((0, 2)).abs().max() < 1e-3
-    rows = run.needle_writes.merge(run.needles[run.needles["success"]][["mode", "needle", "depth"]])
+    rows = run.needle_attribution.merge(run.needles[run.needles["success"]][["mode", "needle", "depth"]])
     mine = rows[(rows["layer"] == 0) & (rows["head"] == 2) & (rows["mode"] == "strict")]
-    control = run.needle_writes.query("mode == 'absent' and layer == 0 and head == 2")
+    control = run.needle_attribution.query("mode == 'absent' and layer == 0 and head == 2")
     net = mine.merge(control, on=["needle", "context_length", "depth", "seed"])
     net = net["through_x"].astype("float64") - net["through_y"].astype("float64")
     assert heads.loc[(0, 2), "needle_write"] == pytest.approx(net.mean(), rel=1e-6)
@@ -140,14 +140,14 @@ def test_a_scheme_or_a_model_whose_logits_are_no_sum_is_refused(place: Path) -> 
     module = families.build("gemma3_text", {"head_dim": 16, "layer_types": families.ALTERNATING})
     module.config.final_logit_softcapping = 3.0
     with pytest.raises(UnsupportedModel, match="its logits are not linear"):
-        ask(place, hs.load(module, tokenizer=words()), write=True, needles=1, seeds=1)
+        ask(place, hs.load(module, tokenizer=words()), attribution=True, needles=1, seeds=1)
     config = LoraConfig(r=8, lora_alpha=64, target_modules=["o_proj"], init_lora_weights=False)
     tuned = get_peft_model(families.MEASURABLE["llama-gqa"](), config).eval()
     with pytest.raises(UnsupportedModel, match="projects heads by more than its weight"):
-        ask(place, hs.load(tuned, tokenizer=words()), write=True, needles=1, seeds=1)
+        ask(place, hs.load(tuned, tokenizer=words()), attribution=True, needles=1, seeds=1)
     options = families.OTHERS["gemma3n"].options
     with pytest.raises(UnsupportedModel, match="do not hand on one stream"):
-        ask(place, hs.load(families.build("gemma3n_text", options), tokenizer=words()), write=True, needles=1, seeds=1)
+        ask(place, hs.load(families.build("gemma3n_text", options), tokenizer=words()), attribution=True, needles=1, seeds=1)
 
 
 # Single trials ----------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_a_trial_is_stored_as_it_was_read_and_answered(found_by_planting: Run) -
     run = found_by_planting
     keys = ["mode", "needle", "context_length", "depth", "doc", "seed"]
     trials = run.needles[run.needles["mode"] == "strict"].astype({"mode": "str", "needle": "str", "doc": "str"})
-    assert len(run.needle_passages) == len(trials) == 4
+    assert len(run.needle_tokens) == len(trials) == 4
     steps = run.needle_steps.sort_values("step").groupby(keys, observed=True)["piece"].agg("".join)
     told = trials.set_index(keys)
     assert steps.str.strip().to_dict() == told["answer"].to_dict()
@@ -166,7 +166,7 @@ def test_a_trial_is_stored_as_it_was_read_and_answered(found_by_planting: Run) -
     assert (both["found"] == both["copies"]).all()
     placed = run.needle_copies.merge(run.needles)
     assert placed["key"].between(placed["span_start"], placed["span_end"] - 1).all()
-    first = run.needle_passages[run.needle_passages["needle"] == "one"].iloc[0]
+    first = run.needle_tokens[run.needle_tokens["needle"] == "one"].iloc[0]
     assert (first["given"].strip(), first["scored"].strip()) == ("w38 w39", "w40 w41 w42 w43 w44 w45")
     assert first["asked"].split()[-2:] == ["w38", "w39"]
 
@@ -217,7 +217,7 @@ def silenced_eager(module: Any, heads: list[tuple[int, int]], means: list[torch.
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "phi", "gemma3"])
-@pytest.mark.parametrize("how", ["z-zero", "z-mean"])
+@pytest.mark.parametrize("ablation", ["zero", "mean"])
 def test_a_model_with_heads_silenced_answers_as_an_edited_eager_one(family: str, how: str) -> None:
     model, prompter, haystack = ground(family)
     heads = [(0, 1), (1, 0), (1, 3), (3, 2)]
@@ -225,7 +225,7 @@ def test_a_model_with_heads_silenced_answers_as_an_edited_eager_one(family: str,
     eager = [copy.deepcopy(model.module) for _ in range(2)]
     for each in eager:
         each.set_attn_implementation("eager")
-    means = None if how == "z-zero" else eager_means(eager[0], torch.tensor(text.astype(np.int64)))
+    means = None if how == "zero" else eager_means(eager[0], torch.tensor(text.astype(np.int64)))
     edited = silenced_eager(eager[1], heads, means)
     units = [Unit(layer, head // model.geometry.heads_per_group, head) for layer, head in heads]
     reader = PrefixReader(model)
@@ -244,20 +244,20 @@ def test_a_model_with_heads_silenced_answers_as_an_edited_eager_one(family: str,
 
 
 def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(found_by_planting: Run) -> None:
-    lines = analysis.curve(found_by_planting).set_index(["how", "size", "top"])
-    for how in ("z-zero", "z-mean"):
+    lines = analysis.curve(found_by_planting).set_index(["ablation", "size", "top"])
+    for how in ("zero", "mean"):
         assert lines.loc[(how, 0, True), "share"] == lines.loc[(how, 0, False), "share"] == 1
         for size in (1, 2):
             assert lines.loc[(how, size, True), ["trials", "share"]].tolist() == [4, 0]
             assert lines.loc[(how, size, False), ["trials", "share", "least"]].tolist() == [4, 1, 1]
-    (line,) = [each for _, each in analysis.curve(found_by_planting).query("how == 'z-zero'").groupby("mode")]
+    (line,) = [each for _, each in analysis.curve(found_by_planting).query("how == 'zero'").groupby("mode")]
     assert analysis.apart(line) == 1
     low, high = analysis.wilson(pd.Series([0.5]), pd.Series([10]))
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     (claim, _) = claims.claims(found_by_planting)
     assert (claim.verdict, "of 4 trials 100% succeed unchanged" in claim.evidence) == ("holds", True)
     told = " ".join(finding.text for finding in findings.findings(found_by_planting))
-    assert "With its top 2 heads silenced (z-zero) base finds 0% (95 % interval 0% to 49%)" in told.replace(
+    assert "With its top 2 heads silenced (zero) base finds 0% (95 % interval 0% to 49%)" in told.replace(
         found_by_planting.models[0], "base"
     )
     assert "the intervals part from 1 head on" in told
@@ -274,45 +274,45 @@ def test_silencing_is_judged_by_intervals_that_part_or_could(
     lines = pd.DataFrame(counts, columns=["size", "top", "successes"]).assign(trials=20, model="m", mode="strict")
     lines["share"] = lines["successes"] / lines["trials"]
     lines["low"], lines["high"] = analysis.wilson(lines["share"], lines["trials"])
-    monkeypatch.setattr(analysis, "curve", lambda run: lines.assign(how="z-zero"))
-    run: Any = SimpleNamespace(tables={"needle_knockouts": ""}, derived=lambda derive: derive(None))
+    monkeypatch.setattr(analysis, "curve", lambda run: lines.assign(ablation="zero"))
+    run: Any = SimpleNamespace(tables={"needle_ablation": ""}, derived=lambda derive: derive(None))
     (claim,) = claims.claims(run)
     assert (claim.model, claim.verdict) == ("m", verdict)
 
 
 def test_heads_are_ranked_on_the_other_half_of_the_needles(found_by_planting: Run) -> None:
     run = found_by_planting
-    knocked = run.needle_knocked
+    knocked = run.needle_ablated_heads
     assert set(knocked["half"]) == {0, 1}
     for half, other in ((0, "two"), (1, "one")):
         rows = run.retrieval[(run.retrieval["needle"] == other) & (run.retrieval["mode"] == "strict")]
         mean = rows.groupby(["layer", "head"])["score"].mean()
         for row in knocked[knocked["half"] == half].to_dict("records"):
             assert row["score"] == pytest.approx(mean[row["layer"], row["head"]])
-    asked = run.needle_knockouts
+    asked = run.needle_ablation
     assert len(asked) == 2 * 2 * 3 * 4
-    assert not asked.duplicated(["how", "size", "draw", "needle", "depth", "context_length"]).any()
+    assert not asked.duplicated(["ablation", "size", "draw", "needle", "depth", "context_length"]).any()
 
 
 def test_random_heads_are_as_many_in_each_layer_and_none_of_the_top_ones() -> None:
     scores = pd.DataFrame([(layer, head, layer / 10 - head) for layer in range(4) for head in range(6)])
     ranked = scores.set_axis(["layer", "head", "score"], axis=1).sort_values("score", ascending=False).reset_index()
     ranked = ranked.drop(columns="index")
-    top = ablation.chosen(ranked, Knockout("z-zero", 9, 0, 0, ()), 0)
+    top = ablation.chosen(ranked, AblationTask("zero", 9, 0, 0, ()), 0)
     assert top["score"].min() == ranked["score"].iloc[8]
-    drawn = [ablation.chosen(ranked, Knockout("z-zero", 9, draw, 0, ()), 0) for draw in (1, 2)]
+    drawn = [ablation.chosen(ranked, AblationTask("zero", 9, draw, 0, ()), 0) for draw in (1, 2)]
     for each in drawn:
         assert each.groupby("layer").size().to_dict() == top.groupby("layer").size().to_dict()
         assert not set(each.index) & set(top.index)
     assert set(drawn[0].index) != set(drawn[1].index)
-    whole = ablation.chosen(ranked, Knockout("z-zero", 24, 1, 0, ()), 0)
+    whole = ablation.chosen(ranked, AblationTask("zero", 24, 1, 0, ()), 0)
     assert len(whole) == 24
 
 
 def test_an_interrupted_knock_out_resumes_to_the_same_bytes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = {"lengths": [60], "depths": 1, "seeds": 1, "knockout": [1], "draws": 1, "write": True, "rank": "write"}
+    grid = {"lengths": [60], "depths": 1, "seeds": 1, "ablate_top": [1], "draws": 1, "attribution": True, "rank_by": "attribution"}
     whole = ask(place, planted(), "whole", **grid)
-    assert set(whole.needle_knocked.query("draw == 0")[["layer", "head"]].itertuples(index=False, name=None)) == {
+    assert set(whole.needle_ablated_heads.query("draw == 0")[["layer", "head"]].itertuples(index=False, name=None)) == {
         (0, 2)
     }
     real, left = cells.spoken, [2]
@@ -332,8 +332,8 @@ def test_an_interrupted_knock_out_resumes_to_the_same_bytes(place: Path, monkeyp
 
 def test_a_model_that_finds_nothing_gets_no_knock_out(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     tiny = hs.load(families.MEASURABLE["llama-gqa"](), tokenizer=words())
-    run = ask(place, tiny, knockout=[1], draws=1, seeds=1, lengths=[60], depths=1)
-    assert "needle_knockouts" not in run.tables
+    run = ask(place, tiny, ablate_top=[1], draws=1, seeds=1, lengths=[60], depths=1)
+    assert "needle_ablation" not in run.tables
     assert "it gets no knock-out" in caplog.text
 
 
@@ -365,15 +365,15 @@ def test_indirect_needles_share_no_word_of_content_with_their_questions() -> Non
 @pytest.mark.parametrize(
     ("grid", "told"),
     [
-        ({"knockout": [0]}, "knockout 0 silences no head"),
-        ({"knockout": [1], "needles": 1}, "give at least 2 needles"),
-        ({"rank": "write"}, "add write: true"),
+        ({"ablate_top": [0]}, "knockout 0 silences no head"),
+        ({"ablate_top": [1], "needles": 1}, "give at least 2 needles"),
+        ({"rank_by": "attribution"}, "add attribution: true"),
         ({"depths": [0.5, 0.50001]}, "depths lie at least 0.0001 apart"),
         ({"mode": "wu", "kind": "both"}, "mode wu counts copies of literal needles alone"),
-        ({"mode": "wu", "write": True}, "mode wu counts copies of literal needles alone"),
+        ({"mode": "wu", "attribution": True}, "mode wu counts copies of literal needles alone"),
         ({"file": "x", "kind": "both"}, "leave it out where there is a file"),
-        ({"mode": "wu", "knockout": [1]}, "use mode strict"),
-        ({"silence": []}, "give z-zero or z-mean"),
+        ({"mode": "wu", "ablate_top": [1]}, "use mode strict"),
+        ({"ablation": []}, "give zero or mean"),
     ],
 )
 def test_bad_options_are_one_line(grid: dict[str, Any], told: str) -> None:
@@ -383,4 +383,4 @@ def test_bad_options_are_one_line(grid: dict[str, Any], told: str) -> None:
 
 def test_more_heads_than_there_are_cannot_be_silenced(place: Path) -> None:
     with pytest.raises(BadInput, match=r"knockout 9: '.*' has 8 heads"):
-        ask(place, planted(), knockout=[9])
+        ask(place, planted(), ablate_top=[9])

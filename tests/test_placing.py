@@ -17,7 +17,7 @@ from transformers.integrations.accelerate import _get_device_map
 
 import headscope as hs
 from headscope import api
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import ABLATIONS, Reset, Unit, on_layer, z_zero
@@ -202,7 +202,7 @@ def logits(model: Model) -> Tensor:
 def test_listeners_edits_and_changes_follow_the_layers_device(both: tuple[Model, Model]) -> None:
     heard: dict[int, set[torch.device]] = {}
 
-    def listen(layer: Attention) -> None:
+    def listen(layer: AttentionRecord) -> None:
         heard[layer.layer] = {t.device for t in (layer.q, layer.k, layer.v, layer.z, layer.lse, layer.visible)}
 
     found = []
@@ -266,9 +266,9 @@ def test_an_adapter_learns_the_same_on_two_devices(both: tuple[Model, Model]) ->
 SECTIONS: dict[str, dict[str, Any]] = {
     "reads": {"lengths": [40], "rows": 8, "docs": 1},
     "detectors": {"periods": [12], "sequences": 1},
-    "influence": {"lengths": [40], "components": ["z-zero"], "order": 1, "top": 1, "memory": 0, "docs": 1},
+    "influence": {"lengths": [40], "components": ["zero"], "estimate_order": 1, "top": 1, "memory": 0, "docs": 1},
     "writes": {"lengths": [40], "docs": 1},
-    "needle": {"lengths": [160], "depths": 1, "needles": 1, "template": "plain", "write": False},
+    "needle": {"lengths": [160], "depths": 1, "needles": 1, "template": "plain", "attribution": False},
 }
 
 

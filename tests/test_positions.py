@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from headscope.attention import backend
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, Missing, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.models import loading
@@ -189,8 +189,8 @@ def test_every_group_turns_by_its_own_frequencies_and_every_head_has_its_own_sca
 
 
 @torch.no_grad()
-def first_layer(model: Model, scheme: str | AdaRoPE) -> Attention:
-    heard: list[Attention] = []
+def first_layer(model: Model, scheme: str | AdaRoPE) -> AttentionRecord:
+    heard: list[AttentionRecord] = []
     with attached(model, scheme), capturing(model) as layers:
         layers.listen(heard.append, [0])
         model.module(IDS[:1])
@@ -423,7 +423,7 @@ def test_alibi_has_the_published_slopes(heads: int, exponents: list[float]) -> N
 @pytest.mark.parametrize("family", ["llama-gqa", "llama-mqa", "mistral-sliding", "qwen3", "granite"])
 def test_under_alibi_logits_fall_by_the_slope_of_the_head(family: str) -> None:
     model = tiny(family)
-    heard: dict[str, Attention] = {}
+    heard: dict[str, AttentionRecord] = {}
     for scheme in ("nope", "alibi"):
         with attached(model, scheme), capturing(model) as layers, torch.no_grad():
             layers.listen(lambda each, scheme=scheme: heard.__setitem__(scheme, each), [0])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headscope as hs
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.forward.prefix_cache import Ids, PrefixReader, last_block, shared_tokens
 from headscope.positions import AdaRoPE, resolve
 from headscope.positions.model import Model
@@ -41,7 +41,7 @@ class Heard:
     def __init__(self) -> None:
         self.rows: list[torch.Tensor] = []
 
-    def __call__(self, heard: Attention) -> None:
+    def __call__(self, heard: AttentionRecord) -> None:
         k = heard.k.repeat_interleave(heard.q.shape[0] // heard.k.shape[0], 0)
         seen = int(heard.visible[-1])  # a cache may still hold keys that a chunk hides
         self.rows.append((heard.q[:, -1:] @ k.mT)[:, 0, -seen:] * heard.scaling)

@@ -1,4 +1,4 @@
-"""The probes' figures and sentences carry the numbers of their tables, and a run without models makes a report."""
+"""Figures and findings of the window and scaling probes, and the report of a run without models."""
 
 from pathlib import Path
 
@@ -26,12 +26,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return study.run_study(build_study(plan), tmp_path_factory.mktemp("runs"))
 
 
-def test_both_probes_land_in_one_valid_run(run: Run) -> None:
+def test_both_probes_write_one_valid_run(run: Run) -> None:
     assert set(run.tables) == {"window", "window_pairs", "scaling"}
     assert validate(run) == []
 
 
-def test_accuracy_lines_carry_the_means_over_seeds(run: Run) -> None:
+def test_accuracy_lines_are_means_over_seeds(run: Run) -> None:
     figure = window.plot_accuracy_by_width(run.window)
     means = accuracy_by_width(run.window).set_index(["scheme", "width"])["accuracy"]
     lines = {trace.name: trace for trace in figure.data if trace.mode == "lines+markers"}
@@ -44,11 +44,11 @@ def test_accuracy_lines_carry_the_means_over_seeds(run: Run) -> None:
 def test_dominant_frequencies_are_medians_over_seeds(run: Run) -> None:
     lines = {trace.name: trace for trace in window.plot_dominant_frequency(run.window).data}
     assert set(lines) == set(SCHEME_NAMES.values()) - {"NoPE"}
-    mine = run.window.query("scheme == 'learned' and width == 4")["dominant_theta"]
-    assert lines["learned frequencies"].y[2] == pytest.approx(float(mine.median()))
+    rows = run.window.query("scheme == 'learned' and width == 4")["dominant_theta"]
+    assert lines["learned frequencies"].y[2] == pytest.approx(float(rows.median()))
 
 
-def test_mass_points_are_the_solved_models_between_the_stated_bounds(run: Run) -> None:
+def test_mass_points_are_the_models_that_solve_the_task_with_the_bounds(run: Run) -> None:
     solved = run.window[(run.window["accuracy"] >= 0.99) & (run.window["scheme"] != "nope")]
     assert len(solved), "the probe must solve narrow windows at this size"
     figure = window.plot_frequency_mass(run.window)
@@ -56,18 +56,18 @@ def test_mass_points_are_the_solved_models_between_the_stated_bounds(run: Run) -
     assert sorted(points) == pytest.approx(sorted(solved["frequency_mass"].astype(float)))
     bounds = mass_bounds(run.window)
     assert bounds is not None
-    named = " ".join(trace.name for trace in figure.data if trace.mode == "lines")
-    assert f"C₁ = {bounds.c1:.3g}" in named
-    assert f"C₂ = {bounds.c2:.3g}" in named
+    line_names = " ".join(trace.name for trace in figure.data if trace.mode == "lines")
+    assert f"C₁ = {bounds.c1:.3g}" in line_names
+    assert f"C₂ = {bounds.c2:.3g}" in line_names
 
 
-def test_the_profile_is_the_stored_logit_of_each_pair_and_distance(run: Run) -> None:
-    heat = window.plot_pair_profile(run.window_pairs, "learned", 2, 32).data[0]
-    mine = run.window_pairs.query("scheme == 'learned' and width == 2 and pair == 1 and distance == 40")
-    assert heat.z[1][list(heat.x).index(40)] == pytest.approx(float(mine["logit"].iloc[0]))
+def test_pair_profile_shows_the_stored_logit_of_each_pair_and_distance(run: Run) -> None:
+    heatmap = window.plot_pair_profile(run.window_pairs, "learned", 2, 32).data[0]
+    rows = run.window_pairs.query("scheme == 'learned' and width == 2 and pair == 1 and distance == 40")
+    assert heatmap.z[1][list(heatmap.x).index(40)] == pytest.approx(float(rows["logit"].iloc[0]))
 
 
-def test_convergence_lines_carry_the_mean_ratio(run: Run) -> None:
+def test_convergence_lines_are_mean_ratios(run: Run) -> None:
     figure = scaling.plot_convergence(run.scaling, "nope")
     rows = run.scaling.query("scheme == 'nope' and context_length == 1000").astype({"exponent": float})
     line = next(trace for trace in figure.data if trace.name.startswith("L^0.9"))
@@ -75,12 +75,14 @@ def test_convergence_lines_carry_the_mean_ratio(run: Run) -> None:
     assert line.y[list(line.x).index(1000)] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("draw", [window.plot_accuracy_by_width, window.plot_frequency_mass, window.plot_dominant_frequency])
-def test_an_empty_window_table_is_explained(run: Run, draw) -> None:
-    assert "no rows to show" in draw(run.window.head(0)).to_json()
+@pytest.mark.parametrize(
+    "draw", [window.plot_accuracy_by_width, window.plot_frequency_mass, window.plot_dominant_frequency]
+)
+def test_an_empty_window_table_gives_a_figure_with_the_reason(run: Run, draw) -> None:
+    assert "no data to plot" in draw(run.window.head(0)).to_json()
 
 
-def test_a_run_without_models_makes_a_report_of_its_probes(run: Run, tmp_path: Path) -> None:
+def test_a_run_without_models_has_a_report_of_its_probes(run: Run, tmp_path: Path) -> None:
     assert set(assembly.findings_by_topic(run)) == {"Needle retrieval from a window", "Scaling theorems"}
     assert set(assembly.collect_chapters(assembly.render_context(run))) == {
         "Needle retrieval from a window",

@@ -35,7 +35,7 @@ from headscope.study.ray_cluster import connect_to_ray
 from headscope.study.ray_worker import RayWorker
 from headscope.study.scheduler import Scheduler
 
-GRID = {"lengths": [90], "depths": 2, "needles": 2, "seeds": 1, "template": "plain", "knockout": [1], "draws": 1}
+GRID = {"lengths": [90], "depths": 2, "needles": 2, "seeds": 1, "template": "plain", "ablate_top": [1], "draws": 1}
 """A needle grid whose knock-outs read other cells back."""
 
 
@@ -270,7 +270,7 @@ def test_a_worker_makes_what_this_process_makes(place: Path, tmp_path: Path, sec
             "method": "verify",
             "top": 1,
             "random": 1,
-            "components": ["z-zero"],
+            "components": ["zero"],
             "models": ["base"],
         }
     wanted = build_study({**content(place, models={"base": tiny}, measure=None), **options})

@@ -90,4 +90,4 @@ def test_printing_draws_on_white(opened: Opened) -> None:
     if opened.scheme == "dark":
         assert len(page.pdf()) > 50_000
     assert opened.noise == []
-    page.emulate_media(media="screen")
+    page.emulate_media(media="estimate")

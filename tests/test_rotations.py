@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache, PreTrainedModel
 
 import headscope as hs
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.positions.adarope import AdaRoPE
@@ -80,8 +80,8 @@ def test_yarn_is_what_transformers_does(family: str) -> None:
 
 
 @torch.no_grad()
-def first_layer(model: Model, scheme: str | AdaRoPE) -> Attention:
-    heard: list[Attention] = []
+def first_layer(model: Model, scheme: str | AdaRoPE) -> AttentionRecord:
+    heard: list[AttentionRecord] = []
     with attached(model, scheme), capturing(model) as layers:
         layers.listen(heard.append, [0])
         model.module(IDS[:1], use_cache=False)

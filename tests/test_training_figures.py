@@ -1,4 +1,4 @@
-"""Figures of a training, from small tables with known numbers."""
+"""Figures of an adapter training, from small tables with known numbers."""
 
 import numpy as np
 import pandas as pd
@@ -27,28 +27,30 @@ VALIDATION = pd.DataFrame(
 )
 
 
-def test_batches_show_every_step_and_tell_lengths_apart() -> None:
+def test_training_loss_shows_every_step_and_marks_context_lengths() -> None:
     (line,) = training.plot_training_loss(TRAINING).data
     assert list(line.x) == [1, 2, 3]
     assert list(line.y) == [4.0, 3.5, 3.0]
     assert len(set(line.marker.symbol)) == 2
 
 
-def test_held_out_is_the_change_against_step_zero_per_token() -> None:
-    made = training.plot_held_out_loss(VALIDATION)
-    line = next(trace for trace in made.data if trace.mode == "lines+markers" or trace.name == "x")
+def test_validation_loss_is_the_change_from_step_zero_per_token() -> None:
+    figure = training.plot_held_out_loss(VALIDATION)
+    line = next(trace for trace in figure.data if trace.mode == "lines+markers" or trace.name == "x")
     assert list(line.x) == [0, 1, 2]
     assert list(line.y) == pytest.approx([0.0, -0.15 * 48 / 64, -0.3 * 48 / 64])
 
 
-def test_held_out_by_position_has_a_line_a_kept_step() -> None:
-    made = training.plot_held_out_loss_by_position(VALIDATION, "x")
-    assert [trace.name for trace in made.data] == ["step 1", "step 2"]
-    assert np.allclose(made.data[1].y, [0.0, -0.3])
+def test_validation_loss_by_position_has_a_line_per_stored_step() -> None:
+    figure = training.plot_held_out_loss_by_position(VALIDATION, "x")
+    assert [trace.name for trace in figure.data] == ["step 1", "step 2"]
+    assert np.allclose(figure.data[1].y, [0.0, -0.3])
 
 
-@pytest.mark.parametrize(("figure", "table"), [(training.plot_training_loss, TRAINING), (training.plot_held_out_loss, VALIDATION)])
-def test_an_empty_table_gives_a_figure_that_says_so(figure: object, table: pd.DataFrame) -> None:
+@pytest.mark.parametrize(
+    ("figure", "table"), [(training.plot_training_loss, TRAINING), (training.plot_held_out_loss, VALIDATION)]
+)
+def test_an_empty_table_gives_a_figure_with_the_reason(figure: object, table: pd.DataFrame) -> None:
     assert not figure(table).layout.annotations  # type: ignore[operator]
-    assert "no rows to show" in figure(table.head(0)).to_json()  # type: ignore[operator]
+    assert "no data to plot" in figure(table.head(0)).to_json()  # type: ignore[operator]
     assert "not measured: adapter, step, " in figure(pd.DataFrame()).to_json()  # type: ignore[operator]

@@ -13,7 +13,7 @@ from headscope.runs import summary
 from headscope.runs.column_metadata import sentence
 from headscope.runs.roles import holding, leading, roles
 from headscope.runs.run import Run
-from headscope.runs.run_tables import Stored
+from headscope.runs.run_tables import RunTables
 
 NAME = "Overview"
 PATH = "/"
@@ -101,7 +101,7 @@ def _model_table(run: Run, view: ViewState) -> Iterator[TextTable]:
     yield replace(table, definitions=specs)
 
 
-def _provenance(run: Stored) -> dict[str, str]:
+def _provenance(run: RunTables) -> dict[str, str]:
     return report.provenance(run) | {"Configuration": "stored in run.json; headscope run takes it back"}
 
 

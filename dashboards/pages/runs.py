@@ -8,7 +8,7 @@ from dashboards.view import ViewState, build_url
 from headscope import plugins
 from headscope.report.blocks import Block, PageContent, RecordTable, TextBlock, TextTable
 from headscope.runs.run import Run, short_names
-from headscope.runs.run_tables import Stored
+from headscope.runs.run_tables import RunTables
 
 NAME = "Runs"
 PATH = "/runs"
@@ -71,7 +71,7 @@ def _probe_names(manifest: Mapping[str, Any]) -> list[str]:
     return [name for name in plugins.probes() if config.get(name)]
 
 
-def _config_differences(runs: Sequence[Stored]) -> TextTable:
+def _config_differences(runs: Sequence[RunTables]) -> TextTable:
     """Every entry of the configurations that is not the same in all runs."""
     flat = [dict(_flatten(run.manifest.get("config") or {})) for run in runs]
     names = dict.fromkeys(name for each in flat for name in each)

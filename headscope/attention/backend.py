@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from headscope.attention.kernel import Rule, attend
 from headscope.attention.masks import QUERY, REAL, Seen, mask
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.errors import UnsupportedModel
 
 NAME = "headscope"
@@ -67,7 +67,7 @@ class Call:
 
 Change = Callable[[Tensor, Call], Tensor]
 """(z [B, H, Lq, d], what it was computed from) -> the z that o_proj is to read."""
-Listener = Callable[[Attention], None]
+Listener = Callable[[AttentionRecord], None]
 
 
 @dataclass
@@ -173,7 +173,7 @@ def attention(
         if lse is not None:
             beyond = (first_key, rule.chunk, rule.cap, rule.sink)
             for layer, listener in list(taps.listeners):
-                listener(Attention(layer, sequence, q, k, v, z, lse, scale, rule.window, *beyond))
+                listener(AttentionRecord(layer, sequence, q, k, v, z, lse, scale, rule.window, *beyond))
 
     def changed(z: Tensor, call: Call) -> Tensor:
         for change in taps.changes:

@@ -12,7 +12,7 @@ def capped(logits: Tensor, cap: float | None) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class AttentionRecord:
     """One layer, one sequence of the batch, padding removed. Axes: H heads, G kv groups, Lq queries, Lk keys, d dims.
 
     `layer` is the index into the model's attention layers. q [H, Lq, d] and k [G, Lk, d] are the kernel's inputs,

@@ -121,11 +121,11 @@ def z_mean(z: Tensor, call: backend.Call, unit: Unit) -> Tensor:
 
 
 def q_uniform(z: Tensor, call: backend.Call, unit: Unit) -> Tensor:
-    """The heads attend to all visible keys alike: queries of zero. Not the same as z-zero: they still speak."""
+    """The heads attend to all visible keys alike: queries of zero. Not the same as zero: they still speak."""
     return call.attend(torch.zeros_like(call.q), call.k, call.v)
 
 
-ABLATIONS: dict[str, Intervention] = {"z-zero": z_zero, "z-mean": z_mean, "q-uniform": q_uniform}
+ABLATIONS: dict[str, Intervention] = {"zero": z_zero, "mean": z_mean, "uniform": q_uniform}
 """Interventions by name, for any model."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.errors import UnsupportedModel
 from headscope.forward.backbone import backbone, decoder_layers
 from headscope.forward.capture import Layers
@@ -126,7 +126,7 @@ def _survey(model: Model, layers: Layers, ids: Tensor) -> Stream:
         raise NotASum("its decoder layers are not one list")
     z: dict[int, Tensor] = {}
 
-    def hear(heard: Attention) -> None:
+    def hear(heard: AttentionRecord) -> None:
         z[heard.layer] = heard.z.transpose(0, 1).flatten(1)
 
     layers.listen(hear)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headscope.attention import backend
 from headscope.attention.kernel import Rule, attend, in_blocks
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import last_hidden, loss_by_position
@@ -83,7 +83,7 @@ def checks(model: Model, ids: Tensor) -> Iterator[Check]:
         raise BadInput(f"'{model.name}' is under {model.scheme}, which eager attention knows nothing of: leave it out")
     worst: dict[str, float] = defaultdict(float)
 
-    def listen(heard: Attention) -> None:
+    def listen(heard: AttentionRecord) -> None:
         hides = bool((heard.visible <= heard.query_index).any())
         if hides or heard.cap is not None or heard.sink is not None:
             raise BadInput(f"'{model.name}' attends by more than q . k, or not to every key: check another checkpoint")
@@ -148,7 +148,7 @@ def _eager_loss(model: Model, ids: Tensor) -> float:
     return float(torch.nn.functional.cross_entropy(logits.double(), ids[0, 1:]))
 
 
-def _differences(model: Model, heard: Attention) -> Iterator[tuple[str, float]]:
+def _differences(model: Model, heard: AttentionRecord) -> Iterator[tuple[str, float]]:
     """The largest difference of each measure in one layer."""
     heads = heard.q.shape[0]
     q, k, v = heard.q.double(), _of_each(heard.k, heads), _of_each(heard.v, heads)

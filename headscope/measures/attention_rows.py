@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.measures.row_means import RowMeans
 from headscope.measures.row_sampling import Places, on, on_host, queries, visible_keys
 from headscope.measures.tiles import per_tile
@@ -20,7 +20,7 @@ NEVER = -1e30
 """Logit of a masked key: exp gives 0, and 0 x NEVER is still 0 where -inf would give NaN."""
 
 
-def row_statistics(heard: Attention, rows: Tensor | Places) -> Tensor:
+def row_statistics(heard: AttentionRecord, rows: Tensor | Places) -> Tensor:
     """Statistics of the given query rows, [len(STATISTICS), H, rows], float32, in the order of `STATISTICS`.
 
     Ranges: 1 <= ess2 <= ess1 <= visible keys; weights in [0, 1]; mean_distance in tokens, >= 0. `rows` index the
@@ -35,7 +35,7 @@ def row_statistics(heard: Attention, rows: Tensor | Places) -> Tensor:
     return torch.cat(tiles, -1)
 
 
-def _tile_statistics(heard: Attention, places: Places) -> Tensor:
+def _tile_statistics(heard: AttentionRecord, places: Places) -> Tensor:
     """`row_statistics` of one tile of rows: one sweep over their keys."""
     (heads, count, _), (groups, keys, dim) = heard.q.shape, heard.k.shape
     shape = (heads, len(places))
@@ -95,5 +95,5 @@ class AttentionRows(RowMeans):
     name = "attention"
     statistics = STATISTICS
 
-    def of_rows(self, heard: Attention, rows: Places) -> Tensor:
+    def of_rows(self, heard: AttentionRecord, rows: Places) -> Tensor:
         return row_statistics(heard, rows)

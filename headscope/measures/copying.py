@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 
 Span = tuple[int, int]
 """First token and end (exclusive) of a passage in the prompt."""
@@ -31,7 +31,7 @@ class Copies:
     places: Tensor
 
 
-def last_row(heard: Attention, spans: Tensor) -> tuple[Tensor, Tensor]:
+def last_row(heard: AttentionRecord, spans: Tensor) -> tuple[Tensor, Tensor]:
     """Of the last query's row: the key with the largest weight [H], and the weight on each span [S, H], float32.
 
     `spans` [S, 2] index the keys, which are all of the sequence. Among equal weights the first key is taken.
@@ -40,7 +40,7 @@ def last_row(heard: Attention, spans: Tensor) -> tuple[Tensor, Tensor]:
     return logits.argmax(-1), torch.stack([weights[:, start:end].sum(-1) for start, end in spans.tolist()])
 
 
-def last_weights(heard: Attention) -> tuple[Tensor, Tensor]:
+def last_weights(heard: AttentionRecord) -> tuple[Tensor, Tensor]:
     """Logits and weights of the last query on all keys of the sequence, [H, Lk], float32."""
     groups, keys, dim = heard.k.shape
     q = heard.q[:, -1].float().view(groups, -1, dim)
@@ -60,7 +60,7 @@ class AnswerRows:
         self._largest: list[list[Tensor]] = [[] for _ in range(layers)]
         self._mass: list[list[Tensor]] = [[] for _ in range(layers)]
 
-    def update(self, heard: Attention) -> None:
+    def update(self, heard: AttentionRecord) -> None:
         """Take one layer of one step."""
         largest, mass = last_row(heard, self.spans)
         self._largest[heard.layer].append(largest)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 
 ROWS = 4096
 """Rows whose queries and keys are held at once."""
@@ -32,7 +32,7 @@ def looked_at(kind: str, opening: int, period: int) -> tuple[Tensor, Tensor]:
     }[kind]
 
 
-def weights_on(heard: Attention, rows: Tensor, keys: Tensor) -> Tensor:
+def weights_on(heard: AttentionRecord, rows: Tensor, keys: Tensor) -> Tensor:
     """The weight of row rows[n] on key keys[n], for every n: [H, n], float32, 0..1."""
     groups, _, dim = heard.k.shape
     weights = []
@@ -53,7 +53,7 @@ class Detectors:
         self.geometry, self.opening, self.period = geometry, opening, period
         self._found: dict[tuple[int, str], tuple[Tensor, float, int]] = {}
 
-    def update(self, heard: Attention) -> None:
+    def update(self, heard: AttentionRecord) -> None:
         """Take one layer of one full pass (as many queries as keys)."""
         visible = heard.visible
         for kind in KINDS:

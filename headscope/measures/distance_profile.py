@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.measures.rotary_planes import by_head, planes
 from headscope.measures.row_sampling import Places, on, on_host, queries, visible_keys
 from headscope.measures.tiles import per_tile
@@ -76,7 +76,7 @@ class DistanceProfile:
         self.sums = torch.zeros(geometry.layers, geometry.heads, geometry.all_pairs, len(self.at), dtype=torch.float64)
         self.counts = torch.zeros(geometry.layers, len(self.at), dtype=torch.int64)
 
-    def update(self, heard: Attention) -> None:
+    def update(self, heard: AttentionRecord) -> None:
         """Take what a layer computed for a document, or for the next chunk of its queries."""
         q, k = planes(heard.q, self.geometry), planes(heard.k, self.geometry)
         here = queries(heard)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.measures.row_means import RowMeans
 from headscope.measures.row_sampling import Places, on
 
@@ -13,6 +13,6 @@ class LearnedSink(RowMeans):
     name = "learned_sink"
     statistics = ("share",)
 
-    def of_rows(self, heard: Attention, rows: Places) -> Tensor | None:
+    def of_rows(self, heard: AttentionRecord, rows: Places) -> Tensor | None:
         shares = heard.sink_share
         return None if shares is None else shares.index_select(1, on(shares.device, rows))[None]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.bins import position_edges
 from headscope.measures.copying import last_weights
 
@@ -35,7 +35,7 @@ def head_writes(z: Tensor, projection: Tensor, towards: Tensor) -> Tensor:
     )
 
 
-def last_outputs(heard: Attention, spans: Tensor) -> Tensor:
+def last_outputs(heard: AttentionRecord, spans: Tensor) -> Tensor:
     """The output of every head at the last query, and the part of it that comes through the keys of each span.
 
     `spans` [S, 2] index the keys, which are all of the sequence. [1 + S, H, dv], float32: z, then the sums over each
@@ -65,11 +65,11 @@ class WritesByPosition:
         return sums / self.tokens
 
     def columns(self, terms: Tensor, **places: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Columns position, write and tokens of terms [n, length - 1], beside `places` [n] of each."""
+        """Columns position, contribution and tokens of terms [n, length - 1], beside `places` [n] of each."""
         bins = len(self.edges)
         return {
             **{name: np.repeat(place, bins) for name, place in places.items()},
             "position": np.tile(self.edges.numpy(), len(terms)),
-            "write": self.means(terms).reshape(-1).numpy(),
+            "contribution": self.means(terms).reshape(-1).numpy(),
             "tokens": np.tile(self.tokens.numpy(), len(terms)),
         }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.measures.rotary_planes import by_head, planes
 from headscope.measures.row_sampling import Places, among, on, on_host, pair_shares, pair_spaced, queries, visible_keys
 from headscope.measures.tiles import per_tile
@@ -112,7 +112,7 @@ class RotaryPairs:
         self.weights = torch.zeros(2, geometry.layers, dtype=torch.float64)
         self.sampled = torch.zeros(geometry.layers, dtype=torch.int64)
 
-    def update(self, heard: Attention) -> None:
+    def update(self, heard: AttentionRecord) -> None:
         """Take what a layer computed for a document, or for the next chunk of its queries."""
         geometry, layer = self.geometry, heard.layer
         of_document = visible_keys(heard, np.arange(self.length))
@@ -133,7 +133,7 @@ class RotaryPairs:
         self.weights[:, layer] += torch.stack([weight.sum(), (weight**2).sum()])
         self.sampled[layer] += len(rows)
 
-    def _drawn(self, heard: Attention, visible: Places) -> tuple[Places, Tensor]:
+    def _drawn(self, heard: AttentionRecord, visible: Places) -> tuple[Places, Tensor]:
         """The queries whose rows are taken, and how many of the document's pairs each stands for."""
         if self.shares is None:
             here = queries(heard)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.bins import visible_edges
 from headscope.measures.row_sampling import Places, among, log_spaced, queries, visible_keys
 
@@ -32,10 +32,10 @@ class RowMeans(ABC):
         self.sums = torch.zeros(len(self.statistics), geometry.heads, *bins, dtype=torch.float64)
 
     @abstractmethod
-    def of_rows(self, heard: Attention, rows: Places) -> Tensor | None:
+    def of_rows(self, heard: AttentionRecord, rows: Places) -> Tensor | None:
         """Statistics of query rows, by index of the queries, [len(statistics), H, rows]; None for a layer without."""
 
-    def update(self, heard: Attention) -> None:
+    def update(self, heard: AttentionRecord) -> None:
         """Take what a layer computed for a document, or for the next chunk of its queries."""
         rows = among(self.chosen, heard)
         found = self.of_rows(heard, rows) if len(rows) else None

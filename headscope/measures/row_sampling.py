@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 
 Places = npt.NDArray[np.int64]
 
@@ -50,20 +50,20 @@ def _shares(count: int, seed: int) -> Tensor:
     return (torch.arange(count) + torch.rand(count, generator=torch.Generator().manual_seed(seed))) / count
 
 
-def queries(heard: Attention) -> slice:
+def queries(heard: AttentionRecord) -> slice:
     """Which rows of the document the queries are: all of them, or those of the chunk that was read."""
     last = heard.first_key + heard.k.shape[1]
     return slice(last - heard.q.shape[1], last)
 
 
-def among(chosen: Places, heard: Attention) -> Places:
+def among(chosen: Places, heard: AttentionRecord) -> Places:
     """Those of a document's rows, which are sorted, that are queries here, as indices of the queries."""
     here = queries(heard)
     found: Places = chosen[slice(*np.searchsorted(chosen, (here.start, here.stop)))] - here.start
     return found
 
 
-def visible_keys(heard: Attention, rows: Places) -> Places:
+def visible_keys(heard: AttentionRecord, rows: Places) -> Places:
     """How many keys these rows of a document see in this layer, whether or not they are queries here."""
     seen: Places = rows + 1
     if heard.chunk is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.measures.row_sampling import among
 
 NEAR = 32
@@ -47,14 +47,14 @@ class TopKeys:
     far_weights: Tensor
 
 
-def top_keys(heard: Attention, rows: Tensor, most: int) -> TopKeys:
+def top_keys(heard: AttentionRecord, rows: Tensor, most: int) -> TopKeys:
     """The top keys of query rows [n], by index of the queries, sorted ascending."""
     size = max(1, TILE // (heard.q.shape[0] * heard.k.shape[1]))
     tiles = [_of_tile(heard, some, most) for some in torch.split(rows, size)]
     return TopKeys(*(torch.cat(parts, 1) for parts in zip(*tiles, strict=True)))
 
 
-def _of_tile(heard: Attention, rows: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _of_tile(heard: AttentionRecord, rows: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     groups, _, dim = heard.k.shape
     visible, own = heard.visible[rows], heard.query_index[rows]
     first, last = int((own - visible).min()) + 1, int(own[-1])
@@ -95,7 +95,7 @@ class Reads:
         self.geometry, self.chosen, self.most = geometry, rows, most
         self._found: dict[int, list[TopKeys]] = defaultdict(list)
 
-    def update(self, heard: Attention) -> None:
+    def update(self, heard: AttentionRecord) -> None:
         """Take what a layer computed for a document, or for the next chunk of its queries."""
         rows = among(self.chosen.numpy(), heard)
         if len(rows):

@@ -1,5 +1,5 @@
-"""Tables in, plotly figures out. Pure: no file, no model, no state; one idea a module.
+"""Plot types that several probes share: pure functions from a DataFrame to a plotly figure.
 
-Every function accepts an empty table, or one without the column it needs, and then says so in the figure.
-The order of the models, and with it their colours, is that of the categorical column `model`.
+A function that gets an empty table, or a table without a required column, returns a figure that states the reason.
+The categorical column `model` gives the order and the colours of the models.
 """

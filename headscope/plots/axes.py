@@ -1,4 +1,4 @@
-"""Log axes that read well: ticks at 1, 2, 5, 10 or at powers of ten, and the same on colour bars."""
+"""Axes: log axes and colour bars with ticks at 1, 2, 5, 10 or at powers of ten; the axis of training steps."""
 
 import math
 from typing import Any
@@ -8,41 +8,46 @@ import numpy.typing as npt
 import pandas as pd
 
 LOG_AXIS_RATIO = 100
-"""Last step over the first above 0, from which the axis is logarithmic."""
+"""Ratio of the last step to the first step above 0 from which the step axis is logarithmic."""
 
 
 def log_ticks(values: npt.ArrayLike, sparse: bool = False) -> dict[str, Any]:
-    """Tick values (in data units) and their text for a log axis over `values`: 1, 2, 5, 10 ... or powers of ten."""
+    """Tick values (in data units) and tick texts of a log axis over `values`; {} without a positive finite value.
+
+    Ticks are 1, 2, 5, 10 ..., or powers of ten over a wide range, or evenly spaced over a narrow one.
+    """
     numbers = np.asarray(values, dtype=np.float64).ravel()
     numbers = numbers[np.isfinite(numbers) & (numbers > 0)]
     if not len(numbers):
         return {}
     low, high = math.log10(numbers.min()), math.log10(numbers.max())
-    if high - low < 0.6:  # too narrow for round numbers: evenly spaced ones, of three digits
-        even = sorted({float(f"{10**power:.3g}") for power in np.linspace(low, high, 5)})
-        return {"tickvals": even, "ticktext": [format_tick(tick) for tick in even]}
-    steps = (1, 2, 5) if high - low < (1.5 if sparse else 2.5) else (1,)
-    ticks = [step * 10.0**power for power in range(math.floor(low) - 1, math.ceil(high) + 1) for step in steps]
-    near = [tick for tick in ticks if low - 0.31 <= math.log10(tick) <= high + 0.31]
-    return {"tickvals": near, "ticktext": [format_tick(tick) for tick in near]}
+    if high - low < 0.6:  # too narrow for round numbers
+        evenly_spaced = sorted({float(f"{10**power:.3g}") for power in np.linspace(low, high, 5)})
+        return {"tickvals": evenly_spaced, "ticktext": [format_tick(tick) for tick in evenly_spaced]}
+    mantissas = (1, 2, 5) if high - low < (1.5 if sparse else 2.5) else (1,)
+    ticks = [
+        mantissa * 10.0**power for power in range(math.floor(low) - 1, math.ceil(high) + 1) for mantissa in mantissas
+    ]
+    ticks_in_range = [tick for tick in ticks if low - 0.31 <= math.log10(tick) <= high + 0.31]
+    return {"tickvals": ticks_in_range, "ticktext": [format_tick(tick) for tick in ticks_in_range]}
 
 
 def format_tick(value: float) -> str:
-    """A round number as tick text: 0.05, 1, 2,000, 10<sup>-4</sup>."""
+    """Format a round number as tick text: 0.05, 1, 2,000, 10<sup>-4</sup>."""
     if 1e-3 <= value < 1e6:
         return f"{value:,.12g}"
-    mantissa, power = f"{value:.0e}".split("e")
-    head = "" if mantissa == "1" else f"{mantissa}×"
-    return f"{head}10<sup>{int(power)}</sup>".replace("-", "−")
+    digit, power = f"{value:.0e}".split("e")
+    factor = "" if digit == "1" else f"{digit}×"
+    return f"{factor}10<sup>{int(power)}</sup>".replace("-", "−")
 
 
 def log_axis(values: npt.ArrayLike, sparse: bool = False) -> dict[str, Any]:
-    """Axis settings for a log axis over `values`; `sparse` for small panels."""
+    """Plotly settings of a log axis over `values`; `sparse` gives fewer ticks, for small panels."""
     return {"type": "log", **log_ticks(values, sparse)}
 
 
 def length_axis(lengths: npt.ArrayLike) -> dict[str, Any]:
-    """Axis settings for a log axis over measured lengths: each of a few is a tick."""
+    """Plotly settings of a log axis over context lengths; up to five lengths each get a tick."""
     measured = np.unique(np.asarray(lengths, dtype=np.float64))
     if len(measured) > 5:
         return log_axis(measured)
@@ -50,13 +55,16 @@ def length_axis(lengths: npt.ArrayLike) -> dict[str, Any]:
 
 
 def log_colorbar(values: npt.ArrayLike) -> dict[str, Any]:
-    """Colour bar settings for colours that are the log10 of `values`."""
+    """Plotly settings of a colour bar whose colours are the log10 of `values`."""
     ticks = log_ticks(values)
     return {**ticks, "tickvals": [math.log10(tick) for tick in ticks["tickvals"]]} if ticks else {}
 
 
 class StepAxis:
-    """Where steps stand on the axis."""
+    """The axis of training steps: logarithmic over two decades or more, with step 0 left of the first positive step.
+
+    `settings` are plotly axis settings; `range` are the ends of the axis in plotly units (log10 on a log axis).
+    """
 
     def __init__(self, steps: pd.Series):
         positive = steps[steps > 0]
@@ -74,10 +82,10 @@ class StepAxis:
                 ticks["ticktext"] = ["0", *map(format_tick, ticks["tickvals"][1:])]
             self.settings = ticks
             ends = np.log10(ends)
-        room = 0.03 * (ends[1] - ends[0] or 1)
-        self.range = [float(ends[0] - room), float(ends[1] + room)]
+        margin = 0.03 * (ends[1] - ends[0] or 1)
+        self.range = [float(ends[0] - margin), float(ends[1] + margin)]
 
     def positions(self, steps: pd.Series) -> npt.NDArray[np.float64]:
-        """Where on the axis these steps stand."""
+        """The x coordinates of these steps."""
         numbers = steps.to_numpy(dtype=np.float64)
         return np.where(numbers > 0, numbers, self.zero_position)

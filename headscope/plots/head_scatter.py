@@ -1,4 +1,4 @@
-"""One number of heads against another: a dot a head, or a group of them, coloured by layer."""
+"""Scatter plots with one point per head (or KV group), coloured by layer."""
 
 from collections.abc import Sequence
 
@@ -14,25 +14,27 @@ MARKER_OUTLINE = {"color": "rgba(128,128,128,0.8)", "width": 0.7}
 
 
 def plot_against_baseline(heads: pd.DataFrame, statistic_name: str, baseline: str) -> go.Figure:
-    """The statistic `name` of every head under each other model against `baseline`, one panel a model.
+    """Plot a statistic of every head under each other model against the baseline, one panel per model.
 
-    Both axes are equal, the dashed line is y = x; colour is the layer.
+    Both axes have the same range; the dashed line is y = x; colour is the layer.
     """
-    shown = statistic(statistic_name)
-    title = f"{shown.title} of each head, against {style.escape_label(baseline)}"
-    if why := style.missing_data_reason(heads, "model", statistic_name):
-        return style.empty_figure(title, why)
-    looks = style.model_styles(heads)
-    having = [label for label in looks if heads.loc[heads["model"] == label, statistic_name].notna().any()]
-    others = [label for label in having if label != baseline]
-    if baseline not in having or not others:
-        known = f"; it was measured of {style.escape_label(', '.join(having))} alone" if len(looks) > 1 else ""
-        return style.empty_figure(title, f"a comparison needs the base model and at least one other{known}")
+    stat = statistic(statistic_name)
+    title = f"{stat.title} of each head, compared with {style.escape_label(baseline)}"
+    if reason := style.missing_data_reason(heads, "model", statistic_name):
+        return style.empty_figure(title, reason)
+    styles = style.model_styles(heads)
+    measured_models = [label for label in styles if heads.loc[heads["model"] == label, statistic_name].notna().any()]
+    other_models = [label for label in measured_models if label != baseline]
+    if baseline not in measured_models or not other_models:
+        detail = (
+            f"; it was measured only for {style.escape_label(', '.join(measured_models))}" if len(styles) > 1 else ""
+        )
+        return style.empty_figure(title, f"a comparison needs the baseline and at least one other model{detail}")
     base = heads[heads["model"] == baseline].set_index(HEAD_COLUMNS)[statistic_name].rename("x")
-    names = [looks[label].name for label in others]
-    made = style.panel_figure(title, names, height=360)
-    for at, label in enumerate(others):
-        both = (
+    panel_titles = [styles[label].name for label in other_models]
+    figure = style.panel_figure(title, panel_titles, height=360)
+    for index, label in enumerate(other_models):
+        points = (
             heads[heads["model"] == label]
             .set_index(HEAD_COLUMNS)[statistic_name]
             .rename("y")
@@ -41,26 +43,28 @@ def plot_against_baseline(heads: pd.DataFrame, statistic_name: str, baseline: st
             .reset_index()
         )
         hover = (
-            f"{style.escape_label(baseline)} %{{x:.4g}}{style.unit_suffix(shown.unit)}<br>"
-            f"{looks[label].name} %{{y:.4g}}{style.unit_suffix(shown.unit)}"
+            f"{style.escape_label(baseline)} %{{x:.4g}}{style.unit_suffix(stat.unit)}<br>"
+            f"{styles[label].name} %{{y:.4g}}{style.unit_suffix(stat.unit)}"
         )
-        add_points(made, both, "x", "y", hover, looks[label].name, **style.panel_row_col(at, others))
-    values = heads.loc[heads["model"].isin([baseline, *others]), statistic_name].to_numpy(dtype=np.float64)
-    values = values[np.isfinite(values) & ((values > 0) | (not shown.log_scale))]
+        add_points(figure, points, "x", "y", hover, styles[label].name, **style.panel_row_col(index, other_models))
+    values = heads.loc[heads["model"].isin([baseline, *other_models]), statistic_name].to_numpy(dtype=np.float64)
+    values = values[np.isfinite(values) & ((values > 0) | (not stat.log_scale))]
     if not len(values):
-        return style.empty_figure(title, "no finite values to show")
-    ends = [values.min() / 1.2, values.max() * 1.2] if shown.log_scale else [values.min(), values.max()]
-    for at in range(len(others)):
-        add_diagonal(made, ends, **style.panel_row_col(at, others))
-    axis = axes.log_axis(values, sparse=True) | {"range": list(np.log10(ends))} if shown.log_scale else {}
-    made.update_xaxes(axis)
-    made.update_yaxes(axis)
-    unit = f" ({shown.unit})" if shown.unit else ""
-    style.set_outer_axis_titles(made, len(others), f"{style.escape_label(baseline)}{unit}", f"model named above{unit}")
-    style.set_metadata(
-        made, x=f"{shown.worded} under {style.escape_label(baseline)}", value=f"{shown.worded} under the model"
+        return style.empty_figure(title, "no finite values to plot")
+    ends = [values.min() / 1.2, values.max() * 1.2] if stat.log_scale else [values.min(), values.max()]
+    for index in range(len(other_models)):
+        add_diagonal(figure, ends, **style.panel_row_col(index, other_models))
+    axis = axes.log_axis(values, sparse=True) | {"range": list(np.log10(ends))} if stat.log_scale else {}
+    figure.update_xaxes(axis)
+    figure.update_yaxes(axis)
+    unit = f" ({stat.unit})" if stat.unit else ""
+    style.set_outer_axis_titles(
+        figure, len(other_models), f"{style.escape_label(baseline)}{unit}", f"model above the panel{unit}"
     )
-    return add_layer_colorbar(made, 74)
+    style.set_metadata(
+        figure, x=f"{stat.worded} under {style.escape_label(baseline)}", value=f"{stat.worded} under the model"
+    )
+    return add_layer_colorbar(figure, 74)
 
 
 def add_points(
@@ -72,20 +76,19 @@ def add_points(
     model_name: str = "",
     **panel_position: int,
 ) -> None:
-    """Draw column `y` of `points` against `x`, a dot a row, in the panel `place`.
+    """Add column `y` of `points` against column `x`, one marker per row, in the panel `panel_position`.
 
-    A dot tells its layer, head and key group (no head where a row is a whole group, head -1), then `hover`; `name` is
-    the model that the dots are of.
+    The hover text gives layer, head and KV group (no head where every row is a whole KV group, head -1), then `hover`.
     """
-    whole = (points["head"] < 0).all()
+    is_kv_group = (points["head"] < 0).all()
     figure.add_scatter(
         x=points[x],
         y=points[y],
         mode="markers",
         marker={"color": points["layer"], "coloraxis": "coloraxis", "size": 6, "line": MARKER_OUTLINE},
         customdata=points[HEAD_COLUMNS].to_numpy(),
-        hovertemplate=f"layer %{{customdata[0]}},{'' if whole else ' head %{customdata[1]},'} "
-        f"key group %{{customdata[2]}}<br>{hover}<extra></extra>",
+        hovertemplate=f"layer %{{customdata[0]}},{'' if is_kv_group else ' head %{customdata[1]},'} "
+        f"KV group %{{customdata[2]}}<br>{hover}<extra></extra>",
         name=model_name or None,
         showlegend=False,
         **panel_position,
@@ -93,14 +96,14 @@ def add_points(
 
 
 def add_diagonal(figure: go.Figure, ends: Sequence[float], **panel_position: int) -> None:
-    """Draw the dashed line y = x between two ends."""
+    """Add the dashed line y = x between two ends."""
     line = {"color": style.HIGHLIGHT_COLOUR, "dash": "dash", "width": 1.3}
     figure.add_scatter(x=ends, y=ends, mode="lines", line=line, hoverinfo="skip", showlegend=False, **panel_position)
 
 
 def add_layer_colorbar(figure: go.Figure, top_margin: int = 46) -> go.Figure:
-    """Add the colour bar of the layers; `top` is the margin in px that the title needs."""
-    deepest = max((max(dots.marker.color, default=0) for dots in figure.data if dots.marker.coloraxis), default=0)
-    bar = {"title": {"text": "layer"}, "dtick": 1 if deepest < 8 else None}  # no half layers
+    """Add the colour bar of the layers; `top_margin` is in px."""
+    last_layer = max((max(trace.marker.color, default=0) for trace in figure.data if trace.marker.coloraxis), default=0)
+    bar = {"title": {"text": "layer"}, "dtick": 1 if last_layer < 8 else None}  # no ticks at half layers
     figure.update_layout(coloraxis={"colorscale": style.SEQUENTIAL_SCALE, "colorbar": bar})
     return style.declare_head_points(style.set_top_margin(figure, top_margin))

@@ -1,4 +1,4 @@
-"""A statistic by depth, and by training step: a line through the middle of the heads with a band around them."""
+"""A statistic by layer and by training step: the mean or median over heads with a quantile band."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,23 +12,24 @@ from headscope.runs.column_metadata import statistic
 
 
 def plot_by_layer(heads: pd.DataFrame, statistic_name: str) -> go.Figure:
-    """Mean over the heads of each layer (geometric where the statistic is logarithmic) with the 0.1-0.9 quantile band.
+    """Plot the mean over the heads of each layer with the 0.1 to 0.9 quantile band, one line per model.
 
-    One line a model. Heads without a finite value, such as the effective base of unrotated ones, are left out.
+    The mean is geometric if the statistic has a log scale. Heads without a finite value are left out, such as the
+    effective base of heads without rotation.
     """
-    shown = statistic(statistic_name)
-    title = f"{shown.title} by layer"
-    if why := style.missing_data_reason(heads, "model", statistic_name):
-        return style.empty_figure(title, why)
-    looks = style.model_styles(heads)
-    made = style.new_figure(title)
-    for label, look in looks.items():
-        table = _quantile_bands(heads[heads["model"] == label], "layer", statistic_name, shown.log_scale)
+    stat = statistic(statistic_name)
+    title = f"{stat.title} by layer"
+    if reason := style.missing_data_reason(heads, "model", statistic_name):
+        return style.empty_figure(title, reason)
+    styles = style.model_styles(heads)
+    figure = style.new_figure(title)
+    for label, model_style in styles.items():
+        table = _quantile_bands(heads[heads["model"] == label], "layer", statistic_name, stat.log_scale)
         style.add_line_with_band(
-            made, table, look, f"layer %{{x}}: {shown.label} %{{y:.4g}}{style.unit_suffix(shown.unit)}"
+            figure, table, model_style, f"layer %{{x}}: {stat.label} %{{y:.4g}}{style.unit_suffix(stat.unit)}"
         )
-    made.update_xaxes(title_text="layer", dtick=max(1, int(heads["layer"].max()) // 6))
-    return _label_y_axis(made, heads[statistic_name], statistic_name)
+    figure.update_xaxes(title_text="layer", dtick=max(1, int(heads["layer"].max()) // 6))
+    return _label_y_axis(figure, heads[statistic_name], statistic_name)
 
 
 def plot_over_steps(
@@ -37,14 +38,14 @@ def plot_over_steps(
     training_steps: Mapping[str, int],
     selected_heads: Sequence[tuple[int, int]] = (),
 ) -> go.Figure:
-    """The statistic against training step: its median over heads with the 0.1-0.9 quantile band, and chosen heads.
+    """Plot the median over heads by training step with the 0.1 to 0.9 quantile band, and selected heads.
 
-    `steps` gives the training step of each model that has one; `chosen` are (layer, head).
+    `training_steps` maps model labels to steps; `selected_heads` are (layer, head).
     """
-    shown = statistic(statistic_name)
-    title = f"{shown.title} during training"
-    if why := style.missing_data_reason(heads, "model", statistic_name):
-        return style.empty_figure(title, why)
+    stat = statistic(statistic_name)
+    title = f"{stat.title} during training"
+    if reason := style.missing_data_reason(heads, "model", statistic_name):
+        return style.empty_figure(title, reason)
     heads = heads[heads["model"].isin(list(training_steps))]
     heads = (
         heads.assign(step=heads["model"].astype(str).map(dict(training_steps)))
@@ -52,71 +53,73 @@ def plot_over_steps(
         .sort_values("step")
     )
     if heads.empty:
-        return style.empty_figure(title, "no model carries a training step")
-    made = style.new_figure(title)
+        return style.empty_figure(title, "no model has a training step")
+    figure = style.new_figure(title)
     axis = StepAxis(heads["step"])
-    hover = f"step %{{customdata:,}}: {shown.label} %{{y:.4g}}{style.unit_suffix(shown.unit)}"
-    table = _quantile_bands(heads, "step", statistic_name, shown.log_scale).assign(
+    hover = f"step %{{customdata:,}}: {stat.label} %{{y:.4g}}{style.unit_suffix(stat.unit)}"
+    table = _quantile_bands(heads, "step", statistic_name, stat.log_scale).assign(
         mean=heads.groupby("step")[statistic_name].median()
     )
-    placed = table.set_index(axis.positions(table.index.to_series()))
-    style.add_line_with_band(made, placed, style.ModelStyle("median of all heads", "#8C8C8C", "solid", "circle"), hover)
-    made.data[-1].customdata = list(table.index)
-    for at, (layer, head) in enumerate(selected_heads):
-        line = heads[(heads["layer"] == layer) & (heads["head"] == head)]
-        made.add_scatter(
-            x=axis.positions(line["step"]),
-            y=line[statistic_name],
-            customdata=line["step"],
+    curve = table.set_index(axis.positions(table.index.to_series()))
+    style.add_line_with_band(
+        figure, curve, style.ModelStyle("median over all heads", "#8C8C8C", "solid", "circle"), hover
+    )
+    figure.data[-1].customdata = list(table.index)
+    for index, (layer, head) in enumerate(selected_heads):
+        head_rows = heads[(heads["layer"] == layer) & (heads["head"] == head)]
+        figure.add_scatter(
+            x=axis.positions(head_rows["step"]),
+            y=head_rows[statistic_name],
+            customdata=head_rows["step"],
             mode="lines+markers",
-            line={"color": style.PALETTE[at % 7], "dash": style.LINE_DASHES[at // 7 % 4]},
+            line={"color": style.PALETTE[index % 7], "dash": style.LINE_DASHES[index // 7 % 4]},
             name=f"layer {layer}, head {head}",
             hovertemplate=f"{hover}<extra>layer {layer}, head {head}</extra>",
         )
-    made.update_xaxes(title_text="training step", **axis.settings)
-    return _label_y_axis(made, heads[statistic_name], statistic_name)
+    figure.update_xaxes(title_text="training step", **axis.settings)
+    return _label_y_axis(figure, heads[statistic_name], statistic_name)
 
 
 def plot_layers_by_step(heads: pd.DataFrame, statistic_name: str, training_steps: Mapping[str, int]) -> go.Figure:
-    """Median of the statistic over the heads of a layer, layer by training step; colour is logarithmic where it says.
+    """Plot the median over the heads of each layer by training step as a heat map.
 
-    `steps` gives the training step of each model that has one.
+    Colours are logarithmic if the statistic has a log scale. `training_steps` maps model labels to steps.
     """
-    shown = statistic(statistic_name)
-    title = f"{shown.title} by layer during training"
-    if why := style.missing_data_reason(heads, "model", statistic_name):
-        return style.empty_figure(title, why)
-    known = heads[heads["model"].isin(list(training_steps))]
-    known = known.assign(step=known["model"].astype(str).map(dict(training_steps)))
-    if known.empty:
-        return style.empty_figure(title, "no model carries a training step")
-    grid = known.groupby(["layer", "step"])[statistic_name].median().unstack("step")
+    stat = statistic(statistic_name)
+    title = f"{stat.title} by layer during training"
+    if reason := style.missing_data_reason(heads, "model", statistic_name):
+        return style.empty_figure(title, reason)
+    rows = heads[heads["model"].isin(list(training_steps))]
+    rows = rows.assign(step=rows["model"].astype(str).map(dict(training_steps)))
+    if rows.empty:
+        return style.empty_figure(title, "no model has a training step")
+    grid = rows.groupby(["layer", "step"])[statistic_name].median().unstack("step")
     numbers = grid.to_numpy(dtype=np.float64)
-    made = style.new_figure(title, int(np.clip(150 + 14 * len(grid), 280, 640)))
-    bar = {"title": {"text": shown.unit}} | (axes.log_colorbar(numbers) if shown.log_scale else {})
-    made.add_heatmap(
+    figure = style.new_figure(title, int(np.clip(150 + 14 * len(grid), 280, 640)))
+    bar = {"title": {"text": stat.unit}} | (axes.log_colorbar(numbers) if stat.log_scale else {})
+    figure.add_heatmap(
         x=[f"{step:,}" for step in grid.columns],
         y=list(grid.index),
-        z=np.log10(numbers) if shown.log_scale else numbers,
+        z=np.log10(numbers) if stat.log_scale else numbers,
         customdata=numbers,
-        hovertemplate=f"layer %{{y}}, step %{{x}}: {shown.label} %{{customdata:.4g}}{style.unit_suffix(shown.unit)}"
+        hovertemplate=f"layer %{{y}}, step %{{x}}: {stat.label} %{{customdata:.4g}}{style.unit_suffix(stat.unit)}"
         "<extra></extra>",
         colorscale=style.SEQUENTIAL_SCALE,
         colorbar=bar,
         xgap=1,
         ygap=1,
     )
-    made.update_xaxes(title_text="training step", type="category", showgrid=False)
-    made.update_yaxes(title_text="layer", showgrid=False)
-    return style.set_top_margin(made)
+    figure.update_xaxes(title_text="training step", type="category", showgrid=False)
+    figure.update_yaxes(title_text="layer", showgrid=False)
+    return style.set_top_margin(figure)
 
 
 def _quantile_bands(heads: pd.DataFrame, group_column: str, statistic_name: str, log_scale: bool) -> pd.DataFrame:
-    """mean, low, high of the finite values of the column, by `by`."""
+    """Columns mean, low and high (0.1 and 0.9 quantiles) of the finite values, by `group_column`."""
     values = heads[statistic_name].astype("float64")
-    kept = np.isfinite(values) & ((values > 0) | (not log_scale))
+    is_finite = np.isfinite(values) & ((values > 0) | (not log_scale))
     finite = pd.DataFrame(
-        {group_column: heads[group_column], "value": np.log(values[kept]) if log_scale else values[kept]}
+        {group_column: heads[group_column], "value": np.log(values[is_finite]) if log_scale else values[is_finite]}
     ).dropna()
     groups = finite.groupby(group_column)["value"]
     table = pd.DataFrame({"mean": groups.mean(), "low": groups.quantile(0.1), "high": groups.quantile(0.9)})
@@ -124,8 +127,8 @@ def _quantile_bands(heads: pd.DataFrame, group_column: str, statistic_name: str,
 
 
 def _label_y_axis(figure: go.Figure, values: pd.Series, statistic_name: str) -> go.Figure:
-    shown = statistic(statistic_name)
-    figure.update_yaxes(title_text=shown.worded)
-    if shown.log_scale:
+    stat = statistic(statistic_name)
+    figure.update_yaxes(title_text=stat.worded)
+    if stat.log_scale:
         figure.update_yaxes(axes.log_axis(values))
     return style.fit_legend(figure)

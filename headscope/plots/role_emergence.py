@@ -1,4 +1,4 @@
-"""How heads come into being: a statistic and roles against training step, of one training or of several."""
+"""Emergence of head roles: a statistic and roles by training step, for one training run or several."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -14,159 +14,175 @@ from headscope.runs.column_metadata import statistic
 from headscope.runs.roles import holding
 
 MAX_LAYER_PANELS = 12
-"""Panels of layers that are drawn."""
+"""Maximum number of layer panels."""
 
 
 def plot_training_by_layer(
     heads: pd.DataFrame, statistic_name: str, training_steps: pd.DataFrame, selected_heads: Collection[HeadIndex] = ()
 ) -> go.Figure:
-    """The statistic against training step, a panel a layer.
+    """Plot a statistic by training step, one panel per layer.
 
-    Of one training a line a head; of several a line a training, the median over the layer's heads, and beside it the
-    heads that are picked. Of more than twelve layers evenly spread ones are drawn.
+    One training run: one line per head. Several training runs: one line per run, the median over the heads of the
+    layer, and the selected heads. With more than twelve layers, twelve evenly spaced layers are drawn.
     """
-    shown = statistic(statistic_name)
-    title = f"{shown.title} during training, by layer"
-    if why := style.missing_data_reason(heads, "model", statistic_name):
-        return style.empty_figure(title, why)
-    known = _with_training_steps(heads, training_steps).dropna(subset=[statistic_name])
-    if known.empty:
-        return style.empty_figure(title, "no model carries a training step")
-    every = sorted(known["layer"].unique())
+    stat = statistic(statistic_name)
+    title = f"{stat.title} during training, by layer"
+    if reason := style.missing_data_reason(heads, "model", statistic_name):
+        return style.empty_figure(title, reason)
+    rows = _with_training_steps(heads, training_steps).dropna(subset=[statistic_name])
+    if rows.empty:
+        return style.empty_figure(title, "no model has a training step")
+    all_layers = sorted(rows["layer"].unique())
     layers = [
-        every[at]
-        for at in np.unique(np.linspace(0, len(every) - 1, min(len(every), MAX_LAYER_PANELS)).round().astype(int))
+        all_layers[index]
+        for index in np.unique(
+            np.linspace(0, len(all_layers) - 1, min(len(all_layers), MAX_LAYER_PANELS)).round().astype(int)
+        )
     ]
     trainings = list(dict.fromkeys(training_steps["training"]))
-    made = style.panel_figure(title, [f"layer {layer}" for layer in layers], height=300)
-    steps = StepAxis(known["step"])
-    for at, layer in enumerate(layers):
-        mine, place = known[known["layer"] == layer], style.panel_row_col(at, layers)
+    figure = style.panel_figure(title, [f"layer {layer}" for layer in layers], height=300)
+    step_axis = StepAxis(rows["step"])
+    for index, layer in enumerate(layers):
+        layer_heads, panel_position = rows[rows["layer"] == layer], style.panel_row_col(index, layers)
         if len(trainings) == 1:
-            for head, line in mine.groupby("head"):
-                look = _head_line_style(int(head), not selected_heads or (layer, head) in selected_heads)
-                _add_line(made, line, statistic_name, f"head {head}", look, steps, at == 0, place)
-            continue
-        for training, look in _training_line_styles(trainings).items():
-            ours = mine[mine["training"] == training]
-            middle = ours.groupby("step", as_index=False)[statistic_name].median()
-            _add_line(made, middle, statistic_name, style.escape_label(training), look, steps, at == 0, place)
-            for head in sorted(head for where, head in selected_heads if where == layer):
-                line = ours[ours["head"] == head]
-                thin = {**look, "width": 1, "dash": "dot"}
+            for head, curve in layer_heads.groupby("head"):
+                line_style = _head_line_style(int(head), not selected_heads or (layer, head) in selected_heads)
                 _add_line(
-                    made,
-                    line,
+                    figure, curve, statistic_name, f"head {head}", line_style, step_axis, index == 0, panel_position
+                )
+            continue
+        for training, line_style in _training_line_styles(trainings).items():
+            training_heads = layer_heads[layer_heads["training"] == training]
+            median = training_heads.groupby("step", as_index=False)[statistic_name].median()
+            _add_line(
+                figure,
+                median,
+                statistic_name,
+                style.escape_label(training),
+                line_style,
+                step_axis,
+                index == 0,
+                panel_position,
+            )
+            for head in sorted(head for head_layer, head in selected_heads if head_layer == layer):
+                head_rows = training_heads[training_heads["head"] == head]
+                thin_line = {**line_style, "width": 1, "dash": "dot"}
+                _add_line(
+                    figure,
+                    head_rows,
                     statistic_name,
                     f"{style.escape_label(training)}, head {head}",
-                    thin,
-                    steps,
+                    thin_line,
+                    step_axis,
                     False,
-                    place,
+                    panel_position,
                 )
-    made.update_xaxes(steps.settings)
-    if shown.log_scale:
-        made.update_yaxes(axes.log_axis(known[statistic_name], sparse=True))
-    style.set_outer_axis_titles(made, len(layers), "training step", shown.worded)
-    return made.update_layout(showlegend=True)
+    figure.update_xaxes(step_axis.settings)
+    if stat.log_scale:
+        figure.update_yaxes(axes.log_axis(rows[statistic_name], sparse=True))
+    style.set_outer_axis_titles(figure, len(layers), "training step", stat.worded)
+    return figure.update_layout(showlegend=True)
 
 
 def plot_role_counts(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: Sequence[str]) -> go.Figure:
-    """How many heads bear each role against training step: a panel a role, a line a training."""
-    title = "Heads that bear a role, during training"
-    known = _with_training_steps(heads, training_steps)
+    """Plot the number of heads with each role by training step: one panel per role, one line per training run."""
+    title = "Heads with a role during training"
+    rows = _with_training_steps(heads, training_steps)
     counts = {
-        role: known.assign(bears=holding(known, role)).groupby(["training", "step"])["bears"].sum() for role in roles
+        role: rows.assign(has_role=holding(rows, role)).groupby(["training", "step"])["has_role"].sum()
+        for role in roles
     }
     counts = {role: count for role, count in counts.items() if count.any()}
     if not counts:
-        return style.empty_figure(title, "no head bears a role at any step")
+        return style.empty_figure(title, "no head has a role at any step")
     trainings = list(dict.fromkeys(training_steps["training"]))
-    steps = StepAxis(known["step"])
-    made = style.panel_figure(title, list(counts), height=260)
-    for at, (role, count) in enumerate(counts.items()):
-        for training, look in _training_line_styles(trainings).items():
+    step_axis = StepAxis(rows["step"])
+    figure = style.panel_figure(title, list(counts), height=260)
+    for index, (role, count) in enumerate(counts.items()):
+        for training, line_style in _training_line_styles(trainings).items():
             if training in count.index.get_level_values("training"):
-                line = count.loc[training].rename(role).reset_index()
+                curve = count.loc[training].rename(role).reset_index()
                 _add_line(
-                    made,
-                    line,
+                    figure,
+                    curve,
                     role,
                     style.escape_label(training),
-                    look,
-                    steps,
-                    at == 0,
-                    style.panel_row_col(at, [*counts]),
+                    line_style,
+                    step_axis,
+                    index == 0,
+                    style.panel_row_col(index, [*counts]),
                 )
-    made.update_xaxes(steps.settings)
-    made.update_yaxes(rangemode="tozero")
-    style.set_outer_axis_titles(made, len(counts), "training step", "heads")
-    return made.update_layout(showlegend=len(trainings) > 1)
+    figure.update_xaxes(step_axis.settings)
+    figure.update_yaxes(rangemode="tozero")
+    style.set_outer_axis_titles(figure, len(counts), "training step", "heads")
+    return figure.update_layout(showlegend=len(trainings) > 1)
 
 
 def role_onsets(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: Sequence[str]) -> pd.DataFrame:
-    """The step at which a head takes a role: the first from which it bears it at every later one.
+    """The step at which each head acquires a role: the first step from which it has the role at all later steps.
 
-    Rows training, role, layer, head, step; none for a head that does not bear the role at the last step.
+    Columns: training, role, layer, head, step. A head without the role at the last step has no row.
     """
-    known = _with_training_steps(heads, training_steps).sort_values("step", kind="stable")
-    rows = []
+    rows = _with_training_steps(heads, training_steps).sort_values("step", kind="stable")
+    onsets = []
     for role in roles:
-        bears = known.assign(bears=holding(known, role))
-        for (training, layer, head), line in bears.groupby(["training", "layer", "head"]):
-            flags = line["bears"].to_numpy()
-            if flags[-1]:
-                first = len(flags) - int(np.argmin(flags[::-1])) if not flags.all() else 0
-                rows.append((training, role, layer, head, int(line["step"].iloc[first])))
-    return pd.DataFrame(rows, columns=["training", "role", "layer", "head", "step"])
+        role_rows = rows.assign(has_role=holding(rows, role))
+        for (training, layer, head), head_rows in role_rows.groupby(["training", "layer", "head"]):
+            has_role = head_rows["has_role"].to_numpy()
+            if has_role[-1]:
+                first = len(has_role) - int(np.argmin(has_role[::-1])) if not has_role.all() else 0
+                onsets.append((training, role, layer, head, int(head_rows["step"].iloc[first])))
+    return pd.DataFrame(onsets, columns=["training", "role", "layer", "head", "step"])
 
 
 def plot_role_onsets(onsets: pd.DataFrame, trainings: Sequence[str], measured_steps: Sequence[int]) -> go.Figure:
-    """A point a head at the step where it took a role (`taken`), a row a role; `every` are the measured steps."""
-    title = "When heads take their roles"
+    """Plot the result of `role_onsets`: one row per role, one point per head at the step where it acquires the role."""
+    title = "Steps at which heads acquire their roles"
     if onsets.empty:
-        return style.empty_figure(title, "no head bears a role at the last step")
+        return style.empty_figure(title, "no head has a role at the last step")
     roles = list(dict.fromkeys(onsets["role"]))
-    steps = StepAxis(pd.Series(measured_steps))
-    made = style.new_figure(title, 160 + 46 * len(roles))
-    looks = _training_line_styles(trainings)
-    for at, (training, look) in enumerate(looks.items()):
-        mine = onsets[onsets["training"] == training]
-        # Heads of one role and step stand above each other, trainings beside each other.
-        rank = mine.groupby(["role", "step"]).cumcount()
-        among = mine.groupby(["role", "step"])["head"].transform("size")
-        row = mine["role"].map({role: number for number, role in enumerate(roles)})
-        lift = 0.7 * ((at + 0.5) / len(looks) - 0.5) + 0.6 / len(looks) * ((rank + 0.5) / among - 0.5)
-        made.add_scatter(
-            x=steps.positions(mine["step"]),
-            y=row + lift,
+    step_axis = StepAxis(pd.Series(measured_steps))
+    figure = style.new_figure(title, 160 + 46 * len(roles))
+    line_styles = _training_line_styles(trainings)
+    for index, (training, line_style) in enumerate(line_styles.items()):
+        training_onsets = onsets[onsets["training"] == training]
+        # Spread the heads of one role and step vertically, with a separate band for each training run.
+        rank = training_onsets.groupby(["role", "step"]).cumcount()
+        count = training_onsets.groupby(["role", "step"])["head"].transform("size")
+        row = training_onsets["role"].map({role: row_index for row_index, role in enumerate(roles)})
+        offset = 0.7 * ((index + 0.5) / len(line_styles) - 0.5) + 0.6 / len(line_styles) * ((rank + 0.5) / count - 0.5)
+        figure.add_scatter(
+            x=step_axis.positions(training_onsets["step"]),
+            y=row + offset,
             mode="markers",
-            marker={"color": look["color"], "size": 7, "opacity": 0.75},
+            marker={"color": line_style["color"], "size": 7, "opacity": 0.75},
             name=style.escape_label(training),
-            customdata=np.stack([mine["layer"], mine["head"], mine["step"]], 1).tolist(),
+            customdata=np.stack(
+                [training_onsets["layer"], training_onsets["head"], training_onsets["step"]], 1
+            ).tolist(),
             hovertemplate="layer %{customdata[0]}, head %{customdata[1]}: from step %{customdata[2]:,}<extra></extra>",
         )
-    made.update_xaxes(title_text="training step", range=steps.range, **steps.settings)
-    made.update_yaxes(tickvals=list(range(len(roles))), ticktext=roles, range=[len(roles) - 0.5, -0.5])
-    return style.fit_legend(made) if len(looks) > 1 else made.update_layout(showlegend=False)
+    figure.update_xaxes(title_text="training step", range=step_axis.range, **step_axis.settings)
+    figure.update_yaxes(tickvals=list(range(len(roles))), ticktext=roles, range=[len(roles) - 0.5, -0.5])
+    return style.fit_legend(figure) if len(line_styles) > 1 else figure.update_layout(showlegend=False)
 
 
 def _with_training_steps(heads: pd.DataFrame, training_steps: pd.DataFrame) -> pd.DataFrame:
-    """The heads of the models that carry a step, with their training and step."""
-    told = heads.astype({"model": "str"}).merge(training_steps, left_on="model", right_on="label", how="inner")
-    return told.sort_values("step", kind="stable")
+    """The heads of the models with a training step, with the columns training and step."""
+    rows = heads.astype({"model": "str"}).merge(training_steps, left_on="model", right_on="label", how="inner")
+    return rows.sort_values("step", kind="stable")
 
 
 def _training_line_styles(trainings: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {
-        training: {"color": style.PALETTE[at % 8], "dash": style.LINE_DASHES[at // 8 % 4], "width": 2}
-        for at, training in enumerate(trainings)
+        training: {"color": style.PALETTE[index % 8], "dash": style.LINE_DASHES[index // 8 % 4], "width": 2}
+        for index, training in enumerate(trainings)
     }
 
 
 def _head_line_style(head: int, is_highlighted: bool) -> dict[str, Any]:
-    look = {"color": style.PALETTE[head % 8], "dash": style.LINE_DASHES[head // 8 % 4], "width": 1.6}
-    return look if is_highlighted else {**look, "color": style.GRID_COLOUR}
+    line_style = {"color": style.PALETTE[head % 8], "dash": style.LINE_DASHES[head // 8 % 4], "width": 1.6}
+    return line_style if is_highlighted else {**line_style, "color": style.GRID_COLOUR}
 
 
 def _add_line(

@@ -1,4 +1,4 @@
-"""Which rotary pairs a head uses, at which distances they speak, and where learning moved their frequencies."""
+"""Rotary pairs of a head: their frequencies, their usage, and their contribution by distance."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,140 +16,151 @@ ZERO_CENTRED_SCALE = {"colorscale": style.DIVERGING_SCALE, "zmid": 0}
 
 
 def plot_spectrum(pairs: pd.DataFrame, layer: int, head: int) -> go.Figure:
-    """One head's frequencies above, log10 of theta (rad/token), and its use of them below, E|c_f| (logits).
+    """Plot the rotary frequencies of one head, log10 theta (rad/token), above their usage E|c_f| (logits).
 
-    A line a model, at its longest length. Error bars are 95 % intervals over documents, where there are enough. A
-    pair that does not rotate (theta 0) leaves a gap above.
+    There is one line per model, at its longest context length. Error bars are 95 % confidence intervals over documents
+    if there are enough. A pair without rotation (theta 0) is a gap in the upper plot.
     """
     title = f"Rotary spectrum of layer {layer}, head {head}"
-    if why := style.missing_data_reason(pairs, "model", "mean_abs", "theta"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(pairs, "model", "mean_abs", "theta"):
+        return style.empty_figure(title, reason)
     rows = pairs[(pairs["layer"] == layer) & (pairs["head"] == head)]
     if rows.empty:
         return style.empty_figure(title, "this head was not measured")
-    made = style.stacked_figure(title, 520)
-    for label, look in style.model_styles(rows).items():
-        mine = rows[rows["model"] == label]
-        line = _pair_usage(mine[mine["context_length"] == mine["context_length"].max()])
-        drawn = {
-            "x": line.index,
-            "line": {"color": look.colour, "dash": look.dash},
-            "name": look.name,
+    figure = style.stacked_figure(title, 520)
+    for label, model_style in style.model_styles(rows).items():
+        model_rows = rows[rows["model"] == label]
+        usage = _pair_usage(model_rows[model_rows["context_length"] == model_rows["context_length"].max()])
+        trace_settings = {
+            "x": usage.index,
+            "line": {"color": model_style.colour, "dash": model_style.dash},
+            "name": model_style.name,
             "legendgroup": label,
-            "customdata": line["theta"],
+            "customdata": usage["theta"],
         }
-        frequency = "pair %{x}: θ = %{customdata:.3g} rad/token"
-        made.add_scatter(
-            y=line["log_theta"],
+        hover = "pair %{x}: θ = %{customdata:.3g} rad/token"
+        figure.add_scatter(
+            y=usage["log_theta"],
             mode="lines",
             showlegend=False,
-            hovertemplate=f"{frequency}<extra>{look.name}</extra>",
+            hovertemplate=f"{hover}<extra>{model_style.name}</extra>",
             row=1,
             col=1,
-            **drawn,
+            **trace_settings,
         )
-        made.add_scatter(
-            y=line["mean_abs"],
+        figure.add_scatter(
+            y=usage["mean_abs"],
             mode="lines+markers",
-            marker={"size": 5, "symbol": look.symbol},
-            error_y=style.error_bars(line["mean_abs"], line["low"], line["high"]),
+            marker={"size": 5, "symbol": model_style.symbol},
+            error_y=style.error_bars(usage["mean_abs"], usage["low"], usage["high"]),
             showlegend=True,
-            hovertemplate=f"{frequency}<br>E|c| %{{y:.3g}} logits<extra>{look.name}</extra>",
+            hovertemplate=f"{hover}<br>E|c| %{{y:.3g}} logits<extra>{model_style.name}</extra>",
             row=2,
             col=1,
-            **drawn,
+            **trace_settings,
         )
-    made.update_yaxes(title_text="log₁₀ θ (rad/token)", row=1, col=1)
-    made.update_yaxes(title_text="mean |dot product| (logits)", rangemode="tozero", row=2, col=1)
-    made.update_xaxes(title_text="rotary pair f, from highest frequency to lowest", row=2, col=1)
-    return style.fit_legend(made)
+    figure.update_yaxes(title_text="log₁₀ θ (rad/token)", row=1, col=1)
+    figure.update_yaxes(title_text="mean |dot product| (logits)", rangemode="tozero", row=2, col=1)
+    figure.update_xaxes(title_text="rotary pair f, highest frequency first", row=2, col=1)
+    return style.fit_legend(figure)
 
 
 def plot_pair_profile(contributions: pd.DataFrame, layer: int, head: int, model: str) -> go.Figure:
-    """Mean contribution (logits) of each rotary pair of one head by distance i - j (tokens), at the longest length."""
+    """Plot the mean contribution (logits) of each rotary pair of one head by distance i - j (tokens).
+
+    The context length is the longest one of the model.
+    """
     title = f"Pairs by distance: {style.escape_label(model)}, layer {layer}, head {head}"
-    if why := style.missing_data_reason(contributions, "model", "pair", "distance", "mean_signed"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(contributions, "model", "pair", "distance", "mean_signed"):
+        return style.empty_figure(title, reason)
     rows = _rows_at_longest_context(contributions[contributions["model"] == model], layer, head)
     if rows.empty:
         return style.empty_figure(title, "this head was not measured")
     grid = _pair_distance_grid(rows)
-    made = style.new_figure(title, 420)
-    made.add_heatmap(**_pair_heatmap(grid), colorbar={"title": {"text": "logits"}}, **ZERO_CENTRED_SCALE)
-    made.update_xaxes(title_text=DISTANCE_TITLE, **_distance_ticks([int(distance) for distance in grid.columns]))
-    made.update_yaxes(title_text=PAIR_TITLE, autorange="reversed")
-    return style.set_top_margin(made)
+    figure = style.new_figure(title, 420)
+    figure.add_heatmap(**_pair_heatmap(grid), colorbar={"title": {"text": "logits"}}, **ZERO_CENTRED_SCALE)
+    figure.update_xaxes(title_text=DISTANCE_TITLE, **_distance_ticks([int(distance) for distance in grid.columns]))
+    figure.update_yaxes(title_text=PAIR_TITLE, autorange="reversed")
+    return style.set_top_margin(figure)
 
 
 def plot_pair_profiles(contributions: pd.DataFrame, layer: int, head: int) -> go.Figure:
-    """`profile` of one head under every model in `distance`, side by side on one scale."""
+    """Plot the pair profile of one head under every model side by side, with one colour scale."""
     title = f"Pairs by distance: layer {layer}, head {head}"
-    if why := style.missing_data_reason(contributions, "model", "pair", "distance", "mean_signed"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(contributions, "model", "pair", "distance", "mean_signed"):
+        return style.empty_figure(title, reason)
     rows = _rows_at_longest_context(contributions, layer, head)
     if rows.empty:
         return style.empty_figure(title, "this head was not measured")
-    looks = style.model_styles(rows)
-    made = style.panel_figure(title, [look.name for look in looks.values()], columns=4, height=300)
-    reach = float(rows["mean_signed"].abs().max()) or 1.0
-    far = sorted({int(value) for value in rows["distance"]})
-    for at, (label, look) in enumerate(looks.items()):
-        grid = _pair_distance_grid(rows[rows["model"] == label]).reindex(columns=far)
-        made.add_heatmap(
-            **_pair_heatmap(grid), coloraxis="coloraxis", name=look.name, **style.panel_row_col(at, [*looks], 4)
+    styles = style.model_styles(rows)
+    figure = style.panel_figure(title, [model_style.name for model_style in styles.values()], columns=4, height=300)
+    limit = float(rows["mean_signed"].abs().max()) or 1.0
+    distances = sorted({int(value) for value in rows["distance"]})
+    for index, (label, model_style) in enumerate(styles.items()):
+        grid = _pair_distance_grid(rows[rows["model"] == label]).reindex(columns=distances)
+        figure.add_heatmap(
+            **_pair_heatmap(grid),
+            coloraxis="coloraxis",
+            name=model_style.name,
+            **style.panel_row_col(index, [*styles], 4),
         )
     bar = {"title": {"text": "logits"}}
-    made.update_layout(coloraxis={"cmin": -reach, "cmax": reach, "colorscale": style.DIVERGING_SCALE, "colorbar": bar})
-    made.update_xaxes(**_distance_ticks(far, tick_step=2), showgrid=False)
-    made.update_yaxes(autorange="reversed", showgrid=False)
-    style.set_outer_axis_titles(made, len(looks), DISTANCE_TITLE, PAIR_TITLE, 4)
+    figure.update_layout(
+        coloraxis={"cmin": -limit, "cmax": limit, "colorscale": style.DIVERGING_SCALE, "colorbar": bar}
+    )
+    figure.update_xaxes(**_distance_ticks(distances, tick_step=2), showgrid=False)
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    style.set_outer_axis_titles(figure, len(styles), DISTANCE_TITLE, PAIR_TITLE, 4)
     return style.set_metadata(
-        style.set_top_margin(made, 74), value="mean contribution (logits)", x="place of the distance"
+        style.set_top_margin(figure, 74), value="mean contribution (logits)", x="index of the distance"
     )
 
 
 def plot_logit_by_distance(contributions: pd.DataFrame, layer: int, head: int) -> go.Figure:
-    """Mean logit of one head by distance i - j (tokens), all pairs together: a line a model, at its longest length."""
+    """Plot the mean logit of one head, summed over rotary pairs, by distance i - j (tokens).
+
+    There is one line per model, at its longest context length.
+    """
     title = f"Logit by distance: layer {layer}, head {head}"
-    if why := style.missing_data_reason(contributions, "model", "pair", "distance", "mean_signed"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(contributions, "model", "pair", "distance", "mean_signed"):
+        return style.empty_figure(title, reason)
     rows = _rows_at_longest_context(contributions, layer, head)
     if rows.empty:
         return style.empty_figure(title, "this head was not measured")
-    made = style.new_figure(title)
-    far = sorted({int(value) for value in rows["distance"]})
-    for label, look in style.model_styles(rows).items():
-        mine = rows[rows["model"] == label].astype({"mean_signed": "float64"})
-        line = mine.groupby("distance")["mean_signed"].sum()
-        made.add_scatter(
-            x=[far.index(int(value)) for value in line.index],
-            y=line,
+    figure = style.new_figure(title)
+    distances = sorted({int(value) for value in rows["distance"]})
+    for label, model_style in style.model_styles(rows).items():
+        model_rows = rows[rows["model"] == label].astype({"mean_signed": "float64"})
+        logits = model_rows.groupby("distance")["mean_signed"].sum()
+        figure.add_scatter(
+            x=[distances.index(int(value)) for value in logits.index],
+            y=logits,
             mode="lines",
-            line={"color": look.colour, "dash": look.dash},
-            name=look.name,
-            customdata=line.index,
-            hovertemplate=f"%{{customdata:,}} tokens back: mean logit %{{y:+.3g}}<extra>{look.name}</extra>",
+            line={"color": model_style.colour, "dash": model_style.dash},
+            name=model_style.name,
+            customdata=logits.index,
+            hovertemplate=f"%{{customdata:,}} tokens back: mean logit %{{y:+.3g}}<extra>{model_style.name}</extra>",
         )
-    made.update_xaxes(title_text=DISTANCE_TITLE, **_distance_ticks(far))
-    made.update_yaxes(title_text="mean logit, all pairs")
-    return style.set_metadata(style.fit_legend(made), x="place of the distance")
+    figure.update_xaxes(title_text=DISTANCE_TITLE, **_distance_ticks(distances))
+    figure.update_yaxes(title_text="mean logit, sum over pairs")
+    return style.set_metadata(style.fit_legend(figure), x="index of the distance")
 
 
 def _pair_distance_grid(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean contribution of the pairs (rows) by distance (columns)."""
-    return rows.groupby(["pair", "distance"])["mean_signed"].mean().unstack()  # a fourth of what pivot_table takes
+    """Mean contribution of the rotary pairs (rows) by distance (columns)."""
+    return rows.groupby(["pair", "distance"])["mean_signed"].mean().unstack()  # four times as fast as pivot_table
 
 
 def _rows_at_longest_context(contributions: pd.DataFrame, layer: int, head: int) -> pd.DataFrame:
-    """The head's rows at the longest length of each model."""
+    """The head's rows at the longest context length of each model."""
     rows = contributions[(contributions["layer"] == layer) & (contributions["head"] == head)]
     longest = rows.groupby("model", observed=True)["context_length"].transform("max")
-    kept: pd.DataFrame = rows[rows["context_length"] == longest]
-    return kept
+    at_longest: pd.DataFrame = rows[rows["context_length"] == longest]
+    return at_longest
 
 
 def _pair_heatmap(grid: pd.DataFrame) -> dict[str, Any]:
-    """Contributions of pairs (rows) by distance (columns), which stand side by side."""
+    """Plotly settings of a heat map of pairs (rows) by distance (columns), with one column per measured distance."""
     return {
         "x": list(range(grid.shape[1])),
         "y": list(grid.index),
@@ -160,17 +171,17 @@ def _pair_heatmap(grid: pd.DataFrame) -> dict[str, Any]:
 
 
 def _distance_ticks(distances: Sequence[int], tick_step: int = 1) -> dict[str, Any]:
-    """Ticks where 0 and the powers of two stand among distances, not too many of them; of these each `every`-th."""
-    named = [at for at, value in enumerate(distances) if value & (value - 1) == 0]
-    named = (named if len(named) <= 9 else [named[0], *named[3::2]])[::tick_step]
-    return {"tickvals": named, "ticktext": [f"{distances[at]:,}" for at in named]}
+    """Plotly settings of ticks at 0 and at powers of two; `tick_step` keeps every n-th of these ticks."""
+    ticks = [index for index, value in enumerate(distances) if value & (value - 1) == 0]
+    ticks = (ticks if len(ticks) <= 9 else [ticks[0], *ticks[3::2]])[::tick_step]
+    return {"tickvals": ticks, "ticktext": [f"{distances[index]:,}" for index in ticks]}
 
 
 def _pair_usage(rows: pd.DataFrame) -> pd.DataFrame:
-    """theta, log_theta, mean_abs with its interval, by pair, over documents."""
+    """Columns theta, log_theta, and mean_abs over documents with its interval (low, high), by rotary pair."""
     values = rows.astype({"mean_abs": "float64"}).groupby(["pair", "doc"], observed=True)["mean_abs"].mean().unstack()
     low, high = interval(values.to_numpy())
     theta = rows.groupby("pair")["theta"].first()
-    line = pd.DataFrame({"theta": theta, "mean_abs": values.mean(axis=1), "low": low, "high": high})
-    turning = line["theta"].where(line["theta"] > 0).astype("float64")
-    return line.assign(log_theta=np.log10(turning))
+    usage = pd.DataFrame({"theta": theta, "mean_abs": values.mean(axis=1), "low": low, "high": high})
+    rotating = usage["theta"].where(usage["theta"] > 0).astype("float64")
+    return usage.assign(log_theta=np.log10(rotating))

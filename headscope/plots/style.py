@@ -1,7 +1,7 @@
-"""The house style: one template that reads on light and on dark paper, colours that colour-blind readers tell apart.
+"""Figure style: a plotly template for light and dark pages, colour-blind safe colours, and layout helpers.
 
-Knows plotly and nothing of runs. Text is a mid grey, paper is transparent; a page may darken or lighten the text
-with CSS. Labels that come from users pass through `text`, because plotly reads a subset of HTML.
+This module knows plotly and nothing about runs. Text is mid grey and the background is transparent; a page may set the
+text colour with CSS. Labels from users pass through `escape_label`, because plotly interprets a subset of HTML.
 """
 
 import html
@@ -26,18 +26,18 @@ GRAPH_CONFIG: Mapping[str, Any] = {
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
     "toImageButtonOptions": {"format": "svg", "filename": "headscope"},
 }
-"""Pass this to every place that shows a figure."""
+"""Plotly config for every figure."""
 
 TEXT_COLOUR = "#777777"
 GRID_COLOUR = "rgba(128,128,128,0.22)"
 SEQUENTIAL_SCALE = sequential.Viridis
 DIVERGING_SCALE = diverging.RdBu_r
 PALETTE = ("#1F83C4", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B8A900", "#8C8C8C")
-"""Okabe and Ito's colours; blue is lightened and black greyed for dark paper, yellow darkened for white."""
+"""The colours of Okabe and Ito; blue is lighter and black is grey for dark pages, yellow is darker for light pages."""
 HIGHLIGHT_COLOUR = "#D55E00"
-"""For the one thing that a figure points at."""
+"""Colour of the one element that a figure emphasises."""
 TITLE_WIDTH, TITLE_LINE_HEIGHT = 60, 20
-"""Characters in a line of a title, and px that each line after the first takes."""
+"""Characters per title line, and height in px of each title line after the first."""
 LINE_DASHES = ("solid", "dash", "dot", "dashdot")
 MARKER_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x")
 
@@ -71,7 +71,7 @@ TEMPLATE = go.layout.Template(
         "yaxis": _AXIS_STYLE,
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.01, "yanchor": "bottom"},
         "hoverlabel": {"bgcolor": "#22262b", "bordercolor": "#22262b", "font": {"color": "#ffffff"}},
-        # As wide as most tick labels ask for: plotly draws a chart twice whose margins it has to widen.
+        # Wide enough for most tick labels: plotly draws a chart twice if it has to widen the margins.
         "margin": {"l": 80, "r": 20, "t": 70, "b": 50},
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "rgba(128,128,128,0.5)", "activecolor": TEXT_COLOUR},
     },
@@ -80,14 +80,14 @@ TEMPLATE = go.layout.Template(
 
 @dataclass(frozen=True)
 class ModelStyle:
-    """How one model is drawn in every figure."""
+    """Line and marker style of one model in every figure."""
 
     name: str
     colour: str
     dash: str
     symbol: str
     model_count: int = field(default=1, compare=False)
-    """How many are drawn together."""
+    """Number of models in the figure."""
 
     @property
     def fill_colour(self) -> str:
@@ -96,16 +96,16 @@ class ModelStyle:
 
     @property
     def band_colour(self) -> str:
-        """The colour as the fill of a band: fainter where many bands lie over each other."""
+        """The colour as the fill of a band; fainter with more models, because the bands overlap."""
         return self._rgba(min(0.16, 0.4 / self.model_count))
 
     def _rgba(self, opacity: float) -> str:
-        red, green, blue = (int(self.colour[at : at + 2], 16) for at in (1, 3, 5))
+        red, green, blue = (int(self.colour[start : start + 2], 16) for start in (1, 3, 5))
         return f"rgba({red},{green},{blue},{opacity:.3g})"
 
 
 def model_styles(frame: pd.DataFrame) -> dict[str, ModelStyle]:
-    """The models present in `frame`, in order. A colour follows the model's place among the categories."""
+    """Styles of the models in `frame`, in order. The position of a model among the categories gives its colour."""
     if frame.empty or "model" not in frame:
         return {}
     column = frame["model"]
@@ -113,132 +113,135 @@ def model_styles(frame: pd.DataFrame) -> dict[str, ModelStyle]:
     order = list(column.cat.categories) if isinstance(column.dtype, pd.CategoricalDtype) else list(column.unique())
     return {
         label: ModelStyle(
-            escape_label(label), PALETTE[at % 8], LINE_DASHES[at % 4], MARKER_SYMBOLS[at % 5], len(present)
+            escape_label(label), PALETTE[index % 8], LINE_DASHES[index % 4], MARKER_SYMBOLS[index % 5], len(present)
         )
-        for at, label in enumerate(order)
+        for index, label in enumerate(order)
         if label in present
     }
 
 
 def ordered_colours(colour_count: int) -> list[str]:
-    """Colours from early to late for an ordered series, dark to bright."""
-    shades: list[str] = sample_colorscale(
-        SEQUENTIAL_SCALE, [0.1 + 0.75 * at / max(1, colour_count - 1) for at in range(colour_count)]
+    """Colours for an ordered series, from dark to bright."""
+    colours: list[str] = sample_colorscale(
+        SEQUENTIAL_SCALE, [0.1 + 0.75 * index / max(1, colour_count - 1) for index in range(colour_count)]
     )
-    return shades
+    return colours
 
 
 def escape_label(label: object, width: int = 40) -> str:
-    """A label as plotly text: its HTML made harmless, in lines of at most `width` characters."""
+    """Escape HTML in a label and wrap it to lines of at most `width` characters, as plotly text."""
     return "<br>".join(html.escape(line, quote=False) for line in textwrap.wrap(str(label), width)) or " "
 
 
 def new_figure(title: str, height: int = 380) -> go.Figure:
-    """An empty figure in the house style; `height` in px."""
+    """An empty figure with the headscope template; `height` in px."""
     return set_title(go.Figure(layout={"template": TEMPLATE, "height": height}), title)
 
 
 def set_title(figure: go.Figure, title: str) -> go.Figure:
-    """The figure under a title of as many lines as it takes in a chart of half the page."""
-    told = escape_label(html.unescape(title.replace("<br>", " ")), TITLE_WIDTH)
-    figure.layout.title = {"text": told, "pad": {"t": TITLE_LINE_HEIGHT * told.count("<br>")}}
+    """Set the title in place, wrapped for a chart of half the page width, and return the figure."""
+    title_text = escape_label(html.unescape(title.replace("<br>", " ")), TITLE_WIDTH)
+    figure.layout.title = {"text": title_text, "pad": {"t": TITLE_LINE_HEIGHT * title_text.count("<br>")}}
     return figure
 
 
 def set_top_margin(figure: go.Figure, space: int = 46) -> go.Figure:
-    """Leave `space` in px above the plot, and more where the title takes more than one line."""
+    """Set the space above the plot in px, plus the height of further title lines, and return the figure."""
     figure.layout.margin.t = space + TITLE_LINE_HEIGHT * str(figure.layout.title.text or "").count("<br>")
     return figure
 
 
 def panel_figure(title: str, panel_titles: Sequence[str], columns: int = 3, height: int = 330) -> go.Figure:
-    """Small multiples with shared axes and one name above each; `height` in px is that of a row of panels."""
-    made = set_title(go.Figure(_empty_panels(len(panel_titles), columns, height)), title)
-    for above, name in zip(made.layout.annotations, panel_titles, strict=True):
-        above.text = name
-    return set_top_margin(made, 98)
+    """Small multiples with shared axes and a title above each panel; `height` is that of a row of panels, in px."""
+    figure = set_title(go.Figure(_empty_panels(len(panel_titles), columns, height)), title)
+    for annotation, panel_title in zip(figure.layout.annotations, panel_titles, strict=True):
+        annotation.text = panel_title
+    return set_top_margin(figure, 98)
 
 
 @cache
 def _empty_panels(panel_count: int, columns: int, height: int) -> go.Figure:
-    """Empty panels, to copy: plotly takes ten times as long to lay them out."""
-    across = min(columns, panel_count)
-    down = math.ceil(panel_count / across)
-    made = make_subplots(
-        down,
-        across,
+    """Empty panels; cached, because a copy takes a tenth of the time of plotly's layout."""
+    row_length = min(columns, panel_count)
+    row_count = math.ceil(panel_count / row_length)
+    figure = make_subplots(
+        row_count,
+        row_length,
         shared_xaxes="all",
         shared_yaxes="all",
         subplot_titles=["name"] * panel_count,
-        horizontal_spacing=0.06 if across > 1 else 0.0,
-        vertical_spacing=0.22 / down if down > 1 else 0.0,
+        horizontal_spacing=0.06 if row_length > 1 else 0.0,
+        vertical_spacing=0.22 / row_count if row_count > 1 else 0.0,
     )
-    total = height * down + 60
+    total = height * row_count + 60
     legend = {"yref": "container", "y": 1 - 36 / total, "yanchor": "top"}
-    made.update_layout(template=TEMPLATE, height=total, legend=legend)
-    return made.update_annotations(font_size=13)
+    figure.update_layout(template=TEMPLATE, height=total, legend=legend)
+    return figure.update_annotations(font_size=13)
 
 
 def panel_row_col(index: int, panels: Sequence[object], columns: int = 3) -> dict[str, int]:
-    """Row and column of panel `at`, as plotly's `add_trace` wants them."""
-    across = min(columns, len(panels))
-    return {"row": index // across + 1, "col": index % across + 1}
+    """Row and column of panel `index`, as keyword arguments of plotly's `add_trace`."""
+    row_length = min(columns, len(panels))
+    return {"row": index // row_length + 1, "col": index % row_length + 1}
 
 
 def set_outer_axis_titles(figure: go.Figure, panel_count: int, x_title: str, y_title: str, columns: int = 3) -> None:
-    """Name the axes once: x under the lowest panel of each column, y left of each row."""
-    across = min(columns, panel_count)
-    for at in range(panel_count):
-        if at + across >= panel_count:
+    """Set axis titles only at the edge: x below the lowest panel of each column, y left of each row."""
+    row_length = min(columns, panel_count)
+    for index in range(panel_count):
+        if index + row_length >= panel_count:
             figure.update_xaxes(
-                title_text=x_title, showticklabels=True, **panel_row_col(at, range(panel_count), columns)
+                title_text=x_title, showticklabels=True, **panel_row_col(index, range(panel_count), columns)
             )
-        if at % across == 0:
-            figure.update_yaxes(title_text=y_title, **panel_row_col(at, range(panel_count), columns))
+        if index % row_length == 0:
+            figure.update_yaxes(title_text=y_title, **panel_row_col(index, range(panel_count), columns))
 
 
 def empty_figure(title: str, reason: str) -> go.Figure:
-    """A figure that says in words why it is empty."""
-    made = new_figure(title, 200)
-    made.update_xaxes(visible=False)
-    made.update_yaxes(visible=False)
-    made.add_annotation(text=reason, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font_size=14)
-    return made
+    """An empty figure that states the reason."""
+    figure = new_figure(title, 200)
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    figure.add_annotation(text=reason, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font_size=14)
+    return figure
 
 
 def missing_data_reason(frame: pd.DataFrame, *required_columns: str) -> str:
-    """Why `frame` cannot be drawn: what is missing, or "" when nothing is."""
+    """Why `frame` cannot be plotted: missing columns or no data; "" if it can."""
     if missing := [name for name in required_columns if name not in frame]:
         return f"not measured: {escape_label(', '.join(missing))}"
-    return "" if len(frame.dropna(subset=list(required_columns))) else "no rows to show"
+    return "" if len(frame.dropna(subset=list(required_columns))) else "no data to plot"
 
 
 def declare_head_points(figure: go.Figure) -> go.Figure:
-    """Say of a figure that its points are heads: their `customdata` start with layer, head (-1: all) and key group."""
+    """Declare that points are heads: `customdata` starts with layer, head (-1: whole KV group) and KV group."""
     for trace in figure.data:
         if trace.type == "scatter" and trace.customdata is not None:
-            # Dash cannot read packed arrays in selections; plotly keeps an equal value, so it goes first.
-            places, trace.customdata = np.asarray(trace.customdata).tolist(), None
-            trace.customdata = places
+            # Dash cannot read packed arrays in selections; plotly ignores an equal value, so clear it first.
+            customdata, trace.customdata = np.asarray(trace.customdata).tolist(), None
+            trace.customdata = customdata
     return set_metadata(figure, heads=True)
 
 
 def set_metadata(figure: go.Figure, **metadata: object) -> go.Figure:
-    """Note what the figure's numbers are, for those who save them: `value` their name, `model` whose they are where no
-    trace tells, `shown` the place of the number itself in `customdata` where colours show something else."""
+    """Describe the numbers of the figure for the export as a table, and return the figure.
+
+    `value` names the numbers, `x` and `y` name the axes, `model` is the model of a figure without named traces, and
+    `value_index` is the position of the number in `customdata` if the colour shows a transformed value.
+    """
     figure.layout.meta = {**(figure.layout.meta or {}), **metadata}
     return figure
 
 
 def unit_suffix(unit: str) -> str:
-    """The unit as it follows a number."""
+    """The unit with a leading space, or ""."""
     return f" {unit}" if unit else ""
 
 
 def add_line_with_band(figure: go.Figure, curve: pd.DataFrame, model_style: ModelStyle, hover: str) -> None:
-    """Draw `mean` against the index of `line`, in a band from `low` to `high` where these are finite."""
-    if len(ends := curve[["low", "high"]].dropna()):
-        add_band(figure, ends, model_style)
+    """Add column `mean` of `curve` against its index, with a band from `low` to `high` where these are finite."""
+    if len(bounds := curve[["low", "high"]].dropna()):
+        add_band(figure, bounds, model_style)
     figure.add_scatter(
         x=curve.index,
         y=curve["mean"],
@@ -252,7 +255,7 @@ def add_line_with_band(figure: go.Figure, curve: pd.DataFrame, model_style: Mode
 
 
 def add_band(figure: go.Figure, bounds: pd.DataFrame, model_style: ModelStyle, **panel_position: int) -> None:
-    """Shade from `low` to `high` against the index of `ends`."""
+    """Add a band from column `low` to column `high` of `bounds` against its index."""
     edge = {"mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False, "legendgroup": model_style.name}
     figure.add_scatter(x=bounds.index, y=bounds["low"], **edge, **panel_position)
     figure.add_scatter(
@@ -261,24 +264,24 @@ def add_band(figure: go.Figure, bounds: pd.DataFrame, model_style: ModelStyle, *
 
 
 def fit_legend(figure: go.Figure) -> go.Figure:
-    """Raise the top margin so that a legend that wraps, at about 62 characters a row, stays below the title."""
-    names = [len(trace.name) + 7 for trace in figure.data if trace.name and trace.showlegend is not False]
-    return set_top_margin(figure.update_layout(showlegend=True), 46 + 24 * max(1, math.ceil(sum(names) / 62)))
+    """Raise the top margin so that a wrapped legend, of about 62 characters per row, stays below the title."""
+    widths = [len(trace.name) + 7 for trace in figure.data if trace.name and trace.showlegend is not False]
+    return set_top_margin(figure.update_layout(showlegend=True), 46 + 24 * max(1, math.ceil(sum(widths) / 62)))
 
 
 def stacked_figure(title: str, height: int) -> go.Figure:
-    """Two plots, one above the other, that share their x axis; `height` in px."""
+    """Two plots above each other with a shared x axis; `height` in px."""
     return set_title(go.Figure(_empty_stack(height)), title)
 
 
 @cache
 def _empty_stack(height: int) -> go.Figure:
-    made = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.42, 0.58])
-    return made.update_layout(template=TEMPLATE, height=height)
+    figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.42, 0.58])
+    return figure.update_layout(template=TEMPLATE, height=height)
 
 
 def error_bars(centre: pd.Series, low: npt.ArrayLike, high: npt.ArrayLike) -> dict[str, Any]:
-    """Error bars from `low` to `high` about `middle`; none where these are NaN."""
+    """Plotly settings of error bars from `low` to `high` around `centre`; NaN gives no bar."""
     return {
         "array": np.asarray(high) - centre,
         "arrayminus": centre - np.asarray(low),

@@ -11,11 +11,14 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from headscope.errors import BadInput, first_line
-from headscope.forward.prefix_cache import Ids
 from headscope.prompts.needles import Needle
 from headscope.prompts.texts import load_token_documents
+
+Ids = npt.NDArray[np.int32]
+"""Token ids [L]."""
 
 Template = Literal["prefix", "plain", "chat"]
 
@@ -137,7 +140,10 @@ def haystacks(source: str, tokenizer: Any, count: int, length: int, seed: int) -
 
     Raises BadInput, naming the longest document, when fewer do.
     """
-    return [Haystack(each.name, each.ids, tokenizer) for each in load_token_documents(source, tokenizer, count, length, seed)]
+    return [
+        Haystack(each.name, each.ids, tokenizer)
+        for each in load_token_documents(source, tokenizer, count, length, seed)
+    ]
 
 
 def following(tokenizer: Any, text: str) -> Ids:

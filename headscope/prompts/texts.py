@@ -79,7 +79,9 @@ def read_documents(source: str, seed: int | None = None) -> Iterator[Document]:
     return (Document(name, clean(_read_text(path))) for name, path in files.items())
 
 
-def load_token_documents(source: str, tokenizer: Tokenizer, count: int, length: int, seed: int = 0) -> list[TokenDocument]:
+def load_token_documents(
+    source: str, tokenizer: Tokenizer, count: int, length: int, seed: int = 0
+) -> list[TokenDocument]:
     """Return the first `count` documents of the seeded source that hold `length` tokens, cut to exactly that.
 
     Tokenizers that agree get the same documents. Raises BadInput when fewer qualify.
@@ -130,7 +132,9 @@ def _cut_position(text: str, characters: int) -> int:
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
     """Return the tokens of a text after the tokenizer's opening special tokens, without the closing ones."""
     # verbose=False: a text longer than the model's context is no mistake here
-    return leading_special_tokens(text, tokenizer) + list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return leading_special_tokens(text, tokenizer) + list(
+        tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    )
 
 
 def leading_special_tokens(text: str, tokenizer: Tokenizer) -> list[int]:
@@ -215,7 +219,9 @@ def _parse_dataset_source(dataset_source: str) -> tuple[str, str, str]:
     n = next(local, 1)
     dataset, options = ":".join(parts[:n]), parts[n:]
     if len(options) > 2 or not all([dataset, *options]):
-        raise BadInput(f"text source 'hf:{dataset_source}' is not of the form hf:DATASET[:split[:column]]; a split has no slices")
+        raise BadInput(
+            f"text source 'hf:{dataset_source}' is not of the form hf:DATASET[:split[:column]]; a split has no slices"
+        )
     if (folder := user_input.path(dataset, "data set")).exists():
         dataset = str(folder)
     split, column = (options + ["train", "text"][len(options) :])[:2]
@@ -228,7 +234,9 @@ def _load_dataset_rows(dataset: str, split: str) -> Iterator[dict[str, Any]]:
     return iter(load_dataset(dataset, split=split, streaming=True))
 
 
-def _documents_from_rows(rows: Iterator[dict[str, Any]], dataset: str, split: str, column: str, name: str) -> Iterator[Document]:
+def _documents_from_rows(
+    rows: Iterator[dict[str, Any]], dataset: str, split: str, column: str, name: str
+) -> Iterator[Document]:
     index = 0
     while True:
         with _mute_hub_log():

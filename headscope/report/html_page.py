@@ -30,7 +30,7 @@ from headscope.report.text import evenly_spaced, head_mask, statistics_table
 from headscope.runs import columns, summary
 from headscope.runs.column_metadata import Statistic, column, statistic, statistics
 from headscope.runs.run import Run, concatenate
-from headscope.runs.run_tables import Stored
+from headscope.runs.run_tables import RunTables
 from headscope.runs.schema import all_tables
 
 SIGNIFICANT_DIGITS = 5
@@ -147,7 +147,7 @@ def to_script_json(value: Any) -> Markup:
     return Markup(told.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-def provenance(run: Stored) -> dict[str, str]:
+def provenance(run: RunTables) -> dict[str, str]:
     """What is known of how one run came about, in words."""
     manifest = run.manifest
     known = {

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Major version of the run directory. Readers refuse a newer one by name."""
 
 Kind = Literal["label", "index16", "index32", "count", "value", "flag", "text"]

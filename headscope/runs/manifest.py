@@ -9,6 +9,7 @@ from typing import Any
 from headscope.errors import BadRun
 from headscope.runs.columns import FORMAT_VERSION
 from headscope.runs.io import MEND, read_json
+from headscope.runs.old_names import translate_manifest
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def read_manifest(run: Path) -> dict[str, Any]:
     labels = [model["label"] for model in manifest["models"]]
     if repeated := [label for label in labels if labels.count(label) > 1]:
         raise BadRun(f"{run / 'run.json'} is damaged: two of its models are called '{repeated[0]}'; {MEND}")
-    return manifest
+    return translate_manifest(manifest) if version == 1 else manifest
 
 
 def _faults(value: Any, shape: Any, where: str) -> Iterator[str]:

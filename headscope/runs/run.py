@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headscope.errors import BadInput, BadRun
 from headscope.runs import summary
-from headscope.runs.run_tables import Stored
+from headscope.runs.run_tables import RunTables
 from headscope.runs.schema import all_tables, tables_of_every_run
 
 SHOWN_BY = "headscope.report.notebook"
@@ -22,7 +22,7 @@ SHOWN_BY = "headscope.report.notebook"
 """Tables that follow from a model alone."""
 
 
-class Run(Stored):
+class Run(RunTables):
     """A finished run, read-only: every table by name, and `run.heads`, the wide one.
 
     `manifest` is its run.json, `models` the labels in the order of the study, `tables` the names of what is stored,

@@ -11,12 +11,13 @@ from headscope.errors import BadRun
 from headscope.runs import arrow
 from headscope.runs.io import read_bytes, tellable
 from headscope.runs.manifest import read_manifest
+from headscope.runs.old_names import translate_table
 from headscope.runs.schema import all_tables
 
 T = TypeVar("T")
 
 
-class Stored:
+class RunTables:
     """The tables of a finished run, read-only: `run.attention` and every other by name.
 
     `manifest` is its run.json, `models` the labels in the order of the study, `tables` the names of what is
@@ -29,7 +30,7 @@ class Stored:
         self.manifest = manifest
         self.models: list[str] = [model["label"] for model in manifest["models"]]
         self.tables: list[str] = list(manifest["tables"])
-        self.parts: list[Stored] = [self]
+        self.parts: list[RunTables] = [self]
         self._frames: dict[str, pd.DataFrame] = {}
         self._derived: dict[Callable[..., Any], Any] = {}
 
@@ -67,11 +68,14 @@ class Stored:
         """The table as it is stored. Raises BadRun unless it is bit for bit what run.json tells of, in our schema."""
         file, digest = self._file(name)
         table = arrow.read(file, digest)
+        if self.manifest.get("format_version") == 1:
+            table = translate_table(name, table)
         return arrow.declared(all_tables()[name], table, file) if name in all_tables() else table
 
     def _file(self, name: str) -> tuple[Path, str]:
         """Where the table lies, and its sha256."""
-        return self.path / f"{name}.parquet", self.manifest["tables"][name]["sha256"]
+        entry = self.manifest["tables"][name]
+        return self.path / f"{entry.get('file', name)}.parquet", entry["sha256"]
 
     def _read(self, name: str) -> pd.DataFrame:
         frame: pd.DataFrame = self.stored(name).to_pandas()

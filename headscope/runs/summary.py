@@ -10,10 +10,10 @@ import pandas as pd
 from headscope import plugins
 from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import by_length, statistic
-from headscope.runs.run_tables import Stored
+from headscope.runs.run_tables import RunTables
 
 
-def heads(run: Stored) -> pd.DataFrame:
+def heads(run: RunTables) -> pd.DataFrame:
     """One row per (model, layer, head), in that order, with kv_group and what each probe makes of the run's tables.
 
     `headscope.runs.column_metadata` tells labels, units and meanings; a column's interval is <column>_low .. <column>_high.
@@ -26,7 +26,7 @@ def heads(run: Stored) -> pd.DataFrame:
     return wide.sort_values(HEAD_KEYS, ignore_index=True)
 
 
-def models(run: Stored) -> pd.DataFrame:
+def models(run: RunTables) -> pd.DataFrame:
     """One row per model, in the order of the study: `model`, and what each probe tells of a whole model."""
     rows = pd.DataFrame(index=pd.Index([], name="model", dtype="str"))
     for _, columns in plugins.call_parts("model_columns", run):

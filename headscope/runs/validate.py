@@ -8,17 +8,18 @@ from headscope.errors import BadRun
 from headscope.runs import arrow
 from headscope.runs.columns import FORMAT_VERSION
 from headscope.runs.io import sha256
-from headscope.runs.run_tables import Stored
+from headscope.runs.old_names import translate_table
+from headscope.runs.run_tables import RunTables
 from headscope.runs.schema import all_tables
 
 
-def validate(run: Stored) -> list[str]:
+def validate(run: RunTables) -> list[str]:
     """What is wrong with a run's files, one line each: hashes, row counts, schemas, NaN, bounds, duplicate keys."""
     problems = [f"{name}: no table of format {FORMAT_VERSION}" for name in run.tables if name not in all_tables()]
     for name, facts in run.manifest["tables"].items():
         if name not in all_tables():
             continue
-        file = run.path / f"{name}.parquet"
+        file = run.path / f"{facts.get('file', name)}.parquet"
         try:
             stored = arrow.read(file)
         except BadRun as reason:
@@ -29,6 +30,8 @@ def validate(run: Stored) -> list[str]:
         if stored.num_rows != facts["rows"]:
             problems.append(f"{name}: {stored.num_rows} rows, run.json says {facts['rows']}")
         try:
+            if run.manifest["format_version"] == 1:
+                stored = translate_table(name, stored)
             problems += arrow.faults(all_tables()[name], stored)
         except (pa.ArrowException, ValueError) as error:
             problems.append(f"{name}: its values cannot be read: {' '.join(str(error).split())[:200]}")

@@ -1,14 +1,14 @@
-"""Writes: what each head adds directly to the logit of the token that comes next."""
+"""Direct logit attribution: what each head adds to the logit of the next token."""
 
 from headscope.plugins import Probe
 
 PROBE = Probe(
-    name="writes",
-    title="What heads write",
-    tab="Writes",
-    summary="What each head adds directly to the logit of the next token, and the parts that the logit is the sum of.",
+    name="attribution",
+    title="Direct logit attribution",
+    tab="Attribution",
+    summary="What each head adds directly to the logit of the next token, and all other terms of that logit.",
     order=28,
-    example="headscope writes --model base=smollm2-135m --length 2048",
+    example="headscope attribution --model base=smollm2-135m --length 2048",
     options="probes.attribution.options:AttributionOptions",
     runner="probes.attribution.run:AttributionRunner",
     tables="probes.attribution.tables:TABLES",
@@ -16,9 +16,9 @@ PROBE = Probe(
     head_columns="probes.attribution.analysis:head_statistics",
     charts="probes.attribution.report:charts",
     head_charts="probes.attribution.report:head_charts",
-    findings="probes.attribution.findings:findings",
-    head_findings="probes.attribution.findings:head_findings",
-    glossary="probes.attribution.findings:GLOSSARY",
-    synthetic_rows="probes.attribution.sample:synthetic_cells",
+    findings="probes.attribution.report:findings",
+    head_findings="probes.attribution.report:head_findings",
+    glossary="probes.attribution.report:GLOSSARY",
+    synthetic_rows="probes.attribution.tables:synthetic_cells",
     bench="probes.attribution.run:benchmark_variants",
 )

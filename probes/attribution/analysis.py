@@ -1,4 +1,4 @@
-"""What writing says of a head: a column of the per-head table."""
+"""The per-head statistic of direct logit attribution."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -7,15 +7,17 @@ import pandas as pd
 
 from headscope.runs.aggregation import HEAD_KEYS, at_longest, plain, with_interval
 from headscope.runs.column_metadata import Statistic
-from headscope.runs.run_tables import Stored
+from headscope.runs.run_tables import RunTables
+
+STATISTIC_NAME = "next_token_attribution"
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
-        "next_token_write": Statistic(
-            "part of the next token's logit",
+        STATISTIC_NAME: Statistic(
+            "direct logit attribution (next token)",
             "logits",
-            "what the head adds directly to the logit of the token that comes next, less the mean over the vocabulary, "
-            "averaged over positions at the longest length; below 0 it takes off",
+            "what the head adds directly to the logit of the next token, minus the mean over the vocabulary, averaged "
+            "over positions at the longest length; negative if the head lowers the logit",
             formula="(z_h W_h) · g ∘ (U_y − mean U) / scale of the final norm",
             form="+.3f",
         )
@@ -23,21 +25,17 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 )
 
 
-def head_statistics(run: Stored) -> pd.DataFrame | None:
-    """`next_token_write` by (model, layer, head, kv_group), at the longest length, with its interval over documents."""
-    if "writes" not in run.tables:
+def head_statistics(run: RunTables) -> pd.DataFrame | None:
+    """`next_token_attribution` by (model, layer, head, kv_group) at the longest length, with its interval."""
+    if "attribution" not in run.tables:
         return None
-    return with_interval(
-        mean_over_positions(at_longest(plain(run.table("writes"))), *HEAD_KEYS, "doc"), "next_token_write"
-    )
+    rows = at_longest(plain(run.table("attribution")))
+    return with_interval(mean_over_positions(rows, *HEAD_KEYS, "doc"), STATISTIC_NAME)
 
 
 def mean_over_positions(rows: pd.DataFrame, *group_columns: str) -> pd.Series:
-    """Mean of `write` over all positions, by these columns."""
-    sums = (
-        rows.assign(write=rows["write"] * rows["tokens"])
-        .groupby([*group_columns], observed=True)[["write", "tokens"]]
-        .sum()
-    )
-    means: pd.Series = sums["write"] / sums["tokens"]
+    """Mean of `contribution` over all positions, in logits, by these columns."""
+    weighted = rows.assign(contribution=rows["contribution"] * rows["tokens"])
+    sums = weighted.groupby([*group_columns], observed=True)[["contribution", "tokens"]].sum()
+    means: pd.Series = sums["contribution"] / sums["tokens"]
     return means

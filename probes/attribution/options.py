@@ -1,4 +1,4 @@
-"""How long the contexts are."""
+"""Options of the probe: context lengths."""
 
 from pydantic import Field
 
@@ -6,6 +6,6 @@ from headscope.study.config import Lengths, Options
 
 
 class AttributionOptions(Options):
-    """What each head adds to the logit of the next token."""
+    """What each head adds directly to the logit of the next token."""
 
     lengths: Lengths = Field(default=[2048], description="context lengths in tokens")

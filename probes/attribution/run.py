@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.errors import UnsupportedModel
 from headscope.forward.capture import Layers, capturing
 from headscope.forward.observe import FinishedPass, observe
@@ -145,7 +145,7 @@ class LogitTerms:
         directions = self.pre_norm_directions if norm is None else norm.before(self.pre_norm_directions)
         directions = directions.to(heads.projection.device)
 
-        def record_heads(record: Attention) -> None:
+        def record_heads(record: AttentionRecord) -> None:
             terms = head_writes(record.z[:, :-1], heads.projection, directions)
             self.head_terms[heads.index] = heads.factor * terms.cpu()
             if heads.bias is not None and norm is None:

@@ -1,16 +1,25 @@
-"""What writing stores: each head's part of the next token's logit by position, and all other parts."""
+"""Tables of the probe: contributions of heads and all other terms of the next token's logit; synthetic rows."""
 
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.bins import position_edges
+from headscope.runs.arrow import Rows
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
+from headscope.runs.synthetic import Sizes
 
 POSITION = key("position", "index32", "tokens", "last predicted token of the bin of positions")
 CONTRIBUTION_MEANING = (
-    "the mean over the vocabulary is taken off, since a constant moves no probability; norms are frozen at the scale "
-    "they had"
+    "minus the mean over the vocabulary, which changes no probability; norms are frozen at their observed scale"
 )
 TOKENS = Column("tokens", "count", "tokens", "predicted tokens in the bin", 1)
 
 ATTRIBUTION = Table(
-    "writes",
+    "attribution",
     "what each head adds directly to the logit of the next token, by position",
     (
         MODEL,
@@ -20,14 +29,19 @@ ATTRIBUTION = Table(
         HEAD,
         GROUP,
         POSITION,
-        Column("write", "value", "logits", f"mean part of the next token's logit over the bin; {CONTRIBUTION_MEANING}"),
+        Column(
+            "contribution",
+            "value",
+            "logits",
+            f"mean contribution to the next token's logit over the bin; {CONTRIBUTION_MEANING}",
+        ),
         TOKENS,
     ),
 )
 
 ATTRIBUTION_PARTS = Table(
-    "write_parts",
-    "the parts of the next token's logit, of which the heads are one, by position",
+    "attribution_parts",
+    "all terms of the next token's logit, the heads of a layer summed, by position",
     (
         MODEL,
         LENGTH,
@@ -36,16 +50,34 @@ ATTRIBUTION_PARTS = Table(
             "part",
             "label",
             "",
-            "embedding: what enters the first layer; heads: all of a layer together; bias: what is the same for all "
-            "tokens, of projections and norms; other: all else that a layer adds, which is its MLP; logit: what they "
-            "add up to",
+            "embedding: the input of the first layer; heads: all heads of a layer; bias: biases of projections and "
+            "norms, the same for all tokens; other: everything else that a layer adds (its MLP); logit: the sum",
             None,
         ),
-        key("layer", "index16", "", "decoder layer, from 0; 0 for what is of no layer"),
+        key("layer", "index16", "", "decoder layer, from 0; 0 for terms of no layer"),
         POSITION,
-        Column("write", "value", "logits", f"mean over the bin; {CONTRIBUTION_MEANING}"),
+        Column("contribution", "value", "logits", f"mean over the bin; {CONTRIBUTION_MEANING}"),
         TOKENS,
     ),
 )
 
 TABLES = (ATTRIBUTION, ATTRIBUTION_PARTS)
+
+
+def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
+    """Synthetic rows of each length and document: late heads of low growth contribute most."""
+    for length, doc in product(sizes.lengths, range(sizes.docs)):
+        rng = np.random.default_rng([sizes.seed, model_index, length, doc])
+        keys: dict[str, Any] = {"model": model, "context_length": length, "doc": f"synthetic/{doc}"}
+        edges = position_edges(length)
+        bins = pd.DataFrame({"position": edges, "tokens": np.diff(edges, prepend=0)})
+        heads = sizes.units.merge(bins, how="cross").assign(**keys)
+        heads["contribution"] = 0.1 * (0.5 - heads["growth"]) * (1 + heads["layer"]) + rng.normal(0, 0.01, len(heads))
+        by_layer = heads.groupby(["layer", "position", "tokens"], as_index=False)["contribution"].sum()
+        parts = [by_layer.assign(part="heads"), by_layer.assign(part="other", contribution=0.3)]
+        for part, contribution in (("embedding", 0.2), ("bias", 0.0)):
+            parts.append(bins.assign(part=part, layer=0, contribution=contribution))
+        terms = pd.concat(parts, ignore_index=True)
+        logit = terms.groupby(["position", "tokens"], as_index=False)["contribution"].sum()
+        rows = pd.concat([terms, logit.assign(part="logit", layer=0)], ignore_index=True).assign(**keys)
+        yield f"{length}/{doc}", {"attribution": heads.drop(columns="growth"), "attribution_parts": rows}

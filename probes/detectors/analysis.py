@@ -9,7 +9,7 @@ import pandas as pd
 from headscope.runs.aggregation import HEAD_KEYS, at_longest, plain, with_interval
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.roles import Role
-from headscope.runs.run_tables import Stored
+from headscope.runs.run_tables import RunTables
 
 ROLE_THRESHOLD = 0.5
 """Weight on a kind of key above which a head is named after it: more than on all others together [ours]."""
@@ -71,7 +71,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
 )
 
 
-def head_statistics(run: Stored) -> pd.DataFrame | None:
+def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """A column for each kind by (model, layer, head, kv_group), at the model's longest length: the mean over sequences,
     with its interval over them."""
     if "detectors" not in run.tables:

@@ -59,7 +59,7 @@ def plot_scores_by_length(rows: pd.DataFrame, model: str, layer: int, head: int)
     title = f"The same by length: {style.escape_label(model)}"
     means = mean_over_sequences(rows[rows["model"] == model], "context_length")
     if means.empty:
-        return style.empty_figure(title, "no rows to show")
+        return style.empty_figure(title, "no data to plot")
     made = style.new_figure(title)
     for at, kind in enumerate(KIND_COLUMNS):
         mine = means[means["kind"] == kind].set_index("context_length").rename(columns={"score": "mean"})

@@ -13,7 +13,7 @@ from scipy.special import stdtr
 
 from headscope.runs.aggregation import TELLING, interval
 from headscope.runs.column_metadata import statistics
-from headscope.runs.run_tables import Stored
+from headscope.runs.run_tables import RunTables
 from probes.influence import bands
 from probes.influence.damping import with_damped
 from probes.influence.heads import COMPONENTS, chosen
@@ -29,7 +29,7 @@ Key = tuple[str, int, str, str, str]
 Swept = tuple[Key, pd.DataFrame]
 """A sweep and its units."""
 CURVE = [*SWEEP, "unit", "choice", "size", "mean", "low", "high"]
-ESTIMATES = {"screen": "first-order", "curved": "second-order", "damped": "damped second-order"}
+ESTIMATES = {"estimate": "first-order", "curved": "second-order", "damped": "damped second-order"}
 
 
 def units(influence: pd.DataFrame) -> pd.DataFrame:
@@ -67,12 +67,12 @@ def shown(influence: pd.DataFrame) -> pd.DataFrame:
     return units(best.assign(method="best")).drop(columns="method").merge(methods, on=[*SWEEP, *PLACE])
 
 
-def sweeps(run: Stored) -> list[Swept]:
+def sweeps(run: RunTables) -> list[Swept]:
     """Each sweep of the run but those of bands of pairs, with its units as `shown`; [] without any."""
     return [sweep for sweep in run.derived(every_sweep) if not bands.is_band(sweep[0][2])]
 
 
-def banded(run: Stored) -> list[tuple[tuple[str, int, str], pd.DataFrame]]:
+def banded(run: RunTables) -> list[tuple[tuple[str, int, str], pd.DataFrame]]:
     """What was found of bands of pairs: (model, context length, objective), and the units of each band's sweep."""
     found: dict[tuple[str, int, str], list[pd.DataFrame]] = {}
     for (label, length, component, _, objective), units in run.derived(every_sweep):
@@ -81,7 +81,7 @@ def banded(run: Stored) -> list[tuple[tuple[str, int, str], pd.DataFrame]]:
     return [(key, pd.concat(blocks, ignore_index=True)) for key, blocks in found.items()]
 
 
-def reach(run: Stored, label: str, components: Iterable[str]) -> dict[str, str]:
+def reach(run: RunTables, label: str, components: Iterable[str]) -> dict[str, str]:
     """The wavelengths of the checkpoint's own pairs in each band of a model, in words, by the band's label."""
     if "positions" not in run.tables:
         return {}
@@ -96,7 +96,7 @@ def reach(run: Stored, label: str, components: Iterable[str]) -> dict[str, str]:
     return told
 
 
-def every_sweep(run: Stored) -> list[Swept]:
+def every_sweep(run: RunTables) -> list[Swept]:
     """Each sweep of the run with its units as `shown`."""
     found = of_units(run)
     groups: Any = [] if found is None else shown(found).groupby(SWEEP, observed=True, sort=False)
@@ -162,7 +162,7 @@ def top_share(values: npt.ArrayLike) -> float:
     return float(sizes[: max(1, round(TOP * len(sizes)))].sum() / sizes.sum()) if sizes.sum() else 0.0
 
 
-def solved(run: Stored) -> dict[str, tuple[int, int, list[Swept]]]:
+def solved(run: RunTables) -> dict[str, tuple[int, int, list[Swept]]]:
     """By model: the trials that it answers with nothing changed, of how many, and the sweeps of these alone.
 
     It answers one where it finds more than half of the answer's tokens likeliest, one by one [ours].
@@ -214,7 +214,7 @@ def leading(units: pd.DataFrame) -> pd.Series:
     return units.sort_values("delta", ascending=False, kind="stable").iloc[0]
 
 
-def together(run: Stored, label: str, length: int, objective: str) -> pd.DataFrame:
+def together(run: RunTables, label: str, length: int, objective: str) -> pd.DataFrame:
     """The rows of `curves` of one model, length and objective."""
     found = run.derived(curves)
     same = (found["model"] == label) & (found["context_length"] == length) & (found["objective"] == objective)
@@ -255,27 +255,27 @@ def significance(unit: pd.Series) -> str:
     return "" if np.isnan(unit["p_adjusted"]) else f", q = {unit['p_adjusted']:.2g}"
 
 
-def by_document(run: Stored) -> pd.DataFrame:
+def by_document(run: RunTables) -> pd.DataFrame:
     """Rows as `chosen`, found once: what each document or trial says of each unit."""
     found = of_units(run)
     assert found is not None, "asked for of a sweep of the run"
     return chosen(found)
 
 
-def curves(run: Stored) -> pd.DataFrame:
+def curves(run: RunTables) -> pd.DataFrame:
     """`curve` of the sets that were chosen by influence or at random, found once; no rows without any."""
     every = run.derived(_every_set)
     return every[~_named(every)]
 
 
-def named(run: Stored) -> pd.DataFrame:
+def named(run: RunTables) -> pd.DataFrame:
     """The rows of `curve` of sets that the user named, their `choice` being that name."""
     every = run.derived(_every_set)
     mine = every[_named(every)]
     return mine.assign(choice=mine["choice"].astype("str").str.removeprefix(NAMED))
 
 
-def _every_set(run: Stored) -> pd.DataFrame:
+def _every_set(run: RunTables) -> pd.DataFrame:
     found = of_sets(run)
     return pd.DataFrame(columns=CURVE) if found is None else curve(found)
 

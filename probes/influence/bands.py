@@ -1,6 +1,6 @@
 """Bands of rotary pairs that can be knocked out: how they are written, and which pairs of a model they hold.
 
-`pairs-zero:A-B` removes what the pairs A to B (both included, from 0) add to the logit; `pairs-still:A-B` removes their
+`pairs-zero:A-B` removes what the pairs A to B (both included, from 0) add to the logit; `pairs-unrotated:A-B` removes their
 rotation and keeps their content. In place of A-B a band may go by its wavelength in the checkpoint's own rotation,
 against the native context: `short` (below an eighth of it), `middle`, `long` (above it); `eighths` stands for eight
 equal parts of the pairs [ours], `wavelengths` for these three. Knows neither models nor stored runs.
@@ -19,16 +19,18 @@ Pairs = npt.NDArray[np.bool_]
 """Which pairs of each layer, [layers, pairs]."""
 
 WAVELENGTHS = ("short", "middle", "long")
-KINDS = {"pairs-zero": "their part of the logit removed", "pairs-still": "their rotation removed"}
+KINDS = {"pairs-zero": "their part of the logit removed", "pairs-unrotated": "their rotation removed"}
 PARTS = 8
 """Equal parts of the pairs in `eighths`."""
-WRITTEN = re.compile(rf"(pairs-zero|pairs-still):(\d+-\d+|{'|'.join(WAVELENGTHS)}|eighths|wavelengths)")
+WRITTEN = re.compile(rf"(pairs-zero|pairs-unrotated):(\d+-\d+|{'|'.join(WAVELENGTHS)}|eighths|wavelengths)")
 
 
 def read(component: str) -> str:
     """A knock-out of pairs as it was written. Raises ValueError for anything else."""
     if not WRITTEN.fullmatch(component):
-        raise ValueError("pairs-zero:BAND or pairs-still:BAND with A-B, short, middle, long, eighths or wavelengths")
+        raise ValueError(
+            "pairs-zero:BAND or pairs-unrotated:BAND with A-B, short, middle, long, eighths or wavelengths"
+        )
     return component
 
 

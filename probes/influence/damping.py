@@ -9,7 +9,7 @@ import pandas as pd
 REACH = 2.0
 """Where the second-order term saturates, in mean absolute first-order estimates of the text's sweep [ours]."""
 UNIT = ["model", "context_length", "doc", "fact", "depth", "component", "target", "layer", "kv_group", "head"]
-ORDER = ("exact", "damped", "curved", "screen")
+ORDER = ("exact", "damped", "curved", "estimate")
 """Methods from the one that knows a unit best to the one that knows it least."""
 
 
@@ -21,7 +21,7 @@ def with_damped(influence: pd.DataFrame) -> pd.DataFrame:
     """
     unit = [name for name in UNIT if name in influence]
     rows = influence.astype({"method": "str", "delta_nll": "float64"})
-    first, curved = (rows[rows["method"] == method].set_index(unit) for method in ("screen", "curved"))
+    first, curved = (rows[rows["method"] == method].set_index(unit) for method in ("estimate", "curved"))
     added = (curved["delta_nll"] - first["delta_nll"]).dropna()
     if added.empty:
         return rows

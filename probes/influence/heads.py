@@ -12,7 +12,7 @@ import pandas as pd
 
 from headscope.runs.aggregation import HEAD_KEYS, at_longest, plain, with_interval
 from headscope.runs.column_metadata import Statistic
-from headscope.runs.run_tables import Stored
+from headscope.runs.run_tables import RunTables
 from probes.influence.bands import are_bands
 from probes.influence.damping import ORDER, with_damped
 from probes.influence.objectives import by_text, of_units
@@ -23,9 +23,9 @@ COMPONENTS: Mapping[str, str] = MappingProxyType(
         "joint": "frequencies and temperature",
         "freq": "frequencies",
         "scale": "temperature",
-        "z-zero": "output set to zero",
-        "z-mean": "output set to its mean",
-        "q-uniform": "attention made uniform",
+        "zero": "output set to zero",
+        "mean": "output set to its mean",
+        "uniform": "attention made uniform",
     }
 )
 """Components in words; a user's own intervention goes by its name."""
@@ -59,7 +59,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 )
 
 
-def heads(run: Stored) -> pd.DataFrame | None:
+def heads(run: RunTables) -> pd.DataFrame | None:
     """Columns by (model, layer, head, kv_group): `influence_<component>` at the longest length and, over all trials,
     `influence_answer_<component>`, each with its interval. Bands of pairs have none."""
     found = of_units(run)
@@ -93,7 +93,7 @@ def chosen(influence: pd.DataFrame) -> pd.DataFrame:
     return frame[rank == rank.groupby(unit).transform("min")]
 
 
-def _members(run: Stored) -> pd.DataFrame:
+def _members(run: RunTables) -> pd.DataFrame:
     """The query heads of every KV group: model, kv_group, member."""
     blocks = []
     for model in run.manifest["models"]:

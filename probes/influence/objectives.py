@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from headscope.runs.aggregation import plain
-from headscope.runs.run_tables import Stored
+from headscope.runs.run_tables import RunTables
 from probes.influence.tables import OF_SETS, OF_UNITS
 
 NOUNS = {"text": "document", "answer": "trial"}
@@ -30,17 +30,17 @@ def by_text(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(objective="answer", doc=name, context_length=longest).drop(columns=["fact", "depth"])
 
 
-def of_units(run: Stored) -> pd.DataFrame | None:
+def of_units(run: RunTables) -> pd.DataFrame | None:
     """What the run stores of single units, of both objectives; None without any."""
     return _joined(run, OF_UNITS.values())
 
 
-def of_sets(run: Stored) -> pd.DataFrame | None:
+def of_sets(run: RunTables) -> pd.DataFrame | None:
     """The same of sets of units."""
     return _joined(run, OF_SETS.values())
 
 
-def _joined(run: Stored, names: Iterable[str]) -> pd.DataFrame | None:
+def _joined(run: RunTables, names: Iterable[str]) -> pd.DataFrame | None:
     found = [by_text(run.table(name)) for name in names if name in run.tables]
     if len(found) < 2:
         return found[0] if found else None

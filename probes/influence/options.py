@@ -9,18 +9,18 @@ from headscope.study.config import Options
 from probes.influence import bands
 
 
-class Influence(Options):
+class InfluenceOptions(Options):
     """Head influence: the loss when the position parameters of one unit are reset, or something is taken from it."""
 
     models: list[str] | None = Field(None, min_length=1, description="labels of the models to sweep; default all")
     lengths: list[Annotated[int, Field(ge=2)]] = Field([1024], min_length=1, description="context lengths in tokens")
     components: list[
-        Literal["joint", "freq", "scale", "z-zero", "z-mean", "q-uniform"] | Annotated[str, AfterValidator(bands.read)]
+        Literal["joint", "freq", "scale", "zero", "mean", "uniform"] | Annotated[str, AfterValidator(bands.read)]
     ] = Field(
         ["joint", "freq", "scale"],
-        description="what is reset, or what is taken away, which needs no adapter: the output (z-zero, z-mean), the "
-        "choice of keys (q-uniform), or rotary pairs A to B: their part of the logit (pairs-zero:A-B) or only their "
-        "rotation (pairs-still:A-B); short, middle, long name pairs by wavelength, eighths and wavelengths all bands",
+        description="what is reset, or what is taken away, which needs no adapter: the output (zero, mean), the "
+        "choice of keys (uniform), or rotary pairs A to B: their part of the logit (pairs-zero:A-B) or only their "
+        "rotation (pairs-unrotated:A-B); short, middle, long name pairs by wavelength, eighths and wavelengths all bands",
     )
     objectives: list[Literal["text", "answer"]] = Field(
         ["text"],
@@ -29,7 +29,7 @@ class Influence(Options):
     )
     depths: int = Field(3, ge=1, le=100, description="places of the fact in each document, evenly spaced, for answer")
     needles: int = Field(4, ge=1, description="how many facts to hide, one at a time, for answer")
-    targets: list[Literal["init", "base"]] = Field(["init"], min_length=1, description="what parameters go back to")
+    reset_to: list[Literal["init", "base"]] = Field(["init"], min_length=1, description="what parameters go back to")
     heads: dict[str, list[str]] | None = Field(
         None,
         min_length=1,
@@ -39,8 +39,8 @@ class Influence(Options):
     unit: Literal["auto", "group", "head"] = Field(
         "auto", description="auto: KV groups for freq and joint, heads for the others; head un-ties one query head"
     )
-    method: Literal["exact", "screen", "verify"] = Field("verify", description="evaluate, estimate, or both")
-    order: int = Field(2, ge=1, le=2, description="order of the estimate; 2 adds the curvature of the loss")
+    method: Literal["exact", "estimate", "verify"] = Field("verify", description="evaluate, estimate, or both")
+    estimate_order: int = Field(2, ge=1, le=2, description="order of the estimate; 2 adds the curvature of the loss")
     top: int = Field(10, ge=1, description="units of largest estimate that verify evaluates")
     random: int = Field(10, ge=0, description="random other units that verify evaluates")
     curve: bool = Field(
@@ -68,7 +68,7 @@ class Influence(Options):
         return None if value is None else {name: _heads(name, told) for name, told in value.items()}
 
     @model_validator(mode="after")
-    def _heads_are_no_groups(self) -> "Influence":
+    def _heads_are_no_groups(self) -> "InfluenceOptions":
         if self.heads and self.unit == "group":
             raise ValueError("heads names heads, so that unit cannot be group: leave one of the two out")
         return self

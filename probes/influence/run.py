@@ -22,12 +22,11 @@ from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
-from probes.influence import objective_texts
 from probes.influence.bands import is_band
 from probes.influence.damping import ORDER, with_damped
 from probes.influence.gradient_estimate import DRAWS
-from probes.influence.objective_texts import Passage
-from probes.influence.options import Influence
+from probes.influence.objective_texts import ObjectiveText, answer_grid, answer_texts, document_texts
+from probes.influence.options import InfluenceOptions
 from probes.influence.sweep import Edit, Key, Rehearsed, Row, Sweep, plan, sizes
 from probes.influence.tables import OF_SETS, OF_UNITS, PLACE
 
@@ -55,25 +54,27 @@ def head_influence(
     content = {"models": {"model": opened.name}, "texts": {"source": text, "docs": docs}, "seed": seed}
     study = build_study({**content, "influence": {**options, "lengths": [length]}})
     config = study.probe_options["influence"]
-    assert isinstance(config, Influence)
+    assert isinstance(config, InfluenceOptions)
     section = InfluenceRunner(config, StudyContext(study, {"model": opened}))
     sweep = plan("model", opened, config, edits)
 
-    def visit(passages: Sequence[Passage], results: Callable[[Rehearsed, int], Iterator[Row]]) -> list[Row]:
+    def visit(passages: Sequence[ObjectiveText], results: Callable[[Rehearsed, int], Iterator[Row]]) -> list[Row]:
         found: list[Row] = []
         for number, passage in enumerate(passages):
             replay = _rehearsed(sweep, passage, config.memory)
             with replay.replay.ready():
-                keys = {"context_length": passage.length, **passage.names}
+                keys = {"context_length": passage.length, **passage.keys}
                 found.extend({**keys, **row} for row in results(replay, number))
         return found
 
-    def swept(passages: Sequence[Passage]) -> list[Row]:
+    def swept(passages: Sequence[ObjectiveText]) -> list[Row]:
         chosen: Mapping[Key, Sequence[Unit]] = sweep.units
         screened: list[Row] = []
         if config.method != "exact":
-            screened = visit(passages, lambda replay, number: sweep.screen(replay, config.order, seed + number))
-        if config.method == "screen":
+            screened = visit(
+                passages, lambda replay, number: sweep.estimate(replay, config.estimate_order, seed + number)
+            )
+        if config.method == "estimate":
             return screened
         if config.method == "verify":
             chosen = to_verify(sweep, pd.DataFrame(screened), config, seed)
@@ -85,7 +86,7 @@ def head_influence(
 
 @dataclass(frozen=True)
 class _Task:
-    step: Literal["screen", "exact", "sets"]
+    step: Literal["estimate", "exact", "sets"]
     objective: str
     length: int
     passage: int
@@ -102,22 +103,22 @@ class InfluenceRunner:
     study goes on exactly as it would have.
     """
 
-    def __init__(self, config: Influence, materials: StudyContext):
-        self.config, self.materials = config, materials
+    def __init__(self, options: InfluenceOptions, context: StudyContext):
+        self.options, self.context = options, context
         self._sweep: tuple[str, Sweep] | None = None
         self._rehearsed: tuple[tuple[str, str, int, int], Rehearsed] | None = None
-        self._passages: dict[tuple[str, str, int], list[Passage]] = {}
-        self._hides: objective_texts.Hides | None = None
+        self._passages: dict[tuple[str, str, int], list[ObjectiveText]] = {}
+        self._grid = answer_grid(options, context) if "answer" in options.objectives else None
 
     def cells(self) -> list[Cell]:
         cells = []
-        labels = self.materials.labels
-        for label in self.config.models or labels:
+        labels = self.context.labels
+        for label in self.options.models or labels:
             if label not in labels:
                 raise BadInput(f"influence: no model '{label}' in this study, only {', '.join(labels)}")
-            sweep = self._plan(label, self.materials.model(label))
-            for objective in self.config.objectives:
-                lengths = sorted(set(self.config.lengths))
+            sweep = self._plan(label, self.context.model(label))
+            for objective in self.options.objectives:
+                lengths = sorted(set(self.options.lengths))
                 for length in lengths if objective == "text" else lengths[-1:]:
                     cells += self._cells(label, objective, length, sweep)
         return cells
@@ -128,55 +129,56 @@ class InfluenceRunner:
         passage = self.passages(cell.model, task.objective, task.length)[task.passage]
         units, sets = OF_UNITS[task.objective], OF_SETS[task.objective]
         with self._ready(cell.model, sweep, task, passage) as replay:
-            keys = {"model": cell.model, "context_length": passage.length, **passage.names}
+            keys = {"model": cell.model, "context_length": passage.length, **passage.keys}
             if task.objective == "answer":
                 keys["hits"] = replay.hits
-            seed = self.materials.seed
-            if task.step == "screen":
-                return {units: _columns(keys, sweep.screen(replay, self.config.order, seed + task.passage))}
+            seed = self.context.seed
+            if task.step == "estimate":
+                return {units: _columns(keys, sweep.estimate(replay, self.options.estimate_order, seed + task.passage))}
             if task.step == "exact" and task.layer is not None:
                 here = {key: [u for u in every if u.layer == task.layer] for key, every in sweep.units.items()}
                 return {units: _columns(keys, sweep.exact(replay, here))}
             if task.step == "sets" and sweep.named:
                 return {sets: _columns(keys, sweep.sets_named(replay))}
-            known = pd.concat([self.materials.read_stored(f"influence/{name}", units) for name in task.prerequisites])
+            known = pd.concat([self.context.read_stored(f"influence/{name}", units) for name in task.prerequisites])
             known["layer"] = np.searchsorted(model.geometry.numbers, known["layer"])
             if task.step == "exact":
-                chosen = to_verify(sweep, known, self.config, seed)
+                chosen = to_verify(sweep, known, self.options, seed)
                 return {units: _columns(keys, sweep.exact(replay, chosen))}
             ranked = {key: _ranked(known, key, every) for key, every in self._together(sweep).items()}
-            return {sets: _columns(keys, sweep.sets(replay, ranked, self.config.draws, seed))}
+            return {sets: _columns(keys, sweep.sets(replay, ranked, self.options.draws, seed))}
 
-    def passages(self, label: str, objective: str, length: int) -> list[Passage]:
+    def passages(self, label: str, objective: str, length: int) -> list[ObjectiveText]:
         """What the losses of one model are taken of: documents of that length, or all trials up to it."""
         found = self._documents(label)
         if objective == "text":
-            return objective_texts.documents(found, length)
+            return document_texts(found, length)
         key = (label, objective, length)
         if key not in self._passages:
-            if self._hides is None:
-                self._hides = objective_texts.hiding(self.config, self.materials)
-            made = objective_texts.answers(self._hides, label, found)
-            self.materials.record_input(f"questions to '{label}'", (each.ids for each in made))
+            assert self._grid is not None
+            made = answer_texts(self._grid, self.context.tokenizer(label), found)
+            self.context.record_input(f"questions to '{label}'", (each.ids for each in made))
             self._passages[key] = made
         return self._passages[key]
 
     def _cells(self, label: str, objective: str, length: int, sweep: Sweep) -> list[Cell]:
         """Cells of one model, objective and length. Costs are in passes over the passage."""
-        config, layers = self.config, sweep.model.geometry.layers
+        config, layers = self.options, sweep.model.geometry.layers
         count = sum(map(len, sweep.units.values()))
         read = self.passages(label, objective, length)
         cells: list[Cell] = []
 
-        def add(step: Any, passage: int, cost: float, layer: int | None = None, prerequisites: Sequence[Cell] = ()) -> None:
+        def add(
+            step: Any, passage: int, cost: float, layer: int | None = None, prerequisites: Sequence[Cell] = ()
+        ) -> None:
             named = "" if layer is None else f" layer {sweep.model.geometry.numbers[layer]}"
-            where = f"{label}: {read[passage].length} tokens, {read[passage].told}, {step}{named}"
+            where = f"{label}: {read[passage].length} tokens, {read[passage].description}, {step}{named}"
             task = _Task(step, objective, length, passage, layer, tuple(cell.id for cell in prerequisites))
             cells.append(Cell(where, label, cost * pass_cost(read[passage].length), task))
 
         if config.method != "exact":
             for passage in range(len(read)):
-                add("screen", passage, 4 + 2 * DRAWS * (config.order - 1))
+                add("estimate", passage, 4 + 2 * DRAWS * (config.estimate_order - 1))
         if config.method == "exact":
             for passage in range(len(read)):
                 for layer in range(layers):
@@ -198,38 +200,38 @@ class InfluenceRunner:
 
     def _together(self, sweep: Sweep) -> Mapping[Key, list[Unit]]:
         """The units that are changed in sets."""
-        return {key: units for key, units in sweep.units.items() if self.config.curve or is_band(key[0])}
+        return {key: units for key, units in sweep.units.items() if self.options.curve or is_band(key[0])}
 
     def _documents(self, label: str) -> list[TokenDocument]:
         """The documents of every length, as long as the longest."""
-        return self.materials.documents(label, max(self.config.lengths))
+        return self.context.documents(label, max(self.options.lengths))
 
     def _plan(self, label: str, model: Model) -> Sweep:
         if self._sweep is None or self._sweep[0] != label:
-            self._sweep = (label, plan(label, model, self.config))
+            self._sweep = (label, plan(label, model, self.options))
         return self._sweep[1]
 
     @contextmanager
-    def _ready(self, label: str, sweep: Sweep, task: _Task, passage: Passage) -> Iterator[Rehearsed]:
+    def _ready(self, label: str, sweep: Sweep, task: _Task, passage: ObjectiveText) -> Iterator[Rehearsed]:
         """The passage, run once and kept until another is asked for."""
         key = (label, task.objective, task.length, task.passage)
         if self._rehearsed is None or self._rehearsed[0] != key:
             self._rehearsed = None
-            self._rehearsed = (key, _rehearsed(sweep, passage, self.config.memory))
+            self._rehearsed = (key, _rehearsed(sweep, passage, self.options.memory))
         with self._rehearsed[1].replay.ready():
             yield self._rehearsed[1]
 
 
-def _rehearsed(sweep: Sweep, passage: Passage, memory: int) -> Rehearsed:
+def _rehearsed(sweep: Sweep, passage: ObjectiveText, memory: int) -> Rehearsed:
     """The passage, run once; `memory` in MiB."""
     return Rehearsed(sweep, torch.tensor([passage.ids]).to(sweep.model.device), memory * 2**20, passage.first)
 
 
-def to_verify(sweep: Sweep, screened: pd.DataFrame, config: Influence, seed: int) -> dict[Key, list[Unit]]:
+def to_verify(sweep: Sweep, screened: pd.DataFrame, config: InfluenceOptions, seed: int) -> dict[Key, list[Unit]]:
     """By (component, target): the units of largest |mean estimate| over passages, random others, those with a name."""
     chosen, known = {}, with_damped(screened)
     for at, (key, units) in enumerate(sweep.units.items()):
-        means = _means(known, key, "damped" if config.order == 2 else "screen")
+        means = _means(known, key, "damped" if config.estimate_order == 2 else "estimate")
         order = sorted(units, key=lambda unit: -abs(means[unit]))
         rest = np.random.default_rng([seed, at]).permutation(len(units) - config.top)[: config.random]
         asked = order[: config.top] + [order[config.top + int(number)] for number in sorted(rest)]

@@ -28,7 +28,7 @@ def _document(units: pd.DataFrame, rng: np.random.Generator) -> dict[str, pd.Dat
         delta = chosen["effect"] + rng.normal(0, 0.0005, len(chosen))
         block = chosen[["layer", "head", "kv_group"]].assign(**told)
         blocks.append(block.assign(method="exact", delta_nll=delta))
-        blocks.append(block.assign(method="screen", delta_nll=1.2 * delta + rng.normal(0, 0.0002, len(chosen))))
+        blocks.append(block.assign(method="estimate", delta_nll=1.2 * delta + rng.normal(0, 0.0002, len(chosen))))
         ranked = np.sort(chosen["effect"])[::-1]
         for size in sorted({1, 2, 4, len(chosen)} & {*range(len(chosen) + 1)}):
             draws = [("top", 0, ranked[:size].sum())]

@@ -33,7 +33,7 @@ from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed, Schedule
 from probes.influence import bands
 from probes.influence.gradient_estimate import DRAWS, estimate
-from probes.influence.options import Influence
+from probes.influence.options import InfluenceOptions
 from probes.influence.tables import NAMED
 
 Key = tuple[str, str]
@@ -60,13 +60,13 @@ class Sweep:
             for unit in units:
                 yield self._row(key, unit, "exact", replay, replay.delta(self.interventions[key], [unit]))
 
-    def screen(self, replay: "Rehearsed", order: int, seed: int) -> Iterator[Row]:
+    def estimate(self, replay: "Rehearsed", order: int, seed: int) -> Iterator[Row]:
         """Estimate every unit, in first order and, where `order` is 2, in second."""
         estimates = estimate(replay.replay, self.interventions, DRAWS if order == 2 else 0, seed)
         for key, units in self.units.items():
             for unit in units:
                 at = unit.heads(self.model.geometry)
-                yield self._row(key, unit, "screen", replay, estimates[key].first(unit, at))
+                yield self._row(key, unit, "estimate", replay, estimates[key].first(unit, at))
                 if order == 2:
                     yield self._row(key, unit, "curved", replay, estimates[key].second(unit, at))
 
@@ -131,7 +131,7 @@ class Rehearsed:
         return float((self.replay.losses(changes).double() - self._losses).mean())
 
 
-def plan(label: str, model: Model, config: Influence, edits: Mapping[str, Edit] | None = None) -> Sweep:
+def plan(label: str, model: Model, config: InfluenceOptions, edits: Mapping[str, Edit] | None = None) -> Sweep:
     """The sweep that a section asks for. Raises BadInput for what this model does not have."""
     schedule = model.schedule
     interventions: dict[Key, Intervention] = {(name, NO_TARGET): custom(edit) for name, edit in (edits or {}).items()}
@@ -143,7 +143,7 @@ def plan(label: str, model: Model, config: Influence, edits: Mapping[str, Edit] 
             knocked = _knocked_out(label, model, component, max(config.lengths))
             interventions |= {(name, NO_TARGET): intervention for name, intervention in knocked}
             continue
-        for target in config.targets:
+        for target in config.reset_to:
             then = _target(label, model, schedule, component, target, max(config.lengths))
             interventions[component, target] = Reset(cast(Component, component), schedule, then, model.geometry)
     if not interventions:
@@ -190,7 +190,9 @@ def _target(label: str, model: Model, schedule: Schedule, component: str, target
     initial, own = schedule.initial(), Fixed.own(model)
     if target == "init":
         return initial
-    _refuse_changing(label, model, longest, f"{component} cannot be reset to base", "reset it to init (--target init)")
+    _refuse_changing(
+        label, model, longest, f"{component} cannot be reset to base", "reset it to init (--reset-to init)"
+    )
     layers = range(model.geometry.layers)
     moved = any(
         not torch.equal(initial.theta(n), own.theta(n).expand_as(initial.theta(n)).to(initial.xi)) for n in layers
@@ -198,7 +200,7 @@ def _target(label: str, model: Model, schedule: Schedule, component: str, target
     if not moved and all(initial.factor(n) == own.factor(n) for n in layers) and bool((initial.tau == 1).all()):
         raise BadInput(
             f"model '{label}' has no base to reset to: its adapter started from the checkpoint's own positions, so "
-            "use --target init"
+            "use --reset-to init"
         )
     return own
 
@@ -218,7 +220,7 @@ def _knocked_out(label: str, model: Model, component: str, longest: int) -> Iter
     geometry, rotation, schedule = model.geometry, model.rotation, model.schedule
     if not geometry.pairs:
         raise UnsupportedModel(f"cannot knock out pairs of model '{label}': {rotation.why}, so it has none")
-    still, theta = component.startswith("pairs-still"), rotation.theta.numpy()
+    still, theta = component.startswith("pairs-unrotated"), rotation.theta.numpy()
     if still and not schedule.rotates:
         _refuse_changing(
             label, model, longest, f"{component} cannot turn it back", "put a scheme on it (@yarn:factor=4)"

@@ -14,8 +14,8 @@ COMPONENT = key(
     "component",
     "label",
     "",
-    "what was reset: freq (log-frequencies), scale (tau, gamma), joint (both); or the intervention: z-zero, z-mean, "
-    "q-uniform, pairs-zero:BAND or pairs-still:BAND for a band of rotary pairs (A-B, or short, middle, long by "
+    "what was reset: freq (log-frequencies), scale (tau, gamma), joint (both); or the intervention: zero, mean, "
+    "uniform, pairs-zero:BAND or pairs-unrotated:BAND for a band of rotary pairs (A-B, or short, middle, long by "
     "wavelength), a user's own",
     None,
 )

@@ -14,7 +14,7 @@ from headscope.bins import PER_OCTAVE, last_octave, middle
 from headscope.runs.aggregation import HEAD_KEYS, at_longest, losses, plain, with_interval
 from headscope.runs.column_metadata import Statistic, by_length
 from headscope.runs.roles import Role
-from headscope.runs.run_tables import Stored
+from headscope.runs.run_tables import RunTables
 from headscope.runs.summary import longest
 
 MIN_GROWTH_KEYS = 64
@@ -118,7 +118,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
 )
 
 
-def head_statistics(run: Stored) -> pd.DataFrame | None:
+def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """Columns by (model, layer, head, kv_group), each from the table that the run has.
 
     From `attention`: `ess2_<L>` (tokens) for every measured length L; `growth`; and at the model's longest length
@@ -136,7 +136,7 @@ def head_statistics(run: Stored) -> pd.DataFrame | None:
     return pd.concat(blocks, axis=1) if blocks else None
 
 
-def model_statistics(run: Stored) -> pd.DataFrame | None:
+def model_statistics(run: RunTables) -> pd.DataFrame | None:
     """By model: medians over heads of `ess2_<L>`, `growth`, `cov`, and the loss.
 
     `nll_<L>` (nats/token) is the mean over documents of the mean loss; `nll_<L>_diff` with `_low` and `_high` is its

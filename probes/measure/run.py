@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward import logits
 from headscope.forward.capture import Layers
@@ -29,7 +29,7 @@ class Accumulator(Protocol):
     @property
     def name(self) -> str: ...
 
-    def update(self, record: Attention) -> None: ...
+    def update(self, record: AttentionRecord) -> None: ...
 
     def compute(self) -> Mapping[str, np.ndarray]: ...
 

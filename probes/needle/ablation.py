@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headscope.attention import backend
 from headscope.attention.geometry import Geometry
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import Intervention, Unit, on_layer, z_zero
 from headscope.forward.logits import finite_hidden
@@ -28,10 +28,10 @@ PLACE = ["layer", "head"]
 
 
 @dataclass(frozen=True)
-class Knockout:
+class AblationTask:
     """One cell: every trial of one half of the needles, with one set of heads silenced. Draw 0 are the top ones."""
 
-    how: str
+    ablation: str
     size: int
     draw: int
     half: int
@@ -44,7 +44,7 @@ def half_of(needle: int) -> int:
     return needle % HALVES
 
 
-def chosen(ranked: pd.DataFrame, task: Knockout, seed: int) -> pd.DataFrame:
+def chosen(ranked: pd.DataFrame, task: AblationTask, seed: int) -> pd.DataFrame:
     """The heads of a set: rows of `ranked`, which has every head with its score, the highest first."""
     top = ranked.head(task.size)
     if task.draw == 0:
@@ -82,14 +82,14 @@ class StillSaying:
 
 def silence(how: str, model: Model, haystack: Ids) -> Intervention:
     """What is done to silenced heads; `haystack` [L] is what their mean is taken over."""
-    return z_zero if how == "z-zero" else StillSaying(haystack_means(model, haystack), model.geometry)
+    return z_zero if how == "zero" else StillSaying(haystack_means(model, haystack), model.geometry)
 
 
 def haystack_means(model: Model, ids: Ids) -> list[Tensor]:
     """The mean output of every head over these tokens: one [H, dv] a layer, float32."""
     means: dict[int, Tensor] = {}
 
-    def hear(heard: Attention) -> None:
+    def hear(heard: AttentionRecord) -> None:
         means[heard.layer] = heard.z.float().mean(1)
 
     with attached(model), capturing(model) as layers, evaluating(model), torch.no_grad():

@@ -9,9 +9,10 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
+from headscope.prompts.needle_grid import CONTROL
 from headscope.runs.aggregation import HEAD_KEYS, plain
 from headscope.runs.run import Run
-from probes.needle.heads import CONTROL, RETRIEVAL_HEAD, retrieval_rows
+from probes.needle.heads import RETRIEVAL_HEAD, retrieval_rows
 
 HIDDEN = {"strict": "needles", "indirect": "indirect needles", "wu": "needles, as Wu et al. count"}
 """What was hidden, by mode, in the order that it is shown in."""
@@ -107,8 +108,8 @@ def curve(run: Run) -> pd.DataFrame:
     `trials` succeeds, random sets averaged over their draws, of which `least` and `most` are the extremes; `low` ..
     `high` is the 95 % Wilson interval over the trials of one set, so that more draws make it no narrower.
     """
-    keys = ["model", "mode", "how", "size"]
-    knocked = plain(run.table("needle_knockouts"))
+    keys = ["model", "mode", "ablation", "size"]
+    knocked = plain(run.table("needle_ablation"))
     sets = knocked.groupby([*keys, "draw"])["success"].agg(["size", "mean"])
     sets = sets.set_axis(["trials", "share"], axis=1).reset_index()
     sets["top"] = sets["draw"] == 0
@@ -119,7 +120,7 @@ def curve(run: Run) -> pd.DataFrame:
     needles = plain(run.table("needles")).merge(asked)
     whole = needles.groupby(["model", "mode"])["success"].agg(["size", "mean"])
     whole = whole.set_axis(["trials", "share"], axis=1).reset_index()
-    start = found[["model", "mode", "how", "top"]].drop_duplicates().merge(whole, on=["model", "mode"])
+    start = found[["model", "mode", "ablation", "top"]].drop_duplicates().merge(whole, on=["model", "mode"])
     start = start.assign(size=0, least=start["share"], most=start["share"])
     joined = pd.concat([start, found], ignore_index=True)
     low, high = wilson(joined["share"], joined["trials"])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
 from headscope.forward.prefix_cache import Ids
 from headscope.forward.residual_decomposition import Norm, Stream, survey
@@ -58,7 +58,7 @@ class AnswerWrites:
                 stack.callback(handle.remove)
             yield
 
-    def update(self, heard: Attention) -> None:
+    def update(self, heard: AttentionRecord) -> None:
         """Take one layer of one step."""
         self._now[heard.layer] = last_outputs(heard, self.spans)
 

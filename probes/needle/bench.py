@@ -6,7 +6,7 @@ from typing import Any
 from headscope.positions.model import Model
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
-from probes.needle.options import NeedleGrid
+from probes.needle.options import NeedleOptions
 from probes.needle.run import NeedleRunner
 
 LENGTHS, DEPTHS = 20, 10
@@ -18,7 +18,7 @@ def ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:
     grid = {"lengths": LENGTHS, "max_length": length, "depths": DEPTHS, "needles": 1}
     study = build_study({"models": {"bench": model.name}, "needle": grid})
     config = study.probe_options["needle"]
-    assert isinstance(config, NeedleGrid)
+    assert isinstance(config, NeedleOptions)
     section = NeedleRunner(config, StudyContext(study, {"bench": model}))
     cells = [cell for cell in section.cells() if cell.task.mode == "strict"]
 

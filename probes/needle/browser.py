@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
+from headscope.prompts.needle_grid import CONTROL
 from headscope.report.blocks import Block, Link, PageContent, RenderContext, TextBlock
 from headscope.report.explorer_blocks import (
     KeyLinks,
@@ -20,7 +21,6 @@ from headscope.report.explorer_blocks import (
 from headscope.report.text import to_visible_line, to_visible_token
 from probes.needle import PROBE
 from probes.needle.analysis import HIDDEN, modes, success
-from probes.needle.heads import CONTROL
 from probes.needle.tables import NEEDLES
 
 TITLE = "Needle trials"
@@ -119,7 +119,7 @@ def _steps(number: int, count: int) -> KeyLinks:
 
 def _one(shown: RenderContext, trial: pd.Series) -> Iterator[Block]:
     """The prompt around the needle, and the answer step by step; without their tables, how to store them."""
-    if "needle_passages" not in shown.run.tables or (read := _of(shown, "needle_passages", trial)).empty:
+    if "needle_tokens" not in shown.run.tables or (read := _of(shown, "needle_tokens", trial)).empty:
         yield TextBlock([f"This run does not hold what was read and answered. One that does: {PROBE.example}"])
         return
     row = read.iloc[0]

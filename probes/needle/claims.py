@@ -12,9 +12,9 @@ FEW = 16
 
 def claims(run: Run) -> Iterator[PaperClaim]:
     """Of each model, kind of needle and way of silencing: whether its top heads are needed more than random ones."""
-    if "needle_knockouts" not in run.tables:
+    if "needle_ablation" not in run.tables:
         return
-    for (label, mode, how), lines in run.derived(analysis.curve).groupby(["model", "mode", "how"], observed=True):
+    for (label, mode, how), lines in run.derived(analysis.curve).groupby(["model", "mode", "ablation"], observed=True):
         size, whole = analysis.apart(lines), lines[lines["size"] == 0].iloc[0]
         trials, said = int(whole["trials"]), "indirect needles" if mode == "indirect" else "needles"
         if size is None:

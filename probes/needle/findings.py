@@ -34,14 +34,14 @@ GLOSSARY = (
         "adds through the tokens that stand there without a needle. It needs no token to be copied, so that it also "
         "finds heads that fetch an answer to a question which shares no word with the needle.",
         "Σ_needle α v W_h · g ∘ (U_y − mean U) / scale of the final norm",
-        ("needle_writes",),
+        ("needle_attribution",),
     ),
     Term(
         "Knock-out",
-        "Heads are silenced together: they say nothing (z-zero), or what they say of the haystack on average (z-mean). "
+        "Heads are silenced together: they say nothing (zero), or what they say of the haystack on average (mean). "
         "The top ones are those with the highest score over the other half of the needles; beside them stand random "
         "sets with as many heads in each layer.",
-        tables=("needle_knockouts",),
+        tables=("needle_ablation",),
     ),
 )
 
@@ -160,9 +160,9 @@ def _agreeing(row: dict[Any, Any]) -> str:
 
 def _knocked_out(run: Run) -> Iterator[Finding]:
     """What is left of success without the top heads, and whether that is less than without random ones."""
-    if "needle_knockouts" not in run.tables:
+    if "needle_ablation" not in run.tables:
         return
-    for (label, mode, how), lines in run.derived(analysis.curve).groupby(["model", "mode", "how"], observed=True):
+    for (label, mode, how), lines in run.derived(analysis.curve).groupby(["model", "mode", "ablation"], observed=True):
         top, random = (lines[lines["top"] == which].iloc[-1] for which in (True, False))
         size, part = int(top["size"]), analysis.apart(lines)
         which = "indirect needles" if mode == "indirect" else "needles"

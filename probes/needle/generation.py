@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.forward.prefix_cache import Ids, PrefixReader
 from headscope.forward.residual_decomposition import Stream
 from headscope.measures.copying import AnswerRows, Copies
 from headscope.positions.model import Model
+from headscope.prompts import wu_prompts
 from headscope.prompts.haystack import NeedlePrompt, NeedlePromptBuilder, decoded
-from probes.needle import wu
 from probes.needle.attribution import AnswerWrites, Written
 
 STEPS_BEYOND = 6
@@ -50,7 +50,7 @@ def answered(
     needles = [(start - prompter.given, end) for start, end in spans]
     writes = None if stream is None else AnswerWrites(stream, needles)
 
-    def listen(heard: Attention) -> None:
+    def listen(heard: AttentionRecord) -> None:
         rows.update(heard)
         if writes is not None:
             writes.update(heard)
@@ -74,11 +74,11 @@ def spoken(
     prompter: NeedlePromptBuilder,
     mode: str,
     scored: int,
-    listen: Callable[[Attention], None] = lambda heard: None,
+    listen: Callable[[AttentionRecord], None] = lambda heard: None,
 ) -> tuple[list[int], list[int]]:
     """The tokens of the model's answer to a prompt whose needle has that many scored tokens, and those before the one
     that ended it."""
-    most = wu.STEPS if mode == "wu" else scored + STEPS_BEYOND
+    most = wu_prompts.MAX_STEPS if mode == "wu" else scored + STEPS_BEYOND
     ends = ending(reader.model, prompter.tokenizer, at_end_token=mode != "wu")
     tokens = reader.answer(ids, listen, most, ends)
     return tokens, tokens[:-1] if ends(tokens[-1]) else tokens

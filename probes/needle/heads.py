@@ -6,14 +6,13 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
+from headscope.prompts.needle_grid import CONTROL
 from headscope.runs.aggregation import HEAD_KEYS, plain, with_interval
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.roles import Role
-from headscope.runs.run_tables import Stored
+from headscope.runs.run_tables import RunTables
 from probes.needle.tables import NEEDLES
 
-CONTROL = "absent"
-"""The mode of trials without a needle."""
 RETRIEVAL_HEAD = 0.1
 """Mean retrieval score above which a head is called a retrieval head (Wu et al. 2024)."""
 
@@ -70,7 +69,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
 )
 
 
-def heads(run: Stored) -> pd.DataFrame | None:
+def heads(run: RunTables) -> pd.DataFrame | None:
     """Columns by (model, layer, head, kv_group), over successful trials: `retrieval` with its interval over trials,
     `retrieval_mass`, `retrieval_indirect`, `retrieval_wu`, and where it was measured `needle_write` with its interval,
     `needle_write_indirect` and `needle_rest`; over the trials without a needle `retrieval_control`."""
@@ -88,7 +87,7 @@ def heads(run: Stored) -> pd.DataFrame | None:
         columns = [_with_interval(good["strict"], "score", "retrieval", 0, 1), mass, *columns]
     if "wu" in good:
         columns.append(good["wu"].groupby(HEAD_KEYS)["score"].mean().rename("retrieval_wu"))
-    if "needle_writes" in run.tables:
+    if "needle_attribution" in run.tables:
         written = run.derived(write_rows)
         for mode, block in written[written["success"] & (written["mode"] != CONTROL)].groupby("mode"):
             name = "needle_write" if mode == "strict" else "needle_write_indirect"
@@ -106,14 +105,14 @@ def _with_interval(
     return with_interval(by_trial, name, least, most)
 
 
-def retrieval_rows(run: Stored) -> pd.DataFrame:
+def retrieval_rows(run: RunTables) -> pd.DataFrame:
     """The `retrieval` table with `success` and `trial`, the number of the trial."""
     return with_trials(plain(run.table("needles")), plain(run.table("retrieval")))
 
 
-def write_rows(run: Stored) -> pd.DataFrame:
+def write_rows(run: RunTables) -> pd.DataFrame:
     """The `needle_writes` table with `success`, `trial` and `net`; see `against_control`."""
-    return against_control(with_trials(plain(run.table("needles")), plain(run.table("needle_writes"))))
+    return against_control(with_trials(plain(run.table("needles")), plain(run.table("needle_attribution"))))
 
 
 def with_trials(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

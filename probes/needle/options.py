@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from headscope.prompts.needle_grid import even_depths
 from headscope.study.config import Options
 
 MOST_LENGTHS = 100
@@ -11,7 +12,7 @@ MOST_LENGTHS = 100
 MOST_DEPTHS = 1000
 
 
-class NeedleGrid(Options):
+class NeedleOptions(Options):
     """Needle-in-a-Haystack: lengths x depths x needles x seeds, every head scored on every answer."""
 
     lengths: int | list[int] = Field(
@@ -31,22 +32,22 @@ class NeedleGrid(Options):
     template: Literal["prefix", "plain", "chat"] = Field(
         "prefix", description="after the question: the needle's opening words, nothing, or the model's chat template"
     )
-    write: bool = Field(
+    attribution: bool = Field(
         False, description="also what each head adds to the logits of the answer, through the needle and otherwise"
     )
-    knockout: list[int] = Field(
+    ablate_top: list[int] = Field(
         [], description="numbers of heads to silence together, the top ones against random ones: 1,2,4,8,16,32"
     )
-    rank: Literal["copies", "write"] = Field(
+    rank_by: Literal["copies", "attribution"] = Field(
         "copies", description="by which score heads are the top ones of a knock-out: by copies, or through the needle"
     )
-    silence: list[Literal["z-zero", "z-mean"]] = Field(
-        ["z-zero"], description="what silenced heads put out: nothing, or their mean over the haystack"
+    ablation: list[Literal["zero", "mean"]] = Field(
+        ["zero"], description="what silenced heads put out: nothing, or their mean over the haystack"
     )
     draws: int = Field(5, ge=1, le=1000, description="random sets of heads of each size, matched by layer")
 
     @model_validator(mode="after")
-    def _make_a_grid(self) -> "NeedleGrid":
+    def _make_a_grid(self) -> "NeedleOptions":
         numbers = (self.lengths, self.depths)
         if any(isinstance(number, int) and number < 1 for number in numbers) or [] in numbers:
             raise ValueError("give at least one length and one depth")
@@ -66,21 +67,21 @@ class NeedleGrid(Options):
         return self
 
     @model_validator(mode="after")
-    def _go_together(self) -> "NeedleGrid":
+    def _go_together(self) -> "NeedleOptions":
         if self.file is not None and self.kind != "literal":
             raise ValueError("kind chooses among the built-in needles: leave it out where there is a file")
-        if self.mode == "wu" and (self.kind != "literal" or self.write):
+        if self.mode == "wu" and (self.kind != "literal" or self.attribution):
             raise ValueError("mode wu counts copies of literal needles alone: use mode strict")
-        if self.knockout and min(self.knockout) < 1:
-            raise ValueError(f"knockout {min(self.knockout)} silences no head: give numbers of at least 1")
-        if self.knockout and self.needles < 2:
+        if self.ablate_top and min(self.ablate_top) < 1:
+            raise ValueError(f"knockout {min(self.ablate_top)} silences no head: give numbers of at least 1")
+        if self.ablate_top and self.needles < 2:
             raise ValueError("a knock-out ranks heads on half of the needles: give at least 2 needles")
-        if self.knockout and self.mode == "wu":
+        if self.ablate_top and self.mode == "wu":
             raise ValueError("knock-outs are of exact trials: use mode strict")
-        if self.rank == "write" and not self.write:
-            raise ValueError("rank write needs what each head writes: add write: true")
-        if not self.silence:
-            raise ValueError("silence: give z-zero or z-mean")
+        if self.rank_by == "attribution" and not self.attribution:
+            raise ValueError("rank_by 'attribution' needs the attribution table. Add attribution: true")
+        if not self.ablation:
+            raise ValueError("ablation has no value. Use zero, mean or both")
         return self
 
     @property
@@ -95,4 +96,4 @@ class NeedleGrid(Options):
         """Depths, ascending; a single one lies in the middle."""
         if isinstance(self.depths, list):
             return sorted(set(self.depths))
-        return [0.5] if self.depths == 1 else [n / (self.depths - 1) for n in range(self.depths)]
+        return even_depths(self.depths)

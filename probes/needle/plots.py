@@ -18,7 +18,7 @@ def success_map(needles: pd.DataFrame, model: str, mode: str = "strict") -> go.F
         return style.empty_figure(title, why)
     counted = success(needles[(needles["model"] == model) & (needles["mode"] == mode)])
     if counted.empty:
-        return style.empty_figure(title, "no rows to show")
+        return style.empty_figure(title, "no data to plot")
     shares, trials, low, high = (
         counted.pivot_table(index="depth", columns="context_length", values=name, observed=True)
         for name in ("share", "trials", "low", "high")
@@ -51,7 +51,7 @@ def success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Figure:
 def knocked_out(lines: pd.DataFrame, model: str) -> go.Figure:
     """Success against the number of heads silenced, the top ones and random ones, each in its Wilson interval; from
     rows of `found.curve` of one model, mode and way. Thin lines are the extremes of the random draws."""
-    (how,), (mode,) = lines["how"].unique(), lines["mode"].unique()
+    (how,), (mode,) = lines["ablation"].unique(), lines["mode"].unique()
     made = style.new_figure(f"{_named(mode)} found with heads silenced ({how}): {style.escape_label(model)}")
     sizes = sorted(lines["size"].unique())
     for top, name, colour, dash in ((True, "top heads", 4, 0), (False, "random heads of the same layers", 0, 1)):

@@ -85,10 +85,10 @@ def _writes(shown: RenderContext) -> Iterator[Chart]:
 
 def _knocked_out(shown: RenderContext) -> Iterator[Chart]:
     """Success against the number of heads silenced."""
-    if "needle_knockouts" not in shown.run.tables:
+    if "needle_ablation" not in shown.run.tables:
         return
     lines = shown.run.derived(analysis.curve)
-    for (label, _, _), mine in lines[lines["model"].isin(list(shown.models))].groupby(["model", "mode", "how"]):
+    for (label, _, _), mine in lines[lines["model"].isin(list(shown.models))].groupby(["model", "mode", "ablation"]):
         yield Chart(
             plots.knocked_out(mine, str(label)),
             "Heads are ranked on one half of the needles and silenced while the other half is asked for. Bands: 95 % "

@@ -6,7 +6,7 @@ those which begin alike follow each other, and each goes through the model only 
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -17,18 +17,19 @@ from headscope.forward.interventions import Intervention
 from headscope.forward.prefix_cache import PrefixReader
 from headscope.forward.residual_decomposition import Stream
 from headscope.positions.model import Model
-from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder, decoded, haystacks
+from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder, decoded
+from headscope.prompts.needle_grid import CONTROL, NeedleGrid, NeedleTrial
 from headscope.prompts.needles import read_needles
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
-from probes.needle import ablation, wu
+from probes.needle import ablation
 from probes.needle import rows as rows_of
-from probes.needle.ablation import HALVES, Knockout, half_of
+from probes.needle.ablation import HALVES, AblationTask, half_of
 from probes.needle.attribution import stream_of
 from probes.needle.generation import answered, recall, spoken
-from probes.needle.heads import CONTROL, ranked
-from probes.needle.options import NeedleGrid
+from probes.needle.heads import ranked
+from probes.needle.options import NeedleOptions
 
 log = logging.getLogger("headscope")
 
@@ -36,37 +37,28 @@ SUCCESS = 0.5
 """ROUGE-1 recall above which a trial succeeds."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One cell: a needle in a haystack at one depth or, without the needle, at every depth of the grid."""
-
-    mode: str
-    needle: int
-    haystack: int
-    length: int
-    depths: tuple[float, ...]
-    branch: int
-    """Where the prompt leaves the haystack."""
-
-    @property
-    def order(self) -> tuple[int, int, int, int]:
-        """Trials in this order walk the tree of their common beginnings."""
-        return (self.haystack, self.branch, self.needle, self.length)
-
-
 class NeedleRunner:
     """Cells: each (model, haystack, needle, context length, depth), and for each but the depth a control without; then
     each knock-out, over half of the needles."""
 
-    def __init__(self, config: NeedleGrid, materials: StudyContext):
-        self.config, self.materials = config, materials
-        self.needles = read_needles(config.file, config.needles, config.kind)
-        if config.mode == "wu" and (other := [needle.name for needle in self.needles if needle.indirect]):
+    def __init__(self, options: NeedleOptions, context: StudyContext):
+        self.options, self.context = options, context
+        self.needles = read_needles(options.file, options.needles, options.kind)
+        if options.mode == "wu" and (other := [needle.name for needle in self.needles if needle.indirect]):
             raise BadInput(f"needle '{other[0]}' has a cue, and mode wu counts copies of literal ones: use mode strict")
-        if config.knockout and len(self.needles) < HALVES:
+        if options.ablate_top and len(self.needles) < HALVES:
             raise BadInput("knockout ranks heads by one half of the needles and asks for the other: give two needles")
-        materials.record_input("needles", (text for needle in self.needles for text in astuple(needle)))
-        self._grounds: dict[int, tuple[list[Haystack], list[NeedlePromptBuilder]]] = {}
+        context.record_input("needles", (text for needle in self.needles for text in astuple(needle)))
+        self.grid = NeedleGrid(
+            self.needles,
+            options.grid_lengths,
+            options.grid_depths,
+            options.seeds,
+            context.study.texts.source,
+            context.seed,
+            options.template,
+            options.mode,
+        )
         self._reader: tuple[str, PrefixReader] | None = None
         self._stream: tuple[str, Stream] | None = None
         self._ranked: dict[tuple[str, int], pd.DataFrame | None] = {}
@@ -74,9 +66,9 @@ class NeedleRunner:
 
     def cells(self) -> list[Cell]:
         cells = []
-        for label in self.materials.labels:
-            before: Trial | None = None
-            for trial in self.trials(label):
+        for label in self.context.labels:
+            before: NeedleTrial | None = None
+            for trial in self._trials(label):
                 shared = 0 if before is None or before.haystack != trial.haystack else before.branch
                 cost = pass_cost(trial.length) - pass_cost(shared)
                 cells.append(Cell(f"{label}: {self._name(trial)}", label, cost, trial))
@@ -86,65 +78,34 @@ class NeedleRunner:
 
     def _knockouts(self, label: str, trials: Sequence[Cell]) -> list[Cell]:
         """The knock-outs of one model, of whose cells `trials` holds all others."""
-        if not self.config.knockout:
+        if not self.options.ablate_top:
             return []
-        every = self.materials.model(label).geometry
-        if max(self.config.knockout) > every.layers * every.heads:
+        every = self.context.model(label).geometry
+        if max(self.options.ablate_top) > every.layers * every.heads:
             raise BadInput(
-                f"knockout {max(self.config.knockout)}: '{label}' has {every.layers * every.heads} heads; give fewer"
+                f"knockout {max(self.options.ablate_top)}: '{label}' has {every.layers * every.heads} heads; give fewer"
             )
         mine = [cell for cell in trials if cell.model == label]
         cells = []
-        for how in self.config.silence:
-            for size in sorted(set(self.config.knockout)):
-                for draw in range(1 + self.config.draws):
+        for how in self.options.ablation:
+            for size in sorted(set(self.options.ablate_top)):
+                for draw in range(1 + self.options.draws):
                     for half in range(HALVES):
                         before = tuple(cell.id for cell in mine if half_of(cell.task.needle) != half)
                         asked = [cell for cell in mine if half_of(cell.task.needle) == half]
                         which = f"the top {size} heads" if draw == 0 else f"{size} heads of draw {draw}"
                         name = f"{label}: {how} of {which}, half {half} of the needles"
                         cost = sum(cell.cost for cell in asked if cell.task.mode != CONTROL)
-                        cells.append(Cell(name, label, cost, Knockout(how, size, draw, half, before)))
+                        cells.append(Cell(name, label, cost, AblationTask(how, size, draw, half, before)))
         return cells
-
-    def trials(self, label: str) -> list[Trial]:
-        """The trials of one model in the order that shares most. Raises BadInput for a grid that cannot be made."""
-        stacks, prompters = self._ground(label)
-        depths = self.config.grid_depths
-        trials = []
-        for stack, haystack in enumerate(stacks):
-            for needle, prompter in enumerate(prompters):
-                if haystack.states(self.needles[needle].fact):
-                    raise BadInput(
-                        f"needle '{prompter.name}' is no needle: {haystack.name} states its fact "
-                        f"'{self.needles[needle].fact}'; use another needle or --text"
-                    )
-                for length in self.config.grid_lengths:
-                    whole = prompter.room(haystack, length) + len(prompter.needle)
-                    trials.append(Trial(CONTROL, needle, stack, length, tuple(depths), whole))
-                    for depth in depths:
-                        mode = "indirect" if self.needles[needle].indirect else self.config.mode
-                        place = wu.place if mode == "wu" else NeedlePromptBuilder.place
-                        branch = place(prompter, haystack, length, depth)
-                        trials.append(Trial(mode, needle, stack, length, (depth,), branch))
-        return sorted(trials, key=lambda trial: trial.order)
-
-    def prompts(self, label: str, trial: Trial) -> list[NeedlePrompt]:
-        """The trial's prompt, once for each depth that is scored in it; the ids of all are the same."""
-        stacks, prompters = self._ground(label)
-        haystack, prompter = stacks[trial.haystack], prompters[trial.needle]
-        if trial.mode == CONTROL:
-            return prompter.absent(haystack, trial.length, trial.depths)
-        make = wu.hidden if trial.mode == "wu" else NeedlePromptBuilder.hidden
-        return [make(prompter, haystack, trial.length, depth) for depth in trial.depths]
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
-        if isinstance(cell.task, Knockout):
+        if isinstance(cell.task, AblationTask):
             return self._knocked_out(cell.model, cell.task, model)
-        trial: Trial = cell.task
-        prompter, prompts = self._ground(cell.model)[1][trial.needle], self.prompts(cell.model, trial)
-        stream = self._how_it_adds(cell.model, model, prompts[0]) if self.config.write else None
+        trial: NeedleTrial = cell.task
+        prompter, prompts = self._prepare(cell.model)[1][trial.needle], self._prompts(cell.model, trial)
+        stream = self._how_it_adds(cell.model, model, prompts[0]) if self.options.attribution else None
         answer = answered(self._reading(cell.model, model), prompts, prompter, trial.mode, stream)
         keys = self._keys(cell.model, trial)
         rows: dict[str, Rows] = {
@@ -164,32 +125,32 @@ class NeedleRunner:
         if trial.mode != CONTROL:
             one = {**keys, "depth": trial.depths[0]}
             rows |= {
-                "needle_passages": rows_of.around(prompts[0], prompter, one),
+                "needle_tokens": rows_of.around(prompts[0], prompter, one),
                 **rows_of.steps(answer, model.geometry, one),
             }
         if answer.written is not None:
-            rows["needle_writes"] = {**keys, **rows_of.writes(answer.written, model.geometry, trial.depths)}
+            rows["needle_attribution"] = {**keys, **rows_of.writes(answer.written, model.geometry, trial.depths)}
         return rows
 
-    def _knocked_out(self, label: str, task: Knockout, model: Model) -> Mapping[str, Rows]:
+    def _knocked_out(self, label: str, task: AblationTask, model: Model) -> Mapping[str, Rows]:
         """Every trial of one half of the needles with a set of heads silenced; nothing where no success ranks heads."""
         order = self._ranking(label, task)
         if order is None:
             log.warning("%s finds none of the needles that would rank its heads: it gets no knock-out", label)
             return {}
-        heads = ablation.chosen(order, task, self.materials.seed)
+        heads = ablation.chosen(order, task, self.context.seed)
         units = ablation.units_of(heads, model.geometry)
-        stacks, prompters = self._ground(label)
-        if (label, task.how) not in self._means:
-            longest = max(self.config.grid_lengths)
+        stacks, prompters = self._prepare(label)
+        if (label, task.ablation) not in self._means:
+            longest = max(self.options.grid_lengths)
             haystack = np.concatenate([stacks[0].opening, stacks[0].ids])[:longest]
-            self._means[label, task.how] = ablation.silence(task.how, model, haystack)
+            self._means[label, task.ablation] = ablation.silence(task.ablation, model, haystack)
         self.forget()
         reader, rows = PrefixReader(model), []
-        with ablation.silenced(model, units, self._means[label, task.how]):
-            for trial in self.trials(label):
+        with ablation.silenced(model, units, self._means[label, task.ablation]):
+            for trial in self._trials(label):
                 if trial.mode != CONTROL and half_of(trial.needle) == task.half:
-                    (prompt,), prompter = self.prompts(label, trial), prompters[trial.needle]
+                    (prompt,), prompter = self._prompts(label, trial), prompters[trial.needle]
                     _, said = spoken(reader, prompt.ids, prompter, trial.mode, prompt.end - prompt.start)
                     text = decoded(prompter.tokenizer, np.array(said, np.int32)).strip()
                     share = recall(prompter.scored_text, text)
@@ -198,48 +159,52 @@ class NeedleRunner:
         groups = heads["head"] // model.geometry.heads_per_group
         knocked = heads.assign(model=label, half=task.half, kv_group=groups)
         return {
-            name: frame.assign(how=task.how, size=task.size, draw=task.draw)
-            for name, frame in (("needle_knockouts", pd.DataFrame(rows)), ("needle_knocked", knocked))
+            name: frame.assign(ablation=task.ablation, size=task.size, draw=task.draw)
+            for name, frame in (("needle_ablation", pd.DataFrame(rows)), ("needle_ablated_heads", knocked))
         }
 
-    def _ranking(self, label: str, task: Knockout) -> pd.DataFrame | None:
+    def _ranking(self, label: str, task: AblationTask) -> pd.DataFrame | None:
         """Every head by its score over the successful trials of the other half, from the stored cells; None without."""
         if (label, task.half) not in self._ranked:
-            name = "retrieval" if self.config.rank == "copies" else "needle_writes"
+            name = "retrieval" if self.options.rank_by == "copies" else "needle_attribution"
             trials, scores = (
-                pd.concat([self.materials.read_stored(f"needle/{cell}", table) for cell in task.prerequisites])
+                pd.concat([self.context.read_stored(f"needle/{cell}", table) for cell in task.prerequisites])
                 for table in ("needles", name)
             )
             self._ranked[label, task.half] = ranked(trials, scores)
         return self._ranked[label, task.half]
 
-    def _keys(self, label: str, trial: Trial) -> dict[str, Any]:
+    def _keys(self, label: str, trial: NeedleTrial) -> dict[str, Any]:
         """The key columns of a trial but its depth."""
         return {
             "model": label,
             "mode": trial.mode,
             "needle": self.needles[trial.needle].name,
             "context_length": trial.length,
-            "doc": self._ground(label)[0][trial.haystack].name,
-            "seed": self.materials.seed + trial.haystack,
+            "doc": self._prepare(label)[0][trial.haystack].name,
+            "seed": self.context.seed + trial.haystack,
         }
 
     def forget(self) -> None:
         """Drop the cached prefix: the next prompt is read from its start."""
         self._reader = None
 
-    def _ground(self, label: str) -> tuple[list[Haystack], list[NeedlePromptBuilder]]:
-        """Haystacks and needles in this model's tokens; models of one tokenizer share them."""
-        tokenizer = self.materials.tokenizer(label)
-        if id(tokenizer) not in self._grounds:
-            longest = max(self.config.grid_lengths)
-            source = self.materials.study.texts.source
-            stacks = haystacks(source, tokenizer, self.config.seeds, longest, self.materials.seed)
-            prompters = [NeedlePromptBuilder(needle, tokenizer, self.config.template) for needle in self.needles]
-            self._grounds[id(tokenizer)] = (stacks, prompters)
-            told = (part for stack in stacks for part in (stack.name, stack.opening, stack.ids))
-            self.materials.record_input(f"haystacks of '{label}'", told)
-        return self._grounds[id(tokenizer)]
+    def _trials(self, label: str) -> list[NeedleTrial]:
+        self._prepare(label)
+        return self.grid.trials(self.context.tokenizer(label))
+
+    def _prompts(self, label: str, trial: NeedleTrial) -> list[NeedlePrompt]:
+        return self.grid.prompts(self.context.tokenizer(label), trial)
+
+    def _prepare(self, label: str) -> tuple[list[Haystack], list[NeedlePromptBuilder]]:
+        """Haystacks and needles in this model's tokens; models with one tokenizer share them."""
+        tokenizer = self.context.tokenizer(label)
+        is_new = not self.grid.is_prepared(tokenizer)
+        stacks, builders = self.grid.prepare(tokenizer)
+        if is_new:
+            parts = (part for stack in stacks for part in (stack.name, stack.opening, stack.ids))
+            self.context.record_input(f"haystacks of '{label}'", parts)
+        return stacks, builders
 
     def _reading(self, label: str, model: Model) -> PrefixReader:
         if self._reader is None or self._reader[0] != label:
@@ -255,7 +220,7 @@ class NeedleRunner:
             self._stream = (label, stream_of(model, prompt.ids))
         return self._stream[1]
 
-    def _name(self, trial: Trial) -> str:
+    def _name(self, trial: NeedleTrial) -> str:
         where = f"depth {trial.depths[0]:.4f}" if trial.mode != CONTROL else "without the needle"
-        needle, seed = self.needles[trial.needle].name, self.materials.seed + trial.haystack
+        needle, seed = self.needles[trial.needle].name, self.context.seed + trial.haystack
         return f"needle {needle}, seed {seed}, {trial.length} tokens, {where}"

@@ -41,7 +41,7 @@ def rows(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, Mapping[s
     heads["mass"] = np.clip(0.7 * skill + 0.01 * rng.random(len(heads)), 0, 1)
     stored = {"needles": trials, "retrieval": heads.drop(columns=["growth", "success"])}
     browsed, knocked = _browsed(trials, heads, keys), _knockouts(sizes, trials[hidden], model, number)
-    yield "trials", {**stored, **browsed, **knocked, "needle_writes": _writes(heads, rng)}
+    yield "trials", {**stored, **browsed, **knocked, "needle_attribution": _writes(heads, rng)}
 
 
 def _browsed(trials: pd.DataFrame, heads: pd.DataFrame, keys: list[str]) -> dict[str, pd.DataFrame]:
@@ -61,7 +61,7 @@ def _browsed(trials: pd.DataFrame, heads: pd.DataFrame, keys: list[str]) -> dict
     copies["key"] = copies["span_start"] + copies["step"]
     places = [*keys, "step", "layer", "head", "kv_group", "key"]
     return {
-        "needle_passages": hidden[keys].assign(**told),
+        "needle_tokens": hidden[keys].assign(**told),
         "needle_steps": steps[[*keys, "step", "piece"]],
         "needle_copies": copies[places],
     }
@@ -80,7 +80,7 @@ def _knockouts(sizes: Sizes, trials: pd.DataFrame, model: str, number: int) -> d
     knockouts, knocked = [], []
     for size, draw, half in product((1, 4), range(3), range(2)):
         rng = np.random.default_rng([sizes.seed, number, size, draw, half])
-        which: dict[str, Any] = {"how": "z-zero", "size": size, "draw": draw}
+        which: dict[str, Any] = {"ablation": "zero", "size": size, "draw": draw}
         found = asked[asked["needle"] == ("bell", "ledger")[half]].assign(**which)
         found["success"] &= rng.random(len(found)) < (0.95 if draw else 0.3 if size > 1 else 0.8)
         found["recall"] = np.where(found["success"], 1.0, 0.1)
@@ -88,4 +88,4 @@ def _knockouts(sizes: Sizes, trials: pd.DataFrame, model: str, number: int) -> d
         knocked.append(heads.assign(**which, half=half, score=1 - heads["growth"]))
         knockouts.append(found)
     heads = pd.concat(knocked).drop(columns="growth").assign(model=model)
-    return {"needle_knockouts": pd.concat(knockouts), "needle_knocked": heads}
+    return {"needle_ablation": pd.concat(knockouts), "needle_ablated_heads": heads}

@@ -71,7 +71,7 @@ RETRIEVAL = Table(
 )
 
 PASSAGES = Table(
-    "needle_passages",
+    "needle_tokens",
     "what each model read around each needle; controls are left out",
     (
         MODEL,
@@ -117,7 +117,7 @@ COPIES = Table(
 )
 
 WRITES = Table(
-    "needle_writes",
+    "needle_attribution",
     "what each head added directly to the logits of the answered tokens in each trial, successful or not",
     (
         MODEL,
@@ -139,7 +139,7 @@ WRITES = Table(
 )
 
 KNOCKOUT = (
-    key("how", "label", "", "z-zero: the heads say nothing; z-mean: they say their mean over the haystack", None),
+    key("ablation", "label", "", "zero: the heads say nothing; mean: they say their mean over the haystack", None),
     key("size", "index16", "heads", "heads that were silenced together", 1),
     key(
         "draw",
@@ -151,7 +151,7 @@ KNOCKOUT = (
 )
 
 KNOCKOUTS = Table(
-    "needle_knockouts",
+    "needle_ablation",
     "what each model answered with some of its heads silenced",
     (
         MODEL,
@@ -165,7 +165,7 @@ KNOCKOUTS = Table(
 )
 
 KNOCKED = Table(
-    "needle_knocked",
+    "needle_ablated_heads",
     "which heads were silenced together",
     (
         MODEL,

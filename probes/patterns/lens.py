@@ -1,20 +1,31 @@
-"""The token lens: one row of one head in its text, under each model, and the ways to other rows.
+"""The token lens: one attention row of one head shown in its text, under each model, with links to other rows.
 
-The address tells the text (`doc`, `length`), the head (`layer`, `head`) and the token that looks (`row`).
+The URL holds the whole state: text (`doc`, `length`), head (`layer`, `head`) and query position (`row`).
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
 from headscope.report.blocks import Block, Link, PageContent, RenderContext, TextBlock
-from headscope.report.explorer_blocks import KeyLinks, LinkChoice, Passage, TextCell, Token, passage_table, query_link
+from headscope.report.explorer_blocks import (
+    KeyLinks,
+    LinkChoice,
+    Passage,
+    TextCell,
+    Token,
+    choice_or_default,
+    passage_table,
+    query_link,
+)
 from headscope.runs.column_metadata import number
 from headscope.runs.run import Run
 from probes.patterns import PROBE
 from probes.patterns.analysis import (
     MAX_FAR_ROWS,
+    PatternKey,
     TokenizedText,
     document_text,
     have_same_tokens,
@@ -23,159 +34,201 @@ from probes.patterns.analysis import (
     top_far_rows,
     top_keys,
 )
-from probes.patterns.lens_state import LensState, resolve_state
-from probes.patterns.token_spans import context_spans, shaded_tokens
-from probes.patterns.words import mark_token
+from probes.patterns.token_spans import context_spans, mark_token, shaded_tokens
 
 TITLE = "Token lens"
 KEY_CONTEXT = (10, 10)
 """Tokens before and after a key."""
 QUERY_CONTEXT = (24, 3)
-"""Tokens before and after the one that looks."""
+"""Tokens before and after the query token."""
 CHOICE_CONTEXT = (5, 1)
-"""Tokens before and after one that can be chosen to look from."""
+"""Tokens before and after a token that can be selected as query."""
 MAX_WHOLE_TEXT = 1024
-"""Tokens of a text that is shown whole."""
+"""A text of at most so many tokens is shown whole."""
+
+
+@dataclass(frozen=True)
+class LensState:
+    """The row that is shown, and notes on requested values that do not exist."""
+
+    pattern_key: PatternKey
+    query_position: int
+    notes: Sequence[str]
+
+    @property
+    def model(self) -> str:
+        return self.pattern_key[0]
+
+    @property
+    def length(self) -> int:
+        return self.pattern_key[1]
+
+    @property
+    def doc(self) -> str:
+        return self.pattern_key[2]
+
+    @property
+    def layer(self) -> int:
+        return self.pattern_key[3]
+
+    @property
+    def head(self) -> int:
+        return self.pattern_key[4]
+
+
+def resolve_state(run: Run, model: str, url_query: Mapping[str, str]) -> LensState:
+    """The row that the URL names; by default the top far row of the head with the largest top far weight."""
+    patterns, notes = stored_patterns(run)[model], list[str]()
+    default_layer, default_head = _default_head(run, model)
+    layer = int(choice_or_default("layer", patterns.heads_by_layer, url_query, notes, default_layer))
+    heads = patterns.heads_by_layer[layer]
+    head = int(choice_or_default("head", heads, url_query, notes, default_head if layer == default_layer else None))
+    far_rows = top_far_rows(run, model, layer, head)
+    doc = choice_or_default("doc", patterns.lengths_by_document, url_query, notes, next(iter(far_rows["doc"]), None))
+    lengths = patterns.lengths_by_document[doc]
+    length = int(choice_or_default("length", lengths, url_query, notes, lengths[-1]))
+    pattern_key = (model, length, doc, layer, head)
+    queries = stored_queries(run, pattern_key)
+    default_query = next(
+        (query for query in far_rows[far_rows["doc"] == doc]["query"] if query in queries), queries[-1]
+    )
+    return LensState(pattern_key, int(choice_or_default("row", queries, url_query, notes, default_query)), notes)
 
 
 def lens_page(context: RenderContext, url_query: Mapping[str, str]) -> PageContent:
-    """The row that is asked for; what is asked in vain takes a default, which is told."""
+    """The lens on the row that the URL names; a value that does not exist is replaced and noted."""
     run, model = context.run, context.selected_model
-    if model not in (known := stored_patterns(run)):
-        return PageContent(TITLE, f"Nothing was read under {model}: choose {' or '.join(known)}.", {})
-    at = resolve_state(run, model, url_query)
-    words, top = document_text(run, model, at.doc), top_keys(run, at.pattern_key, at.query_position)
+    if model not in (patterns := stored_patterns(run)):
+        return PageContent(TITLE, f"No attention patterns of {model} are stored. Choose {' or '.join(patterns)}.", {})
+    state = resolve_state(run, model, url_query)
+    text, keys = document_text(run, model, state.doc), top_keys(run, state.pattern_key, state.query_position)
     sections: dict[str, list[Block]] = {
         "": [
-            *_selection_lists(run, at),
-            _row_links(run, at),
-            *([TextBlock(at.notes)] if at.notes else []),
-            _attended_text(run, at, words, top),
+            *_selection_lists(run, state),
+            _row_links(run, state),
+            *([TextBlock(state.notes)] if state.notes else []),
+            _attended_text(run, state, text, keys),
         ],
-        "The same row under each model": [*_compare_models(run, at, words, context.models)],
-        "Look from another token": [*_query_choices(run, at, words)],
-        "What this head finds far back": [far_rows_table(run, model, at.layer, at.head)],
+        "The same row under each model": [*_compare_models(run, state, text, context.models)],
+        "Other query tokens": [*_query_choices(run, state, text)],
+        "Top far rows of this head": [far_rows_table(run, model, state.layer, state.head)],
     }
-    told = {heading: parts for heading, parts in sections.items() if parts}
-    return PageContent(f"{TITLE}: layer {at.layer}, head {at.head}", _introduction(at, words, top), told)
+    filled = {heading: blocks for heading, blocks in sections.items() if blocks}
+    title = f"{TITLE}: layer {state.layer}, head {state.head}"
+    return PageContent(title, _introduction(state, text, keys), filled)
 
 
 def far_rows_table(run: Run, model: str, layer: int, head: int) -> Passage:
-    """A head's most telling rows in their context, each a way into the lens."""
+    """A head's top far rows in their context, each linked to the lens."""
     cells: list[list[TextCell]] = []
-    best = top_far_rows(run, model, layer, head).head(MAX_FAR_ROWS)
-    for doc, query, key, weight, distance in best.itertuples(index=False, name=None):
-        words = document_text(run, model, doc)
+    rows = top_far_rows(run, model, layer, head).head(MAX_FAR_ROWS)
+    for doc, query, key, weight, distance in rows.itertuples(index=False, name=None):
+        text = document_text(run, model, doc)
         href = query_link(PROBE.explorer_path, model=model, doc=doc, layer=layer, head=head, row=query)
-        looks = shaded_tokens(words, words.context_range(query, 6, 0), {}, {query}, {query: href})
-        told = [Token(number(weight), weight, href)]
-        cells.append(
-            [told, f"{distance:,}", shaded_tokens(words, words.context_range(key, 6, 3), {key: weight}), looks]
-        )
+        query_cell = shaded_tokens(text, text.context_range(query, 6, 0), {}, {query}, {query: href})
+        key_cell = shaded_tokens(text, text.context_range(key, 6, 3), {key: weight})
+        cells.append([[Token(number(weight), weight, href)], f"{distance:,}", key_cell, query_cell])
     caption = (
-        f"Rows with most weight on one token that is neither the first nor within 32, under {model}. Click to open."
+        f"Rows with the largest weight on one token that is neither the first nor within 32 tokens, under {model}. "
+        "Click a row to open it."
     )
-    return passage_table(caption, ("weight", "tokens back", "it looks at", "from"), cells)
+    return passage_table(caption, ("weight", "distance", "attended token", "query token"), cells)
 
 
 def _introduction(state: LensState, text: TokenizedText, top_keys: pd.DataFrame) -> str:
-    best = top_keys.iloc[0]
-    held, back = number(float(top_keys["weight"].sum())), int(best["distance"])
-    where = "on itself" if not back else f"on “{mark_token(text, int(best['key']), 3, 2)}”, {back:,} tokens back"
+    first = top_keys.iloc[0]
+    total, distance = number(float(top_keys["weight"].sum())), int(first["distance"])
+    key = f"“{mark_token(text, int(first['key']), 3, 2)}”, {distance:,} tokens back" if distance else "itself"
     return (
-        f"From “{mark_token(text, state.query_position, 6, 0)}”, token {state.query_position:,} of {state.doc}, under {state.model}: the most weight, "
-        f"{number(float(best['weight']))}, is {where}. The {len(top_keys)} keys shown hold {held} of all weight."
+        f"Query “{mark_token(text, state.query_position, 6, 0)}”, token {state.query_position:,} of {state.doc}, "
+        f"under {state.model}. The largest weight, {number(float(first['weight']))}, is on {key}. The {len(top_keys)} "
+        f"keys shown hold {total} of the weight."
     )
 
 
 def _selection_lists(run: Run, state: LensState) -> Iterator[LinkChoice]:
-    """Lists of texts, lengths, layers and heads; of texts and lengths only where there are several."""
-    known = stored_patterns(run)[state.model]
-    texts, lengths, heads = (
-        [*known.lengths_by_document],
-        [*known.lengths_by_document[state.doc]],
-        known.heads_by_layer[state.layer],
-    )
+    """Lists of texts, lengths, layers and heads; a list of one item is left out."""
+    patterns = stored_patterns(run)[state.model]
     lists: list[tuple[str, str, list[str], str]] = [
-        ("Text", "doc", texts, state.doc),
-        ("Context length", "length", [*map(str, lengths)], str(state.length)),
-        ("Layer", "layer", [*map(str, known.heads_by_layer)], str(state.layer)),
-        ("Head", "head", [*map(str, heads)], str(state.head)),
+        ("Text", "doc", [*patterns.lengths_by_document], state.doc),
+        ("Context length", "length", [*map(str, patterns.lengths_by_document[state.doc])], str(state.length)),
+        ("Layer", "layer", [*map(str, patterns.heads_by_layer)], str(state.layer)),
+        ("Head", "head", [*map(str, patterns.heads_by_layer[state.layer])], str(state.head)),
     ]
     for label, name, values, value in lists:
         if len(values) > 1:
-            ways = [Link(f"{int(each):,}" if name == "length" else each, query_link(**{name: each})) for each in values]
-            yield LinkChoice(ways, label, values.index(value))
+            links = [
+                Link(f"{int(item):,}" if name == "length" else item, query_link(**{name: item})) for item in values
+            ]
+            yield LinkChoice(links, label, values.index(value))
 
 
 def _row_links(run: Run, state: LensState) -> KeyLinks:
-    rows = stored_queries(run, state.pattern_key)
-    here = rows.index(state.query_position)
-    before = [(Link("← Row before", query_link(row=rows[here - 1])), "ArrowLeft")] if here else []
-    after = [(Link("Row after →", query_link(row=rows[here + 1])), "ArrowRight")] if here + 1 < len(rows) else []
-    head = [(Link("This head's page", f"/head/{state.layer}.{state.head}"), "")]
+    queries = stored_queries(run, state.pattern_key)
+    at = queries.index(state.query_position)
+    before = [(Link("← Previous row", query_link(row=queries[at - 1])), "ArrowLeft")] if at else []
+    after = [(Link("Next row →", query_link(row=queries[at + 1])), "ArrowRight")] if at + 1 < len(queries) else []
+    head = [(Link("Page of this head", f"/head/{state.layer}.{state.head}"), "")]
     links, keys = zip(*before, *after, *head, strict=True)
     return KeyLinks(links, keys)
 
 
 def _attended_text(run: Run, state: LensState, text: TokenizedText, top_keys: pd.DataFrame) -> Passage:
-    """The keys in the text: all of it where it is short, else windows around them."""
+    """The keys in the text: the whole text if it is short, else spans around them."""
     weights = {int(key): float(weight) for key, weight in zip(top_keys["key"], top_keys["weight"], strict=True)}
-    ways = {query: query_link(row=query) for query in stored_queries(run, state.pattern_key)}
+    links = {query: query_link(row=query) for query in stored_queries(run, state.pattern_key)}
     if state.length <= MAX_WHOLE_TEXT:
-        whole = shaded_tokens(text, range(state.length), weights, {state.query_position}, ways, keep_line_breaks=True)
-        which = "any" if len(ways) == state.length else "an underlined"
-        return passage_table(f"{_caption(state)} Click {which} token to look from there.", ("",), [[whole]])
+        whole = shaded_tokens(text, range(state.length), weights, {state.query_position}, links, keep_line_breaks=True)
+        which = "any" if len(links) == state.length else "an underlined"
+        return passage_table(f"{_caption(state)} Click {which} token to make it the query.", ("",), [[whole]])
     spans = context_spans({**dict.fromkeys(weights, KEY_CONTEXT), state.query_position: QUERY_CONTEXT}, state.length)
     cells: list[list[TextCell]] = [
-        [_distance_label(state.query_position, span), shaded_tokens(text, span, weights, {state.query_position}, ways)]
+        [_distance_label(state.query_position, span), shaded_tokens(text, span, weights, {state.query_position}, links)]
         for span in spans
     ]
-    return passage_table(_caption(state), ("tokens back", "text"), cells)
+    return passage_table(_caption(state), ("distance", "text"), cells)
 
 
 def _caption(state: LensState) -> str:
-    return f"Layer {state.layer}, head {state.head} under {state.model}: the more colour a token has, the more weight it gets."
+    return f"Layer {state.layer}, head {state.head} under {state.model}. A stronger colour means a larger weight."
 
 
 def _distance_label(query: int, span: range) -> str:
-    return "here" if query in span else f"{query - span.stop + 1:,} to {query - span.start:,}"
+    return "query" if query in span else f"{query - span.stop + 1:,} to {query - span.start:,}"
 
 
 def _query_choices(run: Run, state: LensState, text: TokenizedText) -> Iterator[Passage]:
-    """The tokens that can be chosen, in what stands around each, where the text is not shown whole."""
+    """The tokens that can be selected as query, in their context, unless the text is shown whole."""
     if state.length <= MAX_WHOLE_TEXT:
         return
-    ways = {query: query_link(row=query) for query in stored_queries(run, state.pattern_key)}
-    told: list[Token] = []
-    for span in context_spans(dict.fromkeys(ways, CHOICE_CONTEXT), state.length):
-        told += [*shaded_tokens(text, span, {}, {state.query_position}, ways), Token(" … ")]
-    yield passage_table(f"The {len(ways):,} tokens whose rows were kept, underlined.", ("",), [[told]])
+    links = {query: query_link(row=query) for query in stored_queries(run, state.pattern_key)}
+    tokens: list[Token] = []
+    for span in context_spans(dict.fromkeys(links, CHOICE_CONTEXT), state.length):
+        tokens += [*shaded_tokens(text, span, {}, {state.query_position}, links), Token(" … ")]
+    yield passage_table(f"The {len(links):,} query tokens with stored rows, underlined.", ("",), [[tokens]])
 
 
 def _compare_models(run: Run, state: LensState, text: TokenizedText, models: Sequence[str]) -> Iterator[Block]:
-    """Weights of the keys that lead the row under any model, and how they differ from the first model's."""
-    tops: dict[str, pd.Series] = {}
+    """Weights of the keys that lead the row under any model, and differences from the first model."""
+    weights: dict[str, pd.Series] = {}
     for label in models:
-        top = (
-            top_keys(run, (label, *state.pattern_key[1:]), state.query_position)
-            if have_same_tokens(run, state.doc, state.model, label)
-            else None
-        )
-        if top is not None and len(top):
-            tops[label] = top.set_index("key")["weight"].astype("float64")
-    order = {int(key): None for label in (state.model, *tops) for key in tops[label].index}
-    first, *others = [label for label in models if label in tops]
-    names = ["token", "tokens back", *tops, *(f"{label} − {first}" for label in others)]
+        if not have_same_tokens(run, state.doc, state.model, label):
+            continue
+        keys = top_keys(run, (label, *state.pattern_key[1:]), state.query_position)
+        if len(keys):
+            weights[label] = keys.set_index("key")["weight"].astype("float64")
+    ordered_keys = {int(key): None for label in (state.model, *weights) for key in weights[label].index}
+    baseline, *compared = [label for label in models if label in weights]
+    names = ["token", "distance", *weights, *(f"{label} − {baseline}" for label in compared)]
     cells: list[list[TextCell]] = []
-    for key in order:
-        weights = [_weight_cell(top, key) for top in tops.values()]
-        changes = [_format_change(tops[first], tops[label], key) for label in others]
-        seen = shaded_tokens(text, text.context_range(key, 4, 2), {}, {key})
-        cells.append([seen, f"{state.query_position - key:,}", *weights, *changes])
-    yield passage_table("Keys among the leading ones of this row under any model.", names, cells)
-    if left := [label for label in models if label not in tops]:
-        yield TextBlock([f"Left out, as this row of this text was not kept in the same tokens: {', '.join(left)}."])
+    for key in ordered_keys:
+        weight_cells = [_weight_cell(of_model, key) for of_model in weights.values()]
+        changes = [_format_change(weights[baseline], weights[label], key) for label in compared]
+        token_cell = shaded_tokens(text, text.context_range(key, 4, 2), {}, {key})
+        cells.append([token_cell, f"{state.query_position - key:,}", *weight_cells, *changes])
+    yield passage_table("Keys among the top keys of this row under any model.", names, cells)
+    if missing := [label for label in models if label not in weights]:
+        yield TextBlock([f"Left out, because this row is not stored in the same tokens: {', '.join(missing)}."])
 
 
 def _weight_cell(weights: pd.Series, key: int) -> TextCell:
@@ -185,28 +238,36 @@ def _weight_cell(weights: pd.Series, key: int) -> TextCell:
 
 
 def _max_unlisted_weight(weights: pd.Series) -> float:
-    """The most that a key which is not among the leading ones can have."""
+    """Upper bound on the weight of a key that is not among the top keys."""
     return max(0.0, min(float(weights.min()), 1 - float(weights.sum())))
 
 
 def _format_change(baseline: pd.Series, other: pd.Series, key: int) -> str:
-    """The difference; a bound where one of the two was not among the leading keys."""
+    """The difference; a bound if the key is missing from the top keys of one of the two."""
     if key in baseline.index and key in other.index:
         return _format_signed(other[key] - baseline[key])
     if key in baseline.index:
         return f"≤ {_format_signed(_round_bound_up(_max_unlisted_weight(other) - baseline[key]))}"
-    return (
-        f"≥ {_format_signed(-_round_bound_up(_max_unlisted_weight(baseline) - other[key]))}"
-        if key in other.index
-        else ""
-    )
+    if key in other.index:
+        return f"≥ {_format_signed(-_round_bound_up(_max_unlisted_weight(baseline) - other[key]))}"
+    return ""
 
 
 def _format_signed(change: float) -> str:
-    told = f"{change:+.3f}"
-    return "0.000" if told in ("+0.000", "-0.000") else told.replace("-", "−")
+    text = f"{change:+.3f}"
+    return "0.000" if text in ("+0.000", "-0.000") else text.replace("-", "−")
 
 
 def _round_bound_up(bound: float) -> float:
-    """The bound as it is shown: still one where its third digit is the last."""
+    """The bound rounded up to three decimals, so that it still holds as shown."""
     return math.ceil(1000 * bound - 1e-3) / 1000
+
+
+def _default_head(run: Run, model: str) -> tuple[int, int]:
+    """The head of the model with the largest top far weight, else its first head."""
+    heads = run.heads[run.heads["model"] == model]
+    if "far_weight" in heads and heads["far_weight"].notna().any():
+        best = heads.sort_values("far_weight", ascending=False).iloc[0]
+        return int(best["layer"]), int(best["head"])
+    layer, numbers = next(iter(stored_patterns(run)[model].heads_by_layer.items()))
+    return layer, numbers[0]

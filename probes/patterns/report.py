@@ -1,53 +1,135 @@
-"""What a report shows of reading, and the sentence that says how to read each chart."""
+"""Findings, charts, glossary and terminal overview of attention patterns."""
 
 from collections.abc import Iterator
 
+import pandas as pd
+
 from headscope.plots import heads as head_figures
-from headscope.report.blocks import Chart, ChartGroup, RenderContext
+from headscope.report.blocks import Chart, ChartGroup, Finding, Overview, RenderContext, Term
 from headscope.report.explorer_blocks import Passage
 from headscope.report.statistic_charts import comparison_chart
-from headscope.report.text import describe_extremes, head_mask
+from headscope.report.text import default_models, describe_extremes, head_mask, head_name, heads_by_model
+from headscope.runs.column_metadata import number
 from headscope.runs.run import Run
 from probes.patterns import PROBE, plots
+from probes.patterns.analysis import document_text, top_far_rows
 from probes.patterns.lens import far_rows_table
+from probes.patterns.token_spans import mark_token
+
+MAX_HEADS = 5
+"""Heads per model in the terminal overview."""
+
+GLOSSARY = (
+    Term(
+        "Top far row",
+        "A row holds the weights that a head gives, from one query token, to the tokens before it. Most weight "
+        "usually goes to the first token and to nearby tokens. A top far row has a large weight on one token that is "
+        "neither the first nor within 32 tokens.",
+        tables=("far_keys",),
+    ),
+)
+
+
+def findings(run: Run) -> Iterator[Finding]:
+    """The head of each model with the largest top far weight, and an example."""
+    for label in default_models(run) if "far_weight" in run.heads else ():
+        for _, block in heads_by_model(run.heads[run.heads["model"] == label], "far_weight"):
+            best = block.sort_values("far_weight", ascending=False).iloc[0]
+            median = number(block["far_weight"].median())
+            yield Finding(
+                PROBE.title,
+                f"In {label}, {head_name(best)} attends most to single tokens far back: its top far weight is "
+                f"{number(best['far_weight'])}, against {median} for the median head. "
+                f"{_describe_example(run, label, int(best['layer']), int(best['head']))}",
+                label,
+            )
+
+
+def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
+    """The head's top far row in words."""
+    if "far_weight" in run.heads and run.heads[head_mask(run.heads, layer, head)]["far_weight"].notna().any():
+        example = _describe_example(run, model, layer, head)
+        if example:
+            yield example
+
+
+def overview(run: Run) -> Overview | None:
+    """The top far row of each of the leading heads of every model."""
+    if "top_keys" not in run.tables:
+        return None
+    records = [record for label in run.models for record in _overview_records(run, label)]
+    warnings = [] if records else ["no key is 32 or more tokens back; see the table top_keys for the attended tokens"]
+    return Overview(PROBE.name, PROBE.title, pd.DataFrame(records), records, warnings)
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """Which heads pick out one token far back, under each model, and what the strongest of them find."""
-    yield ChartGroup(PROBE.title, "Which heads pick out one token far back", _far_weight_charts(context))
-    yield ChartGroup(PROBE.title, "What they find there", _far_row_charts(context))
+    """The top far weight of every head under each model, and the top far rows of the leading heads."""
+    yield ChartGroup(PROBE.title, "Attention to single tokens far back", _far_weight_charts(context))
+    yield ChartGroup(PROBE.title, "Top far rows", _far_row_charts(context))
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Passage]:
-    """The head's most telling rows, each a way into the lens."""
-    if "far_reads" in run.tables and head_mask(run.table("far_reads"), layer, head).any():
+    """The head's top far rows, linked to the lens."""
+    if "far_keys" in run.tables and head_mask(run.table("far_keys"), layer, head).any():
         yield far_rows_table(run, model, layer, head)
 
 
 def _far_weight_charts(context: RenderContext) -> Iterator[Chart]:
-    scored = list(context.finite_values("far_weight"))
-    for label in scored[:1]:
+    labels = list(context.finite_values("far_weight"))
+    for label in labels[:1]:
         yield Chart(
             head_figures.plot_matrix(context.heads, "far_weight", label),
-            "A cell is a head, the first layer at the bottom. Mean over sampled rows of the largest weight on a token "
+            "Each cell is a head; layer 0 is at the bottom. Mean over sampled rows of the largest weight on a token "
             "that is neither the first nor within 32 tokens.",
             describe_extremes(context.heads, "far_weight", label),
             half_width=True,
         )
-    if len(scored) > 1:
-        yield comparison_chart(context.heads, "far_weight", scored[0])
+    if len(labels) > 1:
+        yield comparison_chart(context.heads, "far_weight", labels[0])
 
 
 def _far_row_charts(context: RenderContext) -> Iterator[Chart]:
     for label, values in list(context.finite_values("far_weight").items())[:1]:
-        best = context.heads.loc[values.sort_values().index[-3:][::-1]]
-        for layer, head in best[["layer", "head"]].itertuples(index=False, name=None):
+        leading = context.heads.loc[values.sort_values().index[-3:][::-1]]
+        for layer, head in leading[["layer", "head"]].itertuples(index=False, name=None):
             yield _far_rows_chart(context.run, label, int(layer), int(head))
 
 
 def _far_rows_chart(run: Run, model: str, layer: int, head: int) -> Chart:
     return Chart(
         plots.plot_far_rows(run, model, layer, head),
-        "Of the rows that were kept, those whose weight on one far token is largest. ‹ › mark the token, among those "
-        "around it.",
+        "RunTables rows with the largest weight on one far token. ‹ › marks the token within its context.",
     )
+
+
+def _overview_records(run: Run, label: str) -> Iterator[dict[str, object]]:
+    heads = run.heads[run.heads["model"] == label]
+    ordered = heads.dropna(subset=["far_weight"]) if "far_weight" in heads else heads[:0]
+    for _, row in ordered.sort_values("far_weight", ascending=False)[:MAX_HEADS].iterrows() if len(ordered) else ():
+        for doc, query, key, weight, distance in _top_far_row(run, label, int(row["layer"]), int(row["head"])):
+            text = document_text(run, label, doc)
+            yield {
+                "model": label,
+                "head": f"L{row['layer']} H{row['head']}",
+                "weight": number(weight),
+                "attended token": mark_token(text, key, 4, 2),
+                "query token": mark_token(text, query, 4, 0),
+                "distance": f"{distance:,}",
+            }
+
+
+def _describe_example(run: Run, model: str, layer: int, head: int) -> str:
+    for doc, query, key, weight, distance in _top_far_row(run, model, layer, head):
+        text = document_text(run, model, doc)
+        return (
+            f"In {doc} it attends from “{mark_token(text, query, 6, 0)}” to “{mark_token(text, key)}”, "
+            f"{distance:,} tokens back, with weight {number(weight)}."
+        )
+    return ""
+
+
+def _top_far_row(run: Run, model: str, layer: int, head: int) -> Iterator[tuple[str, int, int, float, int]]:
+    """The head's top far row, if it has one."""
+    for row in top_far_rows(run, model, layer, head)[:1].itertuples(index=False, name=None):
+        doc, query, key, weight, distance = row
+        yield str(doc), int(query), int(key), float(weight), int(distance)

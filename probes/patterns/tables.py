@@ -1,46 +1,53 @@
-"""What reading stores: which texts were read, their tokens once each, and the keys of most weight, row by row."""
+"""Tables of the probe: the analysed texts, their tokens, and the keys of largest weight row by row; synthetic rows."""
 
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.runs.arrow import Rows
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
+from headscope.runs.synthetic import Sizes
 
-TOKENIZER_MEANING = (
-    "first digits of a digest of the text and of the tokenizer whose tokens these are; models share one or not"
-)
-QUERY = key("query", "index32", "tokens", "position i of the token that looks")
+TOKENIZER_MEANING = "first digits of a digest of the text and the tokenizer; models with the same value share tokens"
+QUERY = key("query", "index32", "tokens", "query position i")
 
 PATTERN_TEXTS = Table(
-    "passages",
-    "which texts were read under which model",
+    "pattern_texts",
+    "the texts that were analysed under each model",
     (
         MODEL,
         LENGTH,
         DOC,
         Column("tokenizer", "label", "", TOKENIZER_MEANING),
-        Column("rows", "index32", "rows", "query rows that were kept, the same in every layer and head", 1),
+        Column("rows", "index32", "rows", "stored query rows, the same in every layer and head", 1),
     ),
 )
 
 TOKEN_TEXT = Table(
-    "pieces",
-    "the tokens of each text that was read, once a tokenizer and at the longest length",
+    "token_text",
+    "the tokens of each analysed text, once per tokenizer, at the longest context length",
     (
         key("tokenizer", "label", "", TOKENIZER_MEANING, None),
         DOC,
-        key("position", "index32", "tokens", "place of the token in the text, from 0"),
-        Column("token", "index32", "", "number of the token in the vocabulary", 0),
+        key("position", "index32", "tokens", "position of the token in the text, from 0"),
+        Column("token", "index32", "", "token id", 0),
         Column(
-            "piece",
+            "text",
             "text",
             "",
-            "what the token adds to the text, so that all pieces joined are the text; a character that is split over "
-            "tokens stands on its last one, the others are empty; a special token by its name",
+            "what the token adds to the text: joined, these are the text; a character split over several tokens is "
+            "stored with the last of them, the others are empty; a special token is stored by its name",
         ),
-        Column("special", "flag", "", "whether it is a special token, whose name is no text"),
+        Column("special", "flag", "", "whether it is a special token, whose name is not part of the text"),
     ),
 )
 
 TOP_KEYS = Table(
-    "reads",
-    "the keys of most weight in query rows that are the same for all heads, layers and models",
+    "top_keys",
+    "the keys of largest weight in query rows that are the same for all heads, layers and models",
     (
         MODEL,
         LENGTH,
@@ -49,16 +56,16 @@ TOP_KEYS = Table(
         HEAD,
         GROUP,
         QUERY,
-        key("rank", "index16", "", "place by weight, from 0; of equal weights the later key comes first"),
-        Column("key", "index32", "tokens", "position j of the token that is looked at", 0),
-        Column("weight", "value", "", "weight of that key in the row", 0, 1),
+        key("rank", "index16", "", "rank by weight, from 0; the later of two keys of equal weight comes first"),
+        Column("key", "index32", "tokens", "key position j", 0),
+        Column("weight", "value", "", "attention weight of that key in the row", 0, 1),
     ),
 )
 
 FAR_KEYS = Table(
-    "far_reads",
-    "the key of most weight in each of these rows that is neither the first token nor within 32 tokens; rows that see "
-    "none are left out",
+    "far_keys",
+    "the key of largest weight in each of these rows that is neither the first token nor within 32 tokens; rows "
+    "without such a key are left out",
     (
         MODEL,
         LENGTH,
@@ -67,9 +74,48 @@ FAR_KEYS = Table(
         HEAD,
         GROUP,
         QUERY,
-        Column("key", "index32", "tokens", "position j of the token that is looked at", 0),
-        Column("weight", "value", "", "weight of that key in the row", 0, 1),
+        Column("key", "index32", "tokens", "key position j", 0),
+        Column("weight", "value", "", "attention weight of that key in the row", 0, 1),
     ),
 )
 
 TABLES = (PATTERN_TEXTS, TOKEN_TEXT, TOP_KEYS, FAR_KEYS)
+
+SYNTHETIC_ROWS, SYNTHETIC_KEYS = 16, 4
+FAR_DISTANCE = 40
+SYNTHETIC_TOKENS = (" the", " king", ",", " of", "\n", " <b>", " שלום", " é", "", "😀")
+"""Token texts, some of which a page could mistake for markup."""
+
+
+def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
+    """Synthetic rows of each length and document: heads of low growth attend to the same token far back.
+
+    The longest cells of the first model also hold the tokens.
+    """
+    for length, doc in product(sizes.lengths, range(sizes.docs)):
+        rng = np.random.default_rng([sizes.seed, model_index, length, doc])
+        keys: dict[str, Any] = {"model": model, "context_length": length, "doc": f"synthetic/{doc}"}
+        queries = pd.DataFrame({"query": np.linspace(0, length - 1, min(SYNTHETIC_ROWS, length)).round().astype(int)})
+        table = sizes.units.merge(queries, how="cross").assign(**keys)
+        far = table[table["query"] >= FAR_DISTANCE].copy()
+        far["key"] = far["query"] - FAR_DISTANCE + 1
+        far["weight"] = np.clip(0.8 - 2 * far["growth"] + 0.05 * rng.random(len(far)), 0.001, 1)
+        top = table.merge(pd.DataFrame({"rank": range(SYNTHETIC_KEYS)}), how="cross")
+        top = top[top["rank"] <= top["query"]].copy()
+        top["key"], top["weight"] = top["query"] - top["rank"], 0.5 / 2.0 ** top["rank"]
+        rows: dict[str, Rows] = {
+            "pattern_texts": {**keys, "tokenizer": ["synthetic"], "rows": len(queries)},
+            "top_keys": top.drop(columns="growth"),
+            "far_keys": far.drop(columns="growth"),
+        }
+        if model_index == 0 and length == max(sizes.lengths):
+            rows["token_text"] = _token_text_rows(f"synthetic/{doc}", length)
+        yield f"{length}/{doc}", rows
+
+
+def _token_text_rows(doc: str, length: int) -> Rows:
+    token = [0, *(1 + at % len(SYNTHETIC_TOKENS) for at in range(length - 1))]
+    text = ["<|endoftext|>", *(SYNTHETIC_TOKENS[at % len(SYNTHETIC_TOKENS)] for at in range(length - 1))]
+    special = [True] + [False] * (length - 1)
+    keys = {"tokenizer": "synthetic", "doc": doc, "position": list(range(length))}
+    return {**keys, "token": token, "text": text, "special": special}

@@ -1,5 +1,6 @@
-"""Tokens of a document as an explorer shows them: each with its weight, those that share a character as one."""
+"""Tokens of a document for display: shaded by weight, with tokens that share a character joined."""
 
+import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -9,7 +10,21 @@ from headscope.runs.column_metadata import number
 from probes.patterns.analysis import TokenizedText
 
 MAX_GAP = 4
-"""Tokens between two windows that are left in, so that a gap is one worth reading."""
+"""Spans at most so many tokens apart are joined."""
+RIGHT_TO_LEFT_CLASSES = ("R", "AL", "AN")
+
+
+def to_display_line(text: str) -> str:
+    """The text on one line; right-to-left text is isolated so that it does not reorder the text around it."""
+    visible = to_visible_token(line) if (line := to_visible_line(text)) else ""
+    is_right_to_left = any(unicodedata.bidirectional(character) in RIGHT_TO_LEFT_CLASSES for character in visible)
+    return f"\u2068{visible}\u2069" if is_right_to_left else visible
+
+
+def mark_token(text: TokenizedText, position: int, before: int = 6, after: int = 3) -> str:
+    """A token between ‹ and › within its context."""
+    left, token, right = text.split_at(position, before, after)
+    return f"{to_display_line(left)}‹{to_display_line(token)}›{to_display_line(right)}".strip()
 
 
 def shaded_tokens(
@@ -20,16 +35,16 @@ def shaded_tokens(
     links: Mapping[int, str] | None = None,
     keep_line_breaks: bool = False,
 ) -> list[Token]:
-    """The tokens of a window, shaded by `weights`; `ways` leads on from a token. `broken` text keeps its lines."""
-    first, *others = (
-        _shaded_token(text, part, weights, marked_positions, links or {}, keep_line_breaks)
-        for part in _character_groups(text, span)
+    """The tokens of a span, shaded by `weights` and linked to `links`, both by position."""
+    first, *rest = (
+        _shaded_token(text, positions, weights, marked_positions, links or {}, keep_line_breaks)
+        for positions in _character_groups(text, span)
     )
-    return [replace(first, text=first.text.lstrip(" ") or first.text), *others]
+    return [replace(first, text=first.text.lstrip(" ") or first.text), *rest]
 
 
 def context_spans(context_sizes: Mapping[int, tuple[int, int]], length: int) -> Iterator[range]:
-    """What stands around positions, in order: so many tokens before and after each. What all but meets is one."""
+    """Spans around positions, in order, from the tokens (before, after) of each; spans that nearly meet are joined."""
     spans = sorted((max(0, at - before), min(length, at + after + 1)) for at, (before, after) in context_sizes.items())
     start, stop = spans[0]
     for first, last in spans[1:]:
@@ -41,20 +56,20 @@ def context_spans(context_sizes: Mapping[int, tuple[int, int]], length: int) -> 
 
 
 def _character_groups(text: TokenizedText, span: range) -> Iterator[range]:
-    """The tokens of a window, those that end in one character together, also where they begin before it or go on."""
-    at = span.start
-    while at > 0 and _continues_character(text, at - 1):
-        at -= 1
-    while at < span.stop:
-        end = at
+    """Groups of tokens that share a character; the first and last group may reach beyond the span."""
+    start = span.start
+    while start > 0 and _continues_character(text, start - 1):
+        start -= 1
+    while start < span.stop:
+        end = start
         while _continues_character(text, end):
             end += 1
-        yield range(at, end + 1)
-        at = end + 1
+        yield range(start, end + 1)
+        start = end + 1
 
 
 def _continues_character(text: TokenizedText, position: int) -> bool:
-    """Whether the token adds nothing by itself, and the next one can tell what it is part of."""
+    """Whether the token adds no text, and the next token may complete its character."""
     return not text.token_texts[position] and position + 1 < len(text.token_texts) and not text.is_special[position + 1]
 
 
@@ -66,16 +81,17 @@ def _shaded_token(
     links: Mapping[int, str],
     keep_line_breaks: bool,
 ) -> Token:
-    got = [weights[at] for at in positions if at in weights]
+    group_weights = [weights[at] for at in positions if at in weights]
+    weight = sum(group_weights)
     first, last = positions[0], positions[-1]
     href = next((links[at] for at in reversed(positions) if at in links), "")
-    special, chosen = bool(text.is_special[last]), any(at in marked_positions for at in positions)
-    piece = str(text.token_texts[last])
-    told = to_visible_line(piece)
-    if got or chosen or href or special:
-        told = to_visible_token(told)
-    if keep_line_breaks and piece.endswith("\n"):
-        told += "\n"
-    place = f"token {first:,}" if len(positions) == 1 else f"tokens {first:,} to {last:,}, which make one character"
-    hint = f"{place}: {number(sum(got))} of the weight" if got else place if href or chosen or special else ""
-    return Token(told, min(1.0, sum(got)), href, special, chosen, hint)
+    special, marked = bool(text.is_special[last]), any(at in marked_positions for at in positions)
+    token_text = str(text.token_texts[last])
+    visible = to_visible_line(token_text)
+    if group_weights or marked or href or special:
+        visible = to_visible_token(visible)
+    if keep_line_breaks and token_text.endswith("\n"):
+        visible += "\n"
+    label = f"token {first:,}" if len(positions) == 1 else f"tokens {first:,} to {last:,}, one character"
+    tooltip = f"{label}: weight {number(weight)}" if group_weights else label if href or marked or special else ""
+    return Token(visible, min(1.0, weight), href, special, marked, tooltip)

@@ -1,7 +1,7 @@
-"""What each token adds to a text: pieces that joined are the text, byte for byte.
+"""The text that each token adds: joined, these texts are the document, byte for byte.
 
-Tokenizers that cut bytes are read as bytes, so that a character that is split over tokens comes with the last of them;
-others are asked what a token adds after an ordinary one.
+The bytes of byte-level tokenizers are decoded incrementally: a character that is split over tokens is stored with the
+last of them. For other tokenizers, the text of a token is what decoding it after an ordinary token adds.
 """
 
 import codecs
@@ -10,37 +10,40 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from transformers.convert_slow_tokenizer import bytes_to_unicode
-
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-"""A token that stands for one byte, where a tokenizer has no other for it."""
+"""A token that stands for one byte without a character of its own."""
 
-_BYTE_BY_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}
+_PRINTABLE_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHER_BYTES = [byte for byte in range(256) if byte not in _PRINTABLE_BYTES]
+_BYTE_BY_CHARACTER = {chr(byte): byte for byte in _PRINTABLE_BYTES} | {
+    chr(256 + index): byte for index, byte in enumerate(_OTHER_BYTES)
+}
+"""GPT-2's characters for bytes, the inverse of transformers' `bytes_to_unicode`."""
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> tuple[list[str], list[bool]]:
-    """The text that each token adds, and whether it is a special token, which is told by its name.
+    """The text that each token adds, and whether it is a special token; the text of a special token is its name.
 
-    Bytes that are no character show as U+FFFD, on the last token before that is known.
+    Bytes that form no character become U+FFFD on the last token before they prove invalid.
     """
     special = {*tokenizer.all_special_ids, *(at for at, token in _added_tokens(tokenizer).items() if token.special)}
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    told: list[str] = []
-    read = _token_decoder(tokenizer)
+    decode_token = _token_decoder(tokenizer)
+    texts: list[str] = []
     for token in ids:
         if token in special:
-            if told:
-                told[-1] += decoder.decode(b"", final=True)
-            told.append(str(tokenizer.convert_ids_to_tokens(token)))
+            if texts:
+                texts[-1] += decoder.decode(b"", final=True)
+            texts.append(str(tokenizer.convert_ids_to_tokens(token)))
         else:
-            told.append(decoder.decode(read(token)))
-    if told:
-        told[-1] += decoder.decode(b"", final=True)
-    return told, [token in special for token in ids]
+            texts.append(decoder.decode(decode_token(token)))
+    if texts:
+        texts[-1] += decoder.decode(b"", final=True)
+    return texts, [token in special for token in ids]
 
 
 def _token_decoder(tokenizer: Any) -> Callable[[int], bytes]:
-    """What the next token that is not special adds, in bytes."""
+    """A function from the next token, which is not special, to the bytes that it adds."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and "ByteLevel" in repr(backend.decoder):
         return partial(_decode_byte_level, tokenizer, _added_tokens(tokenizer))
@@ -54,7 +57,7 @@ def _decode_byte_level(tokenizer: Any, added_tokens: dict[int, Any], token: int)
 
 
 class _IncrementalDecoder:
-    """Decodes a token after the last one that is not a byte, and takes off what that one is alone."""
+    """Decodes a token after the last one that is not a byte token, and removes the text of that one."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
@@ -73,6 +76,6 @@ class _IncrementalDecoder:
 
 
 def _added_tokens(tokenizer: Any) -> dict[int, Any]:
-    """The tokens that were added to the vocabulary, which are not cut like others."""
-    added: dict[int, Any] = tokenizer.added_tokens_decoder
-    return added
+    """The tokens that were added to the vocabulary, by id."""
+    tokens: dict[int, Any] = tokenizer.added_tokens_decoder
+    return tokens

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import headscope as hs
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.measures.attention_rows import STATISTICS, row_statistics
 from headscope.positions.model import Model
 from probes.measure.run import measure_tokens
@@ -63,7 +63,7 @@ def decoded(module: PreTrainedModel) -> dict[str, float]:
     ids = tokens(module)
     truth = eager(module, ids)
     model = hs.load(module)
-    heard: list[Attention] = []
+    heard: list[AttentionRecord] = []
     logits = []
     with hs.capturing(model) as layers:
         layers.listen(heard.append)
@@ -76,7 +76,7 @@ def decoded(module: PreTrainedModel) -> dict[str, float]:
     return {"logits": judge.relative(found, truth.logits[0])} | _row_errors(model, heard, truth)
 
 
-def _row_errors(model: Model, heard: list[Attention], truth: Truth) -> dict[str, float]:
+def _row_errors(model: Model, heard: list[AttentionRecord], truth: Truth) -> dict[str, float]:
     calls = judge.by_layer(model, truth)
     assert calls is not None
     expected = [statistics(call) for call in calls.values()]

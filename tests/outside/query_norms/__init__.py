@@ -14,7 +14,7 @@ from headscope.runs.aggregation import HEAD_KEYS, plain
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table
 from headscope.runs.run import Run
-from headscope.runs.run_tables import Stored
+from headscope.runs.run_tables import RunTables
 from headscope.study.config import Options
 
 PROBE = Probe(
@@ -50,7 +50,7 @@ class Norms(Options):
     power: float = Field(1.0, gt=0, description="power of the norm that is averaged")
 
 
-def heads(run: Stored) -> pd.DataFrame | None:
+def heads(run: RunTables) -> pd.DataFrame | None:
     if "norms" not in run.tables:
         return None
     return plain(run.table("norms")).groupby(HEAD_KEYS)["norm"].mean().rename("query_norm").to_frame()

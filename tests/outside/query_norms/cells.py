@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
@@ -36,5 +36,5 @@ class NormsSection:
         groups = [head // geometry.heads_per_group for head in columns["head"]]
         return {"norms": {**keys, **columns, "kv_group": groups, "norm": norms}}
 
-    def _norms(self, heard: Attention) -> list[float]:
+    def _norms(self, heard: AttentionRecord) -> list[float]:
         return (heard.q.float().norm(dim=-1) ** self.config.power).mean(-1).tolist()

@@ -179,7 +179,7 @@ def test_a_study_stores_what_adds_up(tmp_path: Path) -> None:
     models = {"base": str(tiny), "yarn": f"{tiny}@yarn:factor=4"}
     run = headscope.writes(models, text=text, docs=2, lengths=[24, 40], out=tmp_path / "runs", quiet=True)
     assert validate(run) == []
-    parts = run.write_parts.astype({"write": "float64"})
+    parts = run.attribution_parts.astype({"write": "float64"})
     keys = ["model", "context_length", "doc", "position"]
     logit = parts[parts["part"] == "logit"].set_index(keys)["write"].sort_index()
     added = parts[parts["part"] != "logit"].groupby(keys, observed=True)["write"].sum().sort_index()

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import headscope
-from headscope.attention.record import Attention
+from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, HeadscopeError, Interrupted, Missing
 from headscope.measures.top_keys import NEAR, Reads, stratified, top_keys
 from headscope.positions.model import Model
@@ -108,7 +108,7 @@ def test_smollm2_reads_as_its_eager_weights_do(smollm2: Model, tokens: Tensor) -
 def test_soft_caps_chunks_and_sinks_count(more: Any) -> None:
     q, k = torch.randn(2, 90, 8), torch.randn(1, 90, 8)
     alpha, seen, lse = explicit(q, k, **more)
-    record = Attention(0, 0, q, k, torch.zeros_like(k), torch.zeros_like(q), lse, 0.7, None, **more)
+    record = AttentionRecord(0, 0, q, k, torch.zeros_like(k), torch.zeros_like(q), lse, 0.7, None, **more)
     reads = Reads(geometry_of(2, 1, windows=(None,)), torch.arange(90), KEYS)
     reads.update(record)
     assert assert_eager(reads, 0, alpha, seen, torch.arange(90)) <= 1e-5
@@ -268,8 +268,8 @@ def test_a_stored_row_is_the_measured_one_and_is_found_again(run: Run, place: Pa
 
 
 def test_telling_rows_are_the_largest_far_weights_kept_apart(run: Run) -> None:
-    far = run.far_reads[
-        (run.far_reads["model"] == "base") & (run.far_reads["layer"] == 1) & (run.far_reads["head"] == 0)
+    far = run.far_keys[
+        (run.far_keys["model"] == "base") & (run.far_keys["layer"] == 1) & (run.far_keys["head"] == 0)
     ]
     far = far[far["context_length"] == 48]
     rows = analysis.top_far_rows(run, "base", 1, 0, max_per_document=2)
@@ -319,7 +319,7 @@ def test_documents_that_are_measured_are_read_in_the_same_pass_to_the_same_bytes
     apart = headscope.reads(
         both.models, text=both.texts.source, docs=2, lengths=[12, 24, 48], rows=12, keys=KEYS, out=tmp_path, quiet=True
     )
-    for name in ("passages", "pieces", "reads", "far_reads"):
+    for name in ("pattern_texts", "pieces", "reads", "far_keys"):
         assert (together.path / f"{name}.parquet").read_bytes() == (apart.path / f"{name}.parquet").read_bytes(), name
     with pytest.raises(Interrupted):
         made(tmp_path / "cut", most=5)
@@ -335,7 +335,7 @@ def test_a_prompt_keeps_every_row_of_it(place: Path) -> None:
     assert run.pieces["piece"].tolist() == ["w1", " w2", " w3", " w1", " w2", "</s>", " w3"]
     assert run.pieces["special"].tolist() == [False] * 5 + [True, False]
     assert analysis.stored_queries(run, ("base", 7, "prompt", 0, 0)) == [*range(7)]
-    assert "far_reads" not in run.tables
+    assert "far_keys" not in run.tables
     overview = findings.overview(run)
     assert overview is not None
     assert "no token lies further back than 32" in overview.warnings[0]

@@ -1,0 +1,100 @@
+"""Needle-in-a-Haystack trials: every needle in every haystack at every context length and depth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headscope.errors import BadInput
+from headscope.prompts import wu_prompts
+from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder, Template, haystacks
+from headscope.prompts.needles import Needle
+
+CONTROL = "absent"
+"""Mode of a control trial: the same prompt without the needle."""
+
+
+@dataclass(frozen=True)
+class NeedleTrial:
+    """A needle in a haystack at one depth or, in a control, the haystack alone, scored at every depth of the grid.
+
+    `mode` is strict, wu, indirect or `CONTROL`; `needle` and `haystack` are indices into the grid; `branch` is the number of
+    haystack tokens before the prompt leaves the haystack.
+    """
+
+    mode: str
+    needle: int
+    haystack: int
+    length: int
+    depths: tuple[float, ...]
+    branch: int
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """Sort key: in this order, neighbouring prompts share the longest beginnings."""
+        return (self.haystack, self.branch, self.needle, self.length)
+
+
+@dataclass
+class NeedleGrid:
+    """All trials of some needles in the first `haystack_count` documents of a text source.
+
+    `lengths` in tokens and `depths` in 0..1 are ascending; `mode` is strict or wu.
+    """
+
+    needles: Sequence[Needle]
+    lengths: Sequence[int]
+    depths: Sequence[float]
+    haystack_count: int
+    source: str
+    seed: int
+    template: Template = "prefix"
+    mode: str = "strict"
+    _prepared: dict[int, tuple[list[Haystack], list[NeedlePromptBuilder]]] = field(default_factory=dict)
+
+    def is_prepared(self, tokenizer: Any) -> bool:
+        """Whether haystacks and needles have been tokenised with this tokenizer."""
+        return id(tokenizer) in self._prepared
+
+    def prepare(self, tokenizer: Any) -> tuple[list[Haystack], list[NeedlePromptBuilder]]:
+        """Haystacks and prompt builders, one per needle, in the tokens of this tokenizer."""
+        if not self.is_prepared(tokenizer):
+            stacks = haystacks(self.source, tokenizer, self.haystack_count, max(self.lengths), self.seed)
+            builders = [NeedlePromptBuilder(needle, tokenizer, self.template) for needle in self.needles]
+            self._prepared[id(tokenizer)] = (stacks, builders)
+        return self._prepared[id(tokenizer)]
+
+    def trials(self, tokenizer: Any) -> list[NeedleTrial]:
+        """All trials, in the order in which neighbours share most. Raises BadInput for a grid that cannot be built."""
+        stacks, builders = self.prepare(tokenizer)
+        trials = []
+        for stack, haystack in enumerate(stacks):
+            for number, builder in enumerate(builders):
+                needle = self.needles[number]
+                if haystack.states(needle.fact):
+                    raise BadInput(
+                        f"needle '{needle.name}' is not hidden: {haystack.name} already states '{needle.fact}'. Use "
+                        "another needle or another --text"
+                    )
+                for length in self.lengths:
+                    whole = builder.room(haystack, length) + len(builder.needle)
+                    trials.append(NeedleTrial(CONTROL, number, stack, length, tuple(self.depths), whole))
+                    for depth in self.depths:
+                        mode = "indirect" if needle.indirect else self.mode
+                        place = wu_prompts.insertion_point if mode == "wu" else NeedlePromptBuilder.place
+                        branch = place(builder, haystack, length, depth)
+                        trials.append(NeedleTrial(mode, number, stack, length, (depth,), branch))
+        return sorted(trials, key=lambda trial: trial.order)
+
+    def prompts(self, tokenizer: Any, trial: NeedleTrial) -> list[NeedlePrompt]:
+        """The trial's prompt, once per depth that is scored in it; all have the same token ids."""
+        stacks, builders = self.prepare(tokenizer)
+        haystack, builder = stacks[trial.haystack], builders[trial.needle]
+        if trial.mode == CONTROL:
+            return builder.absent(haystack, trial.length, trial.depths)
+        build = wu_prompts.prompt_with_needle if trial.mode == "wu" else NeedlePromptBuilder.hidden
+        return [build(builder, haystack, trial.length, depth) for depth in trial.depths]
+
+
+def even_depths(count: int) -> list[float]:
+    """That many depths from 0 to 1, evenly spaced; a single one lies in the middle."""
+    return [0.5] if count == 1 else [number / (count - 1) for number in range(count)]

@@ -1,0 +1,60 @@
+"""Needle prompts as the public code of Wu et al. 2024 builds them, for comparison with its published head lists.
+
+The haystack is cut 200 tokens short, the prompt is decoded and tokenised again, and the needle's span is the first
+stretch of its length that holds nearly the same set of tokens. An answer runs for up to 50 steps, the line break that
+ends it is scored, an end token does not stop it, and every repeated copy counts again. Three faults of that code are not
+reproduced: sentence ends are found as in all other prompts, special tokens appear once at the start, and a span that is not
+found raises an error instead of scoring 0. The wording of the prompt is that of the template [ours].
+"""
+
+import numpy as np
+
+from headscope.errors import BadInput
+from headscope.prompts.haystack import Haystack, Ids, NeedlePrompt, NeedlePromptBuilder, decoded, plain_ids
+
+RESERVED_TOKENS = 200
+"""Tokens by which the haystack is cut short."""
+MIN_OVERLAP = 0.9
+MAX_STEPS = 50
+"""Answer steps of a trial."""
+
+
+def insertion_point(builder: NeedlePromptBuilder, haystack: Haystack, length: int, depth: float) -> int:
+    """Haystack tokens before the needle; depth 1 is the very end. Raises BadInput if the context is too short."""
+    room = _room(builder, length)
+    return room if depth == 1 else haystack.sentence_start(int(depth * room))
+
+
+def prompt_with_needle(builder: NeedlePromptBuilder, haystack: Haystack, length: int, depth: float) -> NeedlePrompt:
+    """The re-tokenised prompt with the needle at `depth`. Raises BadInput if the needle is not found in it."""
+    start, room = insertion_point(builder, haystack, length, depth), _room(builder, length)
+    parts = [haystack.ids[:start], builder.needle, haystack.ids[start:room], builder.after]
+    text = decoded(builder.tokenizer, np.concatenate(parts))
+    ids = np.concatenate([builder.head(haystack), plain_ids(builder.tokenizer, text)])
+    span_start = fuzzy_span(ids, builder.needle[builder.given :])
+    if span_start is None:
+        raise BadInput(
+            f"mode wu cannot find needle '{builder.name}' in its re-tokenised prompt: the tokenizer splits it "
+            "differently there. Use --mode strict"
+        )
+    return NeedlePrompt(ids, span_start, span_start + len(builder.needle) - builder.given)
+
+
+def fuzzy_span(ids: Ids, needle: Ids) -> int | None:
+    """Start of the first stretch of the needle's length that holds more than 0.9 of its set of tokens; None without."""
+    needle_set = set(needle.tolist())
+    for start in range(len(ids) - len(needle) + 1):
+        if len(needle_set & set(ids[start : start + len(needle)].tolist())) > MIN_OVERLAP * len(needle_set):
+            return start
+    return None
+
+
+def _room(builder: NeedlePromptBuilder, length: int) -> int:
+    """Haystack tokens in a context of `length` tokens."""
+    room = length - RESERVED_TOKENS - len(builder.needle)
+    if room < 1:
+        raise BadInput(
+            f"context length {length} is too short for mode wu with needle '{builder.name}'. Use at least "
+            f"{RESERVED_TOKENS + len(builder.needle) + 1} tokens"
+        )
+    return room

@@ -1,0 +1,107 @@
+"""Names that runs of format 1 used, and what they are called now: tables, columns, values and options."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+TABLES = {
+    "passages": "pattern_texts",
+    "pieces": "token_text",
+    "reads": "top_keys",
+    "far_reads": "far_keys",
+    "writes": "attribution",
+    "write_parts": "attribution_parts",
+    "needle_writes": "needle_attribution",
+    "needle_knockouts": "needle_ablation",
+    "needle_knocked": "needle_ablated_heads",
+    "needle_passages": "needle_tokens",
+}
+COLUMNS = {
+    "token_text": {"piece": "text"},
+    "attribution": {"write": "contribution"},
+    "attribution_parts": {"write": "contribution"},
+    "needle_ablation": {"how": "ablation"},
+    "needle_ablated_heads": {"how": "ablation"},
+}
+"""Old column -> new column, by new table name."""
+COMPONENTS = {"z-zero": "zero", "z-mean": "mean", "q-uniform": "uniform"}
+BAND_COMPONENTS = {"pairs-still": "pairs-unrotated"}
+"""Component names before a colon, as in pairs-still:4-7."""
+METHODS = {"screen": "estimate"}
+VALUE_COLUMNS = ("component", "method", "ablation")
+"""Columns whose values were renamed."""
+PROBES = {"reads": "patterns", "writes": "attribution"}
+OPTIONS = {
+    "needle": {"write": "attribution", "knockout": "ablate_top", "silence": "ablation", "rank": "rank_by"},
+    "influence": {"order": "estimate_order", "targets": "reset_to"},
+}
+"""Old option -> new option, by probe."""
+OPTION_VALUES = {
+    ("needle", "rank_by"): {"write": "attribution"},
+    ("needle", "ablation"): COMPONENTS,
+    ("influence", "method"): METHODS,
+    ("influence", "components"): COMPONENTS,
+}
+"""Old value -> new value, by probe and new option."""
+
+
+def current_value(value: str) -> str:
+    """The present name of a component, method or ablation."""
+    kind, colon, band = value.partition(":")
+    return f"{BAND_COMPONENTS.get(kind, kind)}{colon}{band}" if colon else {**COMPONENTS, **METHODS}.get(value, value)
+
+
+def translate_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The run.json of a format 1 run with present names; a renamed table keeps its `file`."""
+    tables = {
+        TABLES.get(name, name): {**entry, "file": name} if name in TABLES else entry
+        for name, entry in manifest["tables"].items()
+    }
+    translated = {**manifest, "tables": tables}
+    if isinstance(config := manifest.get("config"), dict):
+        translated["config"] = translate_config(config)
+    timings = manifest.get("spent")
+    if isinstance(timings, dict) and isinstance(timings.get("made"), list):
+        rows = [{**row, "section": PROBES.get(row["section"], row["section"])} for row in timings["made"]]
+        translated["spent"] = {**timings, "made": rows}
+    return translated
+
+
+def translate_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A study's configuration with present names of probes, options and values."""
+    translated: dict[str, Any] = {}
+    for name, options in config.items():
+        probe = PROBES.get(name, name)
+        if isinstance(options, dict) and probe in OPTIONS:
+            options = {OPTIONS[probe].get(key, key): value for key, value in options.items()}
+            options = {key: _translate_option(probe, key, value) for key, value in options.items()}
+        translated[probe] = options
+    return translated
+
+
+def translate_table(name: str, table: pa.Table) -> pa.Table:
+    """A stored table of a format 1 run with present column names and values; `name` is its present name."""
+    table = table.rename_columns([COLUMNS.get(name, {}).get(column, column) for column in table.column_names])
+    for column in VALUE_COLUMNS:
+        index = table.schema.get_field_index(column)
+        if index < 0 or not pa.types.is_dictionary(table.schema.field(index).type):
+            continue
+        chunks = [
+            pa.DictionaryArray.from_arrays(
+                chunk.indices, pa.array([current_value(value) for value in chunk.dictionary.to_pylist()])
+            )
+            for chunk in table[column].chunks
+        ]
+        field = table.schema.field(index)
+        table = table.set_column(index, field, pa.chunked_array(chunks, field.type))
+    return table
+
+
+def _translate_option(probe: str, option: str, value: Any) -> Any:
+    names = OPTION_VALUES.get((probe, option))
+    if names is None:
+        return value
+    if isinstance(value, list):
+        return [current_value(item) if isinstance(item, str) else item for item in value]
+    return names.get(value, value)
