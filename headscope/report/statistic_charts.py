@@ -58,7 +58,7 @@ def rank_chart(
     told = []
     for label in heads.dropna(subset=[statistic_name])["model"].unique() if statistic_name in heads else ():
         if label != baseline and len(both := rank_shift.rank_changes(heads, statistic_name, baseline, str(label))):
-            clear = f", {int((both['way'] != 0).sum())} of {len(both)} heads changed beyond noise"
+            clear = f", {int((both['direction'] != 0).sum())} of {len(both)} heads changed beyond noise"
             told.append(
                 f"{rank_shift.top_overlap(both)} of the top {rank_shift.TOP_COUNT} stay under {label}"
                 f"{clear if both['before_low'].notna().any() else ''}"
