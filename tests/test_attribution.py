@@ -1,4 +1,4 @@
-"""Writes: every head's part of a logit is what an explicit sum gives, and all parts add up to the model's own logit."""
+"""Direct logit attribution: every head's term equals an explicit sum, and all terms add up to the model's own logit."""
 
 from pathlib import Path
 
@@ -24,8 +24,7 @@ from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from headscope.runs.validate import validate
 from headscope.study.config import build_study
-from probes.attribution import findings
-from probes.attribution import report as charts
+from probes.attribution import report
 from probes.attribution.run import attribute_logits
 
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
@@ -49,15 +48,15 @@ def centred(model: Model, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3", "olmo2", "gpt_neox"])
-def test_every_head_s_part_is_that_of_an_explicit_sum(family: str) -> None:
+def test_every_head_s_term_equals_an_explicit_sum(family: str) -> None:
     model = headscope.load(MANY[family](), device="cpu")
-    found = attribute_logits(model, IDS).head_terms.double()
-    wanted = expected(model, IDS, families.HEADS)
-    assert float((found - wanted).abs().max() / centred(model, IDS).abs().max()) <= 1e-4
+    terms = attribute_logits(model, IDS).head_terms.double()
+    explicit = expected(model, IDS, families.HEADS)
+    assert float((terms - explicit).abs().max() / centred(model, IDS).abs().max()) <= 1e-4
 
 
 @pytest.mark.parametrize("family", MANY)
-def test_all_parts_add_up_to_the_model_s_own_logit(family: str) -> None:
+def test_all_terms_add_up_to_the_model_s_own_logit(family: str) -> None:
     model = headscope.load(MANY[family](), device="cpu")
     terms = attribute_logits(model, IDS)
     parts = {name: part for name, part in terms.part_terms.items() if name[0] != "logit"}
@@ -70,7 +69,7 @@ def test_all_parts_add_up_to_the_model_s_own_logit(family: str) -> None:
     torch.testing.assert_close(terms.head_terms.sum(1), together, rtol=1e-4, atol=1e-5 * scale)
 
 
-def test_coarse_numbers_give_nearly_the_same_parts() -> None:
+def test_bfloat16_gives_nearly_the_same_terms() -> None:
     exact = attribute_logits(headscope.load(MANY["gemma3"](), device="cpu"), IDS)
     coarse = attribute_logits(headscope.load(MANY["gemma3"]().bfloat16(), device="cpu"), IDS)
     assert coarse.stream.factor == 1
@@ -80,7 +79,7 @@ def test_coarse_numbers_give_nearly_the_same_parts() -> None:
     assert float((coarse.head_terms - exact.head_terms).square().mean().sqrt()) <= 0.01 * scale
 
 
-def test_a_scheme_changes_what_is_written() -> None:
+def test_a_position_scheme_changes_the_terms() -> None:
     model = headscope.load(MANY["llama-gqa"](), device="cpu")
     yarn = attribute_logits(model.with_scheme("yarn:factor=4"), IDS)
     assert float((yarn.head_terms - attribute_logits(model, IDS).head_terms).abs().max()) > 1e-3
@@ -88,7 +87,7 @@ def test_a_scheme_changes_what_is_written() -> None:
 
 
 @pytest.mark.model
-def test_smollm2_s_parts_are_those_of_an_explicit_sum_and_add_up(smollm2: Model, tokens: Tensor) -> None:
+def test_terms_of_smollm2_equal_an_explicit_sum_and_add_up(smollm2: Model, tokens: Tensor) -> None:
     ids = tokens[0, :512]
     terms = attribute_logits(smollm2, ids)
     logit = centred(smollm2, ids)
@@ -99,8 +98,8 @@ def test_smollm2_s_parts_are_those_of_an_explicit_sum_and_add_up(smollm2: Model,
 
 
 @pytest.mark.model
-def test_smollm2_s_parts_are_those_of_transformer_lens(smollm2: Model, tokens: Tensor) -> None:
-    """It folds the final norm's gain into a centred unembedding, which is the same direction."""
+def test_terms_of_smollm2_equal_those_of_transformer_lens(smollm2: Model, tokens: Tensor) -> None:
+    """TransformerLens folds the final norm's gain into a centred unembedding, which is the same direction."""
     ids = tokens[0, :256]
     fresh = AutoModelForCausalLM.from_pretrained(locate("smollm2-135m")[0], dtype=torch.float32)
     lens = TransformerBridge.boot_transformers("any", hf_model=fresh, tokenizer=smollm2.tokenizer)
@@ -112,27 +111,29 @@ def test_smollm2_s_parts_are_those_of_transformer_lens(smollm2: Model, tokens: T
     scale = abs(float(ours.part_terms["logit", 0][-1]))
     for layer in range(30):
         for head in range(9):
-            assert values[f"L{layer}H{head}"] == pytest.approx(float(ours.head_terms[layer, head, -1]), abs=1e-3 * scale)
+            assert values[f"L{layer}H{head}"] == pytest.approx(
+                float(ours.head_terms[layer, head, -1]), abs=1e-3 * scale
+            )
 
 
-# What is no such sum -----------------------------------------------------------------------------------------------
+# Models whose logits are not a sum ---------------------------------------------------------------------------------
 
 
 class Squared(nn.Module):
-    """No norm: every feature has its own divisor."""
+    """Not a norm: every feature has its own divisor."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x / (1 + x.square())
 
 
-def test_logits_that_are_not_linear_in_the_stream_are_refused_by_name() -> None:
+def test_logits_that_are_not_linear_in_the_residual_stream_are_refused() -> None:
     capped = families.build("gemma3_text", {"head_dim": 16, "layer_types": families.ALTERNATING})
     capped.config.final_logit_softcapping = 3.0
     with pytest.raises(UnsupportedModel, match=r"cannot tell what the heads of .* write: its logits are not linear"):
         attribute_logits(headscope.load(capped, device="cpu"), IDS)
 
 
-def test_a_layer_that_adds_more_than_its_parts_is_refused_by_name() -> None:
+def test_a_layer_that_adds_more_than_its_parts_is_refused() -> None:
     model = headscope.load(MANY["llama-gqa"](), device="cpu")
     layer = model.module.model.layers[2]
     handle = layer.register_forward_hook(lambda _, args, out: out + 0.1 * args[0].square())
@@ -141,7 +142,7 @@ def test_a_layer_that_adds_more_than_its_parts_is_refused_by_name() -> None:
     handle.remove()
 
 
-def test_heads_that_are_changed_before_they_are_projected_are_refused_by_name() -> None:
+def test_head_outputs_changed_before_the_projection_are_refused() -> None:
     model = headscope.load(MANY["llama-gqa"](), device="cpu")
     attention = model.module.model.layers[1].self_attn
     handle = attention.o_proj.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
@@ -150,7 +151,7 @@ def test_heads_that_are_changed_before_they_are_projected_are_refused_by_name() 
     handle.remove()
 
 
-def test_what_is_no_norm_is_told() -> None:
+def test_a_module_that_is_not_a_norm_is_refused() -> None:
     x = torch.randn(5, 16)
     norm = Norm.seen(Squared(), x)
     with pytest.raises(Exception, match="Squared is neither RMSNorm nor LayerNorm"):
@@ -160,7 +161,7 @@ def test_what_is_no_norm_is_told() -> None:
 # A run -------------------------------------------------------------------------------------------------------------
 
 
-def test_bins_hold_the_means_of_their_positions() -> None:
+def test_bins_hold_means_over_positions() -> None:
     bins = WritesByPosition(40)
     terms = torch.randn(3, 39)
     columns = bins.columns(terms, head=np.arange(3))
@@ -169,46 +170,51 @@ def test_bins_hold_the_means_of_their_positions() -> None:
     start = 0
     for at, end in enumerate(bins.edges.tolist()):
         np.testing.assert_allclose(
-            columns["write"].reshape(3, -1)[:, at], terms[:, start:end].mean(1), rtol=1e-5, atol=1e-6
+            columns["contribution"].reshape(3, -1)[:, at], terms[:, start:end].mean(1), rtol=1e-5, atol=1e-6
         )
         start = end
 
 
-def test_a_study_stores_what_adds_up(tmp_path: Path) -> None:
+def test_stored_terms_add_up(tmp_path: Path) -> None:
     tiny, text = save_checkpoint(tmp_path / "tiny"), save_texts(tmp_path / "texts")
     models = {"base": str(tiny), "yarn": f"{tiny}@yarn:factor=4"}
-    run = headscope.writes(models, text=text, docs=2, lengths=[24, 40], out=tmp_path / "runs", quiet=True)
+    run = headscope.attribution(models, text=text, docs=2, lengths=[24, 40], out=tmp_path / "runs", quiet=True)
     assert validate(run) == []
-    parts = run.attribution_parts.astype({"write": "float64"})
+    parts = run.attribution_parts.astype({"contribution": "float64"})
     keys = ["model", "context_length", "doc", "position"]
-    logit = parts[parts["part"] == "logit"].set_index(keys)["write"].sort_index()
-    added = parts[parts["part"] != "logit"].groupby(keys, observed=True)["write"].sum().sort_index()
-    np.testing.assert_allclose(added, logit, rtol=1e-4, atol=1e-5)
-    heads = run.writes.astype({"write": "float64"}).groupby([*keys, "layer"], observed=True)["write"].sum().sort_index()
-    whole = parts[parts["part"] == "heads"].set_index([*keys, "layer"])["write"].sort_index()
-    np.testing.assert_allclose(heads, whole, rtol=1e-4, atol=1e-6)
-    rows = run.writes[(run.writes["context_length"] == 40) & (run.writes["model"] == "yarn")]
+    logit = parts[parts["part"] == "logit"].set_index(keys)["contribution"].sort_index()
+    total = parts[parts["part"] != "logit"].groupby(keys, observed=True)["contribution"].sum().sort_index()
+    np.testing.assert_allclose(total, logit, rtol=1e-4, atol=1e-5)
+    by_head = run.attribution.astype({"contribution": "float64"})
+    by_layer = by_head.groupby([*keys, "layer"], observed=True)["contribution"].sum().sort_index()
+    stored = parts[parts["part"] == "heads"].set_index([*keys, "layer"])["contribution"].sort_index()
+    np.testing.assert_allclose(by_layer, stored, rtol=1e-4, atol=1e-6)
+    rows = run.attribution[(run.attribution["context_length"] == 40) & (run.attribution["model"] == "yarn")]
     rows = rows[(rows["layer"] == 2) & (rows["head"] == 1)]
-    means = [np.average(block["write"], weights=block["tokens"]) for _, block in rows.groupby("doc", observed=True)]
-    here = run.heads[(run.heads["model"] == "yarn") & (run.heads["layer"] == 2) & (run.heads["head"] == 1)]
-    assert here["next_token_write"].item() == pytest.approx(np.mean(means), rel=1e-5)
+    by_document = rows.groupby("doc", observed=True)
+    means = [np.average(block["contribution"], weights=block["tokens"]) for _, block in by_document]
+    row = run.heads[(run.heads["model"] == "yarn") & (run.heads["layer"] == 2) & (run.heads["head"] == 1)]
+    assert row["next_token_attribution"].item() == pytest.approx(np.mean(means), rel=1e-5)
 
 
-def test_words_and_charts_carry_the_numbers(tmp_path: Path) -> None:
+def test_findings_and_charts_show_the_numbers(tmp_path: Path) -> None:
     run: Run = synthetic_run(tmp_path, layers=3)
     base = run.heads[run.heads["model"] == "base"]
-    best = base.loc[base["next_token_write"].idxmax()]
-    told = [each.text for each in findings.findings(run) if each.model == "base"]
-    assert f"layer {best['layer']}, head {best['head']} adds most ({best['next_token_write']:+.3f} logits" in told[1]
-    assert "from the embedding" in told[0]
-    titles = {chart.figure.layout.title.text for chart in charts.head_charts(run, "base", 2, 3)}
-    assert "What layer 2, head 3 adds to the next token's logit" in titles
-    (told,) = findings.head_findings(run, "base", 2, 3)
-    assert told.startswith("Rank by part of the next token's logit")
-    drawn = {group.heading: len([*group.charts]) for group in charts.charts(assembly.render_context(run))}
-    assert drawn == {"What each head adds to the next token's logit": 2, "What the logit is made of": 2}
+    best = base.loc[base["next_token_attribution"].idxmax()]
+    sentences = [finding.text for finding in report.findings(run) if finding.model == "base"]
+    strongest = (
+        f"layer {best['layer']}, head {best['head']} raises it most ({best['next_token_attribution']:+.3f} logits"
+    )
+    assert strongest in sentences[1]
+    assert "from the embedding" in sentences[0]
+    titles = {chart.figure.layout.title.text for chart in report.head_charts(run, "base", 2, 3)}
+    assert "Direct logit attribution of layer 2, head 3" in titles
+    (sentence,) = report.head_findings(run, "base", 2, 3)
+    assert sentence.startswith("Rank by direct logit attribution (next token)")
+    counts = {group.heading: len([*group.charts]) for group in report.charts(assembly.render_context(run))}
+    assert counts == {"Contribution of each head to the next token's logit": 2, "Terms of the logit by layer": 2}
 
 
-def test_bad_options_are_one_line() -> None:
+def test_bad_options_give_one_line() -> None:
     with pytest.raises(BadInput, match="context length 1 is too short"):
-        build_study({"writes": {"lengths": [1]}})
+        build_study({"attribution": {"lengths": [1]}})

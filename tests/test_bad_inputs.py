@@ -93,7 +93,7 @@ def of_schemes() -> Iterator[Any]:
 
 SECTIONS = (
     *("measure", "adapt", "pretrain", "influence", "needle", "window", "scaling"),
-    *("detectors", "reads", "writes", "evaluate"),
+    *("detectors", "patterns", "attribution", "evaluate"),
 )
 WHOLE = {
     "adapt": ("lora_rank", "lora_alpha", "warmup", "keep", "validation_length", "recompute_above"),
@@ -102,7 +102,7 @@ WHOLE = {
     "window": ("center", "dims", "seeds", "steps"),
     "scaling": ("seeds",),
     "detectors": ("sequences",),
-    "reads": ("rows", "keys"),
+    "patterns": ("rows", "keys"),
     "evaluate": ("documents",),
 }
 REAL = {"adapt": ("factor", "frequency_rate", "scale_rate", "lora_rate")}
@@ -114,8 +114,8 @@ LISTS = {
     "scaling": ("lengths", "exponents", "betas"),
     "adapt": ("phases", "train"),
     "detectors": ("periods",),
-    "reads": ("lengths",),
-    "writes": ("lengths",),
+    "patterns": ("lengths",),
+    "attribution": ("lengths",),
     "evaluate": ("tasks", "lengths"),
 }
 CHOICES = {

@@ -52,11 +52,11 @@ def test_nothing_of_ours_is_broken() -> None:
     assert [probe.name for probe in plugins.probes().values()] == [
         *(
             "measure",
-            "reads",
+            "patterns",
             "adapt",
             "pretrain",
             "detectors",
-            "writes",
+            "attribution",
             "needle",
             "evaluate",
             "influence",

@@ -1,4 +1,4 @@
-"""Reads: top keys are those of the eager L x L weights, tokens are told byte for byte, and rows are found again."""
+"""Attention patterns: top keys equal those of eager L x L weights, and stored rows can be queried."""
 
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ from test_study import save_checkpoint, save_texts, tokenizer
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import headscope
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, HeadscopeError, Interrupted, Missing
+from headscope.forward import observe as observing
 from headscope.measures.top_keys import NEAR, Reads, stratified, top_keys
 from headscope.positions.model import Model
 from headscope.report import assembly
@@ -27,13 +29,10 @@ from headscope.runs.synthetic import synthetic_run
 from headscope.runs.validate import validate
 from headscope.study.config import build_study
 from headscope.study.runner import run_study as run_study
-from probes.measure import run as measuring
-from probes.patterns import analysis, findings
-from probes.patterns import report as charts
-from probes.patterns import run as cells
+from probes.patterns import analysis, report
 from probes.patterns.run import collect_top_keys
-from probes.patterns.token_text import token_texts
-from probes.patterns.words import mark_token, to_display_line
+from probes.patterns.token_spans import mark_token, to_display_line
+from probes.patterns.token_text import _BYTE_BY_CHARACTER, token_texts
 
 KEYS = 5
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
@@ -41,7 +40,7 @@ FIVE = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3")
 
 
 class ByRow:
-    """What was read, looked up by layer and query."""
+    """Top keys and far keys, by layer and query."""
 
     def __init__(self, reads: Reads) -> None:
         self.top, self.far = (
@@ -50,88 +49,87 @@ class ByRow:
         )
 
 
-def assert_eager(reads: Reads | ByRow, layer: int, alpha: Tensor, seen: Tensor, rows: Tensor) -> float:
-    """Every row of one layer against alpha [H, L, L]: the largest error of a weight. Ranks are right where weights are
-    not within that of each other."""
-    found = reads if isinstance(reads, ByRow) else ByRow(reads)
+def assert_eager(reads: Reads | ByRow, layer: int, alpha: Tensor, visible: Tensor, rows: Tensor) -> float:
+    """Compare every row of one layer with alpha [H, L, L]; returns the largest error of a weight."""
+    by_row = reads if isinstance(reads, ByRow) else ByRow(reads)
     heads = len(alpha)
-    worst = 0.0
+    largest_error = 0.0
     for query in rows.tolist():
-        here = found.top[layer, query]
-        count = min(KEYS, int(seen[query].sum()))
+        top = by_row.top[layer, query]
+        count = min(KEYS, int(visible[query].sum()))
         row = alpha[:, query]
-        keys, weights = (torch.from_numpy(here[name]).view(heads, count) for name in ("key", "weight"))
-        assert here["rank"].tolist() == [*range(count)] * heads
-        worst = max(worst, float((weights - row.topk(count).values).abs().max()))
-        worst = max(worst, float((weights - row.gather(1, keys)).abs().max()))
-        back = query - torch.arange(alpha.shape[-1])
-        distant = seen[query] & (back >= NEAR) & (torch.arange(alpha.shape[-1]) > 0)
-        assert ((layer, query) in found.far) == bool(distant.any())
-        if distant.any():
-            there = found.far[layer, query]
-            best, keys = torch.from_numpy(there["weight"]), torch.from_numpy(there["key"])
-            assert len(best) == heads
-            assert distant[keys].all()
+        keys, weights = (torch.from_numpy(top[name]).view(heads, count) for name in ("key", "weight"))
+        assert top["rank"].tolist() == [*range(count)] * heads
+        largest_error = max(largest_error, float((weights - row.topk(count).values).abs().max()))
+        largest_error = max(largest_error, float((weights - row.gather(1, keys)).abs().max()))
+        distance = query - torch.arange(alpha.shape[-1])
+        is_far = visible[query] & (distance >= NEAR) & (torch.arange(alpha.shape[-1]) > 0)
+        assert ((layer, query) in by_row.far) == bool(is_far.any())
+        if is_far.any():
+            far = by_row.far[layer, query]
+            weights, keys = torch.from_numpy(far["weight"]), torch.from_numpy(far["key"])
+            assert len(weights) == heads
+            assert is_far[keys].all()
             at_key = row.gather(1, keys[:, None])[:, 0]
-            largest = row.masked_fill(~distant, -1).amax(-1)
-            worst = max(worst, *(float((best - each).abs().max()) for each in (largest, at_key)))
-    return worst
+            largest = row.masked_fill(~is_far, -1).amax(-1)
+            largest_error = max(largest_error, *(float((weights - other).abs().max()) for other in (largest, at_key)))
+    return largest_error
 
 
 # Top keys ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FIVE)
-def test_every_family_reads_as_its_eager_weights_do(family: str) -> None:
+def test_top_keys_of_every_family_equal_those_of_eager_weights(family: str) -> None:
     model = headscope.load(families.MEASURABLE[family](), device="cpu")
     rows = torch.arange(len(IDS))
     reads = ByRow(collect_top_keys(model, IDS, rows, KEYS))
-    for layer, seen in enumerate(reference.eager_qk(model.module, IDS[None])[1]):
+    for layer, eager in enumerate(reference.eager_qk(model.module, IDS[None])[1]):
         window = model.geometry.windows[layer]
-        alpha = reference.weights(seen.q, seen.k, seen.scaling, window)
+        alpha = reference.weights(eager.q, eager.k, eager.scaling, window)
         assert assert_eager(reads, layer, alpha, reference.visible(len(IDS), window), rows) <= 1e-5
 
 
 @pytest.mark.model
-def test_smollm2_reads_as_its_eager_weights_do(smollm2: Model, tokens: Tensor) -> None:
+def test_top_keys_of_smollm2_equal_those_of_eager_weights(smollm2: Model, tokens: Tensor) -> None:
     rows = stratified(512, 24, 0)
     reads = ByRow(collect_top_keys(smollm2, tokens[0, :512], rows, KEYS))
-    shown_keys = reference.visible(512)
+    visible = reference.visible(512)
     errors = []
-    for layer, seen in enumerate(reference.eager_qk(smollm2.module, tokens[:, :512])[1]):
-        alpha = reference.weights(seen.q, seen.k, seen.scaling)
-        errors.append(assert_eager(reads, layer, alpha, shown_keys, rows))
+    for layer, eager in enumerate(reference.eager_qk(smollm2.module, tokens[:, :512])[1]):
+        alpha = reference.weights(eager.q, eager.k, eager.scaling)
+        errors.append(assert_eager(reads, layer, alpha, visible, rows))
     assert max(errors) <= 1e-5
 
 
-@pytest.mark.parametrize("more", [{"cap": 2.0}, {"chunk": 37}, {"sink": torch.tensor([1.0, -1.0])}])
-def test_soft_caps_chunks_and_sinks_count(more: Any) -> None:
+@pytest.mark.parametrize("options", [{"cap": 2.0}, {"chunk": 37}, {"sink": torch.tensor([1.0, -1.0])}])
+def test_top_keys_with_soft_caps_chunks_and_sinks(options: Any) -> None:
     q, k = torch.randn(2, 90, 8), torch.randn(1, 90, 8)
-    alpha, seen, lse = explicit(q, k, **more)
-    record = AttentionRecord(0, 0, q, k, torch.zeros_like(k), torch.zeros_like(q), lse, 0.7, None, **more)
+    alpha, visible, lse = explicit(q, k, **options)
+    record = AttentionRecord(0, 0, q, k, torch.zeros_like(k), torch.zeros_like(q), lse, 0.7, None, **options)
     reads = Reads(geometry_of(2, 1, windows=(None,)), torch.arange(90), KEYS)
     reads.update(record)
-    assert assert_eager(reads, 0, alpha, seen, torch.arange(90)) <= 1e-5
+    assert assert_eager(reads, 0, alpha, visible, torch.arange(90)) <= 1e-5
 
 
 def explicit(
     q: Tensor, k: Tensor, cap: float | None = None, chunk: int | None = None, sink: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """alpha [H, L, L] in float64, which keys are seen [L, L], and the log-sum-exp [H, L], for one key head."""
+    """alpha [H, L, L] in float64, which keys are visible [L, L], and the log-sum-exp [H, L], for one key head."""
     s = 0.7 * q.double() @ k[0].double().T
     s = s if cap is None else cap * torch.tanh(s / cap)
     at = torch.arange(q.shape[1])
-    seen = at[:, None] >= at
+    visible = at[:, None] >= at
     if chunk is not None:
-        seen &= at[:, None] // chunk == at // chunk
-    total = s.masked_fill(~seen, -torch.inf).logsumexp(-1)
+        visible &= at[:, None] // chunk == at // chunk
+    total = s.masked_fill(~visible, -torch.inf).logsumexp(-1)
     if sink is not None:
         total = torch.logaddexp(total, sink.double()[:, None])
-    return (s - total[..., None]).exp() * seen, seen, total.float()
+    return (s - total[..., None]).exp() * visible, visible, total.float()
 
 
 @pytest.mark.parametrize("window", [None, 9])
-def test_of_equal_weights_the_later_key_comes_first(window: int | None) -> None:
+def test_the_later_of_two_keys_of_equal_weight_comes_first(window: int | None) -> None:
     even = heard(torch.ones(2, 40, 8), torch.ones(1, 40, 8), window=window)
     top = top_keys(even, torch.tensor([0, 2, 39]), 4)
     assert top.keys[0, 2].tolist() == [39, 38, 37, 36]
@@ -141,14 +139,14 @@ def test_of_equal_weights_the_later_key_comes_first(window: int | None) -> None:
     assert bool(top.far_weights[0, 2].isnan()) == (window == 9)
 
 
-def test_equal_weights_at_the_last_place_are_those_of_the_later_keys() -> None:
+def test_keys_of_equal_weight_at_the_last_rank_are_the_later_ones() -> None:
     k = torch.zeros(1, 40, 8)
     k[0, 3, 0] = 1
     top = top_keys(heard(torch.ones(1, 40, 8), k, scaling=1.0), torch.tensor([30]), 3)
     assert top.keys[0, 0].tolist() == [3, 30, 29]
 
 
-def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiling_does_not_change_top_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     record = random_heard(geometry_of(windows=(11,)), 90, 0)
     whole = top_keys(record, torch.arange(90), 6)
     monkeypatch.setattr("headscope.measures.top_keys.TILE", 4 * 90 * 7)
@@ -157,7 +155,7 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(whole.weights, tiled.weights, equal_nan=True)
 
 
-def test_rows_are_one_of_each_part_and_the_same_for_all() -> None:
+def test_stratified_rows_are_one_per_stratum_and_reproducible() -> None:
     rows = stratified(1000, 64, 3)
     assert len(rows) == len(rows.unique()) == 64
     assert ((rows >= torch.arange(64) * 1000 // 64) & (rows < torch.arange(1, 65) * 1000 // 64)).all()
@@ -170,28 +168,32 @@ def test_rows_are_one_of_each_part_and_the_same_for_all() -> None:
 TRICKY = "é e\u0301 שלום 😀👨\u200d👩\u200d👧 a\ufffdb\n\n\ttab <b>bold</b>"
 
 
-def test_pieces_joined_are_the_text_and_split_characters_stand_on_their_last_token(smollm2: Model) -> None:
-    words = smollm2.tokenizer
-    ids = words(TRICKY)["input_ids"]
-    told, special = token_texts(words, ids)
-    assert "".join(told) == TRICKY
+def test_joined_token_texts_are_the_text_and_split_characters_belong_to_their_last_token(smollm2: Model) -> None:
+    tokenizer = smollm2.tokenizer
+    ids = tokenizer(TRICKY)["input_ids"]
+    texts, special = token_texts(tokenizer, ids)
+    assert "".join(texts) == TRICKY
     assert not any(special)
-    at = told.index("😀")
-    assert told[at - 1] in ("", " ")
-    assert words.decode(ids[at : at + 1]) == "\ufffd"
+    at = texts.index("😀")
+    assert texts[at - 1] in ("", " ")
+    assert tokenizer.decode(ids[at : at + 1]) == "\ufffd"
 
 
-def test_special_tokens_are_told_by_name_and_torn_characters_show(smollm2: Model) -> None:
-    words = smollm2.tokenizer
-    torn = words("a😀")["input_ids"][:-1]
-    special = words.convert_tokens_to_ids("<|im_start|>")
-    told, flags = token_texts(words, [*torn, special, *words("b")["input_ids"], *torn])
-    assert flags.index(True) == len(torn)
-    assert told[len(torn)] == "<|im_start|>"
-    assert "".join(told) == "a\ufffd<|im_start|>ba\ufffd"
+def test_special_tokens_have_their_name_and_incomplete_characters_a_replacement(smollm2: Model) -> None:
+    tokenizer = smollm2.tokenizer
+    incomplete = tokenizer("a😀")["input_ids"][:-1]
+    special = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    texts, flags = token_texts(tokenizer, [*incomplete, special, *tokenizer("b")["input_ids"], *incomplete])
+    assert flags.index(True) == len(incomplete)
+    assert texts[len(incomplete)] == "<|im_start|>"
+    assert "".join(texts) == "a\ufffd<|im_start|>ba\ufffd"
 
 
-def test_tokenizers_that_fall_back_to_bytes_are_read_as_bytes() -> None:
+def test_bytes_of_byte_level_tokenizers_equal_those_of_transformers() -> None:
+    assert {byte: character for character, byte in _BYTE_BY_CHARACTER.items()} == bytes_to_unicode()
+
+
+def test_byte_fallback_tokens_are_decoded_as_bytes() -> None:
     vocabulary = {token: n for n, token in enumerate(["<s>", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "▁hi", "x"])}
     tokens = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -200,12 +202,12 @@ def test_tokenizers_that_fall_back_to_bytes_are_read_as_bytes() -> None:
     assert token_texts(fast, [0, 5, 1, 2, 3, 4, 5, 6])[0] == ["<s>", "hi", "", "", "", "😀", " hi", "x"]
 
 
-def test_tokenizers_of_words_join_them_with_spaces() -> None:
-    words = tokenizer()
-    assert token_texts(words, words("w1 w2 w3")["input_ids"])[0] == ["w1", " w2", " w3"]
+def test_tokens_of_word_tokenizers_are_joined_with_spaces() -> None:
+    by_word = tokenizer()
+    assert token_texts(by_word, by_word("w1 w2 w3")["input_ids"])[0] == ["w1", " w2", " w3"]
 
 
-def test_shown_text_is_one_line_that_nothing_turns_or_renders() -> None:
+def test_displayed_text_is_one_line_without_control_characters() -> None:
     assert to_display_line("a\n\tb\u202e\x1b") == "a⏎⇥b\ufffd\ufffd"
     assert to_display_line("\u0301x") == "◌\u0301x"
     assert to_display_line(" שלום") == "\u2068 שלום\u2069"
@@ -219,7 +221,7 @@ def test_shown_text_is_one_line_that_nothing_turns_or_renders() -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("reads")
+    place = tmp_path_factory.mktemp("patterns")
     save_checkpoint(place / "tiny")
     save_texts(place / "texts")
     return place
@@ -232,45 +234,42 @@ def run(place: Path) -> Run:
     models = {"base": tiny, "yarn": f"{tiny}@yarn:factor=4"}
     text = f"file:{place}/texts/*.txt"
     options: dict[str, Any] = {"lengths": [24, 48], "rows": 12, "keys": KEYS}
-    return headscope.reads(models, text=text, docs=2, out=place / "runs", quiet=True, **options)
+    return headscope.patterns(models, text=text, docs=2, out=place / "runs", quiet=True, **options)
 
 
-def test_tokens_are_stored_once_a_document_and_rows_are_the_same_for_all(run: Run) -> None:
-    assert len(run.pieces) == 2 * 48
-    assert len(run.passages) == 2 * 2 * 2
+def test_tokens_are_stored_once_per_document_and_all_heads_share_rows(run: Run) -> None:
+    assert len(run.token_text) == 2 * 48
+    assert len(run.pattern_texts) == 2 * 2 * 2
     assert validate(run) == []
-    same = run.reads.groupby(["context_length", "doc"], observed=True)
-    for _, block in same:
+    for _, block in run.top_keys.groupby(["context_length", "doc"], observed=True):
         rows = block.groupby(["model", "layer", "head"], observed=True)["query"].agg(
-            lambda each: tuple(sorted(set(each)))
+            lambda queries: tuple(sorted(set(queries)))
         )
         assert rows.nunique() == 1
         assert len(rows) == 2 * families.LAYERS * families.HEADS
         assert len(rows.iloc[0]) == 12
 
 
-def test_a_stored_row_is_the_measured_one_and_is_found_again(run: Run, place: Path) -> None:
-    doc = str(run.passages["doc"].iloc[0])
+def test_a_stored_row_equals_the_measured_row(run: Run, place: Path) -> None:
+    doc = str(run.pattern_texts["doc"].iloc[0])
     model = headscope.load(f"{place / 'tiny'}@yarn:factor=4", device="cpu")
     text = analysis.document_text(run, "yarn", doc)
-    ids = torch.tensor(run.pieces[run.pieces["doc"] == doc].sort_values("position")["token"].to_numpy())
+    ids = torch.tensor(run.token_text[run.token_text["doc"] == doc].sort_values("position")["token"].to_numpy())
     assert "".join(text.token_texts) == model.tokenizer.decode(ids)
-    at = ("yarn", 48, doc, 3, 1)
-    queries = analysis.stored_queries(run, at)
+    pattern_key = ("yarn", 48, doc, 3, 1)
+    queries = analysis.stored_queries(run, pattern_key)
     expected = pd.DataFrame(collect_top_keys(model, ids.long(), torch.tensor(queries), KEYS).compute())
-    mine = expected[(expected["layer"] == 3) & (expected["head"] == 1) & (expected["query"] == queries[7])]
-    kept = analysis.top_keys(run, at, queries[7])
-    assert kept["key"].tolist() == mine["key"].tolist()
-    np.testing.assert_allclose(kept["weight"], mine["weight"], rtol=1e-6)
-    assert (kept["distance"] == queries[7] - kept["key"]).all()
-    assert analysis.top_keys(run, at, 10**6).empty
+    measured = expected[(expected["layer"] == 3) & (expected["head"] == 1) & (expected["query"] == queries[7])]
+    stored = analysis.top_keys(run, pattern_key, queries[7])
+    assert stored["key"].tolist() == measured["key"].tolist()
+    np.testing.assert_allclose(stored["weight"], measured["weight"], rtol=1e-6)
+    assert (stored["distance"] == queries[7] - stored["key"]).all()
+    assert analysis.top_keys(run, pattern_key, 10**6).empty
     assert analysis.top_keys(run, ("no", 48, doc, 3, 1), 0).empty
 
 
-def test_telling_rows_are_the_largest_far_weights_kept_apart(run: Run) -> None:
-    far = run.far_keys[
-        (run.far_keys["model"] == "base") & (run.far_keys["layer"] == 1) & (run.far_keys["head"] == 0)
-    ]
+def test_top_far_rows_have_the_largest_far_weights_and_a_least_distance(run: Run) -> None:
+    far = run.far_keys[(run.far_keys["model"] == "base") & (run.far_keys["layer"] == 1) & (run.far_keys["head"] == 0)]
     far = far[far["context_length"] == 48]
     rows = analysis.top_far_rows(run, "base", 1, 0, max_per_document=2)
     assert rows["weight"].max() == far["weight"].max()
@@ -284,139 +283,131 @@ def test_telling_rows_are_the_largest_far_weights_kept_apart(run: Run) -> None:
     assert heads["far_weight"].item() == pytest.approx(mean)
 
 
-def test_documents_that_are_measured_are_read_in_the_same_pass_to_the_same_bytes(
-    place: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_pass_shared_with_another_probe_gives_the_same_tables_even_after_an_interruption(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever the run is interrupted: what was heard then is forgotten, and read again."""
-    tiny, passes, hear = str(place / "tiny"), {"measure": 0, "reads": 0}, measuring.finite_hidden
+    tiny, passes, run_pass = str(place / "tiny"), list[int](), observing.finite_hidden
     both = build_study(
         {
             "name": "both",
             "models": {"base": tiny, "yarn": f"{tiny}@yarn:factor=4"},
             "texts": {"source": f"file:{place}/texts/*.txt", "docs": 2},
             "measure": {"lengths": [24, 48], "rows": 8},
-            "reads": {"lengths": [12, 24, 48], "rows": 12, "keys": KEYS},
+            "patterns": {"lengths": [12, 24, 48], "rows": 12, "keys": KEYS},
         }
     )
 
-    def counted(name: str, most: int) -> Any:
-        def listened(*given: Any) -> Any:
-            if sum(passes.values()) == most:
+    def execute(out: Path, max_passes: int = 1000, resume: bool = False) -> Run:
+        def counted(model: Any, ids: Tensor) -> Tensor:
+            if len(passes) == max_passes:
                 raise KeyboardInterrupt
-            passes[name] += 1
-            return hear(*given)
+            passes.append(ids.shape[1])
+            return run_pass(model, ids)
 
-        return listened
-
-    def made(out: Path, most: int = 1000, resume: bool = False) -> Run:
-        passes.update(measure=0, reads=0)
-        monkeypatch.setattr(measuring, "finite_hidden", counted("measure", most))
-        monkeypatch.setattr(cells, "finite_hidden", counted("reads", most))
+        passes.clear()
+        monkeypatch.setattr(observing, "finite_hidden", counted)
         return run_study(both, out, resume=resume)
 
-    together = made(tmp_path / "whole")
-    assert passes == {"measure": 2 * 2 * 2, "reads": 2 * 2}, "only the shortest length has passes of its own"
-    apart = headscope.reads(
+    together = execute(tmp_path / "whole")
+    assert sorted(passes) == [12] * 4 + [24] * 4 + [48] * 4, "each text is read once per model"
+    alone = headscope.patterns(
         both.models, text=both.texts.source, docs=2, lengths=[12, 24, 48], rows=12, keys=KEYS, out=tmp_path, quiet=True
     )
-    for name in ("pattern_texts", "pieces", "reads", "far_keys"):
-        assert (together.path / f"{name}.parquet").read_bytes() == (apart.path / f"{name}.parquet").read_bytes(), name
+    for name in ("pattern_texts", "token_text", "top_keys", "far_keys"):
+        assert (together.path / f"{name}.parquet").read_bytes() == (alone.path / f"{name}.parquet").read_bytes(), name
     with pytest.raises(Interrupted):
-        made(tmp_path / "cut", most=5)
-    again = made(tmp_path / "cut", resume=True)
-    assert passes["reads"] > 2 * 2
+        execute(tmp_path / "cut", max_passes=5)
+    resumed = execute(tmp_path / "cut", resume=True)
     for file in together.path.glob("*.parquet"):
-        assert file.read_bytes() == (again.path / file.name).read_bytes(), file.name
+        assert file.read_bytes() == (resumed.path / file.name).read_bytes(), file.name
 
 
-def test_a_prompt_keeps_every_row_of_it(place: Path) -> None:
+def test_every_token_of_a_prompt_is_a_query_row(place: Path) -> None:
     prompt = "w1 w2 w3\nw1 w2 </s> w3"
-    run = headscope.reads(str(place / "tiny"), prompt=prompt, out=place / "prompts", quiet=True)
-    assert run.pieces["piece"].tolist() == ["w1", " w2", " w3", " w1", " w2", "</s>", " w3"]
-    assert run.pieces["special"].tolist() == [False] * 5 + [True, False]
+    run = headscope.patterns(str(place / "tiny"), prompt=prompt, out=place / "prompts", quiet=True)
+    assert run.token_text["text"].tolist() == ["w1", " w2", " w3", " w1", " w2", "</s>", " w3"]
+    assert run.token_text["special"].tolist() == [False] * 5 + [True, False]
     assert analysis.stored_queries(run, ("base", 7, "prompt", 0, 0)) == [*range(7)]
     assert "far_keys" not in run.tables
-    overview = findings.overview(run)
+    overview = report.overview(run)
     assert overview is not None
-    assert "no token lies further back than 32" in overview.warnings[0]
-    assert not [*findings.head_findings(run, "base", 0, 0), *charts.head_charts(run, "base", 0, 0), *findings.findings(run)]
+    assert "no key is 32 or more tokens back" in overview.warnings[0]
+    assert not [*report.head_findings(run, "base", 0, 0), *report.head_charts(run, "base", 0, 0), *report.findings(run)]
     file = place / "own.txt"
     file.write_text(prompt)
-    again = headscope.reads(str(place / "tiny"), prompt_file=str(file), out=place / "prompts", quiet=True)
-    assert again.passages["doc"].tolist() == ["prompt/own.txt"]
-    assert (again.reads["weight"] == run.reads["weight"]).all()
+    again = headscope.patterns(str(place / "tiny"), prompt_file=str(file), out=place / "prompts", quiet=True)
+    assert again.pattern_texts["doc"].tolist() == ["prompt/own.txt"]
+    assert (again.top_keys["weight"] == run.top_keys["weight"]).all()
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "told"),
+    ("options", "error", "message"),
     [
-        ({"prompt": "w1"}, BadInput, "the prompt holds 1 token: give a text of 2 or more"),
-        ({"prompt": " \n"}, BadInput, "the prompt holds no text"),
-        ({"prompt": "a", "prompt_file": "b"}, BadInput, "give prompt or prompt_file, not both"),
-        ({"prompt": "a b", "rows": 4}, BadInput, "rows says nothing of a prompt"),
+        ({"prompt": "w1"}, BadInput, "the prompt has 1 token"),
+        ({"prompt": " \n"}, BadInput, "the prompt is blank"),
+        ({"prompt": "a", "prompt_file": "b"}, BadInput, "'prompt' and 'prompt_file' cannot be combined"),
+        ({"prompt": "a b", "rows": 4}, BadInput, "'rows' cannot be combined with a prompt"),
         ({"prompt": "a\x00b"}, BadInput, "holds the character"),
-        ({"prompt_file": "./none.txt"}, Missing, "no prompt file './none.txt'"),
+        ({"prompt_file": "./none.txt"}, Missing, "no prompt file at './none.txt'"),
         ({"prompt": "w1 " * 1100}, BadInput, "more than 1,024 tokens"),
         ({"rows": 1}, BadInput, "greater than or equal to 2"),
         ({"lengths": [1]}, BadInput, "context length 1 is too short"),
         ({"keys": 0}, BadInput, "greater than or equal to 1"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(
-    options: Any, kind: type[HeadscopeError], told: str, place: Path, tmp_path: Path
+def test_bad_input_gives_one_line_and_no_run(
+    options: Any, error: type[HeadscopeError], message: str, place: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(kind, match=told) as refused:
-        headscope.reads(str(place / "tiny"), out=tmp_path / "runs", quiet=True, **options)
-    assert "\n" not in str(refused.value)
+    with pytest.raises(error, match=message) as raised:
+        headscope.patterns(str(place / "tiny"), out=tmp_path / "runs", quiet=True, **options)
+    assert "\n" not in str(raised.value)
     assert not (tmp_path / "runs").exists()
 
 
-def test_two_prompts_read_as_one_are_each_shown_in_their_own_words(place: Path) -> None:
-    told = ["w1 w2 w3 w4", "w5 w6 w7 w8"]
-    made = [
-        headscope.reads(str(place / "tiny"), prompt=p, out=place / "two", quiet=True, seed=n)
-        for n, p in enumerate(told)
+def test_combined_runs_show_each_prompt_in_its_own_tokens(place: Path) -> None:
+    prompts = ["w1 w2 w3 w4", "w5 w6 w7 w8"]
+    runs = [
+        headscope.patterns(str(place / "tiny"), prompt=p, out=place / "two", quiet=True, seed=n)
+        for n, p in enumerate(prompts)
     ]
-    run = concatenate(made)
+    run = concatenate(runs)
     assert run.dropped == {}
-    for label, prompt in zip(run.models, told, strict=True):
+    for label, prompt in zip(run.models, prompts, strict=True):
         assert "".join(analysis.document_text(run, label, "prompt").token_texts).split() == prompt.split()
     assert not analysis.have_same_tokens(run, "prompt", *run.models)
 
 
-def test_a_prompt_file_that_is_no_text_is_one_line(place: Path, tmp_path: Path) -> None:
+def test_a_prompt_file_that_is_not_text_gives_one_line(place: Path, tmp_path: Path) -> None:
     (tmp_path / "image.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match="is not UTF-8 text"):
-        headscope.reads(str(place / "tiny"), prompt_file=str(tmp_path / "image.txt"), out=tmp_path / "runs", quiet=True)
+        headscope.patterns(
+            str(place / "tiny"), prompt_file=str(tmp_path / "image.txt"), out=tmp_path / "runs", quiet=True
+        )
 
 
-def test_options_of_a_prompt_may_have_lines() -> None:
-    study = build_study({"reads": {"prompt": "a\nb"}})
-    assert study.probe_options["reads"].model_dump()["prompt"] == "a\nb"
+def test_a_prompt_may_have_several_lines() -> None:
+    study = build_study({"patterns": {"prompt": "a\nb"}})
+    assert study.probe_options["patterns"].model_dump()["prompt"] == "a\nb"
 
 
-# What is shown -----------------------------------------------------------------------------------------------------
+# Report ------------------------------------------------------------------------------------------------------------
 
 
-def test_words_and_charts_carry_the_telling_rows_and_no_markup(tmp_path: Path) -> None:
+def test_findings_and_charts_show_the_top_far_rows_without_markup(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, layers=3, lengths=(256,), docs=1)
     base = run.heads[run.heads["model"] == "base"]
     best = base.loc[base["far_weight"].idxmax()]
     at = int(best["layer"]), int(best["head"])
-    (told,) = [each.text for each in findings.findings(run) if each.model == "base"]
-    assert f"layer {at[0]}, head {at[1]} picks out tokens far back most" in told
+    (text,) = [finding.text for finding in report.findings(run) if finding.model == "base"]
+    assert f"layer {at[0]}, head {at[1]} attends most to single tokens far back" in text
     rows = analysis.top_far_rows(run, "base", *at)
-    (sentence,) = findings.head_findings(run, "base", *at)
+    (sentence,) = report.head_findings(run, "base", *at)
     assert f"{rows['distance'].iloc[0]} tokens back" in sentence
-    (passage,) = charts.head_charts(run, "base", *at)
-    assert [row[:2] for row in passage.rows] == [
-        [number(each.weight), f"{each.distance:,}"] for each in rows.itertuples()
-    ]
-    drawn = next(
-        group for group in charts.charts(assembly.render_context(run)) if group.heading == "What they find there"
-    )
-    weights, distances, seen, _ = next(iter(drawn.charts)).figure.data[0].cells["values"]
+    (passage,) = report.head_charts(run, "base", *at)
+    assert [row[:2] for row in passage.rows] == [[number(row.weight), f"{row.distance:,}"] for row in rows.itertuples()]
+    groups = {group.heading: group for group in report.charts(assembly.render_context(run))}
+    weights, distances, keys, _ = next(iter(groups["Top far rows"].charts)).figure.data[0].cells["values"]
     assert len(weights) == len(rows[: analysis.MAX_FAR_ROWS])
     assert distances[0] == f"{rows['distance'].iloc[0]}"
-    assert not any("<b>" in cell for cell in seen)
-    assert any("&lt;b&gt;" in cell for cell in seen)
+    assert not any("<b>" in cell for cell in keys)
+    assert any("&lt;b&gt;" in cell for cell in keys)

@@ -264,10 +264,10 @@ def test_an_adapter_learns_the_same_on_two_devices(both: tuple[Model, Model]) ->
 
 
 SECTIONS: dict[str, dict[str, Any]] = {
-    "reads": {"lengths": [40], "rows": 8, "docs": 1},
+    "patterns": {"lengths": [40], "rows": 8, "docs": 1},
     "detectors": {"periods": [12], "sequences": 1},
     "influence": {"lengths": [40], "components": ["zero"], "estimate_order": 1, "top": 1, "memory": 0, "docs": 1},
-    "writes": {"lengths": [40], "docs": 1},
+    "attribution": {"lengths": [40], "docs": 1},
     "needle": {"lengths": [160], "depths": 1, "needles": 1, "template": "plain", "attribution": False},
 }
 
