@@ -17,7 +17,7 @@ from dashboards import layout as frame
 from dashboards.controls import build_controls
 from dashboards.lazy_loading import rendered_page
 from dashboards.run_store import RunStore
-from dashboards.view import parse_query
+from dashboards.view_state import parse_query
 from headscope.errors import HeadscopeError
 
 ALLOWED_HOSTS = ["127.0.0.1", "localhost"]

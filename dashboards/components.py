@@ -9,7 +9,7 @@ import numpy as np
 from dash import dcc, html
 
 from dashboards.grid import select_rows
-from dashboards.view import ViewState, describe_statistic
+from dashboards.view_state import ViewState, describe_statistic
 from headscope.plots.highlight import has_head_points, highlight_heads
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report.blocks import Block, Chart, HeadTable, Link, Links, RecordTable, TextBlock, TextTable

@@ -7,7 +7,7 @@ from dash import html
 
 from dashboards.pages import Page
 from dashboards.run_store import current_store
-from dashboards.view import FILTER_PARAMETERS, ViewState
+from dashboards.view_state import FILTER_PARAMETERS, ViewState
 from headscope.report.assembly import run_statistics
 from headscope.report.text import default_models
 from headscope.runs.column_metadata import statistic

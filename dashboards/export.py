@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from dashboards import grid
-from dashboards.view import ViewState
+from dashboards.view_state import ViewState
 from headscope.plots.highlight import highlight_heads
 from headscope.report import html_page as report
 from headscope.report.blocks import Block, Chart, HeadTable, Link, Links, PageContent, RecordTable, TextBlock, TextTable

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dashboards.view import ViewState
+from dashboards.view_state import ViewState
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "equals": operator.eq,

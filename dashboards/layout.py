@@ -10,7 +10,7 @@ from dashboards.controls import control_values
 from dashboards.pages import Page, checkpoints, compare, head, heads, overview, probe, runs
 from dashboards.run_store import current_store
 from dashboards.selection import selection_panel
-from dashboards.view import FILTER_PARAMETERS, TABLE_PARAMETERS, Query, ViewState, build_url, describe_statistic
+from dashboards.view_state import FILTER_PARAMETERS, TABLE_PARAMETERS, Query, ViewState, build_url, describe_statistic
 from headscope.errors import BadInput
 from headscope.report import assembly
 from headscope.report.blocks import PageContent

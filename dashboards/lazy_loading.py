@@ -14,7 +14,7 @@ from dashboards import layout as frame
 from dashboards.components import MAX_SENTENCES, build_component
 from dashboards.pages import Page
 from dashboards.run_store import current_store
-from dashboards.view import ViewState, parse_query
+from dashboards.view_state import ViewState, parse_query
 from headscope.report.blocks import Block, Chart, PageContent, TextBlock, TextTable
 from headscope.report.explorer_blocks import LinkChoice
 from headscope.runs.run import Run

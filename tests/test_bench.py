@@ -29,7 +29,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> None:
         chance = np.random.default_rng(0)
         return [TokenDocument(f"{doc}", chance.integers(3, 120, length).tolist()) for doc in range(docs)]
 
-    monkeypatch.setattr(rounding, "documents", drawn)
+    monkeypatch.setattr(rounding, "load_token_documents", drawn)
 
 
 def test_every_table_is_measured_in_bfloat16_with_its_ratio_and_its_error(folder: str) -> None:

@@ -172,11 +172,11 @@ def test_only_a_bundle_is_replaced_and_nothing_half_written_stays(
     out = tmp_path / "site"
     monkeypatch.setattr(Sheets, "addresses", lambda self: [Address("/"), Address("/head/1.1")])
     monkeypatch.setattr(Sheets, "sheet", lambda self, address: None)
-    monkeypatch.setattr(pages, "render", lambda *_: "first")
+    monkeypatch.setattr(pages, "render_page", lambda *_: "first")
     bundle.bundle([run.path], out, quiet=True)
     assert capsys.readouterr().out.startswith(f"Bundle: {out / 'index.html'} (2 pages, 4.")
     (out / "old.html").write_text("old")
-    monkeypatch.setattr(pages, "render", lambda *_: "second")
+    monkeypatch.setattr(pages, "render_page", lambda *_: "second")
     bundle.bundle([run.path], out, quiet=True)
     assert not (out / "old.html").exists()
     assert (out / "head" / "1.1.html").read_text() == "second"
@@ -191,7 +191,7 @@ def test_only_a_bundle_is_replaced_and_nothing_half_written_stays(
     def full(*_: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pages, "render", full)
+    monkeypatch.setattr(pages, "render_page", full)
     with pytest.raises(CannotWrite, match="No space left on device"):
         bundle.bundle([run.path], out, quiet=True)
     with pytest.raises(BadRun):

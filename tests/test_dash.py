@@ -19,7 +19,7 @@ from dashboards.layout import all_pages, browser_state, page_shell, resolve_url
 from dashboards.lazy_loading import RenderedPage, rendered_page
 from dashboards.pages import checkpoints, compare, probe
 from dashboards.run_store import current_store
-from dashboards.view import FILTER_PARAMETERS, ViewState, parse_head
+from dashboards.view_state import FILTER_PARAMETERS, ViewState, parse_head
 from headscope import plugins
 from headscope.errors import BadInput, BrokenProbe
 from headscope.report import assembly
@@ -429,10 +429,10 @@ def test_what_probes_compare_is_on_the_page_that_compares(client):
     assert list(sections) == ["Effective length at 1,024", "Position parameters", "Loss along the context"]
     titles = [[part.figure.layout.title.text for part in group] for group in sections.values()]
     assert titles[0][:2] == [
-        "Effective length at 1,024 of each head, against base",
+        "Effective length at 1,024 of each head, compared with base",
         "Rank by effective length at 1,024, before and after",
     ]
-    assert titles[2] == ["Loss by position in the context", "Loss against base, by position"]
+    assert titles[2] == ["Loss by position in the context", "Loss relative to base, by position"]
 
 
 def test_a_training_is_on_the_page_of_checkpoints(tmp_path: Path):

@@ -178,7 +178,7 @@ def test_interrupted_it_goes_on_at_the_next_model_task_or_length(
             raise KeyboardInterrupt
         return scores(*arguments)
 
-    monkeypatch.setattr(harness, "scores", stopping)
+    monkeypatch.setattr(harness, "score_tasks", stopping)
     with pytest.raises(Interrupted, match="finished cells are kept"):
         study.run_study(build_study(plan(place)), tmp_path)
     resumed = study.run_study(build_study(plan(place)), tmp_path, resume=True)
@@ -203,7 +203,7 @@ def test_a_run_whose_task_file_changed_does_not_go_on(
             raise KeyboardInterrupt
         return scores(*arguments)
 
-    monkeypatch.setattr(harness, "scores", stopping)
+    monkeypatch.setattr(harness, "score_tasks", stopping)
     with pytest.raises(Interrupted):
         study.run_study(build_study(content), tmp_path / "runs")
     if changed == "documents":
@@ -290,7 +290,7 @@ def test_a_mistake_is_one_line(
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(harness, "TASKS", harness.RULER_FOLDER)  # all that it ships take half a minute to read
+    monkeypatch.setattr(harness, "TASKS_FOLDER", harness.RULER_FOLDER)  # all that it ships take half a minute to read
     (place / "empty.yaml").write_text("metric_list: []\n")
     (place / "one.jsonl").write_text(
         json.dumps({"question": "Tar is", "choices": ["red", "black"], "answer": 1}) + "\n"

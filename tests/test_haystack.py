@@ -210,7 +210,7 @@ def test_wu_prompts_survive_the_round_trip_and_the_fuzzy_span_lies_on_the_fact()
     assert prompt.end - prompt.start == len(prompter.needle) - prompter.given
     assert prompt.start <= true < prompt.end  # the fuzzy span of so small a vocabulary may begin early
     tail = len(prompter.after)
-    assert abs(len(prompt.ids) - (1200 - wu_prompts.RESERVED + tail)) <= 3
+    assert abs(len(prompt.ids) - (1200 - wu_prompts.RESERVED_TOKENS + tail)) <= 3
     with pytest.raises(BadInput, match="mode wu needs"):
         wu_prompts.prompt_with_needle(prompter, haystack, 200, 0.5)
 

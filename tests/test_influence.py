@@ -46,7 +46,7 @@ def texts() -> Iterator[None]:
         ]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(materials, "documents", made)
+        patch.setattr(materials, "load_token_documents", made)
         patch.setattr(materials.StudyContext, "tokenizer", lambda self, label: None)
         yield
 
@@ -65,7 +65,7 @@ def adapted(tmp_path: Path, size: float = 0.05, family: str = "llama-gqa", adapt
 
 def swept(model: Model, out: Path, resume: bool = False, docs: int = DOCS, **section: Any) -> Run:
     plan = {"models": {"learned": "tiny"}, "texts": {"docs": docs}, "influence": {"lengths": [LENGTH], **section}}
-    return runner.run_study(build_study(plan), out, given={"learned": model}, resume=resume)
+    return runner.run_study(build_study(plan), out, in_memory={"learned": model}, resume=resume)
 
 
 @pytest.fixture(scope="module")

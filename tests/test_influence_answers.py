@@ -13,17 +13,16 @@ from adapters import noisy
 from test_study import StopsAfter, content, save_checkpoint, save_texts
 
 import headscope as hs
-from headscope.errors import BadInput, Interrupted, Missing
+from headscope.errors import BadInput, Interrupted
 from headscope.prompts.needles import OURS
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
-from probes.influence import objective_texts
 from probes.influence.analysis import agreement, solved, sweeps
 from probes.influence.damping import with_damped
-from probes.influence.objective_texts import Passage
+from probes.influence.objective_texts import ObjectiveText
 from probes.influence.run import InfluenceRunner, head_influence
 
 PROMPT, ANSWER = 40, 6
@@ -33,8 +32,8 @@ IDS = torch.randint(3, families.VOCAB, (1, PROMPT + ANSWER), generator=torch.Gen
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """One trial of random tokens, for models that have no tokenizer."""
-    passage = Passage(IDS[0].tolist(), PROMPT, PROMPT, {"doc": "d", "fact": "f", "depth": 0.5}, "trial")
-    monkeypatch.setattr(InfluenceRunner, "pattern_texts", lambda self, label, objective, length: [passage])
+    passage = ObjectiveText(IDS[0].tolist(), PROMPT, PROMPT, {"doc": "d", "fact": "f", "depth": 0.5}, "trial")
+    monkeypatch.setattr(InfluenceRunner, "passages", lambda self, label, objective, length: [passage])
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "phi", "cohere", "glm"])
@@ -150,9 +149,9 @@ def test_the_trials_of_a_grid_are_one_sweep_beside_that_of_the_texts(run: Run) -
     mine = rows[(rows["layer"] == unit["layer"]) & (rows["head"] == unit["head"])]
     assert unit["delta"] == pytest.approx(mine["delta_nll"].mean(), abs=1e-7)
     heads = run.heads
-    assert {"influence_joint", "influence_z-zero", "influence_answer_joint", "influence_answer_z-zero"} <= {*heads}
+    assert {"influence_joint", "influence_zero", "influence_answer_joint", "influence_answer_zero"} <= {*heads}
     of_unit = heads[(heads["layer"] == unit["layer"]) & (heads["head"] == unit["head"])].iloc[0]
-    assert of_unit["influence_answer_z-zero"] == pytest.approx(unit["delta"], abs=1e-7)
+    assert of_unit["influence_answer_zero"] == pytest.approx(unit["delta"], abs=1e-7)
 
 
 def test_trials_that_the_unchanged_model_fails_are_kept_and_counted_apart(run: Run) -> None:
@@ -178,12 +177,6 @@ def test_a_context_without_room_for_the_fact_is_refused(place: Path) -> None:
         runner.run_study(planned(place, lengths=[20]), place / "short")
     assert "\n" not in str(told.value)
     assert not (place / "short").exists()
-
-
-def test_without_a_section_that_hides_facts_there_are_no_answers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objective_texts.door, "parts", lambda kind: iter(()))
-    with pytest.raises(Missing, match="nothing that is installed hides facts in documents"):
-        runner.run_study(planned(place, objectives=["answer"]), place / "none")
 
 
 @pytest.mark.parametrize(

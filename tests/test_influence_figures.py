@@ -178,7 +178,7 @@ def test_every_component_that_a_sweep_may_have_is_a_statistic() -> None:
     for component in ("joint", "freq", "scale", "zero", "mean", "uniform"):
         assert statistic(f"influence_{component}").unit == "nats/token"
         assert statistic(f"influence_answer_{component}").label.startswith("influence on answers, ")
-    assert statistic("influence_z-zero").number(-0.01234) == "-0.012"
+    assert statistic("influence_zero").number(-0.01234) == "-0.012"
 
 
 def test_every_sweep_is_a_group_of_the_chapter(run: Run) -> None:

@@ -46,7 +46,7 @@ def texts() -> Iterator[None]:
         return [TokenDocument(f"random/{n}", ids(n)) for n in range(docs)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(materials, "documents", made)
+        patch.setattr(materials, "load_token_documents", made)
         patch.setattr(materials.StudyContext, "tokenizer", lambda self, label: None)
         yield
 
@@ -77,7 +77,7 @@ def run_of(content: dict[str, Any], model: Model, out: Path, **section: Any) -> 
     """The study of these sets, the output of each unit taken away."""
     influence = {"lengths": [LENGTH], "components": ["zero"], **content["influence"], **section}
     study = build_study({"models": {"tiny": "tiny"}, "texts": {"docs": DOCS}, "influence": influence})
-    return runner.run_study(study, out, given={"tiny": model})
+    return runner.run_study(study, out, in_memory={"tiny": model})
 
 
 def ablated(model: Model, document: int, heads: list[str]) -> float:

@@ -14,9 +14,9 @@ from dash import html
 from playwright.sync_api import Browser, Page, expect
 from werkzeug.serving import make_server
 
-from dashboards import exploring, export
+from dashboards import explorer_components, export
 from dashboards.app import create_app
-from dashboards.view import ViewState
+from dashboards.view_state import ViewState
 from headscope.report import assembly
 from headscope.report.blocks import PageContent, TextBlock
 from headscope.report.explorer_blocks import KeyLinks, LinkChoice, Passage, Token, passage_table, query_link
@@ -163,7 +163,7 @@ def test_a_mark_stays_with_its_letter_where_nothing_is_seen_of_it_alone() -> Non
 
 def test_on_screen_and_on_paper_every_token_is_text(run: Run) -> None:
     view = ViewState.from_query({}, run)
-    drawn = exploring.build_component(
+    drawn = explorer_components.build_component(
         passage_table("It", ("a",), [[[Token("<b>x</b>", 0.5, is_marked=True), Token("y")]]]), view, "0"
     )
     (cell,) = [part for part in drawn._traverse() if isinstance(part, html.Td)]

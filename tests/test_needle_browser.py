@@ -2,8 +2,8 @@
 
 import pytest
 
-from dashboards import exploring
-from dashboards.view import ViewState
+from dashboards import explorer_components
+from dashboards.view_state import ViewState
 from headscope.report import assembly
 from headscope.report.blocks import PageContent, TextBlock
 from headscope.report.explorer_blocks import Passage, Token
@@ -73,7 +73,7 @@ def test_texts_are_text_and_stand_in_their_own_direction(run: Run) -> None:
     content = seen(run)
     read = tables(content, [*content.sections][-1])[0]
     assert "<b>a messenger</b> \u05e9\u05dc\u05d5\u05dd" in read.rows[0][0]
-    drawn = str(exploring.build_component(read, ViewState.from_query({}, run), "0"))
+    drawn = str(explorer_components.build_component(read, ViewState.from_query({}, run), "0"))
     assert "Bdi(" in drawn
     assert "<b>a messenger</b>" in drawn  # a child of a component, which React escapes
     assert "dangerously" not in drawn

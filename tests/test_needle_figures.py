@@ -239,7 +239,7 @@ def test_the_report_shows_every_needle_figure_and_sentence(run: Run, tmp_path: P
     for label in run.models:
         named = ("Needle found", "Retrieval score", "Retrieval against growth", "Retrieval in two haystacks")
         assert {f"{name}: {label}" for name in named} < titles
-    assert {"Retrieval score, heads ranked", "Retrieval score of each head, against base"} < titles
+    assert {"Retrieval score, heads ranked", "Retrieval score of each head, compared with base"} < titles
     assert {"Write through the needle: base", "Needle found with heads silenced (zero): yarn"} < titles
     page = report.write_report([run], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Needle in a haystack" in page

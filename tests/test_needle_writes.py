@@ -217,7 +217,7 @@ def silenced_eager(module: Any, heads: list[tuple[int, int]], means: list[torch.
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "phi", "gemma3"])
-@pytest.mark.parametrize("ablation", ["zero", "mean"])
+@pytest.mark.parametrize("how", ["zero", "mean"])
 def test_a_model_with_heads_silenced_answers_as_an_edited_eager_one(family: str, how: str) -> None:
     model, prompter, haystack = ground(family)
     heads = [(0, 1), (1, 0), (1, 3), (3, 2)]
@@ -250,7 +250,7 @@ def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(
         for size in (1, 2):
             assert lines.loc[(how, size, True), ["trials", "share"]].tolist() == [4, 0]
             assert lines.loc[(how, size, False), ["trials", "share", "least"]].tolist() == [4, 1, 1]
-    (line,) = [each for _, each in analysis.curve(found_by_planting).query("how == 'zero'").groupby("mode")]
+    (line,) = [each for _, each in analysis.curve(found_by_planting).query("ablation == 'zero'").groupby("mode")]
     assert analysis.apart(line) == 1
     low, high = analysis.wilson(pd.Series([0.5]), pd.Series([10]))
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
@@ -367,13 +367,13 @@ def test_indirect_needles_share_no_word_of_content_with_their_questions() -> Non
     [
         ({"ablate_top": [0]}, "knockout 0 silences no head"),
         ({"ablate_top": [1], "needles": 1}, "give at least 2 needles"),
-        ({"rank_by": "attribution"}, "add attribution: true"),
+        ({"rank_by": "attribution"}, "Add attribution: true"),
         ({"depths": [0.5, 0.50001]}, "depths lie at least 0.0001 apart"),
         ({"mode": "wu", "kind": "both"}, "mode wu counts copies of literal needles alone"),
         ({"mode": "wu", "attribution": True}, "mode wu counts copies of literal needles alone"),
         ({"file": "x", "kind": "both"}, "leave it out where there is a file"),
         ({"mode": "wu", "ablate_top": [1]}, "use mode strict"),
-        ({"ablation": []}, "give zero or mean"),
+        ({"ablation": []}, "Use zero, mean or both"),
     ],
 )
 def test_bad_options_are_one_line(grid: dict[str, Any], told: str) -> None:

@@ -73,7 +73,7 @@ class Slowly(CellExecutor):
 
 
 def test_seconds_are_those_of_the_cells(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "Maker", Slowly)
+    monkeypatch.setattr(planning, "CellExecutor", Slowly)
     wanted = build_study(content(place))
     told = planning.plan(wanted, workers=1, gpus=0)
     cells = [job for job in runner.plan_jobs(Slowly(planning.StudyContext(wanted))) if job.section == "measure"]

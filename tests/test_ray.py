@@ -181,7 +181,7 @@ class KillsAt(Kills):
 def test_a_cell_that_no_worker_survives_is_named_and_all_others_are_kept(
     place: Path, whole: Run, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_engine, "TRIES", 1)
+    monkeypatch.setattr(ray_engine, "MAX_ATTEMPTS", 1)
     fatal = "yarn: 24 tokens, document 1"
     with pytest.raises(Interrupted, match=f"no worker survived '{fatal}' .*--resume") as told:
         runner.run_study(study(place, name="ray", workers=1), tmp_path, progress=KillsAt(fatal))

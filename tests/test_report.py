@@ -183,7 +183,7 @@ def test_a_single_model_has_no_comparison(parsed: Page, tmp_path: Path) -> None:
     for told in ("Change against the first model", "Comparisons are with", "under yarn", "95 % interval +0.050"):
         assert told in parsed.text
         assert told not in alone.text
-    for drawn in ("against base, by position", "of each head, against base"):
+    for drawn in ("relative to base, by position", "of each head, compared with base"):
         assert any(drawn in script for script in parsed.scripts)
         assert not any(drawn in script for script in alone.scripts)
 

@@ -257,7 +257,7 @@ def test_an_endless_stream_of_short_texts_is_given_up(monkeypatch: pytest.Monkey
             yield {"text": "the fox"}
 
     monkeypatch.setattr(datasets, "load_dataset", endless)
-    monkeypatch.setattr(texts, "SCAN", 30)
+    monkeypatch.setattr(texts, "MAX_SCANNED_DOCUMENTS", 30)
     with pytest.raises(BadInput, match="0 of the first 30 documents"):
         texts.load_token_documents("hf:no/such", PLAIN, count=1, length=50)
 

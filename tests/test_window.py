@@ -146,10 +146,10 @@ def test_an_interrupted_window_study_resumes_to_the_same_bytes(tmp_path: Path, m
             raise KeyboardInterrupt
         return real(width, config, seed)
 
-    monkeypatch.setattr(window, "train", stopping)
+    monkeypatch.setattr(window, "train_models", stopping)
     with pytest.raises(Interrupted):
         study.run_study(plan, tmp_path / "cut")
-    monkeypatch.setattr(window, "train", real)
+    monkeypatch.setattr(window, "train_models", real)
     resumed = study.run_study(plan, tmp_path / "cut", resume=True)
     for table in ("window", "window_pairs"):
         assert (resumed.path / f"{table}.parquet").read_bytes() == (whole.path / f"{table}.parquet").read_bytes()

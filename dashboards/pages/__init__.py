@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from dashboards.view import ViewState
+from dashboards.view_state import ViewState
 from headscope.report.blocks import PageContent
 from headscope.runs.run import Run
 

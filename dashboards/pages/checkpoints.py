@@ -5,7 +5,7 @@ from itertools import chain
 
 import pandas as pd
 
-from dashboards.view import ViewState
+from dashboards.view_state import ViewState
 from headscope.plots import layers, role_emergence
 from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, LazySequence, PageContent, TextBlock, TextTable

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from dashboards.view import FILTER_PARAMETERS, ViewState
+from dashboards.view_state import FILTER_PARAMETERS, ViewState
 from headscope.plots import layers
 from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, LazySequence, PageContent, RenderContext, TextBlock

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from dashboards.view import ViewState, describe_statistic, parse_head
+from dashboards.view_state import ViewState, describe_statistic, parse_head
 from headscope.report import assembly
 from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
 from headscope.report.text import column_heading, default_models_with, format_cell, head_mask

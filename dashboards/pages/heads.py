@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dashboards.view import FILTER_PARAMETERS, ViewState
+from dashboards.view_state import FILTER_PARAMETERS, ViewState
 from headscope.plots import heads as head_figures
 from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, HeadTable, Link, Links, PageContent, TextBlock

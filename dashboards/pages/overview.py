@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dashboards.run_store import current_store
-from dashboards.view import Query, ViewState, build_url
+from dashboards.view_state import Query, ViewState, build_url
 from headscope.report import assembly
 from headscope.report import html_page as report
 from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, PaperClaim, TextBlock, TextTable

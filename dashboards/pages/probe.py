@@ -6,7 +6,7 @@ from itertools import chain
 
 from dashboards import exploring as exploring  # draws the parts of an explorer
 from dashboards.pages import Page
-from dashboards.view import ViewState
+from dashboards.view_state import ViewState
 from headscope import plugins
 from headscope.plugins import Probe
 from headscope.report import assembly

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dashboards.run_store import current_store
-from dashboards.view import ViewState, build_url
+from dashboards.view_state import ViewState, build_url
 from headscope import plugins
 from headscope.report.blocks import Block, PageContent, RecordTable, TextBlock, TextTable
 from headscope.runs.run import Run, short_names

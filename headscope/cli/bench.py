@@ -40,9 +40,9 @@ def bench(
     """
     rows: list[dict[str, Any]] = []
     if dashboard:
-        from dashboards import timing
+        from dashboards import browser_timing
 
-        rows += (_told(row, as_json) for row in timing.measure_all(EXAMPLE))
+        rows += (_told(row, as_json) for row in browser_timing.measure_all(EXAMPLE))
     else:
         quiet_libraries()
         from headscope.report.terminal import print_line, print_table

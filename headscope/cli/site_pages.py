@@ -17,7 +17,7 @@ from dashboards import layout
 from dashboards.pages import Page, checkpoints, head, overview, runs
 from dashboards.pages.probe import ProbePage, has_tables
 from dashboards.run_store import RunStore
-from dashboards.view import describe_statistic, parse_head
+from dashboards.view_state import describe_statistic, parse_head
 from headscope.errors import BadRun
 from headscope.plots.highlight import HeadIndex
 from headscope.report import assembly

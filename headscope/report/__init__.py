@@ -1,6 +1,6 @@
-"""Runs in words and figures: findings and charts in order, on the terminal and as one HTML page.
+"""Reports: findings and charts of runs in the terminal, as one HTML page, as a static site, and in a notebook.
 
-`report.write([run], "report.html")` writes the page.
+`report.write_report([run], "report.html")` writes the HTML page.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ __all__ = ["render_report", "write_report"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # what probes hand on needs neither templates nor plotly's script
+    if name in __all__:  # lazy: the blocks that probes import need neither jinja nor plotly.js
         from headscope.report import html_page
 
         return getattr(html_page, name)

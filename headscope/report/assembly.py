@@ -1,7 +1,7 @@
-"""What a report or a page is made of, in order: what every probe says of a run, and which heads to show.
+"""Contents of a report or page, in order: findings and charts of every probe, and the notable heads of a run.
 
-Asks through the door and names no probe. Charts are drawn when they are asked for; those that cannot be drawn are told
-of and left out.
+This module calls probes only through `headscope.plugins` and names none. Charts are drawn lazily. If a probe fails, its
+remaining charts are left out and the failure is logged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,38 +34,41 @@ from headscope.runs.summary import longest, moved
 from headscope.runs.training_runs import courses
 
 MAX_HEADS = 6
-"""Heads that are drawn one by one."""
+"""Maximum number of notable heads with charts of their own."""
 
 
 def render_context(
     run: Run, selected_model: str = "", heads: pd.DataFrame | None = None, models: Sequence[str] | None = None
 ) -> RenderContext:
-    """The run as charts are drawn from it: `model` in view (the first one), `heads` as a filter left them, `models`
-    (few of them) in this order, the first being what others are compared with."""
+    """The data that charts of the run are drawn from.
+
+    `selected_model` defaults to the first model. `heads` is the filtered per-head table, by default the whole one.
+    `models` are the labels in the charts, in order, by default at most six; the first one is the baseline.
+    """
     labels = default_models(run) if models is None else models
-    every = run.heads
-    chosen = notable_heads(every[every["model"].isin(labels)])
-    kept = every if heads is None else heads
+    all_heads = run.heads
+    reasons = notable_heads(all_heads[all_heads["model"].isin(labels)])
+    filtered_heads = all_heads if heads is None else heads
     return RenderContext(
         run,
         labels,
-        kept[kept["model"].isin(labels)],
+        filtered_heads[filtered_heads["model"].isin(labels)],
         selected_model or next(iter(labels), ""),
-        dict(list(chosen.items())[:MAX_HEADS]),
+        dict(list(reasons.items())[:MAX_HEADS]),
     )
 
 
 def notable_heads(heads: pd.DataFrame) -> dict[HeadIndex, str]:
-    """Heads (layer, head) to show, each with the reason, judged by the first model and by change against it."""
-    chosen: dict[HeadIndex, str] = {}
+    """Notable heads (layer, head), each with the reason: extremes in the first model and largest changes from it."""
+    reasons: dict[HeadIndex, str] = {}
     for (layer, head), reason in _notable_reasons(heads) if len(heads) else ():
-        place = int(layer), int(head)
-        chosen[place] = f"{chosen[place]}; {reason}" if place in chosen else reason
-    return chosen
+        index = int(layer), int(head)
+        reasons[index] = f"{reasons[index]}; {reason}" if index in reasons else reason
+    return reasons
 
 
 def notable_heads_of_run(run: Run) -> dict[HeadIndex, str]:
-    """`notable` of all models of the run."""
+    """Notable heads over all models of the run."""
     return notable_heads(run.heads)
 
 
@@ -80,28 +83,28 @@ def _notable_reasons(heads: pd.DataFrame) -> Iterator[tuple[HeadIndex, str]]:
     if "growth" in first and (growth := first["growth"].dropna()).size:
         yield growth.index[int(growth.argmax())], "highest growth exponent"
         yield growth.index[int(growth.argmin())], "lowest growth exponent"
-    for best, known in statistics().items():
-        if known.best and best in first and (values := first[best].dropna()).size:
-            yield values.index[int(values.argmax())], f"highest {known.label}"
+    for column_name, stat in statistics().items():
+        if stat.best and column_name in first and (values := first[column_name].dropna()).size:
+            yield values.index[int(values.argmax())], f"highest {stat.label}"
     for label in labels[1:]:
         if name is not None and (change := moved(heads, name, str(label))).size:
-            yield change.index[int(change.abs().argmax())], f"largest change of effective length under {label}"
+            yield change.index[int(change.abs().argmax())], f"largest change in effective length under {label}"
 
 
 def measured_statistics(heads: pd.DataFrame) -> list[str]:
-    """The statistics of the per-head table that have a number; of one by length the longest comes first."""
+    """Columns of the per-head table that are statistics with a value; the longest context length comes first."""
     columns = [*map(str, heads)]
-    named = (
+    names = (
         name
         for stem in statistics()
         for name in ([stem] if stem in columns else reversed(by_length(columns, stem)))
         if heads[name].notna().any()
     )
-    return [*named]
+    return [*names]
 
 
 def run_statistics(run: Run) -> list[str]:
-    """`measured` of the run's heads, found once."""
+    """Measured statistics of the run's heads; cached per run."""
     return run.derived(_compute_run_statistics)
 
 
@@ -110,169 +113,171 @@ def _compute_run_statistics(run: Run) -> list[str]:
 
 
 def models_with_statistic(run: Run, statistic_name: str) -> list[str]:
-    """The models that have a number in that column of the per-head table."""
-    known = (
+    """Labels of the models with a value of the statistic, in the order of the run."""
+    measured = (
         run.heads.dropna(subset=[statistic_name])["model"].astype(str).unique() if statistic_name in run.heads else ()
     )
-    return [label for label in run.models if label in known]
+    return [label for label in run.models if label in measured]
 
 
 def probe_for_statistic(statistic_name: str) -> Probe | None:
-    """The probe that measures that statistic."""
-    found = (
+    """The probe that declares the statistic, or None."""
+    owners = (
         probe
         for probe, declared in plugins.load_parts("statistics")
         if {statistic_name, column(statistic_name).stem} & {*declared}
     )
-    return next(found, None)
+    return next(owners, None)
 
 
 def training_steps(run: Run) -> dict[str, int]:
-    """The training step of each model that is a checkpoint of a training."""
-    course = courses(run.manifest["models"])
-    return {str(label): int(step) for label, step in zip(course["label"], course["step"], strict=True)}
+    """Training step by model label, for the models that are checkpoints of a training run."""
+    checkpoints = courses(run.manifest["models"])
+    return {str(label): int(step) for label, step in zip(checkpoints["label"], checkpoints["step"], strict=True)}
 
 
 def findings_by_topic(run: Run) -> dict[str, list[Finding]]:
-    """What every probe finds in the run, by topic."""
+    """Findings of all probes, by topic."""
     return _group_by_topic(chain.from_iterable(run.derived(_findings_by_probe).values()))
 
 
 def probe_findings(run: Run, probe: Probe) -> dict[str, list[Finding]]:
-    """What one probe finds in the run, by topic."""
+    """Findings of one probe, by topic."""
     return _group_by_topic(run.derived(_findings_by_probe).get(probe.name, ()))
 
 
 def _findings_by_probe(run: Run) -> dict[str, list[Finding]]:
-    """What each probe finds, by its name."""
-    return {probe.name: [*found] for probe, found in plugins.call_parts("findings", run)}
+    """Findings by probe name."""
+    return {probe.name: [*findings] for probe, findings in plugins.call_parts("findings", run)}
 
 
 def _group_by_topic(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
-    told: dict[str, list[Finding]] = {}
+    by_topic: dict[str, list[Finding]] = {}
     for finding in findings:
-        told.setdefault(finding.topic, []).append(finding)
-    return told
+        by_topic.setdefault(finding.topic, []).append(finding)
+    return by_topic
 
 
 def collect_chapters(context: RenderContext, topic: str = "") -> dict[str, list[ChartGroup]]:
-    """What a report shows, by chapter, drawn; groups and chapters without charts are left out.
+    """Chart groups by chapter, with drawn charts. Groups and chapters without charts are left out.
 
-    With a `topic`, only groups that have it in the name of their chapter or in their heading.
+    With a `topic`, only groups whose chapter or heading contains it, ignoring case.
     """
-    told: dict[str, list[ChartGroup]] = {}
+    chapters: dict[str, list[ChartGroup]] = {}
     for probe, groups in plugins.call_parts("charts", context):
         for group in groups:
-            named = topic.casefold() in f"{group.chapter}\n{group.heading}".casefold()
-            if named and (charts := [*_iterate_charts(probe, group)]):
-                told.setdefault(group.chapter, []).append(replace(group, charts=charts))
-    return told
+            matches = topic.casefold() in f"{group.chapter}\n{group.heading}".casefold()
+            if matches and (charts := [*_iterate_charts(probe, group)]):
+                chapters.setdefault(group.chapter, []).append(replace(group, charts=charts))
+    return chapters
 
 
 def overview_blocks(context: RenderContext) -> Iterator[Block]:
-    """What a run shows first: a small matrix of every model, and what the probes show on the first page of the app."""
+    """The overview of a run: a small matrix of every model, and the charts of the probes for the app's first page."""
     if name := longest(context.heads):
         yield Chart(
             plot_small_matrices(context.heads, name),
-            "A cell is a head, the first layer at the bottom; one scale for all models.",
+            "Each cell is a head, with the first layer at the bottom. All models share one colour scale.",
         )
     for charts in charts_for_page(context, "/").values():
         yield from charts
 
 
 def charts_for_page(context: RenderContext, page: str) -> dict[str, Sequence[Block]]:
-    """What the probes show on that page of the app, by heading, drawn when it is reached."""
-    told: dict[str, list[Iterator[Block]]] = {}
+    """Blocks of the probes for a page of the app, by heading, drawn lazily."""
+    iterators: dict[str, list[Iterator[Block]]] = {}
     for probe, groups in plugins.call_parts("charts", context):
         for group in groups:
             if page in group.app_pages.split():
-                told.setdefault(group.heading or group.chapter, []).append(_iterate_charts(probe, group))
-    return {heading: LazySequence(chain(*charts)) for heading, charts in told.items()}
+                iterators.setdefault(group.heading or group.chapter, []).append(_iterate_charts(probe, group))
+    return {heading: LazySequence(chain(*charts)) for heading, charts in iterators.items()}
 
 
 def probe_charts(context: RenderContext, probe: Probe) -> dict[str, Sequence[Block]]:
-    """What one probe shows, by heading, drawn when it is reached. Raises BrokenProbe where it cannot."""
-    told: dict[str, list[Iterator[Block]]] = {}
+    """Blocks of one probe, by heading, drawn lazily. Raises BrokenProbe if the probe fails."""
+    iterators: dict[str, list[Iterator[Block]]] = {}
     for group in _call_part(probe, "charts", context) or ():
-        told.setdefault(group.heading, []).append(_iterate_charts(probe, group))
-    return {heading: LazySequence(chain(*charts)) for heading, charts in told.items()}
+        iterators.setdefault(group.heading, []).append(_iterate_charts(probe, group))
+    return {heading: LazySequence(chain(*charts)) for heading, charts in iterators.items()}
 
 
 def probe_page(context: RenderContext, probe: Probe) -> PageContent | None:
-    """The page that a probe draws itself, None where it draws none. Raises BrokenProbe where it cannot."""
+    """The probe's own page, or None without one. Raises BrokenProbe if the probe fails."""
     page: PageContent | None = _call_part(probe, "page", context)
     return page
 
 
 def head_sentences(run: Run, model: str, layer: int, head: int) -> tuple[list[str], list[str]]:
-    """What the head is in `model`: the first sentence of every probe, and what else they say."""
-    told = [list(found) for _, found in plugins.call_parts("head_findings", run, model, layer, head)]
-    return [found[0] for found in told if found], [sentence for found in told for sentence in found[1:]]
+    """Sentences about the head in a model: the first sentence of every probe, and all further sentences."""
+    sentences = [
+        list(finding_texts) for _, finding_texts in plugins.call_parts("head_findings", run, model, layer, head)
+    ]
+    return [texts[0] for texts in sentences if texts], [text for texts in sentences for text in texts[1:]]
 
 
 def head_blocks(run: Run, model: str, layer: int, head: int) -> Iterator[Block]:
-    """What the probes show of one head, made when it is reached: what they tell in words and tables, then charts."""
+    """Blocks of the probes about one head, created lazily: first texts and tables, then charts."""
     charts: list[Iterator[Block]] = []
-    for probe, ask in plugins.load_parts("head_charts"):
-        parts = _iterate_part(probe, "head_charts", ask, run, model, layer, head)
-        for part in parts:
-            if isinstance(part, Chart):
-                charts.append(chain([part], parts))
+    for probe, part_function in plugins.load_parts("head_charts"):
+        blocks = _iterate_part(probe, "head_charts", part_function, run, model, layer, head)
+        for block in blocks:
+            if isinstance(block, Chart):
+                charts.append(chain([block], blocks))
                 break
-            yield part
+            yield block
     yield from chain(*charts)
 
 
 def collect_glossary(run: Run) -> list[Term]:
-    """The words that a reader of the run's chapters needs; one that several probes explain is explained once."""
+    """Glossary terms for the chapters of the run; the first definition of a term wins."""
     terms: dict[str, Term] = {}
-    for _, known in plugins.load_parts("glossary"):
-        for term in known:
+    for _, declared_terms in plugins.load_parts("glossary"):
+        for term in declared_terms:
             if set(term.tables) & set(run.tables) or (run.models and not term.tables):
                 terms.setdefault(term.word, term)
     return [*terms.values()]
 
 
 def collect_overviews(run: Run) -> list[Overview]:
-    """What the terminal shows of the run, probe by probe."""
+    """Overviews of the run for the terminal, one per probe."""
     return [overview for _, overview in plugins.call_parts("overview", run) if overview is not None]
 
 
 def collect_next_steps(run: Run) -> list[str]:
-    """What to do with what was made, a line each."""
+    """Suggested next steps, one line each."""
     return [line for _, lines in plugins.call_parts("next_steps", run) for line in lines]
 
 
 def _iterate_charts(probe: Probe, group: ChartGroup) -> Iterator[Any]:
-    """The charts of a group, each drawn when it is reached; none after one that fails, which is told."""
+    """The charts of a group, drawn lazily; stops and reports the probe when one fails."""
     return _iterate_part(probe, "charts", lambda: group.charts)
 
 
 def _iterate_part(
     probe: Probe, kind: Kind, part_function: Callable[..., Iterable[Any]], *arguments: object
 ) -> Iterator[Any]:
-    """What that part of a probe answers, each when it is reached; none after one that fails, which is told."""
+    """The items that a part of a probe returns, created lazily; stops and reports the probe when one fails."""
 
-    def answers() -> Iterator[Any]:
+    def items() -> Iterator[Any]:
         yield from part_function(*arguments)
 
-    each = answers()
+    iterator = items()
     try:
-        while (part := plugins.call_part(probe, kind, next, each, None)) is not None:
-            yield part
-    except BrokenProbe as reason:
-        plugins.report_broken(reason)
+        while (item := plugins.call_part(probe, kind, next, iterator, None)) is not None:
+            yield item
+    except BrokenProbe as error:
+        plugins.report_broken(error)
 
 
 def _call_part(probe: Probe, kind: Kind, *arguments: object) -> Any:
-    """What that part of one probe answers, None without one; iterators as lists. Raises BrokenProbe where it fails."""
-    ask = plugins.load_part(probe, kind)
-    return None if ask is None else plugins.call_part(probe, kind, ask, *arguments)
+    """Call a part of a probe; iterators become lists. None if the probe lacks it. Raises BrokenProbe if it fails."""
+    part_function = plugins.load_part(probe, kind)
+    return None if part_function is None else plugins.call_part(probe, kind, part_function, *arguments)
 
 
 def dropped_row_notes(run: Run) -> list[str]:
-    """What of the runs that are read as one is not shown, a sentence a table."""
+    """One sentence per table about the rows that combining the runs has dropped."""
     return [
-        f"{rows:,} rows of table {name} are not shown: another of these runs has rows of the same key."
+        f"Table {name}: {rows:,} rows are left out, because another of the combined runs has rows with the same keys."
         for name, rows in run.dropped.items()
     ]

@@ -1,6 +1,6 @@
-"""What report and app consist of, as data: charts, words, tables and terms. Each becomes HTML, components or text.
+"""Blocks of a report or page as data: charts, findings, texts, tables, links and terms.
 
-Probes hand these on; they know neither the report nor the app.
+Probes create blocks; report and app render them as HTML, Dash components or terminal text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ from headscope.runs.run import Run
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure, how to read it, and what it shows in words for those who do not see it.
+    """A figure with a caption that explains how to read it, and a summary of what it shows.
 
-    `ways` are links of the app from the cells of a matrix, row by row, as `exploring.way` writes them.
+    `cell_links` are app links from the cells of a matrix, row by row, as `explorer_blocks.query_link` writes them.
     """
 
     figure: go.Figure
@@ -32,7 +32,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence with numbers about a run: its topic, and the label of the model that it is about ("" for several)."""
+    """A result of a run in one sentence, its topic, and the label of the model that it is about ("" for several)."""
 
     topic: str
     text: str
@@ -41,9 +41,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class PaperClaim(Finding):
-    """What the paper says, whether it holds on the run, and the figures that say so; as a finding, all in one line."""
+    """A statement of the paper, the verdict for the run, and the evidence; `text` joins the three.
 
-    topic: str = field(default="Against the paper", init=False)
+    `verdict` is "supported", "partly supported", "not supported" or "inconclusive", the last one with the reason.
+    """
+
+    topic: str = field(default="Comparison with the paper", init=False)
     text: str = field(default="", init=False)
     model: str = field(default="", kw_only=True)
     statement: str
@@ -56,7 +59,7 @@ class PaperClaim(Finding):
 
 @dataclass(frozen=True)
 class Term:
-    """A word that the reader of a chapter needs; shown where a run has one of `tables`, or models if there are none."""
+    """A glossary term, for runs with one of `tables`, or for all runs with models if `tables` is empty."""
 
     word: str
     definition: str
@@ -66,10 +69,10 @@ class Term:
 
 @dataclass(frozen=True)
 class RenderContext:
-    """What a chapter or page is drawn from.
+    """The data that the charts of a chapter or page are drawn from.
 
-    `heads` is the per-head table of `models` (at most six), the heads that a filter leaves out without numbers; `model`
-    the one in view; `chosen` the heads worth a closer look, each with the reason.
+    `heads` is the per-head table of `models` (usually at most six); heads that a filter excludes have no values.
+    `notable_heads` maps notable heads (layer, head) to the reason.
     """
 
     run: Run
@@ -79,7 +82,7 @@ class RenderContext:
     notable_heads: Mapping[HeadIndex, str]
 
     def table(self, name: str) -> pd.DataFrame | None:
-        """A table of the run with only these models, its categories in the order of the study; None if not stored."""
+        """A table of the run, only the rows of these models, categories in run order; None if it is not stored."""
         if name not in self.run.tables:
             return None
         frame = self.run.table(name)
@@ -87,16 +90,16 @@ class RenderContext:
         return frame.assign(model=frame["model"].astype(pd.CategoricalDtype(self.run.models)))
 
     def finite_values(self, column: str) -> dict[str, pd.Series]:
-        """The finite values of a column of `heads` by model; models without one are left out."""
+        """The finite values of a column of `heads` by model; models without a finite value are left out."""
         if column not in self.heads:
             return {}
-        kept = self.heads[np.isfinite(self.heads[column].astype("float64"))]
-        return {str(label): block[column] for label, block in kept.groupby("model", observed=True)}
+        finite_rows = self.heads[np.isfinite(self.heads[column].astype("float64"))]
+        return {str(label): rows[column] for label, rows in finite_rows.groupby("model", observed=True)}
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What the terminal shows of a probe: `data` as JSON has it under `name`, `rows` in words, lines of warning."""
+    """Terminal overview of a probe: `rows` as text, `data` for JSON under the key `name`, and warnings."""
 
     name: str
     title: str
@@ -107,7 +110,7 @@ class Overview:
 
 @dataclass(frozen=True)
 class Link:
-    """A way to another view."""
+    """A link to another page or view."""
 
     text: str
     href: str
@@ -115,14 +118,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
-    """Ways from here."""
+    """A list of links."""
 
     links: Sequence[Link]
 
 
 @dataclass(frozen=True)
 class TextBlock:
-    """Sentences, perhaps under a heading, and ways from there. Of `folded` ones the heading alone shows at first."""
+    """Sentences with an optional heading and links. A collapsed block first shows only its heading."""
 
     sentences: Sequence[str]
     heading: str = ""
@@ -132,7 +135,7 @@ class TextBlock:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A small table: column names, rows of text, and what it shows. `defined` explains the first cell of a row."""
+    """A small table of text with a caption. `definitions` explains the values of the first column."""
 
     caption: str
     column_names: Sequence[str]
@@ -142,10 +145,10 @@ class TextTable:
 
 @dataclass(frozen=True)
 class ChartGroup:
-    """Charts and tables under one heading of a chapter. Chapters of one name, of several probes, are read as one.
+    """Charts and tables under one heading of a chapter. Chapters of several probes with the same name are joined.
 
-    `page` holds the paths of pages of the app that show them too, such as "/compare"; the probe's own page shows them
-    anyway.
+    `app_pages` are the paths of app pages that also show them, separated by spaces, such as "/compare". The probe's own
+    page always shows them.
     """
 
     chapter: str
@@ -156,24 +159,24 @@ class ChartGroup:
 
 @dataclass(frozen=True)
 class HeadTable:
-    """All heads of a model, to sort, filter and save. The first columns are layer and head."""
+    """All heads of a model as a table to sort, filter and save. The first columns are layer and head."""
 
     caption: str
     heads: pd.DataFrame
     highlighted_column: str
-    """The column that the page is about."""
+    """The column of the statistic that the page is about."""
 
 
 @dataclass(frozen=True)
 class RecordTable:
-    """A table to sort and to search: rows of one kind by column name; `href` leads to what a row is about."""
+    """A table to sort and search: one mapping per row. The key `href` is the link of a row and not a column."""
 
     caption: str
     rows: Sequence[Mapping[str, Any]]
 
     @property
     def column_names(self) -> list[str]:
-        """Its columns."""
+        """The column names, without `href`."""
         return [name for name in (self.rows[0] if self.rows else {}) if name != "href"]
 
 
@@ -181,18 +184,17 @@ Block = Chart | TextBlock | Links | TextTable | HeadTable | RecordTable
 
 
 class LazySequence(Sequence[Block]):
-    """Parts of a page that are made when they are reached, and once: charts take long, and those at the end of a page
-    need not be drawn before it is shown."""
+    """Blocks that are created on first access and cached: a page appears before all its charts are drawn."""
 
     def __init__(self, blocks: Iterable[Block]) -> None:
         self._items: list[Block] = []
         self._remaining = iter(blocks)
 
     def __iter__(self) -> Iterator[Block]:
-        at = 0
-        while self._has_item(at):
-            yield self._items[at]
-            at += 1
+        index = 0
+        while self._has_item(index):
+            yield self._items[index]
+            index += 1
 
     def __bool__(self) -> bool:
         return self._has_item(0)
@@ -205,13 +207,13 @@ class LazySequence(Sequence[Block]):
     def __getitem__(self, index: int) -> Block: ...
 
     @overload
-    def __getitem__(self, at: slice) -> Sequence[Block]: ...
+    def __getitem__(self, index: slice) -> Sequence[Block]: ...
 
-    def __getitem__(self, at: int | slice) -> Block | Sequence[Block]:
-        return [*self][at]
+    def __getitem__(self, index: int | slice) -> Block | Sequence[Block]:
+        return [*self][index]
 
     def _has_item(self, index: int) -> bool:
-        """Whether there is a part at that place, made now if it was not before."""
+        """Whether the index exists; creates the block if necessary."""
         if len(self._items) <= index:
             self._items += islice(self._remaining, index + 1 - len(self._items))
         return len(self._items) > index
@@ -219,8 +221,10 @@ class LazySequence(Sequence[Block]):
 
 @dataclass(frozen=True)
 class PageContent:
-    """A page: its title, one sentence that orients, and its parts by heading ("" for none). One without parts is left
-    out where the page is shown."""
+    """A page: its title, a one-sentence introduction, and its blocks by heading ("" for none).
+
+    A section without blocks is not shown.
+    """
 
     title: str
     introduction: str

@@ -1,7 +1,7 @@
-"""Parts of a page on which a reader goes from one thing to another: text whose tokens are shaded, and ways from there.
+"""Blocks of explorer pages: passages with shaded tokens, and links that change the selection.
 
-What is looked at stands in the address alone. A link of these parts names what it changes, as `way` writes it, and the
-app keeps the rest. On paper a passage is a plain table, and ways are left out.
+The URL alone holds the selection. A link names only the parameters that it changes (see `query_link`); the app keeps
+the others. In a static export a passage is a plain table and links are left out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,29 +12,32 @@ from headscope.report.blocks import Links, TextTable
 
 
 def query_link(path: str = "", **changes: object) -> str:
-    """A link that changes this of the address: "?doc=play&row=12"; with a path, on another page."""
+    """A link that changes URL parameters: "?doc=play&row=12"; with a path, a link to another page."""
     return f"{path}?{urlencode(changes)}"
 
 
 def choice_or_default(
     parameter: str, choices: Iterable[object], query: Mapping[str, str], notes: list[str], default: object = None
 ) -> str:
-    """The choice that the address asks for, else the default one, the first; what is asked in vain is noted."""
-    known = [str(choice) for choice in choices]
-    otherwise = known[0] if default is None else str(default)
-    told = query.get(parameter) or otherwise
-    if told in known:
-        return told
-    notes.append(f"There is no {parameter} ‘{told[:60]}’ here; this is {parameter} {otherwise}.")
-    return otherwise
+    """The value of a URL parameter if it is a valid choice, else the default, which is the first choice by default.
+
+    Adds a sentence to `notes` for an invalid value.
+    """
+    valid_values = [str(choice) for choice in choices]
+    default_value = valid_values[0] if default is None else str(default)
+    value = query.get(parameter) or default_value
+    if value in valid_values:
+        return value
+    notes.append(f"Unknown {parameter} ‘{value[:60]}’: showing {parameter} {default_value} instead.")
+    return default_value
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token as it is shown: nothing in `text` is more than text.
+    """A displayed token; `text` is never interpreted as markup.
 
-    `shade` is 0 (none) to 1; a click on one with `href` goes there; a `special` one is told by its name; `marked` ones
-    are what the text is about; `hint` is told on hovering.
+    `shading` is 0 (none) to 1. `href` is the link on click, `tooltip` the text on hover. A special token, such as BOS,
+    is shown by its name. Marked tokens are the ones that the passage is about.
     """
 
     text: str
@@ -46,24 +49,24 @@ class Token:
 
 
 TextCell = str | Sequence[Token]
-"""Words, or tokens that follow one another."""
+"""Text, or consecutive tokens."""
 
 
 @dataclass(frozen=True)
 class Passage(TextTable):
-    """A table of texts whose tokens are shaded: `cells` is what `rows` tells without shades."""
+    """A table of texts with shaded tokens: `cells` holds the tokens, `rows` the same texts without shading."""
 
     cells: Sequence[Sequence[TextCell]] = ()
 
 
 def passage_table(caption: str, column_names: Sequence[str], cells: Sequence[Sequence[TextCell]]) -> Passage:
-    """The table of these columns; on paper marked tokens stand between ‹ and ›."""
+    """A passage from its cells; in a static export marked tokens are in ‹ and ›."""
     return Passage(caption, column_names, [[*map(_cell_text, row)] for row in cells], cells=cells)
 
 
 @dataclass(frozen=True)
 class LinkChoice(Links):
-    """Ways of one kind, drawn as a list to choose from; `at` is the one that is taken, None where none is."""
+    """Links as a drop-down list; `selected_index` is None if no link is selected."""
 
     label: str = ""
     selected_index: int | None = None
@@ -71,7 +74,7 @@ class LinkChoice(Links):
 
 @dataclass(frozen=True)
 class KeyLinks(Links):
-    """Ways that a key takes as well: `keys` name one for each, such as "ArrowLeft", "" for none."""
+    """Links with keyboard shortcuts: `keys` has one key name per link, such as "ArrowLeft", or ""."""
 
     keys: Sequence[str] = ()
 

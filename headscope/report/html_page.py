@@ -1,7 +1,7 @@
-"""Run(s) -> one self-contained HTML file, which asks no other host for anything and can be mailed or printed.
+"""The HTML report: one self-contained file that makes no network requests.
 
-`outline` gathers what the probes show and say; this module joins it with the facts of the runs in `report.html.jinja`.
-plotly.js is inlined once, compressed; figures travel as JSON with five significant digits.
+`assembly` collects the contents from the probes; `report.html.jinja` lays them out with the provenance of the runs. The
+file holds plotly.js once, compressed, and the figures as JSON with five significant digits.
 """
 
 import base64
@@ -34,29 +34,29 @@ from headscope.runs.run_tables import RunTables
 from headscope.runs.schema import all_tables
 
 SIGNIFICANT_DIGITS = 5
-"""Significant digits of the numbers in a figure."""
-REASON_COLUMN = "why it is here"
+"""Significant digits of numbers in figures."""
+REASON_COLUMN = "reason"
 INTERVAL_SUFFIXES = ("_low", "_high")
 
 
 def write_report(runs: Sequence[Run], out: Path | str) -> Path:
-    """Write the report of `runs`, read as one, to the file `out` and return it.
+    """Write the report of the combined runs to the file `out` and return its path.
 
-    Raises BadInput for no run, or for runs that give one label to different models; BadRun for a damaged table;
-    CannotWrite when `out` cannot be.
+    Raises BadInput without a run or if two runs use one label for different models, BadRun for a damaged table, and
+    CannotWrite if the file cannot be written.
     """
     if not runs:
-        raise BadInput("a report needs at least one run: name a run directory")
+        raise BadInput("a report needs at least one run. Name a run directory.")
     out = Path(out)
     with _convert_write_errors(out):
         if out.exists() and not out.is_file():
-            raise CannotWrite(f"cannot write {out}: it is a folder or a device; choose another --out, a file")
+            raise CannotWrite(f"cannot write {out}: it is a folder or a device. Choose another file with --out.")
     for run in runs:
-        run.check()  # tables that no chart shows as well, and before any is drawn
+        run.check()  # before drawing, and also the tables that no chart uses
     page = render_report(runs)
     with _convert_write_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        draft = out.with_name(f".report-{os.getpid()}.draft")  # a name that fits wherever that of `out` does
+        draft = out.with_name(f".report-{os.getpid()}.draft")  # a short name, which every file system accepts
         try:
             draft.write_text(page, encoding="utf-8")
             draft.replace(out)
@@ -70,16 +70,16 @@ def _convert_write_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CannotWrite(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
+        raise CannotWrite(f"cannot write {out}: {error.strerror or error}. Choose another file with --out.") from error
 
 
 def render_report(runs: Sequence[Run]) -> str:
     """The report as HTML text."""
     run = concatenate(runs)
-    shown = assembly.render_context(run)
+    context = assembly.render_context(run)
     chapters: dict[str, Sequence[Block]] = {
-        title: [part for group in groups for part in group.charts]
-        for title, groups in assembly.collect_chapters(shown).items()
+        title: [block for group in groups for block in group.charts]
+        for title, groups in assembly.collect_chapters(context).items()
     }
     page = template_environment().get_template("report.html.jinja")
     return page.render(
@@ -87,16 +87,18 @@ def render_report(runs: Sequence[Run]) -> str:
         run=run,
         provenance=[provenance(stored) for stored in runs],
         models=run.manifest["models"],
-        models_in_charts=shown.models,
+        models_in_charts=context.models,
         lengths=_distinct_values(run, "context_length"),
         documents=_distinct_values(run, "doc"),
         terms=assembly.collect_glossary(run),
         findings=assembly.findings_by_topic(run),
         dropped_row_notes=assembly.dropped_row_notes(run),
-        model_table=statistics_table("Medians over heads, and loss; intervals in brackets", summary.models(run)),
+        model_table=statistics_table(
+            "Medians over heads and mean loss; 95 % intervals in brackets", summary.models(run)
+        ),
         chapters=chapters,
-        notable_heads=_notable_heads_table(shown),
-        longest=summary.longest(shown.heads),
+        notable_heads=_notable_heads_table(context),
+        longest=summary.longest(context.heads),
         statistics=_head_statistics(run),
         tables=_declared_tables(run),
         **_script_variables(chapters),
@@ -106,7 +108,7 @@ def render_report(runs: Sequence[Run]) -> str:
 def render_page(
     title: str, introduction: str, facts: Mapping[str, str], sections: Mapping[str, Sequence[Block]]
 ) -> str:
-    """A page of charts, words and tables of text as HTML text that stands alone; `facts` say of what, by name."""
+    """A self-contained page of charts, texts and tables as HTML text; `facts` describe the selection, by name."""
     page = template_environment().get_template("standalone.html.jinja")
     return page.render(
         title=title, introduction=introduction, facts=facts, sections=sections, **_script_variables(sections)
@@ -114,17 +116,17 @@ def render_page(
 
 
 def _script_variables(sections: Mapping[str, Sequence[Block]]) -> dict[str, Any]:
-    drawn = [part for parts in sections.values() for part in parts if isinstance(part, Chart)]
+    charts = [block for blocks in sections.values() for block in blocks if isinstance(block, Chart)]
     return {
         "plotly": Markup(get_plotlyjs()),
         "packed_plotly": _packed_plotly(),
-        "figures": [to_script_json(to_json_values(chart.figure.to_plotly_json())) for chart in drawn],
+        "figures": [to_script_json(to_json_values(chart.figure.to_plotly_json())) for chart in charts],
         "config": to_script_json(GRAPH_CONFIG),
     }
 
 
 def to_json_values(value: Any) -> Any:
-    """Plain lists and numbers of `value` for JSON: floats to five significant digits, what is not finite to None."""
+    """Plain lists and numbers for JSON: floats with five significant digits, None for NaN and infinity."""
     if isinstance(value, dict):
         return {key: to_json_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray | pd.Series | pd.Index):
@@ -142,15 +144,15 @@ def to_json_values(value: Any) -> Any:
 
 
 def to_script_json(value: Any) -> Markup:
-    """JSON that can stand inside a script element."""
-    told = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict)
-    return Markup(told.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+    """JSON that is safe inside a script element."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict)
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 def provenance(run: RunTables) -> dict[str, str]:
-    """What is known of how one run came about, in words."""
+    """Provenance of one run as text, by name: times, seed, texts, versions, machine, configuration."""
     manifest = run.manifest
-    known = {
+    values = {
         "Run": run.name,
         "Started": manifest.get("started", ""),
         "Finished": manifest.get("finished", ""),
@@ -161,7 +163,7 @@ def provenance(run: RunTables) -> dict[str, str]:
         "Commit": manifest.get("git_commit"),
         "Timings": manifest.get("timings"),
     }
-    facts = {name: _format_value(value) for name, value in known.items() if value not in (None, "", {})}
+    facts = {name: _format_value(value) for name, value in values.items() if value not in (None, "", {})}
     if config := manifest.get("config"):
         facts["Configuration"] = json.dumps(config, indent=1, ensure_ascii=False)
     return facts
@@ -176,12 +178,12 @@ def _format_value(value: Any) -> str:
 
 
 def _declared_tables(run: Run) -> list[columns.Table]:
-    """The run's tables that an installed probe declares."""
+    """The tables of the run that an installed probe declares."""
     return [all_tables()[name] for name in run.tables if name in all_tables()]
 
 
 def _distinct_values(run: Run, key_column: str) -> list[Any]:
-    """The values of a key column over all tables that have it, in order."""
+    """The sorted values of a key column over all tables that have it."""
     return sorted(
         {
             item
@@ -193,30 +195,30 @@ def _distinct_values(run: Run, key_column: str) -> list[Any]:
 
 
 def _notable_heads_table(context: RenderContext) -> TextTable:
-    """The notable heads under the models that are shown, and why each was chosen."""
-    heads, name = context.heads, summary.longest(context.heads)
-    best = [column for column, known in statistics().items() if known.best]
-    told = [*([name] if name else []), "growth", "cov", *best, "sink_mass", "local_mass", "effective_base"]
-    named = [
+    """The notable heads under the models in the charts, with the reason for each."""
+    heads, longest = context.heads, summary.longest(context.heads)
+    scores = [name for name, stat in statistics().items() if stat.best]
+    names = [*([longest] if longest else []), "growth", "cov", *scores, "sink_mass", "local_mass", "effective_base"]
+    column_names = [
         "layer",
         "head",
         "kv_group",
         REASON_COLUMN,
         "model",
-        *told,
-        *(f"{column}{end}" for column in told for end in INTERVAL_SUFFIXES),
+        *names,
+        *(f"{name}{suffix}" for name in names for suffix in INTERVAL_SUFFIXES),
     ]
     rows = []
     for (layer, head), reason in assembly.notable_heads(heads).items():
-        found = heads[head_mask(heads, layer, head)]
-        rows.append(found.assign(**{REASON_COLUMN: [reason, *[""] * (len(found) - 1)]}))
-    every = pd.concat(rows) if rows else heads[:0]
-    kept = every[[column for column in named if column in every]]
-    return statistics_table("Chosen heads under each model; intervals in brackets", kept)
+        head_rows = heads[head_mask(heads, layer, head)]
+        rows.append(head_rows.assign(**{REASON_COLUMN: [reason, *[""] * (len(head_rows) - 1)]}))
+    table = pd.concat(rows) if rows else heads[:0]
+    table = table[[name for name in column_names if name in table]]
+    return statistics_table("Notable heads under each model; 95 % intervals in brackets", table)
 
 
 def _head_statistics(run: Run) -> list[Statistic]:
-    """What is measured of heads; of lengths the longest."""
+    """The measured statistics of heads; at the longest context length for statistics by length."""
     longest = summary.longest(run.heads)
     return [
         statistic(name)
@@ -226,12 +228,12 @@ def _head_statistics(run: Run) -> list[Statistic]:
 
 
 def _csp_hash(script: str) -> str:
-    """The name of an inline script in a content security policy, so that no other script can run."""
+    """The hash of an inline script for the content security policy, which blocks all other scripts."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
 def gzip_base64(text: str) -> str:
-    """A long text in half of its bytes or less, as text: gzip, in base64."""
+    """Compress a text with gzip and encode it in base64."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
@@ -242,7 +244,7 @@ def _packed_plotly() -> str:
 
 @cache
 def template_environment() -> jinja2.Environment:
-    """The templates of reports and pages."""
+    """The jinja environment of all report templates."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("headscope.report", "."),
         autoescape=True,

@@ -1,6 +1,6 @@
-"""A run in a notebook: what it found and its first charts, drawn by the report's templates in a frame of their own.
+"""Runs in a notebook: findings and charts, rendered with the report templates in an iframe.
 
-No server, and no other host: each output holds all that it draws with. The methods of `Run` of these names lead here.
+Every output is self-contained: it needs no server and no network. The methods of `Run` call the functions here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from headscope.runs.run import Run
 
 @dataclass(frozen=True)
 class NotebookChart(Chart):
-    """A chart that shows itself, with its caption, as the last thing of a cell."""
+    """A chart that a notebook displays with its caption."""
 
     def _repr_html_(self) -> str:
         return page_iframe(chart_title(self), "", {}, {"": [self]})
@@ -27,9 +27,9 @@ class NotebookChart(Chart):
 
 @dataclass(frozen=True)
 class NotebookCharts(Sequence[NotebookChart]):
-    """Charts under one title, with sentences that tell what they show. `charts[0].figure` is a plotly figure.
+    """A sequence of charts with a title and sentences; `charts[0].figure` is a plotly figure.
 
-    `parts` holds what is shown beside the charts as well, such as passages that a head reads.
+    `blocks` holds the charts and the blocks between them, such as passages with the top attended tokens.
     """
 
     title: str
@@ -39,17 +39,19 @@ class NotebookCharts(Sequence[NotebookChart]):
     @property
     def charts(self) -> list[NotebookChart]:
         return [
-            NotebookChart(each.figure, each.caption, each.summary) for each in self.blocks if isinstance(each, Chart)
+            NotebookChart(block.figure, block.caption, block.summary)
+            for block in self.blocks
+            if isinstance(block, Chart)
         ]
 
     @overload
-    def __getitem__(self, at: int) -> NotebookChart: ...
+    def __getitem__(self, index: int) -> NotebookChart: ...
 
     @overload
-    def __getitem__(self, at: slice) -> Sequence[NotebookChart]: ...
+    def __getitem__(self, index: slice) -> Sequence[NotebookChart]: ...
 
-    def __getitem__(self, at: int | slice) -> NotebookChart | Sequence[NotebookChart]:
-        return self.charts[at]
+    def __getitem__(self, index: int | slice) -> NotebookChart | Sequence[NotebookChart]:
+        return self.charts[index]
 
     def __len__(self) -> int:
         return len(self.charts)
@@ -58,69 +60,75 @@ class NotebookCharts(Sequence[NotebookChart]):
         return "\n".join([f"<{self.title}: {len(self)} charts>", *map(chart_title, self.charts)])
 
     def _repr_html_(self) -> str:
-        parts = [part for part in self.blocks if not isinstance(part, Links)]  # ways are for the app
-        return page_iframe(self.title, " ".join(self.sentences), {}, {"": parts})
+        blocks = [block for block in self.blocks if not isinstance(block, Links)]  # links lead to pages of the app
+        return page_iframe(self.title, " ".join(self.sentences), {}, {"": blocks})
 
 
 def run_html(run: Run) -> str:
-    """The run as a notebook shows it: its first charts, and what was found, folded under its topics."""
+    """The HTML representation of a run: overview charts and collapsed findings by topic."""
     sections: dict[str, Sequence[Block]] = {"": [*assembly.overview_blocks(assembly.render_context(run))]}
-    told = assembly.findings_by_topic(run).items()
-    sections["What was found"] = [
-        TextBlock([each.text for each in found], topic, collapsed=True) for topic, found in told
+    sections["Findings"] = [
+        TextBlock([finding.text for finding in findings], topic, collapsed=True)
+        for topic, findings in assembly.findings_by_topic(run).items()
     ]
     facts = {"Models": ", ".join(run.models), "Tables": ", ".join(run.tables)}
-    return page_iframe(run.name, "", facts, {heading: parts for heading, parts in sections.items() if parts})
+    return page_iframe(run.name, "", facts, {heading: blocks for heading, blocks in sections.items() if blocks})
 
 
 def findings(run: Run) -> pd.DataFrame:
-    """What was found, a sentence a row: the `model` that it is about ("" for several), its `topic` and its `text`."""
-    every = [finding for found in assembly.findings_by_topic(run).values() for finding in found]
-    return pd.DataFrame([(each.model, each.topic, each.text) for each in every], columns=["model", "topic", "text"])
+    """Findings of the run, one per row: `model` ("" for several), `topic` and `text`."""
+    rows = [
+        (finding.model, finding.topic, finding.text)
+        for topic_findings in assembly.findings_by_topic(run).values()
+        for finding in topic_findings
+    ]
+    return pd.DataFrame(rows, columns=["model", "topic", "text"])
 
 
 def charts(run: Run, topic: str = "") -> NotebookCharts:
-    """The report's charts, of one topic or all: those that have it in the name of their chapter or in their heading.
+    """The charts of the report; with a `topic`, only those whose chapter or heading contains it.
 
-    Raises BadInput for a topic that none has.
+    Raises BadInput if no chart matches the topic.
     """
-    looked = assembly.render_context(run)
-    drawn = [
-        part
-        for groups in assembly.collect_chapters(looked, topic).values()
+    context = assembly.render_context(run)
+    blocks = [
+        block
+        for groups in assembly.collect_chapters(context, topic).values()
         for group in groups
-        for part in group.charts
+        for block in group.charts
     ]
-    if topic and not drawn:
-        known = [*assembly.collect_chapters(looked)]
-        listed = "; ".join(known) or "nothing to draw"
-        raise BadInput(f"no chart of {run.name} is about '{topic}'{nearest(topic, known)}; its topics are: {listed}")
-    return NotebookCharts(topic or run.name, [], drawn)
+    if topic and not blocks:
+        topics = [*assembly.collect_chapters(context)]
+        topic_list = "; ".join(topics) or "none"
+        raise BadInput(f"no chart of {run.name} matches '{topic}'{nearest(topic, topics)}. Topics: {topic_list}.")
+    return NotebookCharts(topic or run.name, [], blocks)
 
 
 def head(run: Run, layer: int, head: int, model: str = "") -> NotebookCharts:
-    """One head as the app shows it, in `model` (by default the last): what it is in words, and its charts.
+    """Sentences and charts about one head in a model, by default the last model of the run.
 
-    Raises BadInput for a head or a model that the run does not have.
+    Raises BadInput for an unknown model or head.
     """
     model = model or next(reversed(run.models), "")
     if model not in run.models:
-        raise BadInput(f"{run.name} has no model '{model}'{nearest(model, run.models)}, only {', '.join(run.models)}")
+        raise BadInput(
+            f"{run.name} has no model '{model}'{nearest(model, run.models)}. Models: {', '.join(run.models)}."
+        )
     if not head_mask(run.heads, layer, head).any():
-        raise BadInput(f"{run.name} has no head {head} in layer {layer}: see run.heads for those that it has")
+        raise BadInput(f"{run.name} has no head {head} in layer {layer}. run.heads lists its heads.")
     first, more = assembly.head_sentences(run, model, layer, head)
-    parts = [*assembly.head_blocks(run, model, layer, head)]
-    return NotebookCharts(f"Layer {layer}, head {head}: {model}", [*first, *more], parts)
+    blocks = [*assembly.head_blocks(run, model, layer, head)]
+    return NotebookCharts(f"Layer {layer}, head {head}: {model}", [*first, *more], blocks)
 
 
 def page_iframe(
     title: str, introduction: str, facts: Mapping[str, str], sections: Mapping[str, Sequence[Block]]
 ) -> str:
-    """A page that stands alone, in a frame: its style and scripts do not meet those of the notebook."""
+    """A self-contained page in an iframe, which isolates its styles and scripts from the notebook."""
     page = escape(html_page.render_page(title, introduction, facts, sections))
     return f'<iframe srcdoc="{page}" title="{escape(title)}" style="width:100%;height:600px;border:0"></iframe>'
 
 
 def chart_title(chart: Chart) -> str:
-    """The chart's title as one line of text."""
+    """The title of the chart as one line of plain text."""
     return unescape(str(chart.figure.layout.title.text or "").replace("<br>", " "))

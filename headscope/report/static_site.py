@@ -1,7 +1,7 @@
-"""Pages as files that any web server or file share shows: one plotly.js for all, each page with its figures, packed.
+"""The static site: HTML pages with compressed figures that share one plotly.js, for any web server or file share.
 
-A page holds what it shows of every model, what is the same of several of them once; the browser shows one at a time.
-Knows neither the app nor the probes: pages come as `Content`, with links that name files of the bundle.
+A page holds its content for every model, and blocks that several models share only once; the browser shows one model at
+a time. Pages come as `PageContent` with links to files of the site; this module knows neither the app nor the probes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,16 @@ from headscope.report.html_page import gzip_base64, template_environment, to_jso
 
 @dataclass(frozen=True)
 class SortableTable(TextTable):
-    """A listing that a click on the name of a column sorts."""
+    """A text table that a click on a column name sorts."""
 
     sortable: bool = True
 
 
 @dataclass(frozen=True)
 class SitePage:
-    """A page of the bundle, to lie at `file`: its content under each model that it can be shown of, {"": ...} if none.
+    """A page of the site: its path, and its content by model label, or {"": ...} if it does not depend on the model.
 
-    `statistics` are the pages that show the same of another one.
+    `statistic_links` are links to the same page for other statistics.
     """
 
     path: str
@@ -37,38 +37,38 @@ class SitePage:
 
 
 def shared_files(heads: Sequence[HeadIndex]) -> dict[str, str]:
-    """The files that all pages share, by name."""
-    known = [f"{layer}.{head}" for layer, head in heads]
-    parts = {
+    """The contents of the files that all pages share, by name."""
+    head_names = [f"{layer}.{head}" for layer, head in heads]
+    variables = {
         "template": to_script_json(_plotly_template()),
         "config": to_script_json(GRAPH_CONFIG),
-        "heads": to_script_json(known),
+        "heads": to_script_json(head_names),
     }
     return {
         "plotly.min.js": get_plotlyjs(),
-        "site.js": template_environment().get_template("site.js.jinja").render(parts),
+        "site.js": template_environment().get_template("site.js.jinja").render(variables),
         "site.css": template_environment().get_template("page.css.jinja").render(),
     }
 
 
 def render_page(site_page: SitePage, main_pages: Sequence[Link], runs: Sequence[str]) -> str:
-    """The sheet as HTML text, under links to the main `pages`."""
-    page = template_environment().get_template("site_page.html.jinja")
+    """The page as HTML text, with a navigation of links to the main pages."""
+    template = template_environment().get_template("site_page.html.jinja")
     root = "../" * site_page.path.count("/")
     figures: dict[Markup, int] = {}
     contents = list(site_page.content_by_model.values())
     headings = dict.fromkeys(heading for content in contents for heading in content.sections)
-    lead = [
+    introductions = [
         [Markup('<p class="wide">{}</p>').format(content.introduction)] if content.introduction else []
         for content in contents
     ]
-    sections = {"": _merge_models(lead)} if any(lead) else {}
+    sections = {"": _merge_models(introductions)} if any(introductions) else {}
     for heading in headings:
-        parts = [
-            [_block_html(part, figures, root) for part in content.sections.get(heading, ())] for content in contents
+        blocks = [
+            [_block_html(block, figures, root) for block in content.sections.get(heading, ())] for content in contents
         ]
-        sections[heading] = sections.get(heading, {}) | _merge_models(parts)
-    return page.render(
+        sections[heading] = sections.get(heading, {}) | _merge_models(blocks)
+    return template.render(
         root=root,
         current_path=site_page.path,
         title=contents[0].title,
@@ -83,27 +83,27 @@ def render_page(site_page: SitePage, main_pages: Sequence[Link], runs: Sequence[
 
 
 def _merge_models(blocks_by_model: Sequence[Sequence[Markup]]) -> dict[Markup, str]:
-    """Every part once, in order, with the numbers of the models that have it, "" for all of them."""
-    having: dict[Markup, list[int]] = {}
-    for place in range(max(map(len, blocks_by_model))):
-        for model, own in enumerate(blocks_by_model):
-            if place < len(own):
-                having.setdefault(own[place], []).append(model)
+    """Each distinct block once, in order, with the indices of its models as text, or "" for all models."""
+    model_indices: dict[Markup, list[int]] = {}
+    for position in range(max(map(len, blocks_by_model))):
+        for model, blocks in enumerate(blocks_by_model):
+            if position < len(blocks):
+                model_indices.setdefault(blocks[position], []).append(model)
     return {
-        part: "" if len(models) == len(blocks_by_model) else " ".join(map(str, models))
-        for part, models in having.items()
+        block: "" if len(models) == len(blocks_by_model) else " ".join(map(str, models))
+        for block, models in model_indices.items()
     }
 
 
 def _block_html(block: Block, figure_indices: dict[Markup, int], root: str) -> Markup:
-    at = 0
+    index = 0
     if isinstance(block, Chart):
         figure = to_json_values(block.figure.to_plotly_json())
         if figure["layout"].get("template") == _plotly_template():
-            del figure["layout"]["template"]  # which all share
-        at = figure_indices.setdefault(to_script_json(figure), len(figure_indices))
-    made: Markup = template_environment().get_template("blocks.html.jinja").module.render_block(block, at, root)  # type: ignore[attr-defined]
-    return made
+            del figure["layout"]["template"]  # the pages share it
+        index = figure_indices.setdefault(to_script_json(figure), len(figure_indices))
+    html: Markup = template_environment().get_template("blocks.html.jinja").module.render_block(block, index, root)  # type: ignore[attr-defined]
+    return html
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Charts of any statistic of the per-head table: models against one, and a box a model."""
+"""Charts of any statistic of the per-head table: comparison with a baseline, distribution, and ranks."""
 
 from collections.abc import Collection
 
@@ -12,14 +12,16 @@ from headscope.runs.column_metadata import column, number
 
 
 def comparison_chart(heads: pd.DataFrame, statistic_name: str, baseline: str) -> Chart:
-    """Every head's statistic under each other model against `first`."""
+    """The statistic of every head under each other model against the baseline."""
     if column(statistic_name).stem != "ess2":
-        caption = f"A point is a head. On the dashed line it is as under {baseline}; above it, larger."
+        caption = (
+            f"Each point is a head. On the dashed line the value equals that under {baseline}; above it, it is larger."
+        )
     else:
         caption = (
-            f"A point is a head. On the dashed line it attends to as many tokens as under {baseline}; above it, to more. "
-            "A scheme that keeps local heads and extends global ones follows the line at the left and rises at the "
-            "right."
+            f"Each point is a head. On the dashed line its effective length equals that under {baseline}; above it, it "
+            "attends to more tokens. A scheme that keeps local heads and extends global ones follows the line on "
+            "the left and rises above it on the right."
         )
     return Chart(
         head_scatter.plot_against_baseline(heads, statistic_name, baseline),
@@ -29,15 +31,15 @@ def comparison_chart(heads: pd.DataFrame, statistic_name: str, baseline: str) ->
 
 
 def box_chart(context: RenderContext, statistic_name: str) -> Chart:
-    """The statistic over heads, a box a model."""
-    low = " A low value means that the head uses its pairs evenly." if statistic_name == "cov" else ""
+    """The distribution of the statistic over heads, one box per model."""
+    note = " A low value means that the head uses its rotary pairs evenly." if statistic_name == "cov" else ""
     medians = ", ".join(
-        f"{label} {number(block.median())}" for label, block in context.finite_values(statistic_name).items()
+        f"{label} {number(values.median())}" for label, values in context.finite_values(statistic_name).items()
     )
     return Chart(
         head_figures.plot_distribution(context.heads, statistic_name),
-        "Box: minimum, quartiles, median and maximum over heads, the mean dashed. Each dot is a head, the first "
-        f"layer on the left.{low}",
+        "Box: minimum, quartiles, median and maximum over heads; the dashed line is the mean. Each point is a head, "
+        f"with the first layer on the left.{note}",
         f"Medians: {medians}.",
         half_width=True,
     )
@@ -50,22 +52,28 @@ def rank_chart(
     selected_heads: Collection[HeadIndex] = (),
     beyond_noise: bool = False,
 ) -> Chart:
-    """How heads change their rank by a statistic from `first` to each other model, and how many leaders stay."""
+    """The change in the ranks of heads from the baseline to each other model, and the overlap of the top heads."""
     if beyond_noise:
-        which = f"Heads whose 95 % intervals do not meet, at most {rank_shift.MAX_LINES} a panel, the largest changes of rank."
+        which_heads = (
+            f"Heads whose 95 % intervals do not overlap, at most {rank_shift.MAX_LINES} per panel, by change of rank."
+        )
+    elif selected_heads:
+        which_heads = "Selected heads."
     else:
-        which = "The picked heads." if selected_heads else f"The top {rank_shift.TOP_COUNT} heads of either model."
-    told = []
+        which_heads = f"The top {rank_shift.TOP_COUNT} heads of either model."
+    top, overlaps = rank_shift.TOP_COUNT, []
     for label in heads.dropna(subset=[statistic_name])["model"].unique() if statistic_name in heads else ():
-        if label != baseline and len(both := rank_shift.rank_changes(heads, statistic_name, baseline, str(label))):
-            clear = f", {int((both['direction'] != 0).sum())} of {len(both)} heads changed beyond noise"
-            told.append(
-                f"{rank_shift.top_overlap(both)} of the top {rank_shift.TOP_COUNT} stay under {label}"
-                f"{clear if both['before_low'].notna().any() else ''}"
+        if label != baseline and len(changes := rank_shift.rank_changes(heads, statistic_name, baseline, str(label))):
+            beyond = f", {int((changes['direction'] != 0).sum())} of {len(changes)} heads change beyond noise"
+            overlaps.append(
+                f"{rank_shift.top_overlap(changes)} of the top {top} heads stay in the top {top} under {label}"
+                f"{beyond if changes['before_low'].notna().any() else ''}"
             )
-    caption = f"{which} A line is a head, rank 1 the largest value; bars are the ranks that its interval reaches."
+    caption = (
+        f"{which_heads} Each line is a head; rank 1 is the largest value. Error bars: ranks that its interval spans."
+    )
     return Chart(
         rank_shift.plot_rank_shift(heads, statistic_name, baseline, selected_heads, beyond_noise),
         caption,
-        f"{'; '.join(told)}." if told else "",
+        f"{'; '.join(overlaps)}." if overlaps else "",
     )

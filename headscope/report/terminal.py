@@ -1,6 +1,6 @@
-"""What the terminal shows of a run: models side by side, what each probe tells, the findings; or it as plain data.
+"""Terminal output for a run: model comparison, probe overviews and findings, also as plain data for JSON.
 
-Names come from users, so nothing is read as rich's markup: emphasis is put on with `bold`.
+Names come from users, so text is never parsed as rich markup; `bold` adds emphasis.
 """
 
 import json
@@ -20,96 +20,104 @@ from headscope.runs.summary import models
 
 
 def print_line(*fragments: object) -> None:
-    """Print a line made of these parts, as they are."""
+    """Print the fragments as one line, without markup."""
     line = Text.assemble(*(part if isinstance(part, Text) else str(part) for part in fragments))
     Console(soft_wrap=True, highlight=False).print(line)
 
 
 def bold(text: object) -> Text:
-    """A part of a line to stand out."""
+    """A bold fragment of a line."""
     return Text(str(text), style="bold")
 
 
 def print_summary(run: Run) -> None:
-    """Print where the run lies, its models side by side, what each probe tells of it, and what it found."""
+    """Print the path of the run, the model comparison, the probe overviews and the findings."""
     print_line("Run: ", run.path)
     if rows := _comparison_rows(models(run)):
-        print_table(rows, title="Median head, and mean loss")
+        print_table(rows, title="Medians over heads and mean loss")
     for overview in assembly.collect_overviews(run):
-        if overview.rows:  # there may be nothing but a warning
+        if overview.rows:  # an overview may have only warnings
             print_table(overview.rows, title=overview.title)
-    for topic, found in assembly.findings_by_topic(run).items():
+    for topic, findings in assembly.findings_by_topic(run).items():
         print_line(bold(topic))
-        for finding in found:
+        for finding in findings:
             print_line("  ", finding.text)
 
 
 def print_next_steps(run: Run) -> None:
-    """Print what to do with the run next."""
+    """Print suggested next steps for the run."""
     print_line(f"Next: headscope report {run.path}")
     for line in assembly.collect_next_steps(run):
         print_line(line)
 
 
 def print_warnings(run: Run) -> None:
-    """Say on standard error what the probes warn of."""
+    """Print the warnings of the probes to standard error."""
     for overview in assembly.collect_overviews(run):
         for line in overview.warnings:
             print(f"headscope: {line}", file=sys.stderr)
 
 
 def print_run_entry(run: Run) -> None:
-    """Print one run as a line of models, few of many, and a line of tables."""
+    """Print a run in two lines: its models, at most six, and its tables."""
     rows = ", ".join(f"{name} {table['rows']:,}" for name, table in run.manifest["tables"].items())
-    shown = evenly_spaced(run.models)
-    count = f"{len(run.models)} models, among them " if len(run.models) > len(shown) else ""
-    print_line(bold(run.name), "  ", count, ", ".join(shown), "\n    ", rows)
+    labels = evenly_spaced(run.models)
+    count = f"{len(run.models)} models, including " if len(run.models) > len(labels) else ""
+    print_line(bold(run.name), "  ", count, ", ".join(labels), "\n    ", rows)
 
 
 def run_to_dict(run: Run, include_summary: bool = True) -> dict[str, Any]:
-    """The run as what JSON can hold: path, models, rows of each table, seconds and, on request, the per-model table and
-    what each probe tells, by its name."""
-    brief: dict[str, Any] = {
+    """The run as JSON data: path, models, rows per table and seconds.
+
+    With `include_summary` also the per-model table under "summary" and the data of each overview under its name.
+    """
+    data: dict[str, Any] = {
         "path": str(run.path),
         "models": run.models,
         "tables": {name: table["rows"] for name, table in run.manifest["tables"].items()},
         "seconds": run.manifest.get("timings", {}).get("seconds"),
     }
     if include_summary:
-        brief["summary"] = _to_records(models(run))
-        brief |= {overview.name: _to_records(overview.data) for overview in assembly.collect_overviews(run)}
-    return brief
+        data["summary"] = _to_records(models(run))
+        data |= {overview.name: _to_records(overview.data) for overview in assembly.collect_overviews(run)}
+    return data
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> None:
-    """Print records as a table; their keys are the headings. Nothing is cut off; names in the first column, which has a
-    heading then, are not wrapped either."""
+    """Print records as a table with their keys as headings. Nothing is truncated.
+
+    The first column is not wrapped if it has a heading.
+    """
     table = Table(box=None, header_style="bold", title=Text(title) if title else None, title_justify="left")
     for position, name in enumerate(rows[0]):
-        first = position == 0
+        is_first = position == 0
         heading = Text(name.replace("_", " "))
-        table.add_column(heading, justify="left" if first else "right", no_wrap=first and bool(name), overflow="fold")
+        table.add_column(
+            heading, justify="left" if is_first else "right", no_wrap=is_first and bool(name), overflow="fold"
+        )
     for row in rows:
         table.add_row(*(Text(_format_value(value)) for value in row.values()))
     Console().print(table)
 
 
 def _to_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows, None where there is no number."""
+    """The rows as dicts, with None for NaN."""
     records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records"))
     return records
 
 
 def _comparison_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
-    """One row a statistic and one column a model, or the other way round where there are more models than statistics;
-    an interval goes behind its value."""
+    """One row per statistic and one column per model, or transposed if there are more models than statistics.
+
+    An interval is in brackets after its value.
+    """
     by_model = {row["model"]: row for row in frame.to_dict("records")}
-    told = [name for name in value_columns(frame) if name != "model"]
-    if len(by_model) > len(told) > 0:
+    names = [name for name in value_columns(frame) if name != "model"]
+    if len(by_model) > len(names) > 0:
         return [
             {
                 "model": model,
-                **{column_heading(name): format_cell(row, name) for name in told},
+                **{column_heading(name): format_cell(row, name) for name in names},
             }
             for model, row in by_model.items()
         ]
@@ -118,7 +126,7 @@ def _comparison_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
             "": column_heading(name),
             **{model: format_cell(row, name) for model, row in by_model.items()},
         }
-        for name in told
+        for name in names
     ]
 
 

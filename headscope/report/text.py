@@ -1,4 +1,4 @@
-"""Small wordings that every probe's charts and findings share."""
+"""Text of findings, tables and tokens that several probes share."""
 
 import math
 import unicodedata
@@ -14,117 +14,123 @@ from headscope.runs.run import Run
 from headscope.runs.training_runs import courses, without_steps_before
 
 MAX_TRAININGS = 10
-"""Trainings that are shown beside each other."""
+"""Maximum number of training runs in one comparison."""
 CONTROL_SYMBOLS = {"\r": "", "\n": "⏎", "\t": "⇥"}
 INVISIBLE_JOINERS = "\u200c\u200d"
-"""Invisible characters that belong to the letters and pictures around them."""
+"""Invisible characters that are part of letters and emoji."""
 
 
 def evenly_spaced(labels: Sequence[str], max_count: int = 6) -> list[str]:
-    """At most `most` of the labels, the first and the last among them, evenly spaced."""
-    at = np.unique(np.linspace(0, len(labels) - 1, min(max_count, len(labels))).round().astype(int))
-    return [labels[i] for i in at]
+    """At most `max_count` of the labels, evenly spaced, with the first and the last."""
+    indices = np.unique(np.linspace(0, len(labels) - 1, min(max_count, len(labels))).round().astype(int))
+    return [labels[index] for index in indices]
 
 
 def default_models(run: Run) -> list[str]:
-    """The models that are shown where nobody chose: few, and of several trainings only the last of each."""
+    """The models in charts by default: few, and with several training runs only the last checkpoint of each."""
     models = run.manifest["models"]
-    several = courses(models)["training"].nunique() > 1
-    return evenly_spaced(without_steps_before(models), MAX_TRAININGS) if several else evenly_spaced(run.models)
+    has_several_trainings = courses(models)["training"].nunique() > 1
+    return (
+        evenly_spaced(without_steps_before(models), MAX_TRAININGS)
+        if has_several_trainings
+        else evenly_spaced(run.models)
+    )
 
 
 def default_models_with(run: Run, model: str) -> list[str]:
-    """The model in view and those that are shown beside it, in the order of the run."""
-    shown = {*default_models(run), model}
-    return [label for label in run.models if label in shown]
+    """The default models and `model`, in the order of the run."""
+    labels = {*default_models(run), model}
+    return [label for label in run.models if label in labels]
 
 
 def describe_extremes(heads: pd.DataFrame, statistic_name: str, model: str) -> str:
-    """The lowest and highest heads of a model in words, with the median."""
-    block = heads[(heads["model"] == model) & heads[statistic_name].notna()]
-    if block.empty:
+    """A sentence with the lowest head, the highest head and the median of a model; "" without values."""
+    rows = heads[(heads["model"] == model) & heads[statistic_name].notna()]
+    if rows.empty:
         return ""
-    order = block.sort_values(statistic_name)
-    low, high = order.iloc[0], order.iloc[-1]
+    ordered = rows.sort_values(statistic_name)
+    low, high = ordered.iloc[0], ordered.iloc[-1]
     return (
-        f"From {number(low[statistic_name])} ({head_name(low)}) to {number(high[statistic_name])} ({head_name(high)}); median "
-        f"{number(block[statistic_name].median())}."
+        f"From {number(low[statistic_name])} ({head_name(low)}) to {number(high[statistic_name])} ({head_name(high)}); "
+        f"median {number(rows[statistic_name].median())}."
     )
 
 
 def heads_by_model(heads: pd.DataFrame, statistic_name: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Label and heads of each model that has the statistic, those heads that lack it left out."""
+    """Label and heads of each model with the statistic; heads without a value are left out."""
     if statistic_name in heads:
-        for label, block in heads.dropna(subset=[statistic_name]).groupby("model", observed=True):
-            yield str(label), block
+        for label, rows in heads.dropna(subset=[statistic_name]).groupby("model", observed=True):
+            yield str(label), rows
 
 
 def format_head_count(mask: pd.Series) -> str:
-    """How many heads of how many."""
+    """The number of True heads and of all heads: "3 of 270 heads"."""
     return f"{int(mask.sum())} of {len(mask)} heads"
 
 
 def join_words(words: Sequence[str]) -> str:
-    """One, two and three."""
-    *others, last = words
-    return f"{', '.join(others)} and {last}" if others else last
+    """Join words: "a, b and c"."""
+    *first_words, last = words
+    return f"{', '.join(first_words)} and {last}" if first_words else last
 
 
 def head_name(row: pd.Series) -> str:
-    """What the head of a row is called in a sentence."""
+    """The name of a head in a sentence: "layer 3, head 2"."""
     return f"layer {row['layer']}, head {row['head']}"
 
 
 def head_mask(heads: pd.DataFrame, layer: int, head: int) -> pd.Series:
-    """Which rows are that head's."""
+    """Mask of the rows of one head."""
     return (heads["layer"] == layer) & (heads["head"] == head)
 
 
 def describe_ranks(heads: pd.DataFrame, statistic_name: str, layer: int, head: int) -> str:
-    """The rank of a head by a statistic among the heads of each model, the highest first, in words; "" without any."""
-    told = []
-    for label, block in heads_by_model(heads, statistic_name):
-        values = block.set_index(["layer", "head"])[statistic_name]
+    """The rank of a head by a statistic in each model, highest first: "2 of 270 in base (0.91)"; "" without values."""
+    ranks = []
+    for label, rows in heads_by_model(heads, statistic_name):
+        values = rows.set_index(["layer", "head"])[statistic_name]
         if (layer, head) in values.index:
             value = float(values.loc[(layer, head)])
-            told.append(f"{int((values > value).sum()) + 1} of {len(values)} in {label} ({number(value)})")
-    return ", ".join(told)
+            ranks.append(f"{int((values > value).sum()) + 1} of {len(values)} in {label} ({number(value)})")
+    return ", ".join(ranks)
 
 
 def statistics_table(caption: str, frame: pd.DataFrame) -> TextTable:
-    """The frame in words, ends of intervals folded into their value."""
+    """The frame as a text table, each interval in brackets after its value."""
     names = value_columns(frame)
     rows = [[format_cell(row, name) for name in names] for row in frame.to_dict("records")]
     return TextTable(caption, [column_heading(name) for name in names], rows)
 
 
 def value_columns(frame: pd.DataFrame) -> list[str]:
-    """The columns that are no end of an interval."""
+    """The columns that are not an end of an interval."""
     return [name for name in map(str, frame) if not column(name).end]
 
 
 def column_heading(column_name: str) -> str:
-    """The statistic with its unit, or the column's own name."""
+    """The label of the statistic with its unit, or else the column name without underscores."""
     return statistic(column_name).worded if is_statistic(column_name) else column_name.replace("_", " ")
 
 
 def format_cell(row: Mapping[Any, Any], column_name: str) -> str:
-    """The value in that column, with its interval in brackets where it has one."""
+    """The value in the column as text, with its interval in brackets if the row has one."""
     value = row[column_name]
     if not isinstance(value, float):
         return str(value)
-    shown = statistic(column_name).number if is_statistic(column_name) else number
+    format_number = statistic(column_name).number if is_statistic(column_name) else number
     low, high = row.get(f"{column_name}_low", math.nan), row.get(f"{column_name}_high", math.nan)
-    return shown(value) if math.isnan(low) or low == high else f"{shown(value)} ({shown(low)} to {shown(high)})"
+    if math.isnan(low) or low == high:
+        return format_number(value)
+    return f"{format_number(value)} ({format_number(low)} to {format_number(high)})"
 
 
 def to_visible_line(text: str) -> str:
-    """Text on one line, and what is not to be seen as a sign."""
+    """Text on one line, with symbols for invisible characters."""
     return "".join(CONTROL_SYMBOLS.get(character, _visible_character(character)) for character in text)
 
 
 def to_visible_token(token_text: str) -> str:
-    """A token as something to see and to click: a mark without its letter on a circle, nothing as a box."""
+    """A token as visible text: a combining mark gets a dotted circle, an empty token is a box."""
     if not token_text:
         return "▯"
     return f"◌{token_text}" if unicodedata.category(token_text[0]).startswith("M") else token_text

@@ -16,7 +16,7 @@ PROBE = Probe(
     summary="What the loss, of texts or of answers, becomes when one head or KV group is reset or loses something.",
     order=40,
     example="headscope influence --model learned=smollm2-135m@adarope:adapter=PATH --length 2048",
-    options="probes.influence.options:Influence",
+    options="probes.influence.options:InfluenceOptions",
     runner="probes.influence.run:InfluenceRunner",
     tables="probes.influence.tables:TABLES",
     statistics="probes.influence.heads:STATISTICS",

@@ -18,7 +18,7 @@ PROBE = Probe(
     order=30,
     takes=("models", "text"),
     example="headscope needle --model base=smollm2-135m --lengths 20 --max-length 10000 --depths 10 --needles 1",
-    options="probes.needle.options:NeedleGrid",
+    options="probes.needle.options:NeedleOptions",
     runner="probes.needle.run:NeedleRunner",
     tables="probes.needle.tables:TABLES",
     statistics="probes.needle.heads:STATISTICS",

@@ -7,7 +7,7 @@ from typing import Any
 from dash import html
 
 from dashboards.components import build_component
-from dashboards.view import ViewState
+from dashboards.view_state import ViewState
 from headscope.report.explorer_blocks import KeyLinks, LinkChoice, Passage, TextCell, Token
 
 

@@ -1,0 +1,261 @@
+"""The state of the app as the URL's query holds it. Values that the run lacks are replaced and noted."""
+
+import json
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
+
+import pandas as pd
+
+from headscope.errors import BadInput
+from headscope.heads import Head, HeadSet, parse_unit
+from headscope.report.assembly import run_statistics
+from headscope.report.text import default_models
+from headscope.runs.aggregation import HEAD_KEYS
+from headscope.runs.column_metadata import number, sentence, statistic
+from headscope.runs.roles import holding, roles
+from headscope.runs.run import Run
+from headscope.runs.summary import longest, longest_of_all
+
+Query = Mapping[str, str | list[str]]
+FILTER_PARAMETERS = ("layers", "role", "min", "max")
+"""Filters of heads; they apply to the page on which they were set, `min` and `max` to the statistic shown then."""
+TABLE_PARAMETERS = ("sort", "column_filters")
+"""Sorting and filters of the table of heads. The browser applies them; they never redraw the page."""
+KEPT_PARAMETERS = ("run", "model", "models", "stat", "baseline", "heads", "sets")
+"""Parameters that links to other pages keep."""
+OLD_PARAMETERS = {
+    "base": "baseline",
+    "pick": "heads",
+    "low": "min",
+    "high": "max",
+    "lines": "rank_lines",
+    "columns": "column_filters",
+}
+"""Names of parameters in links of earlier versions."""
+
+
+@dataclass(frozen=True)
+class ViewState:
+    """One state of the app. `query` holds the valid parameters of the URL, for links that keep them."""
+
+    query: Query
+    model: str
+    shown_models: tuple[str, ...]
+    """Models that charts compare."""
+    statistic_name: str
+    baseline: str | None
+    filter_model: str
+    """The model whose values decide which heads pass the filters."""
+    layers: tuple[int, int] | None
+    role: str | None
+    min_value: float | None
+    max_value: float | None
+    selected_heads: HeadSet
+    head_sets: Mapping[str, HeadSet]
+    """Earlier selections, by name."""
+    rank_lines: str
+    """Which heads a rank shift shows: "top" for the leading ones, "changed" for those that changed beyond noise."""
+    sort: tuple[str, str] | None
+    column_filters: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def from_query(cls, query: Query, run: Run, controls: Collection[str] | None = None) -> "ViewState":
+        """Read the query. Missing values, and values that the run lacks, take a default; the latter are noted.
+
+        Only the filters among the page's `controls` apply (by default all).
+        """
+        values = {name: value if isinstance(value, str) else value[-1] for name, value in query.items() if value}
+        page_controls = {*FILTER_PARAMETERS, "model"} if controls is None else {*controls}
+        notes: list[str] = []
+
+        def choice(name: str, choices: Sequence[str], default: str | None) -> str | None:
+            if (value := values.get(name)) is None or value in choices:
+                return value or default
+            notes.append(f"This run has no {name} \u2018{value[:60]}\u2019; the parameter is ignored.")
+            del values[name]
+            return default
+
+        if unused := [name for name in FILTER_PARAMETERS if name in values and name not in page_controls]:
+            values = {name: value for name, value in values.items() if name not in unused}
+            notes.append(f"Ignored, because this page has no such filter: {', '.join(unused)}.")
+        requested = query.get("models", [])
+        shown_models = [label for label in run.models if label in requested] or default_models(run)
+        model = choice("model", run.models, run.models[-1] if run.models else "") or ""
+        baseline = choice("baseline", run.models, None)
+        if "model" in page_controls:
+            filter_model, visible_models = model, [model]
+        elif "baseline" in page_controls:
+            filter_model, visible_models = baseline or next(iter(default_models(run)), ""), run.models
+        else:
+            filter_model, visible_models = shown_models[0] if "models" in page_controls else model, run.models
+        visible_models = shown_models if "models" in page_controls else visible_models
+        measured = longest_of_all(run.heads[run.heads["model"].isin(visible_models)]) or longest(run.heads)
+        names = run_statistics(run)
+        statistic_name = choice("stat", names, measured or next(iter(names), "")) or ""
+        role = choice("role", list(roles()), None)
+        rank_lines = choice("rank_lines", ["top", "changed"], "top") or ""
+        return cls(
+            query={name: query[name] if name in ("run", "models", "sets") else values[name] for name in values},
+            model=model,
+            shown_models=tuple(shown_models),
+            statistic_name=statistic_name,
+            baseline=baseline,
+            filter_model=filter_model,
+            layers=_parse_range(values.get("layers", "")),
+            role=role,
+            min_value=_parse_number(values.get("min")),
+            max_value=_parse_number(values.get("max")),
+            selected_heads=parse_heads(values.get("heads", "")),
+            head_sets=dict(_parse_head_sets(query.get("sets", []))),
+            rank_lines=rank_lines,
+            sort=_parse_sort(values.get("sort", "")),
+            column_filters=_parse_column_filters(values.get("column_filters", "")),
+            notes=tuple(notes),
+        )
+
+    def filter_heads(self, heads: pd.DataFrame) -> pd.DataFrame:
+        """The rows, of every model, of the heads that pass the filters in `filter_model`."""
+        if not self.has_filters:
+            return heads
+        rows = heads[heads["model"] == self.filter_model]
+        passes = pd.Series(True, rows.index)
+        if self.layers:
+            passes &= rows["layer"].between(*self.layers)
+        if self.role:
+            passes &= holding(rows, self.role)
+        if self.statistic_name in rows:
+            passes &= ~(rows[self.statistic_name] < (-math.inf if self.min_value is None else self.min_value))
+            passes &= ~(rows[self.statistic_name] > (math.inf if self.max_value is None else self.max_value))
+        columns = ["layer", "head"]
+        passing = pd.MultiIndex.from_frame(rows.loc[passes, columns])
+        return heads[pd.MultiIndex.from_frame(heads[columns]).isin(passing)]
+
+    def mask_filtered(self, heads: pd.DataFrame) -> pd.DataFrame:
+        """All rows, so that matrices keep their shape; heads that do not pass the filters lose their values."""
+        if not self.has_filters:
+            return heads
+        passes = pd.Series(heads.index.isin(self.filter_heads(heads).index), heads.index)
+        return heads.assign(**{name: heads[name].where(passes) for name in map(str, heads) if name not in HEAD_KEYS})
+
+    def select_rows(self, heads: pd.DataFrame) -> pd.DataFrame:
+        """The rows of the selected heads; all rows without a selection."""
+        if not self.selected_heads:
+            return heads
+        return heads[heads[["layer", "head"]].apply(tuple, axis=1).isin([*self.selected_heads])]
+
+    @property
+    def has_filters(self) -> bool:
+        """Whether a filter is set."""
+        return any((self.layers, self.role, self.min_value is not None, self.max_value is not None))
+
+    def describe_filters(self) -> list[str]:
+        """The conditions of the filters, in words."""
+        conditions = [f"in layers {self.layers[0]} to {self.layers[1]}"] if self.layers else []
+        conditions += [f"with role {self.role} in {self.filter_model}"] if self.role else []
+        label = statistic(self.statistic_name).label if self.statistic_name else ""
+        bounds = [("at least", self.min_value), ("at most", self.max_value)]
+        if limits := " and ".join(f"{bound} {number(value)}" for bound, value in bounds if value is not None):
+            conditions.append(f"with {label} {limits} in {self.filter_model}")
+        return conditions
+
+    def link(self, path: str, *without: str, **changes: str | list[str]) -> str:
+        """The URL of `path` in this state, with parameters changed or left out; filters do not go to another page."""
+        kept = {
+            name: value
+            for name, value in self.query.items()
+            if name not in without and (name in KEPT_PARAMETERS or not path)
+        }
+        return build_url(path, kept | changes)
+
+    def resolve_link(self, query_link: str) -> str:
+        """The URL in this state of a link from `explorer_blocks.query_link`, which names only what it changes."""
+        parts = urlsplit(query_link)
+        return self.link(parts.path, **dict(parse_qsl(parts.query)))
+
+    def head_link(self, layer: int, head: int) -> str:
+        """The URL of a head's page."""
+        return self.link(f"/head/{layer}.{head}")
+
+
+def parse_query(search: str) -> Query:
+    """The query of a URL, by parameter; parameters of earlier versions get their present names."""
+    return {OLD_PARAMETERS.get(name, name): values for name, values in parse_qs(search.removeprefix("?")).items()}
+
+
+def build_url(path: str, query: Query) -> str:
+    """The URL of `path` with this query."""
+    return f"{path}?{encoded}" if (encoded := urlencode(query, doseq=True)) else path
+
+
+def describe_statistic(statistic_name: str) -> str:
+    """A statistic's definition in one line, formula first."""
+    described = statistic(statistic_name)
+    unit = f" Unit: {described.unit}." if described.unit else ""
+    return f"{described.formula}{'. ' if described.formula else ''}{sentence(described.meaning)}.{unit}"
+
+
+def parse_head(identifier: str, run: Run) -> Head:
+    """The head that a path names: `3.2` is layer 3, head 2; `3.g1` the first head of KV group 1 in layer 3.
+
+    Raises BadInput for any other text, and for a head that the run does not have.
+    """
+    heads = run.heads
+    try:
+        layer, number, is_group = parse_unit(identifier)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    rows = heads[(heads["layer"] == layer) & (heads["kv_group" if is_group else "head"] == number)]
+    if rows.empty:
+        raise BadInput(f"this run has no {'KV group' if is_group else 'head'} {number} in layer {layer}")
+    return layer, int(rows["head"].min())
+
+
+def parse_heads(text: str) -> HeadSet:
+    """The heads in a text such as `3.2_4.0`; empty if one of them is not a head."""
+    try:
+        return HeadSet.parse(text)
+    except ValueError:
+        return HeadSet(())
+
+
+def format_heads(heads: Collection[Head]) -> str:
+    """Heads as the URL holds them: `3.2_4.0`."""
+    return "_".join(f"{layer}.{head}" for layer, head in sorted(heads))
+
+
+def _parse_head_sets(entries: str | list[str]) -> Iterator[tuple[str, HeadSet]]:
+    for entry in [entries] if isinstance(entries, str) else entries:
+        name, _, heads = entry.rpartition(":")
+        if name and (head_set := parse_heads(heads)):
+            yield name[:40], head_set
+
+
+def _parse_range(text: str) -> tuple[int, int] | None:
+    ends = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
+    return (int(ends[1]), int(ends[2])) if ends else None
+
+
+def _parse_sort(text: str) -> tuple[str, str] | None:
+    match = re.fullmatch(r"(\w+)-(asc|desc)", text)
+    return (match[1], match[2]) if match else None
+
+
+def _parse_column_filters(text: str) -> Mapping[str, Any]:
+    try:
+        filters = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return filters if isinstance(filters, dict) else {}
+
+
+def _parse_number(text: str | None) -> float | None:
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
