@@ -1,4 +1,4 @@
-"""The app: one callback that shows what the URL says, a few that change the URL, and a server on loopback alone."""
+"""The Dash app: callbacks between the URL and the page, and a server that listens on loopback only."""
 
 import gzip
 import logging
@@ -12,8 +12,7 @@ from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, dcc
 from flask import Flask, Response, request
 from werkzeug.serving import make_server
 
-from dashboards import export
-from dashboards import layout as frame
+from dashboards import export, layout
 from dashboards.controls import build_controls
 from dashboards.lazy_loading import rendered_page
 from dashboards.run_store import RunStore
@@ -21,7 +20,7 @@ from dashboards.view_state import parse_query
 from headscope.errors import HeadscopeError
 
 ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
-"""The only names the server answers to, so that no other site's name can be pointed at it."""
+"""Host names that the server answers to, so that the name of another site cannot be pointed at it."""
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; connect-src 'self'; font-src 'self' data:; img-src 'self' data: blob:; "
     "style-src 'self' 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; script-src 'self' "
@@ -34,19 +33,24 @@ INDEX_TEMPLATE = """<!doctype html>
 
 
 def create_app(path: Path) -> Dash:
-    """The app on the runs of a folder; `place` is the folder, or the run to begin with."""
+    """The app on the runs of a folder; `path` is the folder, or the run to show first."""
     app = Dash(
         "dashboards",
         title="headscope",
         update_title="",
-        suppress_callback_exceptions=True,  # the parts of a page come and go
+        suppress_callback_exceptions=True,  # most components are not on every page
         serve_locally=True,
         index_string=INDEX_TEMPLATE,
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
-    app.server.config.update(LIBRARY=RunStore(path), TRUSTED_HOSTS=ALLOWED_HOSTS)
-    hidden = [dcc.Location("url", refresh=False), dcc.Download("saved"), dcc.Store("shown"), html.Div(className="busy")]
-    app.layout = dmc.MantineProvider([*hidden, *frame.page_shell()], defaultColorScheme="auto")
+    app.server.config.update(RUN_STORE=RunStore(path), TRUSTED_HOSTS=ALLOWED_HOSTS)
+    hidden = [
+        dcc.Location("url", refresh=False),
+        dcc.Download("page-download"),
+        dcc.Store("page-state"),
+        html.Div(className="progress-bar"),
+    ]
+    app.layout = dmc.MantineProvider([*hidden, *layout.page_shell()], defaultColorScheme="auto")
     _register_page_callbacks(app)
     _register_browser_callbacks(app)
     _add_security_headers(app)
@@ -54,13 +58,13 @@ def create_app(path: Path) -> Dash:
 
 
 def serve(path: Path, port: int) -> None:
-    """Answer on loopback until interrupted. Raises OSError when the port is taken."""
+    """Serve the app on loopback until interrupted. Raises OSError if the port is in use."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with socket.create_server(("127.0.0.1", port)) as listening, suppress(KeyboardInterrupt):
         app = create_app(path).server
         server = make_server("127.0.0.1", port, app, threaded=True, fd=listening.fileno())
         print(
-            f"headscope shows {path}\nOpen http://127.0.0.1:{listening.getsockname()[1]}  (Ctrl-C ends it)",
+            f"headscope shows {path}\nOpen http://127.0.0.1:{listening.getsockname()[1]}  (Ctrl-C stops it)",
             flush=True,
         )
         server.serve_forever()
@@ -72,44 +76,45 @@ def _register_page_callbacks(app: Dash) -> None:
     @app.callback(  # type: ignore[untyped-decorator]
         Output("content", "children"),
         Output("controls", "children"),
-        Output("shown", "data"),
+        Output("page-state", "data"),
         *url,
-        State("shown", "data"),
+        State("page-state", "data"),
     )
     def show(path: str, search: str, before: dict[str, Any] | None) -> tuple[Any, Any, Any]:
-        if before and frame.is_same_page(path, parse_query(search), before):
+        if before and layout.is_same_page(path, parse_query(search), before):
             return no_update, no_update, no_update
         try:
-            drawn = rendered_page(path, search)
-            page, run, view = drawn.page, drawn.run, drawn.view
-            shown = drawn.all_components() if before and before["at"] == path else drawn.initial_components()
-            now = frame.browser_state(path, page, run, view, drawn.content)
+            rendered = rendered_page(path, search)
+            page, run, view = rendered.page, rendered.run, rendered.view
+            same_path = before and before["pathname"] == path
+            components = rendered.all_components() if same_path else rendered.initial_components()
+            state = layout.browser_state(path, page, run, view, rendered.content)
         except HeadscopeError as reason:
-            return frame.empty_page(str(reason)), [], frame.EMPTY_STATE
-        except Exception as error:  # a view that fails must not leave another page under these controls
+            return layout.empty_page(str(reason)), [], layout.EMPTY_STATE
+        except Exception as error:  # the previous page must not stay under these controls
             logging.getLogger("headscope").exception("the view %s%s fails", path, search)
-            return frame.error_page(error), [], frame.EMPTY_STATE
-        # Controls stay in place, and keep the focus, as long as they are the same ones.
-        kept = before and frame.controls_signature(before) == frame.controls_signature(now)
-        return shown, no_update if kept else build_controls(page, run, view), now
+            return layout.error_page(error), [], layout.EMPTY_STATE
+        # Unchanged controls stay in place and keep the focus.
+        unchanged = before and layout.controls_signature(before) == layout.controls_signature(state)
+        return components, no_update if unchanged else build_controls(page, run, view), state
 
     @app.callback(  # type: ignore[untyped-decorator]
-        Output({"rest": MATCH}, "children"),
-        Input({"rest": MATCH}, "n_clicks"),  # the browser asks when it has drawn what is seen
-        State({"rest": MATCH}, "id"),
+        Output({"deferred": MATCH}, "children"),
+        Input({"deferred": MATCH}, "n_clicks"),  # set by the browser once the visible charts are drawn
+        State({"deferred": MATCH}, "id"),
         prevent_initial_call=True,
     )
-    def rest(_: int, place: dict[str, str]) -> Any:
-        path, mark, search = place["rest"].partition("?")
+    def load_deferred(_: int, component_id: dict[str, str]) -> Any:
+        path, mark, search = component_id["deferred"].partition("?")
         try:
             return rendered_page(path, mark + search).deferred_components()
         except Exception as error:
-            logging.getLogger("headscope").exception("the rest of the view %s fails", place["rest"])
-            return html.P(frame.describe_error(error), className="note", role="status")
+            logging.getLogger("headscope").exception("the rest of the view %s fails", component_id["deferred"])
+            return html.P(layout.describe_error(error), className="notice", role="status")
 
     @app.callback(  # type: ignore[untyped-decorator]
-        Output("saved", "data"),
-        Input("save", "n_clicks"),
+        Output("page-download", "data"),
+        Input("save-page", "n_clicks"),
         State("url", "pathname"),
         State("url", "search"),
         prevent_initial_call=True,
@@ -117,30 +122,29 @@ def _register_page_callbacks(app: Dash) -> None:
     def save(clicks: int | None, path: str, search: str) -> Any:
         if not clicks:
             return no_update
-        _, run, view, content = frame.resolve_url(path, parse_query(search))
-        return dcc.send_string(
-            export.render_page_html(content, run, view, f"{path}{search}"), export.export_file_name(content, run)
-        )
+        _, run, view, content = layout.resolve_url(path, parse_query(search))
+        page_html = export.render_page_html(content, run, view, f"{path}{search}")
+        return dcc.send_string(page_html, export.export_file_name(content, run))
 
 
 def _register_browser_callbacks(app: Dash) -> None:
-    def in_browser(function: str, *where: Input | Output | State) -> None:
-        app.clientside_callback(ClientsideFunction("headscope", function), *where, prevent_initial_call=True)
+    def in_browser(function: str, *dependencies: Input | Output | State) -> None:
+        app.clientside_callback(ClientsideFunction("headscope", function), *dependencies, prevent_initial_call=True)
 
-    in_browser("reflect", Input("shown", "data"))
-    in_browser("steer", Input({"control": ALL}, "value"), State("shown", "data"))
-    in_browser("open", Input({"chart": ALL, "heads": True}, "clickData"))
-    in_browser("pick", Input({"chart": ALL, "heads": True}, "selectedData"))
-    in_browser("sorted", Input("grid", "filterModel"), Input("grid", "columnState"))
-    in_browser("csv", Output("grid", "exportDataAsCsv"), Input("grid-csv", "n_clicks"))
+    in_browser("showState", Input("page-state", "data"))
+    in_browser("changeControls", Input({"control": ALL}, "value"), State("page-state", "data"))
+    in_browser("openHead", Input({"chart": ALL, "heads": True}, "clickData"))
+    in_browser("selectHeads", Input({"chart": ALL, "heads": True}, "selectedData"))
+    in_browser("storeTableState", Input("head-table", "filterModel"), Input("head-table", "columnState"))
+    in_browser("exportTable", Output("head-table", "exportDataAsCsv"), Input("head-table-csv", "n_clicks"))
 
 
 def _add_security_headers(app: Dash) -> None:
-    """Headers that let a page load from this server and nowhere else, and run no script that is not ours."""
+    """Set headers that restrict a page to resources of this server and to the app's own scripts."""
     server: Flask = app.server
 
     @server.after_request
-    def harden(response: Response) -> Response:
+    def add_headers(response: Response) -> Response:
         response.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY + " ".join(app.csp_hashes())
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["X-Frame-Options"] = "DENY"
@@ -150,12 +154,12 @@ def _add_security_headers(app: Dash) -> None:
         if not request.path.startswith(("/_dash-component-suites", "/assets")):
             response.headers["Cache-Control"] = "no-store"
         elif "max-age" not in response.headers.get("Cache-Control", ""):
-            response.headers["Cache-Control"] = "max-age=3600"  # parts loaded late, whose names tell no version
+            response.headers["Cache-Control"] = "max-age=3600"  # file names of lazily loaded parts hold no version
         return _gzip_response(response)
 
 
 def _gzip_response(response: Response) -> Response:
-    """What is long and is text, in fewer bytes where the browser takes them."""
+    """Compress long JSON and HTML for browsers that accept gzip."""
     if response.direct_passthrough or "gzip" not in request.headers.get("Accept-Encoding", "") or response.is_streamed:
         return response
     if len(data := response.get_data()) > 2000 and response.mimetype in ("application/json", "text/html"):

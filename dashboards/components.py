@@ -1,4 +1,4 @@
-"""Parts of a page as Dash components: charts with their captions, tables, and the grid of heads."""
+"""Dash components for the blocks of a page: charts with captions, texts, tables, and the table of heads."""
 
 from collections.abc import Iterator, Sequence
 from functools import singledispatch
@@ -8,7 +8,6 @@ import dash_ag_grid as dag
 import numpy as np
 from dash import dcc, html
 
-from dashboards.grid import select_rows
 from dashboards.view_state import ViewState, describe_statistic
 from headscope.plots.highlight import has_head_points, highlight_heads
 from headscope.plots.style import GRAPH_CONFIG
@@ -17,96 +16,100 @@ from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import column, is_statistic, statistic
 
 VISIBLE_SENTENCES, MAX_SENTENCES = 4, 6
-"""So many sentences are seen of more than so many: a page shows before it tells."""
+"""A text of more than `MAX_SENTENCES` is folded after `VISIBLE_SENTENCES`, so that charts come early."""
 LASSO_GRAPH_CONFIG = {**GRAPH_CONFIG, "modeBarButtonsToRemove": ["autoScale2d"]}
 
 
 @singledispatch
 def build_component(block: Block, view: ViewState, block_id: str) -> Any:
-    """The part on screen; `key` tells it from others of its page."""
+    """The component of a block; `block_id` is unique on its page."""
     raise TypeError(f"no component for {type(block).__name__}")
 
 
 @build_component.register
 def _chart_component(block: Chart, view: ViewState, block_id: str) -> html.Figure:
     figure = highlight_heads(block.figure, view.selected_heads)
-    heads, points = has_head_points(figure), _has_selectable_points(block.figure)
-    if points:
+    has_heads, has_points = has_head_points(figure), _has_selectable_points(block.figure)
+    is_matrix = has_heads and any(trace.type == "heatmap" for trace in figure.data)
+    if has_points:
         figure.update_layout(dragmode="lasso")
     if _has_colorbar(block.figure):
-        figure.update_layout(margin_r=100)  # plotly draws a chart twice whose margin it has to widen
+        figure.update_layout(margin_r=100)  # plotly draws a chart twice if it has to widen the margin
     if block.cell_links:
-        ways = [[view.resolve_link(way) for way in row] for row in block.cell_links]
-        figure.update_layout(meta={**(figure.layout.meta or {}), "cell_links": ways})
+        links = [[view.resolve_link(link) for link in row] for row in block.cell_links]
+        figure.update_layout(meta={**(figure.layout.meta or {}), "cell_links": links})
     graph = dcc.Graph(
-        id={"chart": block_id, "heads": heads},
+        id={"chart": block_id, "heads": has_heads},
         figure=figure,
-        config=LASSO_GRAPH_CONFIG if points else GRAPH_CONFIG,
+        config=LASSO_GRAPH_CONFIG if has_points else GRAPH_CONFIG,
         style={"height": f"{figure.layout.height}px"},
     )
-    hint = (
-        " Click a head to open it, with shift to pick it; draw around points to pick them."
-        if points
-        else " Click a head to open it."
-    )
-    elsewhere = " Click a cell to open what is in it." if block.cell_links else ""
-    caption = [block.caption, hint if heads else elsewhere, " ", html.B(block.summary)]
     title = str(figure.layout.title.text).replace("<br>", " ")
-    saves = [
-        html.Button(kind.upper(), type="button", **{"data-save": kind, "aria-label": f"{kind.upper()}: {title}"})
+    buttons = [
+        html.Button(kind.upper(), type="button", **{"data-export": kind, "aria-label": f"{kind.upper()}: {title}"})
         for kind in ("png", "svg", "csv")
     ]
-    held: dict[str, Any] = {"aria-label": title}
-    if heads and any(trace.type == "heatmap" for trace in figure.data):
-        hint = " Click a head to open it, with shift to pick it, or go there with the arrow keys and Enter."
-        caption[1] = hint
-        held |= {"tabIndex": 0, "data-matrix": "heads", "aria-label": f"{title}; arrow keys go from head to head"}
-        graph = [graph, html.Span(className="unseen", **{"aria-live": "polite"})]
+    attributes: dict[str, Any] = {"aria-label": title}
+    if is_matrix:
+        attributes = {
+            "tabIndex": 0,
+            "data-head-matrix": "heads",
+            "aria-label": f"{title}; arrow keys move from head to head",
+        }
+        graph = [graph, html.Span(className="visually-hidden", **{"aria-live": "polite"})]
+    caption = html.P([block.caption, _chart_hint(block, has_heads, has_points, is_matrix), " ", html.B(block.summary)])
+    export = html.Div(buttons, className="export-buttons", role="group", **{"aria-label": f"Save {title}"})
     return html.Figure(
-        [
-            html.Div(graph, role="group", **held),
-            html.Figcaption(
-                [html.P(caption), html.Div(saves, className="saves", role="group", **{"aria-label": f"Save {title}"})]
-            ),
-        ],
-        className="half" if block.half_width else "",
+        [html.Div(graph, role="group", **attributes), html.Figcaption([caption, export])],
+        className="half-width" if block.half_width else "",
     )
+
+
+def _chart_hint(block: Chart, has_heads: bool, has_points: bool, is_matrix: bool) -> str:
+    """How to open or select what the chart shows."""
+    if is_matrix:
+        return " Click a head to open it, shift-click to select it, or move with the arrow keys and press Enter."
+    if has_points:
+        return " Click a head to open it, shift-click to select it; draw a lasso to select several."
+    if has_heads:
+        return " Click a head to open it."
+    return " Click a cell to open it." if block.cell_links else ""
 
 
 def _has_colorbar(figure: Any) -> bool:
-    """Whether a bar beside the figure tells what its colours mean."""
+    """Whether the figure has a colour bar."""
     return bool(figure.layout.coloraxis.colorbar.title.text) or any(
         trace.type == "heatmap" and trace.showscale is not False for trace in figure.data
     )
 
 
 def _has_selectable_points(figure: Any) -> bool:
-    """Whether the figure has points that are single heads: not cells, not whole key groups."""
+    """Whether the points of the figure are single heads: not cells of a matrix, not whole KV groups."""
     if not has_head_points(figure) or any(trace.type == "heatmap" for trace in figure.data):
         return False
-    return all(place[1] >= 0 for trace in figure.data if trace.customdata is not None for place in trace.customdata)
+    return all(point[1] >= 0 for trace in figure.data if trace.customdata is not None for point in trace.customdata)
 
 
 @build_component.register
 def _text_component(block: TextBlock, view: ViewState, block_id: str) -> html.Div:
-    every = [html.Li(sentence) for sentence in block.sentences]
-    told: list[Any] = [html.Ul(every)]
-    if not block.collapsed and len(every) > MAX_SENTENCES:
-        more = html.Summary(f"{len(every) - VISIBLE_SENTENCES} more sentences")
-        told = [html.Ul(every[:VISIBLE_SENTENCES]), html.Details([more, html.Ul(every[VISIBLE_SENTENCES:])])]
+    items = [html.Li(sentence) for sentence in block.sentences]
+    parts: list[Any] = [html.Ul(items)]
+    if not block.collapsed and len(items) > MAX_SENTENCES:
+        more = html.Summary(f"{len(items) - VISIBLE_SENTENCES} more sentences")
+        parts = [html.Ul(items[:VISIBLE_SENTENCES]), html.Details([more, html.Ul(items[VISIBLE_SENTENCES:])])]
     if block.links:
-        told.append(_links_component(block.links, view, block_id))
+        parts.append(_links_component(block.links, view, block_id))
     if block.collapsed:
         count = f" ({len(block.sentences)})"
-        return html.Details([html.Summary([html.H3(block.heading), count]), *told], className="words")
+        return html.Details([html.Summary([html.H3(block.heading), count]), *parts], className="text-block")
     if not block.heading:
-        return html.Div(told, className="words")
-    return html.Div([html.H3(block.heading), *told], className="words")
+        return html.Div(parts, className="text-block")
+    return html.Div([html.H3(block.heading), *parts], className="text-block")
 
 
 @build_component.register
 def _links_component(block: Links, view: ViewState, block_id: str) -> html.Div:
-    return html.Div([html.A(link.text, href=link.href) for link in block.links], className="tools")
+    return html.Div([html.A(link.text, href=link.href) for link in block.links], className="toolbar")
 
 
 @build_component.register
@@ -129,41 +132,41 @@ def _cell_content(cell: str | Link | Links) -> Any:
 
 
 def _row_cells(table: TextTable, row: Any) -> Iterator[Any]:
-    for at, cell in enumerate(row):
-        shown = _cell_content(cell)
-        if at == 0 and isinstance(cell, str) and cell in table.definitions:
-            shown = html.Details([html.Summary(cell), html.P(table.definitions[cell])])
-        yield html.Th(shown, scope="row") if at == 0 else html.Td(shown)
+    for index, cell in enumerate(row):
+        content = _cell_content(cell)
+        if index == 0 and isinstance(cell, str) and cell in table.definitions:
+            content = html.Details([html.Summary(cell), html.P(table.definitions[cell])])
+        yield html.Th(content, scope="row") if index == 0 else html.Td(content)
 
 
 @build_component.register
 def _head_table_component(block: HeadTable, view: ViewState, block_id: str) -> html.Div:
-    heads = select_rows(block.heads, view)
+    heads = view.select_rows(block.heads)
     rows = heads.replace([np.inf, -np.inf], np.nan).astype(object).where(heads.notna(), None)
-    count = f"{len(rows):,} heads" + (", picked" if view.selected_heads else ", filtered" if view.has_filters else "")
+    state = ", selected" if view.selected_heads else ", filtered" if view.has_filters else ""
     tools = [
-        html.Span(f"{block.caption}: {count}.", id="grid-count"),
-        html.Button("CSV", id="grid-csv", type="button"),
+        html.Span(f"{block.caption}: {len(rows):,} heads{state}.", id="head-table-count"),
+        html.Button("CSV", id="head-table-csv", type="button"),
     ]
-    grid = dag.AgGrid(
-        id="grid",
+    table = dag.AgGrid(
+        id="head-table",
         rowData=rows.to_dict("records"),
         columnDefs=[_column_definition(str(name), block.highlighted_column, view) for name in block.heads],
         filterModel=dict(view.column_filters),
         defaultColDef={"sortable": True, "filter": "agNumberColumnFilter", "resizable": True, "minWidth": 84},
         columnSize="autoSize",
         csvExportParams={"fileName": f"heads-{block.caption}-{block.highlighted_column}.csv"},
-        eventListeners={"cellKeyDown": ["openHead(params)"], "cellClicked": ["openHead(params)"]},
+        eventListeners={"cellKeyDown": ["openHeadCell(params)"], "cellClicked": ["openHeadCell(params)"]},
         dashGridOptions={"animateRows": False, "tooltipShowDelay": 200, "enableCellTextSelection": True},
         style={"height": _table_height(len(rows), 66)},
     )
-    return html.Div([html.Div(tools, className="tools"), grid])
+    return html.Div([html.Div(tools, className="toolbar"), table])
 
 
 @build_component.register
 def _records_component(block: RecordTable, view: ViewState, block_id: str) -> html.Div:
-    grid = dag.AgGrid(
-        id={"records": block_id},
+    table = dag.AgGrid(
+        id={"record-table": block_id},
         rowData=[dict(row) for row in block.rows],
         columnDefs=[
             {"field": name, "filter": _filter_type(block.rows, name), "floatingFilter": True, "tooltipField": name}
@@ -171,15 +174,15 @@ def _records_component(block: RecordTable, view: ViewState, block_id: str) -> ht
         ],
         defaultColDef={"sortable": True, "resizable": True, "minWidth": 90, "maxWidth": 360},
         columnSize="autoSize",
-        eventListeners={"cellClicked": ["openRow(params)"], "cellKeyDown": ["openRow(params)"]},
+        eventListeners={"cellClicked": ["openRecord(params)"], "cellKeyDown": ["openRecord(params)"]},
         dashGridOptions={"animateRows": False, "tooltipShowDelay": 200},
         style={"height": _table_height(len(block.rows), 116)},
     )
-    return html.Div([html.Div(html.Span(f"{block.caption}."), className="tools"), grid])
+    return html.Div([html.Div(html.Span(f"{block.caption}."), className="toolbar"), table])
 
 
 def _table_height(row_count: int, header_height: int) -> str:
-    """Of a grid: that of its rows under a head of so many px, and no more than a part of the window."""
+    """CSS height of a table of so many rows under a header of `header_height` px, limited to part of the window."""
     return f"min({header_height + 42 * max(row_count, 2)}px, 560px, 70vh)"
 
 
@@ -188,22 +191,23 @@ def _filter_type(rows: Sequence[Any], column_name: str) -> str:
     return "agNumberColumnFilter" if numbers else "agTextColumnFilter"
 
 
-def _column_definition(name: str, highlight: str, view: ViewState) -> dict[str, Any]:
-    """How the grid shows one column of the wide table, or one derived from it."""
-    at = column(name)
-    shown: dict[str, Any] = {"field": name, "headerName": name}
+def _column_definition(name: str, highlighted_column: str, view: ViewState) -> dict[str, Any]:
+    """AG Grid's definition of one column of the per-head table."""
+    parsed = column(name)
+    definition: dict[str, Any] = {"field": name, "headerName": name}
     if view.sort and view.sort[0] == name:
-        shown["sort"] = view.sort[1]
+        definition["sort"] = view.sort[1]
     if name in HEAD_KEYS:
-        called = {"layer": "layer", "head": "head", "kv_group": "key group"}[name]
-        return shown | {"headerName": called, "pinned": "left" if name != "kv_group" else None, "width": 84}
-    shown["useValueFormatterForExport"] = False
-    shown["valueFormatter"] = {"function": "params.value == null ? '–' : d3.format(',.4~g')(params.value)"}
-    if is_statistic(at.value):
-        end = f", {at.end}" if at.end else ""
-        shown |= {"headerName": statistic(at.value).label + end, "headerTooltip": describe_statistic(at.value)}
+        label = {"layer": "layer", "head": "head", "kv_group": "KV group"}[name]
+        return definition | {"headerName": label, "pinned": "left" if name != "kv_group" else None, "width": 84}
+    definition["useValueFormatterForExport"] = False
+    definition["valueFormatter"] = {"function": "params.value == null ? '–' : d3.format(',.4~g')(params.value)"}
+    if is_statistic(parsed.value):
+        end = f", {parsed.end}" if parsed.end else ""
+        definition["headerName"] = statistic(parsed.value).label + end
+        definition["headerTooltip"] = describe_statistic(parsed.value)
     if name == "change":
-        shown["headerTooltip"] = "Value over baseline where the statistic is logarithmic, else value less baseline."
-    if name == highlight:
-        shown["cellClass"] = "highlight"
-    return shown
+        definition["headerTooltip"] = "Ratio to the baseline for logarithmic statistics, else difference from it."
+    if name == highlighted_column:
+        definition["cellClass"] = "highlight"
+    return definition

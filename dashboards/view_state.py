@@ -88,12 +88,13 @@ class ViewState:
         model = choice("model", run.models, run.models[-1] if run.models else "") or ""
         baseline = choice("baseline", run.models, None)
         if "model" in page_controls:
-            filter_model, visible_models = model, [model]
+            filter_model = model
         elif "baseline" in page_controls:
-            filter_model, visible_models = baseline or next(iter(default_models(run)), ""), run.models
+            filter_model = baseline or next(iter(default_models(run)), "")
         else:
-            filter_model, visible_models = shown_models[0] if "models" in page_controls else model, run.models
-        visible_models = shown_models if "models" in page_controls else visible_models
+            filter_model = shown_models[0] if "models" in page_controls else model
+        single_model = [model] if "model" in page_controls else run.models
+        visible_models = shown_models if "models" in page_controls else single_model
         measured = longest_of_all(run.heads[run.heads["model"].isin(visible_models)]) or longest(run.heads)
         names = run_statistics(run)
         statistic_name = choice("stat", names, measured or next(iter(names), "")) or ""

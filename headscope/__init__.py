@@ -40,9 +40,9 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_HOMES[name]), name)
     # `from headscope import door` asks here first, and a module of ours is no section.
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
-        from headscope.plugins import probes
+        from headscope.plugins import requestable_probes
 
-        if name in probes():
+        if name in requestable_probes():
             from headscope.api import section
 
             return section(name)
@@ -50,6 +50,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from headscope.plugins import probes
+    from headscope.plugins import requestable_probes
 
-    return [*globals(), *_HOMES, *probes()]
+    return [*globals(), *_HOMES, *requestable_probes()]

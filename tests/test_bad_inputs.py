@@ -717,4 +717,4 @@ def test_a_bar_shows_a_label_as_it_is(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_table_is_large_and_knows_every_section() -> None:
     assert len(TABLE) + len(OTHERS) >= 300
-    assert set(SECTIONS) == set(plugins.probes())
+    assert set(SECTIONS) == set(plugins.requestable_probes())

@@ -1,4 +1,4 @@
-"""The report is one valid file that asks no other host for anything, and tells what the run holds."""
+"""The report is one valid self-contained file that shows the contents of the run; the terminal output of a run."""
 
 import base64
 import gzip
@@ -29,7 +29,7 @@ HOSTILE = "</script><script>alert(1)</script>"
 
 
 class Page(HTMLParser):
-    """Collects tags, attributes, text and scripts, and complains about tags that do not nest."""
+    """A parsed page: tags, attributes, text and scripts. Fails on tags that do not nest."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -62,7 +62,9 @@ class Page(HTMLParser):
 
 
 def sentences(run: Run) -> dict[str, list[str]]:
-    return {topic: [finding.text for finding in found] for topic, found in assembly.findings_by_topic(run).items()}
+    return {
+        topic: [finding.text for finding in findings] for topic, findings in assembly.findings_by_topic(run).items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,7 @@ def parsed(source: str) -> Page:
     return Page(source)
 
 
-def test_it_loads_nothing_and_inlines_plotly_once(source: str, parsed: Page) -> None:
+def test_report_makes_no_requests_and_holds_plotly_once(source: str, parsed: Page) -> None:
     for tag, attributes in parsed.tags:
         for name in ("src", "href", "action", "srcset", "data"):
             value = attributes.get(name) or ""
@@ -94,19 +96,19 @@ def test_it_loads_nothing_and_inlines_plotly_once(source: str, parsed: Page) -> 
     assert gzip.decompress(base64.b64decode(packed)).decode() == get_plotlyjs()
 
 
-def test_the_policy_allows_only_its_own_two_scripts(parsed: Page) -> None:
+def test_content_security_policy_allows_only_the_two_scripts_of_the_report(parsed: Page) -> None:
     policy = next(
         a["content"] for tag, a in parsed.tags if tag == "meta" and "Content-Security" in str(a.get("http-equiv"))
     )
     assert policy
-    (own,) = (script for script in parsed.scripts if script.lstrip().startswith('"use strict"'))
-    told = re.fullmatch(r"default-src 'none'; script-src ('sha256-\S+' 'sha256-\S+'); .*", policy)
-    assert told
-    digests = [hashlib.sha256(script.encode()).digest() for script in (get_plotlyjs(), own)]
-    assert told[1].split() == [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+    (boot_script,) = (script for script in parsed.scripts if script.lstrip().startswith('"use strict"'))
+    match = re.fullmatch(r"default-src 'none'; script-src ('sha256-\S+' 'sha256-\S+'); .*", policy)
+    assert match
+    digests = [hashlib.sha256(script.encode()).digest() for script in (get_plotlyjs(), boot_script)]
+    assert match[1].split() == [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
 
 
-def test_the_sections_and_landmarks_are_there_in_order(parsed: Page) -> None:
+def test_report_has_sections_and_landmarks_in_order(parsed: Page) -> None:
     tags = [tag for tag, _ in parsed.tags]
     assert [a.get("lang") for tag, a in parsed.tags if tag == "html"] == ["en"]
     assert tags.count("h1") == tags.count("main") == tags.count("nav") == tags.count("header") == 1
@@ -117,7 +119,7 @@ def test_the_sections_and_landmarks_are_there_in_order(parsed: Page) -> None:
     assert len(ids) == len(set(ids))
     links = [str(a["href"])[1:] for tag, a in parsed.tags if tag == "a"]
     assert set(links) <= set(ids)
-    for title in ("How to read this", "Findings in words", "Models", "Heads worth a closer look", "Definitions"):
+    for title in ("How to read this", "Findings", "Models", "Notable heads", "Definitions", "Provenance"):
         assert title in parsed.text
 
 
@@ -126,78 +128,84 @@ def test_every_figure_has_a_caption_and_parses(parsed: Page) -> None:
     ids = {a.get("id") for _, a in parsed.tags}
     assert len(figures) > 15
     assert all(a["aria-labelledby"] in ids for a in figures)
-    drawn = [json.loads(script) for script in parsed.scripts if script.startswith("{") and '"data"' in script]
-    assert len(drawn) == len(figures)
-    assert all(each["layout"]["title"]["text"] for each in drawn)
+    plotly_figures = [json.loads(script) for script in parsed.scripts if script.startswith("{") and '"data"' in script]
+    assert len(plotly_figures) == len(figures)
+    assert all(figure["layout"]["title"]["text"] for figure in plotly_figures)
     assert json.loads(parsed.scripts[0])["showSendToCloud"] is False
 
 
-def test_no_nan_reaches_the_reader(parsed: Page) -> None:
+def test_report_contains_no_nan(parsed: Page) -> None:
     assert not re.search(r"\b(nan|NaN|None)\b", parsed.text)
     assert not any("NaN" in script or "Infinity" in script for script in parsed.scripts if script.startswith("{"))
 
 
 def test_findings_count_local_heads_and_compare_losses(run: Run) -> None:
-    told = sentences(run)
+    findings = sentences(run)
     heads = run.heads[run.heads["model"] == "base"]
     assert (
-        f"{(heads['ess2_1024'] < 8).sum()} of 24 heads attend in effect to fewer than 8" in told["Effective length"][0]
+        f"{(heads['ess2_1024'] < 8).sum()} of 24 heads attend in effect to fewer than 8"
+        in findings["Effective length"][0]
     )
-    assert "0.050 nats/token higher than that of base (95 % interval +0.050 to +0.050)" in " ".join(told["Loss"])
-    assert "gamma is positive" in " ".join(told["Position parameters"])
+    assert "0.050 nats/token higher than that of base (95 % interval +0.050 to +0.050)" in " ".join(findings["Loss"])
+    assert "gamma is positive" in " ".join(findings["Position parameters"])
 
 
-def test_losses_are_told_against_the_model_that_they_are_compared_with(run: Run) -> None:
-    """Which may be none of those that are told of, such as the first step of a training."""
-    told = [*measuring._loss_findings(run, run.models[1:])]
-    assert told[0].startswith(f"The loss of {run.models[0]} in contexts")
-    assert all(f"than that of {run.models[0]} (" in sentence for sentence in told[1:])
-    assert len(told) == len(run.models)
+def test_loss_findings_name_the_baseline(run: Run) -> None:
+    """Which may be none of those that are texts of, such as the first step of a training."""
+    texts = [*measuring._loss_findings(run, run.models[1:])]
+    assert texts[0].startswith(f"The loss of {run.models[0]} in contexts")
+    assert all(f"than that of {run.models[0]} (" in sentence for sentence in texts[1:])
+    assert len(texts) == len(run.models)
 
 
 def test_notable_heads_are_the_extremes(run: Run) -> None:
     heads = run.heads[run.heads["model"] == "base"].set_index(["layer", "head"])
-    chosen = assembly.notable_heads(run.heads)
-    assert "largest effective length" in chosen[heads["ess2_1024"].idxmax()]
-    assert "smallest effective length" in chosen[heads["ess2_1024"].idxmin()]
-    assert "highest retrieval score" in chosen[heads["retrieval"].idxmax()]
+    reasons = assembly.notable_heads(run.heads)
+    assert "largest effective length" in reasons[heads["ess2_1024"].idxmax()]
+    assert "smallest effective length" in reasons[heads["ess2_1024"].idxmin()]
+    assert "highest retrieval score" in reasons[heads["retrieval"].idxmax()]
 
 
-def test_a_report_explains_what_its_runs_measured_and_nothing_else(run: Run, parsed: Page) -> None:
-    def read(page: Page) -> str:
-        return page.text.split("How to read this")[2].split("Findings in words")[0]
+def test_glossary_explains_what_the_runs_measured_and_nothing_else(run: Run, parsed: Page) -> None:
+    def glossary(page: Page) -> str:
+        return page.text.split("How to read this")[2].split("Findings")[0]
 
-    others = ("Effective length", "Rotary pair", "CoV", "Effective base", "Head influence")
-    assert all(term in read(parsed) for term in ("Retrieval score", *others))
-    assert "drawn above" in parsed.text
+    other_terms = ("Effective length", "Rotary pair", "CoV", "Effective base", "Head influence")
+    assert all(term in glossary(parsed) for term in ("Retrieval score", *other_terms))
+    assert "Charts above show" in parsed.text
     needles = {name: run.manifest["tables"][name] for name in ("needles", "retrieval")}
     page = Page(report.render_report([Run(run.path, {**run.manifest, "tables": needles})]))
-    assert "Retrieval score" in read(page)
-    assert not any(term in read(page) for term in others)
+    assert "Retrieval score" in glossary(page)
+    assert not any(term in glossary(page) for term in other_terms)
     assert "highest retrieval score" in page.text
-    assert "drawn above" not in page.text
+    assert "Charts above show" not in page.text
 
 
 def test_a_single_model_has_no_comparison(parsed: Page, tmp_path: Path) -> None:
-    alone = Page(report.render_report([synthetic_run(tmp_path, models=("base",), docs=1)]))
-    for told in ("Change against the first model", "Comparisons are with", "under yarn", "95 % interval +0.050"):
-        assert told in parsed.text
-        assert told not in alone.text
-    for drawn in ("relative to base, by position", "of each head, compared with base"):
-        assert any(drawn in script for script in parsed.scripts)
-        assert not any(drawn in script for script in alone.scripts)
+    single = Page(report.render_report([synthetic_run(tmp_path, models=("base",), docs=1)]))
+    for text in (
+        "Change against the first model",
+        "The baseline of comparisons is",
+        "under yarn",
+        "95 % interval +0.050",
+    ):
+        assert text in parsed.text
+        assert text not in single.text
+    for title in ("relative to base, by position", "of each head, compared with base"):
+        assert any(title in script for script in parsed.scripts)
+        assert not any(title in script for script in single.scripts)
 
 
-@pytest.mark.parametrize("kept", ["attention", "pairs", "nll", "positions", "scales"])
-def test_a_run_of_one_table_makes_a_report(run: Run, tmp_path: Path, kept: str) -> None:
-    part = Run(run.path, {**run.manifest, "tables": {kept: run.manifest["tables"][kept]}})
+@pytest.mark.parametrize("table", ["attention", "pairs", "nll", "positions", "scales"])
+def test_a_run_of_one_table_makes_a_report(run: Run, tmp_path: Path, table: str) -> None:
+    part = Run(run.path, {**run.manifest, "tables": {table: run.manifest["tables"][table]}})
     page = Page(report.render_report([part]))
     figures = sum(tag == "figure" for tag, _ in page.tags)
-    assert (figures > 0) == (kept != "positions")  # these frequencies change alike in every layer
-    assert re.findall(r"Table (\w+):", page.text) == [kept]
+    assert (figures > 0) == (table != "positions")  # these frequencies change equally in every layer
+    assert re.findall(r"Table (\w+):", page.text) == [table]
 
 
-def test_training_steps_make_their_own_section(tmp_path: Path) -> None:
+def test_training_steps_have_their_own_section(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=[f"step-{n}" for n in range(8)], lengths=(256,), docs=1)
     models = [{**model, "step": 100 * n} for n, model in enumerate(run.manifest["models"])]
     tables = {"attention": run.manifest["tables"]["attention"]}
@@ -212,7 +220,7 @@ def test_a_hostile_label_stays_text(source: str, parsed: Page) -> None:
     assert HOSTILE in parsed.text
 
 
-def test_numbers_are_short_and_never_lie_about_infinity() -> None:
+def test_numbers_are_short_and_infinity_is_not_a_number() -> None:
     assert html_page.to_json_values(np.array([1 / 3, np.nan, 2.0, np.inf])) == [0.33333, None, 2, None]
     assert number(np.inf) == "infinite"
     assert [number(x) for x in (738578.9, 45.67, 1.8, 0.01234, -1e-9)] == [
@@ -224,23 +232,25 @@ def test_numbers_are_short_and_never_lie_about_infinity() -> None:
     ]
 
 
-def test_mistakes_are_named(run: Run, tmp_path: Path) -> None:
+def test_errors_name_the_cause(run: Run, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="at least one run"):
         report.write_report([], tmp_path / "report.html")
     (tmp_path / "file").write_text("")
     loss = Run(run.path, {**run.manifest, "tables": {"nll": run.manifest["tables"]["nll"]}})
-    with pytest.raises(CannotWrite, match="choose another --out"):
+    with pytest.raises(CannotWrite, match="Choose another file with --out"):
         report.write_report([loss], tmp_path / "file" / "report.html")
 
 
-def test_a_report_can_be_written_under_a_plain_name(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_can_be_written_to_a_file_name_without_folder(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     loss = Run(run.path, {**run.manifest, "tables": {"nll": run.manifest["tables"]["nll"]}})
     assert report.write_report([loss], "report.html") == Path("report.html")
     assert (tmp_path / "report.html").stat().st_size > 1e6
 
 
-def test_columns_and_cells_are_worded_in_one_place() -> None:
+def test_column_headings_and_cells_as_text() -> None:
     assert column_heading("nll_512_diff") == "loss against the first model at 512 (nats/token)"
     assert column_heading("ess2_1024") == "effective length at 1,024 (tokens)"
     assert column_heading("kv_group") == "kv group"
@@ -250,74 +260,78 @@ def test_columns_and_cells_are_worded_in_one_place() -> None:
     assert (format_cell(row, "model"), format_cell(row, "ess1")) == ("base", "–")
 
 
-# Probes that the report does not know
+# Third-party probes
 
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Install probes for this test, behind ours."""
-    ours = dict(plugins.probes())
+    """Install probes for this test, after the probes of headscope."""
+    own_probes = dict(plugins.probes())
 
     def add(*probes: plugins.Probe) -> None:
-        monkeypatch.setattr(plugins, "probes", lambda: ours | {probe.name: probe for probe in probes})
+        monkeypatch.setattr(plugins, "probes", lambda: own_probes | {probe.name: probe for probe in probes})
 
     return add
 
 
 @pytest.fixture
 def fresh(run: Run) -> Run:
-    """The run as nobody has read it yet."""
+    """The run without cached results."""
     return Run.open(run.path)
 
 
-def test_a_foreign_probe_gets_its_chapter_findings_and_terms(install: Callable[..., None], fresh: Run) -> None:
+def test_a_third_party_probe_has_its_chapter_findings_and_terms(install: Callable[..., None], fresh: Run) -> None:
     before = sentences(fresh)
     install(PROBE)
     run = Run.open(fresh.path)
-    told = sentences(run)
-    assert told["Foreign matters"] == ["There are 3 models."]
-    assert told["Loss"] == [*before["Loss"], "Foreign losses are like ours."], "topics of one name are read as one"
-    assert list(told) == [*before, "Foreign matters"]
+    findings = sentences(run)
+    assert findings["Foreign matters"] == ["There are 3 models."]
+    assert findings["Loss"] == [*before["Loss"], "Foreign losses are like ours."], (
+        "topics with the same name are joined"
+    )
+    assert list(findings) == [*before, "Foreign matters"]
     chapters = assembly.collect_chapters(assembly.render_context(run))
     titles = [chart.figure.layout.title.text for group in chapters["Foreign matters"] for chart in group.charts]
     assert titles == ["At home with base", "Abroad"]
     page = Page(report.render_report([run]))
-    read = page.text.split("How to read this")[2].split("Findings in words")[0]
-    assert "How foreign a head is." in read
-    assert "F = 1" in read
-    assert "Of a table that no run has." not in read
-    assert "Said by another probe already." not in read
+    glossary = page.text.split("How to read this")[2].split("Findings")[0]
+    assert "How foreign a head is." in glossary
+    assert "F = 1" in glossary
+    assert "Of a table that no run has." not in glossary
+    assert "Said by another probe already." not in glossary
     assert "A foreign caption." in page.text
 
 
-def test_a_broken_probe_is_told_of_and_the_rest_is_as_without_it(
+def test_a_broken_probe_is_reported_and_the_rest_is_unchanged(
     install: Callable[..., None], fresh: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def drawn(run: Run) -> list[tuple[str, str]]:
+    def charts(run: Run) -> list[tuple[str, str]]:
         chapters = assembly.collect_chapters(assembly.render_context(run))
-        return [(title, chart.caption) for title, groups in chapters.items() for g in groups for chart in g.charts]
+        return [
+            (title, chart.caption) for title, groups in chapters.items() for group in groups for chart in group.charts
+        ]
 
-    def without_foreign(told: dict[str, list[str]]) -> dict[str, list[str]]:
-        return {topic: [text for text in found if "oreign" not in text] for topic, found in told.items()}
+    def without_foreign(findings: dict[str, list[str]]) -> dict[str, list[str]]:
+        return {topic: [text for text in texts if "oreign" not in text] for topic, texts in findings.items()}
 
-    before, figures, terms = sentences(fresh), drawn(fresh), assembly.collect_glossary(fresh)
+    before, charts_before, terms = sentences(fresh), charts(fresh), assembly.collect_glossary(fresh)
     install(BROKEN, LATE)
     run = Run.open(fresh.path)
     after = without_foreign(sentences(run))
     assert after.pop("Foreign matters") == ["There are 3 models."]
     assert after == before
-    assert drawn(run) == [*figures, ("Foreign matters", "A foreign caption.")]
+    assert charts(run) == [*charts_before, ("Foreign matters", "A foreign caption.")]
     assert [term for term in assembly.collect_glossary(run) if "oreign" not in term.word] == terms
-    told = "\n".join(caplog.messages)
+    log = "\n".join(caplog.messages)
     for part in ("'broken': its charts", "'broken': its findings", "'broken': its glossary", "'late': its charts"):
-        assert told.count(part) == 1, part
-    assert "RuntimeError: out of order" in told
+        assert log.count(part) == 1, part
+    assert "RuntimeError: out of order" in log
 
 
 # The terminal
 
 
-def shown_by(capsys: pytest.CaptureFixture[str]) -> str:
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
@@ -327,24 +341,24 @@ def test_the_terminal_shows_models_overviews_and_findings(
     install(PROBE)
     monkeypatch.setenv("COLUMNS", "200")
     terminal.print_summary(fresh)
-    told = " ".join(shown_by(capsys).split())
-    assert "growth exponent" in told
-    assert "loss against the first model at 1,024 (nats/token)" in told
-    assert "Foreign [bold]title[/bold] what is foreign [b]here[/b] [/b]all" in told
-    assert all(" ".join(text.split()) in told for found in sentences(fresh).values() for text in found)
+    output = " ".join(printed(capsys).split())
+    assert "growth exponent" in output
+    assert "loss against the first model at 1,024 (nats/token)" in output
+    assert "Foreign [bold]title[/bold] what is foreign [b]here[/b] [/b]all" in output
+    assert all(" ".join(text.split()) in output for texts in sentences(fresh).values() for text in texts)
     terminal.print_warnings(fresh)
     assert capsys.readouterr().err.splitlines()[-1] == "headscope: far [red]away"
     terminal.print_next_steps(fresh)
-    assert shown_by(capsys).splitlines() == [f"Next: headscope report {fresh.path}", f"Leave: foreign {fresh.path}"]
+    assert printed(capsys).splitlines() == [f"Next: headscope report {fresh.path}", f"Leave: foreign {fresh.path}"]
 
 
 def test_a_run_of_many_models_is_listed_in_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = synthetic_run(tmp_path, models=[f"model-{at:02}" for at in range(40)], lengths=(512,), docs=1)
-    terminal.print_run_entry(made)
-    first, rows = shown_by(capsys).splitlines()
-    assert first.startswith(f"{made.name}  40 models, among them model-00, ")
+    run = synthetic_run(tmp_path, models=[f"model-{index:02}" for index in range(40)], lengths=(512,), docs=1)
+    terminal.print_run_entry(run)
+    first, rows = printed(capsys).splitlines()
+    assert first.startswith(f"{run.name}  40 models, including model-00, ")
     assert first.endswith(", model-39")
-    assert f"attention {len(made.attention):,}" in rows
+    assert f"attention {len(run.attention):,}" in rows
 
 
 def test_models_with_other_heads_are_not_compared_head_by_head(tmp_path: Path) -> None:
@@ -352,46 +366,44 @@ def test_models_with_other_heads_are_not_compared_head_by_head(tmp_path: Path) -
         synthetic_run(tmp_path / label, models=(label,), layers=layers)
         for label, layers in (("small", 2), ("large", 4))
     )
-    told = sentences(concatenate([small, large]))
-    assert "Change against the first model" not in told
-    assert not any("ranks its heads as" in text for text in told["Needle in a haystack"])
+    findings = sentences(concatenate([small, large]))
+    assert "Change against the first model" not in findings
+    assert not any("ranks its heads as" in text for text in findings["Needle in a haystack"])
 
 
 @pytest.mark.parametrize("count", [4, 40])
-def test_models_side_by_side_fit_80_columns_and_lose_no_number(
+def test_model_comparison_fits_80_columns_without_truncation(
     count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A statistic a line; a model a line where there are many."""
+    """One line per statistic, or one line per model if there are many models."""
     monkeypatch.setenv("COLUMNS", "80")
-    labels = [f"model-{at:02}" for at in range(count)]
-    made = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3)
-    terminal.print_summary(made)
-    table = shown_by(capsys).partition("What heads read")[0].splitlines()[1:]
+    labels = [f"model-{index:02}" for index in range(count)]
+    run = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3)
+    terminal.print_summary(run)
+    table = printed(capsys).partition("What heads read")[0].splitlines()[1:]
     assert "…" not in "".join(table)
     assert max(map(len, table)) <= 80
     assert len([line for line in table if line.startswith(" model-")]) == (count if count > 5 else 0)
     nll = (
-        made.nll.assign(sum=made.nll["nll"] * made.nll["tokens"])
-        .groupby("model", observed=True)[["sum", "tokens"]]
-        .sum()
+        run.nll.assign(sum=run.nll["nll"] * run.nll["tokens"]).groupby("model", observed=True)[["sum", "tokens"]].sum()
     )
     assert all(f"{loss:.3f}" in "".join(table) for loss in nll["sum"] / nll["tokens"])
 
 
-def test_a_run_as_data_holds_what_probes_tell(install: Callable[..., None], run: Run) -> None:
+def test_run_to_dict_holds_the_data_of_the_overviews(install: Callable[..., None], run: Run) -> None:
     install(PROBE)
-    told = terminal.run_to_dict(Run(run.path, {**run.manifest, "timings": {"seconds": 1.0}}))
-    assert [row["model"] for row in told["summary"]] == ["base", "yarn", HOSTILE]
-    assert {row["model"] for row in told["needles"]} == {"base", "yarn", HOSTILE}
-    assert told["foreign"] == [{"n": 1}]
-    assert json.loads(json.dumps(told)) == told
+    data = terminal.run_to_dict(Run(run.path, {**run.manifest, "timings": {"seconds": 1.0}}))
+    assert [row["model"] for row in data["summary"]] == ["base", "yarn", HOSTILE]
+    assert {row["model"] for row in data["needles"]} == {"base", "yarn", HOSTILE}
+    assert data["foreign"] == [{"n": 1}]
+    assert json.loads(json.dumps(data)) == data
 
 
 @pytest.mark.parametrize("name", ["[bold]runs[/bold]", "[/oops]", "[link=https://example.org]x[/link]", ":smile:"])
-def test_what_users_named_is_printed_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_from_users_are_printed_without_markup(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     terminal.print_line("Run: ", name)
     terminal.print_line("Open ", terminal.bold(name), " in a browser")
     terminal.print_table([{"": name, name: 1.0}], title=name)
-    told = shown_by(capsys).splitlines()
-    assert told[:2] == [f"Run: {name}", f"Open {name} in a browser"]
-    assert sum(name in line for line in told[2:]) == 3
+    lines = printed(capsys).splitlines()
+    assert lines[:2] == [f"Run: {name}", f"Open {name} in a browser"]
+    assert sum(name in line for line in lines[2:]) == 3

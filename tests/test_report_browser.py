@@ -1,4 +1,4 @@
-"""The report in a real Chromium: it draws, it is quiet, it stays at home, and its theme follows the button."""
+"""The report in Chromium: figures are drawn, there are no errors or requests, and the theme button works."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,73 +21,77 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @dataclass
-class Opened:
-    """The drawn report, and what it complained about or asked for."""
+class ReportPage:
+    """The drawn report with its errors and network requests."""
 
     page: Page
     width: int
     scheme: str
-    noise: list[str]
+    problems: list[str]
 
 
 @pytest.fixture(scope="module", params=[(800, "light"), (1440, "dark")], ids=["narrow and light", "wide and dark"])
-def opened(request: pytest.FixtureRequest, chromium: Browser, url: str) -> Iterator[Opened]:
-    """Drawn once for all tests; each leaves it as it found it."""
+def report_page(request: pytest.FixtureRequest, chromium: Browser, url: str) -> Iterator[ReportPage]:
+    """Drawn once for all tests; a test must leave it unchanged."""
     width, scheme = request.param
     page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    noise: list[str] = []
-    page.on("console", lambda message: noise.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: noise.append(str(error)))
-    page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else noise.append(asked.url))
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on(
+        "request", lambda request: None if request.url.startswith(("file:", "data:")) else problems.append(request.url)
+    )
     page.goto(url)
     page.wait_for_selector("html[data-drawn]", state="attached", timeout=60_000)
-    yield Opened(page, width, scheme, noise)
-    assert noise == []
+    yield ReportPage(page, width, scheme, problems)
+    assert problems == []
     page.close()
 
 
-def test_every_figure_is_drawn_in_silence_and_nothing_overflows(opened: Opened) -> None:
-    page = opened.page
-    places = page.locator("[data-figure]").count()
-    assert places > 15
-    assert page.locator("[data-figure] .cartesianlayer .subplot").count() >= places
+def test_every_figure_is_drawn_without_errors_and_nothing_overflows(report_page: ReportPage) -> None:
+    page = report_page.page
+    figure_count = page.locator("[data-figure]").count()
+    assert figure_count > 15
+    assert page.locator("[data-figure] .cartesianlayer .subplot").count() >= figure_count
     assert page.locator(".heatmaplayer image").first.evaluate("it => it.href.baseVal").startswith("data:image/png")
-    assert page.evaluate("document.documentElement.scrollWidth") <= opened.width
-    assert page.locator("[data-title*='hare']").count() == 0, "plotly's upload button is back"
-    assert opened.noise == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= report_page.width
+    assert page.locator("[data-title*='hare']").count() == 0, "plotly shows its upload button"
+    assert report_page.problems == []
 
 
-def test_the_theme_follows_the_system_and_the_button_turns_it(opened: Opened) -> None:
-    page = opened.page
-    look = """() => [getComputedStyle(document.body).backgroundColor,
+def test_the_theme_follows_the_system_and_the_button_toggles_it(report_page: ReportPage) -> None:
+    page = report_page.page
+    colours = """() => [getComputedStyle(document.body).backgroundColor,
                      getComputedStyle(document.querySelector('.gtitle')).fill,
                      getComputedStyle(document.querySelector('.xtick text')).fill]"""
-    before = page.evaluate(look)
-    assert (before[0] == "rgb(255, 255, 255)") == (opened.scheme == "light")
-    other, back = ("Dark theme", "Light theme") if opened.scheme == "light" else ("Light theme", "Dark theme")
-    page.get_by_role("button", name=other).press("Enter")
-    after = page.evaluate(look)
+    before = page.evaluate(colours)
+    assert (before[0] == "rgb(255, 255, 255)") == (report_page.scheme == "light")
+    other_theme, first_theme = (
+        ("Dark theme", "Light theme") if report_page.scheme == "light" else ("Light theme", "Dark theme")
+    )
+    page.get_by_role("button", name=other_theme).press("Enter")
+    after = page.evaluate(colours)
     assert all(old != new for old, new in zip(before, after, strict=True))
-    page.get_by_role("button", name=back).click()
-    assert page.evaluate(look) == before
-    assert opened.noise == []
+    page.get_by_role("button", name=first_theme).click()
+    assert page.evaluate(colours) == before
+    assert report_page.problems == []
 
 
-def test_hovering_tells_layer_head_and_unit(opened: Opened) -> None:
-    opened.page.locator("[data-figure='0'] .nsewdrag").first.hover()
-    told = opened.page.locator("[data-figure='0'] .hoverlayer").text_content() or ""
-    assert "layer" in told
-    assert "tokens" in told
-    assert opened.noise == []
+def test_hover_text_has_layer_head_and_unit(report_page: ReportPage) -> None:
+    report_page.page.locator("[data-figure='0'] .nsewdrag").first.hover()
+    hover_text = report_page.page.locator("[data-figure='0'] .hoverlayer").text_content() or ""
+    assert "layer" in hover_text
+    assert "tokens" in hover_text
+    assert report_page.problems == []
 
 
-def test_printing_draws_on_white(opened: Opened) -> None:
-    page = opened.page
+def test_print_has_a_white_background(report_page: ReportPage) -> None:
+    page = report_page.page
     assert page.get_by_role("button", name="theme").is_visible()
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not page.get_by_role("button", name="theme").is_visible()
-    if opened.scheme == "dark":
+    if report_page.scheme == "dark":
         assert len(page.pdf()) > 50_000
-    assert opened.noise == []
+    assert report_page.problems == []
     page.emulate_media(media="estimate")

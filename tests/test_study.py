@@ -178,7 +178,7 @@ def test_the_names_of_the_package_are_not_modules_after_use() -> None:
     """A module headscope/measure.py would take the place of `headscope.measure` as soon as it is imported."""
     package = Path(headscope.__file__).parent
     taken = {path.stem for path in package.iterdir()}
-    assert taken.isdisjoint([*headscope.__all__, *plugins.probes()])
+    assert taken.isdisjoint([*headscope.__all__, *plugins.requestable_probes()])
 
 
 def test_another_seed_gives_other_numbers(whole: Run, place: Path, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ class StopsAfter(NoProgress):
     def __init__(self, cells: int):
         self.cells = cells
 
-    def set_activity(self, what: str) -> None:
+    def set_activity(self, activity: str, worker: str = "") -> None:
         if self.cells == 0:
             raise KeyboardInterrupt
         self.cells -= 1
@@ -273,16 +273,16 @@ def test_ctrl_c_before_the_first_cell_leaves_nothing(place: Path, tmp_path: Path
 CHILD = """
 import json, os, signal, sys, time
 import torch
-from probes.measure import cells as measuring
-from headscope.study import runner as study
+from probes.measure import run as measuring
+from headscope.study.runner import run_study
 from headscope.study.config import build_study
-from headscope.study.progress import Silent
+from headscope.study.progress import NoProgress
 
-class Slow(Silent):
+class Slow(NoProgress):
     def __init__(self, cells):
         self.cells = int(cells)
 
-    def set_activity(self, what):
+    def set_activity(self, activity, worker=""):
         if self.cells == 0:
             signal.pause()
         self.cells -= 1
@@ -293,7 +293,7 @@ for line in sys.stdin:
     out, cells = line.split()
     child = os.fork()
     if child == 0:
-        study.run(build_study(json.loads(sys.argv[1])), out, progress=Slow(cells))
+        run_study(build_study(json.loads(sys.argv[1])), out, progress=Slow(cells))
         os._exit(0)
     print(child, flush=True)
     print(os.WTERMSIG(os.waitpid(child, 0)[1]), flush=True)
@@ -335,7 +335,7 @@ def test_a_length_beyond_every_document_is_refused_and_leaves_nothing(place: Pat
 
 
 def test_a_study_without_a_section_is_refused(place: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no section"):
+    with pytest.raises(BadInput, match="requests no probe"):
         study.run_study(build_study(content(place, measure=None)), tmp_path / "out")
     assert_clean(tmp_path / "out")
 

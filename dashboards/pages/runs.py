@@ -68,7 +68,7 @@ def _incomplete_record(name: str, state: str) -> dict[str, Any]:
 
 def _probe_names(manifest: Mapping[str, Any]) -> list[str]:
     config = manifest.get("config") or {}
-    return [name for name in plugins.probes() if config.get(name)]
+    return [name for name in plugins.requestable_probes() if config.get(name)]
 
 
 def _config_differences(runs: Sequence[RunTables]) -> TextTable:

@@ -1,4 +1,4 @@
-"""The command line. Parses flags, shows progress, prints one-line errors; everything heavy is imported on use."""
+"""The command line `headscope`: its commands, and one-line errors. Everything heavy is imported on use."""
 
 import io
 import json
@@ -19,54 +19,58 @@ from headscope.cli import bench, bundle, dash, plan, selfcheck
 from headscope.cli.execution import execute
 from headscope.cli.flags import Json, Out, Quiet
 from headscope.errors import BadInput, HeadscopeError
+from headscope.runs import old_names
 
-STUDIES = Path(__file__).parents[1] / "study_files"
+STUDY_FILES = Path(__file__).parents[1] / "study_files"
 
-# How long OpenMP's threads spin at a barrier before they sleep. Its own 300,000 make torch 5 to 10 times slower as soon
-# as anything else runs on the same cores; this few cost nothing on a quiet machine.
-SPINS = "5000"
+# How long OpenMP threads spin at a barrier before they sleep. The default of 300,000 makes torch 5 to 10 times slower as
+# soon as anything else runs on the same cores; this value costs nothing on a quiet machine.
+SPIN_COUNT = "5000"
 
 
 class Commands(TyperGroup):
-    """Our commands, and one for every probe that is installed."""
+    """The built-in commands and one for every installed probe."""
 
     def list_commands(self, ctx: Context) -> list[str]:
-        names = [probe.command_name for probe in plugins.probes().values()]
+        names = [probe.command_name for probe in plugins.requestable_probes().values()]
         first, *rest = super().list_commands(ctx)
         return [first, *names, *rest]
 
     def format_help(self, ctx: Context, formatter: Any) -> None:
-        """The list of commands, plainly: rich alone would take a third of the time."""
+        """List the commands as plain text: importing rich would take a third of the time."""
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        told = {name: command.help or "" for name, command in commands.items() if command}
+        help_texts = {name: command.help or "" for name, command in commands.items() if command}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text.partition("\n\n")[0]) for name, text in told.items()])
+            formatter.write_dl([(name, text.partition("\n\n")[0]) for name, text in help_texts.items()])
         self.format_epilog(ctx, formatter)
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        probe = next((probe for probe in plugins.probes().values() if cmd_name == probe.command_name), None)
+        probes = plugins.requestable_probes().values()
+        if new_name := old_names.PROBES.get(cmd_name):
+            raise BadInput(f"command '{cmd_name}' is now '{new_name}'. Use: headscope {new_name}")
+        probe = next((probe for probe in probes if cmd_name == probe.command_name), None)
         return super().get_command(ctx, cmd_name) if probe is None else ProbeCommand(probe)
 
 
 class ProbeCommand(TyperCommand):
-    """A probe's command by its one line; its flags are read when asked for, so that a list of commands is quick."""
+    """The command of a probe. Its flags are read only when needed, so that listing commands is fast."""
 
     def __init__(self, probe: plugins.Probe) -> None:
         super().__init__(probe.command_name, help=probe.summary, rich_markup_mode="rich")
         self.probe = probe
 
-    def whole(self) -> Command:
-        """The command with its flags."""
-        from headscope.cli.probe_commands import command
+    def with_flags(self) -> Command:
+        """The same command with all its flags."""
+        from headscope.cli.probe_commands import build_command
 
-        return command(self.probe)
+        return build_command(self.probe)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: Any
     ) -> Context:
-        return self.whole().make_context(info_name, args, parent, **extra)
+        return self.with_flags().make_context(info_name, args, parent, **extra)
 
 
 app = typer.Typer(
@@ -81,43 +85,42 @@ app = typer.Typer(
 )
 
 
-def _tell_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         print(f"headscope {version('headscope')}")
         raise typer.Exit
 
 
 @app.callback()
-def _whole(
-    told: Annotated[bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Tell it.")] = False,
+def _global_options(
+    show_version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
 ) -> None: ...
 
 
 @app.command()
 def demo(
     out: Out = Path("runs"),
-    report: Annotated[Path, typer.Option("--report", help="Where the report goes.")] = Path("report.html"),
-    docs: Annotated[int, typer.Option("--docs", min=1, help="Documents a length.")] = 4,
+    report: Annotated[Path, typer.Option("--report", help="HTML file to write the report to.")] = Path("report.html"),
+    docs: Annotated[int, typer.Option("--docs", min=1, help="Number of documents per context length.")] = 4,
     quiet: Quiet = False,
 ) -> None:
-    """Quick study of the embedded SmolLM2-135M: base, YaRN, YaRN without its factor, AdaRoPE; 512 and 2,048 tokens.
+    """Measure the embedded SmolLM2-135M under four position schemes at 512 and 2,048 tokens, and write a report.
 
-    Takes a few minutes on two cores, ends with a summary, a report to open and the next command to type.
+    The schemes are base, YaRN, YaRN without its attention factor, and AdaRoPE. Takes a few minutes on two cores.
     """
     from headscope.study.config import read_study
 
-    study = read_study(STUDIES / "demo.yaml", {"texts": {"docs": docs}})
-    # A demo that was interrupted simply goes on.
-    run = execute(study, out, resume=True, quiet=quiet)
+    study = read_study(STUDY_FILES / "demo.yaml", {"texts": {"docs": docs}})
+    run = execute(study, out, resume=True, quiet=quiet)  # an interrupted demo simply continues
     from headscope.report.terminal import bold, print_line, print_summary
 
     print_summary(run)
     _write_report([run.path], report)
-    print_line("Open ", bold(report), " in a browser: start with 'How to read this', then the ESS scatter.")
-    print_line(f"Explore the same run, head by head: headscope dash {out}")
-    print_line(
-        f"Next: headscope run --model base=smollm2-135m --model nope=smollm2-135m@nope --length 1024 --out {out}"
-    )
+    print_line("Open ", bold(report), " in a browser. Start with 'How to read this', then the scatter of effective lengths.")
+    print_line(f"Explore the same run head by head: headscope dash {out}")
+    print_line(f"Next: headscope run --model base=smollm2-135m --model nope=smollm2-135m@nope --length 1024 --out {out}")
 
 
 app.command()(dash.dash)
@@ -125,12 +128,10 @@ app.command()(dash.dash)
 
 @app.command()
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run directories; several are put side by side.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories. Several are compared.")],
     out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
 ) -> None:
-    """Write one self-contained HTML report of one run or several."""
+    """Write a self-contained HTML report of one or several runs."""
     _write_report(runs, out)
 
 
@@ -138,15 +139,15 @@ def report(
 def join(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run directories.")],
     out: Out = Path("runs"),
-    name: Annotated[str, typer.Option("--name", help="Slug of the run directory.")] = "joined",
+    name: Annotated[str, typer.Option("--name", help="Name appended to the run directory.")] = "joined",
 ) -> None:
-    """Store several runs as one, to share or ship: as the app and the report show them when they are read as one."""
+    """Combine several runs into one run directory, to share or ship it."""
     if not re.match(user_input.SLUG, name):
-        raise BadInput(f"a run cannot be called {user_input.shown(name)}: give --name letters, digits, - and _")
-    from headscope.runs.combined_runs import join as joined
+        raise BadInput(f"invalid run name {user_input.shown(name)}. Use letters, digits, - and _ in --name")
+    from headscope.runs.combined_runs import join as join_runs
     from headscope.runs.run import Run
 
-    print(f"Run: {joined([Run.open(path) for path in runs], out, name).path}")
+    print(f"Run: {join_runs([Run.open(path) for path in runs], out, name).path}")
 
 
 app.command()(bundle.bundle)
@@ -154,43 +155,43 @@ app.command()(bundle.bundle)
 
 @app.command("ls")
 def list_runs(
-    directory: Annotated[Path, typer.Argument(help="Directory that holds runs.")] = Path("runs"),
+    directory: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """List the runs in a directory, newest first; damaged and unfinished ones are named as such."""
+    """List the runs in a folder, newest first. Also list unfinished and damaged runs."""
     from headscope.errors import BadRun
     from headscope.runs.run import Run, unfinished
-    from headscope.runs.run import runs as stored
+    from headscope.runs.run import runs as finished_runs
 
     if not os.path.isdir(directory):
-        raise BadInput(f"no directory '{directory}': make a run first, e.g. headscope demo")
+        raise BadInput(f"no directory '{directory}'. Measure something first, for example: headscope demo")
     from headscope.report.terminal import bold, print_line, print_run_entry, run_to_dict
 
-    found: list[tuple[Path, Run | BadRun]] = []
-    for path, run in stored(directory):
+    entries: list[tuple[Path, Run | BadRun]] = []
+    for path, run in finished_runs(directory):
         try:
             if isinstance(run, Run):
                 run.check()
-            found.append((path, run))
-        except BadRun as reason:
-            found.append((path, reason))
-    begun = {
-        f".{name}.partial": f"unfinished, with {cells} cells stored: the same command with --resume goes on"
+            entries.append((path, run))
+        except BadRun as error:
+            entries.append((path, error))
+    partial = {
+        f".{name}.partial": f"unfinished, {cells} cells stored. Repeat its command with --resume to continue"
         for name, cells in unfinished(directory).items()
     }
     if as_json:
-        entries = [
+        rows = [
             run_to_dict(run, include_summary=False) if isinstance(run, Run) else {"path": str(path), "error": str(run)}
-            for path, run in found
+            for path, run in entries
         ]
-        entries += [{"path": str(directory / name), "error": told} for name, told in begun.items()]
-        print(json.dumps(entries))
+        rows += [{"path": str(directory / name), "error": status} for name, status in partial.items()]
+        print(json.dumps(rows))
         return
-    if not found and not begun:
-        print_line(f"No runs in {directory} yet; make one with: headscope demo")
-    for name, told in begun.items():
-        print_line(bold(name), "  ", told)
-    for path, run in found:
+    if not entries and not partial:
+        print_line(f"No runs in {directory} yet. Make one with: headscope demo")
+    for name, status in partial.items():
+        print_line(bold(name), "  ", status)
+    for path, run in entries:
         if isinstance(run, Run):
             print_run_entry(run)
         else:
@@ -201,15 +202,15 @@ def list_runs(
 def validate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
 ) -> None:
-    """Check runs against their manifest and the schema: digests, row counts, types, ranges, duplicate keys."""
+    """Check run directories: digests, row counts, column types, value ranges, duplicate keys."""
     from headscope.runs.run import Run
-    from headscope.runs.validate import validate as problems_of
+    from headscope.runs.validate import validate as find_problems
 
-    problems = [f"{path.name}: {problem}" for path in runs for problem in problems_of(Run.open(path))]
+    problems = [f"{path.name}: {problem}" for path in runs for problem in find_problems(Run.open(path))]
     for problem in problems:
         print(problem)
     if problems:
-        raise BadInput(f"{len(problems)} problem(s) found in {len(runs)} run(s); measure the damaged runs again")
+        raise BadInput(f"{len(problems)} problem(s) in {len(runs)} run(s). Measure the damaged runs again")
     print(f"{len(runs)} run(s) valid")
 
 
@@ -219,15 +220,15 @@ app.command()(selfcheck.selfcheck)
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one line on standard error and an exit code, never a traceback.
+    """Entry point. A user's mistake is one line on standard error and an exit code, never a traceback.
 
-    So is Ctrl-C or SIGTERM, from here to the end of the process (`headscope.signals`).
+    Ctrl-C and SIGTERM also end with one line (`headscope.signals`).
     """
     signals.listen()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a folder may be called what no encoding can tell
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a folder name may not be encodable
         sys.stdout.reconfigure(errors="backslashreplace")
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is imported, which is later
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # torch reads it when it is imported, later
     try:
         code = app(standalone_mode=False)
         if code == signals.TYPERS_CODE:
@@ -237,7 +238,8 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except ClickException as error:
-        print(f"headscope: {' '.join(error.format_message().split())}", file=sys.stderr)
+        message = renamed_option(error) or " ".join(error.format_message().split())
+        print(f"headscope: {message}", file=sys.stderr)
         sys.exit(error.exit_code)
     except HeadscopeError as error:
         print(f"headscope: {' '.join(str(error).split())}", file=sys.stderr)
@@ -247,12 +249,19 @@ def main() -> None:
         sys.exit(signals.CODE)
 
 
+def renamed_option(error: ClickException) -> str | None:
+    """The message for an option that has a new name; None for any other mistake."""
+    option = getattr(error, "option_name", "")
+    command = getattr(getattr(error, "ctx", None), "info_name", "")
+    new = old_names.OPTIONS.get(str(command), {}).get(str(option).lstrip("-").replace("-", "_"))
+    return f"option {option} is now --{new.replace('_', '-')}. See headscope {command} --help" if new else None
+
+
 def _write_report(paths: list[Path], out: Path) -> None:
     from headscope.report import write_report
     from headscope.runs.run import opened
 
-    written = write_report(opened(paths), out)
-    print(f"Report: {written}")
+    print(f"Report: {write_report(opened(paths), out)}")
 
 
 if __name__ == "__main__":

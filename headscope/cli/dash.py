@@ -1,4 +1,4 @@
-"""The command that opens the dashboard."""
+"""The command `dash`: opens the dashboard."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from headscope.errors import BadInput, CannotWrite
 EXAMPLES = Path(__file__).parents[1] / "examples"
 """Runs that headscope ships."""
 EXAMPLE = next(EXAMPLES.glob("*-example-*"))
-"""The one that is opened first."""
+"""The shipped run that opens first."""
 
 
 def dash(
@@ -21,25 +21,24 @@ def dash(
         typer.Argument(
             metavar="RUNS_DIR|RUN",
             show_default="the shipped example",
-            help="Directory that holds runs, or the one of them to begin with.",
+            help="Folder that holds runs, or the run to open first.",
         ),
     ] = EXAMPLE,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port on this machine; 0 takes a free one.")
+        int, typer.Option("--port", min=0, max=65535, help="Port on this machine; 0 picks a free one.")
     ] = 8050,
 ) -> None:
-    """Explore runs in the browser: heads, models side by side, retrieval, influence, checkpoints.
+    """Explore runs in the browser: heads, model comparison, retrieval, influence, checkpoints.
 
-    Reads runs and changes nothing; answers to this machine alone, and asks no other. New runs appear by themselves.
+    Read-only and local only: it listens on this machine and makes no network requests. New runs appear by themselves.
     """
-    place = user_input.path(directory, "directory")
-    if not place.is_dir():
-        raise BadInput(f"no directory '{directory}': make a run first, e.g. headscope demo")
+    path = user_input.path(directory, "directory")
+    if not path.is_dir():
+        raise BadInput(f"no directory '{directory}'. Measure something first, for example: headscope demo")
     from dashboards.app import serve
 
     try:
-        serve(place.resolve(), port)
+        serve(path.resolve(), port)
     except OSError as error:
-        raise CannotWrite(
-            f"cannot listen on port {port}: {os.strerror(error.errno or 0)}; choose another --port"
-        ) from error
+        reason = os.strerror(error.errno or 0)
+        raise CannotWrite(f"cannot listen on port {port}: {reason}. Choose another --port") from error

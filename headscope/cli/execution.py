@@ -1,4 +1,4 @@
-"""How a command runs a study and shows what came of it."""
+"""Runs a study for a command and prints its result."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
-    """Run the study into `out`, with its progress told unless `quiet`, and return the finished run."""
+    """Run the study into `out`, showing progress unless `quiet`, and return the finished run."""
     quiet_libraries(quiet)
     from headscope.study.progress import console_progress
     from headscope.study.runner import run_study
@@ -21,7 +21,7 @@ def execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
 
 
 def finish(run: "Run", as_json: bool) -> None:
-    """Show a finished run: its summary and the next step, or the same as JSON."""
+    """Print the summary of a finished run and what to do next, or its description as JSON."""
     from headscope.report.terminal import print_next_steps, print_summary, print_warnings, run_to_dict
 
     print_warnings(run)
@@ -32,17 +32,19 @@ def finish(run: "Run", as_json: bool) -> None:
         print_next_steps(run)
 
 
-def quiet_libraries(ours: bool = False) -> None:
-    """Silence the bars and notices of others; headscope's own notices go to standard error, or nowhere with `ours`."""
+def quiet_libraries(warnings_only: bool = False) -> None:
+    """Hide progress bars and notices of other libraries.
+
+    headscope's own notices go to standard error; with `warnings_only`, only its warnings do.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("headscope").setLevel(logging.WARNING if ours else logging.INFO)
+    logging.getLogger("headscope").setLevel(logging.WARNING if warnings_only else logging.INFO)
     from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging as transformers_logging
 
     hub_logging.set_verbosity_error()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a line for each product of matrices
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # logs a line for every matrix product
     disable_progress_bars()
-
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()

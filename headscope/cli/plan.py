@@ -1,4 +1,4 @@
-"""The command that tells what a study will cost."""
+"""The command `plan`: predicts what a study will cost."""
 
 import json
 from collections.abc import Mapping
@@ -10,26 +10,28 @@ import typer
 from headscope.cli.execution import quiet_libraries
 from headscope.cli.flags import Json
 
-SHOWN = 20
-"""Checkpoints that are listed; the costliest."""
+MAX_CHECKPOINTS = 20
+"""Checkpoints that are listed, the most expensive first."""
 
 
 def plan(
     study_file: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="Study file.")],
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, help="Workers of --engine ray. \\[default: those of the study, or two]"),
+        typer.Option("--workers", min=1, help="Number of Ray workers. \\[default: as in the study, or 2]"),
     ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=0, help="GPUs that they share; 0 for this machine's cores.")] = 0,
+    gpus: Annotated[
+        int, typer.Option("--gpus", min=0, help="GPUs that the workers share; 0 means the cores of this machine.")
+    ] = 0,
     timings: Annotated[
         Path | None,
-        typer.Option("--timings", help="A stored run of the same sections, whose times are taken instead of new ones."),
+        typer.Option("--timings", help="Take times from this stored run of the same probes instead of measuring."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What a study will cost before it is run: cells, time, memory of a worker, bytes stored, and time with N workers.
+    """Predict the cost of a study: work items, time, memory per worker, disk space, and time on N workers.
 
-    A few of its cells are made here and thrown away, which takes a minute or two; for other machines give --timings.
+    Times a few work items on this machine, which takes a minute or two. For another machine, give --timings.
     """
     quiet_libraries(as_json)
     from headscope.runs.run import Run
@@ -37,35 +39,35 @@ def plan(
     from headscope.study.config import read_study
 
     study = read_study(study_file, {})
-    many = workers or study.engine.workers or gpus or 2
-    told = planning.plan_study(study, many, gpus, None if timings is None else Run.open(timings))
-    print(json.dumps(told)) if as_json else _show(told)
+    worker_count = workers or study.engine.workers or gpus or 2
+    costs = planning.plan_study(study, worker_count, gpus, None if timings is None else Run.open(timings))
+    print(json.dumps(costs)) if as_json else _print_costs(costs)
 
 
-def _show(told: Mapping[str, Any]) -> None:
+def _print_costs(costs: Mapping[str, Any]) -> None:
     from headscope.report.terminal import print_line, print_table
 
-    rows = sorted(told["checkpoints"], key=lambda row: -row["seconds"])
-    print_table([{**row, "seconds": _time(row["seconds"])} for row in rows[:SHOWN]])
-    if len(rows) > SHOWN:
-        print_line(f"and {len(rows) - SHOWN} more")
-    where = f"{told['gpus']} GPUs" if told["gpus"] else "the cores of this machine"
-    print_line(f"{told['cells']:,} cells: about {_time(told['seconds_alone'])} in one process")
+    rows = sorted(costs["checkpoints"], key=lambda row: -row["seconds"])
+    print_table([{**row, "seconds": _format_time(row["seconds"])} for row in rows[:MAX_CHECKPOINTS]])
+    if len(rows) > MAX_CHECKPOINTS:
+        print_line(f"and {len(rows) - MAX_CHECKPOINTS} more")
+    place = f"{costs['gpus']} GPUs" if costs["gpus"] else "the cores of this machine"
+    print_line(f"{costs['cells']:,} work items: about {_format_time(costs['seconds_alone'])} in one process")
     print_line(
-        f"{told['workers']} workers on {where}: about {_time(told['seconds_shared'])} "
-        f"({told['speedup']:g} times as fast), {_bytes(told['bytes_of_a_worker'])} of memory each"
+        f"{costs['workers']} workers on {place}: about {_format_time(costs['seconds_shared'])} "
+        f"({costs['speedup']:g} times as fast), {_format_bytes(costs['bytes_of_a_worker'])} of memory each"
     )
-    print_line(f"Stored: about {_bytes(told['bytes_stored'])}. Times are from {told['from']}.")
+    print_line(f"Disk space: about {_format_bytes(costs['bytes_stored'])}. Times from {costs['from']}.")
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.0f} s"
 
 
-def _bytes(count: float) -> str:
+def _format_bytes(count: float) -> str:
     for unit, size in (("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

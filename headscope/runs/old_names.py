@@ -1,9 +1,12 @@
 """Names that runs of format 1 used, and what they are called now: tables, columns, values and options."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
 
 TABLES = {
     "passages": "pattern_texts",
@@ -80,8 +83,10 @@ def translate_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return translated
 
 
-def translate_table(name: str, table: pa.Table) -> pa.Table:
+def translate_table(name: str, table: "pa.Table") -> "pa.Table":
     """A stored table of a format 1 run with present column names and values; `name` is its present name."""
+    import pyarrow as pa  # the command line reads this module for old command names and must start fast
+
     table = table.rename_columns([COLUMNS.get(name, {}).get(column, column) for column in table.column_names])
     for column in VALUE_COLUMNS:
         index = table.schema.get_field_index(column)

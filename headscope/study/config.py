@@ -126,7 +126,7 @@ class Study(Options):
     @model_validator(mode="after")
     def _check_models(self) -> "Study":
         for name in self.probe_options:
-            takes = plugins.probes()[name].takes
+            takes = plugins.requestable_probes()[name].takes
             if "models" in takes and not self.models:
                 raise ValueError("models: give at least one model to measure")
             if "model" in takes and (len(self.models) != 1 or _has_scheme(next(iter(self.models.values())))):
@@ -136,7 +136,7 @@ class Study(Options):
     @property
     def probe_options(self) -> dict[str, Options]:
         """The options of each section that is present, by name, in the order of the probes."""
-        present = {name: getattr(self, name, None) for name in plugins.probes()}
+        present = {name: getattr(self, name, None) for name in plugins.requestable_probes()}
         return {name: part for name, part in present.items() if part is not None}
 
 
@@ -172,7 +172,7 @@ def read_study(file: Path | str | None, overrides: Mapping[str, Any]) -> Study:
     if isinstance(name := content.get("engine"), str):
         content = {**content, "engine": {"name": name}}
     # A section with nothing after it is there, with all its defaults.
-    content |= {name: {} for name in plugins.probes() if name in content and content[name] is None}
+    content |= {name: {} for name in plugins.requestable_probes() if name in content and content[name] is None}
     try:
         merged = _merge_options(content, overrides)
     except ValueError as error:
