@@ -1,4 +1,4 @@
-"""How long the app lets a user wait, as a real browser sees it. Needs Playwright and Debian's Chromium."""
+"""Loading times of the app in a real browser. Needs Playwright and Debian's Chromium."""
 
 import shutil
 import statistics
@@ -15,25 +15,25 @@ from headscope.errors import Missing
 from headscope.runs.synthetic import synthetic_run
 
 CLICK_COUNT = 10
-# Until the page of that title has its charts drawn, those in view, and then every one; the page's own clock tells.
+# Waits until the page of that title has drawn its visible charts, then all of them; times are on the page's own clock.
 WATCH_SCRIPT = """([title]) => {
-  const told = () => document.querySelector("#content h1")?.textContent;
+  const heading = () => document.querySelector("#content h1")?.textContent;
   const charts = () => [...document.querySelectorAll("main figure")];
-  const drawn = (chart) => chart.querySelector(".main-svg");
-  const there = () => (title ? told() === title : told());
-  const below = (chart) => chart.getBoundingClientRect().top > innerHeight;
-  const seen = () => there() && charts().every((chart) => drawn(chart) || below(chart));
-  const every = () => {
-    dispatchEvent(new Event("beforeprint"));  // as for paper, charts do not wait to be seen
-    return !document.querySelector("main .waiting") && charts().every(drawn);
+  const isDrawn = (chart) => chart.querySelector(".main-svg");
+  const isLoaded = () => (title ? heading() === title : heading());
+  const isBelow = (chart) => chart.getBoundingClientRect().top > innerHeight;
+  const visibleDrawn = () => isLoaded() && charts().every((chart) => isDrawn(chart) || isBelow(chart));
+  const allDrawn = () => {
+    dispatchEvent(new Event("beforeprint"));  // draws all charts, as for print
+    return !document.querySelector("main .loading") && charts().every(isDrawn);
   };
-  const when = (holds, since) => new Promise((done) => {
-    const look = () => (holds() ? done(performance.now() - since) : requestAnimationFrame(look));
-    look();
+  const when = (condition, start) => new Promise((resolve) => {
+    const check = () => (condition() ? resolve(performance.now() - start) : requestAnimationFrame(check));
+    check();
   });
-  const watch = async (since) => [await when(seen, since), await when(every, since)];
-  if (!title) window.waited = watch(0);
-  else addEventListener("click", (event) => { window.waited = watch(event.timeStamp); }, { capture: true, once: true });
+  const watch = async (start) => [await when(visibleDrawn, start), await when(allDrawn, start)];
+  if (!title) window.loadTimes = watch(0);
+  else addEventListener("click", (event) => { window.loadTimes = watch(event.timeStamp); }, { capture: true, once: true });
 }"""
 MATRIX_SHAPE_SCRIPT = (
     "() => (({ z }) => [z.length, z[0].length])(document.querySelector('.js-plotly-plot')._fullData[0])"
@@ -46,7 +46,7 @@ TRANSFER_SIZE_SCRIPT = """() => ["navigation", "resource"].flatMap((kind) => per
 
 
 def measure_all(example: Path) -> Iterator[dict[str, Any]]:
-    """The waits on the runs in `example`, and on a made-up one of 1,024 heads x 64 pairs x 4 models, as they end."""
+    """Loading times on the runs in `example`, and on a synthetic run of 1,024 heads x 64 pairs x 4 models."""
     yield from measure_waits("shipped example", example)
     with tempfile.TemporaryDirectory() as folder:
         shape = {"layers": 32, "heads": 32, "groups": 8, "pairs": 64}
@@ -55,22 +55,21 @@ def measure_all(example: Path) -> Iterator[dict[str, Any]]:
 
 
 def measure_waits(name: str, runs: Path) -> Iterator[dict[str, Any]]:
-    """One row a wait, in seconds until the charts in view are drawn and until every chart is; the MB that it carries.
+    """One row per wait: seconds until the visible charts are drawn, seconds until all are, and MB transferred.
 
-    First the app's start to its first paint, then the median click to a head's page, then each page when it is loaded
-    with the app's scripts at hand.
+    First from the command to the first paint, then the median click that opens a head's page, then each page loaded
+    with the app's scripts in the browser's cache.
     """
-    with _chromium() as browser, _app_process(runs) as (url, started):
+    with _chromium() as browser, _app_process(runs) as (url, start_time):
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(url)
         page.wait_for_selector("h1")
-        yield _result_row(name, "command to first paint", page.evaluate(FIRST_PAINT_SCRIPT) / 1000 - started)
+        yield _result_row(name, "command to first paint", page.evaluate(FIRST_PAINT_SCRIPT) / 1000 - start_time)
         paths = page.eval_on_selector_all("nav a", "(links) => links.map((link) => link.getAttribute('href'))")
         page.goto(f"{url}/heads")
-        clicks = [_time_click(page, at) for at in range(CLICK_COUNT)]
-        yield _result_row(
-            name, f"click to a head's page, median of {CLICK_COUNT}", *map(statistics.median, zip(*clicks, strict=True))
-        )
+        clicks = [_time_click(page, index) for index in range(CLICK_COUNT)]
+        medians = map(statistics.median, zip(*clicks, strict=True))
+        yield _result_row(name, f"click to a head's page, median of {CLICK_COUNT}", *medians)
         for path in paths:
             yield _result_row(name, f"load of {path}", *_time_load(page, url + path))
 
@@ -78,22 +77,21 @@ def measure_waits(name: str, runs: Path) -> Iterator[dict[str, Any]]:
 def _result_row(
     run: str, wait: str, visible_seconds: float, total_seconds: float | None = None, megabytes: float | None = None
 ) -> dict[str, Any]:
-    told = {"in view (s)": visible_seconds, "every chart (s)": total_seconds, "MB": megabytes}
-    return {"run": run, "wait": wait} | {what: value and round(value, 2) for what, value in told.items()}
+    values = {"visible charts (s)": visible_seconds, "all charts (s)": total_seconds, "MB": megabytes}
+    return {"run": run, "wait": wait} | {name: value and round(value, 2) for name, value in values.items()}
 
 
 def _time_load(page: Any, url: str) -> tuple[float, float, float]:
-    """Load a page: the seconds until its charts in view and every one are drawn, and the MB that were carried, as they
-    were compressed."""
+    """Load a page: seconds until its visible charts are drawn, seconds until all are, and compressed MB transferred."""
     page.goto(url, wait_until="commit")
     page.evaluate(WATCH_SCRIPT, [""])
-    seen, every = page.evaluate("() => window.waited")
-    return seen / 1000, every / 1000, page.evaluate(TRANSFER_SIZE_SCRIPT) / 1e6
+    visible, total = page.evaluate("() => window.loadTimes")
+    return visible / 1000, total / 1000, page.evaluate(TRANSFER_SIZE_SCRIPT) / 1e6
 
 
 def _time_click(page: Any, index: int) -> tuple[float, float]:
-    """Click on a cell of the matrix, each time another, and come back."""
-    page.wait_for_selector("main:has(#grid) .heatmaplayer image")
+    """Click a cell of the matrix, another one for each index, and go back; seconds as in `_time_load`."""
+    page.wait_for_selector("main:has(#head-table) .heatmaplayer image")
     layers, heads = page.evaluate(MATRIX_SHAPE_SCRIPT)
     layer, head = index * 7 % layers, index * 5 % heads
     page.evaluate(WATCH_SCRIPT, [f"Layer {layer}, head {head}"])
@@ -101,22 +99,22 @@ def _time_click(page: Any, index: int) -> tuple[float, float]:
     page.mouse.click(
         box["x"] + box["width"] * (head + 0.5) / heads, box["y"] + box["height"] * (1 - (layer + 0.5) / layers)
     )
-    seen, every = page.evaluate("() => window.waited")
+    visible, total = page.evaluate("() => window.loadTimes")
     page.go_back()
-    return seen / 1000, every / 1000
+    return visible / 1000, total / 1000
 
 
 @contextmanager
 def _app_process(runs: Path) -> Iterator[tuple[str, float]]:
-    """The app in a process of its own: its address, and when the command was given."""
-    started = time.time()
+    """The app in a separate process: its URL, and the time at which it was started."""
+    start_time = time.time()
     command = [sys.executable, "-m", "headscope.cli.app", "dash", str(runs), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         process.stdout.readline()
         url = process.stdout.readline().split()[1]
         try:
-            yield url, started
+            yield url, start_time
         finally:
             process.terminate()
 
@@ -127,9 +125,9 @@ def _chromium() -> Iterator[Any]:
         from playwright.sync_api import sync_playwright
     except ImportError as error:
         raise Missing("timing the dashboard needs Playwright: pip install 'headscope[dev]'") from error
-    if (found := shutil.which("chromium")) is None:
+    if (executable := shutil.which("chromium")) is None:
         raise Missing("timing the dashboard needs Chromium: apt-get install chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()

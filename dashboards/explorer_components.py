@@ -1,4 +1,4 @@
-"""The parts of an explorer as Dash components: shaded tokens, lists to choose from, and ways that keys take."""
+"""Dash components for the blocks of an explorer: shaded tokens, lists of links, and links with keyboard shortcuts."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -13,28 +13,29 @@ from headscope.report.explorer_blocks import KeyLinks, LinkChoice, Passage, Text
 
 @build_component.register
 def _passage_component(block: Passage, view: ViewState, block_id: str) -> html.Div:
-    named = [html.Th(name, scope="col") for name in block.column_names] if any(block.column_names) else []
-    head = [html.Thead(html.Tr(named))] if named else []
+    names = [html.Th(name, scope="col") for name in block.column_names] if any(block.column_names) else []
+    head = [html.Thead(html.Tr(names))] if names else []
     body = html.Tbody([html.Tr([html.Td(**_cell_attributes(cell, view)) for cell in row]) for row in block.cells])
     table = html.Table([html.Caption(block.caption), *head, body])
     return html.Div(table, className="scroll passage", role="region", tabIndex=0, **{"aria-label": block.caption})
 
 
 def _cell_attributes(cell: TextCell, view: ViewState) -> dict[str, Any]:
-    """What a cell holds. A text stands in its own direction and turns nothing beside it."""
+    """Content and class of a cell. Tokens are isolated, so right-to-left text does not reorder the text around them."""
     if isinstance(cell, str):
-        return {"children": cell, "className": "told"}
-    told = "text" if not all(token.href for token in cell) else "text all"  # where all lead on, none need say so
-    return {"children": html.Bdi([*_token_components(cell, view)]), "className": told}
+        return {"children": cell, "className": "plain-cell"}
+    # If every token is a link, none of them is underlined.
+    name = "token-cell all-links" if all(token.href for token in cell) else "token-cell"
+    return {"children": html.Bdi([*_token_components(cell, view)]), "className": name}
 
 
 def _token_components(tokens: Sequence[Token], view: ViewState) -> Iterator[Any]:
-    """One part a token that can be seen or clicked as one; what lies between as text."""
-    for plain, some in groupby(tokens, key=_is_plain):
-        if plain:
-            yield "".join(token.text for token in some)
+    """One component per token that is shaded, marked or linked; plain text between them."""
+    for is_plain, group in groupby(tokens, key=_is_plain):
+        if is_plain:
+            yield "".join(token.text for token in group)
         else:
-            yield from (_token_component(token, view) for token in some)
+            yield from (_token_component(token, view) for token in group)
 
 
 def _is_plain(token: Token) -> bool:
@@ -43,45 +44,43 @@ def _is_plain(token: Token) -> bool:
 
 def _token_component(token: Token, view: ViewState) -> Any:
     kinds = [name for name in ("special", "marked") if getattr(token, f"is_{name}")]
-    told: dict[str, Any] = {"className": " ".join(["token", *kinds])}
+    attributes: dict[str, Any] = {"className": " ".join(["token", *kinds])}
     if token.shading:
-        told["style"] = {"--shade": f"{100 * token.shading**0.5:.1f}%"}  # a little is to be seen, too
+        attributes["style"] = {"--shade": f"{100 * token.shading**0.5:.1f}%"}  # the root keeps small weights visible
     if token.tooltip:
-        told["title"] = token.tooltip
+        attributes["title"] = token.tooltip
     if token.is_marked:
-        told["aria-current"] = "true"
-    return (
-        html.A(token.text, **told, **_link_attributes(token.href, view))
-        if token.href
-        else html.Span(token.text, **told)
-    )
+        attributes["aria-current"] = "true"
+    if not token.href:
+        return html.Span(token.text, **attributes)
+    return html.A(token.text, **attributes, **_link_attributes(token.href, view))
 
 
 def _link_attributes(href: str, view: ViewState) -> dict[str, str]:
-    """Where a link goes; one that changes only what is looked at leaves the page where it is."""
-    return {"href": view.resolve_link(href)} | ({"data-stays": "true"} if href.startswith("?") else {})
+    """Attributes of a link; a link within the page does not scroll."""
+    return {"href": view.resolve_link(href)} | ({"data-in-place": "true"} if href.startswith("?") else {})
 
 
 @build_component.register
 def _choice_component(block: LinkChoice, view: ViewState, block_id: str) -> html.Label:
-    """A native list, whose values are addresses."""
-    named = [html.Option("choose", value="", selected=True)] if block.selected_index is None else []
-    named += [
-        html.Option(link.text, value=view.resolve_link(link.href), selected=place == block.selected_index)
-        for place, link in enumerate(block.links)
+    """A native select element whose values are URLs."""
+    options = [html.Option("choose", value="", selected=True)] if block.selected_index is None else []
+    options += [
+        html.Option(link.text, value=view.resolve_link(link.href), selected=index == block.selected_index)
+        for index, link in enumerate(block.links)
     ]
-    chosen = html.Select(named, **{"data-goes": "true", "aria-label": block.label})
-    return html.Label([block.label, chosen], className="choice")
+    select = html.Select(options, **{"data-navigates": "true", "aria-label": block.label})
+    return html.Label([block.label, select], className="link-choice")
 
 
 @build_component.register
 def _key_links_component(block: KeyLinks, view: ViewState, block_id: str) -> html.Div:
-    ways = [
-        html.A(link.text, **_link_attributes(link.href, view), **_shortcut_attributes(taken))
-        for link, taken in zip(block.links, block.keys, strict=True)
+    links = [
+        html.A(link.text, **_link_attributes(link.href, view), **_shortcut_attributes(key))
+        for link, key in zip(block.links, block.keys, strict=True)
     ]
-    return html.Div(ways, className="tools")
+    return html.Div(links, className="toolbar")
 
 
 def _shortcut_attributes(key: str) -> dict[str, str]:
-    return {"data-key": key, "aria-keyshortcuts": key} if key else {}
+    return {"data-shortcut": key, "aria-keyshortcuts": key} if key else {}

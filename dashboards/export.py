@@ -1,9 +1,14 @@
-"""A page as one HTML file that stands alone: the same content, drawn by the report's templates."""
+"""Export of a page as one self-contained HTML file, rendered by the report's templates."""
 
+import operator
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from dashboards import grid
+import numpy as np
+import pandas as pd
+
 from dashboards.view_state import ViewState
 from headscope.plots.highlight import highlight_heads
 from headscope.report import html_page as report
@@ -11,31 +16,68 @@ from headscope.report.blocks import Block, Chart, HeadTable, Link, Links, PageCo
 from headscope.report.text import statistics_table
 from headscope.runs.run import Run, short_names
 
+COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "equals": operator.eq,
+    "notEqual": operator.ne,
+    "greaterThan": operator.gt,
+    "greaterThanOrEqual": operator.ge,
+    "lessThan": operator.lt,
+    "lessThanOrEqual": operator.le,
+}
+"""AG Grid's number filters that compare with one number."""
+
 
 def render_page_html(content: PageContent, run: Run, view: ViewState, address: str = "") -> str:
-    """The HTML text of a page's content, which names its runs, what it leaves out, and where it was saved from."""
+    """The page as HTML, with its runs, filters, selected heads and the address that it was saved from."""
     sections = {
-        heading: [_printable_block(part, view) for part in parts if not isinstance(part, Links)]
-        for heading, parts in content.sections.items()
+        heading: [_printable_block(block, view) for block in blocks if not isinstance(block, Links)]
+        for heading, blocks in content.sections.items()
     }
     facts = {"Runs": run.name, "Address": address}
     if view.has_filters:
         facts["Only heads"] = ", ".join(view.describe_filters())
     if view.selected_heads:
-        facts["Picked heads"] = ", ".join(f"L{layer}H{head}" for layer, head in sorted(view.selected_heads))
-    return report.render_page(
-        content.title, content.introduction, {name: told for name, told in facts.items() if told}, sections
-    )
+        facts["Selected heads"] = ", ".join(f"L{layer}H{head}" for layer, head in sorted(view.selected_heads))
+    facts = {name: text for name, text in facts.items() if text}
+    return report.render_page(content.title, content.introduction, facts, sections)
 
 
 def export_file_name(content: PageContent, run: Run) -> str:
-    """A file named after what it shows: the page, and the runs."""
-    told = " ".join([content.title, *short_names([part.name for part in run.parts])])
-    return f"{re.sub('[^a-z0-9]+', '-', told.lower()).strip('-')[:100]}.html"
+    """A file name from the titles of the page and its runs."""
+    text = " ".join([content.title, *short_names([part.name for part in run.parts])])
+    return f"{re.sub('[^a-z0-9]+', '-', text.lower()).strip('-')[:100]}.html"
+
+
+def visible_rows(heads: pd.DataFrame, view: ViewState) -> pd.DataFrame:
+    """The rows of the table of heads as AG Grid shows them: selected, filtered by column, sorted."""
+    rows = view.select_rows(heads)
+    for name, column_filter in view.column_filters.items():
+        if name in rows and isinstance(column_filter, Mapping):
+            rows = rows[_filter_mask(rows[name], column_filter)]
+    if view.sort and view.sort[0] in rows:
+        rows = rows.sort_values(view.sort[0], ascending=view.sort[1] == "asc", kind="stable")
+    return rows
+
+
+def _filter_mask(values: pd.Series, column_filter: Mapping[str, Any]) -> pd.Series:
+    """Which values pass a filter of AG Grid; all of them if its kind is unknown."""
+    if conditions := column_filter.get("conditions"):
+        masks = np.array([_filter_mask(values, condition) for condition in conditions])
+        passes = masks.any(axis=0) if column_filter.get("operator") == "OR" else masks.all(axis=0)
+        return pd.Series(passes, values.index)
+    kind, low, high = str(column_filter.get("type")), column_filter.get("filter"), column_filter.get("filterTo")
+    if kind in ("blank", "notBlank"):
+        return values.isna() if kind == "blank" else values.notna()
+    if kind == "inRange" and isinstance(low, int | float) and isinstance(high, int | float):
+        return values.between(low, high, inclusive="neither")
+    if kind in COMPARISONS and isinstance(low, int | float):
+        mask: pd.Series = COMPARISONS[kind](values, low) & values.notna()
+        return mask
+    return pd.Series(True, values.index)
 
 
 def _printable_block(block: Block, view: ViewState) -> Block:
-    """The part as it stands on paper: heads marked, links as their text, a grid as a table."""
+    """The block for print: selected heads framed, links as text, interactive tables as plain ones."""
     match block:
         case Chart():
             highlight_heads(block.figure, view.selected_heads)
@@ -48,7 +90,7 @@ def _printable_block(block: Block, view: ViewState) -> Block:
             rows = [[str(row[name] or "") for name in block.column_names] for row in block.rows]
             return TextTable(block.caption, block.column_names, rows)
         case HeadTable():
-            heads = grid.visible_rows(block.heads, view)
+            heads = visible_rows(block.heads, view)
             return statistics_table(f"{block.caption}: {len(heads):,} heads", heads)
         case _:
             return block

@@ -1,4 +1,4 @@
-"""What surrounds every page: navigation, the controls of what is shown, and words where nothing can be shown."""
+"""Layout around every page: navigation, header and notes of a page, and the pages for errors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,139 +20,140 @@ from headscope.runs.run import Run
 
 
 def all_pages() -> list[Page]:
-    """Every page in the order of the navigation, those of the probes in the middle."""
+    """Every page in the order of the navigation; those of probes are in the middle."""
     return [overview, heads, head, compare, *probe.probe_pages(), checkpoints, runs]
 
 
 def page_shell() -> list[Any]:
-    """What stays while pages change: navigation, the place of the controls, the place of the page."""
-    of_probes = probe.probe_pages()
-    groups = [[page for page in all_pages() if page not in of_probes], of_probes]
-    links = [
+    """The components that stay while pages change: navigation, and containers for controls and page."""
+    probe_pages = probe.probe_pages()
+    groups = [[page for page in all_pages() if page not in probe_pages], probe_pages]
+    navigation = [
         html.Ul(
-            [html.Li(html.A(page.NAME, href=page.PATH, className="keep")) for page in group], **{"aria-label": name}
+            [html.Li(html.A(page.NAME, href=page.PATH, className="keep-state")) for page in group],
+            **{"aria-label": name},
         )
         for name, group in zip(("Run", "Probes"), groups, strict=True)
     ]
-    says = {"aria-label": "Go to a head, such as L18H6 or 18.6"}
-    jump = dmc.TextInput(id="jump", placeholder="Go to L18H6", size="xs", w=110, **says)
+    label = {"aria-label": "Go to a head, such as L18H6 or 18.6"}
+    go_to_head = dmc.TextInput(id="go-to-head", placeholder="Go to L18H6", size="xs", w=110, **label)
     return [
-        html.A("Skip to content", href="#content", className="skip"),
+        html.A("Skip to content", href="#content", className="skip-link"),
         html.Header(
             [
-                html.A("headscope", href="/", className="brand keep"),
-                html.Nav(links, **{"aria-label": "Pages"}),
-                html.Form(jump, id="jump-form", role="search"),
-                html.Button("Theme", id="theme", type="button", title="Light or dark"),
+                html.A("headscope", href="/", className="brand keep-state"),
+                html.Nav(navigation, **{"aria-label": "Pages"}),
+                html.Form(go_to_head, id="go-to-head-form", role="search"),
+                html.Button("Theme", id="theme-toggle", type="button", title="Light or dark"),
             ]
         ),
         html.Div(id="banner", role="alert"),
         html.Div(
             [
-                html.Aside(id="controls", **{"aria-label": "What is shown"}),
-                html.Main(html.P("Reading the run …", className="lead"), id="content", tabIndex=-1),
+                html.Aside(id="controls", **{"aria-label": "Controls"}),
+                html.Main(html.P("Loading the run …", className="introduction"), id="content", tabIndex=-1),
             ],
-            className="sides",
+            className="page-columns",
         ),
     ]
 
 
 def resolve_url(path: str, query: Query) -> tuple[Page, Run, ViewState, PageContent]:
-    """What a URL shows: its page, run, state and content. Raises HeadscopeError when it leads nowhere."""
+    """Page, run, state and content of a URL. Raises HeadscopeError if there is no such page, run or head."""
     _, name, *rest = path.split("/", 2)
     page = next((page for page in all_pages() if f"/{name}" == page.PATH), None)
     if page is None or (rest and page is not head):
         raise BadInput(f"there is no page '{path[:60]}'")
-    named = query.get("run", [])
-    run = current_store().open_combined([named] if isinstance(named, str) else named)
-    # The newest run is named from here on: what a link shows does not change when another finishes.
+    names = query.get("run", [])
+    run = current_store().open_combined([names] if isinstance(names, str) else names)
+    # The URL names the run from here on, so that a link does not change when a newer run finishes.
     view = ViewState.from_query({**query, "run": [part.path.name for part in run.parts]}, run, page.controls(run))
     return page, run, view, head.content(run, view, *rest) if page is head else page.content(run, view)
 
 
 def page_header(page: Page, run: Run, content: PageContent, view: ViewState) -> list[Any]:
-    """What stands above the parts of a page: its title and lead, what is left out, picked heads."""
-    parts: list[Any] = [
-        html.H1(content.title),
-        html.P(content.introduction, className="answer" if page is head else "lead"),
-    ]
+    """The components above the blocks of a page: title, introduction, notes, filters and selected heads."""
+    introduction_class = "head-summary" if page is head else "introduction"
+    parts: list[Any] = [html.H1(content.title), html.P(content.introduction, className=introduction_class)]
     if "stat" in page.controls(run) and view.statistic_name:
-        # The definition behind the name of the statistic that is shown.
-        told = html.Summary(f"What {statistic(view.statistic_name).label} means")
-        parts.append(html.Details([told, html.P(describe_statistic(view.statistic_name))], className="meaning"))
-    parts += [html.P(note, className="note", role="status") for note in (*view.notes, *omission_notes(page, run, view))]
+        label = html.Summary(f"Definition of {statistic(view.statistic_name).label}")
+        definition = html.P(describe_statistic(view.statistic_name))
+        parts.append(html.Details([label, definition], className="statistic-definition"))
+    notes = (*view.notes, *omission_notes(page, run, view))
+    parts += [html.P(note, className="notice", role="status") for note in notes]
     if view.has_filters:
-        parts.append(
-            html.P(
-                [_filter_summary(run, view), html.A("Show all", href=view.link("", *FILTER_PARAMETERS))],
-                className="note",
-            )
-        )
+        show_all = html.A("Show all", href=view.link("", *FILTER_PARAMETERS))
+        parts.append(html.P([_filter_summary(run, view), show_all], className="notice"))
     return parts + (selection_panel(run, view) if page.controls(run) else [])
 
 
 def _filter_summary(run: Run, view: ViewState) -> str:
-    """What the filters ask for, and how many heads they leave."""
-    every = run.heads[run.heads["model"] == view.filter_model]
-    kept = len(view.filter_heads(every))
-    return f"{kept} of {len(every)} heads are shown, those {', '.join(view.describe_filters())}. "
+    """How many heads pass the filters, and the conditions."""
+    heads = run.heads[run.heads["model"] == view.filter_model]
+    return f"{len(view.filter_heads(heads))} of {len(heads)} heads shown: {', '.join(view.describe_filters())}. "
 
 
 def omission_notes(page: Page, run: Run, view: ViewState) -> list[str]:
-    """What of the runs the page does not show, though nobody asked it not to."""
-    told = assembly.dropped_row_notes(run)
+    """Data of the runs that the page leaves out by default."""
+    notes = assembly.dropped_row_notes(run)
     if "models" in page.controls(run) and len(run.models) > len(view.shown_models) == len(default_models(run)):
-        told.append(f"{len(view.shown_models)} of {len(run.models)} models are drawn: {', '.join(view.shown_models)}.")
-    return told
+        notes.append(f"{len(view.shown_models)} of {len(run.models)} models shown: {', '.join(view.shown_models)}.")
+    return notes
 
 
 def browser_state(path: str, page: Page, run: Run, view: ViewState, content: PageContent) -> dict[str, Any]:
-    """What the browser is told of the page that it shows; `address` is its URL, but for how the grid is sorted."""
-    address = build_url("", {name: value for name, value in view.query.items() if name not in TABLE_PARAMETERS})
+    """The state of the page for the browser; `query_string` is the URL's query without that of the table of heads."""
+    query = {name: value for name, value in view.query.items() if name not in TABLE_PARAMETERS}
     return {
         "title": content.title,
-        "path": page.PATH,
-        "values": control_values(page, run, view),
-        "address": address,
-        "at": path,
+        "nav_path": page.PATH,
+        "control_values": control_values(page, run, view),
+        "query_string": build_url("", query),
+        "pathname": path,
     }
 
 
-EMPTY_STATE: Mapping[str, Any] = {"title": "Nothing to show", "path": "", "values": {}, "address": None, "at": ""}
-"""What the browser is told where there is no page."""
+EMPTY_STATE: Mapping[str, Any] = {
+    "title": "Nothing to show",
+    "nav_path": "",
+    "control_values": {},
+    "query_string": None,
+    "pathname": "",
+}
+"""The browser's state without a page."""
 
 
-def is_same_page(path: str, query: Query, shown_state: Mapping[str, Any]) -> bool:
-    """Whether the URL leads to the page that is shown, the grid perhaps sorted otherwise."""
-    asked = {name: value for name, value in query.items() if name not in TABLE_PARAMETERS}
-    return bool(shown_state["address"]) and build_url(path, asked) == f"{shown_state['at']}{shown_state['address']}"
+def is_same_page(path: str, query: Query, state: Mapping[str, Any]) -> bool:
+    """Whether the URL differs from the page in the browser at most in the sorting and filters of the table of heads."""
+    query = {name: value for name, value in query.items() if name not in TABLE_PARAMETERS}
+    return bool(state["query_string"]) and build_url(path, query) == f"{state['pathname']}{state['query_string']}"
 
 
 def controls_signature(state: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes controls what they are: the page, the runs, and which there are."""
-    return state["path"], state["values"].get("run"), [*state["values"]]
+    """What the controls depend on, apart from their values: the page, the runs, and the names of the controls."""
+    return state["nav_path"], state["control_values"].get("run"), [*state["control_values"]]
 
 
 def error_page(error: Exception) -> list[Any]:
-    """The page where headscope itself fails: what happened, and the ways out."""
-    return empty_page(f"this view cannot be drawn, and no other is shown instead: {describe_error(error)}")
+    """The page for an internal error."""
+    return empty_page(f"this view cannot be shown: {describe_error(error)}")
 
 
 def describe_error(error: Exception) -> str:
-    """What failed in headscope itself, and what to do next."""
-    told = f"{type(error).__name__}: {str(error)[:200]}"
-    return f"{told}. The terminal that runs headscope dash tells more. Please report it with this address"
+    """An internal error in words, and what to do."""
+    text = f"{type(error).__name__}: {str(error)[:200]}"
+    return f"{text}. See the terminal that runs headscope dash for details. Please report it with this URL"
 
 
 def empty_page(reason: str) -> list[Any]:
-    """The page where a URL leads nowhere: why, and the ways out."""
+    """The page for a URL that cannot be shown: the reason, and links to the runs."""
     runs = [name for name, run in current_store().list_runs().items() if isinstance(run, Run)]
-    waiting = [
-        html.Li(f"{name} is unfinished, with {cells} cells stored: the same command with --resume goes on.")
+    unfinished = [
+        html.Li(f"{name} is unfinished, {cells} cells stored. To continue, repeat its command with --resume.")
         for name, cells in current_store().unfinished_cells().items()
     ]
     links = [html.Li(html.A(name, href=build_url("/", {"run": name}))) for name in runs[:10]]
-    start = html.Li(["Make a run: ", html.Code("headscope demo"), " or ", html.Code("headscope run --help")])
+    start = html.Li(["Start a run: ", html.Code("headscope demo"), " or ", html.Code("headscope run --help")])
     newest = html.Li(html.A("Overview of the newest run", href="/"))
-    ways = html.Ul([newest, *links, *waiting, start])
-    return [html.H1("Nothing to show"), html.P(f"{sentence(reason)}.", className="lead"), ways]
+    suggestions = html.Ul([newest, *links, *unfinished, start])
+    return [html.H1("Nothing to show"), html.P(f"{sentence(reason)}.", className="introduction"), suggestions]

@@ -1,4 +1,4 @@
-"""A page as it is drawn: what fills a window at once, and the rest when that is on screen."""
+"""Rendering of a page in two steps: the blocks that fill a window first, the rest on request. Pages are cached."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from typing import Any
 
 from dash import html
 
-from dashboards import layout as frame
+from dashboards import layout
 from dashboards.components import MAX_SENTENCES, build_component
 from dashboards.pages import Page
 from dashboards.run_store import current_store
@@ -20,14 +20,14 @@ from headscope.report.explorer_blocks import LinkChoice
 from headscope.runs.run import Run
 
 INITIAL_HEIGHT = 560
-"""So many px of parts come at once."""
+"""Estimated height in px of the blocks that are sent first."""
 CACHED_PAGES = 16
-"""Pages that are kept as they were drawn."""
+"""Rendered pages kept in memory."""
 
 
 @dataclass(frozen=True)
 class PlacedBlock:
-    """A part of a page, under which heading it stands, and how it is told from others."""
+    """A block of a page, its heading, and an id unique on the page."""
 
     heading: str
     block: Block
@@ -35,7 +35,7 @@ class PlacedBlock:
 
 
 class RenderedPage:
-    """The components of a page, each made when it is asked for, and once."""
+    """The components of a page, each built once, on first request."""
 
     def __init__(self, address: str, page: Page, run: Run, view: ViewState, content: PageContent) -> None:
         self.address, self.page, self.run, self.view, self.content = address, page, run, view, content
@@ -46,14 +46,14 @@ class RenderedPage:
         self._lock = Lock()
 
     def initial_components(self) -> list[Any]:
-        """Title, what is to be known beforehand, and parts until a window is full."""
+        """The header, and blocks until a window is full."""
         with self._lock, _clear_cache_on_error():
             if self._initial is None:
                 self._initial = self._render_initial()
             return self._initial
 
     def deferred_components(self) -> list[Any]:
-        """The parts that `first` has not."""
+        """The blocks that `initial_components` leaves out."""
         self.initial_components()
         with self._lock, _clear_cache_on_error():
             if self._deferred is None:
@@ -61,55 +61,55 @@ class RenderedPage:
             return self._deferred
 
     def all_components(self) -> list[Any]:
-        """All of it at once, for a page that takes the place of itself in another state and must not shrink."""
-        rest, first = self.deferred_components(), self.initial_components()
-        return [*first[:-1], *rest] if rest else first
+        """The whole page, for a change of state on the same page, which must not shrink meanwhile."""
+        deferred, initial = self.deferred_components(), self.initial_components()
+        return [*initial[:-1], *deferred] if deferred else initial
 
     def _render_initial(self) -> list[Any]:
-        taken: list[PlacedBlock] = []
-        height, halves, more = 0.0, 0, False
+        blocks: list[PlacedBlock] = []
+        height, half_charts, has_more = 0.0, 0, False
         for placed in self._remaining_blocks:
-            new = not taken or taken[-1].heading != placed.heading
-            if more := height >= INITIAL_HEIGHT and new:
+            starts_section = not blocks or blocks[-1].heading != placed.heading
+            if has_more := height >= INITIAL_HEIGHT and starts_section:
                 self._remaining_blocks = chain([placed], self._remaining_blocks)
                 break
-            taken.append(placed)
-            half = isinstance(placed.block, Chart) and placed.block.half_width
-            height += _estimate_height(placed.block) / (2 if half else 1)
-            halves = half + (0 if new else halves)
-            if (
-                more := height >= INITIAL_HEIGHT and isinstance(placed.block, Chart) and halves % 2 == 0
-            ):  # a row is full
+            blocks.append(placed)
+            is_half = isinstance(placed.block, Chart) and placed.block.half_width
+            height += _estimate_height(placed.block) / (2 if is_half else 1)
+            half_charts = is_half + (0 if starts_section else half_charts)
+            is_row_full = isinstance(placed.block, Chart) and half_charts % 2 == 0
+            if has_more := height >= INITIAL_HEIGHT and is_row_full:
                 break
-        if not more:
+        if not has_more:
             self._deferred = []
-        begun = [*frame.page_header(self.page, self.run, self.content, self.view), *self._render_sections(taken)]
-        later = html.Div(html.P("Drawing more …", className="waiting"), id={"rest": self.address})
-        return [*begun, later] if more else begun
+        header = layout.page_header(self.page, self.run, self.content, self.view)
+        components = [*header, *self._render_sections(blocks)]
+        placeholder = html.Div(html.P("Loading more …", className="loading"), id={"deferred": self.address})
+        return [*components, placeholder] if has_more else components
 
     def _render_sections(self, placed_blocks: list[PlacedBlock]) -> list[Any]:
-        """The parts under their headings; one that goes on under that of an earlier part has none."""
-        found = []
-        for heading, some in groupby(placed_blocks, key=lambda placed: placed.heading):
-            group = [*some]
-            inside = [build_component(placed.block, self.view, placed.block_id) for placed in group]
-            goes_on = heading == self._last_heading
-            title = [html.H2(heading)] if heading and not goes_on else []
-            shape = html.Div(inside, className=_section_class([placed.block for placed in group]))
-            found.append(html.Section([*title, shape], className="on" if goes_on else ""))
+        """The blocks under their headings; a section that continues an earlier one has no heading."""
+        sections = []
+        for heading, group in groupby(placed_blocks, key=lambda placed: placed.heading):
+            members = [*group]
+            components = [build_component(placed.block, self.view, placed.block_id) for placed in members]
+            is_continued = heading == self._last_heading
+            title = [html.H2(heading)] if heading and not is_continued else []
+            body = html.Div(components, className=_section_class([placed.block for placed in members]))
+            sections.append(html.Section([*title, body], className="continued" if is_continued else ""))
             self._last_heading = heading
-        return found
+        return sections
 
 
 def rendered_page(path: str, search: str) -> RenderedPage:
-    """The page at that address, as it was drawn before if nothing has changed. Raises HeadscopeError as `leads_to`."""
-    library = current_store()
-    return _cached_page(path, search, library.folder, library.fingerprint())
+    """The page of a URL, from the cache unless the runs have changed. Raises HeadscopeError like `layout.resolve_url`."""
+    store = current_store()
+    return _cached_page(path, search, store.folder, store.fingerprint())
 
 
 @lru_cache(CACHED_PAGES)
 def _cached_page(path: str, search: str, *_: object) -> RenderedPage:
-    return RenderedPage(f"{path}{search}", *frame.resolve_url(path, parse_query(search)))
+    return RenderedPage(f"{path}{search}", *layout.resolve_url(path, parse_query(search)))
 
 
 @contextmanager
@@ -122,13 +122,13 @@ def _clear_cache_on_error() -> Iterator[None]:
 
 
 def _place_blocks(content: PageContent) -> Iterator[PlacedBlock]:
-    for at, (heading, parts) in enumerate(content.sections.items()):
-        for place, part in enumerate(parts):
-            yield PlacedBlock(heading, part, f"{at}-{place}")
+    for section, (heading, blocks) in enumerate(content.sections.items()):
+        for index, block in enumerate(blocks):
+            yield PlacedBlock(heading, block, f"{section}-{index}")
 
 
 def _estimate_height(block: Block) -> float:
-    """Roughly, in px."""
+    """Rough height in px."""
     match block:
         case Chart():
             return float(block.figure.layout.height or 400) + 40
@@ -141,7 +141,8 @@ def _estimate_height(block: Block) -> float:
 
 
 def _section_class(blocks: list[Block]) -> str:
-    """How parts lie beside each other."""
-    if any(isinstance(part, LinkChoice) for part in blocks):
-        return "parts choosing"
-    return "parts columns" if any(isinstance(part, TextBlock) and part.heading for part in blocks) else "parts"
+    """CSS classes for the arrangement of the blocks."""
+    if any(isinstance(block, LinkChoice) for block in blocks):
+        return "blocks explorer-controls"
+    has_headed_text = any(isinstance(block, TextBlock) and block.heading for block in blocks)
+    return "blocks text-columns" if has_headed_text else "blocks"

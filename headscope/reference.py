@@ -16,7 +16,7 @@ import typer
 
 import headscope
 from headscope import plugins
-from headscope.api import SHARED, fields
+from headscope.api import SHARED_KEYWORDS, keyword_fields
 from headscope.cli.app import ProbeCommand, app
 from headscope.cli.probe_commands import choices
 from headscope.runs.column_metadata import statistics
@@ -34,7 +34,7 @@ def text() -> str:
         "## Commands",
         *_commands(),
         "## Python",
-        f"`import headscope as hs`. Sections take the keywords below beside {_listed(SHARED)}; `model` is a spec "
+        f"`import headscope as hs`. Sections take the keywords below beside {_listed(SHARED_KEYWORDS)}; `model` is a spec "
         "string, an opened model, a transformers model or a TransformerBridge, or a mapping from label to any of "
         "these.",
         *_functions(),
@@ -82,7 +82,7 @@ def _functions() -> list[str]:
         parts.append(f"### hs.{name}{names}\n\n{_first_paragraph(thing)}")
     for probe, options in plugins.load_parts("options"):
         rows = ["| keyword | default | meaning |", "|---|---|---|"]
-        for name, field in fields(options).items():
+        for name, field in keyword_fields(options).items():
             default = field.get_default(call_default_factory=True)
             told = ", ".join(map(str, default)) if isinstance(default, list) else str(default)
             rows.append(f"| `{name}` | {told} | {_plain((field.description or '') + choices(field))} |")

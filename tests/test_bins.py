@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from headscope.bins import last_octave, middle, position_edges, visible_edges
+from headscope.bins import in_last_octave, bin_center, position_edges, visible_edges
 
 
 def test_edges_are_four_per_octave_from_16():
@@ -19,18 +19,18 @@ def test_edges_cover_the_limit_with_none_to_spare(limit):
 def test_middle_is_the_geometric_mean_of_the_ends_of_a_bin():
     edges = visible_edges(5000)
     ends = zip(np.concatenate([[1], edges[:-1] + 1]), edges, strict=True)
-    assert middle(edges) == pytest.approx([np.sqrt(low * high) for low, high in ends])
-    assert float(middle(16)) == 4
+    assert bin_center(edges) == pytest.approx([np.sqrt(low * high) for low, high in ends])
+    assert float(bin_center(16)) == 4
 
 
 def test_middle_of_a_cut_bin_stops_at_the_limit():
-    assert float(middle(1024, limit=900)) == pytest.approx(np.sqrt(862 * 900))
+    assert float(bin_center(1024, limit=900)) == pytest.approx(np.sqrt(862 * 900))
 
 
 @pytest.mark.parametrize("limit", [32, 64, 100, 512, 1000, 1024, 10000])
 def test_last_octave_is_four_bins(limit):
     edges = visible_edges(limit)
-    far = edges[last_octave(edges, edges[-1])]
+    far = edges[in_last_octave(edges, edges[-1])]
     assert len(far) == 4
     assert far[-1] == edges[-1]
     assert edges[len(edges) - 5] <= edges[-1] / 2 + 1

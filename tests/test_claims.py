@@ -39,9 +39,9 @@ def test_every_learned_model_is_judged_beside_the_yarn_that_it_started_from(tmp_
 def test_a_run_without_a_learned_model_is_not_judged(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path / "a", models=("base", YARN))
     assert [*adaptation_claims(run)] == []
-    told = [finding.text for finding in findings_by_topic(run)["Against the paper"]]
+    told = [finding.text for finding in findings_by_topic(run)["Comparison with the paper"]]
     assert all("(Wu et al. 2024)" in text for text in told), "what is said of heads that retrieve needs nothing learned"
-    learned = findings_by_topic(synthetic_run(tmp_path / "b", models=("base", LEARNED)))["Against the paper"]
+    learned = findings_by_topic(synthetic_run(tmp_path / "b", models=("base", LEARNED)))["Comparison with the paper"]
     assert not all("(Wu et al. 2024)" in finding.text for finding in learned)
 
 

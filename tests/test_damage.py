@@ -349,7 +349,7 @@ def test_a_report_into_a_folder_or_a_device_is_refused_before_it_is_drawn(
     for out in (tmp_path, "/dev/null", tmp_path / ("x" * 300), "."):
         code, told, said = headscope("report", whole.path, "--out", out)
         assert (code, told, len(said.splitlines())) == (2, "", 1), said
-        assert "choose another --out" in said
+        assert "Choose another file with --out" in said
     assert [*tmp_path.iterdir()] == []
     assert Path("/dev/null").is_char_device()
 
@@ -364,6 +364,6 @@ def test_no_draft_is_left_where_a_report_fails(
 
     monkeypatch.setattr("headscope.report.html_page.render_report", lambda runs: "a page")
     monkeypatch.setattr(Path, failing, full)
-    with pytest.raises(CannotWrite, match="No space left on device; choose another --out"):
+    with pytest.raises(CannotWrite, match="No space left on device. Choose another file with --out"):
         write_report([whole], tmp_path / "report.html")
     assert [entry.name for entry in tmp_path.iterdir()] == ["seen"]

@@ -313,17 +313,17 @@ def test_questions_are_answered_by_clicks_alone_and_as_the_parquet_has_it(app: s
     # Which heads are most global, and what does YaRN change about that?
     stays = wide.loc["yarn", f"ess2_{LENGTH}"].rank(ascending=False) <= 10
     both = stays & (wide.loc["base", f"ess2_{LENGTH}"].rank(ascending=False) <= 10)
-    expect(page.locator("figcaption", has_text="A line is a head")).to_contain_text(
-        f"{both.sum()} of the top 10 stay under yarn"
+    expect(page.locator("figcaption", has_text="Each line is a head")).to_contain_text(
+        f"{both.sum()} of the top 10 heads stay in the top 10 under yarn"
     )
 
     # Do those that retrieve survive each scheme?
     leading = {model: {*best(wide.loc[model, "retrieval"], 10)} for model in MODELS}
     choose(page, "Statistic", "retrieval score")
-    caption = page.locator("figcaption", has_text="A line is a head").first
+    caption = page.locator("figcaption", has_text="Each line is a head").first
     for model in MODELS[1:]:
         stay = len(leading["base"] & leading[model])
-        expect(caption).to_contain_text(f"{stay} of the top 10 stay under {model}")
+        expect(caption).to_contain_text(f"{stay} of the top 10 heads stay in the top 10 under {model}")
 
     # Which heads are most global?
     choose(page, "Statistic", f"effective length at {LENGTH:,}")

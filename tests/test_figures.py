@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy.stats import t
 
-from headscope.bins import middle
+from headscope.bins import bin_center
 from headscope.plots import (
     axes,
     effective_length,
@@ -96,7 +96,7 @@ def test_effective_length_averages_ln_ess2_over_documents_weighted_by_rows(run: 
     visible = int(rows["visible"].max())
     last_bin = rows[rows["visible"] == visible]
     assert line.y[-1] == pytest.approx(np.exp(np.average(last_bin["log_ess2"].astype(float), weights=last_bin["rows"])))
-    assert line.x[-1] == pytest.approx(float(middle(visible, 1024)))
+    assert line.x[-1] == pytest.approx(float(bin_center(visible, 1024)))
     assert [trace.hovertemplate.split("<")[0] for trace in figure.data if trace.name is None] == [
         "slope 1: uniform attention",
         "slope 0",

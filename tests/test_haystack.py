@@ -12,8 +12,8 @@ from tokenizers_of_all_kinds import KINDS, play, tokenizer
 
 from headscope.errors import BadInput, Missing
 from headscope.models import loading
-from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, decoded
-from headscope.prompts.needles import INDIRECT, OURS, Needle, read_needles
+from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, decode_tokens
+from headscope.prompts.needles import INDIRECT_NEEDLES, LITERAL_NEEDLES, Needle, read_needles
 from headscope.prompts.texts import first_tokens
 from headscope.prompts import wu_prompts
 
@@ -24,46 +24,46 @@ END = re.compile(r"[.!?…]+[\"'’”)\]»_]*$")
 def ground(kind: str, needle: int = 0, template: str = "prefix") -> tuple[Haystack, NeedlePromptBuilder]:
     tokens = loading.load_tokenizer("smollm2-135m") if kind == "smollm2" else tokenizer(kind)
     haystack = Haystack("play", first_tokens(play(), tokens, LONGEST), tokens)
-    return haystack, NeedlePromptBuilder(OURS[needle], tokens, template)
+    return haystack, NeedlePromptBuilder(LITERAL_NEEDLES[needle], tokens, template)
 
 
 def assert_sound(kind: str, needle: int, length: int, depth: float) -> None:
     """Everything that a prompt promises, checked by decoding it and by comparing tokens."""
     haystack, prompter = ground(kind, needle)
-    prompt = prompter.hidden(haystack, length, depth)
+    prompt = prompter.prompt_with_needle(haystack, length, depth)
     ids, tokens = prompt.ids, prompter.tokenizer
-    first = prompt.start - prompter.given
-    opening = len(haystack.opening)
+    first = prompt.start - prompter.given_count
+    opening = len(haystack.special_prefix)
     assert len(ids) == length
     # the span is the fact, the whole needle stands before it, and the prompt ends with what it gives away
-    assert decoded(tokens, ids[prompt.start : prompt.end]).strip() == OURS[needle].fact
-    assert decoded(tokens, ids[first : prompt.end]).strip() == OURS[needle].text
-    assert decoded(tokens, ids[-20:]).endswith(OURS[needle].opening[-12:])
-    assert np.array_equal(ids[first : prompt.start], ids[len(ids) - prompter.given :])
+    assert decode_tokens(tokens, ids[prompt.start : prompt.end]).strip() == LITERAL_NEEDLES[needle].fact
+    assert decode_tokens(tokens, ids[first : prompt.end]).strip() == LITERAL_NEEDLES[needle].text
+    assert decode_tokens(tokens, ids[-20:]).endswith(LITERAL_NEEDLES[needle].opening[-12:])
+    assert np.array_equal(ids[first : prompt.start], ids[len(ids) - prompter.given_count :])
     # around it stands the haystack, from its start, unbroken
-    after = len(ids) - len(prompter.after)
+    after = len(ids) - len(prompter.suffix_ids)
     around = np.concatenate([ids[opening:first], ids[prompt.end : after]])
     assert np.array_equal(around, haystack.ids[: len(around)])
     assert [token for token in ids[1:].tolist() if token in tokens.all_special_ids] == []
     # it begins a sentence, no later than asked
-    before = decoded(tokens, ids[opening:first]).rstrip()
+    before = decode_tokens(tokens, ids[opening:first]).rstrip()
     assert first - opening <= depth * len(around)
     assert before == "" or END.search(before)
     assert before == "" or not re.search(r"[A-Z][.!?…]+$", before)
-    joined = " ".join(f"{before[-20:]} {OURS[needle].text}".split())
-    assert " ".join(decoded(tokens, ids[: prompt.end]).split()).endswith(joined)
+    joined = " ".join(f"{before[-20:]} {LITERAL_NEEDLES[needle].text}".split())
+    assert " ".join(decode_tokens(tokens, ids[: prompt.end]).split()).endswith(joined)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, deadline=None)
-@given(needle=st.integers(0, len(OURS) - 1), length=st.integers(400, LONGEST), depth=st.floats(0, 1))
+@given(needle=st.integers(0, len(LITERAL_NEEDLES) - 1), length=st.integers(400, LONGEST), depth=st.floats(0, 1))
 def test_a_prompt_is_exact_and_the_needle_begins_a_sentence(kind: str, needle: int, length: int, depth: float) -> None:
     assert_sound(kind, needle, length, depth)
 
 
 @pytest.mark.model
 @settings(max_examples=25, deadline=None)
-@given(needle=st.integers(0, len(OURS) - 1), length=st.integers(120, LONGEST), depth=st.floats(0, 1))
+@given(needle=st.integers(0, len(LITERAL_NEEDLES) - 1), length=st.integers(120, LONGEST), depth=st.floats(0, 1))
 def test_a_prompt_is_exact_for_smollm2(needle: int, length: int, depth: float) -> None:
     assert_sound("smollm2", needle, length, depth)
 
@@ -73,11 +73,11 @@ def test_no_later_sentence_start_would_do(kind: str) -> None:
     haystack, prompter = ground(kind)
     tried = 0
     for depth in (0.3, 0.55, 0.9, 1.0):
-        target = int(depth * prompter.room(haystack, 1200))
-        at = prompter.place(haystack, 1200, depth)
+        target = int(depth * prompter.haystack_length(haystack, 1200))
+        at = prompter.insertion_point(haystack, 1200, depth)
         for later in range(at + 1, target + 1):
-            left = decoded(prompter.tokenizer, haystack.ids[:later])
-            right = decoded(prompter.tokenizer, haystack.ids[: later + 6])[len(left) :]
+            left = decode_tokens(prompter.tokenizer, haystack.ids[:later])
+            right = decode_tokens(prompter.tokenizer, haystack.ids[: later + 6])[len(left) :]
             assert not (re.search(r"[a-z][.!?]\Z", left) and right[:1].isspace()), left[-40:]
             tried += 1
     assert tried > 10
@@ -87,20 +87,20 @@ def test_no_later_sentence_start_would_do(kind: str) -> None:
 @pytest.mark.parametrize("depths", [(0.0, 0.5, 1.0)])
 def test_the_control_holds_haystack_where_the_needle_would_be(kind: str, depths: tuple[float, ...]) -> None:
     haystack, prompter = ground(kind)
-    controls = prompter.absent(haystack, 900, depths)
+    controls = prompter.control_prompts(haystack, 900, depths)
     for control, depth in zip(controls, depths, strict=True):
-        hidden = prompter.hidden(haystack, 900, depth)
+        hidden = prompter.prompt_with_needle(haystack, 900, depth)
         assert (control.start, control.end, len(control.ids)) == (hidden.start, hidden.end, 900)
-        opening = len(haystack.opening)
-        room = 900 - opening - len(prompter.after)
+        opening = len(haystack.special_prefix)
+        room = 900 - opening - len(prompter.suffix_ids)
         assert np.array_equal(control.ids[opening : opening + room], haystack.ids[:room])
 
 
 def test_without_opening_words_the_whole_needle_is_scored() -> None:
     haystack, prompter = ground("byte-level", template="plain")
-    prompt = prompter.hidden(haystack, 900, 0.5)
-    assert decoded(prompter.tokenizer, prompt.ids[prompt.start : prompt.end]).strip() == OURS[0].text
-    assert decoded(prompter.tokenizer, prompt.ids).endswith("Answer:")
+    prompt = prompter.prompt_with_needle(haystack, 900, 0.5)
+    assert decode_tokens(prompter.tokenizer, prompt.ids[prompt.start : prompt.end]).strip() == LITERAL_NEEDLES[0].text
+    assert decode_tokens(prompter.tokenizer, prompt.ids).endswith("Answer:")
 
 
 def test_the_chat_template_wraps_haystack_and_question() -> None:
@@ -108,29 +108,29 @@ def test_the_chat_template_wraps_haystack_and_question() -> None:
     tokens.chat_template = "{% for m in messages %}[user]{{ m['content'] }}[/user]{% endfor %}[assistant]"
     try:
         haystack, prompter = ground("byte-level", template="chat")
-        prompt = prompter.hidden(haystack, 900, 0.5)
-        text = decoded(tokens, prompt.ids)
+        prompt = prompter.prompt_with_needle(haystack, 900, 0.5)
+        text = decode_tokens(tokens, prompt.ids)
     finally:
         tokens.chat_template = None
     assert len(prompt.ids) == 900
     assert text.startswith("[user]" + play()[:40])
-    assert text.endswith(f"\n\n{OURS[0].question}[/user][assistant]")
+    assert text.endswith(f"\n\n{LITERAL_NEEDLES[0].question}[/user][assistant]")
 
 
 @pytest.mark.parametrize("template", ["prefix", "plain"])
 def test_an_indirect_needle_is_asked_for_in_other_words_and_its_fact_alone_is_scored(template: str) -> None:
     tokens = tokenizer("byte-level")
     haystack = Haystack("play", first_tokens(play(), tokens, 900), tokens)
-    for needle in INDIRECT:
+    for needle in INDIRECT_NEEDLES:
         prompter = NeedlePromptBuilder(needle, tokens, template)
-        prompt = prompter.hidden(haystack, 700, 0.5)
-        text = decoded(tokens, prompt.ids)
+        prompt = prompter.prompt_with_needle(haystack, 700, 0.5)
+        text = decode_tokens(tokens, prompt.ids)
         assert len(prompt.ids) == 700
-        assert decoded(tokens, prompt.ids[prompt.start : prompt.end]).strip() == needle.fact == prompter.scored_text
-        assert decoded(tokens, prompt.ids[prompt.start - prompter.given : prompt.end]).strip() == needle.text
+        assert decode_tokens(tokens, prompt.ids[prompt.start : prompt.end]).strip() == needle.fact == prompter.scored_text
+        assert decode_tokens(tokens, prompt.ids[prompt.start - prompter.given_count : prompt.end]).strip() == needle.text
         assert text.count(needle.opening) == 1
         assert text.endswith(f"Question: {needle.question}\nAnswer:{f' {needle.cue}' if template == 'prefix' else ''}")
-        (control,) = prompter.absent(haystack, 700, [0.5])
+        (control,) = prompter.control_prompts(haystack, 700, [0.5])
         assert (control.start, control.end, len(control.ids)) == (prompt.start, prompt.end, 700)
 
 
@@ -144,11 +144,11 @@ def test_a_needle_longer_than_the_context_names_the_shortest_that_fits() -> None
     with pytest.raises(
         BadInput, match=r"leaves no haystack in a context of 64: give lengths of at least (\d+)"
     ) as told:
-        prompter.hidden(haystack, 64, 0.5)
+        prompter.prompt_with_needle(haystack, 64, 0.5)
     least = int(str(told.value).rsplit(" ", 1)[1])
-    assert len(prompter.hidden(haystack, least, 0.5).ids) == least
+    assert len(prompter.prompt_with_needle(haystack, least, 0.5).ids) == least
     with pytest.raises(BadInput, match=f"in a context of {least - 1}: give lengths of at least {least}"):
-        prompter.hidden(haystack, least - 1, 0.5)
+        prompter.prompt_with_needle(haystack, least - 1, 0.5)
 
 
 def test_a_haystack_that_states_the_fact_is_known_however_it_is_spaced() -> None:
@@ -156,17 +156,17 @@ def test_a_haystack_that_states_the_fact_is_known_however_it_is_spaced() -> None
     haystack = Haystack(
         "x", first_tokens("It rained. In 1847\n  by Odette  marchbanks of Tarn Street, of course.", tokens, 99), tokens
     )
-    assert haystack.states("1847 by Odette Marchbanks of Tarn Street.")
-    assert not haystack.states("1848 by Odette Marchbanks of Tarn Street.")
+    assert haystack.contains_text("1847 by Odette Marchbanks of Tarn Street.")
+    assert not haystack.contains_text("1848 by Odette Marchbanks of Tarn Street.")
 
 
 def test_our_needles_are_at_least_six_facts_with_digits_and_a_name_that_no_play_states() -> None:
-    assert len(OURS) >= 6
-    assert len({needle.name for needle in OURS}) == len(OURS)
-    for needle in OURS:
+    assert len(LITERAL_NEEDLES) >= 6
+    assert len({needle.name for needle in LITERAL_NEEDLES}) == len(LITERAL_NEEDLES)
+    for needle in LITERAL_NEEDLES:
         assert re.search(r"\d", needle.fact), needle
         assert re.search(r"\b[A-Z][a-z]+", f"{needle.opening[1:]} {needle.fact}"), needle
-    assert not [each for each in (*OURS, *INDIRECT) if ground("byte-level")[0].states(each.fact)]
+    assert not [each for each in (*LITERAL_NEEDLES, *INDIRECT_NEEDLES) if ground("byte-level")[0].contains_text(each.fact)]
 
 
 def test_needles_of_a_file_are_read_in_order(tmp_path: Path) -> None:
@@ -176,12 +176,12 @@ def test_needles_of_a_file_are_read_in_order(tmp_path: Path) -> None:
 
 
 def test_needles_are_chosen_by_kind_and_a_cue_makes_one_indirect(tmp_path: Path) -> None:
-    assert read_needles(None, 2) == [*OURS[:2]]
-    assert read_needles(None, 2, "indirect") == [*INDIRECT[:2]]
-    assert read_needles(None, 1, "both") == [OURS[0], INDIRECT[0]]
+    assert read_needles(None, 2) == [*LITERAL_NEEDLES[:2]]
+    assert read_needles(None, 2, "indirect") == [*INDIRECT_NEEDLES[:2]]
+    assert read_needles(None, 1, "both") == [LITERAL_NEEDLES[0], INDIRECT_NEEDLES[0]]
     lines = [json.dumps(vars(Needle("a", "Who?", "It was", "nobody.", cue))) for cue in ("", "They say")]
     (tmp_path / "mine.jsonl").write_text("\n".join(lines).replace('"a"', '"b"', 1))
-    assert [needle.indirect for needle in read_needles(str(tmp_path / "mine.jsonl"), 2)] == [False, True]
+    assert [needle.is_indirect for needle in read_needles(str(tmp_path / "mine.jsonl"), 2)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -205,11 +205,11 @@ def test_a_bad_file_of_needles_is_refused_by_line(tmp_path: Path, content: str, 
 def test_wu_prompts_survive_the_round_trip_and_the_fuzzy_span_lies_on_the_fact() -> None:
     haystack, prompter = ground("byte-level")
     prompt = wu_prompts.prompt_with_needle(prompter, haystack, 1200, 0.5)
-    text = decoded(prompter.tokenizer, prompt.ids)
-    true = len(prompter.tokenizer(text[: text.index(OURS[0].fact)])["input_ids"])
-    assert prompt.end - prompt.start == len(prompter.needle) - prompter.given
+    text = decode_tokens(prompter.tokenizer, prompt.ids)
+    true = len(prompter.tokenizer(text[: text.index(LITERAL_NEEDLES[0].fact)])["input_ids"])
+    assert prompt.end - prompt.start == len(prompter.needle_ids) - prompter.given_count
     assert prompt.start <= true < prompt.end  # the fuzzy span of so small a vocabulary may begin early
-    tail = len(prompter.after)
+    tail = len(prompter.suffix_ids)
     assert abs(len(prompt.ids) - (1200 - wu_prompts.RESERVED_TOKENS + tail)) <= 3
     with pytest.raises(BadInput, match="mode wu needs"):
         wu_prompts.prompt_with_needle(prompter, haystack, 200, 0.5)

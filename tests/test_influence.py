@@ -25,11 +25,11 @@ from headscope.runs.validate import validate
 from headscope.study import context as materials
 from headscope.study import runner
 from headscope.study.config import build_study
-from probes.influence.analysis import adjusted, agreement, certainty, curve, gini, top_share, units
-from probes.influence.damping import with_damped
-from probes.influence.gradient_estimate import actual
+from probes.influence.analysis import adjust_p_values, estimate_agreement, describe_uncertainty, set_effects, gini, top_share, unit_effects
+from probes.influence.damping import add_damped_estimates
+from probes.influence.gradient_estimate import text_loss
 from probes.influence.run import head_influence
-from probes.influence.sweep import Sweep, matched
+from probes.influence.sweep import Sweep, random_units_by_layer
 
 LENGTH, DOCS = 40, 3
 
@@ -109,7 +109,7 @@ def test_only_the_group_that_learned_has_influence(tmp_path: Path) -> None:
     there = (rows["layer"] == 2) & (rows["kv_group"] == 1)
     assert (rows.loc[~there, "delta_nll"] == 0).all()
     assert (rows.loc[there & (rows["component"] != "scale"), "delta_nll"].abs() > 1e-4).all()
-    found = units(rows[rows["component"] == "joint"].assign(model="m"))
+    found = unit_effects(rows[rows["component"] == "joint"].assign(model="m"))
     assert int((found["delta"] != 0).sum()) == 1
 
 
@@ -126,7 +126,7 @@ def test_the_slope_is_the_derivative_of_the_loss(tmp_path: Path) -> None:
 
     with replay.ready():
         replay.rehearse()
-        replay.backwards([actual], hear)
+        replay.backwards([text_loss], hear)
         for layer in range(model.geometry.layers):
             step = 2e-3
             up, down = (
@@ -145,7 +145,7 @@ def test_small_resets_are_estimated_closely_in_every_family(
     model = adapted(tmp_path, size, family)
     options: dict[str, Any] = {"docs": 1, "length": LENGTH, "components": [component], "estimate_order": 1}
     rows = [head_influence(model, method=method, **options) for method in ("exact", "estimate")]
-    (found,) = agreement(pd.concat(rows).assign(model="m")).to_dict("records")
+    (found,) = estimate_agreement(pd.concat(rows).assign(model="m")).to_dict("records")
     assert found["pearson"] > 0.98, found
 
 
@@ -166,14 +166,14 @@ def test_damping_leaves_small_second_order_terms_and_bounds_large_ones() -> None
         pd.DataFrame({**keys, "layer": range(4), "method": method, "delta_nll": values})
         for method, values in (("estimate", first), ("curved", first + added))
     ]
-    rows = with_damped(pd.concat(frames)).query("method == 'damped'").sort_values("layer")
+    rows = add_damped_estimates(pd.concat(frames)).query("method == 'damped'").sort_values("layer")
     scale = 2 * np.abs(first).mean()
     np.testing.assert_allclose(rows["delta_nll"], first + added / (1 + added / scale), rtol=1e-12)
     assert rows["delta_nll"].iloc[0] == pytest.approx(first[0] + added[0], rel=1e-6)
     assert rows["delta_nll"].iloc[2] < first[2] + scale
-    assert len(with_damped(frames[0])) == 4, "without a second order nothing is added"
+    assert len(add_damped_estimates(frames[0])) == 4, "without a second order nothing is added"
     still = [frame.assign(delta_nll=0.0) for frame in frames]
-    assert (with_damped(pd.concat(still))["delta_nll"] == 0).all(), "what moves nothing has no influence"
+    assert (add_damped_estimates(pd.concat(still))["delta_nll"] == 0).all(), "what moves nothing has no influence"
 
 
 def test_verify_evaluates_the_top_of_the_screen_and_random_others_exactly(
@@ -185,7 +185,7 @@ def test_verify_evaluates_the_top_of_the_screen_and_random_others_exactly(
     for component in ("joint", "freq", "scale"):
         mine = rows[rows["component"] == component]
         place = ["layer", "kv_group", "head"]
-        estimates = with_damped(mine)
+        estimates = add_damped_estimates(mine)
         means = estimates[estimates["method"] == "damped"].groupby(place)["delta_nll"].mean().abs()
         evaluated = set(mine[mine["method"] == "exact"].set_index(place).index)
         assert len(evaluated) == 5
@@ -194,22 +194,22 @@ def test_verify_evaluates_the_top_of_the_screen_and_random_others_exactly(
     chosen = rows[rows["method"] == "exact"].merge(exact.influence.astype({"component": "str"}), on=keys)
     assert len(chosen) == 5 * 3 * DOCS
     np.testing.assert_allclose(chosen["delta_nll_x"], chosen["delta_nll_y"], atol=1e-7)
-    found = agreement(run.influence)
+    found = estimate_agreement(run.influence)
     assert set(found["method"]) == {"estimate", "curved", "damped"}
     assert set(found["compared"]) == {5}
 
 
 def test_sets_grow_from_the_top_unit_to_all_and_random_ones_match_their_layers(exact: Run) -> None:
-    found = curve(exact.influence_sets).set_index(["component", "choice", "size"])["mean"]
+    found = set_effects(exact.influence_sets).set_index(["component", "choice", "size"])["mean"]
     for component, count in (("joint", 8), ("freq", 8), ("scale", 16)):
         single = exact.influence[exact.influence["component"] == component]
-        largest = units(single)["delta"].max()
+        largest = unit_effects(single)["delta"].max()
         assert found[component, "top", 1] == pytest.approx(largest, abs=1e-7)
         assert (component, "top", count) in found.index
         assert (component, "random", count) not in found.index
     rng = np.random.default_rng(0)
     every = groups(loaded("llama-gqa").geometry)
-    drawn = matched(every[2:6], every, rng)
+    drawn = random_units_by_layer(every[2:6], every, rng)
     assert sorted(unit.layer for unit in drawn) == sorted(unit.layer for unit in every[2:6])
 
 
@@ -232,7 +232,7 @@ def test_an_interrupted_sweep_resumes_to_the_same_bytes(
     model = learned
     section: dict[str, Any] = {"method": method, "top": 2, "random": 1, "components": ["joint"], "draws": 1, "docs": 2}
     whole = swept(model, tmp_path / "whole", **section)
-    calls, real = [], Sweep.exact
+    calls, real = [], Sweep.evaluate_units
 
     def stopping(self: Sweep, *arguments: Any) -> Iterator[Any]:
         calls.append(arguments)
@@ -339,8 +339,8 @@ def test_concentration_lies_between_even_and_single() -> None:
 
 def test_adjusted_p_values_are_those_of_benjamini_and_hochberg() -> None:
     p = np.array([0.01, 0.04, 0.03, 0.8])
-    assert adjusted(p) == pytest.approx([0.04, 0.04 * 4 / 3, 0.04 * 4 / 3, 0.8])
-    assert np.isnan(adjusted(np.array([0.1, np.nan]))).all()
+    assert adjust_p_values(p) == pytest.approx([0.04, 0.04 * 4 / 3, 0.04 * 4 / 3, 0.8])
+    assert np.isnan(adjust_p_values(np.array([0.1, np.nan]))).all()
 
 
 @pytest.mark.parametrize("documents", [1, 2])
@@ -348,10 +348,10 @@ def test_one_or_two_documents_show_their_values_and_tell_no_unit_from_zero(docum
     rows = pd.DataFrame({"delta_nll": [0.1, 0.3][:documents], "doc": ["a", "b"][:documents]}).assign(
         model="m", context_length=8, component="freq", target="init", method="estimate", layer=0, kv_group=0, head=-1
     )
-    (unit,) = units(rows).to_dict("records")
+    (unit,) = unit_effects(rows).to_dict("records")
     assert np.isnan([unit["low"], unit["high"], unit["p"], unit["p_adjusted"]]).all()
     told = {1: " (estimated, one document)", 2: " (estimated, two documents: +0.1 and +0.3)"}
-    assert certainty(pd.Series(unit)) == told[documents]
+    assert describe_uncertainty(pd.Series(unit)) == told[documents]
 
 
 def test_units_are_paired_by_document_with_intervals_and_p_values() -> None:
@@ -362,7 +362,7 @@ def test_units_are_paired_by_document_with_intervals_and_p_values() -> None:
         for group, found in deltas.items()
         for doc, delta in enumerate(found)
     ]
-    found = units(pd.DataFrame(rows)).set_index("kv_group")
+    found = unit_effects(pd.DataFrame(rows)).set_index("kv_group")
     assert found.loc[0, "delta"] == pytest.approx(0.1)
     assert 0.08 < found.loc[0, "low"] < 0.1
     assert found.loc[0, "p_adjusted"] < 0.01 < found.loc[1, "p_adjusted"]

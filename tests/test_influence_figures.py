@@ -12,7 +12,7 @@ from headscope.runs.synthetic import synthetic_run
 from probes.influence import band_figures, findings
 from probes.influence import plots as influence
 from probes.influence import report as charts
-from probes.influence.analysis import agreement, curve, shown
+from probes.influence.analysis import estimate_agreement, set_effects, best_unit_effects
 from probes.influence.claims import claims
 
 
@@ -23,23 +23,23 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def freq(run: Run):
-    found = shown(run.influence)
+    found = best_unit_effects(run.influence)
     return found[(found["model"] == "learned") & (found["component"] == "freq")]
 
 
 def test_each_unit_is_shown_by_the_method_that_knows_it_best(run: Run) -> None:
-    assert set(shown(run.influence)["method"]) == {"exact"}
+    assert set(best_unit_effects(run.influence)["method"]) == {"exact"}
     rows = run.influence
-    partly = shown(rows[(rows["method"] == "estimate") | (rows["layer"] == 0)])
+    partly = best_unit_effects(rows[(rows["method"] == "estimate") | (rows["layer"] == 0)])
     assert ((partly["method"] == "exact") == (partly["layer"] == 0)).all()
     mine = partly[(partly["model"] == "learned") & (partly["component"] == "freq")]
     assert len(mine) == 8
-    assert "exact for 2 of 8 units, else first-order estimate" in influence.matrix(mine).layout.title.subtitle.text
+    assert "exact for 2 of 8 units, else first-order estimate" in influence.plot_matrix(mine).layout.title.subtitle.text
 
 
 def test_the_histogram_counts_every_unit_and_marks_the_group_of_a_head(run: Run, freq) -> None:
     head = run.heads.query("model == 'learned' and layer == 1 and head == 4").iloc[0]
-    figure = influence.histogram(freq, {"best head": head})
+    figure = influence.plot_histogram(freq, {"best head": head})
     assert int(np.nansum(figure.data[0].y)) == len(freq) == 8
     mine = freq[(freq["layer"] == 1) & (freq["kv_group"] == 1)].iloc[0]
     lines = [shape for shape in figure.layout.shapes if shape.x0 == pytest.approx(mine["delta"])]
@@ -50,7 +50,7 @@ def test_the_histogram_counts_every_unit_and_marks_the_group_of_a_head(run: Run,
 
 
 def test_the_matrix_holds_each_units_mean_at_its_place(freq) -> None:
-    heat = influence.matrix(freq).data[0]
+    heat = influence.plot_matrix(freq).data[0]
     for _, unit in freq.iterrows():
         assert heat.z[unit["layer"]][unit["kv_group"]] == pytest.approx(unit["delta"])
     assert heat.zmax == -heat.zmin > 0
@@ -58,10 +58,10 @@ def test_the_matrix_holds_each_units_mean_at_its_place(freq) -> None:
 
 def test_the_forest_has_a_dot_a_document_and_tells_evaluated_from_estimated(run: Run) -> None:
     rows = run.influence
-    partly = shown(rows[(rows["method"] == "estimate") | (rows["layer"] == 0)])
+    partly = best_unit_effects(rows[(rows["method"] == "estimate") | (rows["layer"] == 0)])
     units = partly[(partly["model"] == "learned") & (partly["component"] == "freq")]
     own = rows[(rows["model"] == "learned") & (rows["component"] == "freq") & (rows["method"] == "exact")]
-    dots, filled, hollow = influence.forest(units, own).data
+    dots, filled, hollow = influence.plot_forest(units, own).data
     order = units.sort_values("delta", ascending=False).reset_index(drop=True)
     assert len(filled.x) == 2
     assert len(hollow.x) == 6
@@ -89,7 +89,7 @@ def test_the_spectrum_draws_base_start_and_learned_frequencies(run: Run) -> None
 
 def test_influence_is_drawn_against_the_mean_of_its_groups_heads(run: Run, freq) -> None:
     heads = run.heads[run.heads["model"] == "learned"]
-    trace = influence.against(freq, heads, "sink_mass", "sink mass").data[0]
+    trace = influence.plot_against_statistic(freq, heads, "sink_mass", "sink mass").data[0]
     first = heads[(heads["layer"] == 0) & (heads["kv_group"] == 0)]["sink_mass"].mean()
     assert trace.x[0] == pytest.approx(first)
     assert list(trace.y) == pytest.approx(list(freq["delta"]))
@@ -97,16 +97,16 @@ def test_influence_is_drawn_against_the_mean_of_its_groups_heads(run: Run, freq)
 
 def test_the_cumulative_curve_carries_both_lines(run: Run) -> None:
     sets = run.influence_sets[(run.influence_sets["model"] == "learned") & (run.influence_sets["component"] == "scale")]
-    lines = {trace.name: trace for trace in influence.cumulative(curve(sets)).data if trace.mode == "lines+markers"}
-    found = curve(sets).set_index(["choice", "size"])["mean"]
+    lines = {trace.name: trace for trace in influence.plot_cumulative_effect(set_effects(sets)).data if trace.mode == "lines+markers"}
+    found = set_effects(sets).set_index(["choice", "size"])["mean"]
     assert list(lines["most influential"].x) == [1, 2, 4, 24]
     assert lines["most influential"].y[1] == pytest.approx(found["top", 2])
     assert lines["random, same layers"].y[0] == pytest.approx(found["random", 1])
 
 
-@pytest.mark.parametrize("draw", [influence.histogram, influence.matrix, influence.cumulative])
+@pytest.mark.parametrize("draw", [influence.plot_histogram, influence.plot_matrix, influence.plot_cumulative_effect])
 def test_an_empty_table_is_explained(draw, run: Run) -> None:
-    table = curve(run.influence_sets) if draw is influence.cumulative else shown(run.influence)
+    table = set_effects(run.influence_sets) if draw is influence.plot_cumulative_effect else best_unit_effects(run.influence)
     assert "no data to plot" in draw(table.head(0)).to_json()
 
 
@@ -116,14 +116,14 @@ def test_the_wide_table_gives_every_head_the_influence_of_its_unit(run: Run, fre
     for head in (3, 4, 5):
         for end, column in (("", "delta"), ("_low", "low"), ("_high", "high")):
             assert heads.loc[(3, head), f"influence_freq{end}"] == pytest.approx(unit[column])
-    scale = shown(run.influence)
+    scale = best_unit_effects(run.influence)
     scale = scale[(scale["model"] == "learned") & (scale["component"] == "scale")].set_index(["layer", "head"])
     assert heads.loc[(2, 5), "influence_scale"] == pytest.approx(scale.loc[(2, 5), "delta"])
 
 
 def test_the_findings_tell_concentration_agreement_and_the_whole(run: Run) -> None:
-    told = [finding.text for finding in findings.of_sweeps(run)]
-    best = agreement(run.influence).iloc[0]
+    told = [finding.text for finding in findings.sweep_findings(run)]
+    best = estimate_agreement(run.influence).iloc[0]
     assert any(f"{best['spearman']:.3f} and {best['shared']} of the top" in sentence for sentence in told)
     assert any("Gini" in sentence and "key group" in sentence for sentence in told)
     assert any("all 8 groups together add" in sentence for sentence in told)
@@ -167,11 +167,11 @@ def test_the_page_shows_the_sweeps_of_one_model_and_names_those_that_have_some(r
 def test_a_head_is_told_by_the_influence_of_its_unit_and_its_rank(run: Run, freq) -> None:
     unit = freq[(freq["layer"] == 2) & (freq["kv_group"] == 1)].iloc[0]
     rank = int((freq["delta"] > unit["delta"]).sum()) + 1
-    told = [*findings.of_head(run, "learned", 2, 4)]
+    told = [*findings.head_findings(run, "learned", 2, 4)]
     assert len(told) == 3
     assert told[0].startswith(f"Influence in learned, frequencies reset to init: {unit['delta']:+.2g} nats/token")
     assert told[0].endswith(f"for layer 2, key group 1, rank {rank} of 8.")
-    assert [*findings.of_head(run, "learned", 99, 0)] == []
+    assert [*findings.head_findings(run, "learned", 99, 0)] == []
 
 
 def test_every_component_that_a_sweep_may_have_is_a_statistic() -> None:
@@ -245,12 +245,12 @@ def test_answers_are_a_sweep_of_their_own_whose_trials_are_its_documents(asked: 
 
 
 def test_the_answers_finding_counts_the_trials_that_the_model_fails_apart(asked: Run) -> None:
-    (told,) = [finding.text for finding in findings.of_sweeps(asked) if "loss of the answer" in finding.text]
+    (told,) = [finding.text for finding in findings.sweep_findings(asked) if "loss of the answer" in finding.text]
     assert "most harmful at layer 1, head 4 with +1.5 nats/token" in told
     assert "The top retrieval head, layer " in told
     assert "With nothing changed learned answers 4 of 8 trials" in told
     assert "over these alone layer 1, head 4 is most harmful with +2 (95 % interval" in told
-    of_head = [*findings.of_head(asked, "learned", 1, 4)]
+    of_head = [*findings.head_findings(asked, "learned", 1, 4)]
     assert any(
         line.startswith("Influence in learned, output set to zero: loss of the answer: +1.5") for line in of_head
     )
@@ -267,7 +267,7 @@ def test_whether_the_top_retrieval_head_stands_at_the_extreme_is_judged(
     (claim,) = [claim for claim in told if "top retrieval head" in claim.statement]
     assert claim.verdict == verdict
     assert claim.statement.startswith("Output set to zero, one unit at a time: the top retrieval head")
-    place = int((shown(other.influence_answers)["delta"] > claim_delta(other, best)).sum()) + 1
+    place = int((best_unit_effects(other.influence_answers)["delta"] > claim_delta(other, best)).sum()) + 1
     assert f"layer {best[0]}, head {best[1]}, " in claim.evidence
     assert f"has rank {place} of 24" in claim.evidence
     assert "the extreme is +1.5" in claim.evidence
@@ -291,7 +291,7 @@ def run_heads(run: Run, best: tuple[int, int]) -> pd.DataFrame:
 
 
 def claim_delta(run: Run, head: tuple[int, int]) -> float:
-    found = shown(run.influence_answers).set_index(["layer", "head"])
+    found = best_unit_effects(run.influence_answers).set_index(["layer", "head"])
     return float(found.loc[head, "delta"])
 
 
@@ -319,12 +319,12 @@ def test_bands_are_one_group_with_every_head_by_band_and_all_heads_at_once(bande
 
 
 def test_bands_are_told_once_a_kind_and_the_leading_one_of_a_head(banded: Run) -> None:
-    zero, still = [finding.text for finding in findings.of_sweeps(banded)]
+    zero, still = [finding.text for finding in findings.sweep_findings(banded)]
     assert "learned, rotary pairs by band, their part of the logit removed, 1,024 tokens" in zero
     assert "most harmful with pairs 2-3 of layer 3, head 5, +0.024 nats/token (one document)" in zero
     assert zero.endswith("of all units at once: 0-1 +1.5, 2-3 +3, long +0.6.")
     assert still.endswith("of all units at once: 0-1 +0.3.")
-    assert [*findings.of_head(banded, "learned", 1, 4)] == [
+    assert [*findings.head_findings(banded, "learned", 1, 4)] == [
         "Influence in learned, of 3 bands most with pairs 2-3, their part of the logit removed: +0.01 nats/token "
         "(one document) for layer 1, head 4.",
         "Influence in learned, of 1 bands most with pairs 0-1, their rotation removed: +0.001 nats/token "
@@ -337,5 +337,5 @@ def test_bands_are_told_once_a_kind_and_the_leading_one_of_a_head(banded: Run) -
 
 
 def test_a_band_without_rows_is_explained(banded: Run) -> None:
-    assert "no data to plot" in band_figures.by_band(shown(banded.influence).head(0)).to_json()
-    assert "no data to plot" in band_figures.of_bands(curve(banded.influence_sets).head(0)).to_json()
+    assert "no data to plot" in band_figures.plot_influence_by_band(best_unit_effects(banded.influence).head(0)).to_json()
+    assert "no data to plot" in band_figures.plot_joint_effects_by_band(set_effects(banded.influence_sets).head(0)).to_json()

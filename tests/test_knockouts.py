@@ -25,8 +25,8 @@ from headscope.runs.validate import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from probes.influence import bands
-from probes.influence.analysis import shown
-from probes.influence.sweep import plan
+from probes.influence.analysis import best_unit_effects
+from probes.influence.sweep import plan_sweep
 
 FIVE = ("llama-gqa", "gemma3", "phi", "cohere", "glm")
 """Shared keys; windows with frequencies of their own; partial rotary; interleaved; both."""
@@ -35,7 +35,7 @@ FIVE = ("llama-gqa", "gemma3", "phi", "cohere", "glm")
 def knocked_out(model: Model, *components: str, **section: Any) -> Mapping[str, Intervention]:
     """The interventions that these components stand for, by the names they are stored under."""
     config = build_study({"influence": {"components": components, "method": "estimate", **section}}).probe_options["influence"]
-    return {name: change for (name, _), change in plan("tiny", model, config).interventions.items()}
+    return {name: change for (name, _), change in plan_sweep("tiny", model, config).interventions.items()}
 
 
 @pytest.mark.parametrize("family", FIVE)
@@ -119,7 +119,7 @@ def test_pairs_of_the_real_model_are_knocked_out_as_by_an_edited_eager_attention
 
 def held(component: str, theta: Any, native: int = 1024) -> dict[str, list[list[int]]]:
     """The pairs of each band, by layer."""
-    found = bands.expanded(component, np.asarray(theta, dtype=np.float32), native)
+    found = bands.expand_bands(component, np.asarray(theta, dtype=np.float32), native)
     return {name: [np.flatnonzero(layer).tolist() for layer in pairs] for name, pairs in found}
 
 
@@ -137,7 +137,7 @@ def test_eighths_are_equal_parts_and_wavelengths_are_told_by_the_native_context(
         "pairs-unrotated:long": [[4, 5], []],
     }
     assert list(held("pairs-zero:wavelengths", 2 * np.pi * turns[1:] / 1024)) == ["pairs-zero:short"]
-    assert sorted(["pairs-zero:long", "pairs-zero:8-9", "pairs-unrotated:0-1", "pairs-zero:10-11"], key=bands.order) == [
+    assert sorted(["pairs-zero:long", "pairs-zero:8-9", "pairs-unrotated:0-1", "pairs-zero:10-11"], key=bands.band_sort_key) == [
         *("pairs-zero:8-9", "pairs-zero:10-11", "pairs-zero:long", "pairs-unrotated:0-1")
     ]
 
@@ -213,5 +213,5 @@ def test_a_run_holds_every_head_by_band_and_all_heads_at_once(place: Path) -> No
     row = sets[(sets["component"] == "pairs-zero:2-2") & (sets["doc"] == document.name)].iloc[0]
     assert row["delta_nll"] == pytest.approx((everywhere.mean() - plain).item(), abs=1e-5)
     assert row["nll_before"] == pytest.approx(plain.item(), abs=1e-5)
-    assert len(shown(run.influence)) == 9 * 16
+    assert len(best_unit_effects(run.influence)) == 9 * 16
     assert not [name for name in run.heads if "pairs" in name], "bands have figures of their own"

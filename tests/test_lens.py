@@ -227,12 +227,12 @@ def test_the_head_s_page_leads_to_its_most_telling_rows(run: Run) -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"doc": "none"}, "There is no doc ‘none’ here; this is doc synthetic/"),
-        ({"length": "-1"}, f"There is no length ‘-1’ here; this is length {LONG}."),
-        ({"layer": "9"}, "There is no layer ‘9’ here"),
-        ({"head": "<b>"}, "There is no head ‘<b>’ here"),
-        ({"row": "3"}, "There is no row ‘3’ here; this is row"),
-        ({"row": "9" * 200}, "There is no row ‘999"),
+        ({"doc": "none"}, "Unknown doc ‘none’: showing doc synthetic/"),
+        ({"length": "-1"}, f"Unknown length ‘-1’: showing length {LONG} instead."),
+        ({"layer": "9"}, "Unknown layer ‘9’: "),
+        ({"head": "<b>"}, "Unknown head ‘<b>’: "),
+        ({"row": "3"}, "Unknown row ‘3’: showing row"),
+        ({"row": "9" * 200}, "Unknown row ‘999"),
     ],
 )
 def test_what_is_asked_in_vain_is_told(run: Run, wrong: dict[str, str], told: str) -> None:

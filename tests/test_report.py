@@ -380,7 +380,7 @@ def test_model_comparison_fits_80_columns_without_truncation(
     labels = [f"model-{index:02}" for index in range(count)]
     run = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3)
     terminal.print_summary(run)
-    table = printed(capsys).partition("What heads read")[0].splitlines()[1:]
+    table = printed(capsys).partition(assembly.collect_overviews(run)[0].title)[0].splitlines()[1:]
     assert "…" not in "".join(table)
     assert max(map(len, table)) <= 80
     assert len([line for line in table if line.startswith(" model-")]) == (count if count > 5 else 0)

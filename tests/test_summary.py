@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from headscope.bins import middle, visible_edges
+from headscope.bins import bin_center, visible_edges
 from headscope.errors import BadInput
 from headscope.runs import summary
 from headscope.runs.aggregation import HEAD_KEYS, interval
@@ -25,7 +25,7 @@ def attention(log_ess2, length=1024, doc="d", model="m", edges=None, **others):
     """Rows of one head in one document: log_ess2(n) in every bin."""
     edges = visible_edges(length) if edges is None else edges
     rows = np.diff(np.minimum(edges, length), prepend=0)
-    values = log_ess2(middle(edges, length))
+    values = log_ess2(bin_center(edges, length))
     frame = pd.DataFrame({"visible": edges, "rows": rows, "log_ess2": values, "ess2": np.exp(values)})
     same = {"ess1": 2.0, "max_weight": 0.5, "sink_mass": 0.1, "local_mass": 0.3, "mean_distance": 9.0} | others
     return frame.assign(model=model, context_length=length, doc=doc, layer=0, head=0, kv_group=0, **same)

@@ -32,7 +32,7 @@ def content(run: Run, view: ViewState) -> PageContent:
         ),
         "Who does what": LazySequence(_role_table(run, view)) if len(run.heads) else [],
         "Models side by side": LazySequence(_model_table(run, view)) if run.models else [],
-        "Against the paper": LazySequence(_claim_table(run)),
+        "Comparison with the paper": LazySequence(_claim_table(run)),
         "What was found": LazySequence(_finding_blocks(run)),
         "Runs in this folder": [_runs_link(view)],
         "How it was made": [

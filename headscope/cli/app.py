@@ -118,9 +118,13 @@ def demo(
 
     print_summary(run)
     _write_report([run.path], report)
-    print_line("Open ", bold(report), " in a browser. Start with 'How to read this', then the scatter of effective lengths.")
+    print_line(
+        "Open ", bold(report), " in a browser. Start with 'How to read this', then the scatter of effective lengths."
+    )
     print_line(f"Explore the same run head by head: headscope dash {out}")
-    print_line(f"Next: headscope run --model base=smollm2-135m --model nope=smollm2-135m@nope --length 1024 --out {out}")
+    print_line(
+        f"Next: headscope run --model base=smollm2-135m --model nope=smollm2-135m@nope --length 1024 --out {out}"
+    )
 
 
 app.command()(dash.dash)

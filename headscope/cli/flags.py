@@ -45,9 +45,7 @@ HeldOut = Annotated[
     ),
 ]
 HeldOutDocs = Annotated[int | None, typer.Option("--docs", help="Number of validation documents. \\[default: 4]")]
-Docs = Annotated[
-    int | None, typer.Option("--docs", help="Number of documents per context length. \\[default: 4]")
-]
+Docs = Annotated[int | None, typer.Option("--docs", help="Number of documents per context length. \\[default: 4]")]
 Device = Annotated[
     str | None,
     typer.Option(
@@ -60,9 +58,7 @@ Dtype = Annotated[
     str | None, typer.Option("--dtype", help="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16. \\[default: auto]")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Random seed. \\[default: 0]")]
-Limit = Annotated[
-    int | None, typer.Option("--limit", min=1, help="Use at most this many documents, for a quick look.")
-]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use at most this many documents, for a quick look.")]
 Name = Annotated[str | None, typer.Option("--name", help="Name appended to the run directory.")]
 Engine = Annotated[
     str | None,
@@ -74,12 +70,15 @@ Address = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", help="Number of Ray workers, each with its own checkpoint. \\[default: one per GPU, or 2]"),
+    typer.Option(
+        "--workers", help="Number of Ray workers, each with its own checkpoint. \\[default: one per GPU, or 2]"
+    ),
 ]
 Gpus = Annotated[
     float | None,
     typer.Option(
-        "--gpus-per-worker", help="GPUs per Ray worker; 0.5 puts two workers on one GPU. \\[default: 1 if there are GPUs]"
+        "--gpus-per-worker",
+        help="GPUs per Ray worker; 0.5 puts two workers on one GPU. \\[default: 1 if there are GPUs]",
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the same study where it was interrupted.")]

@@ -29,9 +29,9 @@ ENGINE = {
 
 def command(probe: Probe) -> Command:
     """The command of a section. Raises BrokenProbe where its options cannot be read."""
-    from headscope.api import fields
+    from headscope.api import keyword_fields
 
-    options = fields(plugins.load_part(probe, "options"))
+    options = keyword_fields(plugins.load_part(probe, "options"))
     parameters = {
         **_models(probe, "train" in options),
         **{name: _flag(name, field) for name, field in options.items()},

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.bins import middle
+from headscope.bins import bin_center
 from headscope.plots import axes, style
 from headscope.runs.aggregation import interval
 
@@ -67,7 +67,7 @@ def _length_curves(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) ->
         .reset_index()
     )
     ess2 = np.exp(sums["logs"] / sums["rows"])
-    curves = sums.assign(ess2=ess2, n=middle(sums["visible"], sums["context_length"]))
+    curves = sums.assign(ess2=ess2, n=bin_center(sums["visible"], sums["context_length"]))
     return curves.join(_document_intervals(rows, group_columns), on=group_columns) if len(heads) == 1 else curves
 
 

@@ -22,13 +22,13 @@ Ids = npt.NDArray[np.int32]
 
 Template = Literal["prefix", "plain", "chat"]
 
-SENTENCE_END = re.compile(r"[^\sA-Z][.!?…]+[\"'’”)\]»_]*\s*$")
+SENTENCE_END_PATTERN = re.compile(r"[^\sA-Z][.!?…]+[\"'’”)\]»_]*\s*$")
 """A full stop after a capital ends an abbreviation or a speaker's name, not a sentence."""
-UNSPACED_END = re.compile(r"[。！？][」』”’）]*\s*$")
+UNSPACED_END_PATTERN = re.compile(r"[。！？][」』”’）]*\s*$")
 """Scripts that put no space between sentences."""
-AROUND = 12
+BOUNDARY_TOKENS = 12
 """Tokens that are decoded on either side of a possible sentence start."""
-PLACEHOLDER = "⟦haystack⟧"
+HAYSTACK_PLACEHOLDER = "⟦haystack⟧"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Haystack:
         special = set(tokenizer.all_special_ids)
         opening = next((at for at, token in enumerate(ids) if token not in special), len(ids))
         self.name = name
-        self.opening = np.array(ids[:opening], np.int32)
+        self.special_prefix = np.array(ids[:opening], np.int32)
         self.ids = np.array(ids[opening:], np.int32)
         self._tokenizer = tokenizer
 
@@ -59,21 +59,21 @@ class Haystack:
         return at
 
     def _starts_sentence(self, at: int) -> bool:
-        before = self.ids[max(0, at - AROUND) : at]
-        left = decoded(self._tokenizer, before)
-        both = decoded(self._tokenizer, self.ids[max(0, at - AROUND) : at + AROUND])
+        before = self.ids[max(0, at - BOUNDARY_TOKENS) : at]
+        left = decode_tokens(self._tokenizer, before)
+        both = decode_tokens(self._tokenizer, self.ids[max(0, at - BOUNDARY_TOKENS) : at + BOUNDARY_TOKENS])
         if not both.startswith(left):  # a token boundary within a character
             return False
         spaced = left[-1:].isspace() or both[len(left) : len(left) + 1].isspace()
-        return bool(UNSPACED_END.search(left) or (spaced and SENTENCE_END.search(left)))
+        return bool(UNSPACED_END_PATTERN.search(left) or (spaced and SENTENCE_END_PATTERN.search(left)))
 
-    def states(self, fact: str) -> bool:
+    def contains_text(self, fact: str) -> bool:
         """Whether the text holds these words."""
-        return _plain(fact) in self._words
+        return _normalize_words(fact) in self._normalized_text
 
     @cached_property
-    def _words(self) -> str:
-        return _plain(decoded(self._tokenizer, self.ids))
+    def _normalized_text(self) -> str:
+        return _normalize_words(decode_tokens(self._tokenizer, self.ids))
 
 
 class NeedlePromptBuilder:
@@ -87,25 +87,32 @@ class NeedlePromptBuilder:
     def __init__(self, needle: Needle, tokenizer: Any, template: Template):
         self.name = needle.name
         self.tokenizer = tokenizer
-        self.needle = following(tokenizer, needle.text)
-        opening = following(tokenizer, needle.opening) if needle.opening else self.needle[:0]
-        shorter = min(len(opening), len(self.needle) - 1)
-        differ = np.flatnonzero(opening[:shorter] != self.needle[:shorter])
-        scored_whole = template != "prefix" and not needle.indirect
-        self.given = 0 if scored_whole else int(differ[0]) if len(differ) else shorter
-        self.scored_text = decoded(tokenizer, self.needle[self.given :]).strip()
-        self._chat = template == "chat"
-        if self._chat:
-            before, after = _chat_parts(tokenizer, needle.question)
-            self._before, self.after = plain_ids(tokenizer, before), plain_ids(tokenizer, after)
+        self.needle_ids = tokenize_continuation(tokenizer, needle.text)
+        opening = tokenize_continuation(tokenizer, needle.opening) if needle.opening else self.needle_ids[:0]
+        shorter = min(len(opening), len(self.needle_ids) - 1)
+        differ = np.flatnonzero(opening[:shorter] != self.needle_ids[:shorter])
+        scored_whole = template != "prefix" and not needle.is_indirect
+        self.given_count = 0 if scored_whole else int(differ[0]) if len(differ) else shorter
+        self.scored_text = decode_tokens(tokenizer, self.needle_ids[self.given_count :]).strip()
+        self._is_chat = template == "chat"
+        if self._is_chat:
+            before, after = _split_chat_template(tokenizer, needle.question)
+            self._prefix_ids, self.suffix_ids = tokenize_plain(tokenizer, before), tokenize_plain(tokenizer, after)
         else:
-            question = plain_ids(tokenizer, f"\n\nQuestion: {needle.question}\nAnswer:")
-            begun = following(tokenizer, needle.cue) if needle.indirect else self.needle[: self.given]
-            self._before, self.after = question[:0], np.append(question, begun if template == "prefix" else begun[:0])
+            question = tokenize_plain(tokenizer, f"\n\nQuestion: {needle.question}\nAnswer:")
+            begun = (
+                tokenize_continuation(tokenizer, needle.cue)
+                if needle.is_indirect
+                else self.needle_ids[: self.given_count]
+            )
+            self._prefix_ids, self.suffix_ids = (
+                question[:0],
+                np.append(question, begun if template == "prefix" else begun[:0]),
+            )
 
-    def room(self, haystack: Haystack, length: int) -> int:
+    def haystack_length(self, haystack: Haystack, length: int) -> int:
         """Haystack tokens in a prompt of `length` tokens. Raises BadInput where there is no room for any."""
-        room = length - len(self.head(haystack)) - len(self.needle) - len(self.after)
+        room = length - len(self.prompt_prefix(haystack)) - len(self.needle_ids) - len(self.suffix_ids)
         if room < 1:
             raise BadInput(
                 f"needle '{self.name}' and its question take {length - room} tokens, which leaves no haystack in a "
@@ -113,29 +120,33 @@ class NeedlePromptBuilder:
             )
         return room
 
-    def place(self, haystack: Haystack, length: int, depth: float) -> int:
+    def insertion_point(self, haystack: Haystack, length: int, depth: float) -> int:
         """Haystack tokens before the needle: `depth` of them all, back to the start of a sentence."""
-        return haystack.sentence_start(int(depth * self.room(haystack, length)))
+        return haystack.sentence_start(int(depth * self.haystack_length(haystack, length)))
 
-    def hidden(self, haystack: Haystack, length: int, depth: float) -> NeedlePrompt:
+    def prompt_with_needle(self, haystack: Haystack, length: int, depth: float) -> NeedlePrompt:
         """The prompt of exactly `length` tokens with the needle at `depth`."""
-        head, room, at = self.head(haystack), self.room(haystack, length), self.place(haystack, length, depth)
-        ids = np.concatenate([head, haystack.ids[:at], self.needle, haystack.ids[at:room], self.after])
-        return NeedlePrompt(ids, len(head) + at + self.given, len(head) + at + len(self.needle))
+        head, room, at = (
+            self.prompt_prefix(haystack),
+            self.haystack_length(haystack, length),
+            self.insertion_point(haystack, length, depth),
+        )
+        ids = np.concatenate([head, haystack.ids[:at], self.needle_ids, haystack.ids[at:room], self.suffix_ids])
+        return NeedlePrompt(ids, len(head) + at + self.given_count, len(head) + at + len(self.needle_ids))
 
-    def absent(self, haystack: Haystack, length: int, depths: Sequence[float]) -> list[NeedlePrompt]:
+    def control_prompts(self, haystack: Haystack, length: int, depths: Sequence[float]) -> list[NeedlePrompt]:
         """The control, of the same length: haystack where the needle would be, with the span that would be scored."""
-        head, room = self.head(haystack), self.room(haystack, length) + len(self.needle)
-        ids = np.concatenate([head, haystack.ids[:room], self.after])
-        starts = [len(head) + self.place(haystack, length, depth) for depth in depths]
-        return [NeedlePrompt(ids, start + self.given, start + len(self.needle)) for start in starts]
+        head, room = self.prompt_prefix(haystack), self.haystack_length(haystack, length) + len(self.needle_ids)
+        ids = np.concatenate([head, haystack.ids[:room], self.suffix_ids])
+        starts = [len(head) + self.insertion_point(haystack, length, depth) for depth in depths]
+        return [NeedlePrompt(ids, start + self.given_count, start + len(self.needle_ids)) for start in starts]
 
-    def head(self, haystack: Haystack) -> Ids:
+    def prompt_prefix(self, haystack: Haystack) -> Ids:
         """What comes before the haystack: opening special tokens, or the chat template's first part."""
-        return self._before if self._chat else haystack.opening
+        return self._prefix_ids if self._is_chat else haystack.special_prefix
 
 
-def haystacks(source: str, tokenizer: Any, count: int, length: int, seed: int) -> list[Haystack]:
+def load_haystacks(source: str, tokenizer: Any, count: int, length: int, seed: int) -> list[Haystack]:
     """The first `count` documents of the seeded source that hold `length` tokens, as haystacks.
 
     Raises BadInput, naming the longest document, when fewer do.
@@ -146,40 +157,40 @@ def haystacks(source: str, tokenizer: Any, count: int, length: int, seed: int) -
     ]
 
 
-def following(tokenizer: Any, text: str) -> Ids:
+def tokenize_continuation(tokenizer: Any, text: str) -> Ids:
     """Tokens of a text that follows another sentence: with a space before it, unless the tokenizer brings its own."""
-    alone = plain_ids(tokenizer, text)
-    joined = decoded(tokenizer, np.append(plain_ids(tokenizer, "so."), alone))
-    return alone if joined.lower().endswith(f" {text}".lower()) else plain_ids(tokenizer, f" {text}")
+    alone = tokenize_plain(tokenizer, text)
+    joined = decode_tokens(tokenizer, np.append(tokenize_plain(tokenizer, "so."), alone))
+    return alone if joined.lower().endswith(f" {text}".lower()) else tokenize_plain(tokenizer, f" {text}")
 
 
-def plain_ids(tokenizer: Any, text: str) -> Ids:
+def tokenize_plain(tokenizer: Any, text: str) -> Ids:
     """Tokens of a text without special tokens around it."""
     return np.array(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], np.int32)
 
 
-def decoded(tokenizer: Any, ids: Ids) -> str:
+def decode_tokens(tokenizer: Any, ids: Ids) -> str:
     """The text of these tokens, exactly as the tokenizer wrote them."""
     text: str = tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)
     return text
 
 
-def _chat_parts(tokenizer: Any, question: str) -> tuple[str, str]:
+def _split_chat_template(tokenizer: Any, question: str) -> tuple[str, str]:
     """What the model's chat template puts before the haystack, and the question with what comes after it."""
     if not getattr(tokenizer, "chat_template", None):
         raise BadInput("the model's tokenizer has no chat template: use --template prefix or plain")
-    turn = [{"role": "user", "content": f"{PLACEHOLDER}\n\n{question}"}]
+    turn = [{"role": "user", "content": f"{HAYSTACK_PLACEHOLDER}\n\n{question}"}]
     try:
         whole = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template is a small program and fails as it likes
         raise BadInput(
             f"the model's chat template fails ({first_line(error)}): use --template prefix or plain"
         ) from error
-    before, between, after = whole.partition(PLACEHOLDER)
+    before, between, after = whole.partition(HAYSTACK_PLACEHOLDER)
     if not between or question not in after:
         raise BadInput("the model's chat template leaves out what the user says: use --template prefix or plain")
     return before, after
 
 
-def _plain(text: str) -> str:
+def _normalize_words(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower()))

@@ -6,7 +6,7 @@ from typing import Any
 
 from headscope.errors import BadInput
 from headscope.prompts import wu_prompts
-from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder, Template, haystacks
+from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder, Template, load_haystacks
 from headscope.prompts.needles import Needle
 
 CONTROL = "absent"
@@ -58,7 +58,7 @@ class NeedleGrid:
     def prepare(self, tokenizer: Any) -> tuple[list[Haystack], list[NeedlePromptBuilder]]:
         """Haystacks and prompt builders, one per needle, in the tokens of this tokenizer."""
         if not self.is_prepared(tokenizer):
-            stacks = haystacks(self.source, tokenizer, self.haystack_count, max(self.lengths), self.seed)
+            stacks = load_haystacks(self.source, tokenizer, self.haystack_count, max(self.lengths), self.seed)
             builders = [NeedlePromptBuilder(needle, tokenizer, self.template) for needle in self.needles]
             self._prepared[id(tokenizer)] = (stacks, builders)
         return self._prepared[id(tokenizer)]
@@ -70,17 +70,17 @@ class NeedleGrid:
         for stack, haystack in enumerate(stacks):
             for number, builder in enumerate(builders):
                 needle = self.needles[number]
-                if haystack.states(needle.fact):
+                if haystack.contains_text(needle.fact):
                     raise BadInput(
                         f"needle '{needle.name}' is not hidden: {haystack.name} already states '{needle.fact}'. Use "
                         "another needle or another --text"
                     )
                 for length in self.lengths:
-                    whole = builder.room(haystack, length) + len(builder.needle)
+                    whole = builder.haystack_length(haystack, length) + len(builder.needle_ids)
                     trials.append(NeedleTrial(CONTROL, number, stack, length, tuple(self.depths), whole))
                     for depth in self.depths:
-                        mode = "indirect" if needle.indirect else self.mode
-                        place = wu_prompts.insertion_point if mode == "wu" else NeedlePromptBuilder.place
+                        mode = "indirect" if needle.is_indirect else self.mode
+                        place = wu_prompts.insertion_point if mode == "wu" else NeedlePromptBuilder.insertion_point
                         branch = place(builder, haystack, length, depth)
                         trials.append(NeedleTrial(mode, number, stack, length, (depth,), branch))
         return sorted(trials, key=lambda trial: trial.order)
@@ -90,8 +90,8 @@ class NeedleGrid:
         stacks, builders = self.prepare(tokenizer)
         haystack, builder = stacks[trial.haystack], builders[trial.needle]
         if trial.mode == CONTROL:
-            return builder.absent(haystack, trial.length, trial.depths)
-        build = wu_prompts.prompt_with_needle if trial.mode == "wu" else NeedlePromptBuilder.hidden
+            return builder.control_prompts(haystack, trial.length, trial.depths)
+        build = wu_prompts.prompt_with_needle if trial.mode == "wu" else NeedlePromptBuilder.prompt_with_needle
         return [build(builder, haystack, trial.length, depth) for depth in trial.depths]
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from headscope import user_input
 from headscope.errors import BadInput, Missing
 
-Kind = Literal["literal", "indirect", "both"]
+NeedleKind = Literal["literal", "indirect", "both"]
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Needle:
         return f"{self.opening} {self.fact}".strip()
 
     @property
-    def indirect(self) -> bool:
+    def is_indirect(self) -> bool:
         """Whether the question is in other words than the needle."""
         return bool(self.cue)
 
 
-OURS = (
+LITERAL_NEEDLES = (
     Needle(
         "bell",
         "When was the harbour bell of Port Selwyn cast, and by whom?",
@@ -78,7 +78,7 @@ OURS = (
 )
 """Facts with names and digits that no haystack states, in words that a small model continues [ours]."""
 
-INDIRECT = (
+INDIRECT_NEEDLES = (
     Needle(
         "bakery",
         "When can one first buy bread?",
@@ -125,14 +125,18 @@ INDIRECT = (
 """Facts of the same kind whose questions share no word with them but small ones [ours]."""
 
 
-def read_needles(file: str | None, count: int, kind: Kind = "literal") -> list[Needle]:
+def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> list[Needle]:
     """The first `count` of our needles of that kind, of each if both, or of all those in `file`: one JSON object a line
     with the fields of `Needle`, of which the cue may be left out.
 
     Raises Missing if there is no such file, BadInput naming the line for anything else.
     """
     if file is None:
-        sets = {"literal": [OURS], "indirect": [INDIRECT], "both": [OURS, INDIRECT]}[kind]
+        sets = {
+            "literal": [LITERAL_NEEDLES],
+            "indirect": [INDIRECT_NEEDLES],
+            "both": [LITERAL_NEEDLES, INDIRECT_NEEDLES],
+        }[kind]
         if count > min(map(len, sets)):
             raise BadInput(f"{count} needles of a kind are more than the {min(map(len, sets))} there are: give a file")
         return [needle for needles in sets for needle in needles[:count]]
@@ -142,33 +146,33 @@ def read_needles(file: str | None, count: int, kind: Kind = "literal") -> list[N
         raise Missing(f"no needles at '{file}': check the path") from error
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read needles from '{file}': {error}") from error
-    needles = [_parsed(line, f"'{file}', line {at}") for at, line in enumerate(lines, start=1) if line.strip()]
+    needles = [_parse_needle(line, f"'{file}', line {at}") for at, line in enumerate(lines, start=1) if line.strip()]
     if not needles:
-        raise BadInput(f"'{file}' holds no needle; write one JSON object a line with {', '.join(_NEEDED)}")
+        raise BadInput(f"'{file}' holds no needle; write one JSON object a line with {', '.join(_REQUIRED_FIELDS)}")
     if repeated := {needle.name for needle in needles if [n.name for n in needles].count(needle.name) > 1}:
         raise BadInput(f"'{file}' names two needles '{min(repeated)}'; give each its own name")
     return needles[:count]
 
 
-_NEEDED = [field.name for field in fields(Needle) if field.name != "cue"]
+_REQUIRED_FIELDS = [field.name for field in fields(Needle) if field.name != "cue"]
 
 
-def _parsed(line: str, where: str) -> Needle:
+def _parse_needle(line: str, location: str) -> Needle:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{where} is not JSON ({error})") from error
-    if not isinstance(value, dict) or set(value) - {"cue"} != set(_NEEDED):
-        raise BadInput(f"{where} needs exactly the keys {', '.join(_NEEDED)}, and may have cue")
+        raise BadInput(f"{location} is not JSON ({error})") from error
+    if not isinstance(value, dict) or set(value) - {"cue"} != set(_REQUIRED_FIELDS):
+        raise BadInput(f"{location} needs exactly the keys {', '.join(_REQUIRED_FIELDS)}, and may have cue")
     if (
         not all(isinstance(text, str) for text in value.values())
         or not value["name"]
         or not re.search(r"\w", value["fact"])
     ):
-        raise BadInput(f"{where}: the values are texts; the name must not be empty, and the fact needs words")
+        raise BadInput(f"{location}: the values are texts; the name must not be empty, and the fact needs words")
     try:
         for text in value.values():
             user_input.text(text)
     except ValueError as error:
-        raise BadInput(f"{where}: {error}") from error
+        raise BadInput(f"{location}: {error}") from error
     return Needle(**value)

@@ -10,7 +10,7 @@ found raises an error instead of scoring 0. The wording of the prompt is that of
 import numpy as np
 
 from headscope.errors import BadInput
-from headscope.prompts.haystack import Haystack, Ids, NeedlePrompt, NeedlePromptBuilder, decoded, plain_ids
+from headscope.prompts.haystack import Haystack, Ids, NeedlePrompt, NeedlePromptBuilder, decode_tokens, tokenize_plain
 
 RESERVED_TOKENS = 200
 """Tokens by which the haystack is cut short."""
@@ -28,16 +28,16 @@ def insertion_point(builder: NeedlePromptBuilder, haystack: Haystack, length: in
 def prompt_with_needle(builder: NeedlePromptBuilder, haystack: Haystack, length: int, depth: float) -> NeedlePrompt:
     """The re-tokenised prompt with the needle at `depth`. Raises BadInput if the needle is not found in it."""
     start, room = insertion_point(builder, haystack, length, depth), _room(builder, length)
-    parts = [haystack.ids[:start], builder.needle, haystack.ids[start:room], builder.after]
-    text = decoded(builder.tokenizer, np.concatenate(parts))
-    ids = np.concatenate([builder.head(haystack), plain_ids(builder.tokenizer, text)])
-    span_start = fuzzy_span(ids, builder.needle[builder.given :])
+    parts = [haystack.ids[:start], builder.needle_ids, haystack.ids[start:room], builder.suffix_ids]
+    text = decode_tokens(builder.tokenizer, np.concatenate(parts))
+    ids = np.concatenate([builder.prompt_prefix(haystack), tokenize_plain(builder.tokenizer, text)])
+    span_start = fuzzy_span(ids, builder.needle_ids[builder.given_count :])
     if span_start is None:
         raise BadInput(
             f"mode wu cannot find needle '{builder.name}' in its re-tokenised prompt: the tokenizer splits it "
             "differently there. Use --mode strict"
         )
-    return NeedlePrompt(ids, span_start, span_start + len(builder.needle) - builder.given)
+    return NeedlePrompt(ids, span_start, span_start + len(builder.needle_ids) - builder.given_count)
 
 
 def fuzzy_span(ids: Ids, needle: Ids) -> int | None:
@@ -51,10 +51,10 @@ def fuzzy_span(ids: Ids, needle: Ids) -> int | None:
 
 def _room(builder: NeedlePromptBuilder, length: int) -> int:
     """Haystack tokens in a context of `length` tokens."""
-    room = length - RESERVED_TOKENS - len(builder.needle)
+    room = length - RESERVED_TOKENS - len(builder.needle_ids)
     if room < 1:
         raise BadInput(
             f"context length {length} is too short for mode wu with needle '{builder.name}'. Use at least "
-            f"{RESERVED_TOKENS + len(builder.needle) + 1} tokens"
+            f"{RESERVED_TOKENS + len(builder.needle_ids) + 1} tokens"
         )
     return room

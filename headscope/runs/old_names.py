@@ -7,7 +7,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-
 TABLES = {
     "passages": "pattern_texts",
     "pieces": "token_text",

@@ -10,23 +10,26 @@ from rich.progress import Progress as Bar
 
 
 class Progress(Protocol):
-    """Told of the work in units of cost: start(total, already done), doing(what, which worker), done(cost), stop()."""
+    """Receives the progress of a study, in units of cost."""
 
-    def start(self, total: float, completed: float) -> None: ...
+    def start(self, total: float, completed: float) -> None:
+        """Begin with `completed` of `total` done."""
 
-    def set_activity(self, activity: str, worker: str = "") -> None: ...
+    def set_activity(self, activity: str, worker: str = "") -> None:
+        """Say what is being done, and on which worker if there are several."""
 
-    def advance(self, cost: float) -> None: ...
+    def advance(self, cost: float) -> None:
+        """Add `cost` to what is done."""
 
     def stop(self) -> None: ...
 
 
 class NoProgress:
-    """Says nothing."""
+    """Shows nothing."""
 
-    def start(self, total: float, already: float) -> None: ...
+    def start(self, total: float, completed: float) -> None: ...
 
-    def set_activity(self, what: str, worker: str = "") -> None: ...
+    def set_activity(self, activity: str, worker: str = "") -> None: ...
 
     def advance(self, cost: float) -> None: ...
 
@@ -47,12 +50,12 @@ class ProgressBar:
         self._task = self._bar.add_task("starting")
         self._activities: dict[str, str] = {}
 
-    def start(self, total: float, already: float) -> None:
-        self._bar.update(self._task, total=max(total, 1e-9), completed=already)
+    def start(self, total: float, completed: float) -> None:
+        self._bar.update(self._task, total=max(total, 1e-9), completed=completed)
         self._bar.start()
 
-    def set_activity(self, what: str, worker: str = "") -> None:
-        self._activities[worker] = _activity_text(what, worker)
+    def set_activity(self, activity: str, worker: str = "") -> None:
+        self._activities[worker] = _activity_text(activity, worker)
         self._bar.update(self._task, description="\n".join(self._activities.values()))
 
     def advance(self, cost: float) -> None:
@@ -63,16 +66,15 @@ class ProgressBar:
 
 
 class ProgressLines:
-    """One line a cell on standard error, with the share done and an estimate of what is left."""
+    """One line per cell on standard error: the completed share, the activity and the estimated time left."""
 
-    def start(self, total: float, already: float) -> None:
-        self._total, self._completed, self._completed_at_start = max(total, 1e-9), already, already
+    def start(self, total: float, completed: float) -> None:
+        self._total, self._completed, self._completed_at_start = max(total, 1e-9), completed, completed
         self._start_time = time.monotonic()
 
-    def set_activity(self, what: str, worker: str = "") -> None:
-        print(
-            f"{self._completed / self._total:4.0%}  {_activity_text(what, worker)}{self._time_left_text()}", file=sys.stderr, flush=True
-        )
+    def set_activity(self, activity: str, worker: str = "") -> None:
+        share = f"{self._completed / self._total:4.0%}"
+        print(f"{share}  {_activity_text(activity, worker)}{self._time_left_text()}", file=sys.stderr, flush=True)
 
     def advance(self, cost: float) -> None:
         self._completed += cost
@@ -80,19 +82,19 @@ class ProgressLines:
     def stop(self) -> None: ...
 
     def _time_left_text(self) -> str:
-        moved = self._completed - self._completed_at_start
-        if moved <= 0:
+        newly_completed = self._completed - self._completed_at_start
+        if newly_completed <= 0:
             return ""
-        seconds = (time.monotonic() - self._start_time) * (self._total - self._completed) / moved
+        seconds = (time.monotonic() - self._start_time) * (self._total - self._completed) / newly_completed
         return f"  (about {seconds / 60:.0f} min left)" if seconds > 90 else f"  (about {seconds:.0f} s left)"
+
+
+def console_progress(quiet: bool) -> Progress:
+    """The progress display that suits standard error."""
+    if quiet:
+        return NoProgress()
+    return ProgressBar() if sys.stderr.isatty() else ProgressLines()
 
 
 def _activity_text(activity: str, worker: str) -> str:
     return f"{worker}: {activity}" if worker else activity
-
-
-def console_progress(quiet: bool) -> Progress:
-    """The progress that suits standard error."""
-    if quiet:
-        return NoProgress()
-    return ProgressBar() if sys.stderr.isatty() else ProgressLines()

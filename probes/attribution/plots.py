@@ -3,7 +3,7 @@
 import pandas as pd
 import plotly.graph_objects as go
 
-from headscope.bins import middle
+from headscope.bins import bin_center
 from headscope.plots import axes, style
 from headscope.runs.aggregation import at_longest, interval, plain
 from probes.attribution.analysis import mean_over_positions
@@ -42,7 +42,7 @@ def plot_by_position(rows: pd.DataFrame, models: list[str], layer: int, head: in
         table = of_model.pivot_table(index="position", columns="doc", values="contribution", observed=True)
         values = table.to_numpy(dtype="float64")
         low, high = interval(values)
-        line = pd.DataFrame({"mean": values.mean(1), "low": low, "high": high}, index=middle(table.index, length))
+        line = pd.DataFrame({"mean": values.mean(1), "low": low, "high": high}, index=bin_center(table.index, length))
         style.add_line_with_band(figure, line, look, "around position %{x:,.0f}: %{y:+.3f} logits")
     figure.update_xaxes(title_text="position of the predicted token", **axes.log_axis([1, length]))
     figure.update_yaxes(title_text="contribution (logits)")

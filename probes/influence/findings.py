@@ -17,31 +17,31 @@ from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.influence import PROBE, bands
 from probes.influence.analysis import (
-    ESTIMATES,
-    TOP,
-    Swept,
-    agreement,
-    banded,
-    certainty,
-    contexts,
-    curves,
+    ESTIMATE_LABELS,
+    TAIL_FRACTION,
+    SweepUnits,
+    answered_trials,
+    band_sweeps,
+    describe_change,
+    describe_context_length,
+    describe_methods,
+    describe_uncertainty,
+    estimate_agreement,
     gini,
-    holding,
-    how,
-    leaders,
-    leading,
-    name,
-    named,
-    rank,
-    solved,
-    sweeps,
-    together,
+    joint_effects,
+    most_harmful_unit,
+    named_set_effects,
+    ranked_set_effects,
+    sweeps_without_bands,
+    top_heads_by_statistic,
     top_share,
-    words,
+    unit_label,
+    unit_of_head,
+    unit_rank,
 )
 from probes.influence.claims import claims
-from probes.influence.objectives import NOUNS, of_units
-from probes.influence.tables import SWEEP
+from probes.influence.objectives import TEXT_NOUNS, read_unit_rows
+from probes.influence.tables import SWEEP_KEYS
 
 GLOSSARY = (
     Term(
@@ -64,138 +64,142 @@ GLOSSARY = (
 def findings(run: Run) -> Iterator[Finding]:
     """The paper's claims, then what each sweep found."""
     yield from claims(run)
-    yield from of_sweeps(run)
+    yield from sweep_findings(run)
 
 
-def of_sweeps(run: Run) -> Iterator[Finding]:
+def sweep_findings(run: Run) -> Iterator[Finding]:
     """Each sweep, then its estimates against what was evaluated, then sets of units, then bands of pairs."""
-    found = of_units(run)
+    found = read_unit_rows(run)
     if found is None:
         return
-    answered = run.derived(solved)
-    for sweep, units in run.derived(sweeps):
-        best = leaders(run.heads[run.heads["model"] == sweep[0]]) if sweep[-1] == "answer" else {}
-        yield _sweep(sweep, units, answered, best)
-    whole = found[~bands.are_bands(found["component"])]
-    for key, rows in agreement(whole).groupby(SWEEP, sort=False):
-        yield _agreement(key, rows)
-    effects = run.derived(curves)
-    groups: Any = effects.groupby([*SWEEP, "unit"], observed=True, sort=False)
+    answered = run.derived(answered_trials)
+    for sweep, units in run.derived(sweeps_without_bands):
+        best = top_heads_by_statistic(run.heads[run.heads["model"] == sweep[0]]) if sweep[-1] == "answer" else {}
+        yield _sweep_finding(sweep, units, answered, best)
+    whole = found[~bands.band_mask(found["component"])]
+    for key, rows in estimate_agreement(whole).groupby(SWEEP_KEYS, sort=False):
+        yield _agreement_finding(key, rows)
+    effects = run.derived(ranked_set_effects)
+    groups: Any = effects.groupby([*SWEEP_KEYS, "unit"], observed=True, sort=False)
     for (label, length, *what, unit), block in groups:
         top = block[block["choice"] == "top"].set_index("size")["mean"].sort_index()
         if not bands.is_band(what[0]):
             yield Finding(
                 PROBE.title,
-                f"{label}, {words(*what)}, {contexts(length, what[-1])}: all {top.index[-1]} {unit}s together add "
+                f"{label}, {describe_change(*what)}, {describe_context_length(length, what[-1])}: all {top.index[-1]} {unit}s together add "
                 f"{top.iloc[-1]:+.2g} nats/token, the most influential one alone {top.iloc[0]:+.2g}.",
                 str(label),
             )
-    for row in run.derived(named).to_dict("records"):
-        yield Finding(PROBE.title, _set(row), str(row["model"]))
-    for (label, length, objective), units in run.derived(banded):
-        whole = together(run, label, length, objective)
-        for kind in bands.KINDS:
+    for row in run.derived(named_set_effects).to_dict("records"):
+        yield Finding(PROBE.title, _describe_named_set(row), str(row["model"]))
+    for (label, length, objective), units in run.derived(band_sweeps):
+        whole = joint_effects(run, label, length, objective)
+        for kind in bands.KIND_DESCRIPTIONS:
             mine = units[units["component"].str.startswith(kind)]
             if len(mine):
-                yield Finding(PROBE.title, _bands(label, length, objective, kind, mine, whole), label)
+                yield Finding(PROBE.title, _describe_bands(label, length, objective, kind, mine, whole), label)
 
 
-def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
+def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """The influence of a head, or of its KV group, in each sweep of a model, and its rank; of bands the leading one."""
     rows = run.heads[head_mask(run.heads, layer, head)]
-    for (label, _, *what), units in run.derived(sweeps) if len(rows) else ():
-        for _, unit in holding(units, rows.iloc[0]).iterrows() if label == model else ():
+    for (label, _, *what), units in run.derived(sweeps_without_bands) if len(rows) else ():
+        for _, unit in unit_of_head(units, rows.iloc[0]).iterrows() if label == model else ():
             yield (
-                f"Influence in {model}, {words(*what)}: {unit['delta']:+.2g} nats/token{certainty(unit)} for "
-                f"{name(unit)}, rank {rank(units, unit)} of {len(units)}."
+                f"Influence in {model}, {describe_change(*what)}: {unit['delta']:+.2g} nats/token{describe_uncertainty(unit)} for "
+                f"{unit_label(unit)}, rank {unit_rank(units, unit)} of {len(units)}."
             )
-    for (label, _, objective), units in run.derived(banded) if len(rows) else ():
-        own = holding(units, rows.iloc[0]) if label == model else units.head(0)
-        for kind in bands.KINDS:
+    for (label, _, objective), units in run.derived(band_sweeps) if len(rows) else ():
+        own = unit_of_head(units, rows.iloc[0]) if label == model else units.head(0)
+        for kind in bands.KIND_DESCRIPTIONS:
             if len(mine := own[own["component"].str.startswith(kind)]):
-                unit = leading(mine)
-                done = words(unit["component"], "none", objective)
+                unit = most_harmful_unit(mine)
+                done = describe_change(unit["component"], "none", objective)
                 yield (
                     f"Influence in {model}, of {len(mine)} bands most with {done}: "
-                    f"{unit['delta']:+.2g} nats/token{certainty(unit)} for {name(unit)}."
+                    f"{unit['delta']:+.2g} nats/token{describe_uncertainty(unit)} for {unit_label(unit)}."
                 )
 
 
-def _sweep(
+def _sweep_finding(
     key: Any,
     units: pd.DataFrame,
-    answered: Mapping[str, tuple[int, int, list[Swept]]],
-    best: Mapping[str, pd.Series],
+    trials_by_model: Mapping[str, tuple[int, int, list[SweepUnits]]],
+    top_heads: Mapping[str, pd.Series],
 ) -> Finding:
     """How influence is spread; of answers, also where the leading heads stand, and what the trials that are answered
     say alone."""
     label, length, *what = key
     order = units.sort_values("delta", ascending=False)
     first, last = order.iloc[0], order.iloc[-1]
-    clear, noun = int((order["p_adjusted"] < 0.05).sum()), NOUNS[what[-1]]
+    clear, noun = int((order["p_adjusted"] < 0.05).sum()), TEXT_NOUNS[what[-1]]
     sure = f"{clear} differ from zero (false discovery rate 5 %)"
     if first["documents"] < TELLING:
         sure = f"{first['documents']} {noun}{'s' if first['documents'] > 1 else ''} cannot tell any from zero"
     told = (
-        f"{label}, {words(*what)} one unit at a time, {contexts(length, what[-1])}, {how(order)}: most harmful at "
-        f"{name(first)} with {first['delta']:+.2g} nats/token{certainty(first)}, least at {name(last)} with "
-        f"{last['delta']:+.2g}{certainty(last)}. The top {TOP:.0%} of {len(order)} units hold "
+        f"{label}, {describe_change(*what)} one unit at a time, {describe_context_length(length, what[-1])}, {describe_methods(order)}: most harmful at "
+        f"{unit_label(first)} with {first['delta']:+.2g} nats/token{describe_uncertainty(first)}, least at {unit_label(last)} with "
+        f"{last['delta']:+.2g}{describe_uncertainty(last)}. The top {TAIL_FRACTION:.0%} of {len(order)} units hold "
         f"{top_share(order['delta']):.0%} of the summed |Δ| (Gini {gini(order['delta']):.2f}); {sure}."
     )
-    for column, head in best.items():
-        if (own := holding(units, head)).empty:  # only heads of named sets were evaluated
+    for column, head in top_heads.items():
+        if (own := unit_of_head(units, head)).empty:  # only heads of named sets were evaluated
             continue
         unit = own.iloc[0]
         told += (
-            f" The {statistic(column).best}, layer {head['layer']}, head {head['head']}, has rank {rank(units, unit)} "
-            f"with {unit['delta']:+.2g}{certainty(unit)}."
+            f" The {statistic(column).best}, layer {head['layer']}, head {head['head']}, has rank {unit_rank(units, unit)} "
+            f"with {unit['delta']:+.2g}{describe_uncertainty(unit)}."
         )
     if what[-1] == "answer":
-        right, trials, apart = answered[label]
+        right, trials, apart = trials_by_model[label]
         told += f" With nothing changed {label} answers {right} of {trials} trials"
         alone = next((found for other, found in apart if other == key), None)
         if alone is not None:
-            most = leading(alone)
-            told += f"; over these alone {name(most)} is most harmful with {most['delta']:+.2g}{certainty(most)}"
+            most = most_harmful_unit(alone)
+            told += f"; over these alone {unit_label(most)} is most harmful with {most['delta']:+.2g}{describe_uncertainty(most)}"
         told += "."
     return Finding(PROBE.title, told, label)
 
 
-def _set(row: dict[Any, Any]) -> str:
+def _describe_named_set(row: dict[Any, Any]) -> str:
     """What a set that the user named carries."""
     what = row["component"], row["target"], row["objective"]
     sure = "" if np.isnan(row["low"]) else f" (95 % interval {row['low']:+.2g} to {row['high']:+.2g})"
     return (
-        f"{row['model']}, {words(*what)}, {contexts(row['context_length'], what[-1])}: the {row['size']} heads of "
+        f"{row['model']}, {describe_change(*what)}, {describe_context_length(row['context_length'], what[-1])}: the {row['size']} heads of "
         f"“{row['choice']}” together add {row['mean']:+.2g} nats/token{sure}."
     )
 
 
-def _bands(label: str, length: int, objective: str, kind: str, units: pd.DataFrame, effects: pd.DataFrame) -> str:
+def _describe_bands(
+    label: str, length: int, objective: str, kind: str, units: pd.DataFrame, effects: pd.DataFrame
+) -> str:
     """Which band of pairs matters most to one unit, and what each costs where all units lose it."""
-    first = leading(units)
+    first = most_harmful_unit(units)
     whole = effects[effects["component"].str.startswith(kind)].set_index("component")["mean"]
-    costs = ", ".join(f"{bands.label(each)} {whole[each]:+.2g}" for each in sorted(whole.index, key=bands.order))
+    costs = ", ".join(
+        f"{bands.band_label(each)} {whole[each]:+.2g}" for each in sorted(whole.index, key=bands.band_sort_key)
+    )
     at_once = f"; of all units at once: {costs}" if costs else ""
     loss = "" if objective == "text" else ", loss of the answer"
     return (
-        f"{label}, rotary pairs by band, {bands.KINDS[kind]}{loss}, {contexts(length, objective)}: of one unit at a "
-        f"time most harmful with pairs {bands.label(first['component'])} of {name(first)}, {first['delta']:+.2g} "
-        f"nats/token{certainty(first)}{at_once}."
+        f"{label}, rotary pairs by band, {bands.KIND_DESCRIPTIONS[kind]}{loss}, {describe_context_length(length, objective)}: of one unit at a "
+        f"time most harmful with pairs {bands.band_label(first['component'])} of {unit_label(first)}, {first['delta']:+.2g} "
+        f"nats/token{describe_uncertainty(first)}{at_once}."
     )
 
 
-def _agreement(key: Any, rows: Any) -> Finding:
+def _agreement_finding(key: Any, rows: Any) -> Finding:
     """How close the estimates of a sweep come to what was evaluated."""
     label, length, component, target, objective = key
     told = ", ".join(
-        f"{row['spearman']:.3f} and {row['shared']} of the top {row['top']} ({ESTIMATES[row['method']]})"
+        f"{row['spearman']:.3f} and {row['shared']} of the top {row['top']} ({ESTIMATE_LABELS[row['method']]})"
         for row in rows.to_dict("records")
     )
     loss = "" if objective == "text" else ", loss of the answer"
     return Finding(
         PROBE.title,
-        f"{label}, {component} to {target}{loss}, {contexts(length, objective)}: rank correlation of the estimates "
+        f"{label}, {component} to {target}{loss}, {describe_context_length(length, objective)}: rank correlation of the estimates "
         f"with {rows['compared'].iloc[0]} evaluated units, and largest units shared: {told}.",
         str(label),
     )

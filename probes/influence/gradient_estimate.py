@@ -18,35 +18,39 @@ from headscope.attention import backend
 from headscope.forward.interventions import Intervention, Unit, groups, on_layer
 from headscope.forward.replay import Objective, Replay
 
-DRAWS = 2
+CURVATURE_DRAWS = 2
 """Draws of tokens behind a second-order term: each costs a backward pass."""
 
-Key = TypeVar("Key")
+InterventionKey = TypeVar("Key")
 
 
 @dataclass(frozen=True, eq=False)
-class Estimate:
+class EffectEstimate:
     """Terms of one intervention's effect on the mean loss, nats per token, float64.
 
     slope [T, H] by layer and head; curvature of single heads [T, H] and of whole groups [T, G], zero without draws.
     """
 
-    slope: Tensor
-    of_heads: Tensor
-    of_groups: Tensor
+    head_slopes: Tensor
+    head_curvatures: Tensor
+    group_curvatures: Tensor
 
-    def first(self, unit: Unit, heads: slice) -> float:
+    def first_order(self, unit: Unit, heads: slice) -> float:
         """The first-order estimate of the effect on a unit, which is these heads of its layer."""
-        return float(self.slope[unit.layer, heads].sum())
+        return float(self.head_slopes[unit.layer, heads].sum())
 
-    def second(self, unit: Unit, heads: slice) -> float:
+    def second_order(self, unit: Unit, heads: slice) -> float:
         """The estimate with its second-order term."""
         whole = heads.stop - heads.start > 1
-        term = self.of_groups[unit.layer, unit.kv_group] if whole else self.of_heads[unit.layer, heads.start]
-        return self.first(unit, heads) + float(term)
+        term = (
+            self.group_curvatures[unit.layer, unit.kv_group] if whole else self.head_curvatures[unit.layer, heads.start]
+        )
+        return self.first_order(unit, heads) + float(term)
 
 
-def estimate(replay: Replay, interventions: Mapping[Key, Intervention], draws: int, seed: int) -> dict[Key, Estimate]:
+def estimate_effects(
+    replay: Replay, interventions: Mapping[InterventionKey, Intervention], draws: int, seed: int
+) -> dict[InterventionKey, EffectEstimate]:
     """The estimates of every intervention on one rehearsed document, inside `replay.ready`.
 
     Costs a recomputation of the pass, 1 + `draws` backward passes, and an attention pass for each intervention.
@@ -54,7 +58,7 @@ def estimate(replay: Replay, interventions: Mapping[Key, Intervention], draws: i
     geometry, tokens = replay.model.geometry, replay.predictions
     layers, heads, kv_groups = geometry.layers, geometry.heads, geometry.kv_groups
     estimates = {
-        key: Estimate(*(torch.zeros(layers, n, dtype=torch.float64) for n in (heads, heads, kv_groups)))
+        key: EffectEstimate(*(torch.zeros(layers, n, dtype=torch.float64) for n in (heads, heads, kv_groups)))
         for key in interventions
     }
 
@@ -64,22 +68,22 @@ def estimate(replay: Replay, interventions: Mapping[Key, Intervention], draws: i
             moved = on_layer(intervention, units, geometry)(z, call).float() - z.float()
             slope, *others = ((gradient.float() * moved).sum(-1)[0].double().cpu() for gradient in gradients)
             sums = estimates[key]
-            sums.slope[layer] = slope.sum(-1) / tokens
+            sums.head_slopes[layer] = slope.sum(-1) / tokens
             for other in others:
                 together = other.view(kv_groups, -1, other.shape[-1]).sum(1)
-                for term, product in ((sums.of_heads, other), (sums.of_groups, together)):
+                for term, product in ((sums.head_curvatures, other), (sums.group_curvatures, together)):
                     term[layer] += product.square().sum(-1) / (2 * len(others) * tokens)
 
-    replay.backwards([actual, *(drawn(seed * DRAWS + number) for number in range(draws))], hear)
+    replay.backwards([text_loss, *(sampled_loss(seed * CURVATURE_DRAWS + number) for number in range(draws))], hear)
     return estimates
 
 
-def actual(logits: Tensor, tokens: Tensor) -> Tensor:
+def text_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     """Summed loss of the text's own tokens."""
     return nn.functional.cross_entropy(logits, tokens, reduction="sum")
 
 
-def drawn(seed: int) -> Objective:
+def sampled_loss(seed: int) -> Objective:
     """Summed loss of tokens drawn from the predictions themselves."""
     chance = torch.Generator().manual_seed(seed)
 

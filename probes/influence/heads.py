@@ -13,12 +13,12 @@ import pandas as pd
 from headscope.runs.aggregation import HEAD_KEYS, at_longest, plain, with_interval
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
-from probes.influence.bands import are_bands
-from probes.influence.damping import ORDER, with_damped
-from probes.influence.objectives import by_text, of_units
-from probes.influence.tables import PLACE, SWEEP
+from probes.influence.bands import band_mask
+from probes.influence.damping import METHODS_BY_ACCURACY, add_damped_estimates
+from probes.influence.objectives import read_unit_rows, with_objective
+from probes.influence.tables import SWEEP_KEYS, UNIT_COLUMNS
 
-COMPONENTS: Mapping[str, str] = MappingProxyType(
+COMPONENT_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "joint": "frequencies and temperature",
         "freq": "frequencies",
@@ -30,70 +30,74 @@ COMPONENTS: Mapping[str, str] = MappingProxyType(
 )
 """Components in words; a user's own intervention goes by its name."""
 
-_OF = {"text": "", "answer": "answer_"}
-_OF_UNIT = "of the head or of its whole KV group, as measured"
-_RESET = f"reset, {_OF_UNIT}; to init where measured, else to base"
-_RESETS = {
-    "joint": ("influence", f"loss added when frequencies and scale are {_RESET}"),
-    "freq": ("influence of frequencies", f"loss added when they are {_RESET}"),
-    "scale": ("influence of scale", f"loss added when tau, gamma are {_RESET}"),
+_COLUMN_PREFIXES = {"text": "", "answer": "answer_"}
+_UNIT_NOTE = "of the head or of its whole KV group, as measured"
+_RESET_NOTE = f"reset, {_UNIT_NOTE}; to init where measured, else to base"
+_RESET_STATISTICS = {
+    "joint": ("influence", f"loss added when frequencies and scale are {_RESET_NOTE}"),
+    "freq": ("influence of frequencies", f"loss added when they are {_RESET_NOTE}"),
+    "scale": ("influence of scale", f"loss added when tau, gamma are {_RESET_NOTE}"),
 }
 """Label and meaning of what is reset; an ablation goes by its words."""
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
         f"influence_{name}": Statistic(label, "nats/token", meaning, form="+.2g")
-        for name, words in COMPONENTS.items()
-        for label, meaning in [_RESETS.get(name, (f"influence, {words}", f"loss added with the {words}, {_OF_UNIT}"))]
+        for name, words in COMPONENT_DESCRIPTIONS.items()
+        for label, meaning in [
+            _RESET_STATISTICS.get(name, (f"influence, {words}", f"loss added with the {words}, {_UNIT_NOTE}"))
+        ]
     }
     | {
         f"influence_answer_{name}": Statistic(
             f"influence on answers, {words}",
             "nats/token",
             f"loss of the answer about a hidden fact added with the {words}"
-            f"{' reset' if name in _RESETS else ''}, mean over trials, {_OF_UNIT}",
+            f"{' reset' if name in _RESET_STATISTICS else ''}, mean over trials, {_UNIT_NOTE}",
             form="+.2g",
         )
-        for name, words in COMPONENTS.items()
+        for name, words in COMPONENT_DESCRIPTIONS.items()
     }
 )
 
 
-def heads(run: RunTables) -> pd.DataFrame | None:
+def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """Columns by (model, layer, head, kv_group): `influence_<component>` at the longest length and, over all trials,
     `influence_answer_<component>`, each with its interval. Bands of pairs have none."""
-    found = of_units(run)
+    found = read_unit_rows(run)
     if found is None:
         return None
-    whole = found[~are_bands(found["component"])]
+    whole = found[~band_mask(found["component"])]
     if whole.empty:
         return None
-    frame = chosen(whole)
+    frame = best_method_rows(whole)
     order = frame["target"].map({"init": 0, "base": 1}).fillna(0)
     same = [frame[name] for name in ("model", "component", "objective")]
     frame = frame[order == order.groupby(same).transform("min")]
-    rows = frame.merge(_members(run), on=["model", "kv_group"])
+    rows = frame.merge(_group_members(run), on=["model", "kv_group"])
     rows = rows[(rows["head"] < 0) | (rows["head"] == rows["member"])].assign(head=lambda f: f["member"])
     groups: Any = rows.groupby(["objective", "component"], sort=False)
     return pd.concat(
         [
-            with_interval(block.set_index([*HEAD_KEYS, "doc"])["delta_nll"], f"influence_{_OF[objective]}{component}")
+            with_interval(
+                block.set_index([*HEAD_KEYS, "doc"])["delta_nll"], f"influence_{_COLUMN_PREFIXES[objective]}{component}"
+            )
             for (objective, component), block in groups
         ],
         axis=1,
     )
 
 
-def chosen(influence: pd.DataFrame) -> pd.DataFrame:
+def best_method_rows(influence: pd.DataFrame) -> pd.DataFrame:
     """Rows at each model's longest length, each unit by the method that knows it best: exact where it was evaluated,
     else the estimate of highest order, damped."""
-    frame = with_damped(at_longest(by_text(plain(influence)), ["model", "objective"]))
-    rank = frame["method"].map(ORDER.index)
-    unit = [frame[name] for name in [*SWEEP, *PLACE]]
+    frame = add_damped_estimates(at_longest(with_objective(plain(influence)), ["model", "objective"]))
+    rank = frame["method"].map(METHODS_BY_ACCURACY.index)
+    unit = [frame[name] for name in [*SWEEP_KEYS, *UNIT_COLUMNS]]
     return frame[rank == rank.groupby(unit).transform("min")]
 
 
-def _members(run: RunTables) -> pd.DataFrame:
+def _group_members(run: RunTables) -> pd.DataFrame:
     """The query heads of every KV group: model, kv_group, member."""
     blocks = []
     for model in run.manifest["models"]:

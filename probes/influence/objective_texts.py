@@ -19,7 +19,7 @@ class ObjectiveText:
     """
 
     ids: Sequence[int]
-    first: int
+    first_scored: int
     length: int
     keys: Mapping[str, Any]
     description: str

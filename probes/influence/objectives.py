@@ -6,13 +6,13 @@ import pandas as pd
 
 from headscope.runs.aggregation import plain
 from headscope.runs.run_tables import RunTables
-from probes.influence.tables import OF_SETS, OF_UNITS
+from probes.influence.tables import SET_TABLES, UNIT_TABLES
 
-NOUNS = {"text": "document", "answer": "trial"}
+TEXT_NOUNS = {"text": "document", "answer": "trial"}
 """What a loss is of."""
 
 
-def by_text(rows: pd.DataFrame) -> pd.DataFrame:
+def with_objective(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with `objective`. Of answers, `doc` names the trial and `context_length` is the longest of the model's
     grid, all of which is one sweep."""
     if "objective" in rows:
@@ -30,18 +30,18 @@ def by_text(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(objective="answer", doc=name, context_length=longest).drop(columns=["fact", "depth"])
 
 
-def of_units(run: RunTables) -> pd.DataFrame | None:
+def read_unit_rows(run: RunTables) -> pd.DataFrame | None:
     """What the run stores of single units, of both objectives; None without any."""
-    return _joined(run, OF_UNITS.values())
+    return _read_tables(run, UNIT_TABLES.values())
 
 
-def of_sets(run: RunTables) -> pd.DataFrame | None:
+def read_set_rows(run: RunTables) -> pd.DataFrame | None:
     """The same of sets of units."""
-    return _joined(run, OF_SETS.values())
+    return _read_tables(run, SET_TABLES.values())
 
 
-def _joined(run: RunTables, names: Iterable[str]) -> pd.DataFrame | None:
-    found = [by_text(run.table(name)) for name in names if name in run.tables]
+def _read_tables(run: RunTables, table_names: Iterable[str]) -> pd.DataFrame | None:
+    found = [with_objective(run.table(name)) for name in table_names if name in run.tables]
     if len(found) < 2:
         return found[0] if found else None
     return pd.concat(map(plain, found), ignore_index=True)

@@ -15,7 +15,8 @@ class InfluenceOptions(Options):
     models: list[str] | None = Field(None, min_length=1, description="labels of the models to sweep; default all")
     lengths: list[Annotated[int, Field(ge=2)]] = Field([1024], min_length=1, description="context lengths in tokens")
     components: list[
-        Literal["joint", "freq", "scale", "zero", "mean", "uniform"] | Annotated[str, AfterValidator(bands.read)]
+        Literal["joint", "freq", "scale", "zero", "mean", "uniform"]
+        | Annotated[str, AfterValidator(bands.check_band_component)]
     ] = Field(
         ["joint", "freq", "scale"],
         description="what is reset, or what is taken away, which needs no adapter: the output (zero, mean), the "
@@ -51,7 +52,7 @@ class InfluenceOptions(Options):
 
     @field_validator("heads", mode="before")
     @classmethod
-    def _written_short(cls, value: Any) -> Any:
+    def _parse_head_sets(cls, value: Any) -> Any:
         """The sets as the flag has them."""
         if not isinstance(value, str):
             return value
@@ -63,24 +64,24 @@ class InfluenceOptions(Options):
 
     @field_validator("heads")
     @classmethod
-    def _of_heads(cls, value: dict[str, list[str]] | None) -> dict[str, list[str]] | None:
+    def _normalize_head_sets(cls, value: dict[str, list[str]] | None) -> dict[str, list[str]] | None:
         """Every head as L18H6, once in each set."""
-        return None if value is None else {name: _heads(name, told) for name, told in value.items()}
+        return None if value is None else {name: _normalize_heads(name, told) for name, told in value.items()}
 
     @model_validator(mode="after")
-    def _heads_are_no_groups(self) -> "InfluenceOptions":
+    def _check_unit(self) -> "InfluenceOptions":
         if self.heads and self.unit == "group":
             raise ValueError("heads names heads, so that unit cannot be group: leave one of the two out")
         return self
 
 
-def _heads(name: str, told: list[str]) -> list[str]:
-    if not name or not told:
-        raise ValueError(f"a set of heads needs a name and heads, as in induction=L5H1,L6H3; '{name}' has not both")
+def _normalize_heads(set_name: str, head_names: list[str]) -> list[str]:
+    if not set_name or not head_names:
+        raise ValueError(f"a set of heads needs a name and heads, as in induction=L5H1,L6H3; '{set_name}' has not both")
     places = []
-    for each in told:
+    for each in head_names:
         layer, head, whole = user_input.unit(each)
         if whole:
-            raise ValueError(f"'{each}' of the set '{name}' is a key group: name its heads")
+            raise ValueError(f"'{each}' of the set '{set_name}' is a key group: name its heads")
         places.append(f"L{layer}H{head}")
     return [*dict.fromkeys(places)]

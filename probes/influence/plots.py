@@ -12,20 +12,27 @@ import plotly.graph_objects as go
 
 from headscope.plots import axes, head_scatter, style
 from headscope.plots.rotary import ZERO_CENTRED_SCALE
-from probes.influence.analysis import certainty, holding, how, name, significance, words
-from probes.influence.objectives import NOUNS
-from probes.influence.tables import PLACE
+from probes.influence.analysis import (
+    describe_change,
+    describe_methods,
+    describe_uncertainty,
+    format_q_value,
+    unit_label,
+    unit_of_head,
+)
+from probes.influence.objectives import TEXT_NOUNS
+from probes.influence.tables import UNIT_COLUMNS
 
-TOP_UNITS = 20
+MAX_FOREST_UNITS = 20
 """Units in a forest plot."""
 
 
-def histogram(units: pd.DataFrame, marked: Mapping[str, pd.Series] = MappingProxyType({})) -> go.Figure:
+def plot_histogram(units: pd.DataFrame, marked_heads: Mapping[str, pd.Series] = MappingProxyType({})) -> go.Figure:
     """Units by influence (nats/token), counts on a log axis; a line marks the unit of each head in `marked`, by the
     words for it."""
     if why := style.missing_data_reason(units, "delta"):
         return style.empty_figure("Head influence", why)
-    made = style.new_figure("").update_layout(title=_title(units))
+    made = style.new_figure("").update_layout(title=_sweep_title(units))
     values = units["delta"].to_numpy(dtype=np.float64)
     counts, edges = np.histogram(values, bins=min(60, max(12, len(values) // 4)))
     made.add_bar(
@@ -38,13 +45,15 @@ def histogram(units: pd.DataFrame, marked: Mapping[str, pd.Series] = MappingProx
     )
     made.add_vline(x=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     low, high = min(edges[0], 0.0), max(edges[-1], 0.0)
-    found = [(called, unit) for called, head in marked.items() for _, unit in holding(units, head).iterrows()]
+    found = [
+        (called, unit) for called, head in marked_heads.items() for _, unit in unit_of_head(units, head).iterrows()
+    ]
     for row, (called, unit) in enumerate(found):
         side = "left" if unit["delta"] > (low + high) / 2 else "right"  # where there is room for the words
         made.add_vline(
             x=unit["delta"],
             line={"color": style.HIGHLIGHT_COLOUR, "dash": "dash", "width": 1.5},
-            annotation={"text": f"{called}: {name(unit)}, Δ {unit['delta']:+.2g}", "yshift": -16 * row},
+            annotation={"text": f"{called}: {unit_label(unit)}, Δ {unit['delta']:+.2g}", "yshift": -16 * row},
             annotation_position=f"top {side}",
         )
     # Words would widen the axis.
@@ -53,7 +62,7 @@ def histogram(units: pd.DataFrame, marked: Mapping[str, pd.Series] = MappingProx
     return style.set_top_margin(made.update_layout(bargap=0), 74)
 
 
-def matrix(units: pd.DataFrame) -> go.Figure:
+def plot_matrix(units: pd.DataFrame) -> go.Figure:
     """Influence (nats/token) by layer and unit; red where the reset hurts. Colours reach the 99 % quantile of |Δ|."""
     if why := style.missing_data_reason(units, "delta"):
         return style.empty_figure("Head influence", why)
@@ -64,10 +73,10 @@ def matrix(units: pd.DataFrame) -> go.Figure:
     behind = np.full(grid.shape, "", dtype=object)
     grid[units["layer"], across] = units["delta"]
     told[units["layer"], across] = units[["layer", "head", "kv_group"]]
-    behind[units["layer"], across] = [certainty(unit) for _, unit in units.iterrows()]
+    behind[units["layer"], across] = [describe_uncertainty(unit) for _, unit in units.iterrows()]
     reach = max(float(np.nanquantile(np.abs(grid), 0.99)), 1e-9)
     called = "key group" if whole else "head"
-    made = style.new_figure("", int(np.clip(146 + 18 * len(grid), 280, 760))).update_layout(title=_title(units))
+    made = style.new_figure("", int(np.clip(146 + 18 * len(grid), 280, 760))).update_layout(title=_sweep_title(units))
     made.add_heatmap(
         x=list(range(grid.shape[1])),
         y=list(range(grid.shape[0])),
@@ -87,16 +96,16 @@ def matrix(units: pd.DataFrame) -> go.Figure:
     return style.set_metadata(style.declare_head_points(style.set_top_margin(made, 62)), value="influence (nats/token)")
 
 
-def forest(units: pd.DataFrame, documents: pd.DataFrame) -> go.Figure:
+def plot_forest(units: pd.DataFrame, document_rows: pd.DataFrame) -> go.Figure:
     """The units of largest influence (nats/token), most first: mean, 95 % interval where the documents can carry one,
     and a small dot a document. Filled where evaluated, hollow where estimated; `documents` are rows of `found.chosen`
     of the same sweep."""
     if why := style.missing_data_reason(units, "delta"):
         return style.empty_figure("Head influence", why)
-    order = units.sort_values("delta", ascending=False, kind="stable").head(TOP_UNITS).reset_index(drop=True)
+    order = units.sort_values("delta", ascending=False, kind="stable").head(MAX_FOREST_UNITS).reset_index(drop=True)
     made = style.new_figure("", 120 + 22 * max(len(order), 4))
-    made.update_layout(title=_title(units, ", the units that matter most"))
-    own = documents.merge(order.reset_index(names="row")[[*PLACE, "row"]], on=PLACE)
+    made.update_layout(title=_sweep_title(units, ", the units that matter most"))
+    own = document_rows.merge(order.reset_index(names="row")[[*UNIT_COLUMNS, "row"]], on=UNIT_COLUMNS)
     dots = {"color": style.TEXT_COLOUR, "size": 4, "opacity": 0.7}
     hover = "%{text}: Δ %{x:+.2g} nats/token<extra></extra>"
     made.add_scatter(
@@ -106,7 +115,7 @@ def forest(units: pd.DataFrame, documents: pd.DataFrame) -> go.Figure:
         marker=dots,
         text=own["doc"].astype(str).map(style.escape_label),
         hovertemplate=hover,
-        name=f"one {NOUNS[order['objective'].iloc[0]]}",
+        name=f"one {TEXT_NOUNS[order['objective'].iloc[0]]}",
     )
     sure = order["low"].notna()
     for found, symbol in (("evaluated", "circle"), ("estimated", "circle-open")):
@@ -125,7 +134,9 @@ def forest(units: pd.DataFrame, documents: pd.DataFrame) -> go.Figure:
             marker={"color": style.PALETTE[0], "size": 10, "symbol": symbol, "line": {"width": 2}},
             error_x={**bars, **reach} if sure.any() else None,
             customdata=mine[["layer", "head", "kv_group"]].to_numpy(),
-            text=[f"{name(unit)}{certainty(unit)}{significance(unit)}" for _, unit in mine.iterrows()],
+            text=[
+                f"{unit_label(unit)}{describe_uncertainty(unit)}{format_q_value(unit)}" for _, unit in mine.iterrows()
+            ],
             hovertemplate="%{text}<br>Δ %{x:+.2g} nats/token<extra></extra>",
             name=f"mean, {found}",
         )
@@ -145,17 +156,17 @@ def forest(units: pd.DataFrame, documents: pd.DataFrame) -> go.Figure:
     )
 
 
-def against(units: pd.DataFrame, heads: pd.DataFrame, column: str, label: str) -> go.Figure:
+def plot_against_statistic(units: pd.DataFrame, heads: pd.DataFrame, column: str, label: str) -> go.Figure:
     """Influence (nats/token) of every unit against a column of the per-head table, its mean over the heads of a
     group where units are groups; `label` names the axis. Colour is the layer."""
     if why := style.missing_data_reason(units, "delta") or style.missing_data_reason(heads, column):
         return style.empty_figure(f"Influence against {label}", why)
-    place = PLACE if (units["head"] >= 0).all() else PLACE[:2]
+    place = UNIT_COLUMNS if (units["head"] >= 0).all() else UNIT_COLUMNS[:2]
     x = heads.groupby(place)[column].mean().rename("x")
     points = units.join(x, on=place).dropna(subset=["x", "delta"])
     if points.empty:
         return style.empty_figure(f"Influence against {label}", "no unit has both numbers")
-    made = style.new_figure("").update_layout(title=_title(units, f" against {label}"))
+    made = style.new_figure("").update_layout(title=_sweep_title(units, f" against {label}"))
     head_scatter.add_points(made, points, "x", "delta", f"{label} %{{x:.3g}}<br>Δ %{{y:+.3g}} nats/token")
     made.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     made.update_xaxes(title_text=label)
@@ -163,13 +174,13 @@ def against(units: pd.DataFrame, heads: pd.DataFrame, column: str, label: str) -
     return head_scatter.add_layer_colorbar(made, top_margin=62)
 
 
-def cumulative(effects: pd.DataFrame) -> go.Figure:
+def plot_cumulative_effect(effects: pd.DataFrame) -> go.Figure:
     """Loss added (nats/token) when the top 1, 2, 4, ... units are changed together, against random sets of the same
     layers; mean over documents and draws with a 95 % band over documents. Rows of `found.curve` of one sweep."""
     title = "Units together"
     if why := style.missing_data_reason(effects, "model", "choice", "size", "mean"):
         return style.empty_figure(title, why)
-    made = style.new_figure(f"{title}: {words(*effects[['component', 'target', 'objective']].iloc[0])}")
+    made = style.new_figure(f"{title}: {describe_change(*effects[['component', 'target', 'objective']].iloc[0])}")
     made.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     kinds = {"top": ("most influential", 0), "random": ("random, same layers", 7)}
     unit = "key groups" if effects["unit"].iloc[0] == "group" else "heads"
@@ -191,10 +202,10 @@ def cumulative(effects: pd.DataFrame) -> go.Figure:
     return style.fit_legend(made)
 
 
-def sets(effects: pd.DataFrame) -> go.Figure:
+def plot_named_sets(effects: pd.DataFrame) -> go.Figure:
     """Loss added (nats/token) when the heads of a named set are changed together, with a 95 % interval where there is
     one. Rows of `found.named` of one sweep."""
-    made = style.new_figure(f"Named sets: {words(*effects[['component', 'target', 'objective']].iloc[0])}")
+    made = style.new_figure(f"Named sets: {describe_change(*effects[['component', 'target', 'objective']].iloc[0])}")
     ends = {"array": effects["high"] - effects["mean"], "arrayminus": effects["mean"] - effects["low"]}
     bars = {"type": "data", "symmetric": False, "thickness": 1.5, **ends}
     made.add_bar(
@@ -210,15 +221,15 @@ def sets(effects: pd.DataFrame) -> go.Figure:
     return made
 
 
-def _title(units: pd.DataFrame, against: str = "") -> dict[str, object]:
+def _sweep_title(units: pd.DataFrame, title_suffix: str = "") -> dict[str, object]:
     """What was reset to what in which model, and below it how that was found."""
     first = units.iloc[0]
     reset = first["component"] if first["target"] == "none" else f"{first['component']} to {first['target']}"
-    return headed(units, against, f"{style.escape_label(reset)}: {how(units)}")
+    return influence_title(units, title_suffix, f"{style.escape_label(reset)}: {describe_methods(units)}")
 
 
-def headed(units: pd.DataFrame, against: str, subtitle: str) -> dict[str, object]:
+def influence_title(units: pd.DataFrame, title_suffix: str, subtitle: str) -> dict[str, object]:
     """A title that says whose influence on what, and a subtitle."""
     first = units.iloc[0]
-    says = f"Influence{' on answers' if first['objective'] == 'answer' else ''}{against}: {style.escape_label(first['model'])}"
+    says = f"Influence{' on answers' if first['objective'] == 'answer' else ''}{title_suffix}: {style.escape_label(first['model'])}"
     return {"text": says, "subtitle": {"text": subtitle, "font": {"size": 12, "color": style.TEXT_COLOUR}}}

@@ -10,15 +10,15 @@ from headscope.runs.arrow import Rows
 from headscope.runs.synthetic import Sizes
 
 
-def rows(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
+def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
     """Every unit of the model of that number at the longest length, a cell a document."""
     for doc in range(sizes.docs):
         keys: dict[str, Any] = {"model": model, "context_length": max(sizes.lengths), "doc": f"synthetic/{doc}"}
-        tables = _document(sizes.units, np.random.default_rng([sizes.seed, number, doc]))
+        tables = _synthetic_document(sizes.units, np.random.default_rng([sizes.seed, model_index, doc]))
         yield str(doc), {name: table.assign(**keys) for name, table in tables.items()}
 
 
-def _document(units: pd.DataFrame, rng: np.random.Generator) -> dict[str, pd.DataFrame]:
+def _synthetic_document(units: pd.DataFrame, rng: np.random.Generator) -> dict[str, pd.DataFrame]:
     """The screen sees the units of each component with a little noise; sets add up to a little less than their sum."""
     heads = units.assign(effect=0.05 * np.exp(-12 * units["growth"]))
     groups = heads.groupby(["layer", "kv_group"], as_index=False)["effect"].sum().assign(head=-1)

@@ -32,14 +32,14 @@ from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed, Schedule
 from probes.influence import bands
-from probes.influence.gradient_estimate import DRAWS, estimate
+from probes.influence.gradient_estimate import CURVATURE_DRAWS, estimate_effects
 from probes.influence.options import InfluenceOptions
-from probes.influence.tables import NAMED
+from probes.influence.tables import NAMED_SET_PREFIX
 
-Key = tuple[str, str]
+ComponentKey = tuple[str, str]
 """(component, target), as the tables name them."""
 Row = dict[str, Any]
-Edit = Callable[[Tensor, Tensor, Tensor, int], QKV]
+QKVEdit = Callable[[Tensor, Tensor, Tensor, int], QKV]
 NO_TARGET = "none"
 
 
@@ -49,138 +49,148 @@ class Sweep:
 
     model: Model
     schedule: Any
-    interventions: Mapping[Key, Intervention]
-    units: Mapping[Key, list[Unit]]
-    named: Mapping[str, list[Unit]] = field(default_factory=dict)
+    interventions: Mapping[ComponentKey, Intervention]
+    units: Mapping[ComponentKey, list[Unit]]
+    named_sets: Mapping[str, list[Unit]] = field(default_factory=dict)
     """Sets of heads that the user named."""
 
-    def exact(self, replay: "Rehearsed", chosen: Mapping[Key, Sequence[Unit]]) -> Iterator[Row]:
+    def evaluate_units(
+        self, replay: "TextReplay", units_by_key: Mapping[ComponentKey, Sequence[Unit]]
+    ) -> Iterator[Row]:
         """Evaluate each chosen unit by itself."""
-        for key, units in chosen.items():
+        for key, units in units_by_key.items():
             for unit in units:
-                yield self._row(key, unit, "exact", replay, replay.delta(self.interventions[key], [unit]))
+                yield self._unit_row(key, unit, "exact", replay, replay.loss_change(self.interventions[key], [unit]))
 
-    def estimate(self, replay: "Rehearsed", order: int, seed: int) -> Iterator[Row]:
+    def estimate(self, replay: "TextReplay", order: int, seed: int) -> Iterator[Row]:
         """Estimate every unit, in first order and, where `order` is 2, in second."""
-        estimates = estimate(replay.replay, self.interventions, DRAWS if order == 2 else 0, seed)
+        estimates = estimate_effects(replay.replay, self.interventions, CURVATURE_DRAWS if order == 2 else 0, seed)
         for key, units in self.units.items():
             for unit in units:
                 at = unit.heads(self.model.geometry)
-                yield self._row(key, unit, "estimate", replay, estimates[key].first(unit, at))
+                yield self._unit_row(key, unit, "estimate", replay, estimates[key].first_order(unit, at))
                 if order == 2:
-                    yield self._row(key, unit, "curved", replay, estimates[key].second(unit, at))
+                    yield self._unit_row(key, unit, "curved", replay, estimates[key].second_order(unit, at))
 
-    def sets(self, replay: "Rehearsed", ranked: Mapping[Key, list[Unit]], draws: int, seed: int) -> Iterator[Row]:
+    def evaluate_ranked_sets(
+        self, replay: "TextReplay", ranked_units: Mapping[ComponentKey, list[Unit]], draws: int, seed: int
+    ) -> Iterator[Row]:
         """Evaluate the first 1, 2, 4, ..., all ranked units together, and as many random ones of the same layers.
 
         Of bands of pairs, all units alone.
         """
-        for at, (key, units) in enumerate(ranked.items()):
-            for size in sizes(key, len(units)):
+        for at, (key, units) in enumerate(ranked_units.items()):
+            for size in set_sizes(key, len(units)):
                 chosen = [("top", 0, units[:size])]
                 for draw in range(draws if size < len(units) else 0):
                     rng = np.random.default_rng([seed, at, size, draw])
-                    chosen.append(("random", draw, matched(units[:size], units, rng)))
+                    chosen.append(("random", draw, random_units_by_layer(units[:size], units, rng)))
                 for choice, draw, members in chosen:
-                    yield self._together(key, choice, draw, replay, members)
+                    yield self._set_row(key, choice, draw, replay, members)
 
-    def sets_named(self, replay: "Rehearsed") -> Iterator[Row]:
+    def evaluate_named_sets(self, replay: "TextReplay") -> Iterator[Row]:
         """Evaluate each set that has a name, its heads together."""
         for key in self.units:
-            for name, members in self.named.items():
-                yield self._together(key, f"{NAMED}{name}", 0, replay, members)
+            for name, members in self.named_sets.items():
+                yield self._set_row(key, f"{NAMED_SET_PREFIX}{name}", 0, replay, members)
 
-    def _together(self, key: Key, choice: str, draw: int, replay: "Rehearsed", members: Sequence[Unit]) -> Row:
+    def _set_row(self, key: ComponentKey, choice: str, draw: int, replay: "TextReplay", members: Sequence[Unit]) -> Row:
         return {
-            **_names(key),
+            **_key_columns(key),
             "unit": "group" if members[0].head == WHOLE else "head",
             "choice": choice,
             "size": len(members),
             "draw": draw,
-            "nll_before": replay.before,
-            "delta_nll": replay.delta(self.interventions[key], members),
+            "nll_before": replay.baseline_loss,
+            "delta_nll": replay.loss_change(self.interventions[key], members),
         }
 
-    def _row(self, key: Key, unit: Unit, method: str, replay: "Rehearsed", delta: float) -> Row:
+    def _unit_row(self, key: ComponentKey, unit: Unit, method: str, replay: "TextReplay", delta: float) -> Row:
         place = {"layer": self.model.geometry.numbers[unit.layer], "head": unit.head, "kv_group": unit.kv_group}
-        return {**place, **_names(key), "method": method, "nll_before": replay.before, "delta_nll": delta}
+        return {**place, **_key_columns(key), "method": method, "nll_before": replay.baseline_loss, "delta_nll": delta}
 
 
-class Rehearsed:
+class TextReplay:
     """One text of a sweep after its one full pass: `before` is the mean loss of its tokens from `first` on with nothing
     changed."""
 
-    def __init__(self, sweep: Sweep, ids: Tensor, memory: float, first: int = 1):
-        self.replay = Replay(sweep.model, sweep.schedule, ids, memory, first)
+    def __init__(self, sweep: Sweep, ids: Tensor, memory: float, first_scored: int = 1):
+        self.replay = Replay(sweep.model, sweep.schedule, ids, memory, first_scored)
         with self.replay.ready():
             self.replay.rehearse()
-            self._losses = self.replay.losses({}).double()
-        self.before = float(self._losses.mean())
+            self._baseline_losses = self.replay.losses({}).double()
+        self.baseline_loss = float(self._baseline_losses.mean())
 
     @property
-    def hits(self) -> float:
+    def top1_accuracy(self) -> float:
         """Share of these tokens that the model, with nothing changed, finds likeliest; inside `replay.ready`."""
         return self.replay.hits()
 
-    def delta(self, intervention: Intervention, units: Sequence[Unit]) -> float:
+    def loss_change(self, intervention: Intervention, units: Sequence[Unit]) -> float:
         """Mean loss with these units changed together, minus `before`; inside `replay.ready`."""
         geometry = self.replay.model.geometry
         layers = sorted({unit.layer for unit in units})
         by_layer = {layer: [unit for unit in units if unit.layer == layer] for layer in layers}
         changes = {layer: on_layer(intervention, there, geometry) for layer, there in by_layer.items()}
-        return float((self.replay.losses(changes).double() - self._losses).mean())
+        return float((self.replay.losses(changes).double() - self._baseline_losses).mean())
 
 
-def plan(label: str, model: Model, config: InfluenceOptions, edits: Mapping[str, Edit] | None = None) -> Sweep:
+def plan_sweep(
+    label: str, model: Model, options: InfluenceOptions, edits: Mapping[str, QKVEdit] | None = None
+) -> Sweep:
     """The sweep that a section asks for. Raises BadInput for what this model does not have."""
     schedule = model.schedule
-    interventions: dict[Key, Intervention] = {(name, NO_TARGET): custom(edit) for name, edit in (edits or {}).items()}
-    for component in config.components:
+    interventions: dict[ComponentKey, Intervention] = {
+        (name, NO_TARGET): custom(edit) for name, edit in (edits or {}).items()
+    }
+    for component in options.components:
         if component in ABLATIONS:
             interventions[component, NO_TARGET] = ABLATIONS[component]
             continue
         if bands.is_band(component):
-            knocked = _knocked_out(label, model, component, max(config.lengths))
+            knocked = _pair_ablations(label, model, component, max(options.lengths))
             interventions |= {(name, NO_TARGET): intervention for name, intervention in knocked}
             continue
-        for target in config.reset_to:
-            then = _target(label, model, schedule, component, target, max(config.lengths))
+        for target in options.reset_to:
+            then = _reset_schedule(label, model, schedule, component, target, max(options.lengths))
             interventions[component, target] = Reset(cast(Component, component), schedule, then, model.geometry)
     if not interventions:
         raise BadInput("influence: nothing to do to the units; give components")
-    named = {name: _named(label, model, name, told) for name, told in (config.heads or {}).items()}
-    units = {key: _units(model, key[0], "head" if named else config.unit) for key in interventions}
+    named = {name: _resolve_head_set(label, model, name, told) for name, told in (options.heads or {}).items()}
+    units = {key: _list_units(model, key[0], "head" if named else options.unit) for key in interventions}
     if named:
         wanted = sorted({unit for heads in named.values() for unit in heads})
         for (component, _), every in units.items():
             if still := [unit for unit in wanted if unit not in every]:
                 layer = model.geometry.numbers[still[0].layer]
                 raise BadInput(f"influence: layer {layer} of model '{label}' does not rotate, as {component} asks")
-        units = {key: wanted if config.method == "exact" else every for key, every in units.items()}
+        units = {key: wanted if options.method == "exact" else every for key, every in units.items()}
     fewest = min(map(len, units.values()))
-    if config.method == "verify" and config.top + config.random > fewest:
+    if options.method == "verify" and options.top + options.random > fewest:
         raise BadInput(
-            f"top {config.top} and random {config.random} are more than the {fewest} units of model '{label}': "
+            f"top {options.top} and random {options.random} are more than the {fewest} units of model '{label}': "
             "ask for fewer with --top and --random, or --method exact"
         )
     return Sweep(model, schedule, interventions, units, named)
 
 
-def _named(label: str, model: Model, name: str, told: Sequence[str]) -> list[Unit]:
+def _resolve_head_set(label: str, model: Model, set_name: str, head_names: Sequence[str]) -> list[Unit]:
     """The heads of one set. Raises BadInput for one that the model does not have."""
     geometry, found = model.geometry, []
-    for each in told:
+    for each in head_names:
         layer, head, _ = user_input.unit(each)
         if layer not in geometry.numbers or head >= geometry.heads:
             raise BadInput(
-                f"influence: model '{label}' has no head {each}, which heads names in '{name}': its layers are "
+                f"influence: model '{label}' has no head {each}, which heads names in '{set_name}': its layers are "
                 f"{', '.join(map(str, geometry.numbers))}, of {geometry.heads} heads each, from 0"
             )
         found.append(Unit(geometry.numbers.index(layer), head // geometry.heads_per_group, head))
     return found
 
 
-def _target(label: str, model: Model, schedule: Schedule, component: str, target: str, longest: int) -> Schedule:
+def _reset_schedule(
+    label: str, model: Model, schedule: Schedule, component: str, target: str, max_length: int
+) -> Schedule:
     """What the parameters of the model go back to."""
     if not isinstance(schedule, AdaRoPE):
         raise BadInput(
@@ -190,8 +200,8 @@ def _target(label: str, model: Model, schedule: Schedule, component: str, target
     initial, own = schedule.initial(), Fixed.own(model)
     if target == "init":
         return initial
-    _refuse_changing(
-        label, model, longest, f"{component} cannot be reset to base", "reset it to init (--reset-to init)"
+    _require_fixed_frequencies(
+        label, model, max_length, f"{component} cannot be reset to base", "reset it to init (--reset-to init)"
     )
     layers = range(model.geometry.layers)
     moved = any(
@@ -205,35 +215,35 @@ def _target(label: str, model: Model, schedule: Schedule, component: str, target
     return own
 
 
-def _refuse_changing(label: str, model: Model, longest: int, what: str, instead: str) -> None:
+def _require_fixed_frequencies(label: str, model: Model, max_length: int, operation: str, advice: str) -> None:
     """Refuse what takes the checkpoint's own frequencies for those of every text."""
     until = model.rotation.until
-    if until is not None and longest > until:
+    if until is not None and max_length > until:
         raise UnsupportedModel(
-            f"model '{label}' turns by other frequencies in a text of more than {until} tokens, where {what}: "
-            f"give shorter --lengths, or {instead}"
+            f"model '{label}' turns by other frequencies in a text of more than {until} tokens, where {operation}: "
+            f"give shorter --lengths, or {advice}"
         )
 
 
-def _knocked_out(label: str, model: Model, component: str, longest: int) -> Iterator[tuple[str, Intervention]]:
+def _pair_ablations(label: str, model: Model, component: str, max_length: int) -> Iterator[tuple[str, Intervention]]:
     """The knock-outs that a component stands for, by name."""
     geometry, rotation, schedule = model.geometry, model.rotation, model.schedule
     if not geometry.pairs:
         raise UnsupportedModel(f"cannot knock out pairs of model '{label}': {rotation.why}, so it has none")
     still, theta = component.startswith("pairs-unrotated"), rotation.theta.numpy()
     if still and not schedule.rotates:
-        _refuse_changing(
-            label, model, longest, f"{component} cannot turn it back", "put a scheme on it (@yarn:factor=4)"
+        _require_fixed_frequencies(
+            label, model, max_length, f"{component} cannot turn it back", "put a scheme on it (@yarn:factor=4)"
         )
     try:
-        for name, pairs in bands.expanded(component, theta, geometry.native_context):
+        for name, pairs in bands.expand_bands(component, theta, geometry.native_context):
             chosen = torch.from_numpy(pairs)
             yield name, PairsStill(chosen, schedule, geometry) if still else PairsZero(chosen, geometry)
     except BadInput as error:
         raise BadInput(f"model '{label}': {error}") from error
 
 
-def _units(model: Model, component: str, unit: str) -> list[Unit]:
+def _list_units(model: Model, component: str, unit: str) -> list[Unit]:
     """`auto` is who owns the parameters: KV groups for frequencies, query heads for the rest. Pairs are knocked out
     where they turn."""
     whole = unit == "group" or (unit == "auto" and component in ("freq", "joint"))
@@ -241,7 +251,7 @@ def _units(model: Model, component: str, unit: str) -> list[Unit]:
     return [unit for unit in units if model.geometry.rotates[unit.layer] or not bands.is_band(component)]
 
 
-def matched(chosen: Sequence[Unit], units: Sequence[Unit], rng: np.random.Generator) -> list[Unit]:
+def random_units_by_layer(chosen: Sequence[Unit], units: Sequence[Unit], rng: np.random.Generator) -> list[Unit]:
     """As many random units of each layer as `chosen` has there."""
     drawn: list[Unit] = []
     for layer in sorted({unit.layer for unit in chosen}):
@@ -251,11 +261,11 @@ def matched(chosen: Sequence[Unit], units: Sequence[Unit], rng: np.random.Genera
     return drawn
 
 
-def sizes(key: Key, count: int) -> list[int]:
+def set_sizes(key: ComponentKey, count: int) -> list[int]:
     """1, 2, 4, ... and all units; of a band of pairs all alone."""
     alone = [] if bands.is_band(key[0]) else [2**power for power in range((count - 1).bit_length())]
     return [*alone, count]
 
 
-def _names(key: Key) -> Row:
+def _key_columns(key: ComponentKey) -> Row:
     return {"component": key[0], "target": key[1]}

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from headscope.bins import PER_OCTAVE, last_octave, middle
+from headscope.bins import BINS_PER_OCTAVE, in_last_octave, bin_center
 from headscope.runs.aggregation import HEAD_KEYS, at_longest, losses, plain, with_interval
 from headscope.runs.column_metadata import Statistic, by_length
 from headscope.runs.roles import Role
@@ -174,7 +174,7 @@ def _learned_sink_statistics(frame: pd.DataFrame) -> pd.DataFrame:
 def _last_octave_means(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """Means over the rows of the last octave of visible keys, by head, length and document."""
     top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
-    far = frame[last_octave(frame["visible"], top)]
+    far = frame[in_last_octave(frame["visible"], top)]
     unit = [*HEAD_KEYS, "context_length", "doc"]
     total = far[unit].join(far[columns].mul(far["rows"], axis=0)).groupby(unit).sum()
     return total.div(far.groupby(unit)["rows"].sum(), axis=0)
@@ -183,7 +183,7 @@ def _last_octave_means(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
 def _growth_exponents(frame: pd.DataFrame) -> pd.Series:
     """Least-squares slope of log_ess2 on ln n per head and document; NaN where the bins span less than an octave."""
     unit = [*HEAD_KEYS, "doc"]
-    n = middle(frame["visible"], frame["context_length"])
+    n = bin_center(frame["visible"], frame["context_length"])
     points = frame.assign(x=np.log(n))[n >= MIN_GROWTH_KEYS]
     groups = points.groupby(unit)
     points["x"] -= groups["x"].transform("mean")
@@ -191,7 +191,7 @@ def _growth_exponents(frame: pd.DataFrame) -> pd.Series:
     points["xx"] = points["x"] ** 2
     sums = points.groupby(unit)[["xy", "xx"]].sum()
     slopes: pd.Series = sums["xy"] / sums["xx"]
-    return slopes[groups.size() >= PER_OCTAVE].reindex(frame.groupby(unit).size().index)
+    return slopes[groups.size() >= BINS_PER_OCTAVE].reindex(frame.groupby(unit).size().index)
 
 
 def _pair_statistics(frame: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.bins import middle, position_edges, visible_edges
+from headscope.bins import bin_center, position_edges, visible_edges
 from headscope.runs.synthetic import Sizes, theta
 
 
@@ -34,7 +34,7 @@ def _synthetic_attention(
     edges = visible_edges(length)
     lower = np.concatenate([[0], edges[:-1]])
     bins = pd.DataFrame({"visible": edges, "rows": np.minimum(edges, length) - lower})
-    bins["n"] = middle(edges, length)
+    bins["n"] = bin_center(edges, length)
     rows = units.merge(bins, how="cross")
     noise = rng.normal(0, 0.05, len(rows))
     rows["log_ess2"] = np.clip(

@@ -22,18 +22,18 @@ PROBE = Probe(
     runner="probes.needle.run:NeedleRunner",
     tables="probes.needle.tables:TABLES",
     statistics="probes.needle.heads:STATISTICS",
-    head_columns="probes.needle.heads:heads",
+    head_columns="probes.needle.heads:head_statistics",
     roles="probes.needle.heads:ROLES",
     charts="probes.needle.report:charts",
-    head_charts="probes.needle.report:of_head",
+    head_charts="probes.needle.report:head_charts",
     findings="probes.needle.findings:findings",
-    head_findings="probes.needle.findings:of_head",
+    head_findings="probes.needle.findings:head_findings",
     glossary="probes.needle.findings:GLOSSARY",
     overview="probes.needle.findings:overview",
     explorer="probes.needle.browser:trials",
     explorer_tab="Trials",
-    synthetic_rows="probes.needle.sample:rows",
-    bench="probes.needle.bench:ways",
+    synthetic_rows="probes.needle.sample:synthetic_cells",
+    bench="probes.needle.bench:benchmark_variants",
 )
 
 
@@ -53,6 +53,6 @@ def retrieval_scores(
     `grid` are the keys of a study's `needle` section, e.g. lengths=[1024], depths=3, needles=2, mode="wu". The scores
     are in `run.heads`: `retrieval` with its interval, and `retrieval_mass`.
     """
-    from headscope.api import section  # imports pandas
+    from headscope.api import probe_function  # imports pandas
 
-    return section("needle")(model, text=text, seed=seed, out=out, name=name, resume=resume, quiet=quiet, **grid)
+    return probe_function("needle")(model, text=text, seed=seed, out=out, name=name, resume=resume, quiet=quiet, **grid)

@@ -23,8 +23,8 @@ from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
 
-HALVES = 2
-PLACE = ["layer", "head"]
+NEEDLE_HALVES = 2
+HEAD_COLUMNS = ["layer", "head"]
 
 
 @dataclass(frozen=True)
@@ -39,53 +39,53 @@ class AblationTask:
     """The cells that rank the heads: those of the other half."""
 
 
-def half_of(needle: int) -> int:
+def needle_half(needle_index: int) -> int:
     """The half of the needles that one belongs to, by its number."""
-    return needle % HALVES
+    return needle_index % NEEDLE_HALVES
 
 
-def chosen(ranked: pd.DataFrame, task: AblationTask, seed: int) -> pd.DataFrame:
+def select_heads(ranking: pd.DataFrame, task: AblationTask, seed: int) -> pd.DataFrame:
     """The heads of a set: rows of `ranked`, which has every head with its score, the highest first."""
-    top = ranked.head(task.size)
+    top = ranking.head(task.size)
     if task.draw == 0:
         return top
     rng = np.random.default_rng([seed, task.half, task.size, task.draw])
     drawn = []
     for layer, wanted in top.groupby("layer").size().items():
-        mine = ranked[ranked["layer"] == layer].sort_values("head")
+        mine = ranking[ranking["layer"] == layer].sort_values("head")
         is_top = mine.index.isin(top.index)
         others, rest = (mine.index[mask][rng.permutation(int(mask.sum()))] for mask in (~is_top, is_top))
         drawn += [*others, *rest][:wanted]
-    return ranked.loc[sorted(drawn)]
+    return ranking.loc[sorted(drawn)]
 
 
-def units_of(heads: pd.DataFrame, geometry: Geometry) -> list[Unit]:
+def heads_to_units(heads: pd.DataFrame, geometry: Geometry) -> list[Unit]:
     """The heads of a table, whose layers go by their numbers, as units."""
-    places = heads[PLACE].itertuples(index=False, name=None)
+    places = heads[HEAD_COLUMNS].itertuples(index=False, name=None)
     return [
         Unit(geometry.numbers.index(layer), int(head) // geometry.heads_per_group, int(head)) for layer, head in places
     ]
 
 
 @dataclass(frozen=True, eq=False)
-class StillSaying:
+class FixedMeanAblation:
     """The heads say the same at every token: their `means`, one [H, dv] a layer. Unlike the mean over a call this holds
     while an answer is written token by token."""
 
-    means: Sequence[Tensor]
+    head_means: Sequence[Tensor]
     geometry: Geometry
 
     def __call__(self, z: Tensor, call: backend.Call, unit: Unit) -> Tensor:
-        mean = self.means[unit.layer][unit.heads(self.geometry)]
+        mean = self.head_means[unit.layer][unit.heads(self.geometry)]
         return mean.to(z.dtype)[None, :, None].expand_as(z)
 
 
-def silence(how: str, model: Model, haystack: Ids) -> Intervention:
+def make_ablation(ablation: str, model: Model, haystack: Ids) -> Intervention:
     """What is done to silenced heads; `haystack` [L] is what their mean is taken over."""
-    return z_zero if how == "zero" else StillSaying(haystack_means(model, haystack), model.geometry)
+    return z_zero if ablation == "zero" else FixedMeanAblation(mean_head_outputs(model, haystack), model.geometry)
 
 
-def haystack_means(model: Model, ids: Ids) -> list[Tensor]:
+def mean_head_outputs(model: Model, ids: Ids) -> list[Tensor]:
     """The mean output of every head over these tokens: one [H, dv] a layer, float32."""
     means: dict[int, Tensor] = {}
 
@@ -99,7 +99,7 @@ def haystack_means(model: Model, ids: Ids) -> list[Tensor]:
 
 
 @contextmanager
-def silenced(model: Model, units: Sequence[Unit], intervention: Intervention) -> Iterator[None]:
+def heads_ablated(model: Model, units: Sequence[Unit], intervention: Intervention) -> Iterator[None]:
     """Silence these heads of the model. What was cached before knows nothing of it."""
     with ExitStack() as stack:
         for layer in sorted({unit.layer for unit in units}):

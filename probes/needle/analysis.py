@@ -12,18 +12,18 @@ import pandas as pd
 from headscope.prompts.needle_grid import CONTROL
 from headscope.runs.aggregation import HEAD_KEYS, plain
 from headscope.runs.run import Run
-from probes.needle.heads import RETRIEVAL_HEAD, retrieval_rows
+from probes.needle.heads import RETRIEVAL_THRESHOLD, retrieval_rows
 
-HIDDEN = {"strict": "needles", "indirect": "indirect needles", "wu": "needles, as Wu et al. count"}
+MODE_LABELS = {"strict": "needles", "indirect": "indirect needles", "wu": "needles, as Wu et al. count"}
 """What was hidden, by mode, in the order that it is shown in."""
-PUBLISHED = {"above": (0.03, 0.06), "zero": (0.45, 0.73)}
+PUBLISHED_SHARES = {"above": (0.03, 0.06), "zero": (0.45, 0.73)}
 """Shares of heads above 0.1 and of exactly 0 over the models of Wu et al. 2024."""
-TOP = 10
-LEADING = 5
+TOP_COUNT = 10
+LISTED_HEADS = 5
 """Heads that are named in a sentence."""
-Z = 1.959963984540054
+NORMAL_QUANTILE = 1.959963984540054
 """Of a normal number, 95 % lie within so many standard deviations."""
-DETECTORS = (
+DETECTOR_PAIRS = (
     ("retrieval", "needle_write"),
     ("retrieval", "needle_write_indirect"),
     ("needle_write", "needle_write_indirect"),
@@ -32,20 +32,20 @@ DETECTORS = (
 """Pairs of columns of the per-head table that detect retrieval heads, each in its way."""
 
 
-def modes(needles: pd.DataFrame) -> list[str]:
+def present_modes(needles: pd.DataFrame) -> list[str]:
     """The modes of these trials, controls aside."""
     present = set(needles["mode"])
-    return [mode for mode in HIDDEN if mode in present]
+    return [mode for mode in MODE_LABELS if mode in present]
 
 
-def success(needles: pd.DataFrame) -> pd.DataFrame:
+def success_by_cell(needles: pd.DataFrame) -> pd.DataFrame:
     """One row per (model, mode, context_length, depth): `trials`, `successes`, their `share` and its 95 % Wilson
     interval `low` .. `high`. The control counts like the rest: what was answered without the needle."""
     groups = needles.groupby(["model", "mode", "context_length", "depth"], observed=True)["success"]
-    return _with_wilson(groups.agg(trials="size", successes="sum").reset_index())
+    return _add_wilson_interval(groups.agg(trials="size", successes="sum").reset_index())
 
 
-def overview(run: Run) -> pd.DataFrame:
+def retrieval_summary(run: Run) -> pd.DataFrame:
     """One row per model and mode, the control aside.
 
     `trials`, `successes`, `share`, `low`, `high` as in `success`. Over the successful trials, NaN without any: `above`
@@ -54,16 +54,16 @@ def overview(run: Run) -> pd.DataFrame:
     """
     trials = run.needles.groupby(["model", "mode"], observed=True)["success"]
     counts = trials.agg(trials="size", successes="sum").reset_index().astype({"model": "str", "mode": "str"})
-    counts = _with_wilson(counts[counts["mode"] != CONTROL])
+    counts = _add_wilson_interval(counts[counts["mode"] != CONTROL])
     heads = run.heads.astype({"model": "str"})
     rows = []
     for label, mode in counts[["model", "mode"]].itertuples(index=False):
         block = heads[heads["model"] == label]
-        scores = block.get(column(mode), pd.Series(np.nan, block.index)).dropna()
+        scores = block.get(retrieval_column(mode), pd.Series(np.nan, block.index)).dropna()
         best = block.loc[scores.idxmax()] if len(scores) else None
         rows.append(
             {
-                "above": (scores > RETRIEVAL_HEAD).mean(),
+                "above": (scores > RETRIEVAL_THRESHOLD).mean(),
                 "zero": (scores == 0).mean(),
                 "layer": np.nan if best is None else best["layer"],
                 "head": np.nan if best is None else best["head"],
@@ -74,18 +74,18 @@ def overview(run: Run) -> pd.DataFrame:
     return counts.reset_index(drop=True).join(pd.DataFrame(rows))
 
 
-def column(mode: str) -> str:
+def retrieval_column(mode: str) -> str:
     """The column of the per-head table that holds a mode's scores."""
     return "retrieval" if mode == "strict" else f"retrieval_{mode}"
 
 
-def leading(run: Run, model: str, mode: str) -> list[tuple[int, int, float]]:
+def top_heads(run: Run, model: str, mode: str) -> list[tuple[int, int, float]]:
     """Layer, head and score of the heads of a model that copy most."""
-    order = run.heads[run.heads["model"] == model].sort_values(column(mode), ascending=False, kind="stable")
-    return [*order[["layer", "head", column(mode)]].head(LEADING).itertuples(index=False, name=None)]
+    order = run.heads[run.heads["model"] == model].sort_values(retrieval_column(mode), ascending=False, kind="stable")
+    return [*order[["layer", "head", retrieval_column(mode)]].head(LISTED_HEADS).itertuples(index=False, name=None)]
 
 
-def detectors(heads: pd.DataFrame) -> pd.DataFrame:
+def detector_agreement(heads: pd.DataFrame) -> pd.DataFrame:
     """How far detectors agree on the heads of a model: one row per model and pair of `DETECTORS` that it has.
 
     `spearman` and `overlap` as in `retest`, `low` .. `high` the 95 % interval of the correlation over heads (Fisher's z
@@ -93,15 +93,15 @@ def detectors(heads: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for label, block in heads.groupby("model", observed=True):
-        for first, second in DETECTORS:
+        for first, second in DETECTOR_PAIRS:
             both = block.reindex(columns=[first, second]).dropna()
             if len(both):
-                spearman, overlap = _agreement(both)
-                rows.append((str(label), first, second, spearman, *_sure(spearman, len(both)), overlap))
+                spearman, overlap = _rank_agreement(both)
+                rows.append((str(label), first, second, spearman, *_spearman_interval(spearman, len(both)), overlap))
     return pd.DataFrame(rows, columns=["model", "first", "second", "spearman", "low", "high", "overlap"])
 
 
-def curve(run: Run) -> pd.DataFrame:
+def ablation_curve(run: Run) -> pd.DataFrame:
     """Success with heads silenced: one row per (model, mode, how, size, top).
 
     `top` tells whether the top heads are silenced or random ones; size 0 is the unchanged model, for both. `share` of
@@ -123,36 +123,36 @@ def curve(run: Run) -> pd.DataFrame:
     start = found[["model", "mode", "ablation", "top"]].drop_duplicates().merge(whole, on=["model", "mode"])
     start = start.assign(size=0, least=start["share"], most=start["share"])
     joined = pd.concat([start, found], ignore_index=True)
-    low, high = wilson(joined["share"], joined["trials"])
+    low, high = wilson_interval(joined["share"], joined["trials"])
     return joined.assign(low=low, high=high).sort_values([*keys[:3], "top", "size"], ignore_index=True)
 
 
-def apart(lines: pd.DataFrame) -> int | None:
+def first_separated_size(ablation_rows: pd.DataFrame) -> int | None:
     """The smallest size at which the top heads' interval lies below that of random heads, from rows of `curve` of one
     model, mode and way; None where there is none."""
-    top, random = (lines[lines["top"] == which].set_index("size") for which in (True, False))
+    top, random = (ablation_rows[ablation_rows["top"] == which].set_index("size") for which in (True, False))
     below = top["high"] < random["low"].reindex(top.index)
     return int(below.index[below].min()) if below.any() else None
 
 
-def tells(share: float, trials: int) -> bool:
+def can_detect_loss(share: float, trials: int) -> bool:
     """Whether the loss of every needle would show in so many trials, of which that share succeeds unchanged."""
-    low, high = wilson(pd.Series([share, 0.0]), pd.Series([trials, trials]))
+    low, high = wilson_interval(pd.Series([share, 0.0]), pd.Series([trials, trials]))
     return bool(high[1] < low[0])
 
 
-def interval(row: "pd.Series[float]") -> str:
+def format_share(row: "pd.Series[float]") -> str:
     """A share of trials with its 95 % interval, in words."""
     return f"{row['share']:.0%} (95 % interval {row['low']:.0%} to {row['high']:.0%})"
 
 
-def by_group(heads: pd.DataFrame) -> pd.DataFrame:
+def scores_by_group(heads: pd.DataFrame) -> pd.DataFrame:
     """One row per (model, layer, kv_group): mean and largest `retrieval` of the query heads that share its keys."""
     groups = heads.dropna(subset=["retrieval"]).groupby(["model", "layer", "kv_group"], observed=True)["retrieval"]
     return groups.agg(["mean", "max"]).reset_index()
 
 
-def by_seed(run: Run) -> pd.DataFrame:
+def scores_by_seed(run: Run) -> pd.DataFrame:
     """Mean strict score over the successful trials of each seed: rows (model, layer, head, kv_group), columns seeds."""
     rows = run.derived(retrieval_rows)
     good = rows[rows["success"] & (rows["mode"] == "strict")]
@@ -160,16 +160,16 @@ def by_seed(run: Run) -> pd.DataFrame:
     return wide.assign(model=pd.Categorical(wide["model"], run.models))
 
 
-def retest(scores: pd.DataFrame) -> pd.DataFrame:
+def seed_agreement(scores: pd.DataFrame) -> pd.DataFrame:
     """How far seeds agree: one row per model and pair of seeds, from `by_seed`.
 
     `spearman` is the rank correlation over heads, -1 .. 1, NaN where no scores differ; `overlap` the share of the top
     10 heads that both have, 0 .. 1.
     """
-    return pd.DataFrame(_pairs_of_seeds(scores), columns=["model", "first", "second", "spearman", "overlap"])
+    return pd.DataFrame(_seed_pair_rows(scores), columns=["model", "first", "second", "spearman", "overlap"])
 
 
-def between_models(heads: pd.DataFrame) -> pd.DataFrame:
+def model_agreement(heads: pd.DataFrame) -> pd.DataFrame:
     """How far models agree with the first one: one row per other model that has scores for the same heads.
 
     `spearman` and `overlap` as in `retest`, of the column `retrieval`; `first`, `second` are the labels.
@@ -179,7 +179,7 @@ def between_models(heads: pd.DataFrame) -> pd.DataFrame:
     pairs = ((first, other, scores[[first, other]].dropna()) for other in others)
     counts = heads.groupby("model", observed=True).size()
     rows = [
-        (first, other, *_agreement(both))
+        (first, other, *_rank_agreement(both))
         for first, other, both in pairs
         if len(both) and counts[first] == counts[other] == len(scores[[first, other]].dropna(how="all"))
     ]
@@ -191,38 +191,40 @@ def seed_columns(scores: pd.DataFrame) -> list[int]:
     return [name for name in scores if isinstance(name, int)]
 
 
-def _pairs_of_seeds(scores: pd.DataFrame) -> Iterator[tuple[str, int, int, float, float]]:
+def _seed_pair_rows(scores: pd.DataFrame) -> Iterator[tuple[str, int, int, float, float]]:
     seeds = seed_columns(scores)
     for label, block in scores.groupby("model", observed=True):
         for first, second in combinations(seeds, 2):
             both = block[[first, second]].dropna()
             if len(both):
-                yield str(label), first, second, *_agreement(both)
+                yield str(label), first, second, *_rank_agreement(both)
 
 
-def _agreement(scores: pd.DataFrame) -> tuple[float, float]:
+def _rank_agreement(scores: pd.DataFrame) -> tuple[float, float]:
     """Of two columns over heads: their rank correlation, and the share of the top heads that both have."""
     first, second = (scores[name] for name in scores)
-    best = [set(column.sort_values(ascending=False, kind="stable").index[:TOP]) for column in (first, second)]
-    return float(first.rank().corr(second.rank())), len(best[0] & best[1]) / min(TOP, len(scores))
+    best = [set(column.sort_values(ascending=False, kind="stable").index[:TOP_COUNT]) for column in (first, second)]
+    return float(first.rank().corr(second.rank())), len(best[0] & best[1]) / min(TOP_COUNT, len(scores))
 
 
-def _sure(spearman: float, heads: int) -> tuple[float, float]:
+def _spearman_interval(spearman: float, head_count: int) -> tuple[float, float]:
     """95 % interval of a rank correlation over that many heads; NaN below four or at a perfect one."""
-    if heads < 4 or not abs(spearman) < 1:
+    if head_count < 4 or not abs(spearman) < 1:
         return np.nan, np.nan
-    reach = Z * np.sqrt((1 + spearman**2 / 2) / (heads - 3))
+    reach = NORMAL_QUANTILE * np.sqrt((1 + spearman**2 / 2) / (head_count - 3))
     return float(np.tanh(np.arctanh(spearman) - reach)), float(np.tanh(np.arctanh(spearman) + reach))
 
 
-def wilson(share: pd.Series, trials: pd.Series) -> tuple[pd.Series, pd.Series]:
+def wilson_interval(share: pd.Series, trials: pd.Series) -> tuple[pd.Series, pd.Series]:
     """The ends of the 95 % Wilson interval of shares of that many trials."""
-    middle = share + Z**2 / (2 * trials)
-    half = Z * np.sqrt(share * (1 - share) / trials + Z**2 / (4 * trials**2))
-    return ((middle - half) / (1 + Z**2 / trials)).clip(lower=0), ((middle + half) / (1 + Z**2 / trials)).clip(upper=1)
+    middle = share + NORMAL_QUANTILE**2 / (2 * trials)
+    half = NORMAL_QUANTILE * np.sqrt(share * (1 - share) / trials + NORMAL_QUANTILE**2 / (4 * trials**2))
+    return ((middle - half) / (1 + NORMAL_QUANTILE**2 / trials)).clip(lower=0), (
+        (middle + half) / (1 + NORMAL_QUANTILE**2 / trials)
+    ).clip(upper=1)
 
 
-def _with_wilson(counts: pd.DataFrame) -> pd.DataFrame:
+def _add_wilson_interval(counts: pd.DataFrame) -> pd.DataFrame:
     share = counts["successes"] / counts["trials"]
-    low, high = wilson(share, counts["trials"])
+    low, high = wilson_interval(share, counts["trials"])
     return counts.assign(share=share, low=low, high=high)

@@ -20,22 +20,22 @@ from headscope.positions.model import Model
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
+class AnswerAttribution:
     """What the heads added to the logits of T answered tokens: `whole` [layers, H], and `through` [S, layers, H] each
     span, means over the tokens in logits, less the mean over the vocabulary; 0 without a token."""
 
-    whole: Tensor
-    through: Tensor
+    total: Tensor
+    through_spans: Tensor
 
 
-def stream_of(model: Model, ids: Ids) -> Stream:
+def decompose_residual(model: Model, ids: Ids) -> Stream:
     """How the model's logits are a sum. Raises UnsupportedModel where they are none."""
     read = torch.from_numpy(ids.astype("int64"))[None].to(model.device)
     with attached(model), evaluating(model), capturing(model) as layers:
         return survey(model, layers, read)
 
 
-class AnswerWrites:
+class AttributionAccumulator:
     """Accumulates `last_outputs` over the steps of one answer, and what the norms after them divide by.
 
     `update` listens to every layer of each step, within `listening`. What a head adds is known once the token is.
@@ -43,57 +43,59 @@ class AnswerWrites:
 
     def __init__(self, stream: Stream, spans: Sequence[Span]):
         self.stream, self.spans = stream, torch.tensor(spans)
-        self._heads = [layer.heads for layer in stream.layers if layer.heads is not None]
-        self._outputs: list[dict[int, Tensor]] = []
-        self._scales: dict[nn.Module, list[Tensor]] = {}
-        self._now: dict[int, Tensor] = {}
+        self._head_terms = [layer.heads for layer in stream.layers if layer.heads is not None]
+        self._step_outputs: list[dict[int, Tensor]] = []
+        self._norm_scales: dict[nn.Module, list[Tensor]] = {}
+        self._current_step: dict[int, Tensor] = {}
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def hooks_registered(self) -> Iterator[None]:
         """Take the scale of every norm between a head and the logit, at each step."""
-        norms = [heads.norm for heads in self._heads if heads.norm is not None] + [self.stream.final]
+        norms = [heads.norm for heads in self._head_terms if heads.norm is not None] + [self.stream.final]
         with ExitStack() as stack:
             for norm in norms:
-                handle = norm.module.register_forward_hook(self._taker(norm), with_kwargs=True)
+                handle = norm.module.register_forward_hook(self._scale_hook(norm), with_kwargs=True)
                 stack.callback(handle.remove)
             yield
 
-    def update(self, heard: AttentionRecord) -> None:
+    def update(self, record: AttentionRecord) -> None:
         """Take one layer of one step."""
-        self._now[heard.layer] = last_outputs(heard, self.spans)
+        self._current_step[record.layer] = last_outputs(record, self.spans)
 
-    def compute(self, tokens: Tensor) -> Written:
+    def compute(self, tokens: Tensor) -> AnswerAttribution:
         """What was added to the first T tokens, which the first T steps produced; `tokens` [T]."""
         stream, steps, spans = self.stream, len(tokens), len(self.spans)
         tokens = tokens.to(stream.unembedding.device)
         towards = stream.final.before(stream.unembedding[tokens].float() - stream.mean)
-        towards = stream.factor * towards / self._scale(stream.final, steps)
+        towards = stream.factor * towards / self._stacked_scales(stream.final, steps)
         found = []
-        for heads in self._heads:
-            before = towards if heads.norm is None else heads.norm.before(towards) / self._scale(heads.norm, steps)
+        for heads in self._head_terms:
+            before = (
+                towards if heads.norm is None else heads.norm.before(towards) / self._stacked_scales(heads.norm, steps)
+            )
             if not steps:
-                found.append(torch.zeros(1 + spans, len(self._outputs[0][heads.index][0])))
+                found.append(torch.zeros(1 + spans, len(self._step_outputs[0][heads.index][0])))
                 continue
-            z = torch.stack([step[heads.index] for step in self._outputs[:steps]])  # T, 1 + S, H, d
+            z = torch.stack([step[heads.index] for step in self._step_outputs[:steps]])  # T, 1 + S, H, d
             rows = z.flatten(0, 1).transpose(0, 1)
             before = before.to(heads.projection.device)
             added = head_writes(rows, heads.projection, before.repeat_interleave(1 + spans, 0))
             means = added.view(len(added), steps, 1 + spans).double().mean(1).T
             found.append((heads.factor * means).float().cpu())
         whole, *through = torch.stack(found, 1)
-        return Written(whole, torch.stack(through))
+        return AnswerAttribution(whole, torch.stack(through))
 
-    def _taker(self, norm: Norm) -> Any:
+    def _scale_hook(self, norm: Norm) -> Any:
         def take(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-            if not self._now:  # a part of the prompt, which answers nothing
+            if not self._current_step:  # a part of the prompt, which answers nothing
                 return
             scale = norm.scales(args[0][0, -1:], output[0, -1:])
-            self._scales.setdefault(module, []).append(scale)
+            self._norm_scales.setdefault(module, []).append(scale)
             if norm is self.stream.final:
-                self._outputs.append(self._now)
-                self._now = {}
+                self._step_outputs.append(self._current_step)
+                self._current_step = {}
 
         return take
 
-    def _scale(self, norm: Norm, steps: int) -> Tensor:
-        return torch.stack(self._scales[norm.module][:steps]) if steps else torch.ones(0, 1)
+    def _stacked_scales(self, norm: Norm, steps: int) -> Tensor:
+        return torch.stack(self._norm_scales[norm.module][:steps]) if steps else torch.ones(0, 1)

@@ -9,13 +9,13 @@ from headscope.study.context import StudyContext
 from probes.needle.options import NeedleOptions
 from probes.needle.run import NeedleRunner
 
-LENGTHS, DEPTHS = 20, 10
+BENCHMARK_LENGTHS, BENCHMARK_DEPTHS = 20, 10
 """Context lengths and depths of the grid that is timed, as many as in the paper."""
 
 
-def ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:
+def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
     """One needle on a grid of contexts up to `length`."""
-    grid = {"lengths": LENGTHS, "max_length": length, "depths": DEPTHS, "needles": 1}
+    grid = {"lengths": BENCHMARK_LENGTHS, "max_length": length, "depths": BENCHMARK_DEPTHS, "needles": 1}
     study = build_study({"models": {"bench": model.name}, "needle": grid})
     config = study.probe_options["needle"]
     assert isinstance(config, NeedleOptions)
@@ -24,13 +24,13 @@ def ways(model: Model, length: int) -> dict[str, Callable[[], Any]]:
 
     def run(shared: bool) -> Callable[[], Any]:
         def way() -> None:
-            section.forget()
+            section.drop_cached_prefix()
             for cell in cells:
                 section.rows(cell, model)
                 if not shared:
-                    section.forget()
+                    section.drop_cached_prefix()
 
         return way
 
-    name = f"needle grid {LENGTHS} x {DEPTHS}"
+    name = f"needle grid {BENCHMARK_LENGTHS} x {BENCHMARK_DEPTHS}"
     return {f"{name}, one prompt at a time": run(shared=False), f"{name}, shared prefixes": run(shared=True)}

@@ -15,9 +15,9 @@ from headscope.report.text import describe_ranks, head_mask, heads_by_model
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.needle import PROBE, analysis
-from probes.needle.analysis import PUBLISHED
+from probes.needle.analysis import PUBLISHED_SHARES
 from probes.needle.claims import claims
-from probes.needle.heads import RETRIEVAL_HEAD
+from probes.needle.heads import RETRIEVAL_THRESHOLD
 
 GLOSSARY = (
     Term(
@@ -50,14 +50,16 @@ def findings(run: Run) -> Iterator[Finding]:
     """Sentences on each model, on pairs of haystacks and of models, then claims; nothing without trials."""
     if "needles" not in run.tables:
         return
-    for row in run.derived(analysis.overview).to_dict("records"):
-        for text in _of_model(run, row):
+    for row in run.derived(analysis.retrieval_summary).to_dict("records"):
+        for text in _model_sentences(run, row):
             yield Finding(PROBE.title, text, row["model"])
-    for label, groups in analysis.by_group(run.heads).groupby("model", observed=True) if _scored(run) else ():
-        holding = (groups["max"] > RETRIEVAL_HEAD).sum()
-        text = f"{holding} of {len(groups)} key groups of {label} hold a head that copies more than {RETRIEVAL_HEAD:g}."
+    for label, groups in (
+        analysis.scores_by_group(run.heads).groupby("model", observed=True) if _has_retrieval(run) else ()
+    ):
+        holding = (groups["max"] > RETRIEVAL_THRESHOLD).sum()
+        text = f"{holding} of {len(groups)} key groups of {label} hold a head that copies more than {RETRIEVAL_THRESHOLD:g}."
         yield Finding(PROBE.title, text, str(label))
-    for row in analysis.retest(run.derived(analysis.by_seed)).to_dict("records"):
+    for row in analysis.seed_agreement(run.derived(analysis.scores_by_seed)).to_dict("records"):
         yield Finding(
             PROBE.title,
             f"Haystacks {row['first']} and {row['second']} rank the heads of {row['model']} with a correlation of "
@@ -71,10 +73,10 @@ def findings(run: Run) -> Iterator[Finding]:
                 f"layer {row['layer']} head {row['head']} ({row[name]:+.2f})" for _, row in order.iterrows()
             )
             yield Finding(PROBE.title, f"In {label}, {statistic(name).label} is largest in {best} logits.", label)
-    for row in analysis.detectors(run.heads).to_dict("records"):
-        yield Finding(PROBE.title, _agreeing(row), row["model"])
-    yield from _knocked_out(run)
-    for row in analysis.between_models(run.heads).to_dict("records") if _scored(run) else ():
+    for row in analysis.detector_agreement(run.heads).to_dict("records"):
+        yield Finding(PROBE.title, _describe_detector_agreement(row), row["model"])
+    yield from _ablation_findings(run)
+    for row in analysis.model_agreement(run.heads).to_dict("records") if _has_retrieval(run) else ():
         yield Finding(
             PROBE.title,
             f"{row['second']} ranks its heads as {row['first']} does with a correlation of {row['spearman']:.2f}, and "
@@ -83,29 +85,31 @@ def findings(run: Run) -> Iterator[Finding]:
     yield from claims(run)
 
 
-def of_head(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
+def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """What the head copies in `model` with a needle and without, its rank by that under each model, and what it writes
     through the needle."""
-    if not _scored(run):
+    if not _has_retrieval(run):
         return
     rows = run.heads[head_mask(run.heads, layer, head)]
     if rows["retrieval"].any():
-        yield from _copied(run, rows, model, layer, head)
+        yield from _copy_sentences(run, rows, model, layer, head)
     else:
         yield "It copies no token of a needle in any successful trial."
-    for row in rows[rows["model"] == model].dropna(subset=["needle_write"]).to_dict("records") if _writes(run) else ():
-        sure = _interval(row, "needle_write", "+.2f")
+    for row in (
+        rows[rows["model"] == model].dropna(subset=["needle_write"]).to_dict("records") if _has_attribution(run) else ()
+    ):
+        sure = _format_interval(row, "needle_write", "+.2f")
         yield (
             f"Through the needle it adds {row['needle_write']:+.2f} logits{sure} to an answered token, through all "
             f"else {row['needle_rest']:+.2f}."
         )
 
 
-def _copied(run: Run, rows: pd.DataFrame, model: str, layer: int, head: int) -> Iterator[str]:
+def _copy_sentences(run: Run, rows: pd.DataFrame, model: str, layer: int, head: int) -> Iterator[str]:
     for row in rows[(rows["model"] == model) & rows["retrieval"].notna()].to_dict("records"):
         control = row.get("retrieval_control", math.nan)
         without = "" if math.isnan(control) else f", and scores {control:.3f} where there is none"
-        sure = _interval(row, "retrieval", ".2f")
+        sure = _format_interval(row, "retrieval", ".2f")
         yield f"When there is a needle it copies {row['retrieval']:.2f} of it{sure}{without}."
     if told := describe_ranks(run.heads, "retrieval", layer, head):
         yield f"Rank by {statistic('retrieval').label}: {told}."
@@ -115,7 +119,7 @@ def overview(run: Run) -> Overview | None:
     """One row a model and mode; a warning for each that found no needle: no score is not a score of 0."""
     if "needles" not in run.tables:
         return None
-    data = run.derived(analysis.overview)
+    data = run.derived(analysis.retrieval_summary)
     records = data.to_dict("records")
     warnings = [
         f"{row['model']} found the needle in none of {row['trials']} trials, so its heads have no retrieval score; its "
@@ -123,17 +127,17 @@ def overview(run: Run) -> Overview | None:
         for row in records
         if not row["successes"]
     ]
-    return Overview("needles", PROBE.title, data, [_in_words(row) for row in records], warnings)
+    return Overview("needles", PROBE.title, data, [_overview_record(row) for row in records], warnings)
 
 
-def _of_model(run: Run, row: dict[Any, Any]) -> Iterator[str]:
+def _model_sentences(run: Run, row: dict[Any, Any]) -> Iterator[str]:
     """How often the model answers, who copies most, and how many copy at all."""
     model, how = row["model"], "" if row["mode"] == "strict" else f" (mode {row['mode']})"
     if not row["successes"]:
         yield f"{model} answered none of {row['trials']} trials{how}, so none of its heads has a retrieval score."
         return
     best = ", ".join(
-        f"layer {layer} head {head} ({score:.2f})" for layer, head, score in analysis.leading(run, model, row["mode"])
+        f"layer {layer} head {head} ({score:.2f})" for layer, head, score in analysis.top_heads(run, model, row["mode"])
     )
     yield (
         f"{model} answers {row['successes']} of {row['trials']} trials{how}, {row['share']:.0%} (95 % interval "
@@ -141,30 +145,32 @@ def _of_model(run: Run, row: dict[Any, Any]) -> Iterator[str]:
         f"without the needle no head scores above {row['control']:.3f}."
     )
     literal = row["mode"] != "indirect"  # as those of the published models are
-    above, zero = (f" ({_published(row[what], what)})" if literal else "" for what in ("above", "zero"))
+    above, zero = (f" ({_compare_with_published(row[what], what)})" if literal else "" for what in ("above", "zero"))
     yield (
-        f"In {model}, {row['above']:.1%} of heads score above {RETRIEVAL_HEAD}{how}{above} and {row['zero']:.1%} never "
+        f"In {model}, {row['above']:.1%} of heads score above {RETRIEVAL_THRESHOLD}{how}{above} and {row['zero']:.1%} never "
         f"copy{zero}."
     )
 
 
-def _agreeing(row: dict[Any, Any]) -> str:
+def _describe_detector_agreement(row: dict[Any, Any]) -> str:
     """How far two detectors agree on the heads of a model."""
     first, second = (statistic(row[name]).label for name in ("first", "second"))
     sure = "" if math.isnan(row["low"]) else f" (95 % interval {row['low']:.2f} to {row['high']:.2f})"
     return (
         f"In {row['model']}, {first} and {second} rank heads with a correlation of {row['spearman']:.2f}{sure}, and "
-        f"{row['overlap']:.0%} of the top {analysis.TOP} are the same."
+        f"{row['overlap']:.0%} of the top {analysis.TOP_COUNT} are the same."
     )
 
 
-def _knocked_out(run: Run) -> Iterator[Finding]:
+def _ablation_findings(run: Run) -> Iterator[Finding]:
     """What is left of success without the top heads, and whether that is less than without random ones."""
     if "needle_ablation" not in run.tables:
         return
-    for (label, mode, how), lines in run.derived(analysis.curve).groupby(["model", "mode", "ablation"], observed=True):
+    for (label, mode, how), lines in run.derived(analysis.ablation_curve).groupby(
+        ["model", "mode", "ablation"], observed=True
+    ):
         top, random = (lines[lines["top"] == which].iloc[-1] for which in (True, False))
-        size, part = int(top["size"]), analysis.apart(lines)
+        size, part = int(top["size"]), analysis.first_separated_size(lines)
         which = "indirect needles" if mode == "indirect" else "needles"
         verdict = (
             f"the intervals part from {part} head{'s' if part > 1 else ''} on"
@@ -173,14 +179,14 @@ def _knocked_out(run: Run) -> Iterator[Finding]:
         )
         yield Finding(
             PROBE.title,
-            f"With its top {size} heads silenced ({how}) {label} finds {analysis.interval(top)} of the {which} that did "
-            f"not rank them, with as many random heads of the same layers {analysis.interval(random)}, and unchanged "
+            f"With its top {size} heads silenced ({how}) {label} finds {analysis.format_share(top)} of the {which} that did "
+            f"not rank them, with as many random heads of the same layers {analysis.format_share(random)}, and unchanged "
             f"{lines['share'].iloc[0]:.0%}; {verdict}.",
             str(label),
         )
 
 
-def _in_words(row: dict[Any, Any]) -> dict[str, object]:
+def _overview_record(row: dict[Any, Any]) -> dict[str, object]:
     """A row of the terminal's table: success with its interval, shares of heads and the top head."""
     heads = {
         "heads > 0.1": f"{row['above']:.1%}",
@@ -196,22 +202,22 @@ def _in_words(row: dict[Any, Any]) -> dict[str, object]:
     }
 
 
-def _published(share: float, what: str) -> str:
-    low, high = PUBLISHED[what]
+def _compare_with_published(share: float, measure: str) -> str:
+    low, high = PUBLISHED_SHARES[measure]
     where = "within" if low <= round(share, 3) <= high else "outside"  # as it is shown
     return f"{where} the {low:.0%} to {high:.0%} of published models"
 
 
-def _interval(row: dict[Any, Any], name: str, form: str) -> str:
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    return "" if math.isnan(low) else f" (95 % interval {low:{form}} to {high:{form}})"
+def _format_interval(row: dict[Any, Any], column: str, number_format: str) -> str:
+    low, high = row[f"{column}_low"], row[f"{column}_high"]
+    return "" if math.isnan(low) else f" (95 % interval {low:{number_format}} to {high:{number_format}})"
 
 
-def _writes(run: Run) -> bool:
+def _has_attribution(run: Run) -> bool:
     """Whether it is known what any head writes through a literal needle."""
     return "needle_write" in run.heads
 
 
-def _scored(run: Run) -> bool:
+def _has_retrieval(run: Run) -> bool:
     """Whether the strict score of any head is known."""
     return "retrieval" in run.heads

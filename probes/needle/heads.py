@@ -13,7 +13,7 @@ from headscope.runs.roles import Role
 from headscope.runs.run_tables import RunTables
 from probes.needle.tables import NEEDLES
 
-RETRIEVAL_HEAD = 0.1
+RETRIEVAL_THRESHOLD = 0.1
 """Mean retrieval score above which a head is called a retrieval head (Wu et al. 2024)."""
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
@@ -61,15 +61,15 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 ROLES: Mapping[str, Role] = MappingProxyType(
     {
         "retrieval": Role(
-            f"retrieval score above {RETRIEVAL_HEAD}, over needles",
-            lambda heads: heads["retrieval"] > RETRIEVAL_HEAD,
+            f"retrieval score above {RETRIEVAL_THRESHOLD}, over needles",
+            lambda heads: heads["retrieval"] > RETRIEVAL_THRESHOLD,
             "retrieval",
         )
     }
 )
 
 
-def heads(run: RunTables) -> pd.DataFrame | None:
+def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """Columns by (model, layer, head, kv_group), over successful trials: `retrieval` with its interval over trials,
     `retrieval_mass`, `retrieval_indirect`, `retrieval_wu`, and where it was measured `needle_write` with its interval,
     `needle_write_indirect` and `needle_rest`; over the trials without a needle `retrieval_control`."""
@@ -81,47 +81,47 @@ def heads(run: RunTables) -> pd.DataFrame | None:
     ]
     good = {str(mode): block for mode, block in rows[rows["success"]].groupby("mode")}
     if "indirect" in good:
-        columns.insert(0, _with_interval(good["indirect"], "score", "retrieval_indirect", 0, 1))
+        columns.insert(0, _mean_with_interval(good["indirect"], "score", "retrieval_indirect", 0, 1))
     if "strict" in good:
         mass = good["strict"].groupby(HEAD_KEYS)["mass"].mean().rename("retrieval_mass")
-        columns = [_with_interval(good["strict"], "score", "retrieval", 0, 1), mass, *columns]
+        columns = [_mean_with_interval(good["strict"], "score", "retrieval", 0, 1), mass, *columns]
     if "wu" in good:
         columns.append(good["wu"].groupby(HEAD_KEYS)["score"].mean().rename("retrieval_wu"))
     if "needle_attribution" in run.tables:
-        written = run.derived(write_rows)
+        written = run.derived(attribution_rows)
         for mode, block in written[written["success"] & (written["mode"] != CONTROL)].groupby("mode"):
             name = "needle_write" if mode == "strict" else "needle_write_indirect"
-            columns.append(_with_interval(block, "net", name))
+            columns.append(_mean_with_interval(block, "net", name))
             if mode == "strict":
                 columns.append(block.groupby(HEAD_KEYS)["rest"].mean().rename("needle_rest"))
     return pd.concat(columns, axis=1)
 
 
-def _with_interval(
-    rows: pd.DataFrame, value: str, name: str, least: float = -np.inf, most: float = np.inf
+def _mean_with_interval(
+    rows: pd.DataFrame, value: str, name: str, minimum: float = -np.inf, maximum: float = np.inf
 ) -> pd.DataFrame:
     """The mean over trials with its interval, by head."""
     by_trial = rows.set_index([*HEAD_KEYS, "trial"])[value].rename_axis(index={"trial": "doc"})
-    return with_interval(by_trial, name, least, most)
+    return with_interval(by_trial, name, minimum, maximum)
 
 
 def retrieval_rows(run: RunTables) -> pd.DataFrame:
     """The `retrieval` table with `success` and `trial`, the number of the trial."""
-    return with_trials(plain(run.table("needles")), plain(run.table("retrieval")))
+    return add_trial_columns(plain(run.table("needles")), plain(run.table("retrieval")))
 
 
-def write_rows(run: RunTables) -> pd.DataFrame:
+def attribution_rows(run: RunTables) -> pd.DataFrame:
     """The `needle_writes` table with `success`, `trial` and `net`; see `against_control`."""
-    return against_control(with_trials(plain(run.table("needles")), plain(run.table("needle_attribution"))))
+    return subtract_control(add_trial_columns(plain(run.table("needles")), plain(run.table("needle_attribution"))))
 
 
-def with_trials(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+def add_trial_columns(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of heads with `success` and `trial`, the number of the trial."""
     numbered = trials.assign(trial=np.arange(len(trials)))
     return rows.merge(numbered[[*NEEDLES.keys, "success", "trial"]], on=NEEDLES.keys)
 
 
-def against_control(rows: pd.DataFrame) -> pd.DataFrame:
+def subtract_control(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of `needle_writes` with `net`: what comes through the needle less what does where it would have been."""
     same = [*(name for name in NEEDLES.keys if name != "mode"), "layer", "head", "kv_group"]
     control = rows[rows["mode"] == CONTROL].set_index(same)["through"].rename("control")
@@ -129,11 +129,11 @@ def against_control(rows: pd.DataFrame) -> pd.DataFrame:
     return joined.assign(net=joined["through"] - joined["control"]).drop(columns="control")
 
 
-def ranked(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame | None:
+def rank_heads(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame | None:
     """Every head of one model by its mean score over the successful trials, the highest first: `layer`, `head`,
     `score`, which is the share copied or, from rows of `needle_writes`, `net`. None without a success."""
-    told = with_trials(plain(trials), plain(rows))
-    told = told if "score" in told else against_control(told).assign(score=lambda each: each["net"])
+    told = add_trial_columns(plain(trials), plain(rows))
+    told = told if "score" in told else subtract_control(told).assign(score=lambda each: each["net"])
     good = told[told["success"] & (told["mode"] != CONTROL)]
     if good.empty:
         return None

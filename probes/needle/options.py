@@ -7,9 +7,9 @@ from pydantic import Field, model_validator
 from headscope.prompts.needle_grid import even_depths
 from headscope.study.config import Options
 
-MOST_LENGTHS = 100
+MAX_LENGTHS = 100
 """A larger number of context lengths was meant as a length."""
-MOST_DEPTHS = 1000
+MAX_DEPTHS = 1000
 
 
 class NeedleOptions(Options):
@@ -47,17 +47,17 @@ class NeedleOptions(Options):
     draws: int = Field(5, ge=1, le=1000, description="random sets of heads of each size, matched by layer")
 
     @model_validator(mode="after")
-    def _make_a_grid(self) -> "NeedleOptions":
+    def _check_grid(self) -> "NeedleOptions":
         numbers = (self.lengths, self.depths)
         if any(isinstance(number, int) and number < 1 for number in numbers) or [] in numbers:
             raise ValueError("give at least one length and one depth")
-        if isinstance(self.lengths, int) and self.lengths > MOST_LENGTHS:
+        if isinstance(self.lengths, int) and self.lengths > MAX_LENGTHS:
             raise ValueError(
                 f"lengths {self.lengths} asks for that many context lengths; for one of {self.lengths} tokens give a "
                 f"list, '--lengths {self.lengths},' or [{self.lengths}] in a study file"
             )
-        if isinstance(self.depths, int) and self.depths > MOST_DEPTHS:
-            raise ValueError(f"depths {self.depths} asks for that many depths; give at most {MOST_DEPTHS}, or a list")
+        if isinstance(self.depths, int) and self.depths > MAX_DEPTHS:
+            raise ValueError(f"depths {self.depths} asks for that many depths; give at most {MAX_DEPTHS}, or a list")
         if wrong := [depth for depth in self.grid_depths if not 0 <= depth <= 1]:
             raise ValueError(f"depth {wrong[0]:g} lies outside 0 (start of the haystack) to 1 (its end)")
         if len({f"{depth:.4f}" for depth in self.grid_depths}) < len(self.grid_depths):
@@ -67,7 +67,7 @@ class NeedleOptions(Options):
         return self
 
     @model_validator(mode="after")
-    def _go_together(self) -> "NeedleOptions":
+    def _check_combinations(self) -> "NeedleOptions":
         if self.file is not None and self.kind != "literal":
             raise ValueError("kind chooses among the built-in needles: leave it out where there is a file")
         if self.mode == "wu" and (self.kind != "literal" or self.attribution):

@@ -10,13 +10,13 @@ import pandas as pd
 from headscope.runs.arrow import Rows
 from headscope.runs.synthetic import Sizes
 
-HARDER = 0.15
+SUCCESS_DROP = 0.15
 """How much less often each model succeeds than the one before."""
 
 
-def rows(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
+def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
     """Trials at 4 depths of 2 needles in 2 haystacks by the model of that number, as one cell."""
-    rng = np.random.default_rng([sizes.seed, number])
+    rng = np.random.default_rng([sizes.seed, model_index])
     trials = pd.DataFrame(
         list(product(("strict", "absent"), ("bell", "ledger"), sizes.lengths, (0.0, 0.33, 0.67, 1.0), (0, 1))),
         columns=["mode", "needle", "context_length", "depth", "seed"],
@@ -27,7 +27,7 @@ def rows(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, Mapping[s
     trials["span_end"] = trials["span_start"] + 8
     hidden = trials["mode"] == "strict"
     longest = trials["context_length"] == max(sizes.lengths)
-    chance = np.where(hidden, 0.95 - HARDER * number - 0.2 * trials["depth"] * longest, 0.0)
+    chance = np.where(hidden, 0.95 - SUCCESS_DROP * model_index - 0.2 * trials["depth"] * longest, 0.0)
     trials["success"] = rng.random(len(trials)) < chance
     trials["recall"] = np.where(trials["success"], 1.0, 0.1)
     trials["answer"] = np.where(trials["success"], "1847 by Odette Marchbanks.", "the king.")
@@ -40,11 +40,14 @@ def rows(sizes: Sizes, model: str, number: int) -> Iterator[tuple[str, Mapping[s
     heads["score"] = heads["copies"] / 8
     heads["mass"] = np.clip(0.7 * skill + 0.01 * rng.random(len(heads)), 0, 1)
     stored = {"needles": trials, "retrieval": heads.drop(columns=["growth", "success"])}
-    browsed, knocked = _browsed(trials, heads, keys), _knockouts(sizes, trials[hidden], model, number)
-    yield "trials", {**stored, **browsed, **knocked, "needle_attribution": _writes(heads, rng)}
+    browsed, knocked = (
+        _synthetic_answers(trials, heads, keys),
+        _synthetic_ablation(sizes, trials[hidden], model, model_index),
+    )
+    yield "trials", {**stored, **browsed, **knocked, "needle_attribution": _synthetic_attribution(heads, rng)}
 
 
-def _browsed(trials: pd.DataFrame, heads: pd.DataFrame, keys: list[str]) -> dict[str, pd.DataFrame]:
+def _synthetic_answers(trials: pd.DataFrame, heads: pd.DataFrame, keys: list[str]) -> dict[str, pd.DataFrame]:
     """What a reader of single trials sees: every head that copied did so once, at the step of its number."""
     hidden = trials[trials["mode"] == "strict"]
     told = {
@@ -67,19 +70,19 @@ def _browsed(trials: pd.DataFrame, heads: pd.DataFrame, keys: list[str]) -> dict
     }
 
 
-def _writes(heads: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
+def _synthetic_attribution(heads: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
     through = 0.5 * heads["score"] + 0.02 * rng.standard_normal(len(heads))
     rest = 0.1 * rng.standard_normal(len(heads))
     return heads.drop(columns=["growth", "success", "copies", "score", "mass"]).assign(through=through, rest=rest)
 
 
-def _knockouts(sizes: Sizes, trials: pd.DataFrame, model: str, number: int) -> dict[str, pd.DataFrame]:
+def _synthetic_ablation(sizes: Sizes, trials: pd.DataFrame, model: str, model_index: int) -> dict[str, pd.DataFrame]:
     """Top heads of low growth, without which half as many trials succeed, and two random draws that cost little."""
     ranked = sizes.units.sort_values("growth", ignore_index=True)
     asked = trials.drop(columns=["prompt_tokens", "span_start", "span_end", "steps"])
     knockouts, knocked = [], []
     for size, draw, half in product((1, 4), range(3), range(2)):
-        rng = np.random.default_rng([sizes.seed, number, size, draw, half])
+        rng = np.random.default_rng([sizes.seed, model_index, size, draw, half])
         which: dict[str, Any] = {"ablation": "zero", "size": size, "draw": draw}
         found = asked[asked["needle"] == ("bell", "ledger")[half]].assign(**which)
         found["success"] &= rng.random(len(found)) < (0.95 if draw else 0.3 if size > 1 else 0.8)

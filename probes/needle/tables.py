@@ -70,7 +70,7 @@ RETRIEVAL = Table(
     ),
 )
 
-PASSAGES = Table(
+NEEDLE_TOKENS = Table(
     "needle_tokens",
     "what each model read around each needle; controls are left out",
     (
@@ -85,30 +85,30 @@ PASSAGES = Table(
     ),
 )
 
-STEP = key("step", "index16", "steps", "answer step that was scored, from 0")
+ANSWER_STEP = key("step", "index16", "steps", "answer step that was scored, from 0")
 
-STEPS = Table(
+NEEDLE_STEPS = Table(
     "needle_steps",
     "each answer as it was written, token by token; controls are left out",
     (
         MODEL,
         MODE,
         *NEEDLE_KEYS,
-        STEP,
+        ANSWER_STEP,
         Column(
             "piece", "text", "", "what the token adds to the answer; a character that is split stands on its last token"
         ),
     ),
 )
 
-COPIES = Table(
+NEEDLE_COPIES = Table(
     "needle_copies",
     "which heads copied a token of the needle at which step of the answer; controls are left out",
     (
         MODEL,
         MODE,
         *NEEDLE_KEYS,
-        STEP,
+        ANSWER_STEP,
         LAYER,
         HEAD,
         GROUP,
@@ -116,7 +116,7 @@ COPIES = Table(
     ),
 )
 
-WRITES = Table(
+NEEDLE_ATTRIBUTION = Table(
     "needle_attribution",
     "what each head added directly to the logits of the answered tokens in each trial, successful or not",
     (
@@ -138,7 +138,7 @@ WRITES = Table(
     ),
 )
 
-KNOCKOUT = (
+ABLATION_KEYS = (
     key("ablation", "label", "", "zero: the heads say nothing; mean: they say their mean over the haystack", None),
     key("size", "index16", "heads", "heads that were silenced together", 1),
     key(
@@ -150,13 +150,13 @@ KNOCKOUT = (
     ),
 )
 
-KNOCKOUTS = Table(
+NEEDLE_ABLATION = Table(
     "needle_ablation",
     "what each model answered with some of its heads silenced",
     (
         MODEL,
         MODE,
-        *KNOCKOUT,
+        *ABLATION_KEYS,
         *NEEDLE_KEYS,
         Column("answer", "text", "", "what the model said, greedily, before the end token or a line break"),
         Column("recall", "value", "", "ROUGE-1 recall of the scored part's words in the answer", 0, 1),
@@ -164,12 +164,12 @@ KNOCKOUTS = Table(
     ),
 )
 
-KNOCKED = Table(
+NEEDLE_ABLATED_HEADS = Table(
     "needle_ablated_heads",
     "which heads were silenced together",
     (
         MODEL,
-        *KNOCKOUT,
+        *ABLATION_KEYS,
         key("half", "index16", "", "half of the needles that was asked for: 0 the first, third ...; 1 the others"),
         LAYER,
         HEAD,
@@ -178,4 +178,13 @@ KNOCKED = Table(
     ),
 )
 
-TABLES = (NEEDLES, RETRIEVAL, PASSAGES, STEPS, COPIES, WRITES, KNOCKOUTS, KNOCKED)
+TABLES = (
+    NEEDLES,
+    RETRIEVAL,
+    NEEDLE_TOKENS,
+    NEEDLE_STEPS,
+    NEEDLE_COPIES,
+    NEEDLE_ATTRIBUTION,
+    NEEDLE_ABLATION,
+    NEEDLE_ABLATED_HEADS,
+)
