@@ -87,9 +87,7 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
             label: in_memory[label].spec if label in in_memory else spec for label, spec in models.items()
         }
     progress = console_progress(shared["quiet"])
-    return execute(
-        build_study(content), shared["out"], resume=shared["resume"], in_memory=in_memory, progress=progress
-    )
+    return execute(build_study(content), shared["out"], resume=shared["resume"], in_memory=in_memory, progress=progress)
 
 
 def keyword_fields(options: type[BaseModel]) -> dict[str, FieldInfo]:

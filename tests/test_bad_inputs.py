@@ -710,7 +710,7 @@ def test_a_folder_with_an_at_in_its_name_opens(tmp_path: Path) -> None:
 def test_a_bar_shows_a_label_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     bar = ProgressBar()
     bar.start(1.0, 0.0)
-    bar.doing("[/red]")
+    bar.set_activity("[/red]")
     bar.stop()
     assert "[/red]" in capsys.readouterr().err
 

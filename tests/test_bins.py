@@ -1,7 +1,9 @@
+"""Bins of visible keys and token positions."""
+
 import numpy as np
 import pytest
 
-from headscope.bins import in_last_octave, bin_center, position_edges, visible_edges
+from headscope.bins import bin_center, in_last_octave, position_edges, visible_edges
 
 
 def test_edges_are_four_per_octave_from_16():
@@ -9,21 +11,21 @@ def test_edges_are_four_per_octave_from_16():
 
 
 @pytest.mark.parametrize("limit", [1, 2, 15, 16, 17, 19, 20, 23, 63, 64, 65, 1000, 1024, 1025, 131072])
-def test_edges_cover_the_limit_with_none_to_spare(limit):
+def test_edges_cover_the_limit_without_a_spare_bin(limit):
     edges = visible_edges(limit)
     assert edges[-1] >= limit
     assert len(edges) == 1 or edges[-2] < limit
     assert (np.diff(edges) > 0).all()
 
 
-def test_middle_is_the_geometric_mean_of_the_ends_of_a_bin():
+def test_bin_center_is_the_geometric_mean_of_the_bin_limits():
     edges = visible_edges(5000)
     ends = zip(np.concatenate([[1], edges[:-1] + 1]), edges, strict=True)
     assert bin_center(edges) == pytest.approx([np.sqrt(low * high) for low, high in ends])
     assert float(bin_center(16)) == 4
 
 
-def test_middle_of_a_cut_bin_stops_at_the_limit():
+def test_bin_center_of_a_cut_bin_uses_the_limit():
     assert float(bin_center(1024, limit=900)) == pytest.approx(np.sqrt(862 * 900))
 
 

@@ -1,4 +1,4 @@
-"""Watching a training: it changes nothing, its run grows, and its medians reach the trackers."""
+"""TrainingMonitor and HeadscopeCallback: they leave the training unchanged, extend one run and log medians."""
 
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from headscope.runs.run import Run, runs
 from headscope.runs.validate import validate
 from headscope.study.config import build_study
 from headscope.study.monitor import TIME_SHARE_KEY, TrainingMonitor
-from headscope.study.runner import run_study as run_study
+from headscope.study.runner import run_study
 from probes.pretrain.model_setup import random_model, train_tokenizer
 from probes.pretrain.options import PretrainOptions
 
 WORDS = "the quick brown fox jumps over the lazy dog and then sleeps under an old tree. " * 40
-SECTIONS = {"measure": {"lengths": [32], "rows": 4, "tables": ["attention", "nll"]}}
+PROBES = {"measure": {"lengths": [32], "rows": 4, "tables": ["attention", "nll"]}}
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def model(tokenizer: Any) -> Any:
     return random_model(tiny, len(tokenizer), 0)
 
 
-def trained(
+def train(
     tokenizer: Any, folder: Path, steps: int = 4, resume: bool = False, tracker: Any = None, **options: Any
 ) -> Trainer:
-    """A Trainer after some steps on the same ids; with `log` its medians go where it logs to."""
+    """A Trainer after `steps` steps; `options` are those of a HeadscopeCallback that logs to it."""
     ids = tokenizer(WORDS)["input_ids"]
     rows = [{"input_ids": ids[n : n + 32], "labels": ids[n : n + 32]} for n in range(8)]
     arguments = TrainingArguments(
@@ -57,67 +57,65 @@ def trained(
     return trainer
 
 
-def test_a_watched_training_ends_as_one_that_is_not_and_its_medians_are_logged(
+def test_a_monitored_training_ends_with_equal_weights_and_logs_medians(
     tokenizer: Any, text: str, tmp_path: Path
 ) -> None:
-    heard: list[dict[str, float]] = []
+    tracker_logs: list[dict[str, float]] = []
 
     class Tracker(TrainerCallback):  # type: ignore[misc]
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            heard.append(dict(logs))
+            tracker_logs.append(dict(logs))
 
-    plain = trained(tokenizer, tmp_path / "a")
-    options = {"every": 2, "sections": SECTIONS, "text": text, "out": tmp_path / "runs"}
-    watched = trained(tokenizer, tmp_path / "b", tracker=Tracker(), **options)
-    for one, other in zip(plain.model.parameters(), watched.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-    told = [entry for entry in watched.state.log_history if TIME_SHARE_KEY in entry]
-    assert [entry["step"] for entry in told] == [0, 2, 4]
-    assert all(0 < entry[TIME_SHARE_KEY] < 1 for entry in told)
-    assert [entry for entry in heard if TIME_SHARE_KEY in entry] == [
-        {name: value for name, value in entry.items() if name != "step"} for entry in told
+    plain = train(tokenizer, tmp_path / "a")
+    options = {"every": 2, "probes": PROBES, "text": text, "out": tmp_path / "runs"}
+    monitored = train(tokenizer, tmp_path / "b", tracker=Tracker(), **options)
+    for weight, monitored_weight in zip(plain.model.parameters(), monitored.model.parameters(), strict=True):
+        assert torch.equal(weight, monitored_weight)
+    entries = [entry for entry in monitored.state.log_history if TIME_SHARE_KEY in entry]
+    assert [entry["step"] for entry in entries] == [0, 2, 4]
+    assert all(0 < entry[TIME_SHARE_KEY] < 1 for entry in entries)
+    assert [entry for entry in tracker_logs if TIME_SHARE_KEY in entry] == [
+        {name: value for name, value in entry.items() if name != "step"} for entry in entries
     ]
     ((_, run),) = runs(tmp_path / "runs")
     assert isinstance(run, Run)
     assert validate(run) == []
     assert [(m["label"], m["step"]) for m in run.manifest["models"]] == [("step-0", 0), ("step-2", 2), ("step-4", 4)]
     medians = run.heads.groupby("model", observed=True)["ess2_32"].median()
-    for entry in told:
+    for entry in entries:
         assert entry["headscope/ess2_32"] == pytest.approx(medians[f"step-{entry['step']}"])
-    # The trained model, measured as any other is, gives the same numbers.
-    study = build_study({"texts": {"source": text, "docs": 2}, "models": {"m": "m"}, **SECTIONS})
-    after = run_study(study, tmp_path / "after", given={"m": load(watched.model, tokenizer=tokenizer)})
+    # A study of the trained model gives the same numbers.
+    study = build_study({"texts": {"source": text, "docs": 2}, "models": {"m": "m"}, **PROBES})
+    after = run_study(study, tmp_path / "after", in_memory={"m": load(monitored.model, tokenizer=tokenizer)})
     last = run.heads[run.heads["model"] == "step-4"]["ess2_32"].to_numpy()
     assert (after.heads["ess2_32"].to_numpy() == last).all()
 
 
-def test_a_resumed_training_goes_on_with_its_run(tokenizer: Any, text: str, tmp_path: Path) -> None:
-    options = {"every": 2, "sections": SECTIONS, "text": text, "out": tmp_path / "runs"}
-    trained(tokenizer, tmp_path / "a", steps=2, **options)
-    trained(tokenizer, tmp_path / "a", steps=4, resume=True, **options)
+def test_a_resumed_training_continues_its_run(tokenizer: Any, text: str, tmp_path: Path) -> None:
+    options = {"every": 2, "probes": PROBES, "text": text, "out": tmp_path / "runs"}
+    train(tokenizer, tmp_path / "a", steps=2, **options)
+    train(tokenizer, tmp_path / "a", steps=4, resume=True, **options)
     ((_, run),) = runs(tmp_path / "runs")
     assert isinstance(run, Run)
     assert run.models == ["step-0", "step-2", "step-4"]
-    trained(tokenizer, tmp_path / "c", steps=2, **options)
+    train(tokenizer, tmp_path / "c", steps=2, **options)
     assert len(runs(tmp_path / "runs")) == 2
 
 
-def test_a_loop_of_ones_own_measures_an_opened_model_under_its_positions(
-    tokenizer: Any, text: str, tmp_path: Path
-) -> None:
+def test_a_custom_loop_measures_an_opened_model_under_its_scheme(tokenizer: Any, text: str, tmp_path: Path) -> None:
     opened = load(model(tokenizer), tokenizer=tokenizer)
-    watch = TrainingMonitor(SECTIONS, text=text, out=tmp_path)
+    monitor = TrainingMonitor(PROBES, text=text, out=tmp_path)
     before = torch.get_rng_state()
-    told = [watch(Model(opened.checkpoint), 0), watch(opened.with_scheme("nope"), 1)]
+    medians = [monitor(Model(opened.checkpoint), 0), monitor(opened.with_scheme("nope"), 1)]
     assert torch.equal(before, torch.get_rng_state())
-    assert told[0]["headscope/nll_32"] != told[1]["headscope/nll_32"]
-    assert [m["scheme"] for m in Run.open(watch.path).manifest["models"]] == ["base", "nope"]
+    assert medians[0]["headscope/nll_32"] != medians[1]["headscope/nll_32"]
+    assert [m["scheme"] for m in Run.open(monitor.path).manifest["models"]] == ["base", "nope"]
 
 
-@pytest.mark.parametrize("wrong", [{"sections": {"mesure": {}}}, {"docs": 0}, {"name": "a b"}])
-def test_settings_that_no_study_may_have_are_refused(wrong: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{"probe_options": {"mesure": {}}}, {"docs": 0}, {"name": "a b"}])
+def test_invalid_settings_are_refused(settings: Any, tmp_path: Path) -> None:
     with pytest.raises(BadInput):
-        TrainingMonitor(**{"out": tmp_path, **wrong})
+        TrainingMonitor(**{"out": tmp_path, **settings})
     assert not list(tmp_path.iterdir())
     with pytest.raises(BadInput, match="every=0"):
         HeadscopeCallback(every=0)

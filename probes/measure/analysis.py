@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from headscope.bins import BINS_PER_OCTAVE, in_last_octave, bin_center
+from headscope.bins import BINS_PER_OCTAVE, bin_center, in_last_octave
 from headscope.runs.aggregation import HEAD_KEYS, at_longest, losses, plain, with_interval
 from headscope.runs.column_metadata import Statistic, by_length
 from headscope.runs.roles import Role
