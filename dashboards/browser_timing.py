@@ -32,8 +32,9 @@ WATCH_SCRIPT = """([title]) => {
     check();
   });
   const watch = async (start) => [await when(visibleDrawn, start), await when(allDrawn, start)];
-  if (!title) window.loadTimes = watch(0);
-  else addEventListener("click", (event) => { window.loadTimes = watch(event.timeStamp); }, { capture: true, once: true });
+  const onClick = (event) => { window.loadTimes = watch(event.timeStamp); };
+  if (title) addEventListener("click", onClick, { capture: true, once: true });
+  else window.loadTimes = watch(0);
 }"""
 MATRIX_SHAPE_SCRIPT = (
     "() => (({ z }) => [z.length, z[0].length])(document.querySelector('.js-plotly-plot')._fullData[0])"

@@ -102,7 +102,7 @@ class RenderedPage:
 
 
 def rendered_page(path: str, search: str) -> RenderedPage:
-    """The page of a URL, from the cache unless the runs have changed. Raises HeadscopeError like `layout.resolve_url`."""
+    """The page of a URL, from the cache if the runs are unchanged. Raises HeadscopeError like `layout.resolve_url`."""
     store = current_store()
     return _cached_page(path, search, store.folder, store.fingerprint())
 

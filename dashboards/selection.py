@@ -13,9 +13,7 @@ from headscope.heads import Head, format_head
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 
-YAML_TOOLTIP = (
-    "Download the selected heads and named sets as a study file: headscope run heads.yaml --model NAME=..."
-)
+YAML_TOOLTIP = "Download the selected heads and named sets as a study file: headscope run heads.yaml --model NAME=..."
 MAX_CHIPS = 24
 """Selected heads that are listed one by one."""
 

@@ -64,7 +64,7 @@ def _commands() -> list[str]:
     parts = []
     for name in sorted(group.list_commands(context)):
         command = group.get_command(context, name)
-        command = command.whole() if isinstance(command, ProbeCommand) else command
+        command = command.with_flags() if isinstance(command, ProbeCommand) else command
         rows = ["| option | meaning |", "|---|---|"]
         for parameter in command.params:
             argument = parameter.param_type_name == "argument"

@@ -94,4 +94,4 @@ def test_print_has_a_white_background(report_page: ReportPage) -> None:
     if report_page.scheme == "dark":
         assert len(page.pdf()) > 50_000
     assert report_page.problems == []
-    page.emulate_media(media="estimate")
+    page.emulate_media(media="screen")

@@ -396,7 +396,7 @@ def test_a_mistake_in_a_study_file_is_one_line_that_names_file_and_key(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("- a\n- b\n", r"study\.yaml' holds no keys"),
+        ("- a\n- b\n", r"study\.yaml' has no keys"),
         ("measure: [", r"cannot read study file .*study\.yaml'.* measure: \["),
         ("\x00", r"cannot read study file .*study\.yaml'.* position 0"),
     ],

@@ -1,24 +1,24 @@
 "use strict";
-// Explorers: a token, an item of a list or a key leads on, and the page stays where it is.
+// Explorers: tokens, lists and keyboard shortcuts navigate; links within a page do not scroll it.
 (function () {
   const go = (href) => {
-    const to = new URL(href, location.href);
-    window.dash_clientside.set_props("url", { pathname: to.pathname, search: to.search });
+    const url = new URL(href, location.href);
+    window.dash_clientside.set_props("url", { pathname: url.pathname, search: url.search });
   };
   document.addEventListener("click", (event) => {
-    const link = event.target.closest("a[data-stays]");
+    const link = event.target.closest("a[data-in-place]");
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     event.stopImmediatePropagation();
     go(link.href);
   }, true);
   document.addEventListener("change", (event) => {
-    if (event.target.dataset.goes && event.target.value) go(event.target.value);
+    if (event.target.dataset.navigates && event.target.value) go(event.target.value);
   });
+  const OWN_KEYS = "input, select, textarea, [role=grid], [role=slider], [data-head-matrix], .scroll:not(.passage), aside";
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
-    if (event.target.closest("input, select, textarea, [role=grid], [role=slider], .scroll:not(.passage), aside")) return;
-    const link = document.querySelector(`a[data-key="${event.key}"]`);
-    if (link) { event.preventDefault(); go(link.href); }
+    if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey || event.target.closest(OWN_KEYS)) return;
+    const link = document.querySelector(`a[data-shortcut="${event.key}"]`);
+    if (link) { event.preventDefault(); link.click(); }
   });
 })();

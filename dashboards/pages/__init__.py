@@ -1,4 +1,4 @@
-"""The pages: one module each, and one of a kind for every probe."""
+"""The pages of the app: one module each, and one page per probe."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,7 +9,7 @@ from headscope.runs.run import Run
 
 
 class Page(Protocol):
-    """What the app asks of a page: its name, its path, the controls that do something there, and what it shows."""
+    """A page: its name, its path, the controls that have an effect on it, and its content."""
 
     @property
     def NAME(self) -> str: ...

@@ -1,4 +1,4 @@
-"""How heads come into being: any statistic and every role against training step, of one training or of several."""
+"""Heads during training: any statistic and every role by training step, for one or several trainings."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -16,44 +16,48 @@ from headscope.runs.training_runs import courses
 
 NAME = "Checkpoints"
 PATH = "/checkpoints"
+MAX_LINES = 8
+"""Heads with a line of their own."""
 
 
 def controls(run: Run) -> Sequence[str]:
-    """Where models are checkpoints."""
+    """Statistic and filters, if the run has several checkpoints."""
     return ("stat", "layers", "role") if len(assembly.training_steps(run)) > 1 and assembly.run_statistics(run) else ()
 
 
 def content(run: Run, view: ViewState) -> PageContent:
-    """The statistic and the roles over steps, and what probes show of a training."""
+    """The statistic and the roles by step, and what probes show of a training."""
     steps = assembly.training_steps(run)
-    course = courses(run.manifest["models"])
+    training_steps = courses(run.manifest["models"])
     sections: dict[str, Sequence[Block]] = {}
     heads = view.filter_heads(run.heads)
     if len(steps) > 1 and view.statistic_name:
-        sections["Over checkpoints"] = LazySequence(_statistic_charts(run, view, heads, course))
-        sections["Roles"] = LazySequence(_role_charts(run.heads, course))
+        sections["Over checkpoints"] = LazySequence(_statistic_charts(run, view, heads, training_steps))
+        sections["Roles"] = LazySequence(_role_charts(run.heads, training_steps))
     for heading, charts in assembly.charts_for_page(assembly.render_context(run, view.model, heads), PATH).items():
         sections[heading] = LazySequence(chain(sections.get(heading, ()), charts))
     if not any(sections.values()):
-        why = "No two models of these runs carry a training step. Measure checkpoints in a batch: "
-        return PageContent("Checkpoints", "", {"": [TextBlock([f"{why}headscope run --checkpoints 'ckpts/step-*'."])]})
-    return PageContent("Checkpoints", _introduction(course), sections)
+        reason = "No two models of these runs have a training step. Measure several checkpoints in one run: "
+        return PageContent(
+            "Checkpoints", "", {"": [TextBlock([f"{reason}headscope run --checkpoints 'ckpts/step-*'."])]}
+        )
+    return PageContent("Checkpoints", _introduction(training_steps), sections)
 
 
 def _introduction(training_steps: pd.DataFrame) -> str:
     trainings = training_steps["training"].nunique()
-    of = f", of {trainings} trainings" if trainings > 1 else ""
-    return f"{len(training_steps)} models carry a training step{of}."
+    suffix = f", from {trainings} trainings" if trainings > 1 else ""
+    return f"{len(training_steps)} models with a training step{suffix}."
 
 
 def _statistic_charts(run: Run, view: ViewState, heads: pd.DataFrame, training_steps: pd.DataFrame) -> Iterator[Chart]:
-    alone = training_steps["training"].nunique() == 1
-    if alone:
-        chosen = sorted(view.selected_heads) or list(assembly.notable_heads(run.heads))
+    is_single_training = training_steps["training"].nunique() == 1
+    if is_single_training:
+        highlighted = sorted(view.selected_heads) or list(assembly.notable_heads(run.heads))
         steps = assembly.training_steps(run)
         yield Chart(
-            layers.plot_over_steps(heads, view.statistic_name, steps, chosen[:8]),
-            "Grey: the median head and the middle 80 % of heads. Coloured: picked heads, else notable ones.",
+            layers.plot_over_steps(heads, view.statistic_name, steps, highlighted[:MAX_LINES]),
+            "Grey: the median head and the middle 80 % of heads. Coloured: selected heads, else notable ones.",
             half_width=True,
         )
         yield Chart(
@@ -61,51 +65,55 @@ def _statistic_charts(run: Run, view: ViewState, heads: pd.DataFrame, training_s
             "Median over the heads of a layer.",
             half_width=True,
         )
-    told = (
-        "A line a head."
-        if alone
-        else "A line a training: the median over the heads of the layer; dotted: picked heads."
+    caption = (
+        "Each line is a head."
+        if is_single_training
+        else "Each line is a training: the median over the heads of the layer. Dotted: selected heads."
     )
     yield Chart(
-        role_emergence.plot_training_by_layer(heads, view.statistic_name, training_steps, view.selected_heads), told
+        role_emergence.plot_training_by_layer(heads, view.statistic_name, training_steps, view.selected_heads), caption
     )
 
 
 def _role_charts(heads: pd.DataFrame, training_steps: pd.DataFrame) -> Iterator[Block]:
-    """How many heads bear each role at each step, and since when those of the last step do."""
-    known = list(roles())
+    """The number of heads with each role by step, and the step from which each head has its final role."""
+    role_names = list(roles())
     if has_mixed_lengths(heads[heads["model"].isin(training_steps["label"])]):
-        told = "These checkpoints were measured at different lengths, by which roles that go by effective length differ"
-        yield TextBlock([f"{told}: measure all of them alike."])
+        text = (
+            "These checkpoints were measured at different context lengths, on which roles by effective length depend."
+        )
+        yield TextBlock([f"{text} Measure all of them at the same lengths."])
     yield Chart(
-        role_emergence.plot_role_counts(heads, training_steps, known),
-        "Heads that bear the role at that step.",
+        role_emergence.plot_role_counts(heads, training_steps, role_names),
+        "Number of heads with the role at that step.",
         half_width=True,
     )
-    taken = role_emergence.role_onsets(heads, training_steps, known)
+    onsets = role_emergence.role_onsets(heads, training_steps, role_names)
     trainings = list(dict.fromkeys(training_steps["training"]))
     yield Chart(
-        role_emergence.plot_role_onsets(taken, trainings, list(training_steps["step"])),
-        "A point a head: the first step from which it bears the role at every later one.",
+        role_emergence.plot_role_onsets(onsets, trainings, list(training_steps["step"])),
+        "Each point is a head: the first step from which it has the role at every later step.",
         half_width=True,
     )
-    if len(taken):
-        yield _role_onset_table(taken, trainings)
+    if len(onsets):
+        yield _role_onset_table(onsets, trainings)
 
 
 def has_mixed_lengths(heads: pd.DataFrame) -> bool:
-    """Whether some of the models were measured at other lengths than others."""
-    lengths = heads[by_length(map(str, heads), "ess2")].notna()
-    return len(lengths.groupby(heads["model"], observed=True).any().drop_duplicates()) > 1
+    """Whether the models were measured at different context lengths."""
+    is_measured = heads[by_length(map(str, heads), "ess2")].notna()
+    return len(is_measured.groupby(heads["model"], observed=True).any().drop_duplicates()) > 1
 
 
 def _role_onset_table(onsets: pd.DataFrame, trainings: Sequence[str]) -> TextTable:
-    """A row a role, a column a training."""
+    """One row per role, one column per training."""
     steps = onsets.groupby(["role", "training"], sort=False)["step"]
-    told = {
-        place: f"{len(at)} from {at.min():,}, half by {at.sort_values().iloc[(len(at) - 1) // 2]:,}"
-        for place, at in steps
+    cells = {
+        key: f"{len(step)} head{'s' if len(step) > 1 else ''}; first at step {step.min():,}, "
+        f"half by step {step.sort_values().iloc[(len(step) - 1) // 2]:,}"
+        for key, step in steps
     }
-    rows = [(role, *(told.get((role, each), "none") for each in trainings)) for role in onsets["role"].unique()]
-    caption = "Heads that bear a role at the end: how many, from which step the first, and by which half of them"
+    role_names = onsets["role"].unique()
+    rows = [(role, *(cells.get((role, training), "none") for training in trainings)) for role in role_names]
+    caption = "Heads with each role at the last step, and the steps from which they have it"
     return TextTable(caption, ("role", *trainings), rows, {name: role.meaning for name, role in roles().items()})

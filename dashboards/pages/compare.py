@@ -1,4 +1,4 @@
-"""Models against a baseline: every head's statistic, and what the probes compare."""
+"""Models against a baseline: every head's statistic, and the comparisons of the probes."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -17,30 +17,33 @@ PATH = "/compare"
 
 
 def controls(run: Run) -> Sequence[str]:
-    """All but the model in view, where there are models to compare."""
-    comparable = len(run.models) > 1 and assembly.run_statistics(run)
-    return ("base", "models", "stat", "lines", *FILTER_PARAMETERS) if comparable else ()
+    """All but the single model, if there are models to compare."""
+    is_comparable = len(run.models) > 1 and assembly.run_statistics(run)
+    return ("baseline", "models", "stat", "rank_lines", *FILTER_PARAMETERS) if is_comparable else ()
 
 
 def content(run: Run, view: ViewState) -> PageContent:
-    """The statistic of each head against the baseline, then what else differs."""
+    """The statistic of each head against the baseline, then the comparisons of the probes."""
     if len(run.models) < 2 or not view.statistic_name:
-        why = "A comparison needs two models with a statistic of their heads. Give headscope run two: --model A=... "
-        return PageContent("Compare", "", {"": [TextBlock([f"{why}--model B=..."])]})
-    first = view.baseline or default_models(run)[0]
-    sizes = {told["label"]: (told["geometry"]["layers"], told["geometry"]["heads"]) for told in run.manifest["models"]}
-    others = [label for label in view.shown_models if label != first]
-    apart = [label for label in others if sizes[label] != sizes[first]]
-    models = [first, *(label for label in others if label not in apart)]
-    shown = assembly.render_context(run, view.model, view.filter_heads(run.heads), models)
+        reason = "A comparison needs two models with a statistic of their heads. Measure two models in one run: "
+        text = f"{reason}headscope run --model A=... --model B=..."
+        return PageContent("Compare", "", {"": [TextBlock([text])]})
+    baseline = view.baseline or default_models(run)[0]
+    geometry = {model["label"]: model["geometry"] for model in run.manifest["models"]}
+    shapes = {label: (size["layers"], size["heads"]) for label, size in geometry.items()}
+    compared = [label for label in view.shown_models if label != baseline]
+    omitted = [label for label in compared if shapes[label] != shapes[baseline]]
+    models = [baseline, *(label for label in compared if label not in omitted)]
+    context = assembly.render_context(run, view.model, view.filter_heads(run.heads), models)
     title = statistic(view.statistic_name).title
-    sections: dict[str, Sequence[Block]] = {title: LazySequence(_statistic_charts(shown, view, first))}
-    for heading, charts in assembly.charts_for_page(shown, PATH).items():
+    sections: dict[str, Sequence[Block]] = {title: LazySequence(_statistic_charts(context, view, baseline))}
+    for heading, charts in assembly.charts_for_page(context, PATH).items():
         sections[heading] = LazySequence(chain(sections.get(heading, ()), charts))
-    told = "" if len(shown.heads) else " No head passes the filters."
-    told += f" Left out, as their heads are no counterparts: {', '.join(apart)}." if apart else ""
-    lead = f"{', '.join(models[1:]) or 'Nothing'} against {first}, head by head.{told}"
-    return PageContent(f"Models against {first}", lead, sections)
+    notes = "" if len(context.heads) else " No head matches the filters."
+    if omitted:
+        notes += f" Left out, because their layers or heads differ in number: {', '.join(omitted)}."
+    introduction = f"{', '.join(models[1:]) or 'No model'} against {baseline}, head by head.{notes}"
+    return PageContent(f"Models against {baseline}", introduction, sections)
 
 
 def _statistic_charts(context: RenderContext, view: ViewState, baseline: str) -> Iterator[Chart]:
@@ -53,5 +56,5 @@ def _statistic_charts(context: RenderContext, view: ViewState, baseline: str) ->
 
 
 def _layer_chart(context: RenderContext, statistic_name: str) -> Chart:
-    caption = "Mean over the heads of a layer; the band holds the middle 80 % of heads."
+    caption = "Mean over the heads of a layer; the band covers the middle 80 % of heads."
     return Chart(layers.plot_by_layer(context.heads, statistic_name), caption, half_width=True)

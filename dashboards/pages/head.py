@@ -1,4 +1,4 @@
-"""One head in full: what the probes say and show of it, its numbers under every model, and its neighbours."""
+"""One head in full: findings and charts of the probes, its statistics under every model, and its KV group."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,6 +7,7 @@ import pandas as pd
 from dashboards.view_state import ViewState, describe_statistic, parse_head
 from headscope.report import assembly
 from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
+from headscope.report.explorer_blocks import KeyLinks
 from headscope.report.text import column_heading, default_models_with, format_cell, head_mask
 from headscope.runs.column_metadata import column, statistic
 from headscope.runs.run import Run
@@ -14,57 +15,63 @@ from headscope.runs.summary import longest
 
 NAME = "Head"
 PATH = "/head"
+NEIGHBOURS = {
+    "Previous layer": ("ArrowDown", -1, 0),
+    "Previous head": ("ArrowLeft", 0, -1),
+    "Next head": ("ArrowRight", 0, 1),
+    "Next layer": ("ArrowUp", 1, 0),
+}
+"""Keyboard shortcut and steps in layer and head, by link."""
 
 
 def controls(run: Run) -> Sequence[str]:
-    """The model whose frequencies and distances are drawn."""
+    """The model, if the run has statistics of heads."""
     return ("model",) if len(run.heads) else ()
 
 
 def content(run: Run, view: ViewState, identifier: str = "") -> PageContent:
-    """The head that `at` names, such as 3.2; without a name the first of the notable ones."""
-    chosen = run.derived(assembly.notable_heads_of_run)
-    layer, head = parse_head(identifier, run) if identifier else next(iter(chosen), (0, 0))
+    """The head with this identifier, such as 3.2; by default the first notable head."""
+    notable_heads = run.derived(assembly.notable_heads_of_run)
+    layer, head = parse_head(identifier, run) if identifier else next(iter(notable_heads), (0, 0))
     heads = run.heads[head_mask(run.heads, layer, head)]
     group = int(heads["kv_group"].iloc[0]) if len(heads) else 0
-    answer, more = assembly.head_sentences(run, view.model, layer, head)
+    summary, details = assembly.head_sentences(run, view.model, layer, head)
     sections: dict[str, Sequence[Block]] = {
-        "": [_neighbour_links(run, view, layer, head), *([TextBlock(more)] if more else [])],
-        "What it does": LazySequence(assembly.head_blocks(run, view.model, layer, head)),
-        "Numbers": LazySequence(_statistics_table(heads, default_models_with(run, view.model))),
-        f"Key group {group}: heads that share these keys": LazySequence(_kv_group_table(run, view, layer, group)),
+        "": [_neighbour_links(run, layer, head), *([TextBlock(details)] if details else [])],
+        "Behaviour": LazySequence(assembly.head_blocks(run, view.model, layer, head)),
+        "Statistics": LazySequence(_statistics_table(heads, default_models_with(run, view.model))),
+        f"Heads of KV group {group}": LazySequence(_kv_group_table(run, view, layer, group)),
     }
-    why = chosen.get((layer, head))
-    lead = " ".join([*answer, f"Key group {group}.", *([f"It is notable: {why}."] if why else [])])
-    return PageContent(f"Layer {layer}, head {head}", lead, sections)
+    reason = notable_heads.get((layer, head))
+    introduction = " ".join([*summary, f"KV group {group}.", *([f"Notable: {reason}."] if reason else [])])
+    return PageContent(f"Layer {layer}, head {head}", introduction, sections)
 
 
 def _statistics_table(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[TextTable]:
-    rows = {str(row["model"]): row for row in heads.to_dict("records")}
+    row_by_model = {str(row["model"]): row for row in heads.to_dict("records")}
     names = assembly.measured_statistics(heads)
-    told = [
+    rows = [
         [
             column_heading(name),
-            *(format_cell(rows[model], name) if model in rows else "–" for model in models),
+            *(format_cell(row_by_model[model], name) if model in row_by_model else "–" for model in models),
         ]
         for name in names
     ]
-    defined = {column_heading(name): describe_statistic(name) for name in names}
-    yield TextTable(
-        "Every statistic under each model; 95 % intervals in brackets", ("statistic", *models), told, defined
-    )
+    definitions = {column_heading(name): describe_statistic(name) for name in names}
+    caption = "Every statistic under each model; 95 % confidence intervals in brackets"
+    yield TextTable(caption, ("statistic", *models), rows, definitions)
 
 
 def _kv_group_table(run: Run, view: ViewState, layer: int, kv_group: int) -> Iterator[TextTable]:
-    """The statistics that come with an interval, of the heads of one key group."""
+    """Statistics with a confidence interval of the heads of one KV group."""
     heads = run.heads[(run.heads["model"] == view.model) & (run.heads["layer"] == layer)]
-    length = longest(run.heads)
+    longest_name = longest(run.heads)
     names = [
         name
         for name in assembly.measured_statistics(heads)
-        if f"{name}_low" in heads and (name == length or column(name).length is None)
+        if f"{name}_low" in heads and (name == longest_name or column(name).length is None)
     ]
-    rows: list[list[str | Link]] = [
+    rows: list[list[str | Link | Links]] = [
         [
             Link(f"head {row['head']}", view.head_link(layer, int(row["head"]))),
             *(format_cell(row, name) for name in names),
@@ -74,13 +81,11 @@ def _kv_group_table(run: Run, view: ViewState, layer: int, kv_group: int) -> Ite
     yield TextTable(f"Under {view.model}", ("head", *(statistic(name).worded for name in names)), rows)
 
 
-def _neighbour_links(run: Run, view: ViewState, layer: int, head: int) -> Links:
-    places = sorted(set(run.heads[["layer", "head"]].itertuples(index=False, name=None)))
-    steps = {"Previous layer": (-1, 0), "Previous head": (0, -1), "Next head": (0, 1), "Next layer": (1, 0)}
-    return Links(
-        [
-            Link(name, view.head_link(*place))
-            for name, (down, across) in steps.items()
-            if (place := (layer + down, head + across)) in places
-        ]
-    )
+def _neighbour_links(run: Run, layer: int, head: int) -> KeyLinks:
+    heads = set(run.heads[["layer", "head"]].itertuples(index=False, name=None))
+    neighbours = {
+        key: Link(name, f"/head/{layer + layer_step}.{head + head_step}")
+        for name, (key, layer_step, head_step) in NEIGHBOURS.items()
+        if (layer + layer_step, head + head_step) in heads
+    }
+    return KeyLinks([*neighbours.values()], [*neighbours])

@@ -1,4 +1,4 @@
-"""All heads of a model in one statistic, as values or against a pinned baseline, and the grid that goes with it."""
+"""All heads of a model in one statistic, as values or against a baseline, with the table of heads."""
 
 from collections.abc import Sequence
 
@@ -16,46 +16,45 @@ PATH = "/heads"
 
 
 def controls(run: Run) -> Sequence[str]:
-    """All, where heads were measured."""
-    return ("model", "base", "stat", *FILTER_PARAMETERS) if assembly.run_statistics(run) else ()
+    """Model, baseline, statistic and filters, if the run has statistics of heads."""
+    return ("model", "baseline", "stat", *FILTER_PARAMETERS) if assembly.run_statistics(run) else ()
 
 
 def content(run: Run, view: ViewState) -> PageContent:
-    """A layer x head matrix of the statistic, and every head of the model in a grid."""
+    """A layer x head matrix of the statistic, and every head of the model in a table."""
     if not view.statistic_name:
-        why = "These runs measured no statistic of heads. Add them: headscope run --model NAME=CHECKPOINT@SCHEME."
-        return PageContent("Heads", "", {"": [TextBlock([why])]})
+        reason = "These runs have no statistics of heads. Measure them: headscope run --model NAME=CHECKPOINT@SCHEME."
+        return PageContent("Heads", "", {"": [TextBlock([reason])]})
     shown = statistic(view.statistic_name)
-    having = assembly.models_with_statistic(run, view.statistic_name)
-    lacking = [label for label in dict.fromkeys((view.model, view.baseline)) if label and label not in having]
-    kept = view.filter_heads(run.heads)
-    lead = f"{view.model}, head by head."
-    if lacking:
-        parts: list[Block] = [_missing_statistic(view, lacking, having)]
+    models_with = assembly.models_with_statistic(run, view.statistic_name)
+    labels = dict.fromkeys((view.model, view.baseline))
+    models_without = [label for label in labels if label and label not in models_with]
+    heads = view.filter_heads(run.heads)
+    introduction = f"{view.model}, head by head."
+    if models_without:
+        blocks: list[Block] = [_missing_statistic(view, models_without, models_with)]
     elif view.baseline and view.baseline != view.model:
-        how = "ratio" if shown.log_scale else "difference"
+        change = "Ratio" if shown.log_scale else "Difference"
         figure = head_figures.plot_change(view.mask_filtered(run.heads), view.statistic_name, view.model, view.baseline)
-        parts = [
-            Chart(figure, f"The {how} of {view.model} to {view.baseline}: red is more, blue is less, white is alike.")
-        ]
-        lead = f"{view.model} against {view.baseline}, head by head."
+        caption = f"{change} of {view.model} to {view.baseline}. Red: higher. Blue: lower. White: equal."
+        blocks = [Chart(figure, caption)]
+        introduction = f"{view.model} against {view.baseline}, head by head."
     else:
         figure = head_figures.plot_matrix(view.mask_filtered(run.heads), view.statistic_name, view.model)
-        how = "A cell is a head, the first layer at the bottom. The colours mean the same under every model."
-        parts = [Chart(figure, how, describe_extremes(kept, view.statistic_name, view.model))]
-    parts.append(
-        HeadTable(view.model, beside(kept, view.statistic_name, view.model, view.baseline), view.statistic_name)
-    )
-    return PageContent(shown.title, lead if len(kept) else "No head passes the filters.", {"": parts})
+        caption = "Each cell is a head; layer 0 is at the bottom. The colour scale is the same for every model."
+        blocks = [Chart(figure, caption, describe_extremes(heads, view.statistic_name, view.model))]
+    columns = beside(heads, view.statistic_name, view.model, view.baseline)
+    blocks.append(HeadTable(view.model, columns, view.statistic_name))
+    return PageContent(shown.title, introduction if len(heads) else "No head matches the filters.", {"": blocks})
 
 
 def _missing_statistic(view: ViewState, models_without: Sequence[str], models_with: Sequence[str]) -> Block:
-    """Which models lack the statistic, who has it, and what would measure it."""
+    """Which models lack the statistic, which have it, and the command that measures it."""
     label = statistic(view.statistic_name).label
-    told = [
-        f"Of {' and '.join(models_without)} there is no {label} in these runs; of {', '.join(models_with)} there is."
+    sentences = [
+        f"These runs have no {label} of {' and '.join(models_without)}. They have it of {', '.join(models_with)}."
     ]
     if probe := assembly.probe_for_statistic(view.statistic_name):
-        told.append(f"Measure it: {probe.command_line}")
-    links = [Link(f"{label} of {model}", view.link("", "base", model=model)) for model in models_with]
-    return TextBlock(told, links=Links(links))
+        sentences.append(f"Measure it: {probe.command_line}")
+    links = [Link(f"{label} of {model}", view.link("", "baseline", model=model)) for model in models_with]
+    return TextBlock(sentences, links=Links(links))

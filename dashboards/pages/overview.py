@@ -1,4 +1,4 @@
-"""What was run, the models side by side, and what was found, in words."""
+"""Overview of a run: its models, the roles of their heads, and all findings."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,52 +20,50 @@ PATH = "/"
 
 
 def controls(run: Run) -> Sequence[str]:
-    """Which models are drawn, where there are several."""
+    """The models shown, if there are several."""
     return ("models",) if len(run.models) > 1 and len(run.heads) else ()
 
 
 def content(run: Run, view: ViewState) -> PageContent:
-    """Every model at a glance, who leads in each role, models side by side, and all that was found, folded."""
+    """Charts of every model, the roles of heads, statistics of the models, and all findings, folded."""
+    context = assembly.render_context(run, view.model, None, view.shown_models)
     sections: dict[str, Sequence[Block]] = {
-        "At a glance": LazySequence(
-            assembly.overview_blocks(assembly.render_context(run, view.model, None, view.shown_models))
-        ),
-        "Who does what": LazySequence(_role_table(run, view)) if len(run.heads) else [],
-        "Models side by side": LazySequence(_model_table(run, view)) if run.models else [],
+        "At a glance": LazySequence(assembly.overview_blocks(context)),
+        "Roles of heads": LazySequence(_role_table(run, view)) if len(run.heads) else [],
+        "Models": LazySequence(_model_table(run, view)) if run.models else [],
         "Comparison with the paper": LazySequence(_claim_table(run)),
-        "What was found": LazySequence(_finding_blocks(run)),
+        "Findings": LazySequence(_finding_blocks(run)),
         "Runs in this folder": [_runs_link(view)],
-        "How it was made": [
+        "Run details": [
             TextTable(facts.pop("Run"), ("", ""), [*facts.items()]) for facts in map(_provenance, run.parts)
         ],
     }
     count, tables = len(run.models), f"Tables: {', '.join(run.tables)}."
-    return PageContent(
-        f"{count} model{'s' if count != 1 else ''}: {', '.join(default_models(run))}" if run.models else "Probes",
-        f"{tables} Differences are against {run.models[0]}, paired by document." if run.models else tables,
-        sections,
-    )
+    if not run.models:
+        return PageContent("Probes", tables, sections)
+    title = f"{count} model{'s' if count != 1 else ''}: {', '.join(default_models(run))}"
+    return PageContent(title, f"{tables} Differences are against {run.models[0]}, paired by document.", sections)
 
 
 def _role_table(run: Run, view: ViewState) -> Iterator[TextTable]:
-    """How many heads bear each role under each model, and who leads in it, as links."""
+    """The number of heads with each role under each model, and links to the leading ones."""
     rows: list[list[str | Link | Links]] = []
-    for role, declared in roles().items():
+    for name, role in roles().items():
         cells: list[str | Link | Links] = []
         for model in view.shown_models:
-            mine = run.heads[run.heads["model"] == model]
-            count = int(holding(mine, role).sum())
-            places = leading(mine, role)[["layer", "head"]].itertuples(index=False, name=None)
-            links = [Link(f"L{at}H{head}", view.link(f"/head/{at}.{head}", model=model)) for at, head in places]
-            every = Link(f"{count} heads", build_url("/heads", {**_run_query(view), "model": model, "role": role}))
-            known = not declared.by or (declared.by in mine and mine[declared.by].notna().any())
-            cells.append(Links([every, *links]) if count else "none" if known else "not measured")
+            heads = run.heads[run.heads["model"] == model]
+            count = int(holding(heads, name).sum())
+            top = leading(heads, name)[["layer", "head"]].itertuples(index=False, name=None)
+            links = [Link(f"L{layer}H{head}", view.link(f"/head/{layer}.{head}", model=model)) for layer, head in top]
+            all_heads = Link(f"{count} heads", build_url("/heads", {**_run_query(view), "model": model, "role": name}))
+            is_measured = not role.by or (role.by in heads and heads[role.by].notna().any())
+            cells.append(Links([all_heads, *links]) if count else "none" if is_measured else "not measured")
         if any(isinstance(cell, Links) for cell in cells):
-            rows.append([role, *cells])
-    meanings = {role: sentence(declared.meaning) for role, declared in roles().items()}
+            rows.append([name, *cells])
+    definitions = {name: sentence(role.meaning) for name, role in roles().items()}
     if rows:
-        title = "How many heads of each model bear a role, and who leads in it"
-        yield TextTable(title, ("role", *view.shown_models), rows, meanings)
+        caption = "Number of heads with each role under each model, and the leading ones"
+        yield TextTable(caption, ("role", *view.shown_models), rows, definitions)
 
 
 def _run_query(view: ViewState) -> Query:
@@ -73,44 +71,42 @@ def _run_query(view: ViewState) -> Query:
 
 
 def _claim_table(run: Run) -> Iterator[TextTable]:
-    """What the paper says, and whether the runs bear it out."""
-    claims = [
-        found for told in assembly.findings_by_topic(run).values() for found in told if isinstance(found, PaperClaim)
-    ]
+    """The paper's claims, and whether the runs support them."""
+    findings = [finding for group in assembly.findings_by_topic(run).values() for finding in group]
+    claims = [finding for finding in findings if isinstance(finding, PaperClaim)]
     rows = [(claim.statement, claim.verdict, claim.evidence) for claim in claims]
     if rows:
-        yield TextTable("What the paper says, and what these runs say to that", ("the paper", "here", "found"), rows)
+        yield TextTable("Claims of the paper and results of these runs", ("claim", "verdict", "evidence"), rows)
 
 
 def _finding_blocks(run: Run) -> Iterator[TextBlock]:
-    """All else that was found, folded under its topics."""
-    for topic, told in assembly.findings_by_topic(run).items():
-        if sentences := [found.text for found in told if not isinstance(found, PaperClaim)]:
+    """All other findings, folded under their topics."""
+    for topic, findings in assembly.findings_by_topic(run).items():
+        if sentences := [finding.text for finding in findings if not isinstance(finding, PaperClaim)]:
             yield TextBlock(sentences, topic, collapsed=True)
 
 
 def _model_table(run: Run, view: ViewState) -> Iterator[TextTable]:
-    known = run.derived(summary.models)
-    known = known[known["model"].isin(view.shown_models)]
-    measured = len(known.columns) > 1
-    title = "Medians over heads, and loss; 95 % intervals in brackets" if measured else "What they are"
-    table = statistics_table(title, known)
+    models = run.derived(summary.models)
+    models = models[models["model"].isin(view.shown_models)]
+    has_statistics = len(models.columns) > 1
+    caption = "Medians over heads, and loss; 95 % confidence intervals in brackets" if has_statistics else "Models"
     specs = {
         model["label"]: f"{model['spec']}: {_describe_geometry(model['geometry'])}" for model in run.manifest["models"]
     }
-    yield replace(table, definitions=specs)
+    yield replace(statistics_table(caption, models), definitions=specs)
 
 
 def _provenance(run: RunTables) -> dict[str, str]:
-    return report.provenance(run) | {"Configuration": "stored in run.json; headscope run takes it back"}
+    return report.provenance(run) | {"Configuration": "in run.json; headscope run accepts this file as a study"}
 
 
 def _runs_link(view: ViewState) -> Links:
-    listing, waiting = current_store().list_runs(), current_store().unfinished_cells()
-    broken = sum(not isinstance(found, Run) for found in listing.values())
-    told = f"{len(listing)} run{'s' if len(listing) != 1 else ''}" + (f", {broken} of them damaged" if broken else "")
-    return Links([Link(told + (f"; {len(waiting)} unfinished" if waiting else ""), view.link("/runs"))])
+    listing, unfinished = current_store().list_runs(), current_store().unfinished_cells()
+    damaged = sum(not isinstance(run, Run) for run in listing.values())
+    text = f"{len(listing)} run{'s' if len(listing) != 1 else ''}" + (f", {damaged} damaged" if damaged else "")
+    return Links([Link(text + (f"; {len(unfinished)} unfinished" if unfinished else ""), view.link("/runs"))])
 
 
 def _describe_geometry(geometry: dict[str, int]) -> str:
-    return f"{geometry['layers']} layers of {geometry['heads']} heads in {geometry['kv_groups']} key groups"
+    return f"{geometry['layers']} layers, {geometry['heads']} heads in {geometry['kv_groups']} KV groups each"

@@ -1,4 +1,4 @@
-"""The runs of the folder: what each measured, how large it is, what to do with one that is damaged or unfinished."""
+"""The runs of the folder: models, probes and size of each, and what to do with damaged and unfinished ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,76 +15,75 @@ PATH = "/runs"
 
 
 def controls(run: Run) -> Sequence[str]:
-    """None: the table has its own."""
+    """None: the table has its own filters."""
     return ()
 
 
 def content(run: Run, view: ViewState) -> PageContent:
-    """All runs in a table to sort and to search; of the chosen ones, where their configurations differ."""
+    """All runs in a table, and the differences between the configurations of the combined runs."""
     rows = [*_run_records()]
     sections: dict[str, list[Block]] = {"": [RecordTable("Runs of this folder", rows)]}
-    if broken := [f"{row['run']}: {row['state']}" for row in rows if row["state"] != "finished"]:
-        sections["Damaged and unfinished"] = [TextBlock(broken)]
-    how = "Choose a second run at the left to see where their configurations differ."
-    sections["How the chosen runs differ"] = [
-        _config_differences(run.parts) if len(run.parts) > 1 else TextBlock([how])
+    if incomplete := [f"{row['run']}: {row['state']}" for row in rows if row["state"] != "finished"]:
+        sections["Damaged and unfinished runs"] = [TextBlock(incomplete)]
+    hint = "Add a second run to “Combined runs” to compare their configurations."
+    sections["Differences between the combined runs"] = [
+        _config_differences(run.parts) if len(run.parts) > 1 else TextBlock([hint])
     ]
-    megabytes = sum(row["MB"] or 0 for row in rows)
-    return PageContent(
-        "Runs",
-        f"{len(rows)} run{'s' if len(rows) != 1 else ''}, {megabytes:,.1f} MB in all. A click opens one.",
-        sections,
-    )
+    count, megabytes = len(rows), sum(row["MB"] or 0 for row in rows)
+    introduction = f"{count} run{'s' if count != 1 else ''}, {megabytes:,.1f} MB in total. Click a run to open it."
+    return PageContent("Runs", introduction, sections)
 
 
 def _run_records() -> Iterator[dict[str, Any]]:
-    for name, found in current_store().list_runs().items():
-        if isinstance(found, Run):
-            told = found.manifest
+    for name, run in current_store().list_runs().items():
+        if isinstance(run, Run):
+            manifest = run.manifest
             yield {
                 "run": name,
-                "started": str(told.get("started", ""))[:16].replace("T", " "),
-                "models": ", ".join(found.models),
-                "sections": ", ".join(_probe_names(told)),
-                "tables": ", ".join(found.tables),
-                "rows": sum(table["rows"] for table in told["tables"].values()),
-                "MB": round(sum(file.stat().st_size for file in found.path.glob("*.parquet")) / 1e6, 2),
-                "minutes": round(told.get("timings", {}).get("seconds", 0) / 60, 1),
+                "started": str(manifest.get("started", ""))[:16].replace("T", " "),
+                "models": ", ".join(run.models),
+                "probes": ", ".join(_probe_names(manifest)),
+                "tables": ", ".join(run.tables),
+                "rows": sum(table["rows"] for table in manifest["tables"].values()),
+                "MB": round(sum(file.stat().st_size for file in run.path.glob("*.parquet")) / 1e6, 2),
+                "minutes": round(manifest.get("timings", {}).get("seconds", 0) / 60, 1),
                 "state": "finished",
                 "href": build_url("/", {"run": name}),
             }
         else:
-            yield _incomplete_record(name, f"cannot be read: {found}")
-    for name, stored in current_store().unfinished_cells().items():
+            yield _incomplete_record(name, f"cannot be read: {run}")
+    for name, cells in current_store().unfinished_cells().items():
         yield _incomplete_record(
-            name, f"unfinished, with {stored} cells stored: the same command with --resume goes on"
+            name, f"unfinished, {cells} cells stored. To continue, repeat its command with --resume"
         )
 
 
 def _incomplete_record(name: str, state: str) -> dict[str, Any]:
-    nothing = dict.fromkeys(("started", "models", "sections", "tables"), "") | dict.fromkeys(("rows", "MB", "minutes"))
-    return {"run": name, **nothing, "state": state, "href": ""}
+    empty = dict.fromkeys(("started", "models", "probes", "tables"), "") | dict.fromkeys(("rows", "MB", "minutes"))
+    return {"run": name, **empty, "state": state, "href": ""}
 
 
 def _probe_names(manifest: Mapping[str, Any]) -> list[str]:
     config = manifest.get("config") or {}
-    return [name for name in plugins.requestable_probes() if config.get(name)]
+    return [name for name in plugins.probes() if config.get(name)]
 
 
 def _config_differences(runs: Sequence[RunTables]) -> TextTable:
-    """Every entry of the configurations that is not the same in all runs."""
-    flat = [dict(_flatten(run.manifest.get("config") or {})) for run in runs]
-    names = dict.fromkeys(name for each in flat for name in each)
+    """Every configuration entry that differs between the runs."""
+    configs = [dict(_flatten(run.manifest.get("config") or {})) for run in runs]
+    names = dict.fromkeys(name for config in configs for name in config)
     rows = [
-        (name, *(each.get(name, "–") for each in flat)) for name in names if len({each.get(name) for each in flat}) > 1
+        (name, *(config.get(name, "–") for config in configs))
+        for name in names
+        if len({config.get(name) for config in configs}) > 1
     ]
-    told = f"Where the configurations differ: {len(rows)} of {len(names)} entries"
-    return TextTable(told, ("entry", *short_names([run.name for run in runs])), rows)
+    caption = f"Entries that differ: {len(rows)} of {len(names)}"
+    return TextTable(caption, ("entry", *short_names([run.name for run in runs])), rows)
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _flatten(inner, f"{prefix}.{key}".lstrip("."))
+        for key, nested in value.items():
+            yield from _flatten(nested, f"{prefix}.{key}".lstrip("."))
     else:
         yield prefix, str(value)

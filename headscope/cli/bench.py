@@ -1,4 +1,4 @@
-"""The command that tells what measuring costs. A probe that can be timed adds a flag of its own name."""
+"""The command `bench`: what measuring costs. Every probe that can be timed adds a flag with its name."""
 
 import inspect
 import json
@@ -12,37 +12,38 @@ from headscope.cli.dash import EXAMPLE
 from headscope.cli.execution import quiet_libraries
 from headscope.cli.flags import Json
 
-ROUNDED = 1024
-"""Tokens of the documents that are measured in bfloat16 as well."""
+BF16_LENGTH = 1024
+"""Tokens of the documents that are also measured in bfloat16."""
 
 
 def bench(
     model: Annotated[str, typer.Option("--model", help="CHECKPOINT to time.")] = "smollm2-135m",
     length: Annotated[int, typer.Option("--length", min=64, help="Context length in tokens.")] = 4096,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Interleaved repeats; the median counts.")] = 3,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Interleaved repeats; the median is reported.")] = 3,
     lens_length: Annotated[
         int,
-        typer.Option("--lens-length", min=0, help="Length for the comparison with transformer-lens; 0 leaves it out."),
+        typer.Option("--lens-length", min=0, help="Tokens for the comparison with transformer-lens; 0 skips it."),
     ] = 1024,
     dashboard: Annotated[bool, typer.Option("--dash", help="Time the dashboard instead.")] = False,
     engine: Annotated[
-        bool, typer.Option("--engine", help="Time workers of Ray beside one process instead, on the same study.")
+        bool, typer.Option("--engine", help="Compare Ray workers with one process on the same study instead.")
     ] = False,
     as_json: Json = False,
     **longest: int,
 ) -> None:
-    """Time and peak memory of measuring, as ratios to the plain forward pass of the same model in this process.
+    """Time and peak memory of measuring, as ratios to the plain forward pass of the same model in one process.
 
-    On a CPU that computes in bfloat16, also what that takes beside float32, and its error beside that of sampling.
+    On a CPU with bfloat16 instructions, also compares bfloat16 with float32: its time, and its error relative to the
+    sampling error.
 
-    With --dash, how long the dashboard lets a user wait, as a real Chromium sees it (needs the dev extra): on the
-    shipped example, and on a made-up run of 1,024 heads with 64 rotary pairs under 4 models.
+    With --dash, measures response times of the dashboard in Chromium (needs the dev extra) on the shipped example and
+    on a synthetic run of 1,024 heads with 64 rotary pairs under 4 models.
     """
     rows: list[dict[str, Any]] = []
     if dashboard:
         from dashboards import browser_timing
 
-        rows += (_told(row, as_json) for row in browser_timing.measure_all(EXAMPLE))
+        rows += (_print_wait(row, as_json) for row in browser_timing.measure_all(EXAMPLE))
     else:
         quiet_libraries()
         from headscope.report.terminal import print_line, print_table
@@ -60,7 +61,7 @@ def bench(
 def _tables(
     model: str, length: int, repeats: int, lens_length: int, probes: dict[str, int], engine: bool
 ) -> Iterator[list[dict[str, Any]]]:
-    """What is compared, a table as soon as it is known."""
+    """The comparison tables, each as soon as it is measured."""
     from headscope.bench.engines import engines
     from headscope.bench.rounding import has_bfloat16, rounding
     from headscope.bench.variants import compare
@@ -70,28 +71,31 @@ def _tables(
         return
     yield from compare(model, length, repeats, lens_length, probes)
     if has_bfloat16():
-        yield rounding(model, ROUNDED)
+        yield rounding(model, BF16_LENGTH)
 
 
 def _verdict(table: list[dict[str, Any]]) -> str:
-    """What the error of bfloat16 means for who chooses a dtype; nothing of another table."""
+    """A sentence on the error of bfloat16; "" for any other table."""
     if "error_over_sampling" not in table[0]:
         return ""
     worst = max(row["error_over_sampling"] for row in table)
-    told = "less than documents differ by chance" if worst < 1 else "more than documents differ by chance"
-    return f"bfloat16 is off by up to {worst:g} of the sampling error, {told}; --dtype auto stays float32 on CPU."
+    relation = "smaller than" if worst < 1 else "larger than"
+    return (
+        f"The error of bfloat16 is up to {worst:g} times the sampling error, {relation} the variation between documents. "
+        "--dtype auto uses float32 on CPU."
+    )
 
 
-def _told(row: dict[str, Any], quietly: bool) -> dict[str, Any]:
-    """The row; in words, as soon as it is known, unless all are printed as JSON in the end."""
-    if not quietly:
+def _print_wait(row: dict[str, Any], as_json: bool) -> dict[str, Any]:
+    """Print a dashboard timing at once, unless all are printed as JSON at the end. Returns the row."""
+    if not as_json:
         numbers = ", ".join(f"{value} {name}" for name, value in row.items() if isinstance(value, float))
         print(f"{row['run']}, {row['wait']}: {numbers}", flush=True)
     return row
 
 
 def command() -> Any:
-    """`bench` with the flags of the probes."""
+    """The command with one flag per probe that can be timed."""
     flags = {
         name: Annotated[
             int, typer.Option(f"--{name}", min=0, help=f"{probe.title}: longest context to time, in tokens.")
@@ -100,10 +104,10 @@ def command() -> Any:
         if probe.bench
     }
     *own, _ = inspect.signature(bench).parameters.values()
-    added = [
+    probe_parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=flag, default=0)
         for name, flag in flags.items()
     ]
-    bench.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    bench.__signature__ = inspect.Signature([*own, *probe_parameters])  # type: ignore[attr-defined]
     bench.__annotations__ |= flags
     return bench

@@ -1,4 +1,4 @@
-"""A command for every section of a study, its flags made from the fields of its options."""
+"""The command of each probe: its flags come from the fields of its options."""
 
 import inspect
 import types
@@ -17,7 +17,7 @@ from headscope.errors import BadInput
 from headscope.plugins import Probe
 
 STUDY_FILE = Annotated[
-    Path | None, typer.Argument(metavar="STUDY.yaml", help="Study file; its sections all land in one run.")
+    Path | None, typer.Argument(metavar="STUDY.yaml", help="Study file; all its probes go into one run.")
 ]
 ENGINE = {
     "engine": flags.Engine,
@@ -27,15 +27,15 @@ ENGINE = {
 }
 
 
-def command(probe: Probe) -> Command:
-    """The command of a section. Raises BrokenProbe where its options cannot be read."""
+def build_command(probe: Probe) -> Command:
+    """The command of a probe. Raises BrokenProbe if its options cannot be read."""
     from headscope.api import keyword_fields
 
     options = keyword_fields(plugins.load_part(probe, "options"))
     parameters = {
-        **_models(probe, "train" in options),
-        **{name: _flag(name, field) for name, field in options.items()},
-        **_shared(probe),
+        **_input_flags(probe, "train" in options),
+        **{name: _option_flag(name, field) for name, field in options.items()},
+        **_shared_flags(probe),
     }
 
     def call(**values: Any) -> None:
@@ -54,25 +54,25 @@ def command(probe: Probe) -> Command:
     return typer.main.get_command(app)
 
 
-def _models(probe: Probe, learns: bool) -> dict[str, tuple[Any, Any]]:
-    """What names the models and texts; a section that learns has the texts held out."""
-    known: dict[str, dict[str, tuple[Any, Any]]] = {
+def _input_flags(probe: Probe, is_training: bool) -> dict[str, tuple[Any, Any]]:
+    """Flags for models and texts; for a probe that trains, the texts are for validation."""
+    flags_of_input: dict[str, dict[str, tuple[Any, Any]]] = {
         "models": {"model": (flags.Models, None), "checkpoints": (flags.Checkpoints, None)},
         "model": {"model": (flags.Model, None)},
-        "text": {"text": (flags.HeldOut if learns else flags.Text, None)},
-        "docs": {"docs": (flags.HeldOutDocs if learns else flags.Docs, None), "limit": (flags.Limit, None)},
+        "text": {"text": (flags.HeldOut if is_training else flags.Text, None)},
+        "docs": {"docs": (flags.HeldOutDocs if is_training else flags.Docs, None), "limit": (flags.Limit, None)},
     }
     file = {"study_file": (STUDY_FILE, None)} if probe.command == "run" else {}
-    return {**file, **{name: flag for what in probe.takes for name, flag in known[what].items()}}
+    return {**file, **{name: flag for taken in probe.takes for name, flag in flags_of_input[taken].items()}}
 
 
-def _shared(probe: Probe) -> dict[str, tuple[Any, Any]]:
-    where = {"device": (flags.Device, None), "dtype": (flags.Dtype, None)} if probe.takes else {}
+def _shared_flags(probe: Probe) -> dict[str, tuple[Any, Any]]:
+    device_flags = {"device": (flags.Device, None), "dtype": (flags.Dtype, None)} if probe.takes else {}
     return {
         "name": (flags.Name, None),
         "out": (flags.Out, Path("runs")),
         "config": (flags.Config, None),
-        **where,
+        **device_flags,
         "seed": (flags.Seed, None),
         **{name: (flag, None) for name, flag in ENGINE.items()},
         "resume": (flags.Resume, False),
@@ -81,78 +81,78 @@ def _shared(probe: Probe) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _flag(name: str, field: FieldInfo) -> tuple[Any, Any]:
-    """The flag of an option, for values as text: pydantic reads them and tells what is wrong with them."""
-    listed = list in _kinds(field.annotation)
-    spelled = [f"--{name.replace('_', '-')}"]
-    if listed and name.endswith("s"):
-        spelled.append(spelled[0].removesuffix("s"))
+def _option_flag(name: str, field: FieldInfo) -> tuple[Any, Any]:
+    """The flag of an option. It takes text, which pydantic parses and checks."""
+    is_list = list in _plain_types(field.annotation)
+    spellings = [f"--{name.replace('_', '-')}"]
+    if is_list and name.endswith("s"):
+        spellings.append(spellings[0].removesuffix("s"))
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
-    spelled += typing.cast(list[str], extra.get("flags", []))
-    words = f"{(field.description or '')[:1].upper()}{(field.description or '')[1:]}{choices(field)}."
-    several = " Repeat the flag or separate by commas." if listed else ""
-    help_text = f"{words}{several}{_default(field)}".replace("[", "\\[")
-    if bool in _kinds(field.annotation):
-        return Annotated[bool | None, typer.Option(f"{spelled[0]}/--no-{spelled[0][2:]}", help=help_text)], None
-    kind = list[str] | None if listed else str | None
-    return Annotated[kind, typer.Option(*spelled, help=help_text, metavar=_metavar(field))], None
+    spellings += typing.cast(list[str], extra.get("flags", []))
+    description = f"{(field.description or '')[:1].upper()}{(field.description or '')[1:]}{choices(field)}."
+    list_hint = " Repeat the flag, or separate values by commas." if is_list else ""
+    help_text = f"{description}{list_hint}{_default_text(field)}".replace("[", "\\[")
+    if bool in _plain_types(field.annotation):
+        return Annotated[bool | None, typer.Option(f"{spellings[0]}/--no-{spellings[0][2:]}", help=help_text)], None
+    flag_type = list[str] | None if is_list else str | None
+    return Annotated[flag_type, typer.Option(*spellings, help=help_text, metavar=_metavar(field))], None
 
 
-def _default(field: FieldInfo) -> str:
+def _default_text(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True)
     if default is None or field.is_required():
         return ""
     items = default if isinstance(default, list) else [default]
-    told = [f"{item:,}" if isinstance(item, int) and not isinstance(item, bool) else str(item) for item in items]
-    return f" [default: {' '.join(told)}]"
+    texts = [f"{item:,}" if isinstance(item, int) and not isinstance(item, bool) else str(item) for item in items]
+    return f" [default: {' '.join(texts)}]"
 
 
 def _metavar(field: FieldInfo) -> str:
     names = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
-    named = _named(field.annotation)
-    told = [names[kind] for kind in _kinds(field.annotation) if kind in names]
-    return "|".join([*dict.fromkeys(told), *named]) or "TEXT"
+    choices_by_name = _literal_values(field.annotation)
+    type_names = [names[kind] for kind in _plain_types(field.annotation) if kind in names]
+    return "|".join([*dict.fromkeys(type_names), *choices_by_name]) or "TEXT"
 
 
-def _kinds(annotation: Any) -> set[Any]:
-    """The plain types in an annotation, `list` among them where it holds one."""
+def _plain_types(annotation: Any) -> set[Any]:
+    """The plain types in an annotation, with `list` if it contains one."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return set()
     if origin is Annotated:
-        return _kinds(inner[0])
+        return _plain_types(inner[0])
     if origin is list:
-        return {list}.union(*(_kinds(each) for each in inner))
+        return {list}.union(*(_plain_types(part) for part in inner))
     if origin in (typing.Union, types.UnionType):
-        return set().union(*(_kinds(each) for each in inner))
+        return set().union(*(_plain_types(part) for part in inner))
     return {annotation}
 
 
 def choices(field: FieldInfo) -> str:
-    """The values that an option may be given by name, in words; "" where there are not several."""
-    named = _named(field.annotation)
-    return f"; choices: {', '.join(named)}" if len(named) > 1 else ""
+    """The text "; choices: a, b" for an option with named values; "" for any other."""
+    values = _literal_values(field.annotation)
+    return f"; choices: {', '.join(values)}" if len(values) > 1 else ""
 
 
-def _named(annotation: Any) -> list[str]:
+def _literal_values(annotation: Any) -> list[str]:
     if typing.get_origin(annotation) is typing.Literal:
         return [str(value) for value in typing.get_args(annotation)]
-    return [choice for each in typing.get_args(annotation) for choice in _named(each)]
+    return [value for part in typing.get_args(annotation) for value in _literal_values(part)]
 
 
-def _given(field: FieldInfo, value: Any) -> Any:
-    """A flag's values as the option takes them. Where a count does too, one value without comma or point is a count."""
+def _option_value(field: FieldInfo, value: Any) -> Any:
+    """A flag's values as the option takes them. If it also takes a count, one value without comma or point is a count."""
     if not isinstance(value, list):
         return value
-    kinds = _kinds(field.annotation)
+    types = _plain_types(field.annotation)
     items = [item.strip() for text in value for item in text.split(",") if item.strip()]
-    counts = int in kinds and not _only_lists(field.annotation)
-    return value[0] if counts and len(value) == 1 and not {",", "."} & set(value[0]) else items
+    takes_count = int in types and not _takes_only_lists(field.annotation)
+    return value[0] if takes_count and len(value) == 1 and not {",", "."} & set(value[0]) else items
 
 
-def _only_lists(annotation: Any) -> bool:
-    alternatives = [each for each in typing.get_args(annotation) if each is not type(None)]
-    return typing.get_origin(annotation) is list or all(typing.get_origin(each) is list for each in alternatives)
+def _takes_only_lists(annotation: Any) -> bool:
+    alternatives = [part for part in typing.get_args(annotation) if part is not type(None)]
+    return typing.get_origin(annotation) is list or all(typing.get_origin(part) is list for part in alternatives)
 
 
 def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any]) -> None:
@@ -161,24 +161,28 @@ def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any])
     from headscope.study.config import parse_models, read_study
 
     file, config = values.get("study_file"), values["config"]
-    for what in ("text", "name", "checkpoints"):
-        if values.get(what) == "":
-            raise BadInput(f"--{what} is empty: leave it out or say which")
+    for flag in ("text", "name", "checkpoints"):
+        if values.get(flag) == "":
+            raise BadInput(f"--{flag} is empty. Give a value, or leave the flag out")
     if values.get("model") == "" or "" in list(values.get("model") or []):
-        raise BadInput("--model is empty: leave it out or say which")
+        raise BadInput("--model is empty. Give a value, or leave the flag out")
     if file and config:
-        raise BadInput("give the study file once: as STUDY.yaml or as --config")
-    own = {name: _given(field, values[name]) for name, field in options.items() if values[name] not in (None, [])}
+        raise BadInput("two study files: STUDY.yaml and --config. Give only one")
+    own = {
+        name: _option_value(field, values[name]) for name, field in options.items() if values[name] not in (None, [])
+    }
     models: dict[str, str] = {}
     if "model" in probe.takes:
         models = {"base": values["model"]} if values["model"] is not None else {}
     elif "models" in probe.takes:
         models = parse_models(values["model"] or [])
         if values["checkpoints"] is not None:
-            found = expand_checkpoints(values["checkpoints"])
-            if twice := [label for label in found if label in models]:
-                raise BadInput(f"model label '{twice[0]}' is given twice: by --model and by --checkpoints")
-            models |= found
+            matches = expand_checkpoints(values["checkpoints"])
+            if repeated := [label for label in matches if label in models]:
+                raise BadInput(
+                    f"model label '{repeated[0]}' is used by both --model and --checkpoints. Rename one: --model NAME=..."
+                )
+            models |= matches
     overrides: dict[str, Any] = {
         "name": values["name"] or (None if file or config or probe.command else probe.name),
         "models": models or None,

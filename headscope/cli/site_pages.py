@@ -74,7 +74,7 @@ class Sheets:
         self._addresses = {page.PATH: [*self._of(page)] for page in self._pages}
         self._files = {address.file for address in self.addresses()}
         self._app = Flask(__name__)
-        self._app.config["LIBRARY"] = Given(run)
+        self._app.config["RUN_STORE"] = Given(run)
 
     def addresses(self) -> list[Address]:
         """Of every sheet, in the order of the navigation."""

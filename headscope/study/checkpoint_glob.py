@@ -1,4 +1,4 @@
-"""Many checkpoints of one training run: found by a pattern, in the order of their steps."""
+"""Checkpoints of a training run: found by a pattern, ordered by training step."""
 
 import json
 import re
@@ -15,62 +15,62 @@ ADAPTER_MARKER = "@adarope:adapter="
 
 
 def training_step(checkpoint: str) -> int | None:
-    """The training step of a checkpoint: by its trainer's state file, else by its name, else None.
+    """The training step of a checkpoint: from its trainer's state file, else from its name, else None.
 
-    A name tells it as in "step-10", "checkpoint-10" or "10". Of BASE+LORA the LoRA counts, of ORG/NAME:REVISION the
-    revision.
+    Names such as "step-10", "checkpoint-10" or "10" contain a step. For BASE+LORA the LoRA counts, for ORG/NAME:REVISION
+    the revision. Raises BadInput for a state file without a step.
     """
-    named = checkpoint if user_input.folder(checkpoint) else checkpoint.rpartition("+")[2]
-    folder = Path(named).expanduser()
-    if user_input.folder(named):
+    name = checkpoint if user_input.folder(checkpoint) else checkpoint.rpartition("+")[2]
+    folder = Path(name).expanduser()
+    if user_input.folder(name):
         state = folder / "trainer_state.json"
         return _step_from_trainer_state(state) if state.is_file() else _step_from_name(folder.name)
     from headscope.models.hub import HubId
 
-    wanted = HubId.read(named)
-    return _step_from_name(wanted.revision) if wanted and wanted.revision else None
+    hub_id = HubId.read(name)
+    return _step_from_name(hub_id.revision) if hub_id and hub_id.revision else None
 
 
 def _step_from_name(name: str) -> int | None:
-    named = re.search(r"(?:step|checkpoint|ckpt|iter)[-_]?(\d+)", name, re.IGNORECASE) or re.fullmatch(r"(\d+)", name)
-    return int(named[1]) if named and int(named[1]) <= MAX_STEP else None
+    match = re.search(r"(?:step|checkpoint|ckpt|iter)[-_]?(\d+)", name, re.IGNORECASE) or re.fullmatch(r"(\d+)", name)
+    return int(match[1]) if match and int(match[1]) <= MAX_STEP else None
 
 
 def _step_from_trainer_state(state: Path) -> int:
-    """The step that a trainer's state file tells. Raises BadInput where it tells none."""
-    mend = "mend that file, or remove it to take the step from the folder's name"
+    """The step in a trainer's state file. Raises BadInput if there is none."""
+    remedy = "Repair that file, or remove it to take the step from the name of the folder"
     try:
         step = json.loads(state.read_text(encoding="utf-8"))["global_step"]
     except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
-        raise BadInput(f"cannot read a training step in '{state}' ({type(error).__name__}): {mend}") from error
+        raise BadInput(f"cannot read a training step in '{state}' ({type(error).__name__}). {remedy}") from error
     if type(step) is not int or not 0 <= step <= MAX_STEP:
-        raise BadInput(f"cannot read a training step in '{state}' (global_step is {user_input.shown(step)}): {mend}")
+        raise BadInput(f"cannot read a training step in '{state}' (global_step is {user_input.shown(step)}). {remedy}")
     return step
 
 
 def expand_checkpoints(pattern: str) -> dict[str, str]:
-    """One model per match of a pattern, labelled by as much of its path's end as tells all apart, by training step.
+    """Model specs by label, one for each match of a pattern, ordered by training step.
 
     The pattern names folders, GLOB[@SCHEME]; LoRAs on one checkpoint, BASE+GLOB[@SCHEME]; branches and tags on the hub,
-    ORG/NAME:GLOB[@SCHEME]; or adapters, CHECKPOINT@adarope:adapter=GLOB. "@" and "+" may also stand in the name of a
-    folder: the longest glob that matches something counts.
+    ORG/NAME:GLOB[@SCHEME]; or adapters, CHECKPOINT@adarope:adapter=GLOB. "@" and "+" may also be part of a folder name:
+    the longest glob that matches something counts. A label is the end of a path, as long as needed to be unique.
     """
-    checkpoint, adapter, glob = pattern.partition(ADAPTER_MARKER)
-    if adapter and has_magic(glob):
-        if found := [file for file in _matching_paths(glob) if file.is_file()]:
-            return _specs_by_step(found, f"{checkpoint}{adapter}", "")
-        raise BadInput(f"no adapter matches '{glob}'")
+    checkpoint, marker, glob = pattern.partition(ADAPTER_MARKER)
+    if marker and has_magic(glob):
+        if adapters := [file for file in _matching_paths(glob) if file.is_file()]:
+            return _specs_by_step(adapters, f"{checkpoint}{marker}", "")
+        raise BadInput(f"no adapter matches '{glob}'. Check the pattern")
     for glob, scheme in _split_from_end(pattern, "@"):
-        if found := _folders_with_file("config.json", glob):
-            return _specs_by_step(found, "", scheme)
-        for loras, base in _split_from_start(glob, "+"):
-            if found := _folders_with_file("adapter_config.json", loras):
-                return _specs_by_step(found, base, scheme)
+        if folders := _folders_with_file("config.json", glob):
+            return _specs_by_step(folders, "", scheme)
+        for lora_glob, base in _split_from_start(glob, "+"):
+            if folders := _folders_with_file("adapter_config.json", lora_glob):
+                return _specs_by_step(folders, base, scheme)
     glob, at, scheme = pattern.partition("@")
-    repository, colon, names = glob.partition(":")
+    repository, colon, revision_glob = glob.partition(":")
     if colon and repository.count("/") == 1 and not user_input.folder(repository):
-        return _revision_specs(repository, names, f"{at}{scheme}")
-    raise BadInput(f"no checkpoint folder (with a config.json) matches '{pattern}', and no LoRA's; check the pattern")
+        return _revision_specs(repository, revision_glob, f"{at}{scheme}")
+    raise BadInput(f"no checkpoint folder (with a config.json) and no LoRA matches '{pattern}'. Check the pattern")
 
 
 def _specs_by_step(paths: list[Path], prefix: str, suffix: str) -> dict[str, str]:
@@ -82,30 +82,30 @@ def _specs_by_step(paths: list[Path], prefix: str, suffix: str) -> dict[str, str
 
 
 def _revision_specs(repository: str, pattern: str, scheme: str) -> dict[str, str]:
-    """The branches and tags of a hub repository that match."""
+    """Specs of the matching branches and tags of a hub repository."""
     from headscope.models.hub import revisions
 
-    known = dict.fromkeys(revisions(repository))
-    found = [name for name in known if fnmatchcase(name, pattern)]
-    if not found:
-        some = ", ".join([*known][:5])
-        raise BadInput(f"no branch or tag of '{repository}' matches '{pattern}'; it has {len(known)}, e.g. {some}")
-    steps = {name: _step_from_name(name) for name in found}
-    ordered = sorted(found, key=lambda name: (steps[name] is None, steps[name] or 0, name))
+    names = dict.fromkeys(revisions(repository))
+    matches = [name for name in names if fnmatchcase(name, pattern)]
+    if not matches:
+        examples = ", ".join([*names][:5])
+        raise BadInput(f"no branch or tag of '{repository}' matches '{pattern}'; it has {len(names)}, e.g. {examples}")
+    steps = {name: _step_from_name(name) for name in matches}
+    ordered = sorted(matches, key=lambda name: (steps[name] is None, steps[name] or 0, name))
     return {name: f"{repository}:{name}{scheme}" for name in ordered}
 
 
 def _split_from_end(text: str, separator: str) -> Iterator[tuple[str, str]]:
-    """The text whole, and cut before each `mark`, from the last to the first: what is before, and the rest."""
+    """The whole text, then its splits before each separator, from the last to the first."""
     yield text, ""
-    for each in reversed([*re.finditer(re.escape(separator), text)]):
-        yield text[: each.start()], text[each.start() :]
+    for match in reversed([*re.finditer(re.escape(separator), text)]):
+        yield text[: match.start()], text[match.start() :]
 
 
 def _split_from_start(text: str, separator: str) -> Iterator[tuple[str, str]]:
-    """The text cut behind each `mark`, from the first to the last: what is behind, and the rest."""
-    for each in re.finditer(re.escape(separator), text):
-        yield text[each.end() :], text[: each.end()]
+    """The splits behind each separator, from the first to the last: (text behind it, text up to it)."""
+    for match in re.finditer(re.escape(separator), text):
+        yield text[match.end() :], text[: match.end()]
 
 
 def _folders_with_file(file_name: str, glob: str) -> list[Path]:
@@ -114,23 +114,23 @@ def _folders_with_file(file_name: str, glob: str) -> list[Path]:
 
 def _matching_paths(pattern: str) -> list[Path]:
     root = user_input.path(pattern, "checkpoint pattern")
-    if root.exists() or not has_magic(pattern):  # a name that holds "[" is not a glob
+    if root.exists() or not has_magic(pattern):  # a "[" in an existing name is not a glob
         return [root] if root.exists() else []
     fixed = Path(*root.parts[: next(n for n, part in enumerate(root.parts) if has_magic(part))])
     if "**" in root.parts and fixed.resolve() == Path(fixed.resolve().anchor):
         raise BadInput(
-            f"checkpoint pattern {user_input.shown(pattern)} would search the whole machine: name a folder first"
+            f"checkpoint pattern {user_input.shown(pattern)} would search the whole machine. Start it with a folder"
         )
     try:
         return list(fixed.glob(str(root.relative_to(fixed))))
-    except ValueError:  # no glob, as "**@yarn:factor=4" is none; cut, it may be one
+    except ValueError:  # not a valid glob, such as "**@yarn:factor=4"; a split of it may be one
         return []
     except OSError as error:
-        raise BadInput(f"checkpoint pattern {user_input.shown(pattern)} cannot be used ({error}): check it") from error
+        raise BadInput(f"checkpoint pattern {user_input.shown(pattern)} cannot be used ({error}). Check it") from error
 
 
 def _unique_labels(paths: list[Path]) -> dict[Path, str]:
-    """Each path by its last part, or by as many of its last parts as tell all of them apart: rope-s0/step-64."""
+    """Each path's last part, or as many of its last parts as make all labels unique, such as rope-s0/step-64."""
     for count in range(1, max(len(path.parts) for path in paths) + 1):
         labels = {path: str(Path(*path.parts[-count:])).removesuffix(".safetensors") for path in paths}
         if len({*labels.values()}) == len(paths):

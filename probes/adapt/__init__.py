@@ -1,11 +1,11 @@
-"""Learning AdaRoPE, and a LoRA if asked, on a frozen checkpoint."""
+"""Probe `adapt`: train AdaRoPE, and optionally a LoRA, on a frozen checkpoint."""
 
 from headscope.plugins import Probe
 
 PROBE = Probe(
     name="adapt",
-    title="During training",
-    summary="Learn AdaRoPE on a frozen checkpoint: frequencies per KV group, temperature and growth per head.",
+    title="AdaRoPE training",
+    summary="Train AdaRoPE on a frozen checkpoint: frequencies per KV group, temperature and growth per head.",
     tab=None,
     order=20,
     takes=("model", "text", "docs"),
@@ -14,6 +14,6 @@ PROBE = Probe(
     runner="probes.adapt.run:AdaptRunner",
     tables="probes.adapt.tables:TABLES",
     charts="probes.adapt.report:charts",
-    findings="probes.adapt.findings:findings",
-    next_steps="probes.adapt.findings:next_steps",
+    findings="probes.adapt.report:findings",
+    next_steps="probes.adapt.report:next_steps",
 )

@@ -1,13 +1,16 @@
-"""What a report shows of a training."""
+"""Report of a training: charts, findings, and the commands that analyse the adapter."""
 
 from collections.abc import Iterator
 
-from headscope.report.blocks import Chart, ChartGroup, RenderContext
+from headscope.report.blocks import Chart, ChartGroup, Finding, RenderContext
+from headscope.runs.aggregation import losses
+from headscope.runs.run import Run
 from probes.adapt import plots
+from probes.adapt.claims import adaptation_claims
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """The loss of the batches, and of the held-out documents."""
+    """The loss of the training batches and of the held-out documents."""
     yield ChartGroup("During training", "Training", _loss_charts(context), app_pages="/checkpoints")
 
 
@@ -16,20 +19,54 @@ def _loss_charts(context: RenderContext) -> Iterator[Chart]:
     if "training" in run.tables:
         yield Chart(
             plots.plot_training_loss(run.training),
-            "Loss of each step's own batch, before the step: noisy, because batches differ in how hard they are, and "
-            "lower where sequences are longer; the shape of a point tells the length.",
+            "Loss of each step's batch, before the step. It is noisy because batches differ in difficulty, and it is lower "
+            "for longer sequences. The symbol of a point shows the sequence length.",
             half_width=True,
         )
     if "validation" in run.tables:
         yield Chart(
             plots.plot_held_out_loss(run.validation),
-            "Held-out documents, never learned from. The line is the mean over documents, the band reaches from the "
-            "document that gained most to the one that gained least. Below zero is better than at step 0.",
+            "Held-out documents are never trained on. The line is the mean over documents; the band spans the documents, "
+            "from the largest to the smallest improvement. Below zero, the loss is lower than at step 0.",
             half_width=True,
         )
         for adapter in run.validation["adapter"].unique():
             yield Chart(
                 plots.plot_held_out_loss_by_position(run.validation, str(adapter)),
-                "The same documents by position: what each kept adapter gained over step 0.",
+                "The same documents by position: change of the loss since step 0, one line per saved adapter.",
                 half_width=True,
             )
+
+
+def findings(run: Run) -> Iterator[Finding]:
+    """The validation loss of a training, and the paper's claims if the run measured an AdaRoPE model."""
+    yield from _training_findings(run)
+    yield from adaptation_claims(run)
+
+
+def _training_findings(run: Run) -> Iterator[Finding]:
+    if "validation" not in run.tables:
+        return
+    means = losses(run.validation.astype({"nll": "float64"}), ["adapter", "step"])
+    for label, rows in means.rename("loss").reset_index().groupby("adapter", observed=True):
+        by_step = rows.sort_values("step")
+        start, last = by_step.iloc[0]["loss"], by_step.iloc[-1]
+        best = by_step.sort_values("loss").iloc[0]
+        yield Finding(
+            "Training",
+            f"{label}: the validation loss is {start:.4f} nats/token at step 0 and {last['loss']:.4f} "
+            f"({last['loss'] - start:+.4f}) after {last['step']} steps; it is lowest at step {best['step']} "
+            f"({best['loss']:.4f}).",
+        )
+
+
+def next_steps(run: Run) -> Iterator[str]:
+    """Commands that measure the last adapter, and all saved adapters."""
+    folder = run.path / "adapters"
+    files = sorted(folder.glob("step-*.safetensors"), key=lambda file: int(file.stem.removeprefix("step-")))
+    if files:
+        checkpoint = run.manifest["models"][0]["spec"]
+        models = f"--model base={checkpoint} --model adarope={checkpoint}@adarope:adapter={files[-1]}"
+        yield f"Adapter: {files[-1]}"
+        yield f"Measure it: headscope run {models}"
+        yield f"Measure every saved step: headscope run --checkpoints '{checkpoint}@adarope:adapter={folder}/step-*'"

@@ -1,13 +1,13 @@
-"""What learning stores: each step's batch, and the held-out loss at kept steps."""
+"""Tables of a training: the batch of each step, and the validation loss at saved steps."""
 
 from headscope.runs.columns import DOC, LENGTH, Column, Table, key
 
-ADAPTER = key("adapter", "label", "", "name of what is being learned: the study's name", None)
-STEP = key("step", "index32", "steps", "optimiser steps taken; 0 is the untrained start")
+ADAPTER = key("adapter", "label", "", "name of the training: the study's name", None)
+STEP = key("step", "index32", "steps", "optimiser steps taken; 0 is before training")
 
 TRAINING = Table(
     "training",
-    "what each optimiser step of a training saw",
+    "batch and loss of each optimiser step of a training",
     (
         ADAPTER,
         STEP,

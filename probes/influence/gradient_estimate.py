@@ -21,7 +21,7 @@ from headscope.forward.replay import Objective, Replay
 CURVATURE_DRAWS = 2
 """Draws of tokens behind a second-order term: each costs a backward pass."""
 
-InterventionKey = TypeVar("Key")
+InterventionKey = TypeVar("InterventionKey")
 
 
 @dataclass(frozen=True, eq=False)
