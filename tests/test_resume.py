@@ -1,4 +1,4 @@
-"""Going on with a run: only from what it was made from, told in one line; a finished one is not measured again."""
+"""Resuming runs: only from the same inputs; a finished run is not measured again."""
 
 import copy
 import json
@@ -24,7 +24,7 @@ from headscope.runs.writer import RunWriter
 from headscope.study import context, runner
 from headscope.study.config import build_study
 
-SECTIONS: dict[str, dict[str, Any]] = {
+PROBES: dict[str, dict[str, Any]] = {
     "measure": {"measure": {"lengths": [24], "tables": ["nll"]}},
     "needle": {"needle": {"lengths": [90], "depths": 1, "needles": 1, "seeds": 1, "template": "plain"}},
     "influence": {
@@ -63,22 +63,22 @@ def write_needle(place: Path, fact: str) -> None:
     (place / "needle.jsonl").write_text(json.dumps(needle))
 
 
-def planned(place: Path, section: str) -> Any:
+def study_of(place: Path, probe: str) -> Any:
     tiny = str(place / "tiny")
     models = {"base": tiny, "learned": f"{tiny}@adarope:adapter={place}/adapter.safetensors,weights=any"}
-    options = json.loads(json.dumps(SECTIONS[section]))
-    if section == "needle":
+    options = json.loads(json.dumps(PROBES[probe]))
+    if probe == "needle":
         options["needle"]["file"] = str(place / "needle.jsonl")
-    if section == "adapt":
+    if probe == "adapt":
         models = {"base": tiny}
         options["adapt"]["train"] = [f"file:{place}/texts/*.txt"]
     return build_study(content(place, models=models, measure=None) | options)
 
 
-def cut(place: Path, section: str, cells: int = 1) -> Path:
-    """The study, stopped after some cells; returns the partial directory."""
+def interrupted_run(place: Path, probe: str, cells: int = 1) -> Path:
+    """Run the study of a probe, interrupt it after some cells and return its partial directory."""
     with pytest.raises(Interrupted):
-        runner.run_study(planned(place, section), place / "runs", progress=StopsAfter(cells))
+        runner.run_study(study_of(place, probe), place / "runs", progress=StopsAfter(cells))
     (partial,) = (place / "runs").iterdir()
     return partial
 
@@ -120,7 +120,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
     "adapter": other_adapter,
     "needles": other_needle,
 }
-SAID = {
+MESSAGES = {
     ("needle", "texts"): "the haystacks of 'base' changed",
     ("adapt", "texts"): "the texts of 24 tokens of 'base' and the training texts changed",
     ("needle", "needles"): "the needles changed",
@@ -128,60 +128,60 @@ SAID = {
 
 
 @pytest.mark.parametrize(
-    ("section", "change"),
+    ("probe", "change"),
     [
-        *((section, change) for section in SECTIONS for change in ("weights", "texts", "tokenizer")),
-        *((section, "adapter") for section in ("measure", "needle", "influence")),
+        *((probe, change) for probe in PROBES for change in ("weights", "texts", "tokenizer")),
+        *((probe, "adapter") for probe in ("measure", "needle", "influence")),
         ("needle", "needles"),
         ("measure", "configuration"),
     ],
 )
-def test_a_run_goes_on_only_with_what_it_was_made_from(place: Path, section: str, change: str) -> None:
-    """In one line that says what changed, before anything is measured, and nothing is lost by it."""
-    cells = 4 if change == "adapter" and section != "influence" else 1
-    partial = cut(place, section, cells)
-    kept = {file: file.read_bytes() for file in partial.rglob("*") if file.is_file()}
+def test_a_run_resumes_only_from_the_same_inputs(place: Path, probe: str, change: str) -> None:
+    """The error names the change in one line, before any work, and stored cells are kept."""
+    cells = 4 if change == "adapter" and probe != "influence" else 1
+    partial = interrupted_run(place, probe, cells)
+    stored = {file: file.read_bytes() for file in partial.rglob("*") if file.is_file()}
     shutil.copytree(place / "tiny", place / "before")
     CHANGES[change](place)
-    if change == "weights":  # the others of the folder stay as they were
+    if change == "weights":  # which save_pretrained rewrites too
         shutil.copy(place / "before" / "config.json", place / "tiny" / "config.json")
     with pytest.raises(Changed) as refusal:
-        runner.run_study(planned(place, section), place / "runs", resume=True)
-    said = str(refusal.value)
-    assert SAID.get((section, change), f"the {change} of") in said
-    assert str(partial) in said
-    assert "\n" not in said
+        runner.run_study(study_of(place, probe), place / "runs", resume=True)
+    message = str(refusal.value)
+    assert MESSAGES.get((probe, change), f"the {change} of") in message
+    assert str(partial) in message
+    assert "\n" not in message
     assert refusal.value.exit_code == 2
-    assert kept == {file: file.read_bytes() for file in partial.rglob("*") if file.is_file()}
+    assert stored == {file: file.read_bytes() for file in partial.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_what_was_put_back_goes_on_to_the_same_bytes(place: Path, section: str) -> None:
-    whole = runner.run_study(planned(place, section), place / "whole")
-    cut(place, section)
+@pytest.mark.parametrize("probe", PROBES)
+def test_a_run_resumes_after_its_inputs_are_restored(place: Path, probe: str) -> None:
+    whole = runner.run_study(study_of(place, probe), place / "whole")
+    interrupted_run(place, probe)
     shutil.copytree(place / "tiny", place / "before")
     other_weights(place)
     with pytest.raises(Changed):
-        runner.run_study(planned(place, section), place / "runs", resume=True)
+        runner.run_study(study_of(place, probe), place / "runs", resume=True)
     shutil.rmtree(place / "tiny")
     shutil.copytree(place / "before", place / "tiny")
-    run = runner.run_study(planned(place, section), place / "runs", resume=True)
+    run = runner.run_study(study_of(place, probe), place / "runs", resume=True)
     assert contents(run) == contents(whole)
     assert run.manifest["files"] == whole.manifest["files"]
     assert run.manifest["inputs"] == whole.manifest["inputs"]
     assert validate(run) == []
 
 
-def test_a_run_goes_on_only_in_the_dtype_that_it_began_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which "auto" is on this machine may be another on the next."""
-    cut(place, "measure", cells=3)
+def test_a_run_resumes_only_in_the_same_dtype(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "auto" may stand for another dtype on another machine."""
+    interrupted_run(place, "measure", cells=3)
     for module in (checkpoint, context):
         monkeypatch.setattr(module, "pick_dtype", lambda *_: torch.bfloat16)
     with pytest.raises(Changed, match="cannot go on with this run: the dtype changed"):
-        runner.run_study(planned(place, "measure"), place / "runs", resume=True)
+        runner.run_study(study_of(place, "measure"), place / "runs", resume=True)
 
 
-def test_a_model_in_memory_is_known_by_more_than_its_weights(place: Path) -> None:
+def test_models_in_memory_differ_by_more_than_their_weights(place: Path) -> None:
     config = families.SPECS["llama-gqa"].build().config
     options: dict[str, Any] = {"text": f"file:{place}/texts/*.txt", "docs": 1, "lengths": [24], "tables": ["nll"]}
 
@@ -189,74 +189,74 @@ def test_a_model_in_memory_is_known_by_more_than_its_weights(place: Path) -> Non
         run = hs.measure({"m": model}, out=place / "runs", resume=True, quiet=True, **options)
         return float(run.nll["nll"].mean()), run.path
 
-    def built(theta: float) -> hs.Model:
+    def model_with_theta(theta: float) -> hs.Model:
         other = copy.deepcopy(config)
         other.rope_parameters = {**other.rope_parameters, "rope_theta": theta}
         module = type(families.SPECS["llama-gqa"].build())(other)
         module.load_state_dict(families.SPECS["llama-gqa"].build().state_dict())
         return hs.load(module, tokenizer=hs.load(str(place / "tiny")).tokenizer)
 
-    model = built(1e4)
+    model = model_with_theta(1e4)
     learned = noisy(model, 0.1)
-    found = [loss(model), loss(built(1e2)), loss(model.under(learned, "adarope"))]
+    losses = [loss(model), loss(model_with_theta(1e2)), loss(model.under(learned, "adarope"))]
     with torch.no_grad():
         learned.xi -= 1.5
-    found.append(loss(model.under(learned, "adarope")))
-    assert len({path for _, path in found}) == len({told for told, _ in found}) == 4
-    assert loss(built(1e4)) == found[0]
+    losses.append(loss(model.under(learned, "adarope")))
+    assert len({path for _, path in losses}) == len({value for value, _ in losses}) == 4
+    assert loss(model_with_theta(1e4)) == losses[0]
 
 
-def test_what_no_finished_cell_used_may_change(place: Path) -> None:
-    """A model that is broken is mended after the ones before it were measured."""
-    cut(place, "measure", cells=2)
+def test_an_input_that_no_finished_cell_used_may_change(place: Path) -> None:
+    """For example, an adapter that is repaired after other models were measured."""
+    interrupted_run(place, "measure", cells=2)
     other_adapter(place)
-    run = runner.run_study(planned(place, "measure"), place / "runs", resume=True)
-    assert contents(run) == contents(runner.run_study(planned(place, "measure"), place / "again"))
+    run = runner.run_study(study_of(place, "measure"), place / "runs", resume=True)
+    assert contents(run) == contents(runner.run_study(study_of(place, "measure"), place / "again"))
 
 
-def test_a_study_that_goes_on_with_nothing_says_what_else_is_unfinished(
+def test_resuming_a_study_with_other_options_warns_about_the_unfinished_run(
     place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    partial = cut(place, "measure")
-    other = planned(place, "measure").model_copy(update={"seed": 1})
+    partial = interrupted_run(place, "measure")
+    other = study_of(place, "measure").model_copy(update={"seed": 1})
     run = runner.run_study(other, place / "runs", resume=True)
-    told = f"{partial.stem[1:]} is unfinished, but of other options than these: this run starts anew"
-    assert [record.message for record in caplog.records] == [told]
+    warning = f"unfinished run {partial.stem[1:]} used different options; starting a new run"
+    assert [record.message for record in caplog.records] == [warning]
     assert run.path.is_dir()
 
 
 def test_a_finished_run_is_not_measured_again(place: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = runner.run_study(planned(place, "measure"), place / "runs", resume=True)
+    first = runner.run_study(study_of(place, "measure"), place / "runs", resume=True)
     with caplog.at_level(logging.INFO, "headscope"):
-        again = runner.run_study(planned(place, "measure"), place / "runs", resume=True, progress=StopsAfter(0))
+        again = runner.run_study(study_of(place, "measure"), place / "runs", resume=True, progress=StopsAfter(0))
     assert again.path == first.path
-    assert f"finished already, and nothing was measured again: {first.path}" in caplog.text
+    assert f"already finished; nothing was measured again: {first.path}" in caplog.text
     assert list((place / "runs").iterdir()) == [first.path]
 
 
-def test_a_finished_run_of_other_inputs_or_options_is_another(place: Path) -> None:
-    first = runner.run_study(planned(place, "measure"), place / "runs", resume=True)
+def test_other_inputs_or_options_start_another_run(place: Path) -> None:
+    first = runner.run_study(study_of(place, "measure"), place / "runs", resume=True)
     other_texts(place)
-    second = runner.run_study(planned(place, "measure"), place / "runs", resume=True)
+    second = runner.run_study(study_of(place, "measure"), place / "runs", resume=True)
     assert isinstance(second, Run)
     assert second.path != first.path
     assert contents(second) != contents(first)
-    third = runner.run_study(planned(place, "influence"), place / "runs", resume=True)
+    third = runner.run_study(study_of(place, "influence"), place / "runs", resume=True)
     assert len({first.path, second.path, third.path}) == 3
 
 
 @pytest.mark.parametrize(
     "state", ["{", "[]", '"text"', "{}", '{"global_step": null}', '{"global_step": "x"}', "[" * 9999]
 )
-def test_a_trainer_state_without_a_step_is_told_before_anything_is_measured(place: Path, state: str) -> None:
+def test_a_trainer_state_without_a_step_is_refused_before_any_work(place: Path, state: str) -> None:
     (place / "tiny" / "trainer_state.json").write_text(state)
     with pytest.raises(BadInput, match=r"cannot read a training step in '.*trainer_state\.json'") as refusal:
-        runner.run_study(planned(place, "measure"), place / "runs", progress=StopsAfter(0))
+        runner.run_study(study_of(place, "measure"), place / "runs", progress=StopsAfter(0))
     assert "\n" not in str(refusal.value)
     assert not (place / "runs").exists()
 
 
-def test_a_scheme_that_does_not_fit_is_told_before_another_is_measured(place: Path) -> None:
+def test_an_impossible_scheme_is_refused_before_another_model_is_measured(place: Path) -> None:
     study = content(place, models={"base": str(place / "tiny"), "bad": f"{place}/tiny@adarope:adapter=smollm2-135m"})
     with pytest.raises(BadInput, match="does not fit"):
         runner.run_study(build_study(study), place / "runs")
@@ -276,7 +276,7 @@ def test_labels_of_any_length_are_measured(place: Path) -> None:
     assert set(run.nll["model"]) == {label}
 
 
-def test_long_names_of_cells_are_told_apart(tmp_path: Path) -> None:
+def test_long_cell_names_get_distinct_folders(tmp_path: Path) -> None:
     with RunWriter.open(tmp_path, "test", {}) as writer:
         folders = {writer._cell(f"{'x' * length}{end}") for length in (240, 300) for end in "ab"}
     assert len(folders) == 4

@@ -22,7 +22,7 @@ import headscope
 from headscope import plugins
 from headscope.errors import BadInput, Interrupted, Missing
 from headscope.positions.model import ModelSpec
-from headscope.runs.run import Run, runs
+from headscope.runs.run import Run, list_runs
 from headscope.runs.schema import all_tables
 from headscope.runs.validate import validate
 from headscope.study import context as materials
@@ -213,7 +213,7 @@ def test_other_weights_in_memory_are_another_run(place: Path, tmp_path: Path) ->
     for seed in (0, 1):
         model = headscope.load(families.SPECS["llama-gqa"].build(seed), device="cpu", tokenizer=tokenizer())
         headscope.measure(model, text=source, docs=1, lengths=[24], tables=["nll"], out=tmp_path, quiet=True)
-    hashes = {run.name.rpartition("-")[2] for _, run in runs(tmp_path) if isinstance(run, Run)}
+    hashes = {run.name.rpartition("-")[2] for _, run in list_runs(tmp_path) if isinstance(run, Run)}
     assert len(hashes) == 2
 
 

@@ -22,7 +22,7 @@ class TextPass:
     """A forward pass over the first `length` tokens of a document.
 
     Cells of one model with equal passes share one forward pass, whichever probes they belong to. `tokens` is a digest
-    of the token ids; `document` is the place of the document among those of its probe, by which passes are ordered.
+    of the token ids; `document` is the index of the document among those of its probe, and orders the passes.
     """
 
     length: int
@@ -40,8 +40,8 @@ class Cell:
     """The smallest unit of work that is stored and resumed.
 
     `id` names it within its probe; `model` is a label or None; `cost` is its share of the work in units of `pass_cost`,
-    for the time estimate; `task` is whatever its runner needs. `text_pass` is set where the probe only observes a forward
-    pass over a text, and None where the runner does its own work.
+    for the time estimate; `task` is whatever its runner needs. `text_pass` is set if the probe only observes a forward
+    pass over a text, and None if the runner does its own work.
     """
 
     id: str

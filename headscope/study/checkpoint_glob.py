@@ -17,12 +17,12 @@ ADAPTER_MARKER = "@adarope:adapter="
 def training_step(checkpoint: str) -> int | None:
     """The training step of a checkpoint: from its trainer's state file, else from its name, else None.
 
-    Names such as "step-10", "checkpoint-10" or "10" contain a step. For BASE+LORA the LoRA counts, for ORG/NAME:REVISION
+    Names such as "step-10", "checkpoint-10" or "10" contain a step. Of BASE+LORA the LoRA counts, of ORG/NAME:REVISION
     the revision. Raises BadInput for a state file without a step.
     """
-    name = checkpoint if user_input.folder(checkpoint) else checkpoint.rpartition("+")[2]
+    name = checkpoint if user_input.is_folder(checkpoint) else checkpoint.rpartition("+")[2]
     folder = Path(name).expanduser()
-    if user_input.folder(name):
+    if user_input.is_folder(name):
         state = folder / "trainer_state.json"
         return _step_from_trainer_state(state) if state.is_file() else _step_from_name(folder.name)
     from headscope.models.hub import HubId
@@ -44,7 +44,7 @@ def _step_from_trainer_state(state: Path) -> int:
     except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
         raise BadInput(f"cannot read a training step in '{state}' ({type(error).__name__}). {remedy}") from error
     if type(step) is not int or not 0 <= step <= MAX_STEP:
-        raise BadInput(f"cannot read a training step in '{state}' (global_step is {user_input.shown(step)}). {remedy}")
+        raise BadInput(f"cannot read a training step in '{state}' (global_step is {user_input.quote(step)}). {remedy}")
     return step
 
 
@@ -68,7 +68,7 @@ def expand_checkpoints(pattern: str) -> dict[str, str]:
                 return _specs_by_step(folders, base, scheme)
     glob, at, scheme = pattern.partition("@")
     repository, colon, revision_glob = glob.partition(":")
-    if colon and repository.count("/") == 1 and not user_input.folder(repository):
+    if colon and repository.count("/") == 1 and not user_input.is_folder(repository):
         return _revision_specs(repository, revision_glob, f"{at}{scheme}")
     raise BadInput(f"no checkpoint folder (with a config.json) and no LoRA matches '{pattern}'. Check the pattern")
 
@@ -113,20 +113,20 @@ def _folders_with_file(file_name: str, glob: str) -> list[Path]:
 
 
 def _matching_paths(pattern: str) -> list[Path]:
-    root = user_input.path(pattern, "checkpoint pattern")
+    root = user_input.expand_path(pattern, "checkpoint pattern")
     if root.exists() or not has_magic(pattern):  # a "[" in an existing name is not a glob
         return [root] if root.exists() else []
     fixed = Path(*root.parts[: next(n for n, part in enumerate(root.parts) if has_magic(part))])
     if "**" in root.parts and fixed.resolve() == Path(fixed.resolve().anchor):
         raise BadInput(
-            f"checkpoint pattern {user_input.shown(pattern)} would search the whole machine. Start it with a folder"
+            f"checkpoint pattern {user_input.quote(pattern)} would search the whole machine. Start it with a folder"
         )
     try:
         return list(fixed.glob(str(root.relative_to(fixed))))
     except ValueError:  # not a valid glob, such as "**@yarn:factor=4"; a split of it may be one
         return []
     except OSError as error:
-        raise BadInput(f"checkpoint pattern {user_input.shown(pattern)} cannot be used ({error}). Check it") from error
+        raise BadInput(f"checkpoint pattern {user_input.quote(pattern)} cannot be used ({error}). Check it") from error
 
 
 def _unique_labels(paths: list[Path]) -> dict[Path, str]:

@@ -41,7 +41,7 @@ class Options(BaseModel):
         items = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else [value]
         for item in items:
             if isinstance(item, str):
-                user_input.text(item)
+                user_input.check_text(item)
         return value
 
     @field_validator("*")
@@ -88,13 +88,20 @@ class EngineOptions(Options):
 
     name: Literal["plain", "ray"] = Field(default="plain", description="plain (this process) or ray")
     address: str | None = Field(
-        default=None, min_length=1, description="address of a Ray cluster, e.g. auto; by default Ray starts on this machine"
+        default=None,
+        min_length=1,
+        description="address of a Ray cluster, e.g. auto; default: a new one on this machine",
     )
     workers: int | None = Field(
-        default=None, ge=1, le=MAX_WORKERS, description="worker processes, each with its own checkpoint in memory; by default one per GPU, or two"
+        default=None,
+        ge=1,
+        le=MAX_WORKERS,
+        description="processes with a checkpoint each; default: one per GPU, or two",
     )
     gpus_per_worker: float | None = Field(
-        default=None, ge=0, description="GPUs per worker, 0.5 for two workers on one GPU; by default 1 if there are GPUs"
+        default=None,
+        ge=0,
+        description="GPUs per worker, 0.5 for two workers on one GPU; default: 1 if there are GPUs",
     )
 
     @model_validator(mode="before")
@@ -106,18 +113,18 @@ class EngineOptions(Options):
     @model_validator(mode="after")
     def _check_ray_options(self) -> "EngineOptions":
         if self.name == "plain" and (self.model_fields_set - {"name"}):
-            raise ValueError("address, workers and gpus_per_worker need the engine ray. Add --engine ray, or remove them")
+            raise ValueError("address, workers and gpus_per_worker need the engine ray. Add --engine ray")
         return self
 
 
 class Study(Options):
     """A study: the probes whose options are set are stored in one run. `study_type` adds a field per probe."""
 
-    name: str = Field(default="study", pattern=user_input.SLUG, description="name appended to the run directory")
+    name: str = Field(default="study", pattern=user_input.RUN_NAME_PATTERN, description="name appended to the run directory")
     models: dict[str, str] = Field(default_factory=lambda: {"base": "smollm2-135m"}, description="model specs by label")
     texts: TextOptions = Field(default_factory=TextOptions)
     seed: int = Field(0, ge=0, le=MAX_SEED, description="random seed")
-    device: str = Field("auto", description="auto (a GPU, all GPUs if the model does not fit on one, else cpu), cpu, cuda, ...")
+    device: str = Field("auto", description="auto (one GPU, or all GPUs if one is too small, else cpu), cpu, cuda, ...")
     dtype: str = Field("auto", description="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16")
     engine: EngineOptions = Field(
         default_factory=EngineOptions, description="where cells run: plain (this process) or ray", exclude=True
@@ -153,14 +160,14 @@ def study_type() -> type[Study]:
 def read_study(file: Path | str | None, overrides: Mapping[str, Any]) -> Study:
     """Read a study from a YAML file and apply overrides (a None override is absent; dicts merge key by key).
 
-    `models` in the overrides replace those of the file. Raises BadInput naming the file, the key and, for an unknown key,
-    the nearest known one.
+    `models` in the overrides replace those of the file. Raises BadInput with the file, the key and, for an unknown key,
+    the most similar known one.
     """
     source_name = f"study file '{file}'" if file is not None else "study"
     content: Any = {}
     if file is not None:
         try:
-            content = user_input.read_yaml(user_input.path(file, "study file"), source_name)
+            content = user_input.read_yaml(user_input.expand_path(file, "study file"), source_name)
         except FileNotFoundError as error:
             raise BadInput(f"no {source_name}. Check the path") from error
         if not isinstance(content, dict):
@@ -202,7 +209,7 @@ def parse_models(entries: list[str]) -> dict[str, str]:
 
 def _has_scheme(spec: str) -> bool:
     """Whether a spec names a scheme; an "@" may also be part of a folder name."""
-    return "@" in spec and not user_input.folder(spec)
+    return "@" in spec and not user_input.is_folder(spec)
 
 
 def _merge_options(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,7 +218,7 @@ def _merge_options(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
         if isinstance(value, Mapping):
             block = {} if merged.get(key) is None else merged[key]
             if not isinstance(block, Mapping):
-                raise ValueError(f"{key}: Input should be keys with values, found {user_input.shown(block)}")
+                raise ValueError(f"{key}: Input should be keys with values, found {user_input.quote(block)}")
             merged[key] = _merge_options(block, value)
         elif value is not None:
             merged[key] = value
@@ -233,7 +240,7 @@ def _describe_first_error(error: ValidationError) -> str:
     texts = list(dict.fromkeys(_error_text(item) for item_steps, item in mistakes if item_steps == steps))
     reason = " or ".join([texts[0], *(text.removeprefix("Input should be ") for text in texts[1:])])
     has_value = mistake["type"] not in ("value_error", "missing")
-    value = f", found {user_input.shown(mistake['input'])}" if has_value else ""
+    value = f", found {user_input.quote(mistake['input'])}" if has_value else ""
     return f"{path}: {reason}{value}" if path else reason
 
 

@@ -22,9 +22,9 @@ from headscope.study.progress import NoProgress, Progress
 class StudyContext:
     """The models and documents of `study`, opened on demand.
 
-    `in_memory` are models that were passed in opened, by label; `files` is a folder for files that are no tables;
-    `read_stored(job, table)` reads a table of a finished job, and `stored_tables(job)` lists its tables. `input_digests`
-    are digests by label (None: of all models) and input: an unfinished run continues only from the same inputs.
+    `in_memory` are opened models by label; `files` is a folder for files that are not tables. `read_stored(job, table)`
+    reads a table of a finished job, and `stored_tables(job)` lists its tables. `input_digests` are digests by label
+    (None: of all models) and input: an unfinished run continues only from the same inputs.
     """
 
     study: Study
@@ -53,6 +53,7 @@ class StudyContext:
 
     @property
     def seed(self) -> int:
+        """The random seed of the study."""
         return self.study.seed
 
     def checkpoint_name(self, label: str) -> str:

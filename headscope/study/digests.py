@@ -63,9 +63,9 @@ def digest_scheme(scheme: Scheme) -> dict[str, str]:
         return {}
     if scheme.keys is None:
         return {"adapter": digest_adapter(scheme.adapter)}
-    checkpoint = user_input.path(scheme.adapter, "checkpoint")
+    checkpoint = user_input.expand_path(scheme.adapter, "checkpoint")
     files = list(checkpoint.glob("*.safetensors")) if checkpoint.is_dir() else [checkpoint]
-    keys = user_input.path(scheme.keys, "key map")
+    keys = user_input.expand_path(scheme.keys, "key map")
     return {"adapter": digest_files(files), "key map": digest_files([keys] if keys.is_file() else [])}
 
 

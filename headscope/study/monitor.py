@@ -23,9 +23,9 @@ import torch
 
 from headscope.positions.model import Model, load
 from headscope.runs import arrow, summary
-from headscope.runs.column_metadata import column, is_statistic
+from headscope.runs.column_metadata import parse_column, is_statistic
 from headscope.runs.io import sha256, write_json
-from headscope.runs.run import Run, concatenate
+from headscope.runs.run import Run, combine_runs
 from headscope.runs.schema import all_tables
 from headscope.study.config import Study, build_study
 from headscope.study.context import StudyContext
@@ -102,12 +102,12 @@ class TrainingMonitor:
         target = self._step_runs / "built"
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
-        combined = concatenate([step_run for _, step_run in step_runs])
+        combined = combine_runs([step_run for _, step_run in step_runs])
         tables = {}
         for name in combined.tables:
             table = all_tables()[name]
-            rows = combined.stored(name) if "model" in table.keys else arrow.to_arrow(table, combined.table(name))
-            arrow.write(target / f"{name}.parquet", arrow.merged(table, [rows]))
+            rows = combined.arrow_table(name) if "model" in table.keys else arrow.to_arrow(table, combined.table(name))
+            arrow.write(target / f"{name}.parquet", arrow.merge_cells(table, [rows]))
             tables[name] = {"rows": rows.num_rows, "sha256": sha256(target / f"{name}.parquet")}
         models = [{**model, "step": step} for step, step_run in step_runs for model in step_run.manifest["models"]]
         seconds = round(sum(step_run.manifest["timings"]["seconds"] for _, step_run in step_runs), 1)
@@ -148,9 +148,9 @@ def measure_training_step(context: StudyContext, name: str, model: Model, length
 
 def median_statistics(step_run: Run) -> dict[str, float]:
     """Medians over heads of every statistic of a run with one model, and the statistics of the model itself."""
-    heads, models = step_run.heads, summary.models(step_run)
+    heads, models = step_run.heads, summary.model_table(step_run)
     of_heads = heads[[name for name in heads if is_statistic(str(name))]].astype("float64").median()
-    model_columns = [name for name in models if is_statistic(str(name)) and not column(str(name)).difference]
+    model_columns = [name for name in models if is_statistic(str(name)) and not parse_column(str(name)).is_difference]
     of_model = models[model_columns].iloc[0]
     values = {str(name): float(value) for name, value in {**dict(of_model), **dict(of_heads)}.items()}
     return {name: value for name, value in values.items() if math.isfinite(value)}

@@ -141,7 +141,7 @@ def makespan(
 def measure_costs(executor: CellExecutor, jobs: Sequence[Job]) -> CostModel:
     """Time the first jobs of each probe, and one job of every kind of model."""
     with TemporaryDirectory() as folder, RunWriter.open(Path(folder), "plan", {}) as writer:
-        executor.context.files = writer.files
+        executor.context.files = writer.files_folder
         timer = _Timer(executor, writer)
         kinds = _model_kinds(executor)
         rates: dict[str, tuple[float, float]] = {}
@@ -175,9 +175,7 @@ def costs_of_run(run: Run, jobs: Sequence[Job]) -> CostModel:
     for probe in dict.fromkeys(job.probe for job in jobs if not runs_always(job)):
         own_rows = [row for row in rows if row["section"] == probe]
         if not sum(row["cost"] for row in own_rows):
-            raise BadInput(
-                f"run {run.path} has no timings of '{probe}'. Give a run that was measured without interruption, or none"
-            )
+            raise BadInput(f"run {run.path} has no timings of '{probe}'. Give a run that was not interrupted, or none")
         rates[probe] = (0.0, sum(row["seconds"] for row in own_rows) / sum(row["cost"] for row in own_rows))
     factors: dict[str | None, float] = {}
     for label in {row["model"] for row in rows}:

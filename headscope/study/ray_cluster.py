@@ -93,7 +93,7 @@ def _init_ray_with_retries(**options: Any) -> None:
             if not remaining_attempts:
                 reason = " ".join(str(error).split())[:100]
                 raise Interrupted(
-                    f"Ray does not start ({reason} ...). Try again when this machine is less busy, or use --engine plain"
+                    f"Ray does not start ({reason} ...). Try again on a less busy machine, or use --engine plain"
                 ) from error
 
 

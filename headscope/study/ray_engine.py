@@ -42,8 +42,8 @@ class RayEngine:
         context = executor.context
         if context.in_memory:
             raise BadInput(
-                f"model '{min(context.in_memory)}' is in memory and cannot be sent to Ray workers. Save it and name its "
-                "folder"
+                f"model '{min(context.in_memory)}' is in memory and cannot be sent to Ray workers. Save it and give "
+                "the path of its folder"
             )
         if jobs:
             with connect_to_ray(self.options, context.study.device) as resources:

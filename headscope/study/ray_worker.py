@@ -23,8 +23,8 @@ LogLine = tuple[int, str]
 class RayWorker:
     """Executes jobs with at most one checkpoint in memory.
 
-    `working_directory` is the folder that relative paths of the study start from; `files` is where probes keep files that are no
-    tables. Both are folders of the driver process, on a disk that all nodes share if there are several.
+    `working_directory` is the folder that relative paths of the study start from; probes write files that are not
+    tables to `files`. Both are folders of the driver process, on a disk that all nodes share.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class RayWorker:
         return hardware()
 
     def execute(self, job: Job, stored: Mapping[tuple[str, str], Any]) -> tuple[CellResult, list[LogLine]]:
-        """Run a job and return its result with the log lines it caused. `stored` holds the tables of its prerequisites."""
+        """Run a job and return its result and log lines. `stored` holds the tables of its prerequisites."""
         executor = self._open_executor()
         executor.context.read_stored = lambda job_id, table: stored[job_id, table]
         if job.model is not None and job.model not in self._identified:
@@ -76,10 +76,10 @@ class _QueueProgress:
     def __init__(self, messages: SimpleQueue[ProgressMessage]) -> None:
         self._messages = messages
 
-    def start(self, total: float, already: float) -> None: ...
+    def start(self, total: float, completed: float) -> None: ...
 
-    def set_activity(self, what: str, worker: str = "") -> None:
-        self._messages.put((0.0, what))
+    def set_activity(self, activity: str, worker: str = "") -> None:
+        self._messages.put((0.0, activity))
 
     def advance(self, cost: float) -> None:
         self._messages.put((cost, ""))

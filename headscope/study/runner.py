@@ -15,7 +15,7 @@ from typing import Any
 from headscope import plugins
 from headscope.errors import BadInput, Interrupted
 from headscope.positions.model import Model
-from headscope.runs.run import Run, unfinished
+from headscope.runs.run import Run, unfinished_runs
 from headscope.runs.writer import RunWriter
 from headscope.study import engines
 from headscope.study.cells import Job
@@ -43,8 +43,7 @@ def run_study(
     """
     progress = progress or NoProgress()
     if not study.probe_options:
-        requestable = ", ".join(name for name, probe in plugins.probes().items() if not probe.runs_always)
-        raise BadInput(f"the study requests no probe. Add one of: {requestable}")
+        raise BadInput(f"the study requests no probe. Add one of: {', '.join(plugins.requestable_probes())}")
     engine = engines.create_engine(study.engine)
     context = StudyContext(study, in_memory or {}, progress)
     executor = CellExecutor(context)
@@ -56,17 +55,17 @@ def run_study(
     config["models"] = {label: _identifying_spec(label, study.models[label], context) for label in used}
     started = time.monotonic()
     with _interruptible(RunWriter.open(Path(out), study.name, config, resume)) as writer:
-        if resume and (finished := writer.finished(_named_digests(context.input_digests))) is not None:
+        if resume and (finished := writer.find_finished(_named_digests(context.input_digests))) is not None:
             log.info("the run is already finished; nothing was measured again: %s", finished.path)
             return finished
-        if resume and not any(writer.cells.iterdir()):
-            for name, cells in unfinished(out).items():
+        if resume and not any(writer.cells_folder.iterdir()):
+            for name, cells in unfinished_runs(out).items():
                 if cells and name.startswith(f"{study.name}-"):
                     log.warning("unfinished run %s used different options; starting a new run", name)
-        writer.compare(_named_digests(context.input_digests))
-        context.files = writer.files
-        context.read_stored, context.stored_tables = writer.stored, writer.tables
-        pending = _execution_order([job for job in plan if not writer.done(job.id)], context)
+        writer.check_inputs(_named_digests(context.input_digests))
+        context.files = writer.files_folder
+        context.read_stored, context.stored_tables = writer.read_stored, writer.stored_tables
+        pending = _execution_order([job for job in plan if not writer.is_done(job.id)], context)
         descriptions: dict[str | None, Mapping[str, Any]] = {}
         timings = CellTimings()
         total = sum(job.cost for job in plan)
@@ -74,7 +73,7 @@ def run_study(
         try:
             with closing(engine.execute(pending, executor, progress)) as results:
                 for job, result in results:
-                    writer.note(_named_digests(result.input_digests))
+                    writer.record_inputs(_named_digests(result.input_digests))
                     writer.add(job.id, result.rows)
                     timings.add(job, result)
                     if result.model_description is not None:
@@ -96,16 +95,16 @@ def run_study(
 
 
 def _execution_order(jobs: list[Job], context: StudyContext) -> list[Job]:
-    """Jobs grouped by checkpoint, so that each is loaded once.
+    """Jobs grouped by checkpoint, so that each checkpoint is loaded once.
 
-    Jobs that run for every model come last, so that a mistake that shows on the first forward pass leaves nothing stored.
+    Jobs that run for every model come last, so that nothing is stored if the first forward pass fails.
     """
     checkpoint_of = {label: context.checkpoint_name(label) for label in context.labels}
-    first = {checkpoint: turn for turn, checkpoint in enumerate(dict.fromkeys(checkpoint_of.values()))}
-    turns: dict[str | None, tuple[int, int]] = {
-        label: (first[checkpoint], turn) for turn, (label, checkpoint) in enumerate(checkpoint_of.items())
+    checkpoint_rank = {checkpoint: rank for rank, checkpoint in enumerate(dict.fromkeys(checkpoint_of.values()))}
+    model_rank: dict[str | None, tuple[int, int]] = {
+        label: (checkpoint_rank[checkpoint], rank) for rank, (label, checkpoint) in enumerate(checkpoint_of.items())
     }
-    return sorted(jobs, key=lambda job: (*turns.get(job.model, (-1, -1)), runs_always(job)))
+    return sorted(jobs, key=lambda job: (*model_rank.get(job.model, (-1, -1)), runs_always(job)))
 
 
 @contextmanager
@@ -115,10 +114,10 @@ def _interruptible(writer: RunWriter) -> Iterator[RunWriter]:
         with writer:
             yield writer
     except KeyboardInterrupt as stop:
-        if writer.committed:
-            message = f"interrupted, but the run is finished: {writer.final}"
-        elif writer.partial.is_dir():
-            message = f"interrupted; finished cells are kept in {writer.partial}. Add --resume to continue"
+        if writer.is_committed:
+            message = f"interrupted, but the run is finished: {writer.final_path}"
+        elif writer.partial_path.is_dir():
+            message = f"interrupted; finished cells are kept in {writer.partial_path}. Add --resume to continue"
         else:
             message = "interrupted before the first cell was finished; nothing is kept"
         raise Interrupted(message) from stop

@@ -1,8 +1,8 @@
 """Which worker runs which job next. The Ray engine follows it, and `headscope plan` simulates it.
 
-Jobs of one model in one probe form a queue. A worker goes through a queue in order, since neighbouring jobs may share work.
-A free worker stays with its checkpoint while that has an unassigned queue; otherwise it takes the checkpoint with most
-unassigned work, longest queue first; if every queue is assigned, it takes the back half of the longest one.
+Jobs of one model in one probe form a queue. A worker goes through a queue in order, since neighbouring jobs may share
+work. A free worker stays with its checkpoint while that has an unassigned queue; otherwise it takes the checkpoint with
+the most unassigned work, longest queue first; if every queue is assigned, it takes the back half of the longest one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,14 +87,14 @@ class Scheduler:
         queue = self._queue_of_job[job.id]
         dropped = [job, *(queue.jobs if queue.is_chain else ())]
         while dependent := [
-            waiting
-            for waiting in self.unassigned
-            if waiting not in dropped and waiting.prerequisites & {gone.id for gone in dropped}
+            candidate
+            for candidate in self.unassigned
+            if candidate not in dropped and candidate.prerequisites & {lost_job.id for lost_job in dropped}
         ]:
             dropped += dependent
-        for gone in dropped:
-            if gone in self._queue_of_job[gone.id].jobs:
-                self._queue_of_job[gone.id].remove(gone)
+        for lost_job in dropped:
+            if lost_job in self._queue_of_job[lost_job.id].jobs:
+                self._queue_of_job[lost_job.id].remove(lost_job)
         return dropped
 
     def _first_ready(self, queue: _JobQueue) -> Job | None:

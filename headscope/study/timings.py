@@ -24,8 +24,8 @@ class CellTimings:
                 sums[name] += value
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry `spent` of run.json: cells, cost and seconds by probe and model; seconds of opening checkpoints; bytes
-        of memory of the largest process."""
+        """The entry `spent` of run.json: cells, cost and seconds by probe and model (`made`), seconds of opening
+        checkpoints, and bytes of memory of the largest process (`peak`)."""
         rows = [
             {"section": probe, "model": label, **{name: round(value, 3) for name, value in sums.items()}}
             for (probe, label), sums in self._sums.items()
