@@ -13,7 +13,7 @@ from headscope.plots.highlight import has_head_points, highlight_heads
 from headscope.plots.style import GRAPH_CONFIG
 from headscope.report.blocks import Block, Chart, HeadTable, Link, Links, RecordTable, TextBlock, TextTable
 from headscope.runs.aggregation import HEAD_KEYS
-from headscope.runs.column_metadata import column, is_statistic, statistic
+from headscope.runs.column_metadata import is_statistic, parse_column, statistic
 
 VISIBLE_SENTENCES, MAX_SENTENCES = 4, 6
 """A text of more than `MAX_SENTENCES` is folded after `VISIBLE_SENTENCES`, so that charts come early."""
@@ -193,7 +193,7 @@ def _filter_type(rows: Sequence[Any], column_name: str) -> str:
 
 def _column_definition(name: str, highlighted_column: str, view: ViewState) -> dict[str, Any]:
     """AG Grid's definition of one column of the per-head table."""
-    parsed = column(name)
+    parsed = parse_column(name)
     definition: dict[str, Any] = {"field": name, "headerName": name}
     if view.sort and view.sort[0] == name:
         definition["sort"] = view.sort[1]
@@ -202,10 +202,10 @@ def _column_definition(name: str, highlighted_column: str, view: ViewState) -> d
         return definition | {"headerName": label, "pinned": "left" if name != "kv_group" else None, "width": 84}
     definition["useValueFormatterForExport"] = False
     definition["valueFormatter"] = {"function": "params.value == null ? '–' : d3.format(',.4~g')(params.value)"}
-    if is_statistic(parsed.value):
-        end = f", {parsed.end}" if parsed.end else ""
-        definition["headerName"] = statistic(parsed.value).label + end
-        definition["headerTooltip"] = describe_statistic(parsed.value)
+    if is_statistic(parsed.value_column):
+        end = f", {parsed.interval_end}" if parsed.interval_end else ""
+        definition["headerName"] = statistic(parsed.value_column).label + end
+        definition["headerTooltip"] = describe_statistic(parsed.value_column)
     if name == "change":
         definition["headerTooltip"] = "Ratio to the baseline for logarithmic statistics, else difference from it."
     if name == highlighted_column:

@@ -15,7 +15,7 @@ from headscope.errors import BadInput
 from headscope.report import assembly
 from headscope.report.blocks import PageContent
 from headscope.report.text import default_models
-from headscope.runs.column_metadata import sentence, statistic
+from headscope.runs.column_metadata import capitalise, statistic
 from headscope.runs.run import Run
 
 
@@ -156,4 +156,4 @@ def empty_page(reason: str) -> list[Any]:
     start = html.Li(["Start a run: ", html.Code("headscope demo"), " or ", html.Code("headscope run --help")])
     newest = html.Li(html.A("Overview of the newest run", href="/"))
     suggestions = html.Ul([newest, *links, *unfinished, start])
-    return [html.H1("Nothing to show"), html.P(f"{sentence(reason)}.", className="introduction"), suggestions]
+    return [html.H1("Nothing to show"), html.P(f"{capitalise(reason)}.", className="introduction"), suggestions]

@@ -7,7 +7,7 @@ from pathlib import Path
 from flask import current_app
 
 from headscope.errors import BadInput, BadRun
-from headscope.runs.run import Run, concatenate, runs, unfinished
+from headscope.runs.run import Run, combine_runs, list_runs, unfinished_runs
 
 CACHED_SELECTIONS = 8
 """Combinations of runs whose tables are kept in memory."""
@@ -27,7 +27,7 @@ class RunStore:
 
     def list_runs(self) -> dict[str, Run | BadRun]:
         """Every finished run by name, newest first; an error for a run that cannot be read."""
-        return {path.name: run for path, run in runs(self.folder)}
+        return {path.name: run for path, run in list_runs(self.folder)}
 
     def newest_since_start(self) -> str | None:
         """The newest readable run that has finished since the app was started."""
@@ -35,7 +35,7 @@ class RunStore:
 
     def unfinished_cells(self) -> dict[str, int]:
         """Number of stored cells of each unfinished run."""
-        return unfinished(self.folder)
+        return unfinished_runs(self.folder)
 
     def fingerprint(self) -> tuple[object, ...]:
         """A value that changes when a run is added, replaced or removed, or stores a cell."""
@@ -73,6 +73,6 @@ def current_store() -> RunStore:
 @lru_cache(CACHED_SELECTIONS)
 def _open_checked(folder: Path, names: tuple[str, ...], modified_times: tuple[int, ...]) -> Run:
     """The combined runs, every table checked; `modified_times` invalidate the cache when a run is replaced."""
-    run = concatenate([Run.open(folder / name) for name in names])
+    run = combine_runs([Run.open(folder / name) for name in names])
     run.check()
     return run

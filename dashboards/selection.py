@@ -54,7 +54,9 @@ def _head_set_table(run: Run, view: ViewState) -> list[Any]:
     """One row per set: number of heads and median of the statistic under each model; then the overlaps of sets."""
     if not view.head_sets:
         return []
-    caption = f"Named sets: median {statistic(view.statistic_name).worded}" if view.statistic_name else "Named sets"
+    caption = (
+        f"Named sets: median {statistic(view.statistic_name).label_with_unit}" if view.statistic_name else "Named sets"
+    )
     names = [html.Th(name, scope="col") for name in ("set", "heads", *view.shown_models, "")]
     rows = []
     for name, heads in view.head_sets.items():
@@ -79,4 +81,4 @@ def _format_median(run: Run, statistic_name: str, model: str, heads: Collection[
     rows = rows[pd.MultiIndex.from_frame(rows[["layer", "head"]]).isin([*heads])]
     if statistic_name not in rows or rows[statistic_name].isna().all():
         return "–"
-    return statistic(statistic_name).number(float(rows[statistic_name].median()))
+    return statistic(statistic_name).format_number(float(rows[statistic_name].median()))

@@ -15,10 +15,10 @@ from headscope.heads import Head, HeadSet, parse_unit
 from headscope.report.assembly import run_statistics
 from headscope.report.text import default_models
 from headscope.runs.aggregation import HEAD_KEYS
-from headscope.runs.column_metadata import number, sentence, statistic
-from headscope.runs.roles import holding, roles
+from headscope.runs.column_metadata import capitalise, format_number, statistic
+from headscope.runs.roles import heads_with_role, roles
 from headscope.runs.run import Run
-from headscope.runs.summary import longest, longest_of_all
+from headscope.runs.summary import longest_common_ess_column, longest_ess_column
 
 Query = Mapping[str, str | list[str]]
 FILTER_PARAMETERS = ("layers", "role", "min", "max")
@@ -95,7 +95,9 @@ class ViewState:
             filter_model = shown_models[0] if "models" in page_controls else model
         single_model = [model] if "model" in page_controls else run.models
         visible_models = shown_models if "models" in page_controls else single_model
-        measured = longest_of_all(run.heads[run.heads["model"].isin(visible_models)]) or longest(run.heads)
+        measured = longest_common_ess_column(run.heads[run.heads["model"].isin(visible_models)]) or longest_ess_column(
+            run.heads
+        )
         names = run_statistics(run)
         statistic_name = choice("stat", names, measured or next(iter(names), "")) or ""
         role = choice("role", list(roles()), None)
@@ -128,7 +130,7 @@ class ViewState:
         if self.layers:
             passes &= rows["layer"].between(*self.layers)
         if self.role:
-            passes &= holding(rows, self.role)
+            passes &= heads_with_role(rows, self.role)
         if self.statistic_name in rows:
             passes &= ~(rows[self.statistic_name] < (-math.inf if self.min_value is None else self.min_value))
             passes &= ~(rows[self.statistic_name] > (math.inf if self.max_value is None else self.max_value))
@@ -160,7 +162,7 @@ class ViewState:
         conditions += [f"with role {self.role} in {self.filter_model}"] if self.role else []
         label = statistic(self.statistic_name).label if self.statistic_name else ""
         bounds = [("at least", self.min_value), ("at most", self.max_value)]
-        if limits := " and ".join(f"{bound} {number(value)}" for bound, value in bounds if value is not None):
+        if limits := " and ".join(f"{bound} {format_number(value)}" for bound, value in bounds if value is not None):
             conditions.append(f"with {label} {limits} in {self.filter_model}")
         return conditions
 
@@ -197,7 +199,7 @@ def describe_statistic(statistic_name: str) -> str:
     """A statistic's definition in one line, formula first."""
     described = statistic(statistic_name)
     unit = f" Unit: {described.unit}." if described.unit else ""
-    return f"{described.formula}{'. ' if described.formula else ''}{sentence(described.meaning)}.{unit}"
+    return f"{described.formula}{'. ' if described.formula else ''}{capitalise(described.meaning)}.{unit}"
 
 
 def parse_head(identifier: str, run: Run) -> Head:

@@ -15,47 +15,50 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-CODE = 4
-TYPERS_CODE = 130
+EXIT_CODE = 4
+TYPER_EXIT_CODE = 130
 """What typer makes of a KeyboardInterrupt."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SAID = "headscope: interrupted; cells that a run had finished are kept, and --resume goes on with them"
+MESSAGE = "headscope: interrupted; cells that a run had finished are kept, and --resume goes on with them"
 SHOW_CURSOR = "\x1b[?25h"
 """A bar on a terminal hides it."""
 
 
-def listen() -> None:
+def install_handlers() -> None:
     """From here on, the first signal raises KeyboardInterrupt and a second ends the process at once, with one line.
 
     For a process of our own: it stays so until the end, when signals are ignored.
     """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) in (_first, _next):
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) in (
+        _on_first_signal,
+        _on_next_signal,
+    ):
         return
     unraisable, uncaught = sys.unraisablehook, sys.excepthook
 
     def lost(what: Any) -> None:
         """An exception in a callback or a finaliser goes nowhere."""
         if issubclass(what.exc_type, KeyboardInterrupt):
-            leave()
+            exit_now()
         unraisable(what)
 
     def escaped(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            leave()
+            exit_now()
         uncaught(kind, error, at)
 
     sys.unraisablehook, sys.excepthook = lost, escaped
-    atexit.register(_ignore)
+    atexit.register(_ignore_signals)
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` and the like
-            signal.signal(number, _first)
+            signal.signal(number, _on_first_signal)
 
 
-def leave() -> NoReturn:
+def exit_now() -> NoReturn:
     """End this process now, with one line."""
     shown = SHOW_CURSOR if os.isatty(2) else ""
-    os.write(2, f"{shown}{SAID}\n".encode())
-    os._exit(CODE)
+    os.write(2, f"{shown}{MESSAGE}\n".encode())
+    os._exit(EXIT_CODE)
 
 
 @contextmanager
@@ -80,20 +83,20 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(each)
 
 
-def _first(number: int, frame: FrameType | None) -> None:
+def _on_first_signal(number: int, frame: FrameType | None) -> None:
     for each in SIGNALS:
-        if signal.getsignal(each) is _first:
-            signal.signal(each, _next)
-    if _importing(frame):
-        leave()
+        if signal.getsignal(each) is _on_first_signal:
+            signal.signal(each, _on_next_signal)
+    if _is_importing(frame):
+        exit_now()
     raise KeyboardInterrupt
 
 
-def _next(number: int, frame: FrameType | None) -> None:
-    leave()
+def _on_next_signal(number: int, frame: FrameType | None) -> None:
+    exit_now()
 
 
-def _importing(frame: FrameType | None) -> bool:
+def _is_importing(frame: FrameType | None) -> bool:
     """Whether a module is being imported: libraries swallow what is raised there, or are left half-imported."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -102,7 +105,7 @@ def _importing(frame: FrameType | None) -> bool:
     return False
 
 
-def _ignore() -> None:
+def _ignore_signals() -> None:
     """As the interpreter ends it gives signals back to the system, which would kill a process whose work is done."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

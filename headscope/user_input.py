@@ -1,4 +1,4 @@
-"""What a user names: a path, a YAML file, a text. Whatever is wrong with it is told in one line."""
+"""Validation of user input: paths, YAML files, names. Every mistake becomes a one-line message."""
 
 import os
 import re
@@ -10,38 +10,38 @@ import yaml
 
 from headscope.errors import BadInput
 
-SLUG = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
-"""What a run may be called."""
-SHOWN = 120
-"""Characters of a value that a message repeats."""
+RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+"""Pattern of run names."""
+MAX_QUOTED = 120
+"""Characters of a value that a message quotes."""
 
 
-def path(text: Path | str, what: str) -> Path:
-    """The path with its "~" expanded; there need not be anything at it.
+def expand_path(text: Path | str, what: str) -> Path:
+    """The path with "~" expanded. The file need not exist.
 
-    Raises BadInput, calling it `what`, where the system cannot even look: a name too long, a folder closed to us.
+    Raises BadInput, naming it `what`, if the system cannot look it up: a name too long, a folder without permission.
     """
     try:
-        found = Path(text).expanduser()
-        found.stat()
+        expanded = Path(text).expanduser()
+        expanded.stat()
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, RuntimeError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise BadInput(f"{what} {shown(str(text))} cannot be looked up ({why}): check the path") from error
-    return found
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(f"{what} {quote(str(text))} cannot be looked up ({reason}). Check the path") from error
+    return expanded
 
 
-def folder(text: str) -> bool:
-    """Whether the text, which may be no path at all, names a folder."""
+def is_folder(text: str) -> bool:
+    """Whether the text is the path of a folder."""
     return os.path.isdir(os.path.expanduser(text))
 
 
-def text(value: str) -> str:
-    """The text, if it can be stored and shown as one line. Raises ValueError otherwise."""
-    strange = next((c for c in value if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")), None)
-    if strange is not None:
-        raise ValueError(f"{shown(value)} holds the character {strange!a}, which no name or path here may hold")
+def check_text(value: str) -> str:
+    """The text, if it can be stored and shown on one line. Raises ValueError otherwise."""
+    control = next((c for c in value if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")), None)
+    if control is not None:
+        raise ValueError(f"{quote(value)} contains the control character {control!a}. Remove it")
     return value
 
 
@@ -56,15 +56,15 @@ def unit(value: str) -> tuple[int, int, bool]:
     return int(told[1]), int(told[3]), bool(told[2])
 
 
-def shown(value: object) -> str:
-    """A value as a message repeats it: quoted, on one line, not endless."""
-    told = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
-    return told if len(told) <= SHOWN else f"{told[:SHOWN]}..."
+def quote(value: object) -> str:
+    """A value as messages quote it: on one line, shortened if it is long."""
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
 
 
-class _Strict(yaml.SafeLoader):
-    """YAML as ever, but these are mistakes: a key that stands twice in a mapping, of which the last would win, and one
-    without a value between braces, which is what a comma leaves of a value that is not quoted."""
+class _StrictLoader(yaml.SafeLoader):
+    """YAML in which two more things are mistakes: a repeated key, of which the last would win, and a key without a value
+    inside braces, which an unquoted value with a comma leaves behind."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -74,20 +74,20 @@ class _Strict(yaml.SafeLoader):
                 line = key.start_mark.line + 1
                 if node.flow_style and value.start_mark.index == value.end_mark.index:
                     raise BadInput(
-                        f"key {shown(key.value)} in line {line} has no value; quote a value with a comma in it"
+                        f"key {quote(key.value)} in line {line} has no value. Quote values that contain a comma"
                     )
                 if key.value in lines:
                     raise BadInput(
-                        f"key {shown(key.value)} stands twice, in lines {lines[key.value]} and {line}; keep one"
+                        f"key {quote(key.value)} appears twice, in lines {lines[key.value]} and {line}. Keep one"
                     )
                 lines[key.value] = line
         return node
 
 
 def read_yaml(file: Path, where: str) -> Any:
-    """The content of a YAML file. FileNotFoundError if it is not there, BadInput for anything else that is wrong."""
+    """Read a YAML file. Raises FileNotFoundError if it does not exist, BadInput for any other problem."""
     try:
-        return yaml.load(file.read_text(encoding="utf-8"), _Strict)
+        return yaml.load(file.read_text(encoding="utf-8"), _StrictLoader)
     except FileNotFoundError:
         raise
     except BadInput as error:
@@ -95,6 +95,11 @@ def read_yaml(file: Path, where: str) -> Any:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise BadInput(f"cannot read {where}: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise BadInput(f"cannot read {where}: it is nested too deeply") from error
-    except (ValueError, LookupError, AttributeError, TypeError) as error:  # PyYAML's, of a value that is not its tag's
+        raise BadInput(f"cannot read {where}: it is nested too deeply. Simplify it") from error
+    except (
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+    ) as error:  # PyYAML raises these for a value that does not fit its tag
         raise BadInput(f"cannot read {where}: a value does not fit its tag ({error})") from error

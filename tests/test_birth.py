@@ -10,7 +10,7 @@ import pytest
 from dashboards.pages import checkpoints
 from headscope.plots import role_emergence
 from headscope.report.text import default_models
-from headscope.runs.training_runs import courses
+from headscope.runs.training_runs import training_checkpoints
 
 STEPS = (0, 1, 16, 256, 2048)
 TRAININGS = ("rope-s0", "alibi-s0")
@@ -42,7 +42,7 @@ def heads() -> pd.DataFrame:
     return frame.assign(model=pd.Categorical(frame["model"], [model["label"] for model in models()]))
 
 
-COURSE = courses(models())
+COURSE = training_checkpoints(models())
 
 
 @pytest.mark.parametrize(
@@ -66,19 +66,19 @@ COURSE = courses(models())
 def test_a_training_run_is_named_after_the_folder_of_its_checkpoints(
     checkpoint: str, scheme: str, label: str, training: str
 ) -> None:
-    told = courses([{"label": label, "checkpoint": checkpoint, "scheme": scheme, "step": 7}])
+    told = training_checkpoints([{"label": label, "checkpoint": checkpoint, "scheme": scheme, "step": 7}])
     assert told.to_dict("records") == [{"label": label, "training": training, "step": 7}]
 
 
 def test_models_without_a_step_belong_to_no_training_run() -> None:
-    assert courses([{"label": "a", "checkpoint": "x/step-1", "scheme": "base", "step": None}]).empty
+    assert training_checkpoints([{"label": "a", "checkpoint": "x/step-1", "scheme": "base", "step": None}]).empty
 
 
 def test_adapters_named_without_a_step_belong_to_no_training_run() -> None:
     adapters = "smollm2-135m", "smollm2-135m-x2", "a/no-freq.safetensors"
     schemes = [f"adarope:adapter={adapter}" for adapter in adapters]
     models = [{"label": s, "checkpoint": "smollm2-135m", "scheme": s, "step": at} for at, s in enumerate(schemes, 28)]
-    assert courses(models).empty
+    assert training_checkpoints(models).empty
 
 
 def test_default_models_are_the_last_checkpoint_of_each_training_run_and_models_without_steps() -> None:

@@ -10,7 +10,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, default_da
 from headscope.callback import HeadscopeCallback
 from headscope.errors import BadInput
 from headscope.positions.model import Model, load
-from headscope.runs.run import Run, runs
+from headscope.runs.run import Run, list_runs
 from headscope.runs.validate import validate
 from headscope.study.config import build_study
 from headscope.study.monitor import TIME_SHARE_KEY, TrainingMonitor
@@ -77,7 +77,7 @@ def test_a_monitored_training_ends_with_equal_weights_and_logs_medians(
     assert [entry for entry in tracker_logs if TIME_SHARE_KEY in entry] == [
         {name: value for name, value in entry.items() if name != "step"} for entry in entries
     ]
-    ((_, run),) = runs(tmp_path / "runs")
+    ((_, run),) = list_runs(tmp_path / "runs")
     assert isinstance(run, Run)
     assert validate(run) == []
     assert [(m["label"], m["step"]) for m in run.manifest["models"]] == [("step-0", 0), ("step-2", 2), ("step-4", 4)]
@@ -95,11 +95,11 @@ def test_a_resumed_training_continues_its_run(tokenizer: Any, text: str, tmp_pat
     options = {"every": 2, "probes": PROBES, "text": text, "out": tmp_path / "runs"}
     train(tokenizer, tmp_path / "a", steps=2, **options)
     train(tokenizer, tmp_path / "a", steps=4, resume=True, **options)
-    ((_, run),) = runs(tmp_path / "runs")
+    ((_, run),) = list_runs(tmp_path / "runs")
     assert isinstance(run, Run)
     assert run.models == ["step-0", "step-2", "step-4"]
     train(tokenizer, tmp_path / "c", steps=2, **options)
-    assert len(runs(tmp_path / "runs")) == 2
+    assert len(list_runs(tmp_path / "runs")) == 2
 
 
 def test_a_custom_loop_measures_an_opened_model_under_its_scheme(tokenizer: Any, text: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from headscope.errors import BadRun, CannotWrite
 from headscope.report import write_report
 from headscope.runs import arrow
 from headscope.runs.io import sha256
-from headscope.runs.run import Run, concatenate, runs, unfinished
+from headscope.runs.run import Run, combine_runs, list_runs, unfinished_runs
 from headscope.runs.schema import all_tables
 from headscope.runs.synthetic import synthetic_run
 from headscope.runs.validate import validate
@@ -96,7 +96,7 @@ def test_every_flipped_bit_of_a_table_is_noticed(copy: Path) -> None:
 def test_a_flipped_bit_is_noticed_where_several_runs_are_read_as_one(copy: Path, whole: Run) -> None:
     for order in ((0, 1), (1, 0)):
         for name in flips(copy, 1, 5):
-            joined = concatenate([[whole, Run.open(copy)][each] for each in order])
+            joined = combine_runs([[whole, Run.open(copy)][each] for each in order])
             for ask in (joined.check, lambda joined=joined, name=name: joined.table(name)):
                 with pytest.raises(BadRun, match=name):
                     ask()
@@ -148,7 +148,7 @@ def rewritten(run: Path, table: pa.Table) -> Run:
 
 
 def test_a_table_of_another_schema_is_one_line_when_read(copy: Path, whole: Run, headscope) -> None:
-    nll = whole.stored("nll")
+    nll = whole.arrow_table("nll")
     at = nll.schema.get_field_index("nll")
     as_text = nll.set_column(at, pa.field("nll", pa.string(), nullable=False), pa.array(["much"] * len(nll)))
     for table, found in ((nll.drop_columns("doc"), "'doc' is missing"), (as_text, "'nll' is string, not float")):
@@ -162,10 +162,10 @@ def test_a_table_of_another_schema_is_one_line_when_read(copy: Path, whole: Run,
 
 
 def test_columns_that_were_added_later_are_left_out(copy: Path, whole: Run) -> None:
-    nll = whole.stored("nll")
+    nll = whole.arrow_table("nll")
     run = rewritten(copy, nll.append_column("later", pa.array([1.0] * len(nll))))
     assert run.nll.equals(whole.nll)
-    assert list(concatenate([whole, run]).nll) == list(all_tables()["nll"].arrow.names)
+    assert list(combine_runs([whole, run]).nll) == list(all_tables()["nll"].arrow.names)
 
 
 # run.json
@@ -249,7 +249,7 @@ def test_a_run_of_an_odd_run_json_is_refused_in_one_line(odd: str, folder: Path,
 
 def test_odd_run_jsons_are_listed_as_damaged_and_the_rest_works(folder: Path, whole: Run, headscope) -> None:
     names = {f"9{number}-odd" for number in range(len(ODD))}
-    assert {path.name for path, found in runs(folder) if isinstance(found, BadRun)} == names
+    assert {path.name for path, found in list_runs(folder) if isinstance(found, BadRun)} == names
     code, told, said = headscope("ls", folder)
     assert (code, said) == (0, "")
     assert {line.split("  cannot be read: ")[0] for line in told.splitlines() if "  cannot be read: " in line} == names
@@ -287,7 +287,7 @@ def test_what_looks_like_an_unfinished_run_and_is_none_does_not_matter(tmp_path:
     (tmp_path / ".a-1.partial" / "cells" / "one").mkdir(parents=True)
     (tmp_path / ".b-2.partial").mkdir()
     (tmp_path / ".b-2.partial" / "cells").write_text("")
-    assert unfinished(tmp_path) == {"a-1": 1}
+    assert unfinished_runs(tmp_path) == {"a-1": 1}
 
 
 # What is still being made

@@ -27,7 +27,7 @@ from dashboards.run_store import RunStore
 from headscope.cli.dash import EXAMPLE
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run, short_names
-from headscope.runs.summary import beside
+from headscope.runs.summary import heads_of_model
 from headscope.runs.synthetic import synthetic_run
 
 pytestmark = pytest.mark.browser
@@ -422,7 +422,7 @@ def test_two_runs_with_equal_labels_are_compared(
     expect(page.locator(".lead")).to_contain_text(f"{labels[1]} against {labels[0]}, head by head.")
     wide = [run.heads.set_index(["layer", "head"])["ess2_256"] for run in runs]
     told = ", ".join(
-        f"{label} {statistic('ess2_256').number(float(each.median()))}"
+        f"{label} {statistic('ess2_256').format_number(float(each.median()))}"
         for label, each in zip(labels, wide, strict=True)
     )
     expect(page.locator("figcaption", has_text="Box: minimum").first).to_contain_text(f"Medians: {told}.")
@@ -447,7 +447,7 @@ def test_the_csv_is_the_table(app: str, browse: Callable[..., Page]):
     with page.expect_download() as download:
         page.locator("#grid-csv").click()
     rows = list(csv.reader(io.StringIO(Path(download.value.path()).read_text(encoding="utf-8-sig"))))
-    wide = beside(Run.open(EXAMPLE).heads, "cov", "adarope", "base")
+    wide = heads_of_model(Run.open(EXAMPLE).heads, "cov", "adarope", "base")
     assert len(rows) - 1 == len(wide) == 270
     for told, expected in zip(rows[1:], wide.to_numpy(), strict=True):
         numbers = [float(cell) if cell else np.nan for cell in told]

@@ -25,7 +25,7 @@ from headscope.measures.detectors import KINDS, Detectors
 from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.report import assembly
-from headscope.runs.roles import holding
+from headscope.runs.roles import heads_with_role
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
@@ -241,15 +241,15 @@ def test_a_kind_that_no_head_sees_is_missing_not_zero(run: Run, monkeypatch: pyt
     monkeypatch.setitem(other._frames, "detectors", kept)
     assert "duplicate_token" not in other.heads
     assert other.heads.loc[other.heads["layer"] == 1, "induction_token"].isna().all()
-    assert not holding(other.heads, "induction")[other.heads["layer"] == 1].any()
-    assert not holding(other.heads, "duplicate-token").any()
+    assert not heads_with_role(other.heads, "induction")[other.heads["layer"] == 1].any()
+    assert not heads_with_role(other.heads, "duplicate-token").any()
     assert all([*group.charts] for group in charts.charts(assembly.render_context(other)))
     assert len([*findings.head_findings(other, "base", 1, 0)]) == 0
 
 
 def test_roles_findings_and_charts_carry_the_numbers(run: Run) -> None:
     base = run.heads[run.heads["model"] == "base"]
-    induction = holding(base, "induction")
+    induction = heads_with_role(base, "induction")
     assert induction.equals(base["induction_token"] > 0.5)
     told = [finding.text for finding in findings.findings(run)]
     best = base.loc[base["induction_token"].idxmax()]

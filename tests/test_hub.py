@@ -19,7 +19,7 @@ from headscope.errors import BadInput
 from headscope.models.hub import HubId
 from headscope.models.loading import locate
 from headscope.positions.model import ModelSpec
-from headscope.runs.run import Run, runs
+from headscope.runs.run import Run, list_runs
 from headscope.study.config import read_study
 
 MODEL = "lab/tiny"
@@ -81,7 +81,7 @@ def measured(server: Server, place: Path, tmp_path: Path) -> Command:
 
 
 def only_run(folder: Path) -> Run:
-    ((_, run),) = runs(folder)
+    ((_, run),) = list_runs(folder)
     assert isinstance(run, Run)
     return run
 
@@ -141,7 +141,7 @@ def test_what_was_fetched_serves_while_the_hub_is_down(
     monkeypatch.setattr(hub, "fails", fails)
     code, said = measured("--model", f"early={MODEL}:step2", "--name", "after")
     assert code == 0, said
-    after, before = (run for _, run in runs(tmp_path / "runs"))
+    after, before = (run for _, run in list_runs(tmp_path / "runs"))
     assert isinstance(after, Run)
     assert isinstance(before, Run)
     assert after.manifest["models"] == before.manifest["models"]

@@ -131,7 +131,7 @@ def test_the_findings_tell_concentration_agreement_and_the_whole(run: Run) -> No
 
 def test_the_best_head_of_any_statistic_that_names_it_is_marked_and_drawn_against(run: Run) -> None:
     heads = run.heads[run.heads["model"] == "base"]
-    named = {name: known.best for name, known in statistics().items() if known.best}
+    named = {name: known.best_head_name for name, known in statistics().items() if known.best_head_name}
     assert named["retrieval"] == "top retrieval head"
     group = next(
         group for group in charts.charts(assembly.render_context(run)) if group.heading.startswith("Temperature")
@@ -178,7 +178,7 @@ def test_every_component_that_a_sweep_may_have_is_a_statistic() -> None:
     for component in ("joint", "freq", "scale", "zero", "mean", "uniform"):
         assert statistic(f"influence_{component}").unit == "nats/token"
         assert statistic(f"influence_answer_{component}").label.startswith("influence on answers, ")
-    assert statistic("influence_zero").number(-0.01234) == "-0.012"
+    assert statistic("influence_zero").format_number(-0.01234) == "-0.012"
 
 
 def test_every_sweep_is_a_group_of_the_chapter(run: Run) -> None:

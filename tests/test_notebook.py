@@ -11,7 +11,7 @@ from playwright.sync_api import Browser
 from headscope.errors import BadInput
 from headscope.report import assembly
 from headscope.report.blocks import Chart
-from headscope.runs.run import Run, concatenate
+from headscope.runs.run import Run, combine_runs
 from headscope.runs.synthetic import synthetic_run
 
 NOTEBOOK = Path(__file__).parents[1] / "headscope" / "examples" / "from-checkpoint-to-figure.ipynb"
@@ -63,7 +63,7 @@ def test_a_head_has_the_sentences_and_charts_of_the_app(run: Run) -> None:
 
 def test_combined_runs_have_findings_too(run: Run, tmp_path: Path) -> None:
     other = synthetic_run(tmp_path, ("later",), layers=2, heads=4, pairs=4)
-    findings = concatenate([run, other]).findings()
+    findings = combine_runs([run, other]).findings()
     assert {"later", "base"} <= {*findings["model"]}
 
 

@@ -23,8 +23,8 @@ from headscope.forward import observe as observing
 from headscope.measures.top_keys import NEAR, Reads, stratified, top_keys
 from headscope.positions.model import Model
 from headscope.report import assembly
-from headscope.runs.column_metadata import number
-from headscope.runs.run import Run, concatenate
+from headscope.runs.column_metadata import format_number
+from headscope.runs.run import Run, combine_runs
 from headscope.runs.synthetic import synthetic_run
 from headscope.runs.validate import validate
 from headscope.study.config import build_study
@@ -370,7 +370,7 @@ def test_combined_runs_show_each_prompt_in_its_own_tokens(place: Path) -> None:
         headscope.patterns(str(place / "tiny"), prompt=p, out=place / "two", quiet=True, seed=n)
         for n, p in enumerate(prompts)
     ]
-    run = concatenate(runs)
+    run = combine_runs(runs)
     assert run.dropped == {}
     for label, prompt in zip(run.models, prompts, strict=True):
         assert "".join(analysis.document_text(run, label, "prompt").token_texts).split() == prompt.split()
@@ -404,7 +404,7 @@ def test_findings_and_charts_show_the_top_far_rows_without_markup(tmp_path: Path
     (sentence,) = report.head_findings(run, "base", *at)
     assert f"{rows['distance'].iloc[0]} tokens back" in sentence
     (passage,) = report.head_charts(run, "base", *at)
-    assert [row[:2] for row in passage.rows] == [[number(row.weight), f"{row.distance:,}"] for row in rows.itertuples()]
+    assert [row[:2] for row in passage.rows] == [[format_number(row.weight), f"{row.distance:,}"] for row in rows.itertuples()]
     groups = {group.heading: group for group in report.charts(assembly.render_context(run))}
     weights, distances, keys, _ = next(iter(groups["Top far rows"].charts)).figure.data[0].cells["values"]
     assert len(weights) == len(rows[: analysis.MAX_FAR_ROWS])

@@ -19,8 +19,8 @@ from headscope import plugins, report
 from headscope.errors import BadInput, CannotWrite
 from headscope.report import assembly, html_page, terminal
 from headscope.report.text import column_heading, format_cell
-from headscope.runs.column_metadata import number
-from headscope.runs.run import Run, concatenate
+from headscope.runs.column_metadata import format_number
+from headscope.runs.run import Run, combine_runs
 from headscope.runs.synthetic import synthetic_run
 from probes.measure import findings as measuring
 
@@ -222,8 +222,8 @@ def test_a_hostile_label_stays_text(source: str, parsed: Page) -> None:
 
 def test_numbers_are_short_and_infinity_is_not_a_number() -> None:
     assert html_page.to_json_values(np.array([1 / 3, np.nan, 2.0, np.inf])) == [0.33333, None, 2, None]
-    assert number(np.inf) == "infinite"
-    assert [number(x) for x in (738578.9, 45.67, 1.8, 0.01234, -1e-9)] == [
+    assert format_number(np.inf) == "infinite"
+    assert [format_number(x) for x in (738578.9, 45.67, 1.8, 0.01234, -1e-9)] == [
         "738,579",
         "45.7",
         "1.80",
@@ -366,7 +366,7 @@ def test_models_with_other_heads_are_not_compared_head_by_head(tmp_path: Path) -
         synthetic_run(tmp_path / label, models=(label,), layers=layers)
         for label, layers in (("small", 2), ("large", 4))
     )
-    findings = sentences(concatenate([small, large]))
+    findings = sentences(combine_runs([small, large]))
     assert "Change against the first model" not in findings
     assert not any("ranks its heads as" in text for text in findings["Needle in a haystack"])
 

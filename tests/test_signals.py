@@ -17,7 +17,7 @@ from test_study import content, contents, save_checkpoint, save_texts
 
 from headscope.errors import Interrupted
 from headscope.runs import writer
-from headscope.runs.run import Run, runs
+from headscope.runs.run import Run, list_runs
 from headscope.study import runner
 from headscope.study.config import build_study
 
@@ -144,13 +144,13 @@ def assert_ended_well(code: int, output: str, out: Path) -> None:
         last = output.strip().splitlines()[-1]
         assert last.removeprefix("\x1b[?25h").startswith("headscope: interrupted"), output
     else:
-        assert [run for _, run in runs(out) if isinstance(run, Run)], output
+        assert [run for _, run in list_runs(out) if isinstance(run, Run)], output
 
 
 def assert_resumes(server: Server, plan: Path, out: Path, whole: Run) -> None:
     server.begin(out.with_suffix(".resumed"), "run", plan, "--out", out, "--resume", "--quiet")
     assert server.end() == 0, out.with_suffix(".resumed").read_text()
-    ((folder, run),) = runs(out)
+    ((folder, run),) = list_runs(out)
     assert isinstance(run, Run)
     assert contents(run) == contents(whole)
     assert list(out.iterdir()) == [folder]
@@ -227,7 +227,7 @@ def test_ctrl_c_within_a_commit_waits_for_its_end(
     with pytest.raises(Interrupted, match="the run is finished: ") as stop:
         runner.run_study(build_study(json.loads(plan.read_text())), tmp_path)
     assert "\n" not in str(stop.value)
-    ((folder, run),) = runs(tmp_path)
+    ((folder, run),) = list_runs(tmp_path)
     assert isinstance(run, Run)
     assert str(folder) in str(stop.value)
     assert contents(run) == contents(whole)

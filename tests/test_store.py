@@ -18,9 +18,9 @@ from headscope.runs import writer
 from headscope.runs.arrow import to_arrow
 from headscope.runs.columns import FORMAT_VERSION
 from headscope.runs.combined_runs import join
-from headscope.runs.run import Run, concatenate, opened, runs
+from headscope.runs.run import Run, combine_runs, open_runs, list_runs
 from headscope.runs.schema import all_tables
-from headscope.runs.synthetic import manifest, synthetic_run
+from headscope.runs.synthetic import synthetic_manifest, synthetic_run
 from headscope.runs.validate import validate
 from headscope.runs.writer import RunWriter
 
@@ -49,9 +49,9 @@ def rows(cell):
 def study(out, config=CONFIG, resume=False, cells=CELLS):
     with RunWriter.open(out, "test", config, resume) as writer:
         for cell in cells:
-            if not writer.done(cell):
+            if not writer.is_done(cell):
                 writer.add(cell, rows(cell))
-        return writer.commit(CELLS, manifest(["base"]))
+        return writer.commit(CELLS, synthetic_manifest(["base"]))
 
 
 def contents(run):
@@ -121,8 +121,8 @@ def fresh():
 def assert_resumes_to(reference, out):
     study(out, resume=True)
     assert [entry.name for entry in out.iterdir() if entry.name.startswith(".")] == []
-    assert runs(out)
-    for _, run in runs(out):
+    assert list_runs(out)
+    for _, run in list_runs(out):
         assert contents(run) == reference
         assert validate(run) == []
 
@@ -179,7 +179,7 @@ def test_killed_between_commit_and_clean_up_the_same_command_starts_anew(tmp_pat
         study(tmp_path)
     monkeypatch.undo()
     study(tmp_path)
-    assert len(runs(tmp_path)) == len(list(tmp_path.iterdir())) == 2
+    assert len(list_runs(tmp_path)) == len(list(tmp_path.iterdir())) == 2
 
 
 # Writing and resuming
@@ -207,7 +207,7 @@ def test_merged_rows_weigh_by_count_and_keep_the_order_of_first_appearance(tmp_p
     with RunWriter.open(tmp_path, "test", {}) as writer:
         for cell, part in zip("ab", parts, strict=True):
             writer.add(cell, {"distance": {**unit, **part}})
-        merged = writer.commit(["a", "b"], manifest(["m"])).distance
+        merged = writer.commit(["a", "b"], synthetic_manifest(["m"])).distance
     assert merged[["distance", "mean_signed", "n"]].to_numpy().tolist() == [[4, 1.75, 4], [0, 5, 7]]
 
 
@@ -226,7 +226,7 @@ def test_an_unfinished_run_is_continued_only_with_resume(tmp_path):
     with pytest.raises(CannotWrite, match="--resume"):
         study(tmp_path)
     with RunWriter.open(tmp_path, "test", CONFIG, resume=True) as writer:
-        assert [writer.done(cell) for cell in CELLS] == [True, True, False, False]
+        assert [writer.is_done(cell) for cell in CELLS] == [True, True, False, False]
     assert study(tmp_path, resume=True).models == ["base"]
 
 
@@ -253,7 +253,7 @@ def test_another_config_does_not_meet_the_unfinished_run(tmp_path):
 def test_resume_without_an_unfinished_run_starts_one_beside_the_finished(tmp_path):
     first, second = study(tmp_path, resume=True), study(tmp_path, resume=True)
     assert first.path != second.path
-    assert [path for path, _ in runs(tmp_path)] == [second.path, first.path]
+    assert [path for path, _ in list_runs(tmp_path)] == [second.path, first.path]
 
 
 def test_a_second_writer_of_the_same_run_is_refused(tmp_path):
@@ -273,7 +273,7 @@ def test_a_commit_that_misses_a_cell_is_a_bug(tmp_path):
     with RunWriter.open(tmp_path, "test", CONFIG) as writer:
         writer.add(CELLS[0], rows(CELLS[0]))
         with pytest.raises(ValueError, match="base/1"):
-            writer.commit(CELLS, manifest(["base"]))
+            writer.commit(CELLS, synthetic_manifest(["base"]))
 
 
 # A disk that refuses
@@ -310,9 +310,9 @@ def test_a_disk_full_during_commit_publishes_nothing_and_keeps_the_cells(tmp_pat
             writer.add(cell, rows(cell))
         monkeypatch.setattr(os, "fsync", _full)
         with pytest.raises(CannotWrite, match="No space"):
-            writer.commit(CELLS, manifest(["base"]))
+            writer.commit(CELLS, synthetic_manifest(["base"]))
     monkeypatch.undo()
-    assert runs(tmp_path) == []
+    assert list_runs(tmp_path) == []
     assert contents(study(tmp_path, resume=True)) == contents(study(tmp_path / "whole"))
 
 
@@ -406,7 +406,7 @@ def test_a_newer_format_is_refused_by_version(tmp_path):
     (run.path / "run.json").write_text(json.dumps(facts | {"format_version": FORMAT_VERSION + 1}))
     with pytest.raises(BadRun, match=f"format {FORMAT_VERSION + 1}"):
         Run.open(run.path)
-    ((path, reason),) = runs(tmp_path)
+    ((path, reason),) = list_runs(tmp_path)
     assert path == run.path
     assert isinstance(reason, BadRun)
 
@@ -467,7 +467,7 @@ def test_a_label_that_two_runs_measured_is_two_models(tmp_path):
     mine, theirs = "base · synthetic 01-01 08:30", "base · synthetic 01-01 09:00"
     first = at(synthetic_run(tmp_path, models=("base", "yarn")), "20260101T083000Z")
     second = at(synthetic_run(tmp_path, models=("base", "ntk"), seed=1), "20260101T090000Z")
-    joined = concatenate([first, second])
+    joined = combine_runs([first, second])
     assert joined.models == [mine, "yarn", theirs, "ntk"]
     assert len(joined.attention) == len(first.attention) + len(second.attention)
     for label, run in ((mine, first), (theirs, second)):
@@ -481,11 +481,11 @@ def test_a_label_that_two_runs_measured_is_two_models(tmp_path):
 def test_runs_of_one_name_in_two_folders_are_two_models_and_one_run_named_twice_is_refused(tmp_path):
     made = [synthetic_run(tmp_path / name, models=("base",), seed=seed) for seed, name in enumerate("ab")]
     same = [Run.open(run.path.rename(run.path.with_name("r"))) for run in made]
-    joined = concatenate(same)
+    joined = combine_runs(same)
     assert joined.models == ["base · r (1)", "base · r (2)"]
     assert len(joined.heads) == 2 * 24
     with pytest.raises(BadInput, match="is named twice: name each once"):
-        opened([same[0].path, same[0].path / ".." / "r"])
+        open_runs([same[0].path, same[0].path / ".." / "r"])
 
 
 def test_runs_that_measured_different_things_of_one_model_are_read_as_one_model(tmp_path):
@@ -494,12 +494,12 @@ def test_runs_that_measured_different_things_of_one_model_are_read_as_one_model(
     shared = {"positions", "scales"}
     some = Run(whole.path, {**whole.manifest, "tables": {k: v for k, v in tables.items() if k in {"nll", *shared}}})
     rest = Run(whole.path, {**whole.manifest, "tables": {k: v for k, v in tables.items() if k != "nll"}})
-    joined = concatenate([some, rest])
+    joined = combine_runs([some, rest])
     assert joined.models == whole.models
     assert set(joined.tables) == set(tables)
     assert all(len(joined.table(name)) == len(whole.table(name)) for name in tables)
     first = Run(whole.path, {**rest.manifest, "models": whole.manifest["models"][:1]})
-    assert concatenate([some, first]).models == whole.models, "each where it stood first"
+    assert combine_runs([some, first]).models == whole.models, "each where it stood first"
 
 
 def test_one_label_with_two_adapters_is_two_models_whatever_was_measured_of_each(tmp_path):
@@ -508,7 +508,7 @@ def test_one_label_with_two_adapters_is_two_models_whatever_was_measured_of_each
     some = Run(whole.path, {**whole.manifest, "tables": {name: tables[name] for name in ("nll", "scales")}})
     learned = [{**models[0], "adapter_sha256": "c" * 64}, *models[1:]]
     rest = {"tables": {k: v for k, v in tables.items() if k != "nll"}, "models": learned}
-    joined = concatenate([some, Run(whole.path, {**whole.manifest, **rest})])
+    joined = combine_runs([some, Run(whole.path, {**whole.manifest, **rest})])
     assert "base" not in joined.models
     assert "yarn" in joined.models
 
@@ -520,15 +520,15 @@ def test_what_joined_runs_say_twice_without_a_model_is_told(tmp_path):
         with RunWriter.open(tmp_path, "scaling", {"target": target}) as writer:
             same = {**rows, "scale": 1.0, "ess": 70.0, "ratio": 1.1}
             writer.add("all", {"scaling": pd.DataFrame({**same, "target": [60.0, target]})})
-            made.append(writer.commit(["all"], manifest(())))
-    joined = concatenate(made)
+            made.append(writer.commit(["all"], synthetic_manifest(())))
+    joined = combine_runs(made)
     assert joined.dropped == {"scaling": 1}
     assert joined.scaling["target"].tolist() == [60.0, 63.0]
 
 
 def test_one_run_needs_no_joining(tmp_path):
     run = study(tmp_path)
-    assert concatenate([run]) is run
+    assert combine_runs([run]) is run
 
 
 def test_one_label_over_two_checkpoints_is_two_models(tmp_path):
@@ -536,7 +536,7 @@ def test_one_label_over_two_checkpoints_is_two_models(tmp_path):
     shutil.copytree(first.path, tmp_path / "copy")
     text = (tmp_path / "copy" / "run.json").read_text()
     (tmp_path / "copy" / "run.json").write_text(text.replace("a" * 64, "b" * 64))
-    joined = concatenate([Run.open(tmp_path / "copy"), first])
+    joined = combine_runs([Run.open(tmp_path / "copy"), first])
     assert joined.models[0] == "base · copy"
     assert f"base · {first.name}" in joined.models
 
@@ -547,7 +547,7 @@ def test_one_label_over_two_checkpoints_is_two_models(tmp_path):
 def test_joined_runs_are_stored_as_they_are_read_as_one(tmp_path):
     shape = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
     parts = [synthetic_run(tmp_path, models=(name,), seed=seed, **shape) for seed, name in enumerate("ab")]
-    stored, whole = join(parts, tmp_path, "both"), concatenate(parts)
+    stored, whole = join(parts, tmp_path, "both"), combine_runs(parts)
     assert validate(stored) == []
     assert stored.models == whole.models == ["a", "b"]
     for name in whole.tables:

@@ -8,9 +8,9 @@ from scipy import stats
 from headscope.bins import bin_center, visible_edges
 from headscope.errors import BadInput
 from headscope.runs import summary
-from headscope.runs.aggregation import HEAD_KEYS, interval
-from headscope.runs.column_metadata import column, statistic, statistics
-from headscope.runs.synthetic import manifest, synthetic_run
+from headscope.runs.aggregation import HEAD_KEYS, confidence_interval
+from headscope.runs.column_metadata import parse_column, statistic, statistics
+from headscope.runs.synthetic import synthetic_manifest, synthetic_run
 from headscope.runs.writer import RunWriter
 
 
@@ -18,7 +18,7 @@ def stored(out, models=("m",), **tables):
     """A run that holds these rows."""
     with RunWriter.open(out, "test", {}) as writer:
         writer.add("all", tables)
-        return writer.commit(["all"], manifest(models))
+        return writer.commit(["all"], synthetic_manifest(models))
 
 
 def attention(log_ess2, length=1024, doc="d", model="m", edges=None, **others):
@@ -129,13 +129,13 @@ def test_scales_are_passed_on(tmp_path):
 @pytest.mark.parametrize(("documents", "least"), [(3, 0.935), (7, 0.935), (8, 0.85), (30, 0.92)])
 def test_an_interval_covers_the_mean_about_as_often_as_it_says(documents, least):
     values = np.random.default_rng(1).normal(5, 2, size=(4000, documents))
-    low, high = interval(values)
+    low, high = confidence_interval(values)
     assert least < np.mean((low < 5) & (high > 5)) < 0.965
 
 
 def test_from_three_documents_to_seven_the_interval_is_student_s():
     values = np.random.default_rng(2).normal(size=(5, 4))
-    low, high = interval(values)
+    low, high = confidence_interval(values)
     for row, *found in zip(values, low, high, strict=True):
         expected = stats.t.interval(0.95, 3, loc=row.mean(), scale=stats.sem(row))
         assert found == pytest.approx(expected)
@@ -143,7 +143,7 @@ def test_from_three_documents_to_seven_the_interval_is_student_s():
 
 @pytest.mark.parametrize("documents", [1, 2])
 def test_one_or_two_documents_give_no_interval(documents):
-    assert np.isnan(interval(np.ones((3, documents)))).all()
+    assert np.isnan(confidence_interval(np.ones((3, documents)))).all()
 
 
 def test_the_interval_of_a_head_holds_its_value(tmp_path):
@@ -163,12 +163,12 @@ def test_a_run_of_one_or_two_documents_has_no_interval_over_them(docs, tmp_path)
     over_documents = [name for name in bounds if not name.startswith(elsewhere)]  # others are over trials, sequences
     assert run.heads[over_documents].isna().all(axis=None)
     assert run.heads[["ess2_256", "growth", "cov"]].notna().all(axis=None)
-    assert summary.models(run)["nll_256_diff_low"].isna().all()
+    assert summary.model_table(run)["nll_256_diff_low"].isna().all()
 
 
 def test_summaries_are_the_same_every_time(tmp_path):
     run = synthetic_run(tmp_path)
-    pd.testing.assert_frame_equal(summary.heads(run), summary.heads(type(run).open(run.path)))
+    pd.testing.assert_frame_equal(summary.head_table(run), summary.head_table(type(run).open(run.path)))
 
 
 # The tables as a whole
@@ -190,7 +190,7 @@ def test_every_column_of_the_wide_table_is_described(tmp_path):
     answers = {f"influence_answer_{name}" for name in ("joint", "freq", "scale", *ablations)}
     elsewhere = {"retrieval_wu", "retrieval_indirect", "needle_write_indirect", "learned_sink", "nll", *answers}
     elsewhere |= {f"influence_{name}" for name in ablations}
-    assert set(statistics()) - elsewhere == {column(name).stem for name in plain}
+    assert set(statistics()) - elsewhere == {parse_column(name).stem for name in plain}
     assert statistic("ess2_1024").label == "effective length at 1,024"
 
 
@@ -214,7 +214,7 @@ def test_loss_differences_are_paired_by_document(tmp_path):
         pd.DataFrame({"model": "base", "nll": level, **same}),
         pd.DataFrame({"model": "yarn", "nll": level - gain, **same}),
     ]
-    table = summary.models(stored(tmp_path, ["base", "yarn"], nll=pd.concat(nll))).set_index("model")
+    table = summary.model_table(stored(tmp_path, ["base", "yarn"], nll=pd.concat(nll))).set_index("model")
     assert table.loc["base", "nll_32"] == pytest.approx(level.mean(), rel=1e-6)
     assert table.loc["yarn", "nll_32_diff"] == pytest.approx(-gain.mean(), rel=1e-4)
     assert -0.07 < table.loc["yarn", "nll_32_diff_low"] < table.loc["yarn", "nll_32_diff_high"] < -0.03
@@ -224,18 +224,18 @@ def test_documents_that_only_one_model_saw_do_not_enter_the_difference(tmp_path)
     same = {"context_length": 32, "position": 31, "tokens": 31}
     seen = [("base", "a", 3.0), ("base", "b", 4.0), ("yarn", "b", 3.5), ("yarn", "c", 9.0)]
     nll = pd.DataFrame(seen, columns=["model", "doc", "nll"]).assign(**same)
-    table = summary.models(stored(tmp_path, ["base", "yarn"], nll=nll)).set_index("model")
+    table = summary.model_table(stored(tmp_path, ["base", "yarn"], nll=nll)).set_index("model")
     assert table.loc["yarn", "nll_32_diff"] == pytest.approx(-0.5)
 
 
 def test_loss_of_a_document_is_weighted_by_tokens(tmp_path):
     nll = {"model": "m", "context_length": 32, "doc": "d", "position": [16, 31], "nll": [4.0, 2.0], "tokens": [30, 10]}
-    assert summary.models(stored(tmp_path, nll=nll))["nll_32"].item() == pytest.approx(3.5)
+    assert summary.model_table(stored(tmp_path, nll=nll))["nll_32"].item() == pytest.approx(3.5)
 
 
 def test_models_are_medians_over_heads(tmp_path):
     run = synthetic_run(tmp_path)
-    table = summary.models(run)
+    table = summary.model_table(run)
     assert table["model"].tolist() == ["base", "yarn"]
     yarn = run.heads[run.heads["model"] == "yarn"]
     assert table["growth"].iloc[1] == pytest.approx(yarn["growth"].median())

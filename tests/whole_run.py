@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.runs.run import Run
-from headscope.runs.synthetic import manifest, synthetic_run
+from headscope.runs.synthetic import synthetic_manifest, synthetic_run
 from headscope.runs.writer import RunWriter
 
 
@@ -20,7 +20,7 @@ def whole_run(
     with TemporaryDirectory() as aside:
         made = synthetic_run(Path(aside), models=models, layers=layers, heads=heads)
         tables = {name: made.table(name) for name in made.tables}
-    told = manifest(models, layers, heads, groups=2)
+    told = synthetic_manifest(models, layers, heads, groups=2)
     for step, model in enumerate(told["models"][1:], 1):
         model["step"] = 10 * step
     with RunWriter.open(folder, "whole", {"whole": True}) as writer:

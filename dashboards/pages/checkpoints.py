@@ -9,10 +9,10 @@ from dashboards.view_state import ViewState
 from headscope.plots import layers, role_emergence
 from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, LazySequence, PageContent, TextBlock, TextTable
-from headscope.runs.column_metadata import by_length
+from headscope.runs.column_metadata import columns_by_length
 from headscope.runs.roles import roles
 from headscope.runs.run import Run
-from headscope.runs.training_runs import courses
+from headscope.runs.training_runs import training_checkpoints
 
 NAME = "Checkpoints"
 PATH = "/checkpoints"
@@ -28,7 +28,7 @@ def controls(run: Run) -> Sequence[str]:
 def content(run: Run, view: ViewState) -> PageContent:
     """The statistic and the roles by step, and what probes show of a training."""
     steps = assembly.training_steps(run)
-    training_steps = courses(run.manifest["models"])
+    training_steps = training_checkpoints(run.manifest["models"])
     sections: dict[str, Sequence[Block]] = {}
     heads = view.filter_heads(run.heads)
     if len(steps) > 1 and view.statistic_name:
@@ -101,7 +101,7 @@ def _role_charts(heads: pd.DataFrame, training_steps: pd.DataFrame) -> Iterator[
 
 def has_mixed_lengths(heads: pd.DataFrame) -> bool:
     """Whether the models were measured at different context lengths."""
-    is_measured = heads[by_length(map(str, heads), "ess2")].notna()
+    is_measured = heads[columns_by_length(map(str, heads), "ess2")].notna()
     return len(is_measured.groupby(heads["model"], observed=True).any().drop_duplicates()) > 1
 
 

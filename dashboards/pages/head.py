@@ -9,9 +9,9 @@ from headscope.report import assembly
 from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, TextBlock, TextTable
 from headscope.report.explorer_blocks import KeyLinks
 from headscope.report.text import column_heading, default_models_with, format_cell, head_mask
-from headscope.runs.column_metadata import column, statistic
+from headscope.runs.column_metadata import parse_column, statistic
 from headscope.runs.run import Run
-from headscope.runs.summary import longest
+from headscope.runs.summary import longest_ess_column
 
 NAME = "Head"
 PATH = "/head"
@@ -65,11 +65,11 @@ def _statistics_table(heads: pd.DataFrame, models: Sequence[str]) -> Iterator[Te
 def _kv_group_table(run: Run, view: ViewState, layer: int, kv_group: int) -> Iterator[TextTable]:
     """Statistics with a confidence interval of the heads of one KV group."""
     heads = run.heads[(run.heads["model"] == view.model) & (run.heads["layer"] == layer)]
-    longest_name = longest(run.heads)
+    longest_name = longest_ess_column(run.heads)
     names = [
         name
         for name in assembly.measured_statistics(heads)
-        if f"{name}_low" in heads and (name == longest_name or column(name).length is None)
+        if f"{name}_low" in heads and (name == longest_name or parse_column(name).length is None)
     ]
     rows: list[list[str | Link | Links]] = [
         [
@@ -78,7 +78,7 @@ def _kv_group_table(run: Run, view: ViewState, layer: int, kv_group: int) -> Ite
         ]
         for row in heads[heads["kv_group"] == kv_group].to_dict("records")
     ]
-    yield TextTable(f"Under {view.model}", ("head", *(statistic(name).worded for name in names)), rows)
+    yield TextTable(f"Under {view.model}", ("head", *(statistic(name).label_with_unit for name in names)), rows)
 
 
 def _neighbour_links(run: Run, layer: int, head: int) -> KeyLinks:

@@ -9,7 +9,7 @@ from headscope.report.blocks import Block, Chart, HeadTable, Link, Links, PageCo
 from headscope.report.text import describe_extremes
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
-from headscope.runs.summary import beside
+from headscope.runs.summary import heads_of_model
 
 NAME = "Heads"
 PATH = "/heads"
@@ -43,7 +43,7 @@ def content(run: Run, view: ViewState) -> PageContent:
         figure = head_figures.plot_matrix(view.mask_filtered(run.heads), view.statistic_name, view.model)
         caption = "Each cell is a head; layer 0 is at the bottom. The colour scale is the same for every model."
         blocks = [Chart(figure, caption, describe_extremes(heads, view.statistic_name, view.model))]
-    columns = beside(heads, view.statistic_name, view.model, view.baseline)
+    columns = heads_of_model(heads, view.statistic_name, view.model, view.baseline)
     blocks.append(HeadTable(view.model, columns, view.statistic_name))
     return PageContent(shown.title, introduction if len(heads) else "No head matches the filters.", {"": blocks})
 

@@ -10,8 +10,8 @@ from headscope.report import html_page as report
 from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, PaperClaim, TextBlock, TextTable
 from headscope.report.text import default_models, statistics_table
 from headscope.runs import summary
-from headscope.runs.column_metadata import sentence
-from headscope.runs.roles import holding, leading, roles
+from headscope.runs.column_metadata import capitalise
+from headscope.runs.roles import heads_with_role, leading_heads, roles
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
 
@@ -52,15 +52,15 @@ def _role_table(run: Run, view: ViewState) -> Iterator[TextTable]:
         cells: list[str | Link | Links] = []
         for model in view.shown_models:
             heads = run.heads[run.heads["model"] == model]
-            count = int(holding(heads, name).sum())
-            top = leading(heads, name)[["layer", "head"]].itertuples(index=False, name=None)
+            count = int(heads_with_role(heads, name).sum())
+            top = leading_heads(heads, name)[["layer", "head"]].itertuples(index=False, name=None)
             links = [Link(f"L{layer}H{head}", view.link(f"/head/{layer}.{head}", model=model)) for layer, head in top]
             all_heads = Link(f"{count} heads", build_url("/heads", {**_run_query(view), "model": model, "role": name}))
-            is_measured = not role.by or (role.by in heads and heads[role.by].notna().any())
+            is_measured = not role.order_by or (role.order_by in heads and heads[role.order_by].notna().any())
             cells.append(Links([all_heads, *links]) if count else "none" if is_measured else "not measured")
         if any(isinstance(cell, Links) for cell in cells):
             rows.append([name, *cells])
-    definitions = {name: sentence(role.meaning) for name, role in roles().items()}
+    definitions = {name: capitalise(role.meaning) for name, role in roles().items()}
     if rows:
         caption = "Number of heads with each role under each model, and the leading ones"
         yield TextTable(caption, ("role", *view.shown_models), rows, definitions)
@@ -87,7 +87,7 @@ def _finding_blocks(run: Run) -> Iterator[TextBlock]:
 
 
 def _model_table(run: Run, view: ViewState) -> Iterator[TextTable]:
-    models = run.derived(summary.models)
+    models = run.derived(summary.model_table)
     models = models[models["model"].isin(view.shown_models)]
     has_statistics = len(models.columns) > 1
     caption = "Medians over heads, and loss; 95 % confidence intervals in brackets" if has_statistics else "Models"

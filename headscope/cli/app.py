@@ -146,8 +146,8 @@ def join(
     name: Annotated[str, typer.Option("--name", help="Name appended to the run directory.")] = "joined",
 ) -> None:
     """Combine several runs into one run directory, to share or ship it."""
-    if not re.match(user_input.SLUG, name):
-        raise BadInput(f"invalid run name {user_input.shown(name)}. Use letters, digits, - and _ in --name")
+    if not re.match(user_input.RUN_NAME_PATTERN, name):
+        raise BadInput(f"invalid run name {user_input.quote(name)}. Use letters, digits, - and _ in --name")
     from headscope.runs.combined_runs import join as join_runs
     from headscope.runs.run import Run
 
@@ -164,8 +164,8 @@ def list_runs(
 ) -> None:
     """List the runs in a folder, newest first. Also list unfinished and damaged runs."""
     from headscope.errors import BadRun
-    from headscope.runs.run import Run, unfinished
-    from headscope.runs.run import runs as finished_runs
+    from headscope.runs.run import Run, unfinished_runs
+    from headscope.runs.run import list_runs as finished_runs
 
     if not os.path.isdir(directory):
         raise BadInput(f"no directory '{directory}'. Measure something first, for example: headscope demo")
@@ -181,7 +181,7 @@ def list_runs(
             entries.append((path, error))
     partial = {
         f".{name}.partial": f"unfinished, {cells} cells stored. Repeat its command with --resume to continue"
-        for name, cells in unfinished(directory).items()
+        for name, cells in unfinished_runs(directory).items()
     }
     if as_json:
         rows = [
@@ -228,14 +228,14 @@ def main() -> None:
 
     Ctrl-C and SIGTERM also end with one line (`headscope.signals`).
     """
-    signals.listen()
+    signals.install_handlers()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a folder name may not be encodable
         sys.stdout.reconfigure(errors="backslashreplace")
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # torch reads it when it is imported, later
     try:
         code = app(standalone_mode=False)
-        if code == signals.TYPERS_CODE:
+        if code == signals.TYPER_EXIT_CODE:
             raise KeyboardInterrupt
         sys.exit(code)
     except NoArgsIsHelpError as error:
@@ -249,8 +249,8 @@ def main() -> None:
         print(f"headscope: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print(signals.SAID, file=sys.stderr)
-        sys.exit(signals.CODE)
+        print(signals.MESSAGE, file=sys.stderr)
+        sys.exit(signals.EXIT_CODE)
 
 
 def renamed_option(error: ClickException) -> str | None:
@@ -263,9 +263,9 @@ def renamed_option(error: ClickException) -> str | None:
 
 def _write_report(paths: list[Path], out: Path) -> None:
     from headscope.report import write_report
-    from headscope.runs.run import opened
+    from headscope.runs.run import open_runs
 
-    print(f"Report: {write_report(opened(paths), out)}")
+    print(f"Report: {write_report(open_runs(paths), out)}")
 
 
 if __name__ == "__main__":

@@ -134,8 +134,8 @@ def _write(runs: tuple[Path, ...], draft: Path, addresses: "Addresses") -> "tupl
 def _sheets(runs: tuple[Path, ...]) -> "Sheets":
     """The sheets of these runs read as one, every table checked; opened once in each process."""
     from headscope.cli.site_pages import Sheets
-    from headscope.runs.run import concatenate, opened
+    from headscope.runs.run import combine_runs, open_runs
 
-    run = concatenate(opened(runs))
+    run = combine_runs(open_runs(runs))
     run.check()
     return Sheets(run)

@@ -32,7 +32,7 @@ def dash(
 
     Read-only and local only: it listens on this machine and makes no network requests. New runs appear by themselves.
     """
-    path = user_input.path(directory, "directory")
+    path = user_input.expand_path(directory, "directory")
     if not path.is_dir():
         raise BadInput(f"no directory '{directory}'. Measure something first, for example: headscope demo")
     from dashboards.app import serve

@@ -26,7 +26,7 @@ from headscope.report.static_site import SitePage, SortableTable
 from headscope.report.text import statistics_table
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
-from headscope.runs.summary import longest
+from headscope.runs.summary import longest_ess_column
 
 FOLLOWED = {"run", "models", "sets", "model", "stat"}
 """What a link may ask for to be followed; runs and models are all there, and sets are nowhere."""
@@ -39,13 +39,13 @@ class Given(RunStore):
         super().__init__(Path())
         self.run = run
 
-    def listing(self) -> dict[str, Run | BadRun]:
+    def list_runs(self) -> dict[str, Run | BadRun]:
         return {}
 
-    def unfinished(self) -> dict[str, int]:
+    def unfinished_cells(self) -> dict[str, int]:
         return {}
 
-    def opened(self, names: Sequence[str]) -> Run:
+    def open_combined(self, names: Sequence[str]) -> Run:
         return self.run
 
 
@@ -119,7 +119,7 @@ class Sheets:
         if page is head:
             yield from (Address(f"{page.PATH}/{layer}.{number}", of_a_model=True) for layer, number in self.heads)
             return
-        first = longest(self.run.heads)
+        first = longest_ess_column(self.run.heads)
         known = sorted(assembly.run_statistics(self.run), key=lambda name: name != first)
         one_model = "model" in controls
         # A comparison is drawn of the first statistic: the rest of its page would be the same with any other.

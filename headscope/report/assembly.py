@@ -28,10 +28,10 @@ from headscope.report.blocks import (
     Term,
 )
 from headscope.report.text import default_models
-from headscope.runs.column_metadata import by_length, column, statistics
+from headscope.runs.column_metadata import columns_by_length, parse_column, statistics
 from headscope.runs.run import Run
-from headscope.runs.summary import longest, moved
-from headscope.runs.training_runs import courses
+from headscope.runs.summary import log_ratio_to_first, longest_ess_column
+from headscope.runs.training_runs import training_checkpoints
 
 MAX_HEADS = 6
 """Maximum number of notable heads with charts of their own."""
@@ -73,7 +73,7 @@ def notable_heads_of_run(run: Run) -> dict[HeadIndex, str]:
 
 
 def _notable_reasons(heads: pd.DataFrame) -> Iterator[tuple[HeadIndex, str]]:
-    name, labels = longest(heads), [*heads["model"].unique()]
+    name, labels = longest_ess_column(heads), [*heads["model"].unique()]
     first = heads[heads["model"] == labels[0]].set_index(["layer", "head"])
     if name is not None:
         order = first[name].dropna().sort_values().index
@@ -84,10 +84,10 @@ def _notable_reasons(heads: pd.DataFrame) -> Iterator[tuple[HeadIndex, str]]:
         yield growth.index[int(growth.argmax())], "highest growth exponent"
         yield growth.index[int(growth.argmin())], "lowest growth exponent"
     for column_name, stat in statistics().items():
-        if stat.best and column_name in first and (values := first[column_name].dropna()).size:
+        if stat.best_head_name and column_name in first and (values := first[column_name].dropna()).size:
             yield values.index[int(values.argmax())], f"highest {stat.label}"
     for label in labels[1:]:
-        if name is not None and (change := moved(heads, name, str(label))).size:
+        if name is not None and (change := log_ratio_to_first(heads, name, str(label))).size:
             yield change.index[int(change.abs().argmax())], f"largest change in effective length under {label}"
 
 
@@ -97,7 +97,7 @@ def measured_statistics(heads: pd.DataFrame) -> list[str]:
     names = (
         name
         for stem in statistics()
-        for name in ([stem] if stem in columns else reversed(by_length(columns, stem)))
+        for name in ([stem] if stem in columns else reversed(columns_by_length(columns, stem)))
         if heads[name].notna().any()
     )
     return [*names]
@@ -125,14 +125,14 @@ def probe_for_statistic(statistic_name: str) -> Probe | None:
     owners = (
         probe
         for probe, declared in plugins.load_parts("statistics")
-        if {statistic_name, column(statistic_name).stem} & {*declared}
+        if {statistic_name, parse_column(statistic_name).stem} & {*declared}
     )
     return next(owners, None)
 
 
 def training_steps(run: Run) -> dict[str, int]:
     """Training step by model label, for the models that are checkpoints of a training run."""
-    checkpoints = courses(run.manifest["models"])
+    checkpoints = training_checkpoints(run.manifest["models"])
     return {str(label): int(step) for label, step in zip(checkpoints["label"], checkpoints["step"], strict=True)}
 
 
@@ -174,7 +174,7 @@ def collect_chapters(context: RenderContext, topic: str = "") -> dict[str, list[
 
 def overview_blocks(context: RenderContext) -> Iterator[Block]:
     """The overview of a run: a small matrix of every model, and the charts of the probes for the app's first page."""
-    if name := longest(context.heads):
+    if name := longest_ess_column(context.heads):
         yield Chart(
             plot_small_matrices(context.heads, name),
             "Each cell is a head, with the first layer at the bottom. All models share one colour scale.",

@@ -28,8 +28,8 @@ from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, RenderContext, TextTable
 from headscope.report.text import evenly_spaced, head_mask, statistics_table
 from headscope.runs import columns, summary
-from headscope.runs.column_metadata import Statistic, column, statistic, statistics
-from headscope.runs.run import Run, concatenate
+from headscope.runs.column_metadata import Statistic, parse_column, statistic, statistics
+from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import RunTables
 from headscope.runs.schema import all_tables
 
@@ -75,7 +75,7 @@ def _convert_write_errors(out: Path) -> Iterator[None]:
 
 def render_report(runs: Sequence[Run]) -> str:
     """The report as HTML text."""
-    run = concatenate(runs)
+    run = combine_runs(runs)
     context = assembly.render_context(run)
     chapters: dict[str, Sequence[Block]] = {
         title: [block for group in groups for block in group.charts]
@@ -94,11 +94,11 @@ def render_report(runs: Sequence[Run]) -> str:
         findings=assembly.findings_by_topic(run),
         dropped_row_notes=assembly.dropped_row_notes(run),
         model_table=statistics_table(
-            "Medians over heads and mean loss; 95 % intervals in brackets", summary.models(run)
+            "Medians over heads and mean loss; 95 % intervals in brackets", summary.model_table(run)
         ),
         chapters=chapters,
         notable_heads=_notable_heads_table(context),
-        longest=summary.longest(context.heads),
+        longest=summary.longest_ess_column(context.heads),
         statistics=_head_statistics(run),
         tables=_declared_tables(run),
         **_script_variables(chapters),
@@ -196,8 +196,8 @@ def _distinct_values(run: Run, key_column: str) -> list[Any]:
 
 def _notable_heads_table(context: RenderContext) -> TextTable:
     """The notable heads under the models in the charts, with the reason for each."""
-    heads, longest = context.heads, summary.longest(context.heads)
-    scores = [name for name, stat in statistics().items() if stat.best]
+    heads, longest = context.heads, summary.longest_ess_column(context.heads)
+    scores = [name for name, stat in statistics().items() if stat.best_head_name]
     names = [*([longest] if longest else []), "growth", "cov", *scores, "sink_mass", "local_mass", "effective_base"]
     column_names = [
         "layer",
@@ -219,11 +219,11 @@ def _notable_heads_table(context: RenderContext) -> TextTable:
 
 def _head_statistics(run: Run) -> list[Statistic]:
     """The measured statistics of heads; at the longest context length for statistics by length."""
-    longest = summary.longest(run.heads)
+    longest = summary.longest_ess_column(run.heads)
     return [
         statistic(name)
         for name in assembly.measured_statistics(run.heads)
-        if name == longest or column(name).length is None
+        if name == longest or parse_column(name).length is None
     ]
 
 

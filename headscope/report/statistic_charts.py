@@ -8,12 +8,12 @@ from headscope.plots import head_scatter, rank_shift
 from headscope.plots import heads as head_figures
 from headscope.plots.highlight import HeadIndex
 from headscope.report.blocks import Chart, RenderContext
-from headscope.runs.column_metadata import column, number
+from headscope.runs.column_metadata import format_number, parse_column
 
 
 def comparison_chart(heads: pd.DataFrame, statistic_name: str, baseline: str) -> Chart:
     """The statistic of every head under each other model against the baseline."""
-    if column(statistic_name).stem != "ess2":
+    if parse_column(statistic_name).stem != "ess2":
         caption = (
             f"Each point is a head. On the dashed line the value equals that under {baseline}; above it, it is larger."
         )
@@ -34,7 +34,7 @@ def box_chart(context: RenderContext, statistic_name: str) -> Chart:
     """The distribution of the statistic over heads, one box per model."""
     note = " A low value means that the head uses its rotary pairs evenly." if statistic_name == "cov" else ""
     medians = ", ".join(
-        f"{label} {number(values.median())}" for label, values in context.finite_values(statistic_name).items()
+        f"{label} {format_number(values.median())}" for label, values in context.finite_values(statistic_name).items()
     )
     return Chart(
         head_figures.plot_distribution(context.heads, statistic_name),

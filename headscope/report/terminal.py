@@ -16,7 +16,7 @@ from rich.text import Text
 from headscope.report import assembly
 from headscope.report.text import column_heading, evenly_spaced, format_cell, value_columns
 from headscope.runs.run import Run
-from headscope.runs.summary import models
+from headscope.runs.summary import model_table
 
 
 def print_line(*fragments: object) -> None:
@@ -33,7 +33,7 @@ def bold(text: object) -> Text:
 def print_summary(run: Run) -> None:
     """Print the path of the run, the model comparison, the probe overviews and the findings."""
     print_line("Run: ", run.path)
-    if rows := _comparison_rows(models(run)):
+    if rows := _comparison_rows(model_table(run)):
         print_table(rows, title="Medians over heads and mean loss")
     for overview in assembly.collect_overviews(run):
         if overview.rows:  # an overview may have only warnings
@@ -78,7 +78,7 @@ def run_to_dict(run: Run, include_summary: bool = True) -> dict[str, Any]:
         "seconds": run.manifest.get("timings", {}).get("seconds"),
     }
     if include_summary:
-        data["summary"] = _to_records(models(run))
+        data["summary"] = _to_records(model_table(run))
         data |= {overview.name: _to_records(overview.data) for overview in assembly.collect_overviews(run)}
     return data
 

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from headscope.report.blocks import TextTable
-from headscope.runs.column_metadata import column, is_statistic, number, statistic
+from headscope.runs.column_metadata import format_number, is_statistic, parse_column, statistic
 from headscope.runs.run import Run
-from headscope.runs.training_runs import courses, without_steps_before
+from headscope.runs.training_runs import latest_checkpoints, training_checkpoints
 
 MAX_TRAININGS = 10
 """Maximum number of training runs in one comparison."""
@@ -29,11 +29,9 @@ def evenly_spaced(labels: Sequence[str], max_count: int = 6) -> list[str]:
 def default_models(run: Run) -> list[str]:
     """The models in charts by default: few, and with several training runs only the last checkpoint of each."""
     models = run.manifest["models"]
-    has_several_trainings = courses(models)["training"].nunique() > 1
+    has_several_trainings = training_checkpoints(models)["training"].nunique() > 1
     return (
-        evenly_spaced(without_steps_before(models), MAX_TRAININGS)
-        if has_several_trainings
-        else evenly_spaced(run.models)
+        evenly_spaced(latest_checkpoints(models), MAX_TRAININGS) if has_several_trainings else evenly_spaced(run.models)
     )
 
 
@@ -49,10 +47,10 @@ def describe_extremes(heads: pd.DataFrame, statistic_name: str, model: str) -> s
     if rows.empty:
         return ""
     ordered = rows.sort_values(statistic_name)
-    low, high = ordered.iloc[0], ordered.iloc[-1]
+    low, high, median = ordered.iloc[0], ordered.iloc[-1], rows[statistic_name].median()
     return (
-        f"From {number(low[statistic_name])} ({head_name(low)}) to {number(high[statistic_name])} ({head_name(high)}); "
-        f"median {number(rows[statistic_name].median())}."
+        f"From {format_number(low[statistic_name])} ({head_name(low)}) to "
+        f"{format_number(high[statistic_name])} ({head_name(high)}); median {format_number(median)}."
     )
 
 
@@ -91,7 +89,7 @@ def describe_ranks(heads: pd.DataFrame, statistic_name: str, layer: int, head: i
         values = rows.set_index(["layer", "head"])[statistic_name]
         if (layer, head) in values.index:
             value = float(values.loc[(layer, head)])
-            ranks.append(f"{int((values > value).sum()) + 1} of {len(values)} in {label} ({number(value)})")
+            ranks.append(f"{int((values > value).sum()) + 1} of {len(values)} in {label} ({format_number(value)})")
     return ", ".join(ranks)
 
 
@@ -104,12 +102,12 @@ def statistics_table(caption: str, frame: pd.DataFrame) -> TextTable:
 
 def value_columns(frame: pd.DataFrame) -> list[str]:
     """The columns that are not an end of an interval."""
-    return [name for name in map(str, frame) if not column(name).end]
+    return [name for name in map(str, frame) if not parse_column(name).interval_end]
 
 
 def column_heading(column_name: str) -> str:
     """The label of the statistic with its unit, or else the column name without underscores."""
-    return statistic(column_name).worded if is_statistic(column_name) else column_name.replace("_", " ")
+    return statistic(column_name).label_with_unit if is_statistic(column_name) else column_name.replace("_", " ")
 
 
 def format_cell(row: Mapping[Any, Any], column_name: str) -> str:
@@ -117,11 +115,11 @@ def format_cell(row: Mapping[Any, Any], column_name: str) -> str:
     value = row[column_name]
     if not isinstance(value, float):
         return str(value)
-    format_number = statistic(column_name).number if is_statistic(column_name) else number
+    to_text = statistic(column_name).format_number if is_statistic(column_name) else format_number
     low, high = row.get(f"{column_name}_low", math.nan), row.get(f"{column_name}_high", math.nan)
     if math.isnan(low) or low == high:
-        return format_number(value)
-    return f"{format_number(value)} ({format_number(low)} to {format_number(high)})"
+        return to_text(value)
+    return f"{to_text(value)} ({to_text(low)} to {to_text(high)})"
 
 
 def to_visible_line(text: str) -> str:

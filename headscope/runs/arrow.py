@@ -1,7 +1,4 @@
-"""One stored table: rows to arrow in the exact schema, to a parquet file and back, merged, checked.
-
-Knows `columns` and nothing of runs: what is written when, and what survives a kill, is the affair of `writer`.
-"""
+"""Stored tables: rows to arrow in the declared schema, to parquet and back, merged, checked. Knows nothing of runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,13 +12,13 @@ import pyarrow.parquet as pq
 
 from headscope.errors import BadRun
 from headscope.runs.columns import ARROW_TYPES, FORMAT_VERSION, Column, Table
-from headscope.runs.io import MEND, read_bytes
+from headscope.runs.io import REPAIR_ADVICE, read_bytes
 
 Rows = Mapping[str, Sequence[Any] | np.ndarray | str | int | float] | pd.DataFrame
 """The columns of a table by name; a scalar is repeated for every row."""
 
-ROUNDING = 1e-5
-"""How far a stored float32 mean may fall outside its bounds before it is a fault."""
+ROUNDING_TOLERANCE = 1e-5
+"""Tolerance for a stored float32 mean outside its bounds."""
 
 
 def to_arrow(table: Table, rows: Rows) -> pa.Table:
@@ -40,13 +37,13 @@ def to_arrow(table: Table, rows: Rows) -> pa.Table:
                 array = pa.array(cells.to_numpy(), ARROW_TYPES[column.kind])
         except pa.ArrowException as error:
             raise ValueError(f"{table.name}.{column.name}: {error}") from error
-        if fault := _fault(column, array, 0 if column.key else None):
+        if fault := _column_problem(column, array, 0 if column.key else None):
             raise ValueError(f"{table.name}.{column.name}: {fault}")
         arrays.append(array)
     return pa.Table.from_arrays(arrays, schema=table.arrow)
 
 
-def merged(table: Table, parts: list[pa.Table]) -> pa.Table:
+def merge_cells(table: Table, parts: list[pa.Table]) -> pa.Table:
     """The parts one after the other; where the table says so, rows of equal key become their weighted mean."""
     whole = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
     if table.mean_over_cells is None:
@@ -67,43 +64,43 @@ def write(file: Path, table: pa.Table) -> None:
     pq.write_table(table, file, compression="zstd", use_dictionary=keys, use_byte_stream_split=measured)
 
 
-def read(file: Path, digest: str | None = None, mend: str = MEND) -> pa.Table:
+def read(file: Path, digest: str | None = None, repair_advice: str = REPAIR_ADVICE) -> pa.Table:
     """Read the file back. Raises BadRun when it is missing or damaged; with its `digest`, whatever bit has changed."""
-    data = read_bytes(file, digest, mend)
+    data = read_bytes(file, digest, repair_advice)
     try:
         return pq.read_table(pa.BufferReader(data)).unify_dictionaries()
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadRun(f"{file} is damaged: {' '.join(str(error).split())[:200]}; {mend}") from error
+        raise BadRun(f"{file} is damaged: {' '.join(str(error).split())[:200]}. {repair_advice}") from error
 
 
-def declared(table: Table, stored: pa.Table, file: Path) -> pa.Table:
+def select_declared(table: Table, stored: pa.Table, file: Path) -> pa.Table:
     """The columns that the table declares. Raises BadRun for one that `stored` has not, or has of another type."""
     for field in table.arrow:
         at = stored.schema.get_field_index(field.name)
         if at < 0 or not stored.schema.field(at).equals(field):
             found = "missing" if at < 0 else str(stored.schema.field(at).type)
             raise BadRun(
-                f"{file} has another schema: its column '{field.name}' is {found}, not {field.type}; "
-                "measure the run again, or read it with the headscope that wrote it"
+                f"{file} has another schema: its column '{field.name}' is {found}, not {field.type}. "
+                "Measure the run again, or open it with the headscope version that wrote it"
             )
     return stored.select(table.arrow.names)
 
 
-def faults(table: Table, stored: pa.Table) -> list[str]:
+def table_problems(table: Table, stored: pa.Table) -> list[str]:
     """What is wrong with a stored table, one line each: its schema, NaN, values out of bounds, repeated keys."""
     if not stored.schema.equals(table.arrow):
-        return [f"{table.name}: its schema is not that of format {FORMAT_VERSION}"]
-    found = [(column, _fault(column, stored[column.name], ROUNDING)) for column in table.columns]
+        return [f"{table.name}: its schema differs from that of format {FORMAT_VERSION}"]
+    found = [(column, _column_problem(column, stored[column.name], ROUNDING_TOLERANCE)) for column in table.columns]
     problems = [f"{table.name}.{column.name}: {fault}" for column, fault in found if fault]
     if repeated := int(stored.select(table.keys).to_pandas().duplicated().sum()):
-        problems.append(f"{table.name}: {repeated} rows repeat the key of another")
+        problems.append(f"{table.name}: {repeated} rows have the key of another row")
     return problems
 
 
-def _fault(column: Column, values: pa.Array | pa.ChunkedArray, tolerance: float | None) -> str:
+def _column_problem(column: Column, values: pa.Array | pa.ChunkedArray, tolerance: float | None) -> str:
     """What is wrong with the values of a column, or "". Bounds are checked unless `tolerance` is None."""
     if values.null_count or (column.kind == "value" and pc.any(pc.is_nan(values)).as_py()):
-        return "holds NaN"
+        return "contains NaN"
     if tolerance is None or len(values) == 0 or (column.low is None and column.high is None):
         return ""
     least, most = pc.min_max(values).as_py().values()

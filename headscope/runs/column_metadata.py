@@ -26,27 +26,29 @@ class Statistic:
     meaning: str
     log_scale: bool = False
     formula: str = ""
-    form: str = ""
-    best: str = ""
+    number_format: str = ""
+    best_head_name: str = ""
 
     @property
     def title(self) -> str:
         """The label as a heading."""
-        return sentence(self.label)
+        return capitalise(self.label)
 
     @property
-    def worded(self) -> str:
+    def label_with_unit(self) -> str:
         """The label with its unit."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
     @property
-    def signed(self) -> bool:
+    def is_signed(self) -> bool:
         """Whether zero is the middle of its values: its numbers are written with their sign."""
-        return self.form.startswith("+")
+        return self.number_format.startswith("+")
 
-    def number(self, value: float) -> str:
+    def format_number(self, value: float) -> str:
         """The value in words, as this statistic is written."""
-        return format(value, self.form) if self.form and math.isfinite(value) else number(value)
+        return (
+            format(value, self.number_format) if self.number_format and math.isfinite(value) else format_number(value)
+        )
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,17 @@ class ColumnName:
 
     stem: str
     length: int | None
-    difference: bool
-    end: str
+    is_difference: bool
+    interval_end: str
 
     @property
-    def value(self) -> str:
+    def value_column(self) -> str:
         """The column that this one is an end of the interval of, or the column itself."""
         length = "" if self.length is None else f"_{self.length}"
-        return f"{self.stem}{length}{'_diff' if self.difference else ''}"
+        return f"{self.stem}{length}{'_diff' if self.is_difference else ''}"
 
 
-def column(name: str) -> ColumnName:
+def parse_column(name: str) -> ColumnName:
     """Take the name of a column apart."""
     told = re.fullmatch(r"(.+?)(?:_([0-9]+))?(_diff)?(?:_(low|high))?", name)
     assert told is not None  # every name but the empty one fits
@@ -80,30 +82,34 @@ def statistics() -> Mapping[str, Statistic]:
 
 def is_statistic(name: str) -> bool:
     """Whether the column is a statistic, not an end of its interval, that some probe declares."""
-    return column(name).stem in statistics() and not column(name).end
+    return parse_column(name).stem in statistics() and not parse_column(name).interval_end
 
 
 def statistic(name: str) -> Statistic:
     """How to show the column `name`, its length in words. Raises BadInput for a column that no probe declares."""
-    at, known = column(name), statistics()
+    at, known = parse_column(name), statistics()
     shown = known.get(name) or known.get(at.stem)
     if shown is None:
         raise BadInput(f"no statistic '{name}' of a head{nearest(name, known)}")
     if at.length is None or name in known:
         return shown
-    against = " against the first model" if at.difference else ""
+    against = " against the first model" if at.is_difference else ""
     told = f"{shown.label}{against} at {at.length:,}"
     meaning = f"{shown.meaning}, in contexts of {at.length:,} tokens"
-    return Statistic(told, shown.unit, meaning, shown.log_scale, shown.formula, shown.form, shown.best)
+    return Statistic(
+        told, shown.unit, meaning, shown.log_scale, shown.formula, shown.number_format, shown.best_head_name
+    )
 
 
-def by_length(names: Iterable[str], stem: str) -> list[str]:
+def columns_by_length(names: Iterable[str], stem: str) -> list[str]:
     """The columns of that statistic at a length, the shortest first."""
-    found = [name for name in names if column(name).stem == stem and column(name).value == name]
-    return sorted((name for name in found if column(name).length), key=lambda name: column(name).length or 0)
+    found = [name for name in names if parse_column(name).stem == stem and parse_column(name).value_column == name]
+    return sorted(
+        (name for name in found if parse_column(name).length), key=lambda name: parse_column(name).length or 0
+    )
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Three significant digits from 1 on, or all of the integer part, thousands separated; below 1, three decimals."""
     if math.isnan(value):
         return "–"
@@ -113,6 +119,6 @@ def number(value: float) -> str:
     return f"{round(value, decimals) + 0.0:,.{decimals}f}".replace("-", "−")
 
 
-def sentence(text: str) -> str:
+def capitalise(text: str) -> str:
     """The text with its first letter large, all others as they are."""
     return f"{text[:1].upper()}{text[1:]}"

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headscope.errors import BadInput
-from headscope.runs.run import Run, concatenate
+from headscope.runs.run import Run, combine_runs
 from headscope.runs.writer import RunWriter
 
-OF_THE_WHOLE = ("models", "tables", "files", "format_version", "started", "finished")
+OWN_KEYS = ("models", "tables", "files", "format_version", "started", "finished")
 """What the joined run tells of itself; all else in run.json is told by the part that it is of."""
 
 
@@ -19,13 +19,13 @@ def join(runs: Sequence[Run], out: Path, name: str) -> Run:
     """
     if len({run.path.resolve() for run in runs}) < len(runs) or len(runs) < 2:
         raise BadInput("a run is joined to others: name two runs or more, each once")
-    whole = concatenate(runs)
+    whole = combine_runs(runs)
     whole.check()
     for table, rows in whole.dropped.items():
         raise BadInput(f"{rows:,} rows of table {table} are told otherwise by another of these runs: leave one out")
-    told = {run.name: {key: value for key, value in run.manifest.items() if key not in OF_THE_WHOLE} for run in runs}
+    told = {run.name: {key: value for key, value in run.manifest.items() if key not in OWN_KEYS} for run in runs}
     seconds = sum(run.manifest.get("timings", {}).get("seconds", 0) for run in runs)
     with RunWriter.open(out, name, {"name": name, "joined": told}, resume=True) as writer:
-        if not writer.done("all"):  # it was killed before the commit
+        if not writer.is_done("all"):  # it was killed before the commit
             writer.add("all", {table: whole.table(table) for table in whole.tables})
         return writer.commit(["all"], {"models": whole.manifest["models"], "timings": {"seconds": round(seconds, 1)}})

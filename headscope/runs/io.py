@@ -1,4 +1,4 @@
-"""Files of a run on disk: JSON that is read or refused, writes that survive a power cut, digests."""
+"""File access for runs: strict JSON, writes that survive a power cut, digests."""
 
 import hashlib
 import json
@@ -9,20 +9,20 @@ from typing import Any
 
 from headscope.errors import BadRun
 
-MEND = "copy the run again from where it was made, or measure it again"
-"""What to do about a damaged file."""
-DEEPEST = 50
-"""How deep a JSON file may be nested."""
+REPAIR_ADVICE = "Copy the run again from its origin, or measure it again"
+"""Advice for a damaged file."""
+MAX_DEPTH = 50
+"""Deepest nesting of a JSON file."""
 
 
 def write_json(file: Path, value: Mapping[str, Any]) -> None:
-    """Write the object so that it is on the disk before this returns."""
+    """Write the object and wait until it is on the disk."""
     file.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     fsync(file)
 
 
 def fsync(path: Path) -> None:
-    """Have what was written to a file, or what a folder lists, on the disk before this returns."""
+    """Wait until the content of a file or folder is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -30,41 +30,41 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
-def read_json(file: Path, mend: str = MEND) -> dict[str, Any]:
-    """The JSON object of the file. Raises BadRun where it is none, nested too deep, or cannot be printed."""
+def read_json(file: Path, repair_advice: str = REPAIR_ADVICE) -> dict[str, Any]:
+    """Read a JSON object. Raises BadRun for anything else, for deep nesting, and for text that cannot be printed."""
     try:
-        value = json.loads(read_bytes(file, mend=mend).decode())
+        value = json.loads(read_bytes(file, repair_advice=repair_advice).decode())
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate could be neither printed nor written
     except (ValueError, RecursionError) as error:
-        raise BadRun(f"{file} cannot be read: {error}; {mend}") from error
+        raise BadRun(f"{file} cannot be read: {error}. {repair_advice}") from error
     if not isinstance(value, dict):
-        raise BadRun(f"{file} does not hold a JSON object; {mend}")
-    if _depth(value) > DEEPEST:
-        raise BadRun(f"{file} cannot be read: it is nested more than {DEEPEST} deep; {mend}")
+        raise BadRun(f"{file} does not contain a JSON object. {repair_advice}")
+    if _depth(value) > MAX_DEPTH:
+        raise BadRun(f"{file} cannot be read: it is nested more than {MAX_DEPTH} levels deep. {repair_advice}")
     return value
 
 
-def read_bytes(file: Path, digest: str | None = None, mend: str = MEND) -> bytes:
-    """What the file holds. Raises BadRun when it cannot be read, or when `digest` is given and is not its sha256.
+def read_bytes(file: Path, digest: str | None = None, repair_advice: str = REPAIR_ADVICE) -> bytes:
+    """The bytes of a file. Raises BadRun if it cannot be read, or if `digest` is given and is not its sha256.
 
-    `mend` says what to do about it.
+    `repair_advice` ends the message.
     """
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise BadRun(f"{file} is damaged: {error.strerror}; {mend}") from error
+        raise BadRun(f"{file} is damaged: {error.strerror}. {repair_advice}") from error
     if digest is not None and hashlib.sha256(data).hexdigest() != digest:
-        raise BadRun(f"{file} is damaged: its sha256 is not the one written down; {mend}")
+        raise BadRun(f"{file} is damaged: its sha256 differs from the recorded one. {repair_advice}")
     return data
 
 
-def tellable(name: str) -> str:
-    """A file's name as any page can show it: bytes that are no text as escapes."""
+def printable_name(name: str) -> str:
+    """A file name that can always be printed: undecodable bytes become escapes."""
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def sha256(file: Path) -> str:
-    """The digest of what the file holds, in hex."""
+    """The sha256 of a file in hex."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

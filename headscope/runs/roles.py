@@ -15,9 +15,9 @@ class Role:
     smallest where `least` says so."""
 
     meaning: str
-    holds: Callable[[pd.DataFrame], pd.Series]
-    by: str = ""
-    least: bool = False
+    has_role: Callable[[pd.DataFrame], pd.Series]
+    order_by: str = ""
+    ascending: bool = False
 
 
 @cache
@@ -26,17 +26,17 @@ def roles() -> Mapping[str, Role]:
     return {name: role for _, declared in plugins.load_parts("roles") for name, role in declared.items()}
 
 
-def holding(heads: pd.DataFrame, role: str) -> pd.Series:
+def heads_with_role(heads: pd.DataFrame, role: str) -> pd.Series:
     """Which rows of the per-head table bear the role; none where its statistic was not measured."""
     try:
-        return roles()[role].holds(heads).fillna(False).astype(bool)
+        return roles()[role].has_role(heads).fillna(False).astype(bool)
     except KeyError:
         return pd.Series(False, heads.index)
 
 
-def leading(heads: pd.DataFrame, role: str, most: int = 3) -> pd.DataFrame:
+def leading_heads(heads: pd.DataFrame, role: str, count: int = 3) -> pd.DataFrame:
     """The heads of one model that bear the role and lead in it."""
-    bearing = heads[holding(heads, role)]
-    by = roles()[role].by
-    ordered = bearing.sort_values(by, ascending=roles()[role].least, kind="stable") if by in bearing else bearing
-    return ordered.head(most)
+    bearing = heads[heads_with_role(heads, role)]
+    by = roles()[role].order_by
+    ordered = bearing.sort_values(by, ascending=roles()[role].ascending, kind="stable") if by in bearing else bearing
+    return ordered.head(count)

@@ -1,4 +1,4 @@
-"""A run that summarises itself, and several read as one."""
+"""Finished runs, and several of them combined into one."""
 
 import importlib
 import os
@@ -17,9 +17,8 @@ from headscope.runs import summary
 from headscope.runs.run_tables import RunTables
 from headscope.runs.schema import all_tables, tables_of_every_run
 
-SHOWN_BY = "headscope.report.notebook"
-"""What shows a run in a notebook: above this room, so named, as the door names parts, and imported when it is asked."""
-"""Tables that follow from a model alone."""
+NOTEBOOK_MODULE = "headscope.report.notebook"
+"""Renders a run in a notebook. It lies in a higher layer, so it is named here and imported on use."""
 
 
 class Run(RunTables):
@@ -32,38 +31,38 @@ class Run(RunTables):
     @cached_property
     def heads(self) -> pd.DataFrame:
         """One row per (model, layer, head): see `headscope.runs.summary.heads`."""
-        return summary.heads(self)
+        return summary.head_table(self)
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Rows by table that are not shown, where several runs are read as one."""
+        """Rows by table that are hidden because an earlier run has other values for the same key."""
         return {}
 
     def findings(self) -> pd.DataFrame:
-        """What was found, a sentence a row: the `model` that it is about ("" for several), `topic` and `text`."""
-        told: pd.DataFrame = importlib.import_module(SHOWN_BY).findings(self)
-        return told
+        """The findings, one sentence per row: its `model` ("" if it concerns several), `topic` and `text`."""
+        findings: pd.DataFrame = importlib.import_module(NOTEBOOK_MODULE).findings(self)
+        return findings
 
     def charts(self, topic: str = "") -> Sequence[Any]:
-        """The report's charts, each a plotly `figure` with its `caption`: all, or those of a topic such as "loss"."""
-        drawn: Sequence[Any] = importlib.import_module(SHOWN_BY).charts(self, topic)
-        return drawn
+        """The charts of the report, each a plotly `figure` with a `caption`: all, or those of a topic such as "loss"."""
+        charts: Sequence[Any] = importlib.import_module(NOTEBOOK_MODULE).charts(self, topic)
+        return charts
 
     def head(self, layer: int, head: int, model: str = "") -> Sequence[Any]:
-        """One head in `model` (by default the last): what it is in `sentences`, and its charts."""
-        drawn: Sequence[Any] = importlib.import_module(SHOWN_BY).head(self, layer, head, model)
-        return drawn
+        """One head of `model` (by default the last): its description in `sentences`, and its charts."""
+        blocks: Sequence[Any] = importlib.import_module(NOTEBOOK_MODULE).head(self, layer, head, model)
+        return blocks
 
     def _repr_html_(self) -> str:
-        shown: str = importlib.import_module(SHOWN_BY).run_html(self)
-        return shown
+        html: str = importlib.import_module(NOTEBOOK_MODULE).run_html(self)
+        return html
 
 
-class JoinedRun(Run):
+class CombinedRun(Run):
     """Several runs read as one; see `concatenate`. `path` is the first run's."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        self._labels = _labels(runs)
+        self._labels = _combined_labels(runs)
         models = [
             {**model, "label": told[model["label"]]}
             for run, told in zip(runs, self._labels, strict=True)
@@ -82,9 +81,9 @@ class JoinedRun(Run):
         self.parts = list(runs)
 
     def stored(self, name: str) -> pa.Table:
-        """The table as every run has it, one after the other, with the labels of the joined models."""
+        """The rows of all runs, one run after the other, with the labels of the combined models."""
         parts = zip(self.parts, self._labels, strict=True)
-        tables = [_relabelled(run.stored(name), told) for run, told in parts if name in run.tables]
+        tables = [_relabel(run.arrow_table(name), told) for run, told in parts if name in run.tables]
         return pa.concat_tables(tables).unify_dictionaries()
 
     def _read(self, name: str) -> pd.DataFrame:
@@ -93,9 +92,9 @@ class JoinedRun(Run):
 
     @cached_property
     def dropped(self) -> dict[str, int]:
-        """Rows by table that say of one thing what an earlier run says otherwise, and are not shown.
+        """Rows by table that are hidden because an earlier run has other values for the same key.
 
-        Tables without models may repeat each other, and an adapter may have been learned anew under its old name.
+        Tables without a model may repeat each other, and an adapter may have been trained again under its old name.
         """
         counted = {}
         for name in filter(self._may_repeat, self.tables):
@@ -105,30 +104,30 @@ class JoinedRun(Run):
         return counted
 
     def _may_repeat(self, name: str) -> bool:
-        """Whether two runs can have rows of one key: what was measured of a model twice is of two models here."""
+        """Whether two runs can have rows with the same key. A model that was measured twice became two models."""
         named = "model" in all_tables()[name].keys
         return sum(name in run.tables for run in self.parts) > 1 and (name in tables_of_every_run() or not named)
 
 
-def concatenate(runs: Sequence[Run]) -> Run:
-    """Read several runs as one.
+def combine_runs(runs: Sequence[Run]) -> Run:
+    """Combine several runs into one.
 
-    A label that several runs have stays one model where it is of one checkpoint and scheme and no table was measured
-    twice; else it becomes a model a run, "base \u00b7 first" and "base \u00b7 second", to be compared as such.
+    A label that several runs share stays one model if it has one checkpoint and scheme and no table was measured twice.
+    Otherwise it becomes one model per run, "base \u00b7 first" and "base \u00b7 second".
     """
-    return runs[0] if len(runs) == 1 else JoinedRun(runs)
+    return runs[0] if len(runs) == 1 else CombinedRun(runs)
 
 
-def opened(folders: Sequence[Path]) -> list[Run]:
-    """The runs that lie there, to be read as one. Raises BadInput for one that is named twice."""
+def open_runs(folders: Sequence[Path]) -> list[Run]:
+    """Open the runs in these folders. Raises BadInput for a run that is named twice."""
     places = [folder.resolve() for folder in folders]
     if twice := [folder for folder, place in zip(folders, places, strict=True) if places.count(place) > 1]:
-        raise BadInput(f"run '{twice[0]}' is named twice: name each once")
+        raise BadInput(f"run '{twice[0]}' is named twice. Name each run once")
     return [Run.open(folder) for folder in folders]
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Runs as briefly as tells them apart: their slug, with the time, with the hash, or all of it, numbered at need."""
+    """The shortest distinct names of runs: the slug, with the time, with the hash, or the whole name, numbered if needed."""
     told = [re.fullmatch(r"\d{4}(\d\d)(\d\d)T(\d\d)(\d\d)\d\dZ-(.+)-([0-9a-f]{8})", name) for name in names]
     if all(told):
         for brief in (r"\5", r"\5 \1-\2 \3:\4", r"\5 \6"):
@@ -138,13 +137,13 @@ def short_names(names: Sequence[str]) -> list[str]:
     return [f"{name} ({at})" if names.count(name) > 1 else name for at, name in enumerate(names, 1)]
 
 
-def _labels(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """What each run's labels are called when the runs are read as one."""
+def _combined_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """For each run, its model labels and their names in the combined run."""
     having: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
     for run in runs:
         for model in run.manifest["models"]:
             having.setdefault(model["label"], []).append((run, model))
-    several = {label for label, found in having.items() if not _one_model(found)}
+    several = {label for label, found in having.items() if not _is_same_model(found)}
     short = short_names([run.name for run in runs])
     return [
         {label: f"{label} \u00b7 {called}" if label in several else label for label in run.models}
@@ -152,14 +151,14 @@ def _labels(runs: Sequence[Run]) -> list[dict[str, str]]:
     ]
 
 
-def _one_model(found: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
-    """Whether the runs measured one model, each something else of it."""
+def _is_same_model(found: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
+    """Whether the runs measured the same model without measuring any table twice."""
     same = len({(model["weights_sha256"], model["scheme"], model.get("adapter_sha256")) for _, model in found}) == 1
     measured = [name for run, _ in found for name in run.tables if name not in tables_of_every_run()]
     return same and len(measured) == len(set(measured))
 
 
-def _relabelled(table: pa.Table, told: Mapping[str, str]) -> pa.Table:
+def _relabel(table: pa.Table, told: Mapping[str, str]) -> pa.Table:
     at = table.schema.get_field_index("model")
     if at < 0 or all(old == new for old, new in told.items()):
         return table
@@ -171,8 +170,8 @@ def _relabelled(table: pa.Table, told: Mapping[str, str]) -> pa.Table:
     return table.set_column(at, field, pa.chunked_array(chunks, field.type))
 
 
-def runs(directory: Path | str) -> list[tuple[Path, Run | BadRun]]:
-    """The finished runs in `directory`, newest first; one that cannot be read comes with the reason."""
+def list_runs(directory: Path | str) -> list[tuple[Path, Run | BadRun]]:
+    """The finished runs in `directory`, newest first; a run that cannot be read comes with its error."""
     found: list[tuple[Path, Run | BadRun]] = []
     for file in sorted(Path(directory).glob("[!.]*/run.json"), reverse=True):
         try:
@@ -182,10 +181,10 @@ def runs(directory: Path | str) -> list[tuple[Path, Run | BadRun]]:
     return found
 
 
-def unfinished(directory: Path | str) -> dict[str, int]:
-    """Stored cells of each run in `directory` that was interrupted or is still going on, by its future name."""
+def unfinished_runs(directory: Path | str) -> dict[str, int]:
+    """Number of stored cells of each interrupted or running run in `directory`, by its future name."""
     counted: dict[str, int] = {}
     for cells in sorted(Path(directory).glob(".*.partial/cells")):
-        with suppress(OSError):  # it was committed just now
+        with suppress(OSError):  # the run was committed just now
             counted[cells.parent.stem[1:]] = len(os.listdir(cells))
     return counted

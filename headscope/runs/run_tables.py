@@ -1,4 +1,4 @@
-"""A finished run as it lies on disk, read back as pandas tables."""
+"""The tables of a finished run, read from disk as pandas frames."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from headscope.errors import BadRun
 from headscope.runs import arrow
-from headscope.runs.io import read_bytes, tellable
+from headscope.runs.io import printable_name, read_bytes
 from headscope.runs.manifest import read_manifest
 from headscope.runs.old_names import translate_table
 from headscope.runs.schema import all_tables
@@ -26,7 +26,7 @@ class RunTables:
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path
-        self.name = tellable(path.name)
+        self.name = printable_name(path.name)
         self.manifest = manifest
         self.models: list[str] = [model["label"] for model in manifest["models"]]
         self.tables: list[str] = list(manifest["tables"])
@@ -36,49 +36,49 @@ class RunTables:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Open the run directory `path`. Raises BadRun if it is none, unfinished, damaged or of a newer format."""
+        """Open the run directory `path`. Raises BadRun if it is not one, unfinished, damaged or of a newer format."""
         return cls(Path(path), read_manifest(Path(path)))
 
     def table(self, name: str) -> pd.DataFrame:
-        """The table `name`; labels are categoricals in order of first appearance. Do not edit it: it is cached.
+        """The table `name`; labels are categoricals in order of first appearance. It is cached: do not modify it.
 
-        Raises BadRun when the run has no such table, or its file is damaged or of another schema.
+        Raises BadRun if the run has no such table, or its file is damaged or has another schema.
         """
         if name not in self.tables:
-            raise BadRun(f"{self.name} has no table '{name}', only {', '.join(self.tables)}")
+            raise BadRun(f"{self.name} has no table '{name}'. It has: {', '.join(self.tables)}")
         if name not in self._frames:
             self._frames[name] = self._read(name)
         return self._frames[name]
 
-    def derived(self, make: Callable[[Self], T]) -> T:
+    def derived(self, compute: Callable[[Self], T]) -> T:
         """`make(run)`, computed once. Do not edit it: it is cached."""
-        if make not in self._derived:
-            self._derived[make] = make(self)
-        made: T = self._derived[make]
+        if compute not in self._derived:
+            self._derived[compute] = compute(self)
+        made: T = self._derived[compute]
         return made
 
     def check(self) -> None:
-        """Raises BadRun when the file of a table that a probe declares is damaged, whether it was read or not."""
+        """Raise BadRun if the file of any declared table is damaged, whether it was read or not."""
         for part in self.parts:
             for name in part.tables:
                 if name in all_tables():
                     read_bytes(*part._file(name))
 
-    def stored(self, name: str) -> pa.Table:
-        """The table as it is stored. Raises BadRun unless it is bit for bit what run.json tells of, in our schema."""
+    def arrow_table(self, name: str) -> pa.Table:
+        """The stored table. Raises BadRun unless it matches the digest in run.json and the declared schema."""
         file, digest = self._file(name)
         table = arrow.read(file, digest)
         if self.manifest.get("format_version") == 1:
             table = translate_table(name, table)
-        return arrow.declared(all_tables()[name], table, file) if name in all_tables() else table
+        return arrow.select_declared(all_tables()[name], table, file) if name in all_tables() else table
 
     def _file(self, name: str) -> tuple[Path, str]:
-        """Where the table lies, and its sha256."""
+        """The file of a table and its sha256."""
         entry = self.manifest["tables"][name]
         return self.path / f"{entry.get('file', name)}.parquet", entry["sha256"]
 
     def _read(self, name: str) -> pd.DataFrame:
-        frame: pd.DataFrame = self.stored(name).to_pandas()
+        frame: pd.DataFrame = self.arrow_table(name).to_pandas()
         return frame
 
     def __getattr__(self, name: str) -> pd.DataFrame:

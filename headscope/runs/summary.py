@@ -9,11 +9,11 @@ import pandas as pd
 
 from headscope import plugins
 from headscope.runs.aggregation import HEAD_KEYS
-from headscope.runs.column_metadata import by_length, statistic
+from headscope.runs.column_metadata import columns_by_length, statistic
 from headscope.runs.run_tables import RunTables
 
 
-def heads(run: RunTables) -> pd.DataFrame:
+def head_table(run: RunTables) -> pd.DataFrame:
     """One row per (model, layer, head), in that order, with kv_group and what each probe makes of the run's tables.
 
     `headscope.runs.column_metadata` tells labels, units and meanings; a column's interval is <column>_low .. <column>_high.
@@ -26,7 +26,7 @@ def heads(run: RunTables) -> pd.DataFrame:
     return wide.sort_values(HEAD_KEYS, ignore_index=True)
 
 
-def models(run: RunTables) -> pd.DataFrame:
+def model_table(run: RunTables) -> pd.DataFrame:
     """One row per model, in the order of the study: `model`, and what each probe tells of a whole model."""
     rows = pd.DataFrame(index=pd.Index([], name="model", dtype="str"))
     for _, columns in plugins.call_parts("model_columns", run):
@@ -35,23 +35,23 @@ def models(run: RunTables) -> pd.DataFrame:
     return rows.reindex(run.models).rename_axis("model").reset_index()
 
 
-def longest(heads: pd.DataFrame) -> str | None:
+def longest_ess_column(heads: pd.DataFrame) -> str | None:
     """The column `ess2_<L>` of the longest length that the first model was measured at; None without any."""
     if heads.empty:
         return None
     first = heads[heads["model"] == heads["model"].iloc[0]]
-    measured = [name for name in by_length(map(str, first), "ess2") if first[name].notna().any()]
+    measured = [name for name in columns_by_length(map(str, first), "ess2") if first[name].notna().any()]
     return measured[-1] if measured else None
 
 
-def longest_of_all(heads: pd.DataFrame) -> str | None:
+def longest_common_ess_column(heads: pd.DataFrame) -> str | None:
     """The column `ess2_<L>` of the longest length that every one of these models was measured at; None without any."""
-    names = by_length(map(str, heads), "ess2")
+    names = columns_by_length(map(str, heads), "ess2")
     every = heads[names].notna().groupby(heads["model"], observed=True).any().all()
     return next((name for name in reversed(names) if every[name]), None)
 
 
-def compared(heads: pd.DataFrame, name: str, model: str, baseline: str) -> pd.DataFrame:
+def compare_with_baseline(heads: pd.DataFrame, name: str, model: str, baseline: str) -> pd.DataFrame:
     """Rows layer, head, kv_group, `value` of the statistic under `model`, `baseline`, and its `change`.
 
     The change is the ratio where the statistic is logarithmic, else the difference. Heads that both models have.
@@ -65,7 +65,7 @@ def compared(heads: pd.DataFrame, name: str, model: str, baseline: str) -> pd.Da
     return both.reset_index()
 
 
-def beside(heads: pd.DataFrame, name: str, model: str, baseline: str | None = None) -> pd.DataFrame:
+def heads_of_model(heads: pd.DataFrame, name: str, model: str, baseline: str | None = None) -> pd.DataFrame:
     """The heads of `model` in a row each, `name` with its interval first, every other measured statistic after it.
 
     With a `baseline`, `baseline` and `change` of `compared` follow the value. Columns without a value are left out.
@@ -78,11 +78,11 @@ def beside(heads: pd.DataFrame, name: str, model: str, baseline: str | None = No
     rest = [column for column in mine if column not in (*place, name, *ends)]
     if baseline is None or baseline == model:
         return mine[[*place, name, *ends, *rest]]
-    both = compared(heads, name, model, baseline)[[*place, "baseline", "change"]]
+    both = compare_with_baseline(heads, name, model, baseline)[[*place, "baseline", "change"]]
     return mine.merge(both, on=place, how="left")[[*place, name, "baseline", "change", *ends, *rest]]
 
 
-def moved(heads: pd.DataFrame, name: str, label: str) -> pd.Series:
+def log_ratio_to_first(heads: pd.DataFrame, name: str, label: str) -> pd.Series:
     """ln ratio of a statistic, `label` over the first model, by (layer, head); empty for models with other heads."""
     wide = heads.set_index(["layer", "head"])
     first = wide.loc[wide["model"] == heads["model"].iloc[0], name].astype("float64")

@@ -28,7 +28,7 @@ class Sizes:
     seed: int
 
 
-def manifest(models: Sequence[str], layers: int = 4, heads: int = 6, groups: int = 2) -> dict[str, Any]:
+def synthetic_manifest(models: Sequence[str], layers: int = 4, heads: int = 6, groups: int = 2) -> dict[str, Any]:
     """What a study would put into run.json."""
     geometry = {"layers": layers, "heads": heads, "kv_groups": groups, "head_dim": 16}
     return {
@@ -70,27 +70,27 @@ def synthetic_run(
     cells: dict[str, Mapping[str, Any]] = {}
     for number, model in enumerate(models):
         starts = model.startswith("yarn:")  # where learning starts from
-        cells[f"{model}/positions"] = _parameters(model, units, pairs, shift=0.0 if starts else -0.1 * number)
+        cells[f"{model}/positions"] = _position_parameters(model, units, pairs, shift=0.0 if starts else -0.1 * number)
         for probe, rows in plugins.call_parts("synthetic_rows", sizes, model, number):
             cells |= {f"{model}/{probe.name}/{cell}": tables for cell, tables in rows}
     with RunWriter.open(out, "synthetic", config) as writer:
         for cell, tables in cells.items():
             writer.add(cell, tables)
-        return writer.commit(list(cells), manifest(models, layers, heads, groups))
+        return writer.commit(list(cells), synthetic_manifest(models, layers, heads, groups))
 
 
-def theta(pairs: int, shift: float = 0.0) -> np.ndarray:
+def rope_frequencies(pairs: int, shift: float = 0.0) -> np.ndarray:
     """Frequencies of RoPE with base 10,000, the slow ones moved by `shift`."""
     return np.asarray(np.exp(-np.log(1e4) * np.arange(pairs) / pairs + shift * np.arange(pairs) / pairs))
 
 
-def _parameters(model: str, units: pd.DataFrame, pairs: int, shift: float) -> dict[str, pd.DataFrame]:
+def _position_parameters(model: str, units: pd.DataFrame, pairs: int, shift: float) -> dict[str, pd.DataFrame]:
     shared = units[["layer", "kv_group"]].drop_duplicates()
-    planes = pd.DataFrame({"pair": np.arange(pairs), "theta": theta(pairs, shift)})
+    planes = pd.DataFrame({"pair": np.arange(pairs), "theta": rope_frequencies(pairs, shift)})
     positions = shared.merge(planes, how="cross")
     positions["log_theta"] = np.log(positions["theta"])
-    positions["log_theta_init"] = positions["log_theta_base"] = np.log(theta(pairs))[positions["pair"]]
-    mean = float(np.log(theta(pairs, shift)).mean())
+    positions["log_theta_init"] = positions["log_theta_base"] = np.log(rope_frequencies(pairs))[positions["pair"]]
+    mean = float(np.log(rope_frequencies(pairs, shift)).mean())
     scales = units[["layer", "head", "kv_group"]].assign(
         tau=1.0 + 0.05 * units["growth"],
         gamma=0.02 * units["growth"],

@@ -10,7 +10,7 @@ import pandas as pd
 STEP_IN_NAME = re.compile(r"(?:(?:step|checkpoint|ckpt|iter)[-_]?\d+|^\d+)(?:\.safetensors)?$", re.IGNORECASE)
 
 
-def courses(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def training_checkpoints(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """The models that carry a step: rows label, training, step.
 
     A training goes by the folder that its checkpoints or adapters lie in; one that was measured in memory has none, and
@@ -20,20 +20,20 @@ def courses(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     rows = [
         {"label": model["label"], "training": training, "step": int(model["step"])}
         for model in models
-        if model.get("step") is not None and (training := _training(model)) is not None
+        if model.get("step") is not None and (training := _training_name(model)) is not None
     ]
     return pd.DataFrame(rows, columns=["label", "training", "step"])
 
 
-def without_steps_before(models: Sequence[Mapping[str, Any]]) -> list[str]:
+def latest_checkpoints(models: Sequence[Mapping[str, Any]]) -> list[str]:
     """The labels of the models that are not an earlier checkpoint of a training."""
-    course = courses(models)
+    course = training_checkpoints(models)
     last = course.sort_values("step", kind="stable").drop_duplicates("training", keep="last")["label"]
     before = {*course["label"]} - {*last}
     return [model["label"] for model in models if model["label"] not in before]
 
 
-def _training(model: Mapping[str, Any]) -> str | None:
+def _training_name(model: Mapping[str, Any]) -> str | None:
     adapter = re.search(r"adapter=([^,]+)", str(model["scheme"]))
     for place in (str(model["checkpoint"]), adapter[1] if adapter else ""):
         if STEP_IN_NAME.search(PurePath(place).name):

@@ -32,7 +32,7 @@ def validate(run: RunTables) -> list[str]:
         try:
             if run.manifest["format_version"] == 1:
                 stored = translate_table(name, stored)
-            problems += arrow.faults(all_tables()[name], stored)
+            problems += arrow.table_problems(all_tables()[name], stored)
         except (pa.ArrowException, ValueError) as error:
             problems.append(f"{name}: its values cannot be read: {' '.join(str(error).split())[:200]}")
     for name, digest in run.manifest.get("files", {}).items():

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from headscope.report.blocks import PaperClaim
-from headscope.runs.aggregation import interval
-from headscope.runs.column_metadata import column
+from headscope.runs.aggregation import confidence_interval
+from headscope.runs.column_metadata import parse_column
 from headscope.runs.run import Run
-from headscope.runs.summary import longest
-from headscope.runs.training_runs import without_steps_before
+from headscope.runs.summary import longest_ess_column
+from headscope.runs.training_runs import latest_checkpoints
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ComparedModels:
     def find_in(cls, run: Run) -> "Iterator[ComparedModels]":
         """One for every learned model whose checkpoint was measured under its own positions, too; of the adapters that
         a training kept, the last. YaRN is the one that learning started from, told by its frequencies."""
-        last = without_steps_before(run.manifest["models"])
+        last = latest_checkpoints(run.manifest["models"])
         for model in run.manifest["models"]:
             learned = model["label"]
             if learned not in last or not str(model["scheme"]).startswith("adarope:"):
@@ -72,7 +72,7 @@ def _claims_for(run: Run, models: ComparedModels) -> Iterator[PaperClaim]:
     if "tau" in heads:
         start = heads.loc[heads["model"] == models.yarn, "tau"].median() if models.yarn else None
         yield from _temperature_claims(heads[heads["model"] == models.adarope], start)
-    if longest(heads):
+    if longest_ess_column(heads):
         yield from _effective_length_claims(heads, models)
     if "cov" in heads:
         yield from _rotary_usage_claims(heads, models)
@@ -140,7 +140,7 @@ def _temperature_claims(heads: pd.DataFrame, yarn_tau: float | None) -> Iterator
 
 
 def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterator[PaperClaim]:
-    name = longest(heads)
+    name = longest_ess_column(heads)
     assert name is not None
     wide = (
         heads.pivot(index=["layer", "head"], columns="model", values=name).astype("float64").dropna(axis=1, how="all")
@@ -149,7 +149,7 @@ def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels) -> Ite
         return
     base = np.log(wide[models.base])
     small, large = base <= base.quantile(1 / 3), base >= base.quantile(2 / 3)
-    length = f"{column(name).length:,} tokens"
+    length = f"{parse_column(name).length:,} tokens"
 
     def moved(label: str) -> tuple[float, float, str]:
         ratio = np.log(wide[label]) - base
@@ -208,7 +208,7 @@ def paired_loss_difference(run: Run, label: str, baseline: str) -> pd.DataFrame:
     if not {label, baseline} <= {*wide.index.get_level_values("model")}:
         return pd.DataFrame(columns=["mean", "low", "high"])
     gap = wide.loc[label] - wide.loc[baseline]
-    low, high = interval(gap.to_numpy(dtype=np.float64))
+    low, high = confidence_interval(gap.to_numpy(dtype=np.float64))
     return pd.DataFrame({"mean": gap.mean(axis=1), "low": low, "high": high})
 
 

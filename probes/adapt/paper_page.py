@@ -10,7 +10,7 @@ import pandas as pd
 
 from headscope import plugins
 from headscope.report.blocks import PaperClaim
-from headscope.runs.run import Run, concatenate
+from headscope.runs.run import Run, combine_runs
 from probes.adapt.claims import ComparedModels, format_interval, paired_loss_difference
 
 PAGE_PATH = Path(__file__).parents[2] / "docs" / "paper.md"
@@ -87,4 +87,4 @@ def _format_mean(row: pd.Series) -> str:
 
 
 if __name__ == "__main__":
-    PAGE_PATH.write_text(comparison_page(concatenate([Run.open(path) for path in sys.argv[1:]])), encoding="utf-8")
+    PAGE_PATH.write_text(comparison_page(combine_runs([Run.open(path) for path in sys.argv[1:]])), encoding="utf-8")

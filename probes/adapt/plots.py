@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import axes, style
-from headscope.runs.aggregation import losses
+from headscope.runs.aggregation import mean_losses
 
 
 def plot_training_loss(training: pd.DataFrame) -> go.Figure:
@@ -82,6 +82,6 @@ def _training_styles(frame: pd.DataFrame) -> dict[str, style.ModelStyle]:
 def _loss_change(rows: pd.DataFrame, key_columns: list[str]) -> pd.Series:
     """Change of the mean loss per token since step 0, by `key_columns`; the first of them is `step`."""
     rows = rows.astype({"nll": np.float64, "doc": "str"})
-    means = losses(rows, key_columns)
+    means = mean_losses(rows, key_columns)
     change: pd.Series = means.sub(means.xs(0, level="step"), level=key_columns[1])
     return change

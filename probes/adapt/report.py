@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from headscope.report.blocks import Chart, ChartGroup, Finding, RenderContext
-from headscope.runs.aggregation import losses
+from headscope.runs.aggregation import mean_losses
 from headscope.runs.run import Run
 from probes.adapt import plots
 from probes.adapt.claims import adaptation_claims
@@ -47,7 +47,7 @@ def findings(run: Run) -> Iterator[Finding]:
 def _training_findings(run: Run) -> Iterator[Finding]:
     if "validation" not in run.tables:
         return
-    means = losses(run.validation.astype({"nll": "float64"}), ["adapter", "step"])
+    means = mean_losses(run.validation.astype({"nll": "float64"}), ["adapter", "step"])
     for label, rows in means.rename("loss").reset_index().groupby("adapter", observed=True):
         by_step = rows.sort_values("step")
         start, last = by_step.iloc[0]["loss"], by_step.iloc[-1]

@@ -1,8 +1,7 @@
-"""The `adapt` section: learn AdaRoPE, and a LoRA if asked, on a frozen checkpoint (paper, 'AdaRoPE in Context
-Extension').
+"""Runner of the adapt probe: trains AdaRoPE, and optionally a LoRA (paper, 'AdaRoPE in Context Extension').
 
-A cell is a stretch of optimiser steps: it goes on from the state that the stretch before it left, keeps the adapter as
-adapters/step-NNNN.safetensors in the run, and measures the loss by position on the held-out documents.
+A cell is a segment of optimiser steps. It restores the state at the end of the previous segment, saves the adapter as
+adapters/step-NNNN.safetensors in the run, and measures the validation loss by position on the held-out documents.
 """
 
 import json
@@ -30,8 +29,13 @@ from headscope.study.executor import peak_bytes
 from headscope.study.monitor import measure_training_step
 from probes.adapt.options import AdaptOptions
 from probes.adapt.sequence_sampler import SequenceSampler
-from probes.adapt.trainer import AdapterTrainer, frozen_weights, warn_if_warmup_too_long, wsd_rate_factor
-from probes.adapt.validation import held_out_loss
+from probes.adapt.trainer import (
+    AdapterTrainer,
+    frozen_weights,
+    held_out_loss,
+    warn_if_warmup_too_long,
+    wsd_rate_factor,
+)
 from probes.adapt.variants import VARIANT_SETUPS
 
 log = logging.getLogger("headscope")
@@ -44,7 +48,7 @@ class _TrainingSegment:
 
 
 class AdaptRunner:
-    """Cells: the held-out loss of the base model and of the untrained start, then every stretch of steps."""
+    """Cells: the validation loss of the base model and of step 0, then every training segment."""
 
     def __init__(self, options: AdaptOptions, context: StudyContext):
         self.options, self.context = options, context
@@ -53,65 +57,73 @@ class AdaptRunner:
             context.record_input("adapter to start from", [digest_adapter(options.adapter)])
         self.held_out_documents = context.documents(self.model_label, options.validation_length)
         held_out = {document.name: document.digest for document in self.held_out_documents}
-        tokenizer, alike = context.tokenizer(self.model_label), options.mix == "sources"
-        self.sampler = SequenceSampler(options.train, tokenizer, held_out, context.seed, alike)
-        learned = self.sampler.documents.items()
-        context.record_input("training texts", (part for name, ids in learned for part in (name, ids)))
+        tokenizer, uniform_over_sources = context.tokenizer(self.model_label), options.mix == "sources"
+        self.sampler = SequenceSampler(options.train, tokenizer, held_out, context.seed, uniform_over_sources)
+        documents = self.sampler.documents.items()
+        context.record_input("training texts", (part for name, ids in documents for part in (name, ids)))
         for phase in self.options.phases:
             self.sampler.check_length(phase.length)
         warn_if_warmup_too_long(options.total_steps, options.warmup)
 
     def cells(self) -> list[Cell]:
-        keep, steps = self.options.keep, self.options.total_steps
+        segment_steps, steps = self.options.keep, self.options.total_steps
         validation = pass_cost(self.options.validation_length) / 3 * len(self.held_out_documents)
-        stretches = [_TrainingSegment(first, min(first + keep, steps)) for first in range(0, steps, keep)]
+        segments = [_TrainingSegment(start, min(start + segment_steps, steps)) for start in range(0, steps, segment_steps)]
         return [
             Cell("base: held-out loss", self.model_label, validation),
             Cell("step 0: held-out loss", self.model_label, validation, _TrainingSegment(0, 0)),
             *(
                 Cell(
-                    f"steps {stretch.start_step + 1} to {stretch.end_step}",
+                    f"steps {segment.start_step + 1} to {segment.end_step}",
                     self.model_label,
-                    validation + sum(self._step_cost(step) for step in range(stretch.start_step, stretch.end_step)),
-                    stretch,
+                    validation + sum(self._step_cost(step) for step in range(segment.start_step, segment.end_step)),
+                    segment,
                 )
-                for stretch in stretches
+                for segment in segments
             ),
         ]
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         if cell.task is None:
             return {"nll": {"model": self.model_label, **held_out_loss(model, "base", self.held_out_documents)}}
-        stretch: _TrainingSegment = cell.task
-        with self._trainer_at_step(model, stretch.start_step) as (learner, peft):
-            training = [self._train_step(learner, step) for step in range(stretch.start_step, stretch.end_step)]
-            found = held_out_loss(model, learner.adarope, self.held_out_documents)
-            if not np.isfinite(found["nll"]).all():
-                raise self._divergence_error("the held-out loss is no longer finite", stretch.end_step)
-            self._save_segment(learner, peft, stretch, found, training)
+        segment: _TrainingSegment = cell.task
+        with self._trainer_at_step(model, segment.start_step) as (trainer, peft):
+            step_records = [self._train_step(trainer, step) for step in range(segment.start_step, segment.end_step)]
+            validation = held_out_loss(model, trainer.adarope, self.held_out_documents)
+            if not np.isfinite(validation["nll"]).all():
+                raise self._divergence_error("the validation loss is not finite", segment.end_step)
+            self._save_segment(trainer, peft, segment, validation, step_records)
             if self.options.watch:
-                now = model.under(learner.adarope, "adarope")
-                length = self.options.validation_length
-                measure_training_step(self.context, f"{self.context.study.name}-heads", now, length, stretch.end_step, stretch.end_step > 0)
-        tables: dict[str, Rows] = {"validation": {"adapter": self.context.study.name, "step": stretch.end_step, **found}}
-        if training:
-            columns = {name: [row[name] for row in training] for name in training[0]}
-            tables["training"] = {"adapter": self.context.study.name, **columns}
+                measure_training_step(
+                    self.context,
+                    f"{self.context.study.name}-heads",
+                    model.under(trainer.adarope, "adarope"),
+                    self.options.validation_length,
+                    segment.end_step,
+                    segment.end_step > 0,
+                )
+        keys = {"adapter": self.context.study.name}
+        tables: dict[str, Rows] = {"validation": {**keys, "step": segment.end_step, **validation}}
+        if step_records:
+            tables["training"] = keys | {name: [record[name] for record in step_records] for name in step_records[0]}
         return tables
 
     def _train_step(self, trainer: AdapterTrainer, step: int) -> dict[str, Any]:
+        """Take one optimiser step; its row of table `training`."""
         phase = self.options.phase_at(step)
-        batch = [self.sampler.sample_sequence(phase.length, step, number) for number in range(phase.batch)]
+        batch = [self.sampler.sample_sequence(phase.length, step, index) for index in range(phase.batch)]
         factor = wsd_rate_factor(step, self.options.total_steps, self.options.warmup)
-        began = time.monotonic()
+        start_time = time.monotonic()
         try:
             loss = trainer.step(batch, factor)
         except Diverged as error:
             raise self._divergence_error(str(error), step + 1) from error
-        speed = phase.length * phase.batch / (time.monotonic() - began)
-        said = f"step {step + 1} of {self.options.total_steps}: {phase.batch} x {phase.length} tokens, loss {loss:.3f}"
-        said = f"{said}, {speed:.0f} tokens/s, peak {peak_bytes() / 1e9:.1f} GB"
-        self.context.advance(self._step_cost(step), said)
+        speed = phase.length * phase.batch / (time.monotonic() - start_time)
+        progress = (
+            f"step {step + 1} of {self.options.total_steps}: {phase.batch} x {phase.length} tokens, loss {loss:.3f}, "
+            f"{speed:.0f} tokens/s, peak {peak_bytes() / 1e9:.1f} GB"
+        )
+        self.context.advance(self._step_cost(step), progress)
         return {
             "step": step + 1,
             "context_length": phase.length,
@@ -122,34 +134,34 @@ class AdaptRunner:
 
     def _divergence_error(self, reason: str, step: int) -> Diverged:
         return Diverged(
-            f"{reason} at step {step}; the last good adapter is kept in {self._adapter_folder}: learn at lower rates, "
-            "e.g. --frequency-rate 0.01 --scale-rate 0.001"
+            f"training diverged at step {step}: {reason}. Use lower learning rates, e.g. --frequency-rate 0.01 "
+            f"--scale-rate 0.001; the last good adapter is in {self._adapter_folder}"
         )
 
     def _step_cost(self, step: int) -> float:
         phase = self.options.phase_at(step)
         return phase.batch * pass_cost(phase.length)
 
-    # What is learned and kept ------------------------------------------------------------------------------------
+    # Trainable parameters and saved files -------------------------------------------------------------------------
 
     @contextmanager
     def _trainer_at_step(self, model: Model, step: int) -> Iterator[tuple[AdapterTrainer, Any]]:
-        """The training as it stands after `step` steps: at hand, or read back, or new."""
-        config = self.options
+        """The trainer in its state after `step` steps, and the PeftModel of its LoRA or None."""
+        options = self.options
         with ExitStack() as stack:
             stack.enter_context(frozen_weights(model))
             peft = None
-            if config.strategy != "adarope":
-                peft = stack.enter_context(lora.added(model, config.lora_rank, config.lora_alpha, self.context.seed))
+            if options.strategy != "adarope":
+                peft = stack.enter_context(lora.added(model, options.lora_rank, options.lora_alpha, self.context.seed))
             adarope = self._initial_adapter(model)
-            rates = (config.frequency_rate, config.scale_rate, config.lora_rate)
-            learner = AdapterTrainer(model, adarope, rates, peft, config.recompute_above)
+            rates = (options.frequency_rate, options.scale_rate, options.lora_rate)
+            trainer = AdapterTrainer(model, adarope, rates, peft, options.recompute_above)
             if step:
-                learner.load(self._state_path(step))
-            yield learner, peft
+                trainer.load(self._state_path(step))
+            yield trainer, peft
 
     def _initial_adapter(self, model: Model) -> AdaRoPE:
-        """The adapter before any step: YaRN's, another scheme's, or the learned one to go on from."""
+        """The adapter before step 1: from YaRN, from another scheme, or a trained adapter to continue."""
         yarn = f"yarn:factor={self.options.factor:g}"
         if self.options.adapter is not None:
             adarope = self._continued_adapter(self.options.adapter, model, yarn)
@@ -157,40 +169,48 @@ class AdaptRunner:
             start = self.options.start or yarn
             adarope = AdaRoPE.untrained(model, resolve(model, start)).to(model.device)
             adarope.metadata["start"] = start
-        learns_positions = self.options.strategy in ("adarope", "joint", "adarope-joint")
-        VARIANT_SETUPS[self.options.variant if learns_positions else "frozen"](adarope)
+        trains_positions = self.options.strategy in ("adarope", "joint", "adarope-joint")
+        VARIANT_SETUPS[self.options.variant if trains_positions else "frozen"](adarope)
         return adarope
 
     def _continued_adapter(self, adapter_path: str, model: Model, yarn_scheme: str) -> AdaRoPE:
-        """An adapter to go on from; its own story becomes `before`."""
+        """Load an adapter to continue; its metadata becomes `before`. Raises BadInput if it does not fit the study."""
         adarope = AdaRoPE.load(adapter_path, model)
         if adarope.lora is not None:
-            raise BadInput(f"adapter '{adapter_path}' has a LoRA already; start from one of stage 1")
+            raise BadInput(f"adapter '{adapter_path}' already has a LoRA: start from a stage 1 adapter without one")
         start = adarope.metadata.get("start", yarn_scheme)
         if start.startswith("yarn:") and start != yarn_scheme:
-            raise BadInput(f"adapter '{adapter_path}' was learned from {start}, not {yarn_scheme}: give its own --factor")
-        for each in self.held_out_documents:
-            if each.name in _training_document_names(adarope) or each.digest in _training_document_digests(adarope):
+            raise BadInput(f"adapter '{adapter_path}' was trained from {start}, not {yarn_scheme}: use its --factor")
+        names, digests = _training_document_names(adarope), _training_document_digests(adarope)
+        for document in self.held_out_documents:
+            if document.name in names or document.digest in digests:
                 raise BadInput(
-                    f"adapter '{adapter_path}' was learned on {each.name}, which is held out here: give other --text"
+                    f"adapter '{adapter_path}' was trained on {document.name}, which this study holds out: "
+                    "use a different --text"
                 )
-        if len(_training_document_digests(adarope)) < len(_training_document_names(adarope)):
+        if len(digests) < len(names):
             log.warning(
-                "adapter %s tells names alone of what it learned from: see that no held-out text is among it", adapter_path
+                "adapter %s records its training texts by name only: make sure that it was not trained on a held-out text",
+                adapter_path,
             )
         adarope.metadata["before"] = {"sha256": adarope.sha256, **adarope.metadata}
         return adarope
 
     def _save_segment(
-        self, trainer: AdapterTrainer, peft: Any, segment: _TrainingSegment, validation: Mapping[str, Any], step_records: list[dict[str, Any]]
+        self,
+        trainer: AdapterTrainer,
+        peft: Any,
+        segment: _TrainingSegment,
+        validation: Mapping[str, Any],
+        step_records: list[dict[str, Any]],
     ) -> None:
-        """Store the adapter (and LoRA) of the stretch's end, and the state to go on from."""
+        """Write the adapter (and LoRA) at the segment's end, and the state from which training resumes."""
         self._adapter_folder.mkdir(parents=True, exist_ok=True)
-        before = _read_losses(self._adapter_path(segment.start_step)) if segment.end_step else {"held_out": {}, "training": []}
-        mean = np.average(validation["nll"], weights=validation["tokens"])
+        earlier = _read_losses(self._adapter_path(segment.start_step)) if segment.end_step else {"held_out": {}, "training": []}
+        mean_loss = np.average(validation["nll"], weights=validation["tokens"])
         losses = {
-            "held_out": {**before["held_out"], str(segment.end_step): round(float(mean), 5)},
-            "training": before["training"] + [round(row["loss"], 4) for row in step_records],
+            "held_out": {**earlier["held_out"], str(segment.end_step): round(float(mean_loss), 5)},
+            "training": earlier["training"] + [round(record["loss"], 4) for record in step_records],
         }
         file = self._adapter_path(segment.end_step)
         if peft is not None:
@@ -209,7 +229,7 @@ class AdaptRunner:
         if 0 < segment.end_step < self.options.total_steps:
             self._state_path(0).parent.mkdir(exist_ok=True)
             trainer.save(self._state_path(segment.end_step))
-        for step in range(segment.start_step):  # this stretch's own start stays until it is stored
+        for step in range(segment.start_step):  # keep the state at start_step until this segment is stored
             self._state_path(step).unlink(missing_ok=True)
 
     @property
@@ -220,18 +240,18 @@ class AdaptRunner:
         return self._adapter_folder / f"step-{step:04d}.safetensors"
 
     def _state_path(self, step: int) -> Path:
-        # Beside what becomes part of the run.
+        # Outside context.files, which becomes part of the finished run.
         return self.context.files.with_name("state") / f"step-{step:04d}.safetensors"
 
 
 def _training_document_names(adarope: AdaRoPE) -> list[str]:
-    """Documents that an adapter was learned on before this training."""
-    documents: list[str] = adarope.metadata.get("trained_on", [])
-    return documents
+    """Names of the documents that an adapter was trained on before this training."""
+    names: list[str] = adarope.metadata.get("trained_on", [])
+    return names
 
 
 def _training_document_digests(adarope: AdaRoPE) -> list[str]:
-    """Of their texts, which may be called otherwise here; older adapters tell names alone."""
+    """Digests of those documents, whose names may differ between studies; older adapters have only names."""
     digests: list[str] = adarope.metadata.get("trained_on_digests", [])
     return digests
 

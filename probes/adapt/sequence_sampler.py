@@ -1,4 +1,7 @@
-"""Training sequences: contiguous slices of whole documents, each drawn by (seed, step, number in the batch) alone."""
+"""Random sampling of training sequences: contiguous slices of documents.
+
+A sample depends only on (seed, step, index in the batch), so a resumed training draws the same sequences.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,21 +14,21 @@ from headscope.errors import BadInput
 from headscope.prompts.texts import Document, first_tokens, leading_special_tokens, read_documents
 
 MAX_DOCUMENT_TOKENS = 2**31
-"""More tokens than a document has."""
+"""More tokens than any document has."""
 
 
 def exclude_held_out(held_out_digests: Mapping[str, str], source: str) -> Iterator[Document]:
-    """The documents of a source less those held out (name -> digest), which may be called otherwise there."""
-    texts = {*held_out_digests.values()}
-    return (document for document in read_documents(source) if document.digest not in texts)
+    """The documents of a source without the held-out texts (name -> digest), whatever they are named there."""
+    digests = {*held_out_digests.values()}
+    return (document for document in read_documents(source) if document.digest not in digests)
 
 
 class SequenceSampler:
-    """All documents of some sources, except those held out (name -> digest), in tokens; nothing is joined or padded.
+    """Sampler over the documents of some sources, without the held-out ones (name -> digest), in tokens.
 
-    A document is drawn in proportion to the slices it holds, so every token is about equally likely; with
-    `sources_alike` the source is drawn first, each as likely as any other. A tokenizer's opening special tokens open
-    every slice. Being stateless, a draw is the same in an interrupted and resumed training.
+    A document's probability is proportional to the number of slices it has, so that all tokens are about equally likely.
+    With `uniform_over_sources` a source is drawn first, uniformly. Documents are neither joined nor padded. Every slice
+    begins with the special tokens that the tokenizer puts before a text. Raises BadInput if no document is left.
     """
 
     def __init__(
@@ -40,43 +43,43 @@ class SequenceSampler:
         self.opening_ids: list[int] = []
         self.documents: dict[str, list[int]] = {}
         self.digests: dict[str, str] = {}
-        found: dict[str, list[str]] = {source: [] for source in sources}
+        names_by_source: dict[str, list[str]] = {source: [] for source in sources}
         for source in sources:
             for document in exclude_held_out(held_out_digests, source):
                 if {**held_out_digests, **self.digests}.get(document.name, document.digest) != document.digest:
-                    raise BadInput(f"two different texts are called {document.name}: rename one, or leave one out")
+                    raise BadInput(f"two different texts have the name {document.name}: rename or remove one of them")
                 self.documents[document.name] = first_tokens(document.text, tokenizer, MAX_DOCUMENT_TOKENS)
                 self.digests[document.name] = document.digest
                 self.opening_ids = self.opening_ids or leading_special_tokens(document.text, tokenizer)
-                found[source].append(document.name)
-        self.document_groups = found if uniform_over_sources else {", ".join(sources): list(self.documents)}
+                names_by_source[source].append(document.name)
+        self.document_groups = names_by_source if uniform_over_sources else {", ".join(sources): list(self.documents)}
         for group, names in self.document_groups.items():
             if not names:
-                raise BadInput(f"nothing to train on: every document of {group} is held out; add a --train")
+                raise BadInput(f"no training text left: every document of {group} is held out. Add another --train")
 
     def check_length(self, length: int) -> None:
-        """Raises BadInput unless a document holds `length` tokens, or, with sources alike, one of every source."""
+        """Raise BadInput unless a document has `length` tokens; with uniform sources, one of every source."""
         for group in self.document_groups:
             self._documents_of_length(group, length)
 
     def _documents_of_length(self, group: str, length: int) -> list[str]:
-        fitting = [name for name in self.document_groups[group] if len(self.documents[name]) >= length]
-        if not fitting:
-            of = f" of {group}" if len(self.document_groups) > 1 else ""
+        long_enough = [name for name in self.document_groups[group] if len(self.documents[name]) >= length]
+        if not long_enough:
+            of_group = f" of {group}" if len(self.document_groups) > 1 else ""
             longest = max(self.document_groups[group], key=lambda name: len(self.documents[name]))
             raise BadInput(
-                f"no training document{of} holds {length} tokens; the longest, {longest}, has "
-                f"{len(self.documents[longest])}: shorten the phase or add longer texts with --train"
+                f"no training document{of_group} has {length} tokens: the longest, {longest}, has "
+                f"{len(self.documents[longest])}. Shorten the phase or add longer texts with --train"
             )
-        return fitting
+        return long_enough
 
     def sample_sequence(self, length: int, step: int, batch_index: int) -> Tensor:
-        """Sequence `number` of a step's batch: ids [length]."""
-        chance, groups = np.random.default_rng([self.seed, step, batch_index]), list(self.document_groups)
-        names = self._documents_of_length(groups[chance.integers(len(groups))] if len(groups) > 1 else groups[0], length)
-        places = np.array([len(self.documents[name]) - length + 1 for name in names])
-        place = chance.integers(places.sum())
-        which = int(np.searchsorted(places.cumsum(), place, side="right"))
-        start = int(place - places[:which].sum())
-        ids = self.documents[names[which]][start : start + length]
+        """Sequence `batch_index` of a step's batch: ids [length]."""
+        rng, groups = np.random.default_rng([self.seed, step, batch_index]), list(self.document_groups)
+        names = self._documents_of_length(groups[rng.integers(len(groups))] if len(groups) > 1 else groups[0], length)
+        slice_counts = np.array([len(self.documents[name]) - length + 1 for name in names])
+        slice_index = rng.integers(slice_counts.sum())
+        document = int(np.searchsorted(slice_counts.cumsum(), slice_index, side="right"))
+        start = int(slice_index - slice_counts[:document].sum())
+        ids = self.documents[names[document]][start : start + length]
         return torch.tensor(ids if start == 0 else self.opening_ids + ids[: length - len(self.opening_ids)])

@@ -1,4 +1,4 @@
-"""What of AdaRoPE may learn: all of it, or what the paper's ablations leave (section 'Ablation Studies')."""
+"""Trainable parameters of AdaRoPE by variant: all of them, or those of the paper's ablations ('Ablation Studies')."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,40 +12,42 @@ from headscope.positions.adarope import AdaRoPE
 
 
 def _learn_all(adarope: AdaRoPE) -> None:
-    """xi, tau and gamma learn."""
+    """Train xi, tau and gamma."""
 
 
 def _freeze_all(adarope: AdaRoPE) -> None:
-    """Nothing learns: positions stay what they started from."""
+    """Train nothing: the positions keep their initial values."""
     adarope.requires_grad_(False)
 
 
 def _freeze_frequencies(adarope: AdaRoPE) -> None:
-    """Frequencies stay the start's (YaRN angles); tau and gamma learn."""
+    """Keep the initial frequencies (YaRN's); train tau and gamma."""
     adarope.xi.requires_grad_(False)
 
 
 def _freeze_scales(adarope: AdaRoPE) -> None:
-    """tau and gamma stay the start's (YaRN's temperature); frequencies learn."""
+    """Keep the initial tau and gamma (YaRN's temperature); train the frequencies."""
     adarope.tau.requires_grad_(False)
     adarope.gamma.requires_grad_(False)
 
 
 def _share_frequency_change(adarope: AdaRoPE) -> None:
-    """One change of the P log-frequencies for every head of every layer [ours: the paper says "all heads"]."""
+    """Train one change of the P log-frequencies for all heads of all layers [ours: the paper says "all heads"]."""
     register_parametrization(adarope, "xi", _ConstrainedChange(adarope.xi, torch.ones(adarope.xi.shape[-1]), (1, 1)))
 
 
 def _learn_base_only(adarope: AdaRoPE) -> None:
-    """Of each KV group's frequencies only the base learns: ln theta_f = -(f / P) ln base."""
+    """Train one RoPE base per KV group: ln theta_f = -(f / P) ln base."""
     pairs = adarope.xi.shape[-1]
     slope = -torch.arange(pairs) / pairs
     register_parametrization(adarope, "xi", _ConstrainedChange(adarope.xi, slope, (*adarope.xi.shape[:2], 1)))
 
 
 def _fix_log_scaling(adarope: AdaRoPE) -> None:
-    """Frequencies learn; every query grows by ln(1 + n / L_ref) / ln 2 beyond L_ref: gamma = 1, tau = ln 2 times the
-    start's, so that nothing changes up to L_ref [ours]."""
+    """Train the frequencies; beyond L_ref every query grows by ln(1 + n / L_ref) / ln 2.
+
+    This is gamma = 1 and tau = ln 2 times the initial tau, which changes nothing up to L_ref [ours].
+    """
     with torch.no_grad():
         adarope.tau.mul_(math.log(2))
         adarope.gamma.fill_(1.0)
@@ -65,11 +67,11 @@ VARIANT_SETUPS: Mapping[str, Callable[[AdaRoPE], None]] = MappingProxyType(
         "frozen": _freeze_all,
     }
 )
-"""Variant -> what makes an AdaRoPE learn only that much, in place."""
+"""Variant -> function that restricts an AdaRoPE, in place, to the parameters that the variant trains."""
 
 
 class _ConstrainedChange(nn.Module):
-    """xi = what it started from + slope x a change of fewer dimensions, which is what learns."""
+    """xi = its initial value + slope x a trained change of fewer dimensions."""
 
     start: Tensor
     slope: Tensor

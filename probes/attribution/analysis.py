@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from headscope.runs.aggregation import HEAD_KEYS, at_longest, plain, with_interval
+from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 
@@ -19,7 +19,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "what the head adds directly to the logit of the next token, minus the mean over the vocabulary, averaged "
             "over positions at the longest length; negative if the head lowers the logit",
             formula="(z_h W_h) · g ∘ (U_y − mean U) / scale of the final norm",
-            form="+.3f",
+            number_format="+.3f",
         )
     }
 )
@@ -29,8 +29,8 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """`next_token_attribution` by (model, layer, head, kv_group) at the longest length, with its interval."""
     if "attribution" not in run.tables:
         return None
-    rows = at_longest(plain(run.table("attribution")))
-    return with_interval(mean_over_positions(rows, *HEAD_KEYS, "doc"), STATISTIC_NAME)
+    rows = rows_at_longest_length(plain_types(run.table("attribution")))
+    return mean_with_interval(mean_over_positions(rows, *HEAD_KEYS, "doc"), STATISTIC_NAME)
 
 
 def mean_over_positions(rows: pd.DataFrame, *group_columns: str) -> pd.Series:

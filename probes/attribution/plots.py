@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 
 from headscope.bins import bin_center
 from headscope.plots import axes, style
-from headscope.runs.aggregation import at_longest, interval, plain
+from headscope.runs.aggregation import confidence_interval, plain_types, rows_at_longest_length
 from probes.attribution.analysis import mean_over_positions
 
 PART_LABELS = {"heads": "all heads of the layer", "other": "the rest of the layer (MLP)"}
@@ -17,7 +17,7 @@ def plot_by_layer(parts: pd.DataFrame, model: str) -> go.Figure:
     rows = parts[parts["model"] == model]
     if rows.empty:
         return style.empty_figure(title, "no data for this model")
-    means = mean_over_positions(at_longest(plain(rows)), "part", "layer")
+    means = mean_over_positions(rows_at_longest_length(plain_types(rows)), "part", "layer")
     figure = style.new_figure(title)
     for index, (part, name) in enumerate(PART_LABELS.items()):
         by_layer = means[means.index.get_level_values("part") == part].droplevel("part")
@@ -41,7 +41,7 @@ def plot_by_position(rows: pd.DataFrame, models: list[str], layer: int, head: in
         of_model = rows[rows["model"] == label]
         table = of_model.pivot_table(index="position", columns="doc", values="contribution", observed=True)
         values = table.to_numpy(dtype="float64")
-        low, high = interval(values)
+        low, high = confidence_interval(values)
         line = pd.DataFrame({"mean": values.mean(1), "low": low, "high": high}, index=bin_center(table.index, length))
         style.add_line_with_band(figure, line, look, "around position %{x:,.0f}: %{y:+.3f} logits")
     figure.update_xaxes(title_text="position of the predicted token", **axes.log_axis([1, length]))

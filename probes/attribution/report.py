@@ -17,7 +17,7 @@ from headscope.report.text import (
     head_name,
     heads_by_model,
 )
-from headscope.runs.aggregation import at_longest, plain
+from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.attribution import PROBE, plots
@@ -118,9 +118,11 @@ def _part_charts(context: RenderContext) -> Iterator[Chart]:
 
 def _mean_parts(run: Run, model: str) -> pd.Series:
     """Mean over positions and documents of each term, summed over layers."""
-    rows = plain(run.table("attribution_parts"))
+    rows = plain_types(run.table("attribution_parts"))
     rows = rows[rows["model"] == model]
-    by_layer = mean_over_positions(at_longest(rows), "part", "layer") if len(rows) else pd.Series(dtype="float64")
+    by_layer = (
+        mean_over_positions(rows_at_longest_length(rows), "part", "layer") if len(rows) else pd.Series(dtype="float64")
+    )
     return by_layer.groupby(level="part").sum() if len(rows) else by_layer
 
 

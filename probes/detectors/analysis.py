@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from headscope.runs.aggregation import HEAD_KEYS, at_longest, plain, with_interval
+from headscope.runs.aggregation import HEAD_KEYS, rows_at_longest_length, plain_types, mean_with_interval
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.roles import Role
 from headscope.runs.run_tables import RunTables
@@ -76,10 +76,10 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     with its interval over them."""
     if "detectors" not in run.tables:
         return None
-    rows = at_longest(plain(run.table("detectors"))).rename(columns={"sequence": "doc"})
+    rows = rows_at_longest_length(plain_types(run.table("detectors"))).rename(columns={"sequence": "doc"})
     scores = rows.set_index([*HEAD_KEYS, "doc"])["score"]
     blocks = (scores[(rows["kind"] == kind).to_numpy()] for kind in KIND_COLUMNS)
     return pd.concat(
-        [with_interval(block, name, 0, 1) for block, name in zip(blocks, KIND_COLUMNS.values(), strict=True) if len(block)],
+        [mean_with_interval(block, name, 0, 1) for block, name in zip(blocks, KIND_COLUMNS.values(), strict=True) if len(block)],
         axis=1,
     )

@@ -6,7 +6,7 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, Overview, Term
 from headscope.report.text import default_models, format_head_count, head_mask, head_name, heads_by_model
-from headscope.runs.column_metadata import number
+from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from probes.detectors import PROBE
 from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, TARGET_DESCRIPTIONS
@@ -51,10 +51,10 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
         return
     means = mean_over_sequences(rows)
     best, length = means.sort_values("score").iloc[-1], int(rows["context_length"].iloc[0])
-    sure = "" if pd.isna(best["low"]) else f", 95 % interval {number(best['low'])} to {number(best['high'])}"
+    sure = "" if pd.isna(best["low"]) else f", 95 % interval {format_number(best['low'])} to {format_number(best['high'])}"
     yield (
         f"On random tokens that come twice, {length:,} in all, {best['score']:.0%} of its weight in {model} lies on "
-        f"{TARGET_DESCRIPTIONS[best['kind']]} ({number(best['chance'])} by chance{sure})."
+        f"{TARGET_DESCRIPTIONS[best['kind']]} ({format_number(best['chance'])} by chance{sure})."
     )
 
 
@@ -79,5 +79,5 @@ def _overview_record(run: Run, model: str) -> dict[str, object]:
 
 def _format_score(row: pd.Series, column: str) -> str:
     low, high = row[f"{column}_low"], row[f"{column}_high"]
-    sure = "" if pd.isna(low) else f" (95 % interval over sequences {number(low)} to {number(high)})"
-    return f"{number(row[column])}{sure}"
+    sure = "" if pd.isna(low) else f" (95 % interval over sequences {format_number(low)} to {format_number(high)})"
+    return f"{format_number(row[column])}{sure}"

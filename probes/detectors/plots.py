@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import axes, style
-from headscope.runs.aggregation import interval
+from headscope.runs.aggregation import confidence_interval
 from probes.detectors.analysis import KIND_COLUMNS
 
 
@@ -14,7 +14,7 @@ def mean_over_sequences(rows: pd.DataFrame, *group_columns: str) -> pd.DataFrame
     told = []
     for names, block in rows.groupby(["model", "kind", *group_columns], observed=True):
         scores = block["score"].to_numpy(np.float64)
-        (low,), (high,) = interval(scores[None]).clip(0, 1)
+        (low,), (high,) = confidence_interval(scores[None]).clip(0, 1)
         told.append((*names, scores.mean(), low, high, block["chance"].mean()))
     return pd.DataFrame(told, columns=["model", "kind", *group_columns, "score", "low", "high", "chance"])
 

@@ -219,7 +219,7 @@ def _is_task_file(spec: str) -> bool:
 
 
 def _read_task_file(spec: str) -> Entry:
-    path = user_input.path(spec, "task file")
+    path = user_input.expand_path(spec, "task file")
     if not path.is_file():
         raise Missing(f"no task file at '{spec}': check the path")
     try:

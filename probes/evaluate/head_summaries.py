@@ -3,7 +3,7 @@
 import pandas as pd
 
 from headscope.runs.column_metadata import statistic, statistics
-from headscope.runs.summary import longest_of_all
+from headscope.runs.summary import longest_common_ess_column
 
 TOP_COUNT = 10
 """Heads of a model that are averaged where the highest matter."""
@@ -19,11 +19,11 @@ def summarise_heads(heads: pd.DataFrame) -> pd.DataFrame:
     told = {
         f"{shown.title}, mean of the top {TOP_COUNT} heads": known[name].apply(lambda each: each.nlargest(TOP_COUNT).mean())
         for name, shown in statistics().items()
-        if shown.best and name in heads
+        if shown.best_head_name and name in heads
     }
     if "growth" in heads:
         told[f"{statistic('growth').title}, median head"] = known["growth"].median()
-    if len(heads) and (name := longest_of_all(heads)) is not None:
+    if len(heads) and (name := longest_common_ess_column(heads)) is not None:
         wide = heads.astype({"model": "str"}).pivot(index=["layer", "head"], columns="model", values=name)
         first = str(heads["model"].iloc[0])
         alike = wide.columns[wide.notna().eq(wide[first].notna(), axis=0).all()]  # models with the same heads

@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import axes, style
-from headscope.runs.aggregation import at_longest
+from headscope.runs.aggregation import rows_at_longest_length
 from probes.evaluate.analysis import PREFERRED_METRICS, means_over_tasks, preferred_metric_rows
 
 TITLE = "Scores of tasks"
@@ -93,7 +93,7 @@ def plot_scores_against_heads(tasks: pd.DataFrame, head_summaries: pd.DataFrame)
     title = "Scores of tasks beside heads"
     if why := style.missing_data_reason(tasks, "model", "task", "context_length", "score", "stderr"):
         return style.empty_figure(title, why)
-    rows = at_longest(preferred_metric_rows(tasks), ["task"]).astype({"model": "str"})
+    rows = rows_at_longest_length(preferred_metric_rows(tasks), ["task"]).astype({"model": "str"})
     rows = rows[rows["metric"].isin(PREFERRED_METRICS)]  # they share an axis
     if rows.empty:
         return style.empty_figure(title, "no task is scored by the share of right answers")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import stdtr
 
-from headscope.runs.aggregation import TELLING, interval
+from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval
 from headscope.runs.column_metadata import statistics
 from headscope.runs.run_tables import RunTables
 from probes.influence import bands
@@ -45,7 +45,7 @@ def unit_effects(influence: pd.DataFrame) -> pd.DataFrame:
             index=UNIT_COLUMNS, columns="doc", values="delta_nll", observed=True
         )
         numbers = table.to_numpy(dtype=np.float64)
-        low, high = interval(numbers)
+        low, high = confidence_interval(numbers)
         p = _t_test(numbers)
         ends = {"low": low, "high": high, "least": numbers.min(axis=1), "most": numbers.max(axis=1)}
         told = {"delta": numbers.mean(axis=1), **ends, "p": p, "p_adjusted": adjust_p_values(p)}
@@ -119,7 +119,7 @@ def all_sweeps(run: RunTables) -> list[SweepUnits]:
 
 def top_heads_by_statistic(heads: pd.DataFrame) -> dict[str, pd.Series]:
     """The best head of one model by every statistic whose best head has a name, by that statistic's column."""
-    named = [name for name, statistic in statistics().items() if statistic.best and name in heads]
+    named = [name for name, statistic in statistics().items() if statistic.best_head_name and name in heads]
     known = (name for name in named if heads[name].notna().any())
     return {name: heads.iloc[int(heads[name].fillna(-np.inf).argmax())] for name in known}
 
@@ -222,7 +222,7 @@ def set_effects(sets: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for key, block in frame.groupby([*SWEEP_KEYS, "unit", "choice", "size"], observed=True, sort=False):
         by_doc = block.groupby("doc")["delta_nll"].mean().to_numpy()[None]
-        low, high = interval(by_doc)
+        low, high = confidence_interval(by_doc)
         rows.append((*key, by_doc.mean(), low[0], high[0]))
     return pd.DataFrame(rows, columns=CURVE_COLUMNS)
 
@@ -306,7 +306,7 @@ def _is_named_set(sets: pd.DataFrame) -> pd.Series:
 
 def _t_test(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Two-sided p of a zero mean for each row; 1 where a row never differs from zero."""
-    if numbers.shape[1] < TELLING:
+    if numbers.shape[1] < MIN_DOCUMENTS:
         return np.full(len(numbers), np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         error = numbers.std(axis=1, ddof=1) / np.sqrt(numbers.shape[1])

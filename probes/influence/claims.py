@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from headscope.report.blocks import PaperClaim
-from headscope.runs.column_metadata import sentence, statistic
+from headscope.runs.column_metadata import capitalise, statistic
 from headscope.runs.run import Run
 from probes.influence.analysis import (
     TAIL_FRACTION,
@@ -71,7 +71,7 @@ def _top_head_claims(heads: pd.DataFrame, sorted_units: pd.DataFrame, change: st
         unit, shown = unit_of_head(sorted_units, head).iloc[0], statistic(column)
         place = unit_rank(sorted_units, unit)
         yield PaperClaim(
-            f"{change}: the {shown.best} lies in the tail",
+            f"{change}: the {shown.best_head_name} lies in the tail",
             "holds" if place <= TAIL_FRACTION * len(sorted_units) else "differs",
             f"{unit['model']}: layer {head['layer']}, head {head['head']}, {shown.label} {head[column]:.2f}, has rank "
             f"{place} of {len(sorted_units)} with {unit['delta']:+.2g} nats/token",
@@ -91,7 +91,7 @@ def _answer_claims(heads: pd.DataFrame, units: pd.DataFrame, change: str) -> Ite
         shown, place = statistic(column), unit_rank(units, unit)
         verdict = "holds" if place == 1 else "holds in part" if place <= TAIL_FRACTION * len(units) else "differs"
         yield PaperClaim(
-            f"{sentence(change)}, one unit at a time: the {shown.best} stands at the extreme of the histogram of answers",
+            f"{capitalise(change)}, one unit at a time: the {shown.best_head_name} stands at the extreme of the histogram of answers",
             "cannot be told" if estimated else verdict,
             f"{unit['model']}: layer {head['layer']}, head {head['head']}, {shown.label} {head[column]:.2f}, has rank "
             f"{place} of {len(units)} with {unit['delta']:+.2g} nats/token{describe_uncertainty(unit)}; the extreme is "

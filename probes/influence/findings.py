@@ -12,7 +12,7 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, Term
 from headscope.report.text import head_mask
-from headscope.runs.aggregation import TELLING
+from headscope.runs.aggregation import MIN_DOCUMENTS
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.influence import PROBE, bands
@@ -134,7 +134,7 @@ def _sweep_finding(
     first, last = order.iloc[0], order.iloc[-1]
     clear, noun = int((order["p_adjusted"] < 0.05).sum()), TEXT_NOUNS[what[-1]]
     sure = f"{clear} differ from zero (false discovery rate 5 %)"
-    if first["documents"] < TELLING:
+    if first["documents"] < MIN_DOCUMENTS:
         sure = f"{first['documents']} {noun}{'s' if first['documents'] > 1 else ''} cannot tell any from zero"
     told = (
         f"{label}, {describe_change(*what)} one unit at a time, {describe_context_length(length, what[-1])}, {describe_methods(order)}: most harmful at "
@@ -147,7 +147,7 @@ def _sweep_finding(
             continue
         unit = own.iloc[0]
         told += (
-            f" The {statistic(column).best}, layer {head['layer']}, head {head['head']}, has rank {unit_rank(units, unit)} "
+            f" The {statistic(column).best_head_name}, layer {head['layer']}, head {head['head']}, has rank {unit_rank(units, unit)} "
             f"with {unit['delta']:+.2g}{describe_uncertainty(unit)}."
         )
     if what[-1] == "answer":

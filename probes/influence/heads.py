@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.runs.aggregation import HEAD_KEYS, at_longest, plain, with_interval
+from headscope.runs.aggregation import HEAD_KEYS, rows_at_longest_length, plain_types, mean_with_interval
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 from probes.influence.bands import band_mask
@@ -42,7 +42,7 @@ _RESET_STATISTICS = {
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
-        f"influence_{name}": Statistic(label, "nats/token", meaning, form="+.2g")
+        f"influence_{name}": Statistic(label, "nats/token", meaning, number_format="+.2g")
         for name, words in COMPONENT_DESCRIPTIONS.items()
         for label, meaning in [
             _RESET_STATISTICS.get(name, (f"influence, {words}", f"loss added with the {words}, {_UNIT_NOTE}"))
@@ -54,7 +54,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "nats/token",
             f"loss of the answer about a hidden fact added with the {words}"
             f"{' reset' if name in _RESET_STATISTICS else ''}, mean over trials, {_UNIT_NOTE}",
-            form="+.2g",
+            number_format="+.2g",
         )
         for name, words in COMPONENT_DESCRIPTIONS.items()
     }
@@ -79,7 +79,7 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     groups: Any = rows.groupby(["objective", "component"], sort=False)
     return pd.concat(
         [
-            with_interval(
+            mean_with_interval(
                 block.set_index([*HEAD_KEYS, "doc"])["delta_nll"], f"influence_{_COLUMN_PREFIXES[objective]}{component}"
             )
             for (objective, component), block in groups
@@ -91,7 +91,7 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
 def best_method_rows(influence: pd.DataFrame) -> pd.DataFrame:
     """Rows at each model's longest length, each unit by the method that knows it best: exact where it was evaluated,
     else the estimate of highest order, damped."""
-    frame = add_damped_estimates(at_longest(with_objective(plain(influence)), ["model", "objective"]))
+    frame = add_damped_estimates(rows_at_longest_length(with_objective(plain_types(influence)), ["model", "objective"]))
     rank = frame["method"].map(METHODS_BY_ACCURACY.index)
     unit = [frame[name] for name in [*SWEEP_KEYS, *UNIT_COLUMNS]]
     return frame[rank == rank.groupby(unit).transform("min")]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from headscope.runs.aggregation import plain
+from headscope.runs.aggregation import plain_types
 from headscope.runs.run_tables import RunTables
 from probes.influence.tables import SET_TABLES, UNIT_TABLES
 
@@ -19,7 +19,7 @@ def with_objective(rows: pd.DataFrame) -> pd.DataFrame:
         return rows
     if "fact" not in rows:
         return rows.assign(objective="text")
-    rows = plain(rows)
+    rows = plain_types(rows)
     trial = ["doc", "fact", "depth", "context_length"]
     named = rows[trial].drop_duplicates()
     named["trial"] = [
@@ -44,4 +44,4 @@ def _read_tables(run: RunTables, table_names: Iterable[str]) -> pd.DataFrame | N
     found = [with_objective(run.table(name)) for name in table_names if name in run.tables]
     if len(found) < 2:
         return found[0] if found else None
-    return pd.concat(map(plain, found), ignore_index=True)
+    return pd.concat(map(plain_types, found), ignore_index=True)

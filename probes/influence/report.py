@@ -17,9 +17,9 @@ from headscope.report.blocks import (
     RenderContext,
     TextBlock,
 )
-from headscope.runs.column_metadata import sentence, statistic, statistics
+from headscope.runs.column_metadata import capitalise, statistic, statistics
 from headscope.runs.run import Run
-from headscope.runs.summary import longest
+from headscope.runs.summary import longest_ess_column
 from probes.influence import PROBE, band_figures, bands, plots
 from probes.influence.analysis import (
     SweepKey,
@@ -77,7 +77,7 @@ def _chart_groups(context: RenderContext) -> Iterator[tuple[str, ChartGroup]]:
     """The groups, each with the label of its model."""
     for sweep in context.run.derived(sweeps_without_bands):
         label, length, *what = sweep[0]
-        heading = f"{sentence(describe_change(*what))}, {describe_context_length(length, what[-1])}"
+        heading = f"{capitalise(describe_change(*what))}, {describe_context_length(length, what[-1])}"
         yield label, ChartGroup(PROBE.title, heading, _sweep_charts(context, sweep))
     for (label, length, objective), units in context.run.derived(band_sweeps):
         loss = "" if objective == "text" else ": loss of the answer"
@@ -123,7 +123,7 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
         yield Chart(plots.plot_named_sets(sets), how, half_width=True)
     yield Chart(
         plots.plot_histogram(
-            units, {statistic(column).best: head for column, head in top_heads_by_statistic(heads).items()}
+            units, {statistic(column).best_head_name: head for column, head in top_heads_by_statistic(heads).items()}
         ),
         f"{_LOSS_LABELS[objective]} added when {_CHANGE_DESCRIPTIONS.get(component, 'this is done to one unit')}, all others kept. Most "
         "units near zero and a thin tail on the right mean that few units carry the gain one by one.",
@@ -137,7 +137,7 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
             "The unit of largest influence: its frequencies as learned, at the start and in base.",
             half_width=True,
         )
-    ess2, first = longest(context.heads), run.models[0]
+    ess2, first = longest_ess_column(context.heads), run.models[0]
     if ess2 is not None and label != first:
         change = _log_ratio(context.heads, ess2, label, first)
         yield Chart(
@@ -147,7 +147,7 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
             "Do the units that matter also change how many tokens they attend to?",
             half_width=True,
         )
-    for column in (called for called, declared in statistics().items() if declared.best and called in heads):
+    for column in (called for called, declared in statistics().items() if declared.best_head_name and called in heads):
         drawn = plots.plot_against_statistic(units, heads, column, statistic(column).label)
         yield Chart(drawn, "A dot is a unit.", half_width=True)
     if len(effects := _rows_of_sweep(run.derived(ranked_set_effects), key)):

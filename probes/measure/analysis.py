@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from headscope.bins import BINS_PER_OCTAVE, bin_center, in_last_octave
-from headscope.runs.aggregation import HEAD_KEYS, at_longest, losses, plain, with_interval
-from headscope.runs.column_metadata import Statistic, by_length
+from headscope.runs.aggregation import HEAD_KEYS, rows_at_longest_length, mean_losses, plain_types, mean_with_interval
+from headscope.runs.column_metadata import Statistic, columns_by_length
 from headscope.runs.roles import Role
 from headscope.runs.run_tables import RunTables
-from headscope.runs.summary import longest
+from headscope.runs.summary import longest_ess_column
 
 MIN_GROWTH_KEYS = 64
 """Fewest visible keys, in the middle of a bin, of the rows that the growth exponent is fitted to."""
@@ -89,7 +89,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "tau": Statistic("temperature tau", "", "lambda(n) = (1/tau) ln(1 + max(n, L_ref)/L_ref)^gamma"),
         "gamma": Statistic("growth of logits gamma", "", "exponent of ln(1 + n/L_ref) in lambda(n)"),
         "logit_scale": Statistic("logit multiplier", "", "factor on logits up to L_ref, beyond the checkpoint's own"),
-        "nll": Statistic("loss", "nats/token", "mean over documents of the mean next-token loss", form=".3f"),
+        "nll": Statistic("loss", "nats/token", "mean over documents of the mean next-token loss", number_format=".3f"),
     }
 )
 
@@ -132,7 +132,7 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
         "pairs": _pair_statistics,
         "scales": _position_statistics,
     }
-    blocks = [make(plain(run.table(name))) for name, make in makers.items() if name in run.tables]
+    blocks = [make(plain_types(run.table(name))) for name, make in makers.items() if name in run.tables]
     return pd.concat(blocks, axis=1) if blocks else None
 
 
@@ -145,11 +145,11 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
     wide = head_statistics(run)
     rows = None
     if wide is not None:
-        lengths = by_length(map(str, wide), "ess2")
+        lengths = columns_by_length(map(str, wide), "ess2")
         plotted = [name for name in map(str, wide) if name in ("growth", "cov", *lengths)]
         rows = wide.groupby("model")[plotted].median()
     if "nll" in run.tables:
-        told = _loss_statistics(plain(run.table("nll")), run.models[0])
+        told = _loss_statistics(plain_types(run.table("nll")), run.models[0])
         rows = told if rows is None else rows.join(told, how="outer")
     return rows
 
@@ -158,16 +158,16 @@ def _attention_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     names = ["log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"]
     means = _last_octave_means(frame, names)
     columns: list[pd.DataFrame] = [
-        with_interval(block.droplevel("context_length"), f"ess2_{length}", least=0).apply(np.exp)
+        mean_with_interval(block.droplevel("context_length"), f"ess2_{length}", least=0).apply(np.exp)
         for length, block in means["log_ess2"].groupby(level="context_length")
     ]
-    columns.append(with_interval(_growth_exponents(at_longest(frame)), "growth"))
-    columns.append(at_longest(means.reset_index()).groupby(HEAD_KEYS)[names[1:]].mean())
+    columns.append(mean_with_interval(_growth_exponents(rows_at_longest_length(frame)), "growth"))
+    columns.append(rows_at_longest_length(means.reset_index()).groupby(HEAD_KEYS)[names[1:]].mean())
     return pd.concat(columns, axis=1)
 
 
 def _learned_sink_statistics(frame: pd.DataFrame) -> pd.DataFrame:
-    means = _last_octave_means(at_longest(frame), ["share"]).groupby(HEAD_KEYS).mean()
+    means = _last_octave_means(rows_at_longest_length(frame), ["share"]).groupby(HEAD_KEYS).mean()
     return means.set_axis(["learned_sink"], axis=1)
 
 
@@ -195,7 +195,7 @@ def _growth_exponents(frame: pd.DataFrame) -> pd.Series:
 
 
 def _pair_statistics(frame: pd.DataFrame) -> pd.DataFrame:
-    frame = at_longest(frame)
+    frame = rows_at_longest_length(frame)
     unit = [*HEAD_KEYS, "doc"]
     groups = frame.groupby(unit)[["mean_abs", "rms", "norm_product"]]
     cov = groups.std(ddof=0) / groups.mean()
@@ -204,7 +204,7 @@ def _pair_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     sums = turning.groupby(unit)[["weighted", "mean_abs"]].sum()
     others = cov[["rms", "norm_product"]].set_axis(["cov_rms", "cov_norm"], axis=1)
     others["weighted_log_theta"] = sums["weighted"] / sums["mean_abs"]
-    return pd.concat([with_interval(cov["mean_abs"], "cov", least=0), others.groupby(HEAD_KEYS).mean()], axis=1)
+    return pd.concat([mean_with_interval(cov["mean_abs"], "cov", least=0), others.groupby(HEAD_KEYS).mean()], axis=1)
 
 
 def _position_statistics(frame: pd.DataFrame) -> pd.DataFrame:
@@ -213,14 +213,14 @@ def _position_statistics(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _loss_statistics(frame: pd.DataFrame, reference_model: str) -> pd.DataFrame:
     columns: list[pd.DataFrame | pd.Series] = []
-    for length, block in losses(frame, ["model", "context_length", "doc"]).groupby(level="context_length"):
+    for length, block in mean_losses(frame, ["model", "context_length", "doc"]).groupby(level="context_length"):
         block = block.droplevel("context_length")
         columns.append(block.groupby(level="model").mean().rename(f"nll_{length}"))
         if reference_model in block.index.get_level_values("model"):
             paired = block.sub(block.loc[reference_model], level="doc").dropna()
-            columns.append(with_interval(paired, f"nll_{length}_diff"))
+            columns.append(mean_with_interval(paired, f"nll_{length}_diff"))
     return pd.concat(columns, axis=1)
 
 
 def _effective_length_column(head_table: pd.DataFrame) -> str:
-    return longest(head_table) or "ess2"
+    return longest_ess_column(head_table) or "ess2"

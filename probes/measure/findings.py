@@ -19,11 +19,11 @@ from headscope.report.text import (
     heads_by_model,
     join_words,
 )
-from headscope.runs.column_metadata import column, number
-from headscope.runs.roles import holding
+from headscope.runs.column_metadata import parse_column, format_number
+from headscope.runs.roles import heads_with_role
 from headscope.runs.run import Run
-from headscope.runs.summary import longest, moved
-from headscope.runs.summary import models as per_model
+from headscope.runs.summary import longest_ess_column, log_ratio_to_first
+from headscope.runs.summary import model_table as per_model
 from probes.measure.analysis import AGGREGATION_GROWTH, LOCAL_LENGTH, RETRIEVAL_GROWTH, ROLES, SINK_MASS
 
 GLOSSARY = (
@@ -100,16 +100,16 @@ def findings(run: Run) -> Iterator[Finding]:
 
 def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """What the head is in `model`, with figures, and its rank by effective length among the heads of each model."""
-    name = longest(run.heads)
+    name = longest_ess_column(run.heads)
     mine = run.heads[(run.heads["model"] == model) & head_mask(run.heads, layer, head)]
     if name is None or mine.empty or np.isnan(mine[name].iloc[0]):
         return
     row = mine.iloc[0]
-    bearing = [role for role in ROLES if holding(mine, role).any()]
+    bearing = [role for role in ROLES if heads_with_role(mine, role).any()]
     called = f"is {join_words(bearing)}" if bearing else f"is none of {', '.join(ROLES)}"
     growth = "" if np.isnan(row["growth"]) else f" (growth exponent {row['growth']:.2f})"
     yield (
-        f"In {model} it {called}: it attends in effect to {number(row[name])} of {column(name).length:,} tokens"
+        f"In {model} it {called}: it attends in effect to {format_number(row[name])} of {parse_column(name).length:,} tokens"
         f"{growth}, with {row['sink_mass']:.0%} of its weight on the first token and "
         f"{row['local_mass']:.0%} on the last 32."
     )
@@ -118,26 +118,26 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
 
 
 def _length_findings(heads: pd.DataFrame) -> Iterator[str]:
-    name = longest(heads)
+    name = longest_ess_column(heads)
     if name is None:
         return
-    context = f"{column(name).length:,} tokens of context"
+    context = f"{parse_column(name).length:,} tokens of context"
     found = list(heads_by_model(heads, name))
     label, block = found[0]
     yield (
         f"In {label}, with {context}, {format_head_count(block[name] < LOCAL_LENGTH)} attend in effect to fewer than {LOCAL_LENGTH} tokens; "
-        f"the median head attends to {number(block[name].median())}."
+        f"the median head attends to {format_number(block[name].median())}."
     )
     for other, theirs in found[1:]:
         yield (
             f"Under {other} it is {format_head_count(theirs[name] < LOCAL_LENGTH)}, and the median head attends to "
-            f"{number(theirs[name].median())} tokens."
+            f"{format_number(theirs[name].median())} tokens."
         )
     order = block.sort_values(name)
     least, most = order.iloc[0], order.iloc[-1]
     yield (
-        f"The largest effective length in {label} is that of {head_name(most)}, {number(most[name])} tokens; "
-        f"the smallest is that of {head_name(least)}, {number(least[name])}."
+        f"The largest effective length in {label} is that of {head_name(most)}, {format_number(most[name])} tokens; "
+        f"the smallest is that of {head_name(least)}, {format_number(least[name])}."
     )
     yield f"In {label}, {format_head_count(block['sink_mass'] > SINK_MASS)} put more than half of their weight on the first token."
 
@@ -160,12 +160,12 @@ def _growth_findings(heads: pd.DataFrame) -> Iterator[str]:
 
 
 def _change_findings(heads: pd.DataFrame) -> Iterator[str]:
-    name = longest(heads)
+    name = longest_ess_column(heads)
     if name is None:
         return
     labels = [label for label, _ in heads_by_model(heads, name)]
     for label in labels[1:]:
-        change = moved(heads, name, label)
+        change = log_ratio_to_first(heads, name, label)
         if change.empty:
             continue
         top = change.reindex(change.abs().sort_values(ascending=False).index)[:3]
@@ -229,11 +229,11 @@ def _parameter_findings(heads: pd.DataFrame) -> Iterator[str]:
             continue
         low, high = finite["effective_base"].min(), finite["effective_base"].max()
         if high / low < 1.001:
-            yield f"Every head of {label} has the effective base {number(high)}."
+            yield f"Every head of {label} has the effective base {format_number(high)}."
         else:
             depth = finite["effective_base"].corr(finite["layer"], method="spearman")
             yield (
-                f"The effective base of {label} ranges from {number(low)} to {number(high)} over heads; its rank "
+                f"The effective base of {label} ranges from {format_number(low)} to {format_number(high)} over heads; its rank "
                 f"correlation with depth is {depth:+.2f}."
             )
     for label, block in heads_by_model(heads, "gamma"):

@@ -19,7 +19,7 @@ from headscope.report.statistic_charts import box_chart, comparison_chart
 from headscope.report.text import default_models_with, describe_extremes, evenly_spaced, head_mask
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
-from headscope.runs.summary import longest
+from headscope.runs.summary import longest_ess_column
 
 HeadPlot = Callable[[pd.DataFrame, int, int], go.Figure]
 """What draws one head, (layer, head), from the rows of a table."""
@@ -39,7 +39,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 
 def _length_charts(context: RenderContext) -> Iterator[Chart]:
     heads, models = context.heads, context.models
-    name = longest(heads)
+    name = longest_ess_column(heads)
     if name is None:
         return
     first = models[0]
@@ -256,7 +256,7 @@ def _training_charts(context: RenderContext) -> Iterator[Chart]:
     run, known = context.run, training_steps(context.run)
     if len(known) < 2:
         return
-    name = longest(run.heads)
+    name = longest_ess_column(run.heads)
     for statistic_name in [name, "growth", "cov", "sink_mass", "effective_base", "gamma"]:
         if (
             statistic_name

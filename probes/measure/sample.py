@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.bins import bin_center, position_edges, visible_edges
-from headscope.runs.synthetic import Sizes, theta
+from headscope.runs.synthetic import Sizes, rope_frequencies
 
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -50,7 +50,7 @@ def _synthetic_attention(
 
 
 def _synthetic_pairs(keys: dict[str, Any], units: pd.DataFrame, pairs: int, rng: np.random.Generator) -> pd.DataFrame:
-    planes = pd.DataFrame({"pair": np.arange(pairs), "theta": theta(pairs)})
+    planes = pd.DataFrame({"pair": np.arange(pairs), "theta": rope_frequencies(pairs)})
     rows = units.merge(planes, how="cross")
     rows["mean_abs"] = np.exp(rows["growth"] * rows["pair"] / 2 + rng.normal(0, 0.1, len(rows)))
     rows["mean_abs_se"] = 0.02 * rows["mean_abs"]
@@ -65,7 +65,7 @@ def _synthetic_distance(
 ) -> pd.DataFrame:
     far = np.unique(np.round(2 ** np.arange(0, np.log2(length), 0.5)).astype(int))
     distances = pd.DataFrame({"distance": np.concatenate([[0], far[far < length]])})
-    planes = pd.DataFrame({"pair": np.arange(pairs), "theta": theta(pairs)})
+    planes = pd.DataFrame({"pair": np.arange(pairs), "theta": rope_frequencies(pairs)})
     rows = units.merge(planes, how="cross").merge(distances, how="cross")
     rows["mean_signed"] = np.cos(rows["theta"] * rows["distance"]) * (1 + rows["growth"]) + rng.normal(
         0, 0.02, len(rows)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.prompts.needle_grid import CONTROL
-from headscope.runs.aggregation import HEAD_KEYS, plain
+from headscope.runs.aggregation import HEAD_KEYS, plain_types
 from headscope.runs.run import Run
 from probes.needle.heads import RETRIEVAL_THRESHOLD, retrieval_rows
 
@@ -109,7 +109,7 @@ def ablation_curve(run: Run) -> pd.DataFrame:
     `high` is the 95 % Wilson interval over the trials of one set, so that more draws make it no narrower.
     """
     keys = ["model", "mode", "ablation", "size"]
-    knocked = plain(run.table("needle_ablation"))
+    knocked = plain_types(run.table("needle_ablation"))
     sets = knocked.groupby([*keys, "draw"])["success"].agg(["size", "mean"])
     sets = sets.set_axis(["trials", "share"], axis=1).reset_index()
     sets["top"] = sets["draw"] == 0
@@ -117,7 +117,7 @@ def ablation_curve(run: Run) -> pd.DataFrame:
     found = sets.groupby([*keys, "top"]).agg(trials=("trials", "first"), share=("share", "mean"))
     found = found.assign(least=shares.min(), most=shares.max()).reset_index()
     asked = knocked[["model", "mode", "needle"]].drop_duplicates()
-    needles = plain(run.table("needles")).merge(asked)
+    needles = plain_types(run.table("needles")).merge(asked)
     whole = needles.groupby(["model", "mode"])["success"].agg(["size", "mean"])
     whole = whole.set_axis(["trials", "share"], axis=1).reset_index()
     start = found[["model", "mode", "ablation", "top"]].drop_duplicates().merge(whole, on=["model", "mode"])

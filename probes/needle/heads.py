@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.prompts.needle_grid import CONTROL
-from headscope.runs.aggregation import HEAD_KEYS, plain, with_interval
+from headscope.runs.aggregation import HEAD_KEYS, plain_types, mean_with_interval
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.roles import Role
 from headscope.runs.run_tables import RunTables
@@ -24,7 +24,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "mean share of the needle's scored tokens that the head copied (strict), over the trials that succeeded; "
             "missing where none did",
             formula="copied needle tokens / needle tokens",
-            best="top retrieval head",
+            best_head_name="top retrieval head",
         ),
         "retrieval_mass": Statistic("needle mass", "", "mean weight on the needle at the answer steps, same trials"),
         "retrieval_indirect": Statistic(
@@ -38,20 +38,20 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "mean of what the head adds directly to the logit of an answered token through its weight on the needle, "
             "less what it adds through the tokens there without the needle; over the trials that succeeded",
             formula="Σ_needle α v W_h · g ∘ (U_y − mean U) / scale of the final norm",
-            form="+.3f",
+            number_format="+.3f",
         ),
         "needle_write_indirect": Statistic(
             "write through the needle, indirect needles",
             "logits",
             "the same over needles whose questions share no word with them",
-            form="+.3f",
+            number_format="+.3f",
         ),
         "needle_rest": Statistic(
             "write beside the needle",
             "logits",
             "mean of what the head adds directly to the logit of an answered token through all tokens but the "
             "needle's, same trials",
-            form="+.3f",
+            number_format="+.3f",
         ),
         "retrieval_wu": Statistic("retrieval score (wu)", "", "mean score as the public code of Wu et al. counts it"),
         "retrieval_control": Statistic("retrieval score, no needle", "", "mean strict score in the control trials"),
@@ -102,17 +102,17 @@ def _mean_with_interval(
 ) -> pd.DataFrame:
     """The mean over trials with its interval, by head."""
     by_trial = rows.set_index([*HEAD_KEYS, "trial"])[value].rename_axis(index={"trial": "doc"})
-    return with_interval(by_trial, name, minimum, maximum)
+    return mean_with_interval(by_trial, name, minimum, maximum)
 
 
 def retrieval_rows(run: RunTables) -> pd.DataFrame:
     """The `retrieval` table with `success` and `trial`, the number of the trial."""
-    return add_trial_columns(plain(run.table("needles")), plain(run.table("retrieval")))
+    return add_trial_columns(plain_types(run.table("needles")), plain_types(run.table("retrieval")))
 
 
 def attribution_rows(run: RunTables) -> pd.DataFrame:
     """The `needle_writes` table with `success`, `trial` and `net`; see `against_control`."""
-    return subtract_control(add_trial_columns(plain(run.table("needles")), plain(run.table("needle_attribution"))))
+    return subtract_control(add_trial_columns(plain_types(run.table("needles")), plain_types(run.table("needle_attribution"))))
 
 
 def add_trial_columns(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
@@ -132,7 +132,7 @@ def subtract_control(rows: pd.DataFrame) -> pd.DataFrame:
 def rank_heads(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame | None:
     """Every head of one model by its mean score over the successful trials, the highest first: `layer`, `head`,
     `score`, which is the share copied or, from rows of `needle_writes`, `net`. None without a success."""
-    told = add_trial_columns(plain(trials), plain(rows))
+    told = add_trial_columns(plain_types(trials), plain_types(rows))
     told = told if "score" in told else subtract_control(told).assign(score=lambda each: each["net"])
     good = told[told["success"] & (told["mode"] != CONTROL)]
     if good.empty:

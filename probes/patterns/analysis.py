@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from headscope.runs.aggregation import HEAD_KEYS, at_longest, plain, with_interval
+from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 
@@ -42,8 +42,8 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """`far_weight` by (model, layer, head, kv_group) at the longest length, with its interval over documents."""
     if "far_keys" not in run.tables:
         return None
-    rows = at_longest(plain(run.table("far_keys")))
-    return with_interval(rows.groupby([*HEAD_KEYS, "doc"])["weight"].mean(), "far_weight", 0, 1)
+    rows = rows_at_longest_length(plain_types(run.table("far_keys")))
+    return mean_with_interval(rows.groupby([*HEAD_KEYS, "doc"])["weight"].mean(), "far_weight", 0, 1)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,9 @@ def stored_queries(run: RunTables, pattern_key: PatternKey) -> list[int]:
     return [int(query) for query in np.unique(frame["query"].to_numpy()[start:stop])]
 
 
-def top_far_rows(run: RunTables, model: str, layer: int, head: int, max_per_document: int = MAX_FAR_ROWS) -> pd.DataFrame:
+def top_far_rows(
+    run: RunTables, model: str, layer: int, head: int, max_per_document: int = MAX_FAR_ROWS
+) -> pd.DataFrame:
     """The rows of a head with the largest weight on one far token, at its longest length.
 
     Columns `doc`, `query`, `key`, `weight`, `distance`, largest weight first; at most `max_per_document` rows of a

@@ -20,7 +20,7 @@ from headscope.report.explorer_blocks import (
     passage_table,
     query_link,
 )
-from headscope.runs.column_metadata import number
+from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from probes.patterns import PROBE
 from probes.patterns.analysis import (
@@ -127,7 +127,7 @@ def far_rows_table(run: Run, model: str, layer: int, head: int) -> Passage:
         href = query_link(PROBE.explorer_path, model=model, doc=doc, layer=layer, head=head, row=query)
         query_cell = shaded_tokens(text, text.context_range(query, 6, 0), {}, {query}, {query: href})
         key_cell = shaded_tokens(text, text.context_range(key, 6, 3), {key: weight})
-        cells.append([[Token(number(weight), weight, href)], f"{distance:,}", key_cell, query_cell])
+        cells.append([[Token(format_number(weight), weight, href)], f"{distance:,}", key_cell, query_cell])
     caption = (
         f"Rows with the largest weight on one token that is neither the first nor within 32 tokens, under {model}. "
         "Click a row to open it."
@@ -137,11 +137,11 @@ def far_rows_table(run: Run, model: str, layer: int, head: int) -> Passage:
 
 def _introduction(state: LensState, text: TokenizedText, top_keys: pd.DataFrame) -> str:
     first = top_keys.iloc[0]
-    total, distance = number(float(top_keys["weight"].sum())), int(first["distance"])
+    total, distance = format_number(float(top_keys["weight"].sum())), int(first["distance"])
     key = f"“{mark_token(text, int(first['key']), 3, 2)}”, {distance:,} tokens back" if distance else "itself"
     return (
         f"Query “{mark_token(text, state.query_position, 6, 0)}”, token {state.query_position:,} of {state.doc}, "
-        f"under {state.model}. The largest weight, {number(float(first['weight']))}, is on {key}. The {len(top_keys)} "
+        f"under {state.model}. The largest weight, {format_number(float(first['weight']))}, is on {key}. The {len(top_keys)} "
         f"keys shown hold {total} of the weight."
     )
 
@@ -233,7 +233,7 @@ def _compare_models(run: Run, state: LensState, text: TokenizedText, models: Seq
 
 def _weight_cell(weights: pd.Series, key: int) -> TextCell:
     if key in weights.index:
-        return [Token(number(weights[key]), float(weights[key]))]
+        return [Token(format_number(weights[key]), float(weights[key]))]
     return f"≤ {_round_bound_up(_max_unlisted_weight(weights)):.3f}"
 
 

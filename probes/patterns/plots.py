@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import style
-from headscope.runs.column_metadata import number
+from headscope.runs.column_metadata import format_number
 from headscope.runs.run_tables import RunTables
 from probes.patterns.analysis import MAX_FAR_ROWS, document_text, top_far_rows
 from probes.patterns.token_spans import mark_token
@@ -38,5 +38,5 @@ def _table_cells(run: RunTables, model: str, rows: pd.DataFrame) -> list[tuple[s
     for doc, query, key, weight, distance in rows.itertuples(index=False, name=None):
         text = document_text(run, model, doc)
         key_text, query_text = (html.escape(mark_token(text, position), quote=False) for position in (key, query))
-        cells.append((number(weight), f"{distance:,}", key_text, query_text))
+        cells.append((format_number(weight), f"{distance:,}", key_text, query_text))
     return cells

@@ -9,7 +9,7 @@ from headscope.report.blocks import Chart, ChartGroup, Finding, Overview, Render
 from headscope.report.explorer_blocks import Passage
 from headscope.report.statistic_charts import comparison_chart
 from headscope.report.text import default_models, describe_extremes, head_mask, head_name, heads_by_model
-from headscope.runs.column_metadata import number
+from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from probes.patterns import PROBE, plots
 from probes.patterns.analysis import document_text, top_far_rows
@@ -35,11 +35,11 @@ def findings(run: Run) -> Iterator[Finding]:
     for label in default_models(run) if "far_weight" in run.heads else ():
         for _, block in heads_by_model(run.heads[run.heads["model"] == label], "far_weight"):
             best = block.sort_values("far_weight", ascending=False).iloc[0]
-            median = number(block["far_weight"].median())
+            median = format_number(block["far_weight"].median())
             yield Finding(
                 PROBE.title,
                 f"In {label}, {head_name(best)} attends most to single tokens far back: its top far weight is "
-                f"{number(best['far_weight'])}, against {median} for the median head. "
+                f"{format_number(best['far_weight'])}, against {median} for the median head. "
                 f"{_describe_example(run, label, int(best['layer']), int(best['head']))}",
                 label,
             )
@@ -111,7 +111,7 @@ def _overview_records(run: Run, label: str) -> Iterator[dict[str, object]]:
             yield {
                 "model": label,
                 "head": f"L{row['layer']} H{row['head']}",
-                "weight": number(weight),
+                "weight": format_number(weight),
                 "attended token": mark_token(text, key, 4, 2),
                 "query token": mark_token(text, query, 4, 0),
                 "distance": f"{distance:,}",
@@ -123,7 +123,7 @@ def _describe_example(run: Run, model: str, layer: int, head: int) -> str:
         text = document_text(run, model, doc)
         return (
             f"In {doc} it attends from “{mark_token(text, query, 6, 0)}” to “{mark_token(text, key)}”, "
-            f"{distance:,} tokens back, with weight {number(weight)}."
+            f"{distance:,} tokens back, with weight {format_number(weight)}."
         )
     return ""
 

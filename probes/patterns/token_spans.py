@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from headscope.report.explorer_blocks import Token
 from headscope.report.text import to_visible_line, to_visible_token
-from headscope.runs.column_metadata import number
+from headscope.runs.column_metadata import format_number
 from probes.patterns.analysis import TokenizedText
 
 MAX_GAP = 4
@@ -93,5 +93,7 @@ def _shaded_token(
     if keep_line_breaks and token_text.endswith("\n"):
         visible += "\n"
     label = f"token {first:,}" if len(positions) == 1 else f"tokens {first:,} to {last:,}, one character"
-    tooltip = f"{label}: weight {number(weight)}" if group_weights else label if href or marked or special else ""
+    tooltip = (
+        f"{label}: weight {format_number(weight)}" if group_weights else label if href or marked or special else ""
+    )
     return Token(visible, min(1.0, weight), href, special, marked, tooltip)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from headscope.runs.aggregation import losses, with_interval
+from headscope.runs.aggregation import mean_losses, mean_with_interval
 from headscope.runs.run import Run
 from probes.pretrain.checkpoint_index import TrainingKey, native_context
 
@@ -15,7 +15,7 @@ LossesByTraining = dict[TrainingKey, pd.Series]
 def losses_by_document(run: Run, final_labels: Mapping[TrainingKey, str], length: int) -> LossesByTraining:
     """The losses of the last models in contexts of that length."""
     rows = run.nll[run.nll["context_length"] == length].astype({"model": "str", "doc": "str", "nll": "float64"})
-    means = {str(label): block.droplevel("model") for label, block in losses(rows, ["model", "doc"]).groupby("model")}
+    means = {str(label): block.droplevel("model") for label, block in mean_losses(rows, ["model", "doc"]).groupby("model")}
     return {each: means[label] for each, label in final_labels.items() if label in means}
 
 
@@ -53,7 +53,7 @@ def _mean_over_seeds(name: str, values: Mapping[str, list[pd.Series]]) -> pd.Dat
     means = {each: pd.concat(some, axis=1).dropna().mean(axis=1) for each, some in values.items() if some}
     if not means:
         return pd.DataFrame(columns=[name])
-    return with_interval(pd.concat(means, names=["model"]), name)
+    return mean_with_interval(pd.concat(means, names=["model"]), name)
 
 
 def _seed_spread(seeds: list[pd.Series]) -> float:

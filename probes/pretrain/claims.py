@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.report.blocks import PaperClaim
-from headscope.runs.aggregation import interval
+from headscope.runs.aggregation import confidence_interval
 from headscope.runs.run import Run
 from probes.pretrain.analysis import LossesByTraining, losses_by_document
 from probes.pretrain.checkpoint_index import TrainingKey, final_checkpoint_labels, native_context
@@ -189,7 +189,7 @@ def _loss_gap_claim(statement: str, variant_names: dict[str, str], by_doc: Losse
         own = TrainingKey("adarope", training.seed)
         if training.variant in variant_names and own in by_doc:
             gap = (by_doc[training] - by_doc[own]).dropna()
-            low, high = interval(gap.to_numpy(dtype=np.float64)[None])[:, 0]
+            low, high = confidence_interval(gap.to_numpy(dtype=np.float64)[None])[:, 0]
             verdict, _ = _judgement(gap.mean() > 2 * noise and low > 0, gap.mean() < -2 * noise and high < 0, "")
             verdicts.append(verdict)
             name = variant_names[training.variant] or training.variant

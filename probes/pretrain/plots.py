@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import style
-from headscope.runs.aggregation import interval, losses
+from headscope.runs.aggregation import confidence_interval, mean_losses
 
 
 def plot_loss_against_first(validation: pd.DataFrame) -> go.Figure:
@@ -15,7 +15,7 @@ def plot_loss_against_first(validation: pd.DataFrame) -> go.Figure:
         return style.empty_figure(title, why)
     rows = validation.astype({"nll": np.float64, "doc": "str"})
     looks = style.model_styles(rows.rename(columns={"adapter": "model"}))
-    means = pd.DataFrame(losses(rows.astype({"adapter": "str"}), ["adapter", "step", "doc"]).unstack("doc"))
+    means = pd.DataFrame(mean_losses(rows.astype({"adapter": "str"}), ["adapter", "step", "doc"]).unstack("doc"))
     first, *others = looks
     if not others:
         return style.empty_figure(title, "there is no second training")
@@ -23,7 +23,7 @@ def plot_loss_against_first(validation: pd.DataFrame) -> go.Figure:
     made.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     for label in others:
         gap = pd.DataFrame(means.loc[label] - means.loc[first]).dropna()
-        low, high = interval(gap.to_numpy(dtype=np.float64))
+        low, high = confidence_interval(gap.to_numpy(dtype=np.float64))
         line = pd.DataFrame({"mean": gap.mean(axis=1), "low": low, "high": high})
         style.add_line_with_band(
             made, line, looks[label], f"step %{{x}}: %{{y:+.4f}} nats/token against {style.escape_label(first)}"

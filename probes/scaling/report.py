@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from headscope.plots import axes, style
 from headscope.report.blocks import Chart, ChartGroup, Finding, RenderContext, Term
-from headscope.runs.aggregation import interval
+from headscope.runs.aggregation import confidence_interval
 from headscope.runs.run import Run
 
 TITLE = "Scaling theorems"
@@ -86,5 +86,5 @@ def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
 def _mean_with_interval(ratios: pd.Series) -> tuple[float, float, float]:
     """Mean over rows, and its interval; NaN for fewer than three."""
     values = ratios.to_numpy(dtype=np.float64)
-    low, high = interval(values[None])
+    low, high = confidence_interval(values[None])
     return float(values.mean()), float(low[0]), float(high[0])

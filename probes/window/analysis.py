@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from headscope.runs.aggregation import interval
+from headscope.runs.aggregation import confidence_interval
 
 SOLVED_ACCURACY = 0.99
 """Balanced accuracy from which a trained model counts as a solution [ours]."""
@@ -38,7 +38,7 @@ def accuracy_by_width(window: pd.DataFrame) -> pd.DataFrame:
     seeds = window.astype({"accuracy": "float64"}).pivot_table(
         index=["scheme", "width"], columns="seed", values="accuracy", observed=True, sort=False
     )
-    low, high = interval(seeds.to_numpy())
+    low, high = confidence_interval(seeds.to_numpy())
     groups = window.astype({"frequency_mass": "float64"}).groupby(["scheme", "width"], observed=True, sort=False)
     return pd.DataFrame(
         {

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.report.blocks import Finding, Term
-from headscope.runs.column_metadata import number
+from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
 from probes.window.analysis import SCHEME_NAMES, accuracy_by_width, mass_bounds
 
@@ -45,7 +45,7 @@ def findings(run: Run) -> Iterator[Finding]:
         yield Finding(
             TOPIC,
             f"The frequency mass of all {bounds.solved_models} solved models lies between C1 / (W/2 + 1) with C1 = "
-            f"{number(bounds.c1)} and pi / (W + 1) + C2 with C2 = {number(bounds.c2)} rad/token (Theorem 1, r = 1).",
+            f"{format_number(bounds.c1)} and pi / (W + 1) + C2 with C2 = {format_number(bounds.c2)} rad/token (Theorem 1, r = 1).",
         )
 
 

@@ -10,7 +10,7 @@ from headscope.plots import heads as head_figures
 from headscope.plugins import Probe
 from headscope.report.blocks import Chart, ChartGroup, Finding, RenderContext, Term
 from headscope.report.text import describe_extremes, heads_by_model
-from headscope.runs.aggregation import HEAD_KEYS, plain
+from headscope.runs.aggregation import HEAD_KEYS, plain_types
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table
 from headscope.runs.run import Run
@@ -53,7 +53,7 @@ class Norms(Options):
 def heads(run: RunTables) -> pd.DataFrame | None:
     if "norms" not in run.tables:
         return None
-    return plain(run.table("norms")).groupby(HEAD_KEYS)["norm"].mean().rename("query_norm").to_frame()
+    return plain_types(run.table("norms")).groupby(HEAD_KEYS)["norm"].mean().rename("query_norm").to_frame()
 
 
 def charts(shown: RenderContext) -> Iterator[ChartGroup]:
