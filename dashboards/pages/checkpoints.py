@@ -38,9 +38,8 @@ def content(run: Run, view: ViewState) -> PageContent:
         sections[heading] = LazySequence(chain(sections.get(heading, ()), charts))
     if not any(sections.values()):
         reason = "No two models of these runs have a training step. Measure several checkpoints in one run: "
-        return PageContent(
-            "Checkpoints", "", {"": [TextBlock([f"{reason}headscope run --checkpoints 'ckpts/step-*'."])]}
-        )
+        text = TextBlock([f"{reason}headscope run --checkpoints 'ckpts/step-*'."])
+        return PageContent("Checkpoints", "", {"": [text]})
     return PageContent("Checkpoints", _introduction(training_steps), sections)
 
 
@@ -79,9 +78,7 @@ def _role_charts(heads: pd.DataFrame, training_steps: pd.DataFrame) -> Iterator[
     """The number of heads with each role by step, and the step from which each head has its final role."""
     role_names = list(roles())
     if has_mixed_lengths(heads[heads["model"].isin(training_steps["label"])]):
-        text = (
-            "These checkpoints were measured at different context lengths, on which roles by effective length depend."
-        )
+        text = "These checkpoints were measured at different context lengths, so their roles are not comparable."
         yield TextBlock([f"{text} Measure all of them at the same lengths."])
     yield Chart(
         role_emergence.plot_role_counts(heads, training_steps, role_names),

@@ -141,8 +141,8 @@ def _introduction(state: LensState, text: TokenizedText, top_keys: pd.DataFrame)
     key = f"“{mark_token(text, int(first['key']), 3, 2)}”, {distance:,} tokens back" if distance else "itself"
     return (
         f"Query “{mark_token(text, state.query_position, 6, 0)}”, token {state.query_position:,} of {state.doc}, "
-        f"under {state.model}. The largest weight, {format_number(float(first['weight']))}, is on {key}. The {len(top_keys)} "
-        f"keys shown hold {total} of the weight."
+        f"under {state.model}. The largest weight, {format_number(float(first['weight']))}, is on {key}. "
+        f"The {len(top_keys)} keys shown hold {total} of the weight."
     )
 
 
