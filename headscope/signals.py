@@ -1,8 +1,7 @@
-"""Ctrl-C and SIGTERM: both end the work in one way, wherever they come.
+"""Handling of Ctrl-C and SIGTERM: both end the work the same way, at any moment.
 
-Work ends by KeyboardInterrupt, so that what is open is closed. Where an exception would be lost or would leave a
-half-imported library behind, the process ends at once; of a run nothing is lost by that, since every step of writing
-one is a rename.
+Work ends with KeyboardInterrupt, so that open resources are closed. If an exception would be lost or would leave a
+half-imported library behind, the process exits at once; a run loses nothing, since every step of writing it is a rename.
 """
 
 import atexit
@@ -17,17 +16,17 @@ from typing import Any, NoReturn
 
 EXIT_CODE = 4
 TYPER_EXIT_CODE = 130
-"""What typer makes of a KeyboardInterrupt."""
+"""Exit code of typer for a KeyboardInterrupt."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-MESSAGE = "headscope: interrupted; cells that a run had finished are kept, and --resume goes on with them"
+MESSAGE = "headscope: interrupted; finished cells are kept. Add --resume to continue"
 SHOW_CURSOR = "\x1b[?25h"
-"""A bar on a terminal hides it."""
+"""A progress bar hides the cursor."""
 
 
 def install_handlers() -> None:
-    """From here on, the first signal raises KeyboardInterrupt and a second ends the process at once, with one line.
+    """From now on the first signal raises KeyboardInterrupt, and a second one ends the process at once with one line.
 
-    For a process of our own: it stays so until the end, when signals are ignored.
+    For a process of our own, until it ends; signals are ignored while it ends.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) in (
         _on_first_signal,
@@ -36,57 +35,57 @@ def install_handlers() -> None:
         return
     unraisable, uncaught = sys.unraisablehook, sys.excepthook
 
-    def lost(what: Any) -> None:
-        """An exception in a callback or a finaliser goes nowhere."""
+    def on_unraisable(what: Any) -> None:
+        """An exception in a callback or finaliser would be lost."""
         if issubclass(what.exc_type, KeyboardInterrupt):
             exit_now()
         unraisable(what)
 
-    def escaped(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+    def on_uncaught(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
             exit_now()
         uncaught(kind, error, at)
 
-    sys.unraisablehook, sys.excepthook = lost, escaped
+    sys.unraisablehook, sys.excepthook = on_unraisable, on_uncaught
     atexit.register(_ignore_signals)
     for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` and the like
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _on_first_signal)
 
 
 def exit_now() -> NoReturn:
     """End this process now, with one line."""
-    shown = SHOW_CURSOR if os.isatty(2) else ""
-    os.write(2, f"{shown}{MESSAGE}\n".encode())
+    prefix = SHOW_CURSOR if os.isatty(2) else ""
+    os.write(2, f"{prefix}{MESSAGE}\n".encode())
     os._exit(EXIT_CODE)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let signals wait until the block is done. Elsewhere than in the main thread none comes anyway."""
+    """Delay signals until the block is done. Threads other than the main thread receive none."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
 
     def wait(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
 
-    # SIGINT first and last: it is the one that raises where nobody asked for anything.
+    # SIGINT first and last: its default handler raises an exception.
     before = {number: signal.signal(number, wait) for number in SIGNALS}
     try:
         yield
     finally:
         for number in reversed(SIGNALS):
             signal.signal(number, before[number])
-        for each in came:
-            signal.raise_signal(each)
+        for received_number in received:
+            signal.raise_signal(received_number)
 
 
 def _on_first_signal(number: int, frame: FrameType | None) -> None:
-    for each in SIGNALS:
-        if signal.getsignal(each) is _on_first_signal:
-            signal.signal(each, _on_next_signal)
+    for other in SIGNALS:
+        if signal.getsignal(other) is _on_first_signal:
+            signal.signal(other, _on_next_signal)
     if _is_importing(frame):
         exit_now()
     raise KeyboardInterrupt
@@ -97,7 +96,7 @@ def _on_next_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported: libraries swallow what is raised there, or are left half-imported."""
+    """Whether a module is being imported: libraries swallow exceptions there, or are left half-imported."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -106,6 +105,6 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _ignore_signals() -> None:
-    """As the interpreter ends it gives signals back to the system, which would kill a process whose work is done."""
+    """When the interpreter ends it restores default handlers, which would kill a process whose work is done."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

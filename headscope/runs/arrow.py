@@ -78,9 +78,9 @@ def select_declared(table: Table, stored: pa.Table, file: Path) -> pa.Table:
     for field in table.arrow:
         at = stored.schema.get_field_index(field.name)
         if at < 0 or not stored.schema.field(at).equals(field):
-            found = "missing" if at < 0 else str(stored.schema.field(at).type)
+            actual = "missing" if at < 0 else str(stored.schema.field(at).type)
             raise BadRun(
-                f"{file} has another schema: its column '{field.name}' is {found}, not {field.type}. "
+                f"{file} has another schema: its column '{field.name}' is {actual}, not {field.type}. "
                 "Measure the run again, or open it with the headscope version that wrote it"
             )
     return stored.select(table.arrow.names)
@@ -90,8 +90,8 @@ def table_problems(table: Table, stored: pa.Table) -> list[str]:
     """What is wrong with a stored table, one line each: its schema, NaN, values out of bounds, repeated keys."""
     if not stored.schema.equals(table.arrow):
         return [f"{table.name}: its schema differs from that of format {FORMAT_VERSION}"]
-    found = [(column, _column_problem(column, stored[column.name], ROUNDING_TOLERANCE)) for column in table.columns]
-    problems = [f"{table.name}.{column.name}: {fault}" for column, fault in found if fault]
+    checked = [(column, _column_problem(column, stored[column.name], ROUNDING_TOLERANCE)) for column in table.columns]
+    problems = [f"{table.name}.{column.name}: {fault}" for column, fault in checked if fault]
     if repeated := int(stored.select(table.keys).to_pandas().duplicated().sum()):
         problems.append(f"{table.name}: {repeated} rows have the key of another row")
     return problems

@@ -1,7 +1,7 @@
-"""What a column of the per-head and per-model tables is called and how it is shown: one parser, one labeller.
+"""Names, labels and number formats of the columns of the per-head and per-model tables.
 
-A column is a statistic, perhaps at a context length, perhaps as a difference to the first model, perhaps one end of its
-interval: `ess2_2048`, `growth_low`, `nll_512_diff_high`. Probes declare their statistics; this module joins them.
+A column name is a statistic, optionally with a context length, a difference to the first model, and an interval end:
+`ess2_2048`, `growth_low`, `nll_512_diff_high`. Probes declare their statistics; this module joins them.
 """
 
 import math
@@ -16,9 +16,9 @@ from headscope.errors import BadInput, nearest
 
 @dataclass(frozen=True)
 class Statistic:
-    """How to show one column. `form` writes a number in words; without it three significant digits are shown.
+    """Label, unit, meaning and number format of one column; without `number_format`, three significant digits.
 
-    `best` is what the head of the highest value is called, if that is worth a closer look ("top retrieval head").
+    `best_head_name` names the head of the highest value, if that head is notable ("top retrieval head").
     """
 
     label: str
@@ -31,7 +31,7 @@ class Statistic:
 
     @property
     def title(self) -> str:
-        """The label as a heading."""
+        """The label with a capital first letter."""
         return capitalise(self.label)
 
     @property
@@ -41,11 +41,11 @@ class Statistic:
 
     @property
     def is_signed(self) -> bool:
-        """Whether zero is the middle of its values: its numbers are written with their sign."""
+        """Whether its values are centred at zero and written with a sign."""
         return self.number_format.startswith("+")
 
     def format_number(self, value: float) -> str:
-        """The value in words, as this statistic is written."""
+        """The value as text."""
         return (
             format(value, self.number_format) if self.number_format and math.isfinite(value) else format_number(value)
         )
@@ -53,7 +53,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class ColumnName:
-    """The parts of a column's name; `end` is "", "low" or "high"."""
+    """The parts of a column name; `interval_end` is "", "low" or "high"."""
 
     stem: str
     length: int | None
@@ -62,55 +62,55 @@ class ColumnName:
 
     @property
     def value_column(self) -> str:
-        """The column that this one is an end of the interval of, or the column itself."""
+        """The column without its interval end."""
         length = "" if self.length is None else f"_{self.length}"
         return f"{self.stem}{length}{'_diff' if self.is_difference else ''}"
 
 
 def parse_column(name: str) -> ColumnName:
-    """Take the name of a column apart."""
-    told = re.fullmatch(r"(.+?)(?:_([0-9]+))?(_diff)?(?:_(low|high))?", name)
-    assert told is not None  # every name but the empty one fits
-    return ColumnName(told[1], int(told[2]) if told[2] else None, bool(told[3]), told[4] or "")
+    """Split the name of a column into its parts."""
+    match = re.fullmatch(r"(.+?)(?:_([0-9]+))?(_diff)?(?:_(low|high))?", name)
+    assert match is not None  # every non-empty name matches
+    return ColumnName(match[1], int(match[2]) if match[2] else None, bool(match[3]), match[4] or "")
 
 
 @cache
 def statistics() -> Mapping[str, Statistic]:
-    """Every statistic that a probe declares, by name; the name of one by length lacks the length."""
-    return {name: shown for _, declared in plugins.load_parts("statistics") for name, shown in declared.items()}
+    """Every declared statistic by name, without a context length."""
+    return {name: entry for _, declared in plugins.load_parts("statistics") for name, entry in declared.items()}
 
 
 def is_statistic(name: str) -> bool:
-    """Whether the column is a statistic, not an end of its interval, that some probe declares."""
+    """Whether the column is a declared statistic and not an interval end."""
     return parse_column(name).stem in statistics() and not parse_column(name).interval_end
 
 
 def statistic(name: str) -> Statistic:
-    """How to show the column `name`, its length in words. Raises BadInput for a column that no probe declares."""
-    at, known = parse_column(name), statistics()
-    shown = known.get(name) or known.get(at.stem)
-    if shown is None:
-        raise BadInput(f"no statistic '{name}' of a head{nearest(name, known)}")
-    if at.length is None or name in known:
-        return shown
-    against = " against the first model" if at.is_difference else ""
-    told = f"{shown.label}{against} at {at.length:,}"
-    meaning = f"{shown.meaning}, in contexts of {at.length:,} tokens"
+    """The metadata of column `name`, with its length in the label. Raises BadInput for an undeclared column."""
+    parts, known = parse_column(name), statistics()
+    entry = known.get(name) or known.get(parts.stem)
+    if entry is None:
+        raise BadInput(f"unknown statistic '{name}'{nearest(name, known)}. Use a column of run.heads")
+    if parts.length is None or name in known:
+        return entry
+    against = " against the first model" if parts.is_difference else ""
+    label = f"{entry.label}{against} at {parts.length:,}"
+    meaning = f"{entry.meaning}, in contexts of {parts.length:,} tokens"
     return Statistic(
-        told, shown.unit, meaning, shown.log_scale, shown.formula, shown.number_format, shown.best_head_name
+        label, entry.unit, meaning, entry.log_scale, entry.formula, entry.number_format, entry.best_head_name
     )
 
 
 def columns_by_length(names: Iterable[str], stem: str) -> list[str]:
-    """The columns of that statistic at a length, the shortest first."""
-    found = [name for name in names if parse_column(name).stem == stem and parse_column(name).value_column == name]
+    """The columns of a statistic at each context length, shortest first."""
+    columns = [name for name in names if parse_column(name).stem == stem and parse_column(name).value_column == name]
     return sorted(
-        (name for name in found if parse_column(name).length), key=lambda name: parse_column(name).length or 0
+        (name for name in columns if parse_column(name).length), key=lambda name: parse_column(name).length or 0
     )
 
 
 def format_number(value: float) -> str:
-    """Three significant digits from 1 on, or all of the integer part, thousands separated; below 1, three decimals."""
+    """Format with three significant digits, at least the whole integer part; below 1, three decimals."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -120,5 +120,5 @@ def format_number(value: float) -> str:
 
 
 def capitalise(text: str) -> str:
-    """The text with its first letter large, all others as they are."""
+    """The text with a capital first letter."""
     return f"{text[:1].upper()}{text[1:]}"

@@ -1,6 +1,6 @@
 """Names that runs of format 1 used, and what they are called now: tables, columns, values and options."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,6 +52,17 @@ def current_value(value: str) -> str:
     """The present name of a component, method or ablation."""
     kind, colon, band = value.partition(":")
     return f"{BAND_COMPONENTS.get(kind, kind)}{colon}{band}" if colon else {**COMPONENTS, **METHODS}.get(value, value)
+
+
+def renamed(path: Sequence[str], value: Any = None) -> str | None:
+    """The message for an old probe, option or value in a study, at the keys `path`; None for any other."""
+    if path and path[0] in PROBES:
+        return f"'{path[0]}' is now '{PROBES[path[0]]}'"
+    if len(path) > 1 and (option := OPTIONS.get(path[0], {}).get(path[1])):
+        return f"option '{path[1]}' of '{path[0]}' is now '{option}'"
+    if isinstance(value, str) and path and path[0] in OPTIONS and current_value(value) != value:
+        return f"'{value}' is now '{current_value(value)}'"
+    return None
 
 
 def translate_manifest(manifest: dict[str, Any]) -> dict[str, Any]:

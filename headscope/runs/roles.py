@@ -1,4 +1,4 @@
-"""What a head is called by what it measures: local, sink, retrieval, ... Probes declare the roles."""
+"""Roles of heads that follow from their statistics: local, sink, retrieval, ... Probes declare them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,8 +11,10 @@ from headscope import plugins
 
 @dataclass(frozen=True)
 class Role:
-    """A name for heads, and which heads of the per-head table bear it; those of the largest `by` lead, or of the
-    smallest where `least` says so."""
+    """A role: its meaning and which rows of the per-head table have it.
+
+    Leading heads have the largest `order_by`, or the smallest if `ascending`.
+    """
 
     meaning: str
     has_role: Callable[[pd.DataFrame], pd.Series]
@@ -22,12 +24,12 @@ class Role:
 
 @cache
 def roles() -> Mapping[str, Role]:
-    """Every role that a probe declares, by name."""
+    """Every declared role by name."""
     return {name: role for _, declared in plugins.load_parts("roles") for name, role in declared.items()}
 
 
 def heads_with_role(heads: pd.DataFrame, role: str) -> pd.Series:
-    """Which rows of the per-head table bear the role; none where its statistic was not measured."""
+    """Mask of the rows of the per-head table that have the role; all False if its statistic was not measured."""
     try:
         return roles()[role].has_role(heads).fillna(False).astype(bool)
     except KeyError:
@@ -35,8 +37,8 @@ def heads_with_role(heads: pd.DataFrame, role: str) -> pd.Series:
 
 
 def leading_heads(heads: pd.DataFrame, role: str, count: int = 3) -> pd.DataFrame:
-    """The heads of one model that bear the role and lead in it."""
-    bearing = heads[heads_with_role(heads, role)]
+    """The leading heads of one model that have the role."""
+    rows = heads[heads_with_role(heads, role)]
     by = roles()[role].order_by
-    ordered = bearing.sort_values(by, ascending=roles()[role].ascending, kind="stable") if by in bearing else bearing
+    ordered = rows.sort_values(by, ascending=roles()[role].ascending, kind="stable") if by in rows else rows
     return ordered.head(count)

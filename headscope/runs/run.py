@@ -64,8 +64,8 @@ class CombinedRun(Run):
     def __init__(self, runs: Sequence[Run]) -> None:
         self._labels = _combined_labels(runs)
         models = [
-            {**model, "label": told[model["label"]]}
-            for run, told in zip(runs, self._labels, strict=True)
+            {**model, "label": new_labels[model["label"]]}
+            for run, new_labels in zip(runs, self._labels, strict=True)
             for model in run.manifest["models"]
         ]
         rows = {
@@ -83,7 +83,7 @@ class CombinedRun(Run):
     def stored(self, name: str) -> pa.Table:
         """The rows of all runs, one run after the other, with the labels of the combined models."""
         parts = zip(self.parts, self._labels, strict=True)
-        tables = [_relabel(run.arrow_table(name), told) for run, told in parts if name in run.tables]
+        tables = [_relabel(run.arrow_table(name), new_labels) for run, new_labels in parts if name in run.tables]
         return pa.concat_tables(tables).unify_dictionaries()
 
     def _read(self, name: str) -> pd.DataFrame:
@@ -128,10 +128,10 @@ def open_runs(folders: Sequence[Path]) -> list[Run]:
 
 def short_names(names: Sequence[str]) -> list[str]:
     """The shortest distinct names of runs: the slug, with the time, with the hash, or the whole name, numbered if needed."""
-    told = [re.fullmatch(r"\d{4}(\d\d)(\d\d)T(\d\d)(\d\d)\d\dZ-(.+)-([0-9a-f]{8})", name) for name in names]
-    if all(told):
-        for brief in (r"\5", r"\5 \1-\2 \3:\4", r"\5 \6"):
-            short = [each.expand(brief) for each in told if each]
+    matches = [re.fullmatch(r"\d{4}(\d\d)(\d\d)T(\d\d)(\d\d)\d\dZ-(.+)-([0-9a-f]{8})", name) for name in names]
+    if all(matches):
+        for template in (r"\5", r"\5 \1-\2 \3:\4", r"\5 \6"):
+            short = [match.expand(template) for match in matches if match]
             if len({*short}) == len(short):
                 return short
     return [f"{name} ({at})" if names.count(name) > 1 else name for at, name in enumerate(names, 1)]
@@ -143,7 +143,7 @@ def _combined_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
     for run in runs:
         for model in run.manifest["models"]:
             having.setdefault(model["label"], []).append((run, model))
-    several = {label for label, found in having.items() if not _is_same_model(found)}
+    several = {label for label, entries in having.items() if not _is_same_model(entries)}
     short = short_names([run.name for run in runs])
     return [
         {label: f"{label} \u00b7 {called}" if label in several else label for label in run.models}
@@ -151,34 +151,36 @@ def _combined_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
     ]
 
 
-def _is_same_model(found: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
+def _is_same_model(entries: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
     """Whether the runs measured the same model without measuring any table twice."""
-    same = len({(model["weights_sha256"], model["scheme"], model.get("adapter_sha256")) for _, model in found}) == 1
-    measured = [name for run, _ in found for name in run.tables if name not in tables_of_every_run()]
+    same = len({(model["weights_sha256"], model["scheme"], model.get("adapter_sha256")) for _, model in entries}) == 1
+    measured = [name for run, _ in entries for name in run.tables if name not in tables_of_every_run()]
     return same and len(measured) == len(set(measured))
 
 
-def _relabel(table: pa.Table, told: Mapping[str, str]) -> pa.Table:
-    at = table.schema.get_field_index("model")
-    if at < 0 or all(old == new for old, new in told.items()):
+def _relabel(table: pa.Table, new_labels: Mapping[str, str]) -> pa.Table:
+    index = table.schema.get_field_index("model")
+    if index < 0 or all(old == new for old, new in new_labels.items()):
         return table
     chunks = [
-        pa.DictionaryArray.from_arrays(chunk.indices, pa.array([told.get(x, x) for x in chunk.dictionary.to_pylist()]))
+        pa.DictionaryArray.from_arrays(
+            chunk.indices, pa.array([new_labels.get(x, x) for x in chunk.dictionary.to_pylist()])
+        )
         for chunk in table["model"].chunks
     ]
-    field = table.schema.field(at)
-    return table.set_column(at, field, pa.chunked_array(chunks, field.type))
+    field = table.schema.field(index)
+    return table.set_column(index, field, pa.chunked_array(chunks, field.type))
 
 
 def list_runs(directory: Path | str) -> list[tuple[Path, Run | BadRun]]:
     """The finished runs in `directory`, newest first; a run that cannot be read comes with its error."""
-    found: list[tuple[Path, Run | BadRun]] = []
+    entries: list[tuple[Path, Run | BadRun]] = []
     for file in sorted(Path(directory).glob("[!.]*/run.json"), reverse=True):
         try:
-            found.append((file.parent, Run.open(file.parent)))
+            entries.append((file.parent, Run.open(file.parent)))
         except BadRun as reason:
-            found.append((file.parent, reason))
-    return found
+            entries.append((file.parent, reason))
+    return entries
 
 
 def unfinished_runs(directory: Path | str) -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""The wide tables that report, app and notebooks share: a row per head, and a row per model.
+"""The wide tables that reports, app and notebooks share: one row per head, and one row per model.
 
-Every probe adds its columns; this module joins them. Every statistic is formed within each document and then averaged
-over documents (see `means`). Knows neither models nor figures.
+Every probe adds its columns; this module joins them. A statistic is computed within each document and then averaged over
+documents (see `aggregation`).
 """
 
 import numpy as np
@@ -14,9 +14,9 @@ from headscope.runs.run_tables import RunTables
 
 
 def head_table(run: RunTables) -> pd.DataFrame:
-    """One row per (model, layer, head), in that order, with kv_group and what each probe makes of the run's tables.
+    """One row per (model, layer, head), in that order, with kv_group and the columns of every probe.
 
-    `headscope.runs.column_metadata` tells labels, units and meanings; a column's interval is <column>_low .. <column>_high.
+    `headscope.runs.column_metadata` has labels, units and meanings; the confidence interval of a column is <column>_low .. <column>_high.
     """
     blocks = [columns for _, columns in plugins.call_parts("head_columns", run) if columns is not None]
     if not blocks:
@@ -27,7 +27,7 @@ def head_table(run: RunTables) -> pd.DataFrame:
 
 
 def model_table(run: RunTables) -> pd.DataFrame:
-    """One row per model, in the order of the study: `model`, and what each probe tells of a whole model."""
+    """One row per model, in the order of the study, with the columns of every probe."""
     rows = pd.DataFrame(index=pd.Index([], name="model", dtype="str"))
     for _, columns in plugins.call_parts("model_columns", run):
         if columns is not None:
@@ -36,7 +36,7 @@ def model_table(run: RunTables) -> pd.DataFrame:
 
 
 def longest_ess_column(heads: pd.DataFrame) -> str | None:
-    """The column `ess2_<L>` of the longest length that the first model was measured at; None without any."""
+    """The column `ess2_<L>` of the longest length that the first model was measured at; None if there is none."""
     if heads.empty:
         return None
     first = heads[heads["model"] == heads["model"].iloc[0]]
@@ -45,7 +45,7 @@ def longest_ess_column(heads: pd.DataFrame) -> str | None:
 
 
 def longest_common_ess_column(heads: pd.DataFrame) -> str | None:
-    """The column `ess2_<L>` of the longest length that every one of these models was measured at; None without any."""
+    """The column `ess2_<L>` of the longest length that all models were measured at; None if there is none."""
     names = columns_by_length(map(str, heads), "ess2")
     every = heads[names].notna().groupby(heads["model"], observed=True).any().all()
     return next((name for name in reversed(names) if every[name]), None)
@@ -54,7 +54,7 @@ def longest_common_ess_column(heads: pd.DataFrame) -> str | None:
 def compare_with_baseline(heads: pd.DataFrame, name: str, model: str, baseline: str) -> pd.DataFrame:
     """Rows layer, head, kv_group, `value` of the statistic under `model`, `baseline`, and its `change`.
 
-    The change is the ratio where the statistic is logarithmic, else the difference. Heads that both models have.
+    The change is a ratio for a logarithmic statistic, otherwise a difference. Only heads that both models have.
     """
     place = HEAD_KEYS[1:]
     some = heads[["model", *place, name]]
@@ -71,22 +71,22 @@ def heads_of_model(heads: pd.DataFrame, name: str, model: str, baseline: str | N
     With a `baseline`, `baseline` and `change` of `compared` follow the value. Columns without a value are left out.
     """
     place = HEAD_KEYS[1:]
-    mine = heads[heads["model"] == model].drop(columns="model")
-    told = [column for column in mine if column == name or mine[column].notna().any()]
-    mine = mine[told] if len(mine) else mine
-    ends = [column for column in (f"{name}_low", f"{name}_high") if column in mine]
-    rest = [column for column in mine if column not in (*place, name, *ends)]
+    rows = heads[heads["model"] == model].drop(columns="model")
+    measured = [column for column in rows if column == name or rows[column].notna().any()]
+    rows = rows[measured] if len(rows) else rows
+    interval = [column for column in (f"{name}_low", f"{name}_high") if column in rows]
+    rest = [column for column in rows if column not in (*place, name, *interval)]
     if baseline is None or baseline == model:
-        return mine[[*place, name, *ends, *rest]]
+        return rows[[*place, name, *interval, *rest]]
     both = compare_with_baseline(heads, name, model, baseline)[[*place, "baseline", "change"]]
-    return mine.merge(both, on=place, how="left")[[*place, name, "baseline", "change", *ends, *rest]]
+    return rows.merge(both, on=place, how="left")[[*place, name, "baseline", "change", *interval, *rest]]
 
 
 def log_ratio_to_first(heads: pd.DataFrame, name: str, label: str) -> pd.Series:
-    """ln ratio of a statistic, `label` over the first model, by (layer, head); empty for models with other heads."""
+    """ln ratio of a statistic, `label` over the first model, by (layer, head); empty if the models have different heads."""
     wide = heads.set_index(["layer", "head"])
     first = wide.loc[wide["model"] == heads["model"].iloc[0], name].astype("float64")
     second = wide.loc[wide["model"] == label, name].astype("float64")
-    alike = len(first) == len(second) == len(first.index.union(second.index))
-    ratio: pd.Series = np.log(second / first).dropna() if alike else first.iloc[:0]
+    has_same_heads = len(first) == len(second) == len(first.index.union(second.index))
+    ratio: pd.Series = np.log(second / first).dropna() if has_same_heads else first.iloc[:0]
     return ratio

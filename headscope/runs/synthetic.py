@@ -1,4 +1,4 @@
-"""A run with plausible numbers in every table, without a model: to test and time what reads runs, at any size."""
+"""Synthetic runs of any size with plausible numbers in every table, to test and time the code that reads runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from headscope.runs.writer import RunWriter
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a probe's made-up rows are about.
+    """The size of a synthetic run.
 
-    `units` are the heads (layer, head, kv_group), each with a `growth`: 0 retrieves, 1 aggregates.
+    `units` are the heads (layer, head, kv_group), each with a `growth` exponent: 0 for retrieval, 1 for aggregation.
     """
 
     units: pd.DataFrame
@@ -29,7 +29,7 @@ class Sizes:
 
 
 def synthetic_manifest(models: Sequence[str], layers: int = 4, heads: int = 6, groups: int = 2) -> dict[str, Any]:
-    """What a study would put into run.json."""
+    """The entries that a study would write to run.json."""
     geometry = {"layers": layers, "heads": heads, "kv_groups": groups, "head_dim": 16}
     return {
         "models": [
@@ -69,8 +69,10 @@ def synthetic_run(
     sizes = Sizes(units, pairs, lengths, docs, seed)
     cells: dict[str, Mapping[str, Any]] = {}
     for number, model in enumerate(models):
-        starts = model.startswith("yarn:")  # where learning starts from
-        cells[f"{model}/positions"] = _position_parameters(model, units, pairs, shift=0.0 if starts else -0.1 * number)
+        is_start = model.startswith("yarn:")  # the scheme that training starts from
+        cells[f"{model}/positions"] = _position_parameters(
+            model, units, pairs, shift=0.0 if is_start else -0.1 * number
+        )
         for probe, rows in plugins.call_parts("synthetic_rows", sizes, model, number):
             cells |= {f"{model}/{probe.name}/{cell}": tables for cell, tables in rows}
     with RunWriter.open(out, "synthetic", config) as writer:
@@ -80,7 +82,7 @@ def synthetic_run(
 
 
 def rope_frequencies(pairs: int, shift: float = 0.0) -> np.ndarray:
-    """Frequencies of RoPE with base 10,000, the slow ones moved by `shift`."""
+    """RoPE frequencies with base 10,000, the low ones shifted by `shift` in log scale."""
     return np.asarray(np.exp(-np.log(1e4) * np.arange(pairs) / pairs + shift * np.arange(pairs) / pairs))
 
 

@@ -1,4 +1,4 @@
-"""Which models of a run are checkpoints of which training: told by where they lie, and by their steps."""
+"""Which models of a run are checkpoints of the same training."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,10 @@ STEP_IN_NAME = re.compile(r"(?:(?:step|checkpoint|ckpt|iter)[-_]?\d+|^\d+)(?:\.s
 
 
 def training_checkpoints(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """The models that carry a step: rows label, training, step.
+    """The models with a training step: columns label, training, step.
 
-    A training goes by the folder that its checkpoints or adapters lie in; one that was measured in memory has none, and
-    goes by what follows " \u00b7 " in its labels, where several runs are read as one. An adapter whose name tells no
-    step is one by itself, and not a point of a training.
+    A training is named by the folder of its checkpoints or adapters. Models measured in memory have no folder and are
+    named by what follows " \u00b7 " in the labels of combined runs. An adapter without a step in its name stands alone.
     """
     rows = [
         {"label": model["label"], "training": training, "step": int(model["step"])}
@@ -26,19 +25,19 @@ def training_checkpoints(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def latest_checkpoints(models: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The labels of the models that are not an earlier checkpoint of a training."""
-    course = training_checkpoints(models)
-    last = course.sort_values("step", kind="stable").drop_duplicates("training", keep="last")["label"]
-    before = {*course["label"]} - {*last}
-    return [model["label"] for model in models if model["label"] not in before]
+    """Labels of all models except earlier checkpoints of a training."""
+    checkpoints = training_checkpoints(models)
+    last = checkpoints.sort_values("step", kind="stable").drop_duplicates("training", keep="last")["label"]
+    earlier = {*checkpoints["label"]} - {*last}
+    return [model["label"] for model in models if model["label"] not in earlier]
 
 
 def _training_name(model: Mapping[str, Any]) -> str | None:
     adapter = re.search(r"adapter=([^,]+)", str(model["scheme"]))
-    for place in (str(model["checkpoint"]), adapter[1] if adapter else ""):
-        if STEP_IN_NAME.search(PurePath(place).name):
-            repository, colon, _ = place.rpartition(":")
-            return (PurePath(repository).name if colon else PurePath(place).parent.name) or "training"
+    for path in (str(model["checkpoint"]), adapter[1] if adapter else ""):
+        if STEP_IN_NAME.search(PurePath(path).name):
+            repository, colon, _ = path.rpartition(":")
+            return (PurePath(repository).name if colon else PurePath(path).parent.name) or "training"
     if adapter:
         return None
     return str(model["label"]).partition(" \u00b7 ")[2] or "training"

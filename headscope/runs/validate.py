@@ -1,4 +1,4 @@
-"""What is wrong with a stored run."""
+"""Checks of a stored run."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from headscope.runs.schema import all_tables
 
 
 def validate(run: RunTables) -> list[str]:
-    """What is wrong with a run's files, one line each: hashes, row counts, schemas, NaN, bounds, duplicate keys."""
+    """Problems of a run's files, one line each: digests, row counts, schemas, NaN, bounds, duplicate keys."""
     problems = [f"{name}: no table of format {FORMAT_VERSION}" for name in run.tables if name not in all_tables()]
     for name, facts in run.manifest["tables"].items():
         if name not in all_tables():

@@ -212,8 +212,8 @@ class RunWriter:
         for name, table in all_tables().items():
             parts = [
                 arrow.read(file, digest, _repair_advice(cell))
-                for cell, told in digests.items()
-                for file, digest in told.items()
+                for cell, files in digests.items()
+                for file, digest in files.items()
                 if file.stem == name
             ]
             if parts:

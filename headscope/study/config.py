@@ -23,6 +23,7 @@ from pydantic import (
 
 from headscope import plugins, user_input
 from headscope.errors import BadInput, nearest
+from headscope.runs import old_names
 
 MAX_SEED = 2**31 - 1
 MAX_DOCUMENTS = 1_000_000
@@ -120,7 +121,9 @@ class EngineOptions(Options):
 class Study(Options):
     """A study: the probes whose options are set are stored in one run. `study_type` adds a field per probe."""
 
-    name: str = Field(default="study", pattern=user_input.RUN_NAME_PATTERN, description="name appended to the run directory")
+    name: str = Field(
+        default="study", pattern=user_input.RUN_NAME_PATTERN, description="name appended to the run directory"
+    )
     models: dict[str, str] = Field(default_factory=lambda: {"base": "smollm2-135m"}, description="model specs by label")
     texts: TextOptions = Field(default_factory=TextOptions)
     seed: int = Field(0, ge=0, le=MAX_SEED, description="random seed")
@@ -234,6 +237,8 @@ def _describe_first_error(error: ValidationError) -> str:
     same_key = (item for item in mistakes if item[0][: len(first)] == first)
     steps, mistake = max(same_key, key=lambda item: len(item[0]))
     path = ".".join(str(step) for step, _ in steps)
+    if message := old_names.renamed([str(step) for step, _ in steps], mistake["input"]):
+        return message
     if mistake["type"] == "extra_forbidden":
         known_keys = list(steps[-1][1].model_fields)
         return f"unknown key '{path}'{nearest(str(steps[-1][0]), known_keys)}. Use one of: {', '.join(known_keys)}"
