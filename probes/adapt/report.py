@@ -19,15 +19,15 @@ def _loss_charts(context: RenderContext) -> Iterator[Chart]:
     if "training" in run.tables:
         yield Chart(
             plots.plot_training_loss(run.training),
-            "Loss of each step's batch, before the step. It is noisy because batches differ in difficulty, and it is lower "
-            "for longer sequences. The symbol of a point shows the sequence length.",
+            "Loss of each step's batch, before the step. It is noisy because batches differ in difficulty, and it is "
+            "lower for longer sequences. The symbol of a point shows the sequence length.",
             half_width=True,
         )
     if "validation" in run.tables:
         yield Chart(
             plots.plot_held_out_loss(run.validation),
-            "Held-out documents are never trained on. The line is the mean over documents; the band spans the documents, "
-            "from the largest to the smallest improvement. Below zero, the loss is lower than at step 0.",
+            "Held-out documents are never trained on. The line is the mean over documents; the band spans the "
+            "documents, from the largest to the smallest improvement. Below zero, the loss is lower than at step 0.",
             half_width=True,
         )
         for adapter in run.validation["adapter"].unique():

@@ -68,7 +68,9 @@ class AdaptRunner:
     def cells(self) -> list[Cell]:
         segment_steps, steps = self.options.keep, self.options.total_steps
         validation = pass_cost(self.options.validation_length) / 3 * len(self.held_out_documents)
-        segments = [_TrainingSegment(start, min(start + segment_steps, steps)) for start in range(0, steps, segment_steps)]
+        segments = [
+            _TrainingSegment(start, min(start + segment_steps, steps)) for start in range(0, steps, segment_steps)
+        ]
         return [
             Cell("base: held-out loss", self.model_label, validation),
             Cell("step 0: held-out loss", self.model_label, validation, _TrainingSegment(0, 0)),
@@ -190,7 +192,8 @@ class AdaptRunner:
                 )
         if len(digests) < len(names):
             log.warning(
-                "adapter %s records its training texts by name only: make sure that it was not trained on a held-out text",
+                "adapter %s records its training texts by name only: make sure that it was not trained on a held-out "
+                "text",
                 adapter_path,
             )
         adarope.metadata["before"] = {"sha256": adarope.sha256, **adarope.metadata}
@@ -206,7 +209,11 @@ class AdaptRunner:
     ) -> None:
         """Write the adapter (and LoRA) at the segment's end, and the state from which training resumes."""
         self._adapter_folder.mkdir(parents=True, exist_ok=True)
-        earlier = _read_losses(self._adapter_path(segment.start_step)) if segment.end_step else {"held_out": {}, "training": []}
+        earlier = (
+            _read_losses(self._adapter_path(segment.start_step))
+            if segment.end_step
+            else {"held_out": {}, "training": []}
+        )
         mean_loss = np.average(validation["nll"], weights=validation["tokens"])
         losses = {
             "held_out": {**earlier["held_out"], str(segment.end_step): round(float(mean_loss), 5)},

@@ -26,9 +26,10 @@ def exclude_held_out(held_out_digests: Mapping[str, str], source: str) -> Iterat
 class SequenceSampler:
     """Sampler over the documents of some sources, without the held-out ones (name -> digest), in tokens.
 
-    A document's probability is proportional to the number of slices it has, so that all tokens are about equally likely.
-    With `uniform_over_sources` a source is drawn first, uniformly. Documents are neither joined nor padded. Every slice
-    begins with the special tokens that the tokenizer puts before a text. Raises BadInput if no document is left.
+    A document's probability is proportional to the number of slices it has, so that all tokens are about equally
+    likely. With `uniform_over_sources` a source is drawn first, uniformly. Documents are neither joined nor padded.
+    Every slice begins with the special tokens that the tokenizer puts before a text. Raises BadInput if no document is
+    left.
     """
 
     def __init__(

@@ -66,8 +66,8 @@ def held_out_loss(model: Model, scheme: str | Fixed | AdaRoPE, documents: Sequen
 class AdapterTrainer:
     """Trains those parameters of `adarope` and `lora` that require gradients.
 
-    `learning_rates` are those of xi, of (tau, gamma), and of the LoRA. The optimiser is AdamW with the paper's betas and
-    epsilon and without weight decay, which would pull every log-frequency to 0 [ours].
+    `learning_rates` are those of xi, of (tau, gamma), and of the LoRA. The optimiser is AdamW with the paper's betas
+    and epsilon and without weight decay, which would pull every log-frequency to 0 [ours].
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class AdapterTrainer:
     def step(self, batch: Sequence[Tensor], rate_factor: float) -> float:
         """Take one optimiser step on sequences [L] at `rate_factor` times the learning rates.
 
-        Returns the mean loss in nats per token. Raises Diverged and changes no parameter if the loss or a gradient is not
-        finite.
+        Returns the mean loss in nats per token. Raises Diverged and changes no parameter if the loss or a gradient is
+        not finite.
         """
         self.optimizer.zero_grad()
         loss = sum(self._accumulate_gradients(ids, len(batch)) for ids in batch)

@@ -1,10 +1,10 @@
-"""Small models trained from random weights under different position schemes, alike in everything else."""
+"""Probe `pretrain`: train small models from random weights that differ only in their position scheme."""
 
 from headscope.plugins import Probe
 
 PROBE = Probe(
     name="pretrain",
-    title="From scratch",
+    title="Pretraining",
     summary="Train small models from random weights under different position schemes, on the same batches.",
     tab=None,
     order=22,
@@ -13,7 +13,7 @@ PROBE = Probe(
     options="probes.pretrain.options:PretrainOptions",
     runner="probes.pretrain.run:PretrainRunner",
     charts="probes.pretrain.report:charts",
-    findings="probes.pretrain.findings:findings",
-    next_steps="probes.pretrain.findings:next_steps",
-    bench="probes.pretrain.bench:benchmark_variants",
+    findings="probes.pretrain.report:findings",
+    next_steps="probes.pretrain.report:next_steps",
+    bench="probes.pretrain.run:benchmark_variants",
 )

@@ -1,62 +1,112 @@
-"""Held-out loss of trainings from scratch: document by document, and every variant beside the first, over its seeds."""
+"""Final checkpoints of pretraining in a run, and their validation losses by document, variant and seed."""
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, get_args
 
 import pandas as pd
 
 from headscope.runs.aggregation import mean_losses, mean_with_interval
 from headscope.runs.run import Run
-from probes.pretrain.checkpoint_index import TrainingKey, native_context
+from probes.pretrain.options import Variant
+
+CHECKPOINT_FOLDER_PATTERN = re.compile(rf"(?:^|/)({'|'.join(get_args(Variant))})-s(\d+)/step-(\d+)/?$")
+
+
+class TrainingKey(NamedTuple):
+    """Variant and seed of one training; the seed sets its weights and batches."""
+
+    variant: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant}-s{self.seed}"
+
 
 LossesByTraining = dict[TrainingKey, pd.Series]
 """Mean loss (nats/token) of each document under each training."""
 
 
+def checkpoint_labels(run: Run) -> dict[TrainingKey, dict[int, str]]:
+    """The run's checkpoints of each training: step -> label, in the order of the run."""
+    labels: dict[TrainingKey, dict[int, str]] = {}
+    for model in run.manifest["models"]:
+        if match := CHECKPOINT_FOLDER_PATTERN.search(model["checkpoint"]):
+            labels.setdefault(TrainingKey(match[1], int(match[2])), {})[int(match[3])] = model["label"]
+    return labels
+
+
+def final_checkpoint_labels(run: Run) -> dict[TrainingKey, str]:
+    """The label of each training's last checkpoint; only trainings that reached the highest step of the run."""
+    labels = checkpoint_labels(run)
+    end = max((max(steps) for steps in labels.values()), default=0)
+    return {training: steps[end] for training, steps in labels.items() if end in steps}
+
+
+def native_context(run: Run, label: str) -> int:
+    """The context length in tokens that a model was trained on."""
+    entry: Mapping[str, Any] = next(model for model in run.manifest["models"] if model["label"] == label)
+    return int(entry["geometry"].get("native_context", 0))
+
+
 def losses_by_document(run: Run, final_labels: Mapping[TrainingKey, str], length: int) -> LossesByTraining:
-    """The losses of the last models in contexts of that length."""
+    """The losses of the final models at one context length."""
     rows = run.nll[run.nll["context_length"] == length].astype({"model": "str", "doc": "str", "nll": "float64"})
-    means = {str(label): block.droplevel("model") for label, block in mean_losses(rows, ["model", "doc"]).groupby("model")}
-    return {each: means[label] for each, label in final_labels.items() if label in means}
+    by_label = mean_losses(rows, ["model", "doc"]).groupby("model")
+    means = {str(label): losses.droplevel("model") for label, losses in by_label}
+    return {training: means[label] for training, label in final_labels.items() if label in means}
 
 
 def variant_table(run: Run, final_labels: Mapping[TrainingKey, str]) -> pd.DataFrame:
-    """A row a variant: `nll_<L>` (nats/token) of its last models over documents, `nll_<L>_diff` less that of the first
-    variant with the same seed, both with intervals, and how far its seeds lie apart at the trained length."""
-    names = [*dict.fromkeys(each.variant for each in final_labels)]
-    seeds = {name: [each for each in final_labels if each.variant == name] for name in names}
-    told = {name: ", ".join(str(each.seed) for each in mine) for name, mine in seeds.items()}
-    columns: list[pd.DataFrame | pd.Series] = [pd.Series(told, name="seeds")]
-    gaps: list[pd.DataFrame | pd.Series] = []
-    trained = native_context(run, next(iter(final_labels.values())))
+    """One row per variant, with its seeds and, for each context length L, means over documents and their intervals.
+
+    `nll_<L>` is the loss of the final models (nats/token), `nll_<L>_diff` its difference from the first variant with
+    the same seed, and `seeds_apart` the range of the seeds' losses at the trained length.
+    """
+    names = [*dict.fromkeys(training.variant for training in final_labels)]
+    by_variant = {name: [training for training in final_labels if training.variant == name] for name in names}
+    seeds = {name: ", ".join(str(training.seed) for training in trainings) for name, trainings in by_variant.items()}
+    loss_columns: list[pd.DataFrame | pd.Series] = [pd.Series(seeds, name="seeds")]
+    difference_columns: list[pd.DataFrame | pd.Series] = []
+    trained_length = native_context(run, next(iter(final_labels.values())))
     for length in sorted(run.nll["context_length"].unique()):
-        known = losses_by_document(run, final_labels, int(length))
-        columns.append(_mean_over_seeds(f"nll_{length}", {name: _document_losses(known, mine) for name, mine in seeds.items()}))
-        against = {name: _paired_differences(known, mine, names[0]) for name, mine in seeds.items() if name != names[0]}
-        gaps.append(_mean_over_seeds(f"nll_{length}_diff", against))
-        if length == trained and len(final_labels) > len(names):
-            gaps.append(pd.Series({name: _seed_spread(_document_losses(known, mine)) for name, mine in seeds.items()}, name="seeds_apart"))
-    return pd.concat([*columns, *gaps], axis=1).rename_axis("variant").reset_index()
+        losses = losses_by_document(run, final_labels, int(length))
+        values = {name: _document_losses(losses, trainings) for name, trainings in by_variant.items()}
+        loss_columns.append(_mean_over_seeds(f"nll_{length}", values))
+        differences = {
+            name: _paired_differences(losses, trainings, names[0])
+            for name, trainings in by_variant.items()
+            if name != names[0]
+        }
+        difference_columns.append(_mean_over_seeds(f"nll_{length}_diff", differences))
+        if length == trained_length and len(final_labels) > len(names):
+            spreads = {name: _seed_spread(losses_by_seed) for name, losses_by_seed in values.items()}
+            difference_columns.append(pd.Series(spreads, name="seeds_apart"))
+    return pd.concat([*loss_columns, *difference_columns], axis=1).rename_axis("variant").reset_index()
 
 
-def _document_losses(by_training: LossesByTraining, trainings: Sequence[TrainingKey]) -> list[pd.Series]:
-    return [by_training[each] for each in trainings if each in by_training]
+def _document_losses(losses: LossesByTraining, trainings: Sequence[TrainingKey]) -> list[pd.Series]:
+    return [losses[training] for training in trainings if training in losses]
 
 
-def _paired_differences(by_training: LossesByTraining, trainings: Sequence[TrainingKey], reference: str) -> list[pd.Series]:
-    """The difference from the first variant, document by document and seed by seed."""
-    pairs = [(each, TrainingKey(reference, each.seed)) for each in trainings]
-    return [by_training[own] - by_training[other] for own, other in pairs if own in by_training and other in by_training]
+def _paired_differences(losses: LossesByTraining, trainings: Sequence[TrainingKey], reference: str) -> list[pd.Series]:
+    """Differences from the reference variant with the same seed, document by document."""
+    pairs = [(training, TrainingKey(reference, training.seed)) for training in trainings]
+    return [losses[training] - losses[other] for training, other in pairs if training in losses and other in losses]
 
 
 def _mean_over_seeds(name: str, values: Mapping[str, list[pd.Series]]) -> pd.DataFrame:
     """By variant, the mean over documents of the mean over seeds, with its interval."""
-    means = {each: pd.concat(some, axis=1).dropna().mean(axis=1) for each, some in values.items() if some}
+    means = {
+        variant: pd.concat(by_seed, axis=1).dropna().mean(axis=1) for variant, by_seed in values.items() if by_seed
+    }
     if not means:
         return pd.DataFrame(columns=[name])
     return mean_with_interval(pd.concat(means, names=["model"]), name)
 
 
-def _seed_spread(seeds: list[pd.Series]) -> float:
-    """How far the mean losses of seeds lie apart on the same documents (nats/token)."""
-    means = pd.concat(seeds, axis=1).dropna().mean()
+def _seed_spread(losses_by_seed: list[pd.Series]) -> float:
+    """Range of the seeds' mean losses over the same documents (nats/token); NaN for a single seed."""
+    means = pd.concat(losses_by_seed, axis=1).dropna().mean()
     return float(means.max() - means.min()) if len(means) > 1 else float("nan")

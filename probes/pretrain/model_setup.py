@@ -1,4 +1,4 @@
-"""What a training starts from and leaves: a vocabulary, random weights, folders that any tool opens."""
+"""Tokenizer, random model, initial positions and checkpoint folders of pretraining."""
 
 import json
 import shutil
@@ -20,16 +20,22 @@ from transformers import (
 )
 
 from headscope.positions.adarope import AdaRoPE
-from headscope.positions.checkpoint_scheme import FILE, KEY
-from headscope.positions.model import load
+from headscope.positions.attach import resolve
+from headscope.positions.checkpoint_scheme import FILE, KEY, LEARNED
+from headscope.positions.model import Model, load
 from headscope.positions.schedule import Fixed
+from probes.adapt.variants import VARIANT_SETUPS
 from probes.pretrain.options import PretrainOptions
 
+REFERENCE_LENGTH = 64
+"""L_ref of AdaScale (paper, Detailed Setting)."""
+FIXED_SCHEMES = {"rope": "base", "prope": "prope", "alibi": "alibi", "nope": "nope"}
+"""Variants without trained positions -> their position scheme."""
 ROPE_BASE = 10_000.0
 EXPERTS_PER_LAYER, EXPERTS_PER_TOKEN = 8, 2
-"""Experts a layer, and those of a token; the paper has 32 and 4 [ours, for models as small as these]."""
+"""All experts of a layer, and those active for a token; the paper has 32 and 4 [ours, for such small models]."""
 BALANCE_LOSS_WEIGHT = 0.01
-"""Weight of the loss that balances experts (paper). Its z-loss is left out: transformers' class has none."""
+"""Weight of the loss that balances experts (paper). The paper's z-loss is omitted: transformers' class has none."""
 BEGIN_TOKEN, END_TOKEN = "<s>", "</s>"
 ARCHITECTURES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -39,17 +45,17 @@ ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTokenizerFast:
-    """Byte-pair encoding of at most `vocabulary` tokens, learned on `texts`; the begin token opens every text."""
+    """Train a byte-pair tokenizer of at most `vocabulary_size` tokens on `texts`; it begins every text with <s>."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=vocabulary_size, special_tokens=[BEGIN_TOKEN, END_TOKEN], initial_alphabet=alphabet, show_progress=False
-        ),
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=[BEGIN_TOKEN, END_TOKEN],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
     )
+    tokenizer.train_from_iterator(texts, trainer)
     begin = tokenizer.token_to_id(BEGIN_TOKEN)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BEGIN_TOKEN} $A", pair=f"{BEGIN_TOKEN} $A $B", special_tokens=[(BEGIN_TOKEN, begin)]
@@ -58,14 +64,22 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTok
 
 
 def random_model(options: PretrainOptions, vocabulary_size: int, seed: int) -> PreTrainedModel:
-    """A model of random weights, float32: drawn by the seed alone, so alike for every variant."""
-    settings, kind = ARCHITECTURES[options.architecture]
+    """A float32 model with random weights, which depend on the seed and not on the variant."""
+    config_class, model_class = ARCHITECTURES[options.architecture]
     moe = options.architecture == "olmoe"
-    experts = {"num_experts": EXPERTS_PER_LAYER, "num_experts_per_tok": EXPERTS_PER_TOKEN, "router_aux_loss_coef": BALANCE_LOSS_WEIGHT} if moe else {}
+    experts = (
+        {
+            "num_experts": EXPERTS_PER_LAYER,
+            "num_experts_per_tok": EXPERTS_PER_TOKEN,
+            "router_aux_loss_coef": BALANCE_LOSS_WEIGHT,
+        }
+        if moe
+        else {}
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = kind(
-            settings(
+        model: PreTrainedModel = model_class(
+            config_class(
                 vocab_size=vocabulary_size,
                 hidden_size=options.width,
                 intermediate_size=options.feed_forward // (EXPERTS_PER_TOKEN if moe else 1),
@@ -87,21 +101,39 @@ def random_model(options: PretrainOptions, vocabulary_size: int, seed: int) -> P
     return model
 
 
+def initial_positions(variant: str, model: Model) -> Fixed | AdaRoPE:
+    """The positions from which a variant's training starts; AdaRoPE starts as RoPE."""
+    if variant in FIXED_SCHEMES:
+        positions = resolve(model, FIXED_SCHEMES[variant])
+        assert isinstance(positions, Fixed)
+        return positions
+    adarope = AdaRoPE.untrained(model, resolve(model, "base"), REFERENCE_LENGTH)
+    VARIANT_SETUPS["full" if variant == "adarope" else variant](adarope)
+    return adarope.to(model.device)
+
+
+def stored_scheme_name(variant: str) -> str | None:
+    """The scheme that a checkpoint's config names; None if the positions are those of the architecture."""
+    if variant == "rope":
+        return None
+    return FIXED_SCHEMES.get(variant, LEARNED)
+
+
 def save_checkpoint(
     folder: Path, model: PreTrainedModel, tokenizer: Any, scheme_name: str | None, schedule: Fixed | AdaRoPE
 ) -> None:
-    """Write a checkpoint folder, all or nothing: weights, tokenizer, and the positions that it was trained under."""
-    staged = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(staged, ignore_errors=True)
-    model.save_pretrained(staged)
-    tokenizer.save_pretrained(staged)
+    """Write a checkpoint folder atomically: weights, tokenizer, and the positions that the model was trained under."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
     if scheme_name is not None:
-        file = staged / "config.json"
-        told = {**json.loads(file.read_text(encoding="utf-8")), KEY: scheme_name}
-        file.write_text(json.dumps(told, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        file = partial / "config.json"
+        config = {**json.loads(file.read_text(encoding="utf-8")), KEY: scheme_name}
+        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     if isinstance(schedule, AdaRoPE):
-        now = load(model)  # whose digest is of the weights as they are now
+        digest = load(model).weights_sha256  # a new handle, because the old one remembers the digest of earlier weights
         step = int(folder.name.rpartition("-")[2])
-        schedule.save(staged / FILE, weights_sha256=now.weights_sha256, checkpoint=folder.name, step=step)
+        schedule.save(partial / FILE, weights_sha256=digest, checkpoint=folder.name, step=step)
     shutil.rmtree(folder, ignore_errors=True)
-    staged.rename(folder)
+    partial.rename(folder)

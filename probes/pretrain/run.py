@@ -1,13 +1,13 @@
-"""The `pretrain` section: small models trained from random weights under different positions, alike in everything else.
+"""Runner of the pretrain probe: small models trained from random weights that differ only in their position scheme.
 
-A cell is a stretch of optimiser steps of one training. It goes on from the state that the stretch before it left, keeps
-checkpoints/TRAINING/step-NNNNNN in the run where one is due, and measures the held-out loss by position. Trainings of a
-seed take turns, so that at any time all of them have come about as far.
+A cell is a segment of optimiser steps of one training. It restores the state at the end of the previous segment, saves
+checkpoints/TRAINING/step-NNNNNN in the run if the options ask for that step, and measures the validation loss by
+position. The trainings of a seed alternate, so that all of them reach about the same step at any time.
 """
 
 import copy
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
@@ -21,7 +21,7 @@ from headscope.errors import BadInput, Diverged
 from headscope.models.checkpoint import pick_device
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
-from headscope.positions.model import load
+from headscope.positions.model import Model, load
 from headscope.positions.schedule import Fixed
 from headscope.prompts.texts import CHARACTERS_PER_TOKEN, Document, TokenDocument, first_tokens, read_documents
 from headscope.runs.arrow import Rows
@@ -30,12 +30,20 @@ from headscope.study.context import StudyContext
 from headscope.study.digests import DigestParts
 from headscope.study.monitor import measure_training_step
 from probes.adapt.sequence_sampler import SequenceSampler, exclude_held_out
-from probes.adapt.trainer import warn_if_warmup_too_long, wsd_rate_factor
-from probes.adapt.validation import held_out_loss
-from probes.pretrain import model_setup
+from probes.adapt.trainer import BETAS, EPSILON, held_out_loss, warn_if_warmup_too_long, wsd_rate_factor
+from probes.pretrain.model_setup import (
+    initial_positions,
+    random_model,
+    save_checkpoint,
+    stored_scheme_name,
+    train_tokenizer,
+)
 from probes.pretrain.options import PretrainOptions
 from probes.pretrain.trainer import PretrainTrainer
-from probes.pretrain.variants import initial_positions, stored_scheme_name
+
+STEPS_PER_TIMING = 6
+"""Steps of one timing of `headscope bench`; each variant takes one untimed step first."""
+TIMED_VARIANTS = ("rope", "alibi", "adarope")
 
 
 @dataclass(frozen=True)
@@ -47,12 +55,12 @@ class _TrainingSegment:
 
     @property
     def training_name(self) -> str:
-        """What the training goes by in tables and folders."""
+        """Name of the training in tables and folders."""
         return f"{self.variant}-s{self.seed}"
 
 
 class PretrainRunner:
-    """Cells: for every seed, stretch by stretch, each variant."""
+    """Cells: for every seed, segment by segment, each variant."""
 
     def __init__(self, options: PretrainOptions, context: StudyContext):
         self.options, self.context = options, context
@@ -62,34 +70,33 @@ class PretrainRunner:
         warn_if_warmup_too_long(options.steps, options.warmup)
 
     def _choose_held_out_texts(self) -> list[Document]:
-        """The first of the study's texts, in their seeded order, that are long enough whatever the vocabulary."""
+        """The first of the study's texts, in seeded order, that are long enough for any vocabulary."""
         texts, length = self.context.study.texts, CHARACTERS_PER_TOKEN * self.options.validation_length
-        long = (document for document in read_documents(texts.source, self.context.seed) if len(document.text) >= length)
-        found = [*islice(long, texts.docs)]
-        if len(found) < texts.docs:
+        candidates = read_documents(texts.source, self.context.seed)
+        held_out = [*islice((document for document in candidates if len(document.text) >= length), texts.docs)]
+        if len(held_out) < texts.docs:
             raise BadInput(
-                f"{len(found)} documents in {texts.source} have {length:,} characters, but {texts.docs} are to be held "
-                "out: ask for fewer --docs, a smaller --validation-length or another --text"
+                f"too few held-out documents: {texts.docs} are needed, but only {len(held_out)} in {texts.source} have "
+                f"{length:,} characters. Use fewer --docs, a smaller --validation-length or another --text"
             )
-        return found
+        return held_out
 
     def _training_texts(self) -> Iterator[Document]:
-        return (each for source in self.options.train for each in exclude_held_out(self._held_out_digests, source))
+        for source in self.options.train:
+            yield from exclude_held_out(self._held_out_digests, source)
 
     @property
     def _held_out_digests(self) -> dict[str, str]:
         return {document.name: document.digest for document in self.held_out_texts}
 
     def cells(self) -> list[Cell]:
-        stops = self.options.segment_bounds
-        stretches = [(0, 0), *pairwise(stops)]
-        planned = self.options.parsed_trainings
-        seeds = dict.fromkeys(seed for _, seed in planned)
+        segments = [(0, 0), *pairwise(self.options.segment_bounds)]
+        trainings = self.options.parsed_trainings
         return [
-            self._segment_cell(_TrainingSegment(variant, seed, first, last))
-            for seed in seeds
-            for first, last in stretches
-            for variant in (variant for variant, its_own in planned if its_own == seed)
+            self._segment_cell(_TrainingSegment(variant, seed, start, end))
+            for seed in dict.fromkeys(seed for _, seed in trainings)
+            for start, end in segments
+            for variant in (variant for variant, variant_seed in trainings if variant_seed == seed)
         ]
 
     def _segment_cell(self, segment: _TrainingSegment) -> Cell:
@@ -99,90 +106,106 @@ class PretrainRunner:
         return Cell(f"{segment.training_name}: {steps}", None, cost, segment)
 
     def rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
-        stretch: _TrainingSegment = cell.task
-        drawn = model_setup.random_model(self.options, len(self.tokenizer), self._training_seed(stretch))
-        training = load(drawn.to(self._device), tokenizer=self.tokenizer)
-        positions = initial_positions(stretch.variant, training)
-        learner = PretrainTrainer(training, positions, self.options)
-        if stretch.start_step:
-            learner.load(self._state_path(stretch, stretch.start_step))
-        drawn.train()
-        with attached(training, positions):
-            steps = [self._train_step(learner, stretch, step) for step in range(stretch.start_step, stretch.end_step)]
-        found = held_out_loss(training, positions, self.held_out_documents)
-        if not np.isfinite(found["nll"]).all():
-            raise self._divergence_error("the held-out loss is no longer finite", stretch, stretch.end_step)
-        self._save_segment(learner, positions, stretch)
-        if self.options.watch and stretch.end_step in self.options.checkpoint_steps:
-            now = training.under(positions, stretch.variant)
-            resume = stretch.end_step > self.options.checkpoint_steps[0]
-            measure_training_step(self.context, stretch.training_name, now, self.options.length, stretch.end_step, resume)
-        tables: dict[str, Rows] = {"validation": {"adapter": stretch.training_name, "step": stretch.end_step, **found}}
-        if steps:
-            columns = {name: [row[name] for row in steps] for name in steps[0]}
-            tables["training"] = {"adapter": stretch.training_name, **columns}
+        segment: _TrainingSegment = cell.task
+        module = random_model(self.options, len(self.tokenizer), self._training_seed(segment))
+        trained = load(module.to(self._device), tokenizer=self.tokenizer)
+        positions = initial_positions(segment.variant, trained)
+        trainer = PretrainTrainer(trained, positions, self.options)
+        if segment.start_step:
+            trainer.load(self._state_path(segment, segment.start_step))
+        module.train()
+        with attached(trained, positions):
+            step_records = [
+                self._train_step(trainer, segment, step) for step in range(segment.start_step, segment.end_step)
+            ]
+        validation = held_out_loss(trained, positions, self.held_out_documents)
+        if not np.isfinite(validation["nll"]).all():
+            raise self._divergence_error("the validation loss is not finite", segment, segment.end_step)
+        self._save_segment(trainer, positions, segment)
+        if self.options.watch and segment.end_step in self.options.checkpoint_steps:
+            measure_training_step(
+                self.context,
+                segment.training_name,
+                trained.under(positions, segment.variant),
+                self.options.length,
+                segment.end_step,
+                resume=segment.end_step > self.options.checkpoint_steps[0],
+            )
+        keys = {"adapter": segment.training_name}
+        tables: dict[str, Rows] = {"validation": {**keys, "step": segment.end_step, **validation}}
+        if step_records:
+            tables["training"] = keys | {name: [record[name] for record in step_records] for name in step_records[0]}
         return tables
 
     def _train_step(self, trainer: PretrainTrainer, segment: _TrainingSegment, step: int) -> dict[str, Any]:
-        config = self.options
-        slices = copy.copy(self.sampler)
-        slices.seed = self._training_seed(segment)
-        batch = torch.stack([slices.sample_sequence(config.length, step, number) for number in range(config.batch)])
-        factor = wsd_rate_factor(step, config.steps, config.warmup)
-        began = time.monotonic()
+        """Take one optimiser step; its row of table `training`."""
+        options = self.options
+        sampler = copy.copy(self.sampler)
+        sampler.seed = self._training_seed(segment)
+        batch = torch.stack([sampler.sample_sequence(options.length, step, index) for index in range(options.batch)])
+        factor = wsd_rate_factor(step, options.steps, options.warmup)
+        start_time = time.monotonic()
         try:
             loss = trainer.step(batch, factor)
         except Diverged as error:
             raise self._divergence_error(str(error), segment, step + 1) from error
-        speed = batch.numel() / (time.monotonic() - began)
-        said = f"{segment.training_name} step {step + 1} of {config.steps}: loss {loss:.3f}, {speed:.0f} tokens/s"
-        self.context.advance(self._step_cost, said)
+        speed = batch.numel() / (time.monotonic() - start_time)
+        progress = f"{segment.training_name} step {step + 1} of {options.steps}: loss {loss:.3f}, {speed:.0f} tokens/s"
+        self.context.advance(self._step_cost, progress)
         return {
             "step": step + 1,
-            "context_length": config.length,
+            "context_length": options.length,
             "tokens": batch.numel(),
             "loss": loss,
             "rate": factor,
         }
 
     def _save_segment(self, trainer: PretrainTrainer, positions: Fixed | AdaRoPE, segment: _TrainingSegment) -> None:
-        """Store the state to go on from, and a checkpoint where one is due."""
+        """Write the state from which training resumes, and a checkpoint if the options ask for this step."""
         if segment.end_step in self.options.checkpoint_steps:
             folder = self.context.files / "checkpoints" / segment.training_name / f"step-{segment.end_step:06d}"
             folder.parent.mkdir(parents=True, exist_ok=True)
-            model_setup.save_checkpoint(folder, trainer.model.module, self.tokenizer, stored_scheme_name(segment.variant), positions)
-        state = self._state_path(segment, segment.end_step)
-        state.parent.mkdir(exist_ok=True)
+            scheme_name = stored_scheme_name(segment.variant)
+            save_checkpoint(folder, trainer.model.module, self.tokenizer, scheme_name, positions)
+        state_file = self._state_path(segment, segment.end_step)
+        state_file.parent.mkdir(exist_ok=True)
         if 0 < segment.end_step < self.options.steps:
-            trainer.save(state)
-        for stop in self.options.segment_bounds:  # this stretch's own start stays until it is stored
-            if stop < segment.start_step:
-                self._state_path(segment, stop).unlink(missing_ok=True)
+            trainer.save(state_file)
+        for step in self.options.segment_bounds:  # keep the state at start_step until this segment is stored
+            if step < segment.start_step:
+                self._state_path(segment, step).unlink(missing_ok=True)
 
     def _divergence_error(self, reason: str, segment: _TrainingSegment, step: int) -> Diverged:
-        return Diverged(f"{segment.training_name}: {reason} at step {step}; train at a lower rate, e.g. --rate 1e-4")
+        return Diverged(
+            f"training {segment.training_name} diverged at step {step}: {reason}. Use a lower rate, e.g. --rate 1e-4"
+        )
 
-    # What all trainings share -------------------------------------------------------------------------------------
+    # Shared by all trainings --------------------------------------------------------------------------------------
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The vocabulary that is learned from the training texts, those that are held out left aside."""
-        return model_setup.train_tokenizer((each.text for each in self._training_texts()), self.options.vocabulary)
+        """The tokenizer trained on the training texts, without the held-out ones."""
+        return train_tokenizer((document.text for document in self._training_texts()), self.options.vocabulary)
 
     @cached_property
     def held_out_documents(self) -> list[TokenDocument]:
         length = self.options.validation_length
-        found = [TokenDocument(d.name, first_tokens(d.text, self.tokenizer, length)) for d in self.held_out_texts]
-        if short := next((each for each in found if len(each.ids) < length), None):
-            raise BadInput(f"{short.name} holds {len(short.ids)} tokens, fewer than --validation-length {length}")
-        return found
+        documents = [TokenDocument(d.name, first_tokens(d.text, self.tokenizer, length)) for d in self.held_out_texts]
+        if short := next((document for document in documents if len(document.ids) < length), None):
+            raise BadInput(
+                f"held-out document {short.name} is too short: it has {len(short.ids)} tokens, fewer than "
+                f"--validation-length {length}. Use a smaller --validation-length or another --text"
+            )
+        return documents
 
     @cached_property
     def sampler(self) -> SequenceSampler:
-        alike = self.options.mix == "sources"
-        slices = SequenceSampler(self.options.train, self.tokenizer, self._held_out_digests, self.context.seed, alike)
-        slices.check_length(self.options.length)
-        return slices
+        uniform_over_sources = self.options.mix == "sources"
+        sampler = SequenceSampler(
+            self.options.train, self.tokenizer, self._held_out_digests, self.context.seed, uniform_over_sources
+        )
+        sampler.check_length(self.options.length)
+        return sampler
 
     def _training_seed(self, segment: _TrainingSegment) -> int:
         return self.context.seed + segment.seed
@@ -196,9 +219,51 @@ class PretrainRunner:
         return self.options.batch * pass_cost(self.options.length)
 
     def _state_path(self, segment: _TrainingSegment, step: int) -> Path:
-        # Beside what becomes part of the run.
+        # Outside context.files, which becomes part of the finished run.
         return self.context.files.with_name("state") / f"{segment.training_name}-{step:06d}.safetensors"
 
 
 def _digest_content(documents: Iterable[Document]) -> DigestParts:
     return (part for document in documents for part in (document.name, document.text))
+
+
+def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
+    """Optimiser steps of the default small model on sequences of `length` tokens, for `headscope bench`.
+
+    The reference is a plain loop over transformers' model. `model` is not used.
+    """
+    options = PretrainOptions.model_validate({"length": length})
+    shape = (options.batch, length)
+    ids = torch.randint(options.vocabulary, shape, generator=torch.Generator().manual_seed(0))
+    loops = {f"pretrain: {STEPS_PER_TIMING} steps of a plain loop": _plain_training_loop(options, ids)}
+    for variant in TIMED_VARIANTS:
+        loops[f"pretrain: {STEPS_PER_TIMING} steps under {variant}"] = _headscope_training_loop(variant, options, ids)
+    return loops
+
+
+def _plain_training_loop(options: PretrainOptions, ids: torch.Tensor) -> Callable[[], None]:
+    module = random_model(options, options.vocabulary, 0)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=options.rate, betas=BETAS, eps=EPSILON)
+
+    def steps(count: int = STEPS_PER_TIMING) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            module(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+            optimizer.step()
+
+    steps(1)
+    return steps
+
+
+def _headscope_training_loop(variant: str, options: PretrainOptions, ids: torch.Tensor) -> Callable[[], None]:
+    model = load(random_model(options, options.vocabulary, 0))
+    positions = initial_positions(variant, model)
+    trainer = PretrainTrainer(model, positions, options)
+
+    def steps(count: int = STEPS_PER_TIMING) -> None:
+        with attached(model, positions):
+            for _ in range(count):
+                trainer.step(ids, 1.0)
+
+    steps(1)
+    return steps

@@ -1,4 +1,4 @@
-"""One optimiser step at a time: a whole model learns, with the positions that it runs under."""
+"""Optimiser steps of pretraining: all weights of a model, and its AdaRoPE parameters."""
 
 from pathlib import Path
 
@@ -17,21 +17,21 @@ IGNORED_TARGET = -100
 
 
 class PretrainTrainer:
-    """Trains every weight of a model, and what of an AdaRoPE requires gradients.
+    """Trains every weight of a model and the AdaRoPE parameters that require gradients.
 
-    AdamW with the paper's betas and epsilon; xi, tau and gamma decay by nothing, which would pull them to 0. Whoever
-    steps has attached the schedule.
+    The optimiser is AdamW with the paper's betas and epsilon. xi, tau and gamma have no weight decay, which would pull
+    them to 0. The caller attaches the schedule to the model before it takes steps.
     """
 
     def __init__(self, model: Model, schedule: Fixed | AdaRoPE, options: PretrainOptions):
         self.model = model
         self.balances_experts = options.architecture == "olmoe"
-        learned = list(schedule.named_parameters()) if isinstance(schedule, AdaRoPE) else []
-        learned = [(name, p) for name, p in learned if p.requires_grad]
+        positions = list(schedule.named_parameters()) if isinstance(schedule, AdaRoPE) else []
+        positions = [(name, p) for name, p in positions if p.requires_grad]
         groups = [
             (list(model.module.parameters()), options.rate, options.weight_decay),
-            ([p for name, p in learned if "xi" in name], options.frequency_rate, 0.0),
-            ([p for name, p in learned if "xi" not in name], options.scale_rate, 0.0),
+            ([p for name, p in positions if "xi" in name], options.frequency_rate, 0.0),
+            ([p for name, p in positions if "xi" not in name], options.scale_rate, 0.0),
         ]
         groups = [group for group in groups if group[0]]
         self.learning_rates = [rate for _, rate, _ in groups]
@@ -43,9 +43,10 @@ class PretrainTrainer:
         )
 
     def step(self, batch: Tensor, rate_factor: float) -> float:
-        """One optimiser step on ids [B, L] at `factor` times the rates; their mean next-token loss, nats per token.
+        """Take one optimiser step on ids [B, L] at `rate_factor` times the learning rates.
 
-        Raises Diverged, with every parameter as it was, if the loss or a gradient is not finite.
+        Returns the mean next-token loss in nats per token. Raises Diverged and changes no parameter if the loss or a
+        gradient is not finite.
         """
         self.optimizer.zero_grad()
         loss, balance = self.compute_losses(batch.to(self.model.device))
@@ -59,18 +60,18 @@ class PretrainTrainer:
         return float(loss.detach())
 
     def compute_losses(self, ids: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Mean next-token loss of ids [B, L], and what experts pay for being used unevenly."""
-        options = {"output_router_logits": True} if self.balances_experts else {}
-        found = self.model.module(input_ids=ids, use_cache=False, **options)
-        # The last position predicts nothing; leaving it out would copy all logits.
+        """Mean next-token loss of ids [B, L], and the weighted loss that balances experts (0 without experts)."""
+        router_options = {"output_router_logits": True} if self.balances_experts else {}
+        output = self.model.module(input_ids=ids, use_cache=False, **router_options)
+        # The last position has no target; slicing it off would copy all logits.
         targets = nn.functional.pad(ids[:, 1:], (0, 1), value=IGNORED_TARGET)
-        loss = nn.functional.cross_entropy(found.logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED_TARGET)
-        return loss, BALANCE_LOSS_WEIGHT * found.aux_loss if self.balances_experts else 0.0
+        loss = nn.functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED_TARGET)
+        return loss, BALANCE_LOSS_WEIGHT * output.aux_loss if self.balances_experts else 0.0
 
     def save(self, file: Path) -> None:
-        """Write weights, learned positions and the optimiser's state, all or nothing."""
+        """Write weights, position parameters and the optimiser state atomically."""
         save_state(file, self.trainable_parameters, self.optimizer)
 
     def load(self, file: Path) -> None:
-        """Go on from what `save` wrote."""
+        """Restore what `save` wrote."""
         load_state(file, self.trainable_parameters, self.optimizer)
