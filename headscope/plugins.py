@@ -224,4 +224,4 @@ def _load_declaration(entry: EntryPoint) -> Probe | None:
 
 def _broken_probe(name: str, part: str, error: Exception) -> BrokenProbe:
     reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return BrokenProbe(f"probe '{name}': its {part} fails with {reason[:300]}. Fix or uninstall its package")
+    return BrokenProbe(f"probe '{name}': part '{part}' fails with {reason[:300]}. Fix or uninstall its package")

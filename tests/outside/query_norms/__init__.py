@@ -1,32 +1,47 @@
-"""A probe from outside headscope: how long are the queries of each head?"""
+"""An example of a probe from another package: the mean length of each head's queries."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
 from pydantic import Field
 
-from headscope.plots import heads as head_figures
-from headscope.plugins import Probe
-from headscope.report.blocks import Chart, ChartGroup, Finding, RenderContext, Term
-from headscope.report.text import describe_extremes, heads_by_model
-from headscope.runs.aggregation import HEAD_KEYS, plain_types
-from headscope.runs.column_metadata import Statistic
-from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table
-from headscope.runs.run import Run
-from headscope.runs.run_tables import RunTables
-from headscope.study.config import Options
+from headscope.plugin_api import (
+    DOC,
+    GROUP,
+    HEAD,
+    HEAD_KEYS,
+    LAYER,
+    LENGTH,
+    MODEL,
+    Chart,
+    ChartGroup,
+    Column,
+    Finding,
+    Lengths,
+    Options,
+    Probe,
+    RenderContext,
+    Run,
+    RunTables,
+    Statistic,
+    Table,
+    Term,
+    describe_extremes,
+    heads_by_model,
+    plain_types,
+    plot_matrix,
+)
 
 PROBE = Probe(
     name="norms",
     title="Query norms",
-    summary="How long the queries of each head are.",
+    summary="Measure the mean length of each head's queries.",
     example="headscope norms --model base=smollm2-135m --length 256",
-    options="query_norms:Norms",
-    runner="query_norms.cells:NormsSection",
+    options="query_norms:NormOptions",
+    runner="query_norms.run:NormRunner",
     tables="query_norms:TABLES",
     statistics="query_norms:STATISTICS",
-    head_columns="query_norms:heads",
+    head_columns="query_norms:head_columns",
     charts="query_norms:charts",
     findings="query_norms:findings",
     glossary="query_norms:GLOSSARY",
@@ -35,36 +50,38 @@ PROBE = Probe(
 TABLES = (
     Table(
         "norms",
-        "how long each head's queries are",
+        "mean length of each head's queries",
         (MODEL, LENGTH, DOC, LAYER, HEAD, GROUP, Column("norm", "value", "", "mean length of the queries", 0)),
     ),
 )
 STATISTICS = {"query_norm": Statistic("query norm", "", "mean length of the queries, over documents")}
-GLOSSARY = (Term("Query norm", "The length of a query is how loudly a head asks.", tables=("norms",)),)
+GLOSSARY = (Term("Query norm", "The length of a query vector, which scales the logits.", tables=("norms",)),)
 
 
-class Norms(Options):
-    """How long are the queries?"""
+class NormOptions(Options):
+    """Options of the probe `norms`."""
 
-    lengths: list[int] = Field([256], description="context lengths in tokens")
-    power: float = Field(1.0, gt=0, description="power of the norm that is averaged")
+    lengths: Lengths = Field(default=[256], description="context lengths in tokens")
+    power: float = Field(default=1.0, gt=0, description="power of the norm that is averaged")
 
 
-def heads(run: RunTables) -> pd.DataFrame | None:
+def head_columns(run: RunTables) -> pd.DataFrame | None:
     if "norms" not in run.tables:
         return None
     return plain_types(run.table("norms")).groupby(HEAD_KEYS)["norm"].mean().rename("query_norm").to_frame()
 
 
-def charts(shown: RenderContext) -> Iterator[ChartGroup]:
-    def matrices() -> Iterator[Any]:
-        for label in shown.finite_values("query_norm"):
-            figure = head_figures.plot_matrix(shown.heads, "query_norm", label)
-            yield Chart(figure, "A cell is a head.", describe_extremes(shown.heads, "query_norm", label))
+def charts(context: RenderContext) -> Iterator[ChartGroup]:
+    yield ChartGroup(PROBE.title, "All heads", _matrices(context))
 
-    yield ChartGroup(PROBE.title, "Every head", matrices())
+
+def _matrices(context: RenderContext) -> Iterator[Chart]:
+    for label in context.finite_values("query_norm"):
+        figure = plot_matrix(context.heads, "query_norm", label)
+        yield Chart(figure, "One cell per head.", describe_extremes(context.heads, "query_norm", label))
 
 
 def findings(run: Run) -> Iterator[Finding]:
-    for label, block in heads_by_model(run.heads, "query_norm"):
-        yield Finding(PROBE.title, f"The median query of {label} is {block['query_norm'].median():.3f} long.", label)
+    for label, heads in heads_by_model(run.heads, "query_norm"):
+        text = f"The median query norm of {label} is {heads['query_norm'].median():.3f}."
+        yield Finding(PROBE.title, text, label)

@@ -1,0 +1,72 @@
+"""Measures query norms. The probe only listens: headscope runs the forward passes and shares them between probes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from headscope.plugin_api import (
+    AttentionRecord,
+    Cell,
+    FinishedPass,
+    Layers,
+    Model,
+    ObservingRunner,
+    StudyContext,
+    TextPass,
+    TokenDocument,
+    pass_cost,
+)
+from query_norms import NormOptions
+
+
+class NormRunner(ObservingRunner):
+    """Cells: each (model, context length), over the first document of the study."""
+
+    def __init__(self, options: NormOptions, context: StudyContext) -> None:
+        self.options, self.context = options, context
+
+    def cells(self) -> list[Cell]:
+        return [
+            Cell(f"{label}: {length} tokens", label, pass_cost(length), length, self._text_pass(label, length))
+            for label in self.context.labels
+            for length in self.options.lengths
+        ]
+
+    def token_ids(self, cell: Cell) -> Sequence[int]:
+        return self._document(cell.model).ids[: cell.task]
+
+    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "NormObserver":
+        keys = {"model": cell.model, "context_length": cell.task, "doc": self._document(cell.model).name}
+        return NormObserver(self.options.power, keys)
+
+    def _text_pass(self, label: str, length: int) -> TextPass:
+        return TextPass.over(self._document(label).ids[:length], document=0)
+
+    def _document(self, label: str | None) -> TokenDocument:
+        assert label is not None
+        return self.context.documents(label, max(self.options.lengths))[0]
+
+
+class NormObserver:
+    """Collects the mean query norm of every head during one pass."""
+
+    needs_whole_text = True
+
+    def __init__(self, power: float, keys: dict[str, Any]) -> None:
+        self.power, self.keys = power, keys
+        self.norms: dict[int, list[float]] = {}
+
+    def listen(self, layers: Layers) -> None:
+        layers.listen(self._collect)
+
+    def _collect(self, record: AttentionRecord) -> None:
+        self.norms[record.layer] = (record.q.float().norm(dim=-1) ** self.power).mean(-1).tolist()
+
+    def tables(self, finished: FinishedPass) -> dict[str, dict[str, Any]]:
+        geometry = finished.model.geometry
+        numbers = geometry.numbers  # the layers that attend need not be numbered 0, 1, 2, ...
+        rows = [(numbers[layer], head, norm) for layer, norms in self.norms.items() for head, norm in enumerate(norms)]
+        layers, heads, norms = zip(*rows, strict=True)
+        groups = [head // geometry.heads_per_group for head in heads]
+        return {"norms": {**self.keys, "layer": layers, "head": heads, "kv_group": groups, "norm": norms}}

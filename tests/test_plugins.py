@@ -1,0 +1,266 @@
+"""Discovery of probes: built-in ones, one from another package, and broken ones."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+from test_study import save_checkpoint, save_texts
+
+from headscope import plugin_api, plugins
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = Path(__file__).with_name("outside")
+BASIC_PROBES = {"positions", "measure", "adapt", "pretrain"}
+"""Probes whose tables and statistics other parts of headscope use."""
+OTHER_MEANINGS = {
+    "attribution": ["probes/needle/options.py"],
+    "needle": ["headscope/prompts/haystack.py", "headscope/prompts/needle_grid.py"],
+}
+"""Files where the name of a probe means something else."""
+KINDS: tuple[plugins.Kind, ...] = plugins.Kind.__args__
+
+
+def headscope(*arguments: object, path: Path = OUTSIDE) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process that also finds the packages in the folder `path`."""
+    command = [sys.executable, "-m", "headscope.cli.app", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(path)}, cwd=ROOT
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of the example probe, in `runs`, and the output of its command, in `output.json`."""
+    folder = tmp_path_factory.mktemp("outside")
+    tiny, texts = save_checkpoint(folder / "tiny"), save_texts(folder / "texts")
+    flags = ("--model", f"base={tiny}", "--text", texts, "--docs", 1, "--lengths", "24,40", "--power", 2, "--json")
+    done = headscope("norms", *flags, "--out", folder / "runs")
+    assert done.returncode == 0, done.stderr
+    (folder / "output.json").write_text(done.stdout)
+    return folder
+
+
+# Built-in probes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probe", plugins.probes().values(), ids=lambda probe: probe.name)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_declared_part_of_a_built_in_probe_can_be_imported(probe: plugins.Probe, kind: plugins.Kind) -> None:
+    assert (plugins.load_part(probe, kind) is not None) == bool(getattr(probe, kind))
+
+
+def test_all_built_in_probes_are_installed_in_order() -> None:
+    assert [*plugins.probes()] == [
+        "positions",
+        "measure",
+        "patterns",
+        "adapt",
+        "pretrain",
+        "detectors",
+        "attribution",
+        "needle",
+        "evaluate",
+        "influence",
+        "window",
+        "scaling",
+    ]
+    assert [*plugins.requestable_probes()] == [*plugins.probes()][1:]
+    assert plugins.reported_problems() == []
+
+
+@pytest.mark.parametrize(
+    "probe", [p for p in plugins.probes().values() if p.name not in BASIC_PROBES], ids=lambda p: p.name
+)
+def test_only_the_files_of_a_probe_name_it(probe: plugins.Probe) -> None:
+    """So that removing its folder and its entry point removes it completely."""
+    folder = probe.runner.split(".")[1]
+    names = [table.name for table in plugins.load_part(probe, "tables")] + list(
+        plugins.load_part(probe, "statistics") or ()
+    )
+    quoted = "|".join(map(re.escape, {probe.name, *names}))
+    naming = re.compile(rf"probes[./]{folder}\b|[\"'`]({quoted})[\"'`]|run\.({'|'.join(map(re.escape, names))})\b")
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.jinja"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    code = {name for name in tracked.stdout.split() if name.startswith(("headscope/", "dashboards/", "probes/"))}
+    code -= {"headscope/runs/old_names.py", *OTHER_MEANINGS.get(probe.name, ())}
+    other_files = [name for name in code if not name.startswith(f"probes/{folder}/") and (ROOT / name).is_file()]
+    assert len(other_files) > 50
+    assert [name for name in other_files if naming.search((ROOT / name).read_text(encoding="utf-8"))] == []
+
+
+# A probe from another package----------------------------------------------------------------------------------------
+
+
+def test_the_example_is_small() -> None:
+    files = sorted(OUTSIDE.rglob("*.py"))
+    assert [file.name for file in files] == ["__init__.py", "run.py"]
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 170
+
+
+def test_the_example_imports_only_plugin_api_from_headscope() -> None:
+    modules = set()
+    for file in OUTSIDE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0
+                modules.add(str(node.module))
+    assert {module for module in modules if module.split(".")[0] in ("headscope", "probes", "dashboards")} == {
+        "headscope.plugin_api"
+    }
+
+
+@pytest.mark.parametrize("name", plugin_api.__all__)
+def test_every_name_of_the_plugin_api_can_be_imported_and_is_documented(name: str) -> None:
+    assert getattr(plugin_api, name) is not None
+    assert re.search(rf"\b{name}s?\b", str(plugin_api.__doc__))
+
+
+def test_the_plugin_api_has_no_other_names() -> None:
+    assert sorted({*plugin_api._MODULES, "API_VERSION", "Probe"}) == sorted(plugin_api.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Prob'"):
+        _ = plugin_api.Prob
+
+
+def test_the_plugin_api_loads_torch_only_for_models_and_listeners() -> None:
+    code = """
+import sys
+from headscope import plugin_api
+assert not {"torch", "pandas"} & {*sys.modules}
+needs_torch = []
+for name in plugin_api.__all__:
+    if name not in sys.argv[1:]:
+        getattr(plugin_api, name)
+        assert "torch" not in sys.modules, name
+"""
+    models_and_listeners = ["AttentionRecord", "FinishedPass", "Layers", "Model", "Observer", "StudyContext"]
+    contexts = ["attached", "capturing", "evaluating"]
+    command = [sys.executable, "-c", code, *models_and_listeners, *contexts]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_example_adds_a_command_a_table_and_a_column(folder: Path) -> None:
+    output = json.loads((folder / "output.json").read_text())
+    assert output["tables"]["norms"] == 2 * 4 * 4
+    code = f"import headscope; print(headscope.Run.open({output['path']!r}).heads['query_norm'].describe())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(OUTSIDE)}
+    )
+    assert "count     16.0" in done.stdout, done.stderr
+
+
+def test_the_example_adds_help_and_study_keys(folder: Path, tmp_path: Path) -> None:
+    done = headscope("norms", "--help")
+    assert "Measure the mean length of each head's queries." in done.stdout
+    assert "--power" in done.stdout
+    study = tmp_path / "study.yaml"
+    study.write_text("norms: {powr: 2}\n")
+    done = headscope("run", study)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "did you mean 'power'?" in done.stderr
+
+
+def test_the_example_adds_a_chapter_with_a_chart_a_finding_and_a_term(folder: Path, tmp_path: Path) -> None:
+    (run,) = (folder / "runs").glob("2*")
+    done = headscope("report", run, "--out", tmp_path / "report.html")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert re.search(r"<h2[^>]*>Query norms</h2>", page)
+    assert re.search(r"<li>The median query norm of base is [\d.]+\.</li>", page)
+    assert "The length of a query vector" in page
+
+
+@pytest.fixture
+def app(folder: Path) -> Iterator[str]:
+    """The address of the app on the run."""
+    command = [sys.executable, "-m", "headscope.cli.app", "dash", str(folder / "runs"), "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(OUTSIDE)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as server:
+        assert server.stdout is not None
+        lines = [server.stdout.readline(), server.stdout.readline()]
+        yield lines[1].split()[1]
+        server.terminate()
+
+
+@pytest.mark.browser
+def test_the_example_adds_a_page_to_the_app(app: str, chromium: Browser) -> None:
+    page = chromium.new_page()
+    page.goto(app)
+    page.get_by_role("link", name="Query norms").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Query norms")
+    expect(page.get_by_text("The median query norm of base is")).to_be_visible()
+    page.wait_for_selector(".js-plotly-plot .heatmaplayer image")
+    assert page.url.startswith(f"{app}/query-norms")
+    page.close()
+
+
+# Broken probes -----------------------------------------------------------------------------------------------------
+
+
+def install_broken(folder: Path, declaration: str) -> Path:
+    """Install a package in `folder` with this declaration of a probe; returns `folder`."""
+    (folder / "wrong.py").write_text(f"from headscope.plugins import Probe\n{declaration}\n")
+    info = folder / "wrong-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[headscope.probes]\nwrong = wrong:PROBE\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("declaration", "message"),
+    [
+        ("PROBE = 3", "part 'declaration' fails with TypeError"),
+        ("import nothing_of_that_name", "part 'declaration' fails with ModuleNotFoundError"),
+        (
+            "PROBE = Probe('wrong', 'W', 'w', options='wrong:gone', runner='')",
+            "part 'options' fails with AttributeError",
+        ),
+        (
+            "PROBE = Probe('wrong', 'W', 'w', options='', runner='', charts='gone:charts')",
+            "part 'charts' fails with ModuleNot",
+        ),
+        (
+            "def charts(context):\n    yield 1 / 0\n"
+            "PROBE = Probe('wrong', 'W', 'w', options='', runner='', charts='wrong:charts')",
+            "part 'charts' fails with ZeroDivisionError",
+        ),
+    ],
+)
+def test_a_broken_part_is_one_line_and_the_rest_works(
+    declaration: str, message: str, folder: Path, tmp_path: Path
+) -> None:
+    (run,) = (folder / "runs").glob("2*")
+    done = headscope("report", run, "--out", tmp_path / "report.html", path=install_broken(tmp_path, declaration))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report.html").is_file()
+    if "options" in message:  # which are only imported for a study
+        done = headscope(
+            "scaling", "--length", "100", "--seeds", 2, "--out", tmp_path / "runs", "--quiet", path=tmp_path
+        )
+        assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("headscope: probe 'wrong': ")
+    assert message in line
+
+
+def test_requesting_a_broken_probe_is_one_line(tmp_path: Path) -> None:
+    folder = install_broken(tmp_path, "PROBE = Probe('wrong', 'W', 'w', options='wrong:gone', runner='')")
+    done = headscope("wrong", "--out", tmp_path / "runs", path=folder)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("headscope: probe 'wrong': part 'options' fails with AttributeError")
+    assert not (tmp_path / "runs").exists()
