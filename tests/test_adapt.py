@@ -293,18 +293,18 @@ def test_a_strategy_with_lora_learns_saves_and_is_measured_like_any_model(
 
 CHILD = """
 import json, signal, sys, torch
-from probes.adapt.trainer import Learner
+from probes.adapt.trainer import AdapterTrainer
 from headscope.study import runner as study
 from headscope.study.config import build_study
 torch.set_num_threads(1)
-step, left = Learner.step, iter(range(9))
+step, left = AdapterTrainer.step, iter(range(9))
 
 def learn(*arguments):
     if next(left, None) is None:
         signal.pause()
     return step(*arguments)
 
-Learner.step = learn
+AdapterTrainer.step = learn
 study.run(build_study(json.loads(sys.argv[1])), sys.argv[2], resume=True)
 """
 

@@ -29,8 +29,7 @@ from headscope.runs.roles import heads_with_role
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study
-from probes.detectors import findings
-from probes.detectors import report as charts
+from probes.detectors import report
 from probes.detectors.analysis import KIND_COLUMNS
 from probes.detectors.run import detector_scores, repeated_random_tokens
 
@@ -243,22 +242,22 @@ def test_a_kind_that_no_head_sees_is_missing_not_zero(run: Run, monkeypatch: pyt
     assert other.heads.loc[other.heads["layer"] == 1, "induction_token"].isna().all()
     assert not heads_with_role(other.heads, "induction")[other.heads["layer"] == 1].any()
     assert not heads_with_role(other.heads, "duplicate-token").any()
-    assert all([*group.charts] for group in charts.charts(assembly.render_context(other)))
-    assert len([*findings.head_findings(other, "base", 1, 0)]) == 0
+    assert all([*group.charts] for group in report.charts(assembly.render_context(other)))
+    assert len([*report.head_findings(other, "base", 1, 0)]) == 0
 
 
 def test_roles_findings_and_charts_carry_the_numbers(run: Run) -> None:
     base = run.heads[run.heads["model"] == "base"]
     induction = heads_with_role(base, "induction")
     assert induction.equals(base["induction_token"] > 0.5)
-    told = [finding.text for finding in findings.findings(run)]
+    told = [finding.text for finding in report.findings(run)]
     best = base.loc[base["induction_token"].idxmax()]
     what = "put more than half of their weight on what followed an earlier copy of the token"
     assert any(f"In base, {int(induction.sum())} of 24 heads {what}" in text for text in told)
     assert any(f"layer {best['layer']}, head {best['head']}" in text for text in told)
-    (sentence,) = findings.head_findings(run, "base", int(best["layer"]), int(best["head"]))
+    (sentence,) = report.head_findings(run, "base", int(best["layer"]), int(best["head"]))
     assert f"{best['induction_token']:.0%} of its weight in base lies on what followed an earlier copy" in sentence
-    titles = {chart.figure.layout.title.text for chart in charts.head_charts(run, "base", 0, 1)}
+    titles = {chart.figure.layout.title.text for chart in report.head_charts(run, "base", 0, 1)}
     assert {"What layer 0, head 1 looks at", "The same by length: base"} <= titles
 
 

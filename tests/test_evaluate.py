@@ -26,10 +26,9 @@ from headscope.runs.synthetic import synthetic_run
 from headscope.runs.validate import validate
 from headscope.study import runner as study
 from headscope.study.config import build_study
-from probes.evaluate import findings, harness, plots
-from probes.evaluate import report as charts
-from probes.evaluate.analysis import means_over_tasks, preferred_metric_rows
-from probes.evaluate.head_summaries import summarise_heads
+from probes.evaluate import harness, plots
+from probes.evaluate import report
+from probes.evaluate.analysis import means_over_tasks, preferred_metric_rows, summarise_heads
 
 QUESTIONS = (
     ("The colour of grass is", ("green", "purple", "orange"), 0),
@@ -376,14 +375,14 @@ def test_the_table_holds_every_model_and_task_with_its_standard_error() -> None:
 
 def test_report_and_terminal_tell_the_scores(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path)
-    texts = [finding.text for finding in findings.findings(run)]
+    texts = [finding.text for finding in report.findings(run)]
     assert any(text.startswith("ruler_vt at ") and "base 0." in text and "yarn 0." in text for text in texts)
     assert any(text.startswith("Mean match of 2 tasks at ") for text in texts)
-    overview = findings.overview(run)
+    overview = report.overview(run)
     assert overview is not None
     assert {row["task"] for row in overview.rows} == {"niah_single_1", "ruler_vt", "arc_easy"}
     shown = RenderContext(run, run.models, run.heads, run.models[0], {})
-    scores, beside = charts.charts(shown)
+    scores, beside = report.charts(shown)
     assert len([*scores.charts]) == 2
     assert len([*beside.charts]) == 1
 

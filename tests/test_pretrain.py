@@ -23,17 +23,15 @@ from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from headscope.study.runner import run_study as run_study
-from probes.adapt.validation import held_out_loss
+from probes.adapt.trainer import held_out_loss
 from probes.pretrain import plots
-from probes.pretrain import report as charts
-from probes.pretrain.analysis import variant_table
-from probes.pretrain.checkpoint_index import TrainingKey, final_checkpoint_labels
+from probes.pretrain import report
+from probes.pretrain.analysis import TrainingKey, final_checkpoint_labels, variant_table
 from probes.pretrain.claims import pretraining_claims
-from probes.pretrain.model_setup import random_model
+from probes.pretrain.model_setup import initial_positions, random_model
 from probes.pretrain.options import PretrainOptions
 from probes.pretrain.run import PretrainRunner
 from probes.pretrain.trainer import PretrainTrainer
-from probes.pretrain.variants import initial_positions
 
 VARIANTS = ["rope", "prope", "alibi", "nope", "adarope", "no-freq", "no-scale", "shared-freq", "fixed-log"]
 TINY: dict[str, Any] = {
@@ -404,7 +402,7 @@ def test_every_variant_stands_beside_rope_with_its_seeds() -> None:
 def test_one_variant_stands_beside_nothing() -> None:
     for names in (["rope-s0"], ["rope-s0", "rope-s1"]):
         run = Measured({name: columns(False) for name in names}, dict.fromkeys(names, 4.0))
-        assert not list(charts.charts(RenderContext(run, names, run.heads, names[0], {})))  # type: ignore[arg-type]
+        assert not list(report.charts(RenderContext(run, names, run.heads, names[0], {})))  # type: ignore[arg-type]
 
 
 def test_losses_at_other_lengths_alone_tell_no_claim_of_loss() -> None:

@@ -14,7 +14,7 @@ from scipy.integrate import quad
 from headscope.errors import BadInput
 from headscope.study import runner as study
 from headscope.study.config import build_study
-from probes.scaling.options import regime
+from probes.scaling.options import theorem_case
 from probes.scaling.run import ROPE_BASE, log_ess, logit_means, logit_scale
 
 SEEDS = st.integers(0, 2**31)
@@ -60,8 +60,8 @@ def test_the_scale_of_nope_is_theorem_4s() -> None:
 
 @pytest.mark.parametrize(("exponent", "kind"), [(0.9, "i"), (0.51, "i"), (0.5, "ii"), (0.3, "none"), (0.0, "iii")])
 def test_targets_fall_into_the_theorems_cases(exponent: float, kind: str) -> None:
-    assert regime(exponent, 2.0) == kind
-    assert regime(exponent, 0.5) == kind  # the critical exponent is 1 - min(beta, 1 / beta)
+    assert theorem_case(exponent, 2.0) == kind
+    assert theorem_case(exponent, 0.5) == kind  # the critical exponent is 1 - min(beta, 1 / beta)
 
 
 def test_effective_length_approaches_its_target(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Detectors: which heads look at the previous token, the first, a duplicate, or at what followed a duplicate."""
+"""Probe `detectors`: heads that attend to the previous token, the first token, a duplicate, or the token after it."""
 
 from headscope.plugins import Probe
 
@@ -6,7 +6,7 @@ PROBE = Probe(
     name="detectors",
     title="Head detectors",
     tab="Detectors",
-    summary="Which heads look at the previous token, at the first, at a duplicate, or at what followed it (induction).",
+    summary="Heads that attend to the previous token, the first token, a duplicate, or the token after it (induction).",
     order=25,
     takes=("models",),
     example="headscope detectors --model base=smollm2-135m --period 128,512 --sequences 8",
@@ -18,10 +18,10 @@ PROBE = Probe(
     roles="probes.detectors.analysis:ROLES",
     charts="probes.detectors.report:charts",
     head_charts="probes.detectors.report:head_charts",
-    findings="probes.detectors.findings:findings",
-    head_findings="probes.detectors.findings:head_findings",
-    glossary="probes.detectors.findings:GLOSSARY",
-    overview="probes.detectors.findings:overview",
-    synthetic_rows="probes.detectors.sample:synthetic_cells",
-    bench="probes.detectors.bench:benchmark_variants",
+    findings="probes.detectors.report:findings",
+    head_findings="probes.detectors.report:head_findings",
+    glossary="probes.detectors.report:GLOSSARY",
+    overview="probes.detectors.report:overview",
+    synthetic_rows="probes.detectors.tables:synthetic_cells",
+    bench="probes.detectors.run:benchmark_variants",
 )

@@ -1,4 +1,4 @@
-"""How long the random tokens are that come twice, and how many sequences of them."""
+"""Options of the detectors probe: length and number of the repeated random token sequences."""
 
 from typing import Annotated
 
@@ -7,13 +7,14 @@ from pydantic import Field
 from headscope.study.config import Options, sorted_lengths
 
 MIN_PERIOD = 8
-"""Below, chance is large and the kinds of key fall together."""
+"""For shorter periods the chance level is high and the kinds of key overlap."""
 
 
 class DetectorsOptions(Options):
-    """Heads that look at the previous token, a duplicate or what followed it, on random tokens that come twice."""
+    """Heads that attend to the previous token, a duplicate or the token after it, on a repeated random token
+    sequence."""
 
     periods: Annotated[list[int], sorted_lengths(MIN_PERIOD, "period")] = Field(
-        default=[128, 512], description="how many random tokens come twice; a context is twice as long"
+        default=[128, 512], description="length of the repeated random token sequence; a context is twice as long"
     )
-    sequences: int = Field(8, ge=1, le=10_000, description="random sequences a period")
+    sequences: int = Field(8, ge=1, le=10_000, description="random sequences per period")

@@ -1,25 +1,48 @@
-"""What a report shows of the detectors, and the sentence that says how to read each chart."""
+"""Report of the detectors probe: charts, findings, glossary and terminal overview."""
 
 from collections.abc import Iterator
 
-from headscope.plots import heads as head_figures
-from headscope.report.blocks import Chart, ChartGroup, RenderContext
+import pandas as pd
+
+from headscope.plots.heads import plot_matrix
+from headscope.report.blocks import Chart, ChartGroup, Finding, Overview, RenderContext, Term
 from headscope.report.statistic_charts import comparison_chart
-from headscope.report.text import default_models_with, describe_extremes, head_mask
-from headscope.runs.column_metadata import statistic
+from headscope.report.text import (
+    default_models,
+    default_models_with,
+    describe_extremes,
+    format_head_count,
+    head_mask,
+    head_name,
+    heads_by_model,
+)
+from headscope.runs.column_metadata import format_number, statistic
 from headscope.runs.run import Run
 from probes.detectors import PROBE, plots
-from probes.detectors.analysis import KIND_COLUMNS
+from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, TARGET_DESCRIPTIONS
+
+GLOSSARY = (
+    Term(
+        "Previous-token and induction head",
+        "In a random token sequence that is repeated once, only positions and the earlier copy can guide a head. A "
+        "previous-token head attends to the previous token, a duplicate-token head to the earlier copy of the token, "
+        "and an induction head to the token after that copy, which is the next token. A score is the mean weight on "
+        "that key, 0 to 1; chance is the score of uniform weights. A head has a role if more than half of its weight "
+        "is on one kind of key.",
+        "induction: mean αᵢ,ᵢ₋ₘ₊₁ over the second m tokens",
+        ("detectors",),
+    ),
+)
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """Every kind of head in the first model, and against the others."""
-    yield ChartGroup(PROBE.title, "What each head looks at on random tokens that come twice", _matrix_charts(context))
-    yield ChartGroup(PROBE.title, "Under the other models", _comparison_charts(context))
+    """The scores of all heads of the first model, and their comparison with the other models."""
+    yield ChartGroup(PROBE.title, "Scores of each head on a repeated random token sequence", _matrix_charts(context))
+    yield ChartGroup(PROBE.title, "Comparison with the other models", _comparison_charts(context))
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
-    """What one head looks at, under every model and by length."""
+    """The scores of one head, under every model and by context length."""
     if "detectors" not in run.tables:
         return
     rows = run.table("detectors")
@@ -28,14 +51,14 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
         return
     yield Chart(
         plots.plot_head_scores(rows, default_models_with(run, model), layer, head),
-        "Mean weight on each kind of key, on random tokens that come twice, in the longest context. Horizontal marks: "
-        "what weights that are spread evenly would give. Error bars: 95 % interval over sequences.",
+        "Mean weight on each kind of key, on a repeated random token sequence, in the longest context. Horizontal "
+        "marks: chance, the score of uniform weights. Error bars: 95 % confidence interval over sequences.",
         half_width=True,
     )
     if rows["context_length"].nunique() > 1:
         yield Chart(
             plots.plot_scores_by_length(rows, model, layer, head),
-            "A head that finds the earlier copy however far it is stays level.",
+            "A constant line means that the head attends to this kind of key at any distance.",
             half_width=True,
         )
 
@@ -44,8 +67,9 @@ def _matrix_charts(context: RenderContext) -> Iterator[Chart]:
     for name in KIND_COLUMNS.values():
         for label in list(context.finite_values(name))[:1]:
             yield Chart(
-                head_figures.plot_matrix(context.heads, name, label),
-                f"A cell is a head, the first layer at the bottom. {statistic(name).title}: {statistic(name).meaning}.",
+                plot_matrix(context.heads, name, label),
+                f"A cell is a head; the first layer is at the bottom. {statistic(name).title}: "
+                f"{statistic(name).meaning}.",
                 describe_extremes(context.heads, name, label),
                 half_width=True,
             )
@@ -53,6 +77,72 @@ def _matrix_charts(context: RenderContext) -> Iterator[Chart]:
 
 def _comparison_charts(context: RenderContext) -> Iterator[Chart]:
     for name in KIND_COLUMNS.values():
-        scored = list(context.finite_values(name))
-        if len(scored) > 1:
-            yield comparison_chart(context.heads, name, scored[0])
+        models = list(context.finite_values(name))
+        if len(models) > 1:
+            yield comparison_chart(context.heads, name, models[0])
+
+
+def findings(run: Run) -> Iterator[Finding]:
+    """For each model, the number of heads with each role, and the head with the highest score."""
+    for label in default_models(run) if "detectors" in run.tables else ():
+        for kind, name in KIND_COLUMNS.items():
+            for _, heads in heads_by_model(run.heads[run.heads["model"] == label], name):
+                best = heads.sort_values(name).iloc[-1]
+                yield Finding(
+                    PROBE.title,
+                    f"In {label}, {format_head_count(heads[name] > ROLE_THRESHOLD)} put more than half of their weight "
+                    f"on {TARGET_DESCRIPTIONS[kind]}; {head_name(best)} has the highest score, "
+                    f"{_format_score(best, name)}.",
+                    label,
+                )
+
+
+def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
+    """The kind of key with most of the head's weight, compared with chance."""
+    if "detectors" not in run.tables:
+        return
+    rows = run.table("detectors")
+    rows = rows[head_mask(rows, layer, head) & (rows["model"] == model)]
+    rows = rows[rows["context_length"] == rows["context_length"].max()]
+    if rows.empty:
+        return
+    best, length = plots.mean_over_sequences(rows).sort_values("score").iloc[-1], int(rows["context_length"].iloc[0])
+    yield (
+        f"On a repeated random token sequence, {length:,} tokens in all, {best['score']:.0%} of its weight in {model} "
+        f"is on {TARGET_DESCRIPTIONS[best['kind']]} (chance {format_number(best['chance'])}{_format_interval(best)})."
+    )
+
+
+def overview(run: Run) -> Overview | None:
+    """One row per model: the number of heads with each role, and the top induction head."""
+    if "detectors" not in run.tables:
+        return None
+    records = [_overview_record(run, label) for label in run.models if (run.table("detectors")["model"] == label).any()]
+    return Overview("detectors", PROBE.title, pd.DataFrame(records), records)
+
+
+def _overview_record(run: Run, model: str) -> dict[str, object]:
+    heads = run.heads[run.heads["model"] == model]
+    counts = {
+        f"{kind} > {ROLE_THRESHOLD:g}": int((heads[name] > ROLE_THRESHOLD).sum())
+        for kind, name in KIND_COLUMNS.items()
+        if name in heads
+    }
+    name, top = KIND_COLUMNS["induction"], "–"
+    by_score = heads.dropna(subset=[name]).sort_values(name) if name in heads else heads[:0]
+    if len(by_score):
+        best = by_score.iloc[-1]
+        top = f"L{best['layer']} H{best['head']}: {best[name]:.2f}"
+    return {"model": model, **counts, "top induction head": top}
+
+
+def _format_score(row: pd.Series, column: str) -> str:
+    bounds = pd.Series({"low": row[f"{column}_low"], "high": row[f"{column}_high"]})
+    return f"{format_number(row[column])}{_format_interval(bounds)}"
+
+
+def _format_interval(bounds: pd.Series) -> str:
+    """The interval `low` to `high` over sequences, to follow a score; "" without one."""
+    if pd.isna(bounds["low"]):
+        return ""
+    return f", 95 % confidence interval {format_number(bounds['low'])} to {format_number(bounds['high'])}"

@@ -1,7 +1,7 @@
-"""Detectors: a forward pass over random tokens that come twice, heard by `measures.detectors`."""
+"""Runner of the detectors probe: forward passes over repeated random token sequences."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from headscope.study.context import StudyContext
 from probes.detectors.options import DetectorsOptions
 
 BYTE_TOKEN_PATTERN = re.compile(r"<0x[0-9A-F]{2}>")
-"""A token that stands for one byte, where a tokenizer has no other."""
+"""A token for a single byte, as byte-fallback tokenizers have them."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class _Task:
 
 
 class DetectorsRunner:
-    """Cells: each (model, period, sequence)."""
+    """Cells: one per (model, period, sequence)."""
 
     def __init__(self, options: DetectorsOptions, context: StudyContext):
         self.options, self.context = options, context
@@ -48,13 +48,17 @@ class DetectorsRunner:
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         tokenizer, task = self.context.tokenizer(cell.model), cell.task
-        ids, opening = repeated_random_tokens(tokenizer, task.period, (self.context.seed, task.period, task.sequence))
+        seed = (self.context.seed, task.period, task.sequence)
+        ids, opening_length = repeated_random_tokens(tokenizer, task.period, seed)
         keys = {"model": cell.model, "context_length": len(ids), "sequence": task.sequence}
-        return {"detectors": {**keys, **detector_scores(model, torch.from_numpy(ids), opening, task.period)}}
+        return {"detectors": {**keys, **detector_scores(model, torch.from_numpy(ids), opening_length, task.period)}}
 
 
 def detector_scores(model: Model, ids: Tensor, opening_length: int, period: int) -> Mapping[str, np.ndarray]:
-    """What every head looks at in ids [opening + 2 period], under the model's scheme: columns without study keys."""
+    """Scores of every head on ids [opening_length + 2 period], under the model's scheme.
+
+    Returns the columns of table `detectors` from `layer` on.
+    """
     detectors = Detectors(model.geometry, opening_length, period)
     with attached(model), capturing(model) as layers, evaluating(model):
         layers.listen(detectors.update)
@@ -63,22 +67,42 @@ def detector_scores(model: Model, ids: Tensor, opening_length: int, period: int)
 
 
 def repeated_random_tokens(tokenizer: Any, period: int, seed: tuple[int, ...]) -> tuple[np.ndarray, int]:
-    """[opening] r r as ids, int64, and how many tokens open it: those that the tokenizer opens every text with.
+    """A random sequence of `period` tokens, twice, after the tokenizer's opening special tokens.
 
-    r are `period` seeded draws from the ordinary tokens of the vocabulary, all equally likely.
+    The tokens are drawn uniformly from the ordinary tokens of the vocabulary. Returns the ids (int64) and the number of
+    opening tokens.
     """
     special = set(tokenizer.all_special_ids)
-    opened = first_tokens("a", tokenizer, 8)
-    opening = opened[: next((at for at, token in enumerate(opened) if token not in special), 0)]
+    start = first_tokens("a", tokenizer, 8)
+    opening = start[: next((index for index, token in enumerate(start) if token not in special), 0)]
     rng = np.random.default_rng(seed)
-    drawn: list[int] = []
-    while len(drawn) < period:
-        some = rng.integers(len(tokenizer), size=period).tolist()
-        drawn += [token for token in some if token not in special and is_ordinary_token(tokenizer, token)]
-    return np.array([*opening, *drawn[:period], *drawn[:period]], np.int64), len(opening)
+    sequence: list[int] = []
+    while len(sequence) < period:
+        candidates = rng.integers(len(tokenizer), size=period).tolist()
+        sequence += [token for token in candidates if token not in special and is_ordinary_token(tokenizer, token)]
+    return np.array([*opening, *sequence[:period], *sequence[:period]], np.int64), len(opening)
 
 
 def is_ordinary_token(tokenizer: Any, token: int) -> bool:
-    """Whether a token is text of its own: neither empty, nor a byte, nor part of a character."""
+    """Whether a token decodes to text by itself: not empty, not a single byte, not part of a character."""
     text = tokenizer.decode([token])
-    return bool(text) and "\ufffd" not in text and not BYTE_TOKEN_PATTERN.fullmatch(str(tokenizer.convert_ids_to_tokens(token)))
+    if not text or "\ufffd" in text:
+        return False
+    return not BYTE_TOKEN_PATTERN.fullmatch(str(tokenizer.convert_ids_to_tokens(token)))
+
+
+def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
+    """The detectors on one sequence of about `length` tokens, and plain forward passes, for `headscope bench`."""
+    period = length // 2
+    token_ids, opening_length = repeated_random_tokens(model.tokenizer, period, (0,))
+    ids = torch.from_numpy(token_ids)
+
+    def plain(module: Any) -> None:
+        with torch.no_grad():
+            module(ids.to(model.device)[None], use_cache=False)
+
+    return {
+        "detectors: plain forward with logits": lambda: plain(model.module),
+        "detectors: plain forward without logits": lambda: plain(model.module.base_model),
+        "detectors": lambda: detector_scores(model, ids, opening_length, period),
+    }

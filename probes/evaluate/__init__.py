@@ -1,11 +1,11 @@
-"""Tasks beside heads: how well each model does on tasks of EleutherAI's lm-evaluation-harness."""
+"""Probe `evaluate`: scores of each model on tasks of EleutherAI's lm-evaluation-harness."""
 
 from headscope.plugins import Probe
 
 PROBE = Probe(
     name="evaluate",
     title="Tasks",
-    summary="Score each model on tasks of the lm-evaluation-harness: RULER's, common benchmarks, your own files.",
+    summary="Score each model on tasks of the lm-evaluation-harness: RULER, common benchmarks, your own task files.",
     order=35,
     takes=("models",),
     example="headscope evaluate --model base=smollm2-135m --tasks niah_single_1,ruler_vt --length 4096 --limit 50",
@@ -13,8 +13,8 @@ PROBE = Probe(
     runner="probes.evaluate.run:EvaluateRunner",
     tables="probes.evaluate.tables:TABLES",
     charts="probes.evaluate.report:charts",
-    findings="probes.evaluate.findings:findings",
-    glossary="probes.evaluate.findings:GLOSSARY",
-    overview="probes.evaluate.findings:overview",
-    synthetic_rows="probes.evaluate.sample:synthetic_cells",
+    findings="probes.evaluate.report:findings",
+    glossary="probes.evaluate.report:GLOSSARY",
+    overview="probes.evaluate.report:overview",
+    synthetic_rows="probes.evaluate.tables:synthetic_cells",
 )

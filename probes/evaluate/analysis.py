@@ -1,40 +1,78 @@
-"""What evaluating found: of each task the metric that the paper reports, and means over tasks."""
+"""Task scores by the paper's metrics, their means over tasks, and summaries of each model's heads to compare them
+with."""
 
 import numpy as np
 import pandas as pd
 
+from headscope.runs.column_metadata import statistic, statistics
+from headscope.runs.summary import longest_common_ess_column
+
 PREFERRED_METRICS = ("acc_norm", "acc", "match")
-"""The paper reports length-normalised accuracy where the harness has it, else accuracy; RULER has one metric."""
+"""The paper reports length-normalised accuracy if the harness has it, else accuracy; RULER has one metric."""
+TOP_COUNT = 10
+"""Number of heads in a mean over a model's top heads."""
+MAX_LENGTH_RATIO = 1.25
+"""Factor within which an effective length counts as unchanged."""
 
 
 def preferred_metric_rows(tasks: pd.DataFrame) -> pd.DataFrame:
-    """The rows of one metric and filter a task: the preferred metric, else the first that is stored."""
-    plain = tasks.astype({"task": "str", "metric": "str", "filter": "str", "score": "float64", "stderr": "float64"})
-    chosen = {
+    """The rows of one metric and filter per task: the preferred metric, else the first one stored."""
+    rows = tasks.astype({"task": "str", "metric": "str", "filter": "str", "score": "float64", "stderr": "float64"})
+    preferred = {
         task: min(
-            dict.fromkeys(zip(rows["metric"], rows["filter"], strict=True)),
-            key=lambda pair: PREFERRED_METRICS.index(pair[0]) if pair[0] in PREFERRED_METRICS else len(PREFERRED_METRICS),
+            dict.fromkeys(zip(task_rows["metric"], task_rows["filter"], strict=True)),
+            key=lambda pair: (
+                PREFERRED_METRICS.index(pair[0]) if pair[0] in PREFERRED_METRICS else len(PREFERRED_METRICS)
+            ),
         )
-        for task, rows in plain.groupby("task", sort=False)
+        for task, task_rows in rows.groupby("task", sort=False)
     }
-    pairs = zip(plain["task"], plain["metric"], plain["filter"], strict=True)
-    return plain[[chosen[task] == (metric, name) for task, metric, name in pairs]].reset_index(drop=True)
+    keys = zip(rows["task"], rows["metric"], rows["filter"], strict=True)
+    return rows[[preferred[task] == (metric, name) for task, metric, name in keys]].reset_index(drop=True)
 
 
 def means_over_tasks(rows: pd.DataFrame) -> pd.DataFrame:
-    """By model, kind of metric and length: mean score over the `tasks`, two or more, that each of the models has.
+    """Mean score by model, kind of metric and length, over the tasks that all the models have; only of two or more.
 
-    `rows` are `reported`. The standard error is that of independent tasks.
+    `rows` come from `preferred_metric_rows`. The standard error assumes independent tasks.
     """
-    shares = rows[rows["metric"].isin(PREFERRED_METRICS)].assign(
-        kind=lambda each: np.where(each["metric"] == "match", "match", "accuracy")
-    )
-    alike = shares.groupby(["kind", "context_length"], observed=True, sort=False)["model"].transform("nunique")
-    have = shares.groupby(["kind", "context_length", "task"], observed=True, sort=False)["model"].transform("nunique")
-    groups = shares[have == alike].groupby(["model", "kind", "context_length"], observed=True, sort=False)
-    found = groups.agg(
+    fractions = rows[rows["metric"].isin(PREFERRED_METRICS)]
+    fractions = fractions.assign(kind=np.where(fractions["metric"] == "match", "match", "accuracy"))
+    by_length = fractions.groupby(["kind", "context_length"], observed=True, sort=False)
+    by_task = fractions.groupby(["kind", "context_length", "task"], observed=True, sort=False)
+    is_common = by_task["model"].transform("nunique") == by_length["model"].transform("nunique")
+    groups = fractions[is_common].groupby(["model", "kind", "context_length"], observed=True, sort=False)
+    means = groups.agg(
         score=("score", "mean"),
-        stderr=("stderr", lambda each: np.sqrt((each**2).sum()) / len(each)),
+        stderr=("stderr", lambda errors: np.sqrt((errors**2).sum()) / len(errors)),
         tasks=("task", len),
     ).reset_index()
-    return found[found["tasks"] > 1]
+    return means[means["tasks"] > 1]
+
+
+def summarise_heads(heads: pd.DataFrame) -> pd.DataFrame:
+    """One row per model with single numbers about its heads; the column names are titles.
+
+    The numbers are the means over the top heads of each statistic with a `best_head_name`, the median growth exponent,
+    and the fraction of heads with the same effective length as under the first model (of models with the same heads).
+    Numbers that only one model has are omitted.
+    """
+    by_model = heads.astype({"model": "str"}).groupby("model", sort=False)
+    summaries = {
+        f"{metadata.title}, mean of the top {TOP_COUNT} heads": by_model[name].apply(
+            lambda values: values.nlargest(TOP_COUNT).mean()
+        )
+        for name, metadata in statistics().items()
+        if metadata.best_head_name and name in heads
+    }
+    if "growth" in heads:
+        summaries[f"{statistic('growth').title}, median over heads"] = by_model["growth"].median()
+    if len(heads) and (name := longest_common_ess_column(heads)) is not None:
+        wide = heads.astype({"model": "str"}).pivot(index=["layer", "head"], columns="model", values=name)
+        first = str(heads["model"].iloc[0])
+        has_same_heads = wide.notna().eq(wide[first].notna(), axis=0).all()
+        ratio = wide[wide.columns[has_same_heads]].div(wide[first], axis=0)
+        unchanged = ratio.apply(lambda values: values.dropna().between(1 / MAX_LENGTH_RATIO, MAX_LENGTH_RATIO).mean())
+        summaries[f"Fraction of heads with the same effective length as under {first}"] = unchanged.drop(first)
+    table = pd.DataFrame(summaries)
+    return table.loc[:, table.notna().sum() > 1]

@@ -1,9 +1,9 @@
-"""The lm-evaluation-harness, kept at arm's length: its tasks by name or file, and their scores on an opened model.
+"""Interface to the lm-evaluation-harness: its tasks by name or file, and their scores on a loaded model.
 
-Prompts, scoring and standard errors are the harness's own, seeded as its command line seeds them, so a task scored here
-gives what `python -m lm_eval --tasks TASK --batch_size 1` gives on the same model with the same `max_length`, and, of a
-task made to a length, with that length among its `--metadata`. What the harness would fetch on its
-own account, it does not: telemetry is off, nltk downloads nothing, and no tokenizer is opened by name.
+Prompts, scoring and standard errors are the harness's own, with the seeds of its command line. A score is therefore
+equal to that of `python -m lm_eval --tasks TASK --batch_size 1` on the same model with the same `max_length` and, for a
+task generated to a context length, with that length in its `--metadata`. The harness makes no network requests of its
+own: telemetry is off, nltk downloads nothing, and no tokenizer is loaded by name.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ for _name, _value in {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNT
 
 try:
     import nltk
-    from lm_eval import tasks as shipped
+    from lm_eval import tasks as harness_tasks
     from lm_eval.api.group import Group
     from lm_eval.api.model import LM
     from lm_eval.evaluator import evaluate
@@ -42,20 +42,25 @@ try:
     from tqdm import tqdm
     from transformers import AutoTokenizer
 except ImportError as error:
-    raise Missing(f"evaluate needs the lm-evaluation-harness ({error}); run `pip install 'headscope[eval]'`") from error
+    raise Missing(
+        f"the lm-evaluation-harness is not installed ({error}): run `pip install 'headscope[eval]'`"
+    ) from error
 
 log = logging.getLogger("headscope")
-TASKS_FOLDER = Path(shipped.__file__).parent
+TASKS_FOLDER = Path(harness_tasks.__file__).parent
 RULER_FOLDER = TASKS_FOLDER / "ruler"
 PYTHON_SEED, OTHER_SEED = 0, 1234
-"""The harness's defaults."""
+"""Default seeds of the harness."""
 BOOTSTRAP_SAMPLES = 1000
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task as the harness has it in its `index`, not yet made, with the `rules` that its file holds. `by_length`: its
-    texts are made to a length."""
+    """A task in the harness's `index`, not yet built.
+
+    `config` is the content of its file; `is_generated_to_length` says whether its texts are generated to a context
+    length.
+    """
 
     name: str
     entry: Entry
@@ -66,7 +71,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Score:
-    """One metric of one task over `documents` of them."""
+    """One metric of one task, over `documents` documents."""
 
     task: str
     metric: str
@@ -78,140 +83,150 @@ class Score:
 
 
 def find_tasks(specs: list[str]) -> list[Task]:
-    """The tasks of those names or files; a group or tag that only lists tasks gives each. BadInput for an unknown one.
+    """Find tasks by name or file; a group or tag that only lists tasks stands for each of them.
 
-    Reading the harness's whole index takes some ten seconds, so RULER and files do without it.
+    Raises BadInput for an unknown task. The harness's whole index takes about ten seconds to read, so it is not read
+    for RULER's tasks and task files.
     """
     with harness_silenced():
         index = TaskIndex.build([RULER_FOLDER])
         if any(not _is_task_file(spec) and spec not in index for spec in specs):
             index = TaskIndex.build([TASKS_FOLDER])
-    found = [task for spec in specs for task in _expand_task_spec(spec, index)]
-    return list({task.name: task for task in found}.values())
+    tasks = [task for spec in specs for task in _expand_task_spec(spec, index)]
+    return list({task.name: task for task in tasks}.values())
 
 
 def build_task(task: Task, length: int, tokenizer: Any) -> dict[str, Any]:
-    """The task's documents and rules, by name; those made to a length, in tokens of `tokenizer`.
+    """Build the harness's task objects, by name; generated tasks have `length` tokens of `tokenizer`.
 
-    Raises Missing where data or a package is not on this machine, BadInput for what cannot be used.
+    Raises Missing if data or a package is not on this machine, BadInput if the task cannot be used.
     """
-    # The harness reads the modules of its tasks anew, so what they ask is answered where they all ask it. It keeps
-    # a tokenizer by its name.
-    meta = {"max_seq_lengths": [length], "tokenizer": digest_tokenizer(tokenizer)} if task.is_generated_to_length else {}
+    # The harness imports the modules of its tasks again, so the tokenizer is patched in at its source. The harness
+    # caches tokenizers by name.
+    meta = (
+        {"max_seq_lengths": [length], "tokenizer": digest_tokenizer(tokenizer)} if task.is_generated_to_length else {}
+    )
     _seed_generators()
     try:
         with harness_silenced(), mock.patch.object(AutoTokenizer, "from_pretrained", return_value=tokenizer):
             built = TaskFactory(meta=meta).build(task.entry, registry=dict(task.index))
-    except Exception as reason:  # somebody else's data and code can fail in any way
+    except Exception as reason:  # third-party data and code can fail in any way
         raise _task_error(task.name, reason) from reason
-    each = built.get_all_tasks() if isinstance(built, Group) else built if isinstance(built, list) else [built]
-    for one in each:
-        if one.get_config("num_fewshot") is None:
-            one.set_config(key="num_fewshot", value=0)
-    return {one.task_name: one for one in each}
+    tasks = built.get_all_tasks() if isinstance(built, Group) else built if isinstance(built, list) else [built]
+    for member in tasks:
+        if member.get_config("num_fewshot") is None:
+            member.set_config(key="num_fewshot", value=0)
+    return {member.task_name: member for member in tasks}
 
 
 def task_documents(tasks: Mapping[str, Any]) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
-    """The documents of each task, after its name and before its rules: prompts, metrics, sources of its functions."""
+    """Name, documents and config of each task; the config has prompts, metrics and the source code of its functions."""
     for name, task in tasks.items():
         yield name, list(task.eval_docs), task.dump_config()
 
 
 def wrap_model(module: Any, tokenizer: Any, length: int) -> LM:
-    """An opened model as the harness takes it: one sequence at a time, of at most `length` tokens."""
+    """Wrap a loaded model for the harness: one sequence at a time, at most `length` tokens."""
     with harness_silenced():
         return HFLM(pretrained=module, tokenizer=tokenizer, batch_size=1, max_length=length)
 
 
 def score_tasks(harness_model: LM, tasks: Mapping[str, Any], limit: int | None, length: int | None) -> Iterator[Score]:
-    """Every metric of the tasks; of those made to `length`, the one for it, called "match"."""
+    """Every metric of the tasks; of tasks generated to `length`, only the metric of that length, named "match"."""
     _seed_generators()
     for task in tasks.values():
         task.set_fewshot_seed(seed=OTHER_SEED)
     for name, task in tasks.items():
         try:
-            with harness_silenced(), _captured_truncation_warnings() as cuts:
-                found = evaluate(harness_model, {"tasks": {name: task}}, limit=limit, log_samples=True)
+            with harness_silenced(), _captured_truncation_warnings() as truncations:
+                output = evaluate(harness_model, {"tasks": {name: task}}, limit=limit, log_samples=True)
         except (ValueError, ImportError, OSError, AssertionError) as reason:
             raise _task_error(name, reason) from reason
-        if cuts:
-            log.warning("%s prompts of %s were too long and lost their beginning: give more --length", len(cuts), name)
-        results = found["results"][name]
-        for at, value in results.items():
-            metric, comma, filtered = at.partition(",")
+        if truncations:
+            log.warning(
+                "%s prompts of task %s were too long; their beginning was cut off. Use a larger --length",
+                len(truncations),
+                name,
+            )
+        results = output["results"][name]
+        for key, value in results.items():
+            metric, comma, filter_name = key.partition(",")
             if not comma or metric.endswith("_stderr") or (length is not None and metric != str(length)):
                 continue
-            error = results[f"{metric}_stderr,{filtered}"]
-            samples = [each[metric] for each in found["samples"][name] if each["filter"] == filtered]
+            error = results[f"{metric}_stderr,{filter_name}"]
+            samples = [sample[metric] for sample in output["samples"][name] if sample["filter"] == filter_name]
             if not isinstance(error, float):
                 error = _bootstrap_standard_error(tasks[name].aggregation()[metric], samples)
             yield Score(
                 name,
                 "match" if length is not None else metric,
-                filtered,
+                filter_name,
                 float(value),
                 error,
                 len(samples),
-                bool(found["higher_is_better"][name].get(metric, True)),
+                bool(output["higher_is_better"][name].get(metric, True)),
             )
 
 
 @contextmanager
 def harness_silenced() -> Iterator[None]:
-    """The harness prints, logs, draws bars and has nltk download; here it does none of it."""
-    theirs = logging.getLogger("lm_eval")
-    before, start = theirs.level, tqdm.__init__
+    """Suppress the harness's output, logs, progress bars and nltk downloads."""
+    logger = logging.getLogger("lm_eval")
+    level, init_bar = logger.level, tqdm.__init__
 
-    def unseen(bar: Any, *arguments: Any, **named: Any) -> None:
-        start(bar, *arguments, **{**named, "disable": True})
+    def init_disabled_bar(bar: Any, *args: Any, **kwargs: Any) -> None:
+        init_bar(bar, *args, **{**kwargs, "disable": True})
 
-    theirs.setLevel(logging.CRITICAL)
+    logger.setLevel(logging.CRITICAL)
     try:
         with (
             contextlib.redirect_stdout(io.StringIO()),
-            mock.patch.object(tqdm, "__init__", unseen),
+            mock.patch.object(tqdm, "__init__", init_disabled_bar),
             mock.patch.object(nltk, "download", return_value=False),
         ):
             yield
     finally:
-        theirs.setLevel(before)
+        logger.setLevel(level)
 
 
 @contextmanager
 def _captured_truncation_warnings() -> Iterator[list[str]]:
-    """What the harness says of prompts that it cuts from the left to make them fit."""
-    said: list[str] = []
+    """Collect the harness's warnings about prompts that it truncates from the left."""
+    warnings: list[str] = []
 
-    class _Cuts(logging.Handler):
+    class _Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if re.search("left", record.getMessage(), re.IGNORECASE):
-                said.append(record.getMessage())
+                warnings.append(record.getMessage())
 
-    theirs, listening = logging.getLogger(HFLM.__module__), _Cuts()
-    before = theirs.level
-    theirs.setLevel(logging.WARNING)
-    theirs.addHandler(listening)
-    theirs.propagate = False
+    logger, collector = logging.getLogger(HFLM.__module__), _Collector()
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    logger.addHandler(collector)
+    logger.propagate = False
     try:
-        yield said
+        yield warnings
     finally:
-        theirs.propagate = True
-        theirs.removeHandler(listening)
-        theirs.setLevel(before)
+        logger.propagate = True
+        logger.removeHandler(collector)
+        logger.setLevel(level)
 
 
 def _expand_task_spec(spec: str, index: Mapping[str, Entry]) -> Iterator[Task]:
     entry = _read_task_file(spec) if _is_task_file(spec) else index.get(spec)
     if entry is None:
-        raise BadInput(f"task '{spec}' is not known to the harness{nearest(spec, index)}; a task file ends in .yaml")
-    rules = load_yaml(entry.yaml_path, resolve_func=False, recursive=True) if entry.yaml_path else {}
-    members = sorted(entry.tags) if entry.kind is Kind.TAG else rules.get("task")
-    if isinstance(members, list) and all(isinstance(each, str) and each in index for each in members):
+        raise BadInput(
+            f"unknown task '{spec}'{nearest(spec, index)}: use a task of the harness, or a task file that ends in .yaml"
+        )
+    config = load_yaml(entry.yaml_path, resolve_func=False, recursive=True) if entry.yaml_path else {}
+    members = sorted(entry.tags) if entry.kind is Kind.TAG else config.get("task")
+    if isinstance(members, list) and all(isinstance(member, str) and member in index for member in members):
         for member in members:
             yield from _expand_task_spec(member, index)
     else:
-        metrics = rules.get("metric_list") or []
-        yield Task(entry.name, entry, rules, any(str(each.get("metric")).isdigit() for each in metrics), index)
+        metrics = config.get("metric_list") or []
+        is_generated_to_length = any(str(metric.get("metric")).isdigit() for metric in metrics)
+        yield Task(entry.name, entry, config, is_generated_to_length, index)
 
 
 def _is_task_file(spec: str) -> bool:
@@ -224,10 +239,10 @@ def _read_task_file(spec: str) -> Entry:
         raise Missing(f"no task file at '{spec}': check the path")
     try:
         entry = TaskIndex.entry_from_path(path)
-    except Exception as reason:  # what a file may hold is the harness's to say
-        raise BadInput(f"task file '{spec}' cannot be read: {' '.join(str(reason).split())[:200]}") from reason
+    except Exception as reason:  # the harness decides what a file may contain
+        raise BadInput(f"task file '{spec}' is invalid: {' '.join(str(reason).split())[:200]}") from reason
     if entry is None:
-        raise BadInput(f"task file '{spec}' names no task: it needs a key 'task'")
+        raise BadInput(f"task file '{spec}' names no task: add the key 'task'")
     return entry
 
 
@@ -238,15 +253,15 @@ def _seed_generators() -> None:
 
 
 def _bootstrap_standard_error(aggregate: Any, samples: list[Any]) -> float:
-    """Standard error of an aggregate over documents, by the bootstrap."""
-    draws = np.random.default_rng(0).integers(len(samples), size=(BOOTSTRAP_SAMPLES, len(samples)))
-    return float(np.std([aggregate([samples[at] for at in draw]) for draw in draws], ddof=1))
+    """Bootstrap standard error of an aggregate over documents."""
+    resamples = np.random.default_rng(0).integers(len(samples), size=(BOOTSTRAP_SAMPLES, len(samples)))
+    return float(np.std([aggregate([samples[index] for index in indices]) for indices in resamples], ddof=1))
 
 
 def _task_error(task: str, reason: Exception) -> Missing | BadInput:
-    said = " ".join(f"{type(reason).__name__}: {reason}".split())[:250]
+    details = " ".join(f"{type(reason).__name__}: {reason}".split())[:250]
     if isinstance(reason, ImportError):
-        return Missing(f"task {task} needs a package that is not installed ({said}); install it or leave the task out")
+        return Missing(f"task {task} needs a package that is not installed ({details}): install it, or remove the task")
     if isinstance(reason, OSError):  # no network, no such file
-        return Missing(f"task {task} needs data that is not here and cannot be fetched ({said}); leave the task out")
-    return BadInput(f"task {task} cannot be used: {said}")
+        return Missing(f"task {task} needs data that is not available ({details}): download it, or remove the task")
+    return BadInput(f"task {task} cannot be used: {details}")

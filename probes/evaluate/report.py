@@ -1,44 +1,92 @@
-"""What a report shows of tasks, and the sentence that says how to read each chart."""
+"""Report of the evaluate probe: charts, findings, glossary and terminal overview."""
 
 from collections.abc import Iterator
 
 import pandas as pd
 
-from headscope.report.blocks import Chart, ChartGroup, RenderContext
+from headscope.report.blocks import Chart, ChartGroup, Finding, Overview, RenderContext, Term
+from headscope.runs.run import Run
 from probes.evaluate import PROBE, plots
-from probes.evaluate.analysis import preferred_metric_rows
-from probes.evaluate.head_summaries import MAX_LENGTH_RATIO, summarise_heads
+from probes.evaluate.analysis import MAX_LENGTH_RATIO, means_over_tasks, preferred_metric_rows, summarise_heads
+
+GLOSSARY = (
+    Term(
+        "Task",
+        "A benchmark of the lm-evaluation-harness, which builds the prompts and scores the answers. RULER's tasks hide "
+        "facts in generated text of a given context length; their score is the fraction of the expected strings in the "
+        "answer.",
+        tables=("tasks",),
+    ),
+)
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """The table models x tasks, scores by length where there are several, and scores beside what heads do."""
+    """The table of scores, scores by length for tasks with several lengths, and scores against head statistics."""
     tasks = context.table("tasks")
     if tasks is not None and len(tasks):
-        yield ChartGroup(PROBE.title, "How well each model does", _score_charts(tasks))
-        yield ChartGroup(PROBE.title, "Beside their heads", _head_comparison_charts(tasks, context))
+        yield ChartGroup(PROBE.title, "Scores by model and task", _score_charts(tasks))
+        yield ChartGroup(PROBE.title, "Task scores against head statistics", _head_comparison_charts(tasks, context))
 
 
 def _score_charts(tasks: pd.DataFrame) -> Iterator[Chart]:
     yield Chart(
         plots.plot_score_table(tasks),
-        "A cell is the score of a model on a task, with the standard error over documents below; under the task its "
-        "metric and the length that a model may read. Deeper blue is better within a column. Models of one tokenizer "
-        "answered the same documents, so a difference between two is surer than their standard errors tell.",
+        "A cell is the score of a model on a task, above its standard error over documents. Below the task are its "
+        "metric and the maximum context length. Deeper blue is better within a column. Models with the same tokenizer "
+        "answered the same documents, so a difference between them is more certain than their standard errors suggest.",
     )
     if plots.tasks_with_several_lengths(preferred_metric_rows(tasks)):
         yield Chart(
             plots.plot_scores_by_length(tasks),
-            "Score against the length that the task was made to; bars are one standard error.",
+            "Score by the context length that the task was generated to; error bars are one standard error.",
         )
 
 
 def _head_comparison_charts(tasks: pd.DataFrame, context: RenderContext) -> Iterator[Chart]:
-    numbers = summarise_heads(context.heads)
-    scored = numbers[numbers.index.isin(tasks["model"].astype("str"))]
-    if len(scored) > 1 and len(scored.columns):
+    summaries = summarise_heads(context.heads)
+    summaries = summaries[summaries.index.isin(tasks["model"].astype("str"))]
+    if len(summaries) > 1 and len(summaries.columns):
         yield Chart(
-            plots.plot_scores_against_heads(tasks, scored),
-            "A point is a model: the share of right answers at the longest length, against its heads in one number. "
-            f"Bars are one standard error. A length is kept if it changes by at most a factor of {MAX_LENGTH_RATIO}. Few models "
-            "show what goes together, not what causes what.",
+            plots.plot_scores_against_heads(tasks, summaries),
+            "A point is a model: its score on a task at the longest length, against one number about its heads. Error "
+            f"bars are one standard error. Effective lengths count as the same within a factor of {MAX_LENGTH_RATIO}. "
+            "So few models can show a correlation, but not a cause.",
         )
+
+
+def findings(run: Run) -> Iterator[Finding]:
+    """The scores of all models on each task, and means over tasks of one kind."""
+    if "tasks" not in run.tables:
+        return
+    rows = preferred_metric_rows(run.tasks)
+    for (task, length, metric), task_rows in rows.groupby(["task", "context_length", "metric"], sort=False):
+        fewest, most = task_rows["documents"].min(), task_rows["documents"].max()
+        documents = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
+        text = f"{task} at {length:,} tokens ({metric}, {documents} documents): {_format_scores(task_rows)}."
+        yield Finding(PROBE.title, text)
+    for (kind, length), means in means_over_tasks(rows).groupby(["kind", "context_length"], sort=False):
+        text = f"Mean {kind} of {means['tasks'].max()} tasks at {length:,} tokens: {_format_scores(means)}."
+        yield Finding(PROBE.title, text)
+
+
+def _format_scores(rows: pd.DataFrame) -> str:
+    return ", ".join(f"{row.model} {row.score:.3f} ± {row.stderr:.3f}" for row in rows.itertuples())
+
+
+def overview(run: Run) -> Overview | None:
+    """One row per model, task and length."""
+    if "tasks" not in run.tables:
+        return None
+    data = preferred_metric_rows(run.tasks)
+    rows = [
+        {
+            "model": row.model,
+            "task": row.task,
+            "tokens": f"{row.context_length:,}",
+            "metric": row.metric,
+            "score": f"{row.score:.3f} ± {row.stderr:.3f}",
+            "documents": f"{row.documents:,}",
+        }
+        for row in data.itertuples()
+    ]
+    return Overview("tasks", PROBE.title, data, rows)

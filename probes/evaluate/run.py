@@ -1,4 +1,4 @@
-"""The `evaluate` section: a cell is one model on one task (or one group that is more than a list) at one length."""
+"""Runner of the evaluate probe: scores of the lm-evaluation-harness."""
 
 import copy
 import json
@@ -21,39 +21,47 @@ from probes.evaluate.harness import Task
 from probes.evaluate.options import EvaluateOptions
 
 ASSUMED_DOCUMENTS = 500
-"""Documents of a task that makes its own, and a guess for the time estimate of others."""
+"""Documents of a generated task, and an estimate for other tasks; for the time estimate only."""
 MIN_GENERATED_LENGTH = 1024
-"""Tokens that every task made to a length fits into; below, the harness may look for a fitting text for ever."""
+"""Tokens that are enough for every generated task; below, the harness may search for a fitting text forever."""
 ASSUMED_DOCUMENT_TOKENS = 128
-"""A guess at the tokens of a document that is not made to a length."""
+"""Estimate of the tokens of a document that is not generated to a length."""
 
 
 class EvaluateRunner:
-    """Cells by model, task and length; tasks that are not made to a length run once, in the longest."""
+    """Cells: one per model, task (or group that aggregates its tasks) and length.
+
+    Tasks that are not generated to a length run once, at the largest.
+    """
 
     def __init__(self, options: EvaluateOptions, context: StudyContext):
         self.options, self.context = options, context
         self.tasks = {task.name: task for task in harness.find_tasks(options.tasks)}
-        short = [task.name for task in self.tasks.values() if task.is_generated_to_length and min(options.lengths) < MIN_GENERATED_LENGTH]
-        if short:
-            raise BadInput(f"task {short[0]} is made to a length and needs {MIN_GENERATED_LENGTH:,} tokens, not {min(options.lengths)}")
+        generated = [task.name for task in self.tasks.values() if task.is_generated_to_length]
+        if generated and min(options.lengths) < MIN_GENERATED_LENGTH:
+            raise BadInput(
+                f"length {min(options.lengths)} is too short for task {generated[0]}, which is generated to a context "
+                f"length: use at least {MIN_GENERATED_LENGTH:,} tokens"
+            )
         for label in context.labels:
-            # Where temperatures go by the whole text, keys of an answer's beginning do not serve its end.
-            by = context.in_memory[label].schedule if label in context.in_memory else context.specs[label].rule
-            if getattr(by, "by_sequence", False):
-                raise BadInput(f"'{label}' cannot write answers under length=sequence: use length=visible")
+            # With a scale for the whole sequence, cached keys of an answer's beginning would be wrong for its end.
+            scheme = context.in_memory[label].schedule if label in context.in_memory else context.specs[label].rule
+            if getattr(scheme, "by_sequence", False):
+                raise BadInput(f"model '{label}' cannot generate answers with length=sequence: use length=visible")
         self._built_tasks: dict[tuple[str, int, str], dict[str, Any]] = {}
         context.record_input("lm-evaluation-harness", [version("lm_eval")])
         for task in self.tasks.values():
             if task.is_generated_to_length:
                 context.record_input(f"task {task.name}", [json.dumps(task.config, default=str)])
             else:
-                for name, documents, rules in harness.task_documents(self._build_task(task, max(options.lengths), None)):
+                built_tasks = self._build_task(task, max(options.lengths), None)
+                for name, documents, config in harness.task_documents(built_tasks):
                     if len(documents) < 2:
-                        raise BadInput(f"task {name} has {len(documents)} documents: a standard error needs two")
-                    context.record_input(
-                        f"task {name}", (json.dumps(each, default=str) for each in [rules, *documents])
-                    )
+                        raise BadInput(
+                            f"task {name} has too few documents for a standard error: {len(documents)}. Remove the task"
+                        )
+                    content = (json.dumps(entry, default=str) for entry in [config, *documents])
+                    context.record_input(f"task {name}", content)
 
     def cells(self) -> list[Cell]:
         return [
@@ -66,15 +74,19 @@ class EvaluateRunner:
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         task, length = cell.task
-        tokenizer = copy.deepcopy(self.context.tokenizer(cell.model))  # the harness gives it a pad token
-        ready = self._build_task(task, length, tokenizer if task.by_length else None)
+        tokenizer = copy.deepcopy(self.context.tokenizer(cell.model))  # the harness sets its pad token
+        generated = task.is_generated_to_length
+        built_tasks = self._build_task(task, length, tokenizer if generated else None)
         with attached(model):
-            lm = harness.wrap_model(model.module, tokenizer, length)
-            found = list(harness.score_tasks(lm, ready, self.options.documents, length if task.by_length else None))
-        return {"tasks": pd.DataFrame([asdict(each) for each in found]).assign(model=cell.model, context_length=length)}
+            harness_model = harness.wrap_model(model.module, tokenizer, length)
+            metric_length = length if generated else None
+            scores = list(harness.score_tasks(harness_model, built_tasks, self.options.documents, metric_length))
+        return {
+            "tasks": pd.DataFrame([asdict(score) for score in scores]).assign(model=cell.model, context_length=length)
+        }
 
     def _build_task(self, task: Task, length: int, tokenizer: Any) -> dict[str, Any]:
-        """The task, made once for all models that read it in the same tokens."""
+        """Build the task's documents, once for all models with the same tokenizer."""
         key = (task.name, length, digest_tokenizer(tokenizer) if tokenizer is not None else "")
         if key not in self._built_tasks:
             self._built_tasks[key] = harness.build_task(task, length, tokenizer)

@@ -1,4 +1,4 @@
-"""Numerical check of the scaling theorems: the effective length under lambda(L) against its target."""
+"""Probe `scaling`: numerical check of the scaling theorems."""
 
 from headscope.plugins import Probe
 
@@ -6,7 +6,7 @@ PROBE = Probe(
     name="scaling",
     title="Scaling theorems",
     tab="Scaling",
-    summary="Check in numbers: the effective length under lambda(L) against its target.",
+    summary="Check the scaling theorems numerically: the effective length under lambda(L) against its target.",
     order=60,
     takes=(),
     example="headscope scaling",

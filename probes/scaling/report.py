@@ -1,4 +1,4 @@
-"""What the scaling check shows: effective length over its target against the length of the row."""
+"""Report of the scaling probe: ratio of the effective length to its target, by row length."""
 
 from collections.abc import Iterator
 
@@ -16,8 +16,7 @@ TITLE = "Scaling theorems"
 GLOSSARY = (
     Term(
         "Effective length, ESS₂",
-        "The number of tokens that a head attends to in effect. All weight on one token gives 1; equal weight on n "
-        "tokens gives n.",
+        "Effective number of attended tokens. All weight on one token gives 1; equal weight on n tokens gives n.",
         "ESS₂(i) = 1 / Σⱼ αᵢⱼ²",
         ("scaling",),
     ),
@@ -25,50 +24,55 @@ GLOSSARY = (
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """The ratio to the target, a chart for each kind of means."""
+    """The ratio to the target, one chart per scheme of the logit means."""
     if "scaling" in context.run.tables:
-        yield ChartGroup(TITLE, "Effective length over its target", _convergence_charts(context.run.scaling))
+        yield ChartGroup(TITLE, "Effective length relative to its target", _convergence_charts(context.run.scaling))
 
 
 def _convergence_charts(scaling: pd.DataFrame) -> Iterator[Chart]:
-    caption = "Means over sampled rows of Gaussian logits, with intervals from three rows on. At 1 the theorem holds."
+    caption = (
+        "Means over sampled rows of Gaussian logits, with 95 % confidence intervals if there are at least three rows. "
+        "The theorem predicts 1."
+    )
     for scheme in scaling["scheme"].unique():
         yield Chart(plot_convergence(scaling, scheme), caption, half_width=True)
 
 
 def findings(run: Run) -> Iterator[Finding]:
-    """How close the effective length comes to its target at the largest length."""
+    """The ratio of the effective length to its target at the largest length."""
     if "scaling" not in run.tables:
         return
-    far = run.scaling[run.scaling["context_length"] == run.scaling["context_length"].max()]
-    for (scheme, beta, exponent), rows in far.groupby(["scheme", "beta", "exponent"], observed=True, sort=False):
+    longest = run.scaling[run.scaling["context_length"] == run.scaling["context_length"].max()]
+    for (scheme, beta, exponent), rows in longest.groupby(["scheme", "beta", "exponent"], observed=True, sort=False):
         mean, low, high = _mean_with_interval(rows["ratio"])
-        sure = f"95 % interval {low:.3f} to {high:.3f}, " if low < high else ""
+        certainty = f"95 % confidence interval {low:.3f} to {high:.3f}, " if low < high else ""
         yield Finding(
             TITLE,
-            f"{scheme} logits, ESS_{beta:g} with target L^{exponent:g} (case {rows['regime'].iloc[0]}): at "
-            f"L = {rows['context_length'].iloc[0]:,} the effective length is {mean:.3f} times its target "
-            f"({sure}{len(rows)} rows).",
+            f"With {scheme} logits and target ESS_{beta:g} = L^{exponent:g} (case {rows['regime'].iloc[0]}), the "
+            f"effective length at L = {rows['context_length'].iloc[0]:,} is {mean:.3f} times its target "
+            f"({certainty}{len(rows)} rows).",
         )
 
 
 def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
-    """ESS / target against L for logits with the means of `scheme`: a line a target, mean and interval."""
-    title = f"Effective length over its target: {style.escape_label(scheme)} means"
+    """ESS / target by L for logits with the means of `scheme`: one line per target, with mean and interval."""
+    title = f"Effective length relative to its target: {style.escape_label(scheme)} means"
     if why := style.missing_data_reason(scaling, "scheme", "exponent", "context_length", "ratio"):
         return style.empty_figure(title, why)
-    mine = scaling[scaling["scheme"] == scheme].astype({"ratio": "float64"})
+    rows = scaling[scaling["scheme"] == scheme].astype({"ratio": "float64"})
     names = {
-        key: f"L^{key[1]:g}, ESS_{key[0]:g} (case {rows['regime'].iloc[0]})"
-        for key, rows in mine.groupby(["beta", "exponent"], sort=False)
+        key: f"L^{key[1]:g}, ESS_{key[0]:g} (case {target_rows['regime'].iloc[0]})"
+        for key, target_rows in rows.groupby(["beta", "exponent"], sort=False)
     }
-    made = style.new_figure(title)
-    made.add_hline(y=1, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
-    labelled = mine.assign(model=[names[key] for key in zip(mine["beta"], mine["exponent"], strict=True)])
+    figure = style.new_figure(title)
+    figure.add_hline(y=1, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
+    labelled = rows.assign(model=[names[key] for key in zip(rows["beta"], rows["exponent"], strict=True)])
     for label, look in style.model_styles(labelled).items():
         groups = labelled[labelled["model"] == label].groupby("context_length")["ratio"]
-        line = pd.DataFrame({length: _mean_with_interval(ratio) for length, ratio in groups}, index=["mean", "low", "high"]).T
-        made.add_scatter(
+        line = pd.DataFrame(
+            {length: _mean_with_interval(ratio) for length, ratio in groups}, index=["mean", "low", "high"]
+        ).T
+        figure.add_scatter(
             x=line.index,
             y=line["mean"],
             error_y=style.error_bars(line["mean"], line["low"], line["high"]),
@@ -78,13 +82,13 @@ def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
             marker={"symbol": look.symbol, "size": 6},
             hovertemplate=f"L = %{{x:,}}: %{{y:.3f}} times the target<extra>{look.name}</extra>",
         )
-    made.update_xaxes(title_text="length L (tokens)", **axes.length_axis(mine["context_length"]))
-    made.update_yaxes(title_text="ESS / target", rangemode="tozero")
-    return style.fit_legend(made)
+    figure.update_xaxes(title_text="length L (tokens)", **axes.length_axis(rows["context_length"]))
+    figure.update_yaxes(title_text="ESS / target", rangemode="tozero")
+    return style.fit_legend(figure)
 
 
 def _mean_with_interval(ratios: pd.Series) -> tuple[float, float, float]:
-    """Mean over rows, and its interval; NaN for fewer than three."""
+    """Mean over rows and the bounds of its interval, which are NaN for fewer than three rows."""
     values = ratios.to_numpy(dtype=np.float64)
     low, high = confidence_interval(values[None])
     return float(values.mean()), float(low[0]), float(high[0])

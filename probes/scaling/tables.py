@@ -1,4 +1,4 @@
-"""What the scaling check stores: effective lengths of sampled rows against their targets."""
+"""Table of the scaling probe: effective lengths of sampled rows and their targets."""
 
 from headscope.runs.columns import LENGTH, Column, Table, key
 
@@ -7,7 +7,7 @@ SEED = key("seed", "index32", "", "seed of the row's noise")
 
 SCALING = Table(
     "scaling",
-    "effective length of Gaussian logits under the scale that the scaling theorems give for a target",
+    "effective length of Gaussian logits under the logit scale of the scaling theorems",
     (
         SCHEME,
         key(
@@ -17,7 +17,7 @@ SCALING = Table(
             "case of Theorems 4 and 5: i above the critical exponent, ii at it, iii target 1",
             None,
         ),
-        key("exponent", "value", "", "the target is ESS*(L) = L^exponent", 0, 1),
+        key("exponent", "value", "", "exponent of the target ESS*(L) = L^exponent", 0, 1),
         key("beta", "value", "", "order of ESS", 0),
         LENGTH,
         SEED,

@@ -1,4 +1,4 @@
-"""Needle retrieval from a window: which frequencies one head needs, with fixed, learned, partial and no RoPE."""
+"""Probe `window`: which rotary frequencies one head needs to retrieve a needle from a window of distances."""
 
 from headscope.plugins import Probe
 
@@ -14,6 +14,6 @@ PROBE = Probe(
     runner="probes.window.run:WindowRunner",
     tables="probes.window.tables:TABLES",
     charts="probes.window.report:charts",
-    findings="probes.window.findings:findings",
-    glossary="probes.window.findings:GLOSSARY",
+    findings="probes.window.report:findings",
+    glossary="probes.window.report:GLOSSARY",
 )

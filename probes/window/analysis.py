@@ -1,4 +1,4 @@
-"""What the window probe found: accuracy with intervals, and the constants of Theorem 1's bounds on frequency mass."""
+"""Accuracy by window width, and the constants of Theorem 1's bounds on the frequency mass."""
 
 import math
 from dataclasses import dataclass
@@ -9,17 +9,19 @@ import pandas as pd
 from headscope.runs.aggregation import confidence_interval
 
 SOLVED_ACCURACY = 0.99
-"""Balanced accuracy from which a trained model counts as a solution [ours]."""
-
+"""Balanced accuracy from which a trained model counts as solving the task [ours]."""
 
 SCHEME_NAMES = {"fixed": "fixed RoPE", "learned": "learned frequencies", "partial": "partial RoPE", "nope": "NoPE"}
-"""The probe's position schemes in words."""
+"""Scheme -> its name in plots and findings."""
 
 
 @dataclass(frozen=True)
 class MassBounds:
-    """C1 / (r W / 2 + 1) <= M <= pi / (W + 1) + C2 with r = 1 [ours]: the tightest constants that hold for every
-    solved model. `solved` counts those models."""
+    """Tightest constants of C1 / (r W / 2 + 1) <= M <= pi / (W + 1) + C2, r = 1 [ours], over all models that solve the
+    task.
+
+    `solved_models` counts those models.
+    """
 
     c1: float
     c2: float
@@ -33,20 +35,23 @@ class MassBounds:
 
 
 def accuracy_by_width(window: pd.DataFrame) -> pd.DataFrame:
-    """One row per (scheme, width): mean accuracy over seeds with a 95 % interval, mean frequency mass
-    (rad/token), median dominant theta (rad/token), and how many of the `seeds` are solved."""
-    seeds = window.astype({"accuracy": "float64"}).pivot_table(
+    """One row per (scheme, width), aggregated over the `seeds` models.
+
+    Columns: mean accuracy with its 95 % confidence interval (`low`, `high`), number of `solved` models, mean frequency
+    mass and median dominant theta (both rad/token).
+    """
+    by_seed = window.astype({"accuracy": "float64"}).pivot_table(
         index=["scheme", "width"], columns="seed", values="accuracy", observed=True, sort=False
     )
-    low, high = confidence_interval(seeds.to_numpy())
+    low, high = confidence_interval(by_seed.to_numpy())
     groups = window.astype({"frequency_mass": "float64"}).groupby(["scheme", "width"], observed=True, sort=False)
     return pd.DataFrame(
         {
-            "accuracy": seeds.mean(axis=1),
+            "accuracy": by_seed.mean(axis=1),
             "low": low,
             "high": high,
-            "solved": (seeds >= SOLVED_ACCURACY).sum(axis=1),
-            "seeds": seeds.notna().sum(axis=1),
+            "solved": (by_seed >= SOLVED_ACCURACY).sum(axis=1),
+            "seeds": by_seed.notna().sum(axis=1),
             "frequency_mass": groups["frequency_mass"].mean(),
             "dominant_theta": groups["dominant_theta"].median(),
         }
@@ -54,7 +59,7 @@ def accuracy_by_width(window: pd.DataFrame) -> pd.DataFrame:
 
 
 def mass_bounds(window: pd.DataFrame) -> MassBounds | None:
-    """The constants of Theorem 1 that fit every solved model that rotates; None if there is none."""
+    """The constants of Theorem 1 over all models with RoPE that solve the task; None without such a model."""
     solved = window[(window["accuracy"] >= SOLVED_ACCURACY) & (window["scheme"] != "nope")]
     if solved.empty:
         return None

@@ -1,9 +1,9 @@
-"""Needle retrieval from a window: which rotary frequencies does one head need to tell a window of distances?
+"""Runner of the window probe: which rotary frequencies does one head need to detect a window of distances?
 
-A sequence of BG tokens holds one NEEDLE at distance D before the final QUERY; the answer is YES if D lies within W/2
-of the centre c (paper, section "Needle Retrieval from a Window"). With one layer, one head and embeddings alone, q and
-the three keys are constants, so the logits at every distance are exact in closed form, and one training step over
-all distances, schemes and seeds is one small batch.
+A sequence of BG tokens contains one NEEDLE at distance D before the final QUERY; the answer is YES if D is within W/2
+of the centre c (paper, section "Needle Retrieval from a Window"). With one layer, one head and no inputs but
+embeddings, q and the three keys are constants. The logits at every distance therefore have an exact closed form, and
+one training step over all distances, schemes and seeds is one small batch.
 """
 
 import math
@@ -20,20 +20,20 @@ from headscope.study.context import StudyContext
 from probes.window.options import WindowOptions
 
 SCHEMES = ("fixed", "learned", "partial", "nope")
-"""RoPE with base 10,000; the same frequencies, learned from there; its highest three quarters; no rotation."""
+"""RoPE with base 10,000; trained frequencies that start there; its highest three quarters; no rotation."""
 ROPE_BASE = 10_000.0
 ROTATED_FRACTION = 0.75
 TOKENS = ("NEEDLE", "BG", "QUERY")
 LEARNING_RATE, FREQUENCY_LEARNING_RATE, WARMUP_STEPS = 1e-3, 3e-3, 50
-"""Adam's rates for the weights and for log-frequencies; steps of linear warm-up. The last tenth of training decays."""
+"""Adam's learning rates of the weights and of log-frequencies; steps of linear warm-up."""
 
 
 @dataclass(frozen=True)
 class TrainedModels:
-    """One width's models after training. S schemes, N seeds, F pairs, L distances 1..2c-1.
+    """Trained models of one window width: S schemes, N seeds, F pairs, L distances 1..2c-1.
 
-    accuracy, loss [S, N]; theta, amplitude A_f and phase phi_f [S, N, F], so that the needle's logit at distance D
-    is sum_f A_f cos(theta_f D + phi_f).
+    accuracy and loss [S, N]; theta, amplitude A_f and phase phi_f [S, N, F]. The needle's logit at distance D is
+    sum_f A_f cos(theta_f D + phi_f).
     """
 
     accuracy: Tensor
@@ -48,45 +48,45 @@ class TrainedModels:
         return (self.amplitude * self.theta).sum(-1) / self.amplitude.sum(-1)
 
     def pair_logits(self, distances: Tensor) -> Tensor:
-        """What each pair adds to the needle's logit at each distance, [S, N, F, L]."""
-        turned = self.theta[..., None] * distances + self.phase[..., None]
-        return self.amplitude[..., None] * turned.cos()
+        """Contribution of each pair to the needle's logit at each distance, [S, N, F, L]."""
+        angles = self.theta[..., None] * distances + self.phase[..., None]
+        return self.amplitude[..., None] * angles.cos()
 
 
 class WindowModels(nn.Module):
-    """One-layer, one-head transformers without MLP or norm, S schemes x N seeds at once, in closed form.
+    """One-layer, one-head transformers without MLP or norm in closed form: S schemes x N seeds in one batch.
 
-    Every scheme starts from the same weights. Embeddings [3, d], Wq, Wk, Wv, Wo [d, d], a YES - NO read-out [d, 1].
+    All schemes start from the same weights: embeddings [3, d], Wq, Wk, Wv, Wo [d, d], and a YES - NO read-out [d, 1].
     """
 
     def __init__(self, dims: int, seeds: int, seed: int):
         super().__init__()
-        made = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         schemes, pairs = len(SCHEMES), dims // 2
 
         def weights(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(1, seeds, *shape, generator=made).repeat(schemes, 1, 1, 1))
+            return nn.Parameter(torch.randn(1, seeds, *shape, generator=generator).repeat(schemes, 1, 1, 1))
 
         self.embedding = weights(len(TOKENS), dims)
         self.query, self.key, self.value, self.output = (weights(dims, dims) for _ in range(4))
         self.read_out = weights(dims, 1)
         with torch.no_grad():
             for matrix in (self.query, self.key, self.value, self.output, self.read_out):
-                matrix.div_(math.sqrt(3 * dims))  # the spread of nn.Linear's default
+                matrix.div_(math.sqrt(3 * dims))  # the standard deviation of nn.Linear's default
         self.bias = nn.Parameter(torch.zeros(schemes, seeds, 1))
-        plain = ROPE_BASE ** (-torch.arange(pairs) / pairs)
-        start = {"partial": plain * (torch.arange(pairs) < round(ROTATED_FRACTION * pairs)), "nope": torch.zeros(pairs)}
-        theta = torch.stack([start.get(scheme, plain) for scheme in SCHEMES])
+        rope = ROPE_BASE ** (-torch.arange(pairs) / pairs)
+        start = {"partial": rope * (torch.arange(pairs) < round(ROTATED_FRACTION * pairs)), "nope": torch.zeros(pairs)}
+        theta = torch.stack([start.get(scheme, rope) for scheme in SCHEMES])
         self.register_buffer("start", theta[:, None].repeat(1, seeds, 1))
         self.register_buffer("learns", torch.tensor([scheme == "learned" for scheme in SCHEMES])[:, None, None])
         self.log_change = nn.Parameter(torch.zeros(schemes, seeds, pairs))
 
     def theta(self) -> Tensor:
-        """Frequencies [S, N, F], rad/token; only the learned scheme's differ from where they started."""
+        """Frequencies [S, N, F] in rad/token; only those of the learned scheme change during training."""
         return torch.as_tensor(self.start) * torch.exp(self.log_change * torch.as_tensor(self.learns))
 
     def logit_coefficients(self) -> tuple[Tensor, Tensor]:
-        """Of the needle, BG and QUERY: the cosine and sine parts of each pair's logit, [S, N, 3, F]."""
+        """Cosine and sine coefficients of each pair's logit for NEEDLE, BG and QUERY, each [S, N, 3, F]."""
         q, k = self.embedding[:, :, 2:] @ self.query, self.embedding @ self.key
         q, k = (t.view(*t.shape[:-1], -1, 2) for t in (q, k))
         scale = 1 / math.sqrt(self.query.shape[-1])
@@ -102,17 +102,17 @@ class WindowModels(nn.Module):
         needle, background = (torch.einsum("snf,snfl->snl", even[:, :, t], cos) for t in (0, 1))
         needle = needle + torch.einsum("snf,snfl->snl", odd[:, :, 0], sin)
         background = background + torch.einsum("snf,snfl->snl", odd[:, :, 1], sin)
-        own = even[:, :, 2].sum(-1, keepdim=True).expand_as(needle)
-        share = torch.stack((needle, _log_sum_exp_of_others(background), own), -1).softmax(-1)
-        told = (self.embedding @ self.value @ self.output @ self.read_out)[..., 0]
+        query = even[:, :, 2].sum(-1, keepdim=True).expand_as(needle)
+        weights = torch.stack((needle, _log_sum_exp_of_others(background), query), -1).softmax(-1)
+        outputs = (self.embedding @ self.value @ self.output @ self.read_out)[..., 0]
         residual = (self.embedding[:, :, 2:] @ self.read_out)[..., 0]
-        return (share @ told[..., None])[..., 0] + residual + self.bias
+        return (weights @ outputs[..., None])[..., 0] + residual + self.bias
 
 
 def train_models(width: int, options: WindowOptions, seed: int = 0) -> TrainedModels:
-    """Train every scheme and seed on windows of this width, over all distances with YES and NO balanced.
+    """Train every scheme and seed on windows of one width: all distances, with YES and NO balanced.
 
-    Deterministic for a seed on one machine and thread count.
+    Deterministic for one seed, machine and thread count.
     """
     distances = torch.arange(1, 2 * options.center).float()
     inside = ((distances - options.center).abs() <= width / 2).float()
@@ -128,11 +128,11 @@ def train_models(width: int, options: WindowOptions, seed: int = 0) -> TrainedMo
         optimiser.step()
         schedule.step()
     with torch.no_grad():
-        answer = models(distances)
-        even, odd = (wave[:, :, 0] for wave in models.logit_coefficients())
+        answers = models(distances)
+        even, odd = (coefficients[:, :, 0] for coefficients in models.logit_coefficients())
         return TrainedModels(
-            accuracy=(((answer > 0) == (inside > 0)) * balance).sum(-1),
-            loss=_balanced_losses(answer, inside, balance),
+            accuracy=(((answers > 0) == (inside > 0)) * balance).sum(-1),
+            loss=_balanced_losses(answers, inside, balance),
             theta=models.theta(),
             amplitude=torch.hypot(even, odd),
             phase=-torch.atan2(odd, even),
@@ -140,7 +140,7 @@ def train_models(width: int, options: WindowOptions, seed: int = 0) -> TrainedMo
 
 
 class WindowRunner:
-    """Cells: one width each."""
+    """Cells: one per window width."""
 
     def __init__(self, options: WindowOptions, context: StudyContext):
         self.options, self.seed = options, context.seed
@@ -152,8 +152,8 @@ class WindowRunner:
         trained = train_models(cell.task, self.options, self.seed)
         distances = torch.arange(1, 2 * self.options.center)
         strongest = trained.amplitude.argmax(-1, keepdim=True)
-        scheme, number = _index_grid(*trained.accuracy.shape)
-        keys = {"scheme": [SCHEMES[s] for s in scheme.tolist()], "width": cell.task, "seed": number + self.seed}
+        scheme, seed_index = _index_grid(*trained.accuracy.shape)
+        keys = {"scheme": [SCHEMES[s] for s in scheme.tolist()], "width": cell.task, "seed": seed_index + self.seed}
         window = {
             **keys,
             "center": self.options.center,
@@ -163,15 +163,15 @@ class WindowRunner:
             "frequency_mass": trained.frequency_mass.reshape(-1),
             "dominant_theta": trained.theta.gather(-1, strongest).reshape(-1),
         }
-        # The first seed's profile serves the heatmaps; the others' follow from nothing that is not drawn.
+        # Only the first seed is stored: the heatmaps show no other.
         logits = trained.pair_logits(distances.float())[:, 0]
-        scheme, pair, at = _index_grid(*logits.shape)
+        scheme, pair, distance_index = _index_grid(*logits.shape)
         pairs = {
             "scheme": [SCHEMES[s] for s in scheme.tolist()],
             "width": cell.task,
             "seed": self.seed,
             "pair": pair,
-            "distance": distances[at],
+            "distance": distances[distance_index],
             "logit": logits.reshape(-1),
             "theta": trained.theta[:, 0][scheme, pair],
         }
@@ -179,20 +179,23 @@ class WindowRunner:
 
 
 def _log_sum_exp_of_others(logits: Tensor) -> Tensor:
-    """Log-sum-exp of every other position's logit, [..., L] -> [..., L], without subtracting what may be nearly all."""
-    nothing = torch.full_like(logits[..., :1], -1e9)
-    before = torch.cat((nothing, logits.logcumsumexp(-1)[..., :-1]), -1)
-    after = torch.cat((logits.flip(-1).logcumsumexp(-1).flip(-1)[..., 1:], nothing), -1)
+    """Log-sum-exp over all other positions, [..., L] -> [..., L]; subtracting one logit from the total would lose
+    precision."""
+    empty = torch.full_like(logits[..., :1], -1e9)
+    before = torch.cat((empty, logits.logcumsumexp(-1)[..., :-1]), -1)
+    after = torch.cat((logits.flip(-1).logcumsumexp(-1).flip(-1)[..., 1:], empty), -1)
     return torch.logaddexp(before, after)
 
 
 def _balanced_losses(answer_logits: Tensor, is_inside: Tensor, distance_weights: Tensor) -> Tensor:
-    wrong = nn.functional.binary_cross_entropy_with_logits(answer_logits, is_inside.expand_as(answer_logits), reduction="none")
-    return (wrong * distance_weights).sum(-1)
+    losses = nn.functional.binary_cross_entropy_with_logits(
+        answer_logits, is_inside.expand_as(answer_logits), reduction="none"
+    )
+    return (losses * distance_weights).sum(-1)
 
 
 def _rate_factor(step: int, steps: int) -> float:
-    """Warm-up, stable, then linear decay to a tenth over the last tenth."""
+    """Factor on the learning rates: warm-up, stable, linear decay to a tenth over the last tenth of the steps."""
     return min(1.0, (step + 1) / WARMUP_STEPS) * min(1.0, max(0.1, (steps - step) / (0.1 * steps)))
 
 

@@ -1,14 +1,16 @@
-"""What the window probe stores: accuracy of every trained model, and what each of its pairs adds by distance."""
+"""Tables of the window probe: accuracy of every trained model, and the logit of each of its pairs by distance."""
 
 from headscope.runs.columns import PAIR, Column, Table, key
 
-SCHEME = key("scheme", "label", "", "positions of the probe's model: fixed RoPE, learned, partial or none", None)
+SCHEME = key(
+    "scheme", "label", "", "position scheme of the trained model: fixed, learned or partial RoPE, or NoPE", None
+)
 WIDTH = key("width", "index32", "tokens", "window width W: the answer is YES within W/2 of the centre", 1)
 SEED = key("seed", "index32", "", "seed of the initial weights")
 
 WINDOW = Table(
     "window",
-    "needle retrieval from a window: how well a one-layer, one-head model tells whether the needle lies in it",
+    "needle retrieval from a window: accuracy and frequencies of one-layer, one-head models",
     (
         SCHEME,
         WIDTH,
@@ -24,7 +26,7 @@ WINDOW = Table(
 
 WINDOW_PAIRS = Table(
     "window_pairs",
-    "what each rotary pair of the trained model adds to the needle's logit at each distance",
+    "contribution of each rotary pair of a trained model to the needle's logit, by distance",
     (
         SCHEME,
         WIDTH,
