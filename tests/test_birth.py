@@ -66,8 +66,8 @@ COURSE = training_checkpoints(models())
 def test_a_training_run_is_named_after_the_folder_of_its_checkpoints(
     checkpoint: str, scheme: str, label: str, training: str
 ) -> None:
-    told = training_checkpoints([{"label": label, "checkpoint": checkpoint, "scheme": scheme, "step": 7}])
-    assert told.to_dict("records") == [{"label": label, "training": training, "step": 7}]
+    table = training_checkpoints([{"label": label, "checkpoint": checkpoint, "scheme": scheme, "step": 7}])
+    assert table.to_dict("records") == [{"label": label, "training": training, "step": 7}]
 
 
 def test_models_without_a_step_belong_to_no_training_run() -> None:
@@ -124,11 +124,13 @@ def test_a_role_is_acquired_at_the_first_step_from_which_the_head_keeps_it() -> 
 
 
 def test_role_onset_table_has_a_column_per_training_run() -> None:
-    told = checkpoints._role_onset_table(
+    table = checkpoints._role_onset_table(
         role_emergence.role_onsets(heads(), COURSE, ["previous-token", "induction"]), TRAININGS
     )
-    assert told.column_names == ("role", "rope-s0", "alibi-s0")
-    assert told.rows == [("previous-token", "6 from 0, half by 16", "5 from 0, half by 256")]
+    assert table.column_names == ("role", "rope-s0", "alibi-s0")
+    assert table.rows == [
+        ("previous-token", "6 heads; first at step 0, half by step 16", "5 heads; first at step 0, half by step 256")
+    ]
 
 
 def test_heads_with_a_role_are_counted_by_step() -> None:

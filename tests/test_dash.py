@@ -669,7 +669,7 @@ def test_a_broken_probe_breaks_only_its_own_page(install: Callable[..., None], f
     before = {path: chart_titles(path) for path in paths}
     (run.path / "run.json").touch()  # so that it is not cached
     install(BROKEN, LATE, replace(PROBE, name="torn", tab="Torn", page="foreign_probe:failing"))
-    with pytest.raises(BrokenProbe, match="'broken': its charts"):
+    with pytest.raises(BrokenProbe, match="'broken': part 'charts'"):
         resolve_url("/broken-matters", {})
     assert list(resolve_url("/foreign", {})[3].sections) == ["", "At home"]
     for path, titles in before.items():

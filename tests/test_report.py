@@ -323,7 +323,12 @@ def test_a_broken_probe_is_reported_and_the_rest_is_unchanged(
     assert charts(run) == [*charts_before, ("Foreign matters", "A foreign caption.")]
     assert [term for term in assembly.collect_glossary(run) if "oreign" not in term.word] == terms
     log = "\n".join(caplog.messages)
-    for part in ("'broken': its charts", "'broken': its findings", "'broken': its glossary", "'late': its charts"):
+    for part in (
+        "'broken': part 'charts'",
+        "'broken': part 'findings'",
+        "'broken': part 'glossary'",
+        "'late': part 'charts'",
+    ):
         assert log.count(part) == 1, part
     assert "RuntimeError: out of order" in log
 

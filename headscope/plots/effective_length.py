@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from headscope.bins import bin_center
 from headscope.plots import axes, style
-from headscope.runs.aggregation import interval
+from headscope.runs.aggregation import confidence_interval
 
 
 def plot_effective_length(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) -> go.Figure:
@@ -79,7 +79,7 @@ def _document_intervals(rows: pd.DataFrame, group_columns: Sequence[str]) -> pd.
     table = values.groupby([*group_columns, "doc"], observed=True)["log_ess2"].mean().unstack()
     bounds = np.full((2, len(table)), np.nan)
     complete = table.notna().all(axis=1).to_numpy()
-    bounds[:, complete] = np.exp(interval(table[complete].to_numpy(dtype=np.float64)))
+    bounds[:, complete] = np.exp(confidence_interval(table[complete].to_numpy(dtype=np.float64)))
     return pd.DataFrame({"low": bounds[0], "high": bounds[1]}, table.index)
 
 

@@ -62,7 +62,9 @@ def plot_against_baseline(heads: pd.DataFrame, statistic_name: str, baseline: st
         figure, len(other_models), f"{style.escape_label(baseline)}{unit}", f"model above the panel{unit}"
     )
     style.set_metadata(
-        figure, x=f"{stat.worded} under {style.escape_label(baseline)}", value=f"{stat.worded} under the model"
+        figure,
+        x=f"{stat.label_with_unit} under {style.escape_label(baseline)}",
+        value=f"{stat.label_with_unit} under the model",
     )
     return add_layer_colorbar(figure, 74)
 

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from headscope.plots import axes, style
 from headscope.runs.column_metadata import statistic
-from headscope.runs.summary import compared
+from headscope.runs.summary import compare_with_baseline
 
 MAX_LABEL_CHARACTERS = 48
 """Total length of the tick labels above which they are slanted in a chart of half the page width."""
@@ -35,7 +35,7 @@ def plot_matrix(heads: pd.DataFrame, statistic_name: str, model: str) -> go.Figu
         title, heads, model, grid, f"{stat.label} %{{customdata[3]:.4g}}{style.unit_suffix(stat.unit)}"
     )
     figure.update_traces(z=_log10(grid) if stat.log_scale else grid, colorbar=bar)
-    if stat.signed:
+    if stat.is_signed:
         limit = _scale_limit(all_values)
         figure.update_traces(zmin=-limit, zmax=limit, colorscale=style.DIVERGING_SCALE)
     else:
@@ -43,7 +43,7 @@ def plot_matrix(heads: pd.DataFrame, statistic_name: str, model: str) -> go.Figu
         ends = colours[np.isfinite(colours)]
         low, high = (ends.min(), ends.max()) if len(ends) else (0, 1)
         figure.update_traces(zmin=low, zmax=high if high > low else low + 1, colorscale=style.SEQUENTIAL_SCALE)
-    return style.set_metadata(figure, value=stat.worded, model=style.escape_label(model), value_index=3)
+    return style.set_metadata(figure, value=stat.label_with_unit, model=style.escape_label(model), value_index=3)
 
 
 def plot_small_matrices(heads: pd.DataFrame, statistic_name: str) -> go.Figure:
@@ -71,13 +71,13 @@ def plot_small_matrices(heads: pd.DataFrame, statistic_name: str) -> go.Figure:
     style.set_outer_axis_titles(figure, len(styles), "head", "layer", 4)
     figure.update_xaxes(showticklabels=False)
     return style.set_metadata(
-        style.set_top_margin(style.declare_head_points(figure), 74), value=stat.worded, value_index=3
+        style.set_top_margin(style.declare_head_points(figure), 74), value=stat.label_with_unit, value_index=3
     )
 
 
 def colour_scale(statistic_name: str) -> object:
     """The colour scale of a statistic: diverging from blue to red if the statistic is signed, else sequential."""
-    return style.DIVERGING_SCALE if statistic(statistic_name).signed else style.SEQUENTIAL_SCALE
+    return style.DIVERGING_SCALE if statistic(statistic_name).is_signed else style.SEQUENTIAL_SCALE
 
 
 def plot_change(heads: pd.DataFrame, statistic_name: str, model: str, baseline: str) -> go.Figure:
@@ -97,7 +97,7 @@ def plot_change(heads: pd.DataFrame, statistic_name: str, model: str, baseline: 
     if shapes[0] != shapes[1]:
         return style.empty_figure(title, "the two models have different heads")
     other_models = [label for label in heads["model"].unique() if label != baseline]
-    changes = {label: compared(heads, statistic_name, label, baseline) for label in other_models}
+    changes = {label: compare_with_baseline(heads, statistic_name, label, baseline) for label in other_models}
     all_changes = pd.concat(changes.values())["change"].to_numpy(dtype=np.float64)
     model_change = changes[model][["layer", "head", "change"]]
     grid = _layer_head_grid(
@@ -115,7 +115,7 @@ def plot_change(heads: pd.DataFrame, statistic_name: str, model: str, baseline: 
     figure = _new_heatmap(title, heads, model, grid, hover)
     colour = _log10(grid) if stat.log_scale else grid
     figure.update_traces(z=colour, zmin=-limit, zmax=limit, colorscale=style.DIVERGING_SCALE, colorbar=bar)
-    quantity = "ratio" if stat.log_scale else f"difference of {stat.worded}"
+    quantity = "ratio" if stat.log_scale else f"difference of {stat.label_with_unit}"
     return style.set_metadata(
         figure, value=f"{quantity} to {style.escape_label(baseline)}", model=style.escape_label(model), value_index=3
     )
@@ -175,7 +175,7 @@ def plot_distribution(heads: pd.DataFrame, statistic_name: str = "cov") -> go.Fi
     angle = -35 if sum(map(len, labels)) > MAX_LABEL_CHARACTERS else 0
     figure.update_xaxes(tickvals=list(range(len(styles))), ticktext=labels, tickangle=angle)
     figure.update_xaxes(range=[-0.55, len(styles) - 0.4])
-    figure.update_yaxes(title_text=stat.worded)
+    figure.update_yaxes(title_text=stat.label_with_unit)
     if stat.log_scale:
         figure.update_yaxes(axes.log_axis(heads[statistic_name]))
     return style.set_metadata(style.declare_head_points(figure), x="position")

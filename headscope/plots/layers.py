@@ -128,7 +128,7 @@ def _quantile_bands(heads: pd.DataFrame, group_column: str, statistic_name: str,
 
 def _label_y_axis(figure: go.Figure, values: pd.Series, statistic_name: str) -> go.Figure:
     stat = statistic(statistic_name)
-    figure.update_yaxes(title_text=stat.worded)
+    figure.update_yaxes(title_text=stat.label_with_unit)
     if stat.log_scale:
         figure.update_yaxes(axes.log_axis(values))
     return style.fit_legend(figure)

@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import axes, style
-from headscope.runs.aggregation import interval
+from headscope.runs.aggregation import confidence_interval
 
 
 def plot_loss_by_position(nll: pd.DataFrame) -> go.Figure:
@@ -49,7 +49,7 @@ def plot_loss_difference(nll: pd.DataFrame, baseline: str) -> go.Figure:
     figure.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     for label, model_style in styles.items():
         difference = (losses[label] - losses[baseline]).dropna(axis=1, how="all").dropna()
-        low, high = interval(difference.to_numpy(dtype=np.float64))
+        low, high = confidence_interval(difference.to_numpy(dtype=np.float64))
         curve = pd.DataFrame({"mean": difference.mean(axis=1), "low": low, "high": high})
         hover = f"up to position %{{x:,}}: %{{y:+.4f}} nats/token relative to {style.escape_label(baseline)}"
         style.add_line_with_band(figure, curve, model_style, hover)

@@ -11,7 +11,7 @@ from headscope.plots import axes, style
 from headscope.plots.axes import StepAxis
 from headscope.plots.highlight import HeadIndex
 from headscope.runs.column_metadata import statistic
-from headscope.runs.roles import holding
+from headscope.runs.roles import heads_with_role
 
 MAX_LAYER_PANELS = 12
 """Maximum number of layer panels."""
@@ -80,7 +80,7 @@ def plot_training_by_layer(
     figure.update_xaxes(step_axis.settings)
     if stat.log_scale:
         figure.update_yaxes(axes.log_axis(rows[statistic_name], sparse=True))
-    style.set_outer_axis_titles(figure, len(layers), "training step", stat.worded)
+    style.set_outer_axis_titles(figure, len(layers), "training step", stat.label_with_unit)
     return figure.update_layout(showlegend=True)
 
 
@@ -89,7 +89,7 @@ def plot_role_counts(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: S
     title = "Heads with a role during training"
     rows = _with_training_steps(heads, training_steps)
     counts = {
-        role: rows.assign(has_role=holding(rows, role)).groupby(["training", "step"])["has_role"].sum()
+        role: rows.assign(has_role=heads_with_role(rows, role)).groupby(["training", "step"])["has_role"].sum()
         for role in roles
     }
     counts = {role: count for role, count in counts.items() if count.any()}
@@ -126,7 +126,7 @@ def role_onsets(heads: pd.DataFrame, training_steps: pd.DataFrame, roles: Sequen
     rows = _with_training_steps(heads, training_steps).sort_values("step", kind="stable")
     onsets = []
     for role in roles:
-        role_rows = rows.assign(has_role=holding(rows, role))
+        role_rows = rows.assign(has_role=heads_with_role(rows, role))
         for (training, layer, head), head_rows in role_rows.groupby(["training", "layer", "head"]):
             has_role = head_rows["has_role"].to_numpy()
             if has_role[-1]:

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from headscope.plots import style
-from headscope.runs.aggregation import interval
+from headscope.runs.aggregation import confidence_interval
 
 DISTANCE_TITLE = "distance i − j (tokens)"
 PAIR_TITLE = "rotary pair f (0 is fastest)"
@@ -180,7 +180,7 @@ def _distance_ticks(distances: Sequence[int], tick_step: int = 1) -> dict[str, A
 def _pair_usage(rows: pd.DataFrame) -> pd.DataFrame:
     """Columns theta, log_theta, and mean_abs over documents with its interval (low, high), by rotary pair."""
     values = rows.astype({"mean_abs": "float64"}).groupby(["pair", "doc"], observed=True)["mean_abs"].mean().unstack()
-    low, high = interval(values.to_numpy())
+    low, high = confidence_interval(values.to_numpy())
     theta = rows.groupby("pair")["theta"].first()
     usage = pd.DataFrame({"theta": theta, "mean_abs": values.mean(axis=1), "low": low, "high": high})
     rotating = usage["theta"].where(usage["theta"] > 0).astype("float64")

@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from headscope.errors import BadInput, BadRun
+from headscope.heads import HeadSet
 from headscope.runs import summary
 from headscope.runs.run_tables import RunTables
 from headscope.runs.schema import all_tables, tables_of_every_run
@@ -53,6 +54,12 @@ class Run(RunTables):
         blocks: Sequence[Any] = importlib.import_module(NOTEBOOK_MODULE).head(self, layer, head, model)
         return blocks
 
+    def top_heads(self, statistic: str, count: int, model: str | None = None) -> HeadSet:
+        """The `count` heads of the largest `statistic`, a column of `run.heads`, in `model` (needed if there are several)."""
+        label = self.models[0] if model is None and len(self.models) == 1 else model
+        digest = next((entry["weights_sha256"] for entry in self.manifest["models"] if entry["label"] == label), "")
+        return HeadSet.top(self.heads, statistic, count, label, digest)
+
     def _repr_html_(self) -> str:
         html: str = importlib.import_module(NOTEBOOK_MODULE).run_html(self)
         return html
@@ -80,7 +87,7 @@ class CombinedRun(Run):
         self.name = " + ".join(run.name for run in runs)
         self.parts = list(runs)
 
-    def stored(self, name: str) -> pa.Table:
+    def arrow_table(self, name: str) -> pa.Table:
         """The rows of all runs, one run after the other, with the labels of the combined models."""
         parts = zip(self.parts, self._labels, strict=True)
         tables = [_relabel(run.arrow_table(name), new_labels) for run, new_labels in parts if name in run.tables]
@@ -98,7 +105,7 @@ class CombinedRun(Run):
         """
         counted = {}
         for name in filter(self._may_repeat, self.tables):
-            every = self.stored(name).to_pandas().drop_duplicates()
+            every = self.arrow_table(name).to_pandas().drop_duplicates()
             if again := int(every.duplicated(all_tables()[name].keys).sum()):
                 counted[name] = again
         return counted
