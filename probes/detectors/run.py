@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from headscope.forward.capture import capturing
-from headscope.forward.logits import finite_hidden
-from headscope.measures.detectors import Detectors
+from headscope.forward.logits import finite_hidden_states
+from headscope.measures.detectors import DetectorScores
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -59,10 +59,10 @@ def detector_scores(model: Model, ids: Tensor, opening_length: int, period: int)
 
     Returns the columns of table `detectors` from `layer` on.
     """
-    detectors = Detectors(model.geometry, opening_length, period)
+    detectors = DetectorScores(model.geometry, opening_length, period)
     with attached(model), capturing(model) as layers, evaluating(model):
         layers.listen(detectors.update)
-        finite_hidden(model, ids.to(model.device)[None])
+        finite_hidden_states(model, ids.to(model.device)[None])
     return detectors.compute()
 
 
