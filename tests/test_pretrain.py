@@ -1,4 +1,4 @@
-"""Training from scratch: each variant against a plain implementation, what is kept, and going on bit for bit."""
+"""Pretrain probe: steps against a plain implementation, checkpoints, resuming, and the paper's claims."""
 
 import math
 from pathlib import Path
@@ -22,10 +22,9 @@ from headscope.runs.run import Run
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
-from headscope.study.runner import run_study as run_study
+from headscope.study.runner import run_study
 from probes.adapt.trainer import held_out_loss
-from probes.pretrain import plots
-from probes.pretrain import report
+from probes.pretrain import plots, report
 from probes.pretrain.analysis import TrainingKey, final_checkpoint_labels, variant_table
 from probes.pretrain.claims import pretraining_claims
 from probes.pretrain.model_setup import initial_positions, random_model
@@ -49,14 +48,14 @@ TINY: dict[str, Any] = {
 IDS = torch.randint(0, 300, (2, 80), generator=torch.Generator().manual_seed(1))
 
 
-# One step, by hand ------------------------------------------------------------------------------------------------
+# One step against a reference -----------------------------------------------------------------------------------
 
 
 def tiny(variant: str, **options: Any) -> tuple[PretrainOptions, Model, Schedule]:
-    """A float64 model whose attention is far from uniform, and its positions, moved away from where they start."""
-    config = PretrainOptions(**{**TINY, **options})
-    module = random_model(config, 300, 0).double()
-    module.set_experts_implementation("eager")  # the grouped product of experts knows no float64
+    """A float64 model whose attention is far from uniform, and its positions, away from their initial values."""
+    options = PretrainOptions(**{**TINY, **options})
+    module = random_model(options, 300, 0).double()
+    module.set_experts_implementation("eager")  # the grouped matrix product has no float64
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -69,17 +68,17 @@ def tiny(variant: str, **options: Any) -> tuple[PretrainOptions, Model, Schedule
             for _, parameter in positions.named_parameters():
                 if parameter.requires_grad:
                     parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return config, model, positions
+    return options, model, positions
 
 
-def by_hand(model: Model, variant: str, positions: Schedule, ids: Tensor) -> Tensor:
-    """The mean next-token loss, from the weights alone: every product L x L, every head by itself."""
+def reference_loss(model: Model, variant: str, positions: Schedule, ids: Tensor) -> Tensor:
+    """The mean next-token loss, computed from the weights with L x L products, head by head."""
     weights = dict(model.module.named_parameters())
     config = model.module.config
     heads, groups, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     length, pairs = ids.shape[1], dim // 2
     rope = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
-    n = torch.arange(1, length + 1, dtype=torch.float64)
+    visible = torch.arange(1, length + 1, dtype=torch.float64)
     i, j = torch.arange(length)[:, None], torch.arange(length)[None]
 
     def theta(layer: int, group: int) -> Tensor:
@@ -89,64 +88,66 @@ def by_hand(model: Model, variant: str, positions: Schedule, ids: Tensor) -> Ten
             return rope * (torch.arange(pairs) < 0.75 * pairs)
         return positions.xi[layer, group].exp() if isinstance(positions, AdaRoPE) else rope
 
-    def grown(layer: int, head: int) -> Tensor:
+    def query_scale(layer: int, head: int) -> Tensor:
         if not isinstance(positions, AdaRoPE):
             return torch.ones(length, dtype=torch.float64)
-        polylog = (1 + n.clamp(min=64) / 64).log()
+        polylog = (1 + visible.clamp(min=64) / 64).log()
         return polylog ** positions.gamma[layer, head] / positions.tau[layer, head]
 
-    def turned(x: Tensor, frequencies: Tensor) -> Tensor:
+    def rotate(x: Tensor, frequencies: Tensor) -> Tensor:
         angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
         first, second = x[..., :pairs], x[..., pairs:]
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
-    def normed(x: Tensor, weight: Tensor) -> Tensor:
+    def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
         return weight * x / (x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).sqrt()
 
     x = weights["model.embed_tokens.weight"][ids]
     for layer in range(config.num_hidden_layers):
-        own = {name.split(f"layers.{layer}.")[1]: w for name, w in weights.items() if f"layers.{layer}." in name}
-        h = normed(x, own["input_layernorm.weight"])
-        q, k, v = (h @ own[f"self_attn.{name}_proj.weight"].T for name in "qkv")
-        outs = []
+        layer_weights = {
+            name.split(f"layers.{layer}.")[1]: w for name, w in weights.items() if f"layers.{layer}." in name
+        }
+        h = rms_norm(x, layer_weights["input_layernorm.weight"])
+        q, k, v = (h @ layer_weights[f"self_attn.{name}_proj.weight"].T for name in "qkv")
+        head_outputs = []
         for head in range(heads):
             group = head * groups // heads
-            mine, theirs = slice(head * dim, (head + 1) * dim), slice(group * dim, (group + 1) * dim)
-            logits = turned(q[..., mine], theta(layer, group)) @ turned(k[..., theirs], theta(layer, group)).mT
-            logits = logits * grown(layer, head)[:, None] / math.sqrt(dim)
+            query_dims, key_dims = slice(head * dim, (head + 1) * dim), slice(group * dim, (group + 1) * dim)
+            logits = rotate(q[..., query_dims], theta(layer, group)) @ rotate(k[..., key_dims], theta(layer, group)).mT
+            logits = logits * query_scale(layer, head)[:, None] / math.sqrt(dim)
             if variant == "alibi":
                 logits = logits - 2.0 ** (-8 * (head + 1) / heads) * (i - j)
-            outs.append(logits.masked_fill(j > i, -torch.inf).softmax(-1) @ v[..., theirs])
-        x = x + torch.cat(outs, -1) @ own["self_attn.o_proj.weight"].T
-        h = normed(x, own["post_attention_layernorm.weight"])
-        gate, up = (h @ own[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-        x = x + (nn.functional.silu(gate) * up) @ own["mlp.down_proj.weight"].T
-    logits = normed(x, weights["model.norm.weight"]) @ weights["model.embed_tokens.weight"].T
+            head_outputs.append(logits.masked_fill(j > i, -torch.inf).softmax(-1) @ v[..., key_dims])
+        x = x + torch.cat(head_outputs, -1) @ layer_weights["self_attn.o_proj.weight"].T
+        h = rms_norm(x, layer_weights["post_attention_layernorm.weight"])
+        gate, up = (h @ layer_weights[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        x = x + (nn.functional.silu(gate) * up) @ layer_weights["mlp.down_proj.weight"].T
+    logits = rms_norm(x, weights["model.norm.weight"]) @ weights["model.embed_tokens.weight"].T
     return -logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).mean()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_one_step_is_that_of_a_plain_implementation(variant: str) -> None:
-    config, model, positions = tiny(variant)
-    learner = PretrainTrainer(model, positions, config)
-    expected = by_hand(model, variant, positions, IDS)
-    gradients = torch.autograd.grad(expected, learner.trainable_parameters)
-    before = [parameter.detach().clone() for parameter in learner.trainable_parameters]
+def test_one_step_equals_that_of_a_plain_implementation(variant: str) -> None:
+    options, model, positions = tiny(variant)
+    trainer = PretrainTrainer(model, positions, options)
+    expected = reference_loss(model, variant, positions, IDS)
+    gradients = torch.autograd.grad(expected, trainer.trainable_parameters)
+    before = [parameter.detach().clone() for parameter in trainer.trainable_parameters]
     with attached(model, positions):
-        loss = learner.step(IDS, 1.0)
+        loss = trainer.step(IDS, 1.0)
     assert loss == pytest.approx(expected.item(), abs=1e-6)
-    for parameter, gradient in zip(learner.trainable_parameters, gradients, strict=True):
+    for parameter, gradient in zip(trainer.trainable_parameters, gradients, strict=True):
         assert (parameter.grad - gradient).abs().max() < 1e-6
-    # AdamW's first step goes by the sign of the gradient, whatever its size.
+    # AdamW's first step depends on the sign of the gradient only.
     weights = {id(parameter) for parameter in model.module.parameters()}
-    for parameter, old, gradient in zip(learner.trainable_parameters, before, gradients, strict=True):
-        decay = config.weight_decay if id(parameter) in weights else 0.0
-        other = config.frequency_rate if parameter.dim() == 3 else config.scale_rate
-        rate = config.rate if id(parameter) in weights else other
-        stepped = old * (1 - rate * decay) - rate * gradient / (gradient.abs() + 1e-8)
-        clear = gradient.abs() > 1e-5
-        assert (parameter.detach() - stepped).abs()[clear].max() < 1e-6
+    for parameter, initial, gradient in zip(trainer.trainable_parameters, before, gradients, strict=True):
+        decay = options.weight_decay if id(parameter) in weights else 0.0
+        position_rate = options.frequency_rate if parameter.dim() == 3 else options.scale_rate
+        rate = options.rate if id(parameter) in weights else position_rate
+        expected_value = initial * (1 - rate * decay) - rate * gradient / (gradient.abs() + 1e-8)
+        is_large = gradient.abs() > 1e-5
+        assert (parameter.detach() - expected_value).abs()[is_large].max() < 1e-6
 
 
 def test_adarope_starts_as_rope() -> None:
@@ -161,20 +162,20 @@ def test_adarope_starts_as_rope() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "olmoe"])
-def test_one_step_of_another_architecture_is_that_of_transformers(architecture: str) -> None:
-    config, model, rope = tiny("rope", architecture=architecture)
-    balanced = {"output_router_logits": True} if architecture == "olmoe" else {}
-    expected = model.module(IDS, labels=IDS, **balanced).loss
+def test_one_step_of_other_architectures_equals_that_of_transformers(architecture: str) -> None:
+    options, model, rope = tiny("rope", architecture=architecture)
+    router_options = {"output_router_logits": True} if architecture == "olmoe" else {}
+    expected = model.module(IDS, labels=IDS, **router_options).loss
     gradients = torch.autograd.grad(expected, list(model.module.parameters()))
-    learner = PretrainTrainer(model, rope, config)
-    loss, balance = learner.compute_losses(IDS)
+    trainer = PretrainTrainer(model, rope, options)
+    loss, balance = trainer.compute_losses(IDS)
     assert (loss + balance).item() == pytest.approx(expected.item(), abs=1e-6)
     (loss + balance).backward()
-    for parameter, gradient in zip(learner.trainable_parameters, gradients, strict=True):
+    for parameter, gradient in zip(trainer.trainable_parameters, gradients, strict=True):
         assert (parameter.grad - gradient).abs().max() < 1e-6
     for variant in ("adarope", "alibi"):
         with attached(model, initial_positions(variant, model).double() if variant == "adarope" else variant):
-            assert torch.isfinite(learner.compute_losses(IDS)[0])
+            assert torch.isfinite(trainer.compute_losses(IDS)[0])
 
 
 # Whole trainings --------------------------------------------------------------------------------------------------
@@ -187,18 +188,18 @@ SMALL = {**TINY, "vocabulary": 300, "width": 16, "heads": 2, "kv_groups": 1, "le
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
     for name, seed in (("a", 1), ("b", 2), ("held", 3)):
-        chosen = torch.randint(len(WORDS), (400,), generator=torch.Generator().manual_seed(seed))
-        (folder / f"{name}.txt").write_text(" ".join(WORDS[n] for n in chosen))
+        words = torch.randint(len(WORDS), (400,), generator=torch.Generator().manual_seed(seed))
+        (folder / f"{name}.txt").write_text(" ".join(WORDS[n] for n in words))
     return folder
 
 
-def study(texts: Path, **options: Any) -> Any:
-    held = {"source": f"file:{texts}/held.txt", "docs": 1}
+def small_study(texts: Path, **options: Any) -> Any:
+    held_out = {"source": f"file:{texts}/held.txt", "docs": 1}
     options = {**SMALL, "train": [f"file:{texts}/*.txt"], "validation_length": 64, **options}
-    return build_study({"name": "small", "texts": held, "pretrain": options})
+    return build_study({"name": "small", "texts": held_out, "pretrain": options})
 
 
-def bytes_of(run: Run) -> dict[str, bytes]:
+def file_bytes(run: Run) -> dict[str, bytes]:
     return {str(f.relative_to(run.path)): f.read_bytes() for f in run.path.rglob("*") if f.is_file()} | {
         "run.json": b""
     }
@@ -206,33 +207,33 @@ def bytes_of(run: Run) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    plan = study(texts, trainings=["rope", "alibi", "adarope", "shared-freq", "rope:1"])
+    plan = small_study(texts, trainings=["rope", "alibi", "adarope", "shared-freq", "rope:1"])
     return run_study(plan, tmp_path_factory.mktemp("runs"))
 
 
-def test_killed_three_times_it_ends_with_the_same_bytes(
+def test_a_training_interrupted_three_times_ends_with_the_same_bytes(
     trained: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = study(texts, trainings=["rope", "alibi", "adarope", "shared-freq", "rope:1"])
-    step, left = PretrainTrainer.step, 0
+    plan = small_study(texts, trainings=["rope", "alibi", "adarope", "shared-freq", "rope:1"])
+    step, steps_left = PretrainTrainer.step, 0
 
-    def killed(self: PretrainTrainer, *args: Any) -> float:
-        nonlocal left
-        left -= 1
-        if left < 0:
+    def interrupted_step(self: PretrainTrainer, *args: Any) -> float:
+        nonlocal steps_left
+        steps_left -= 1
+        if steps_left < 0:
             raise KeyboardInterrupt
         return step(self, *args)
 
-    monkeypatch.setattr(PretrainTrainer, "step", killed)
-    for left in (3, 5, 6):  # noqa: B007 (counted down within)
+    monkeypatch.setattr(PretrainTrainer, "step", interrupted_step)
+    for steps_left in (3, 5, 6):  # noqa: B007 (counted down in interrupted_step)
         with pytest.raises(Interrupted):
             run_study(plan, tmp_path, resume=True)
-    left = 1000
+    steps_left = 1000
     again = run_study(plan, tmp_path, resume=True)
-    assert bytes_of(again) == bytes_of(trained)
+    assert file_bytes(again) == file_bytes(trained)
 
 
-def test_every_checkpoint_is_opened_under_the_positions_that_it_was_trained_under(trained: Run, texts: Path) -> None:
+def test_every_checkpoint_loads_with_its_training_positions(trained: Run, texts: Path) -> None:
     rows = trained.validation.astype({"adapter": "str"})
     schemes = {"rope-s0": "base", "alibi-s0": "alibi", "adarope-s0": "adarope:adapter=", "shared-freq-s0": "adarope:"}
     for training, scheme in schemes.items():
@@ -241,13 +242,13 @@ def test_every_checkpoint_is_opened_under_the_positions_that_it_was_trained_unde
             model = load(str(folder))
             assert model.scheme.startswith(scheme)
             ids = first_tokens((texts / "held.txt").read_text(), model.tokenizer, 64)
-            found = held_out_loss(model, model.schedule, [TokenDocument("held", ids)])
-            told = rows[(rows["adapter"] == training) & (rows["step"] == step)]["nll"].to_numpy()
-            assert found["nll"] == pytest.approx(told, abs=1e-6)
+            losses = held_out_loss(model, model.schedule, [TokenDocument("held", ids)])
+            stored = rows[(rows["adapter"] == training) & (rows["step"] == step)]["nll"].to_numpy()
+            assert losses["nll"] == pytest.approx(stored, abs=1e-6)
     assert expand_checkpoints(f"{trained.path}/checkpoints/rope-s0/step-*").keys() >= {"step-000000", "step-000004"}
 
 
-def test_variants_share_first_weights_and_batches_and_seeds_do_not(trained: Run) -> None:
+def test_variants_share_initial_weights_and_batches_but_seeds_do_not(trained: Run) -> None:
     def weights(training: str) -> bytes:
         return (trained.path / "checkpoints" / training / "step-000000" / "model.safetensors").read_bytes()
 
@@ -258,48 +259,54 @@ def test_variants_share_first_weights_and_batches_and_seeds_do_not(trained: Run)
     assert first["rope-s0"] != pytest.approx(first["rope-s1"], abs=1e-6)
 
 
-def test_a_watched_training_leaves_the_same_weights_and_a_run_that_measured_each_checkpoint(
+def test_watching_measures_each_checkpoint_and_leaves_the_weights_unchanged(
     trained: Run, texts: Path, tmp_path: Path
 ) -> None:
-    watched = run_study(study(texts, trainings=["adarope"], checkpoints=[0, 4], watch=True), tmp_path)
+    monitored = run_study(small_study(texts, trainings=["adarope"], checkpoints=[0, 4], watch=True), tmp_path)
     last = "checkpoints/adarope-s0/step-000004"
     for file in ("model.safetensors", "adarope.safetensors"):
-        assert (watched.path / last / file).read_bytes() == (trained.path / last / file).read_bytes()
-    (looks,) = (Run.open(path) for path in tmp_path.glob("[!.]*-adarope-s0-*"))
-    assert [model["step"] for model in looks.manifest["models"]] == [0, 4]
-    nll = looks.nll[looks.nll["model"] == "step-4"]
-    model = load(str(watched.path / last))
-    found = held_out_loss(
+        assert (monitored.path / last / file).read_bytes() == (trained.path / last / file).read_bytes()
+    (heads_run,) = (Run.open(path) for path in tmp_path.glob("[!.]*-adarope-s0-*"))
+    assert [model["step"] for model in heads_run.manifest["models"]] == [0, 4]
+    nll = heads_run.nll[heads_run.nll["model"] == "step-4"]
+    model = load(str(monitored.path / last))
+    losses = held_out_loss(
         model,
         model.schedule,
         [TokenDocument("held", first_tokens((texts / "held.txt").read_text(), model.tokenizer, 32))],
     )
-    assert nll["nll"].to_numpy() == pytest.approx(found["nll"], abs=1e-6)
+    assert nll["nll"].to_numpy() == pytest.approx(losses["nll"], abs=1e-6)
 
 
-def test_losses_are_shown_against_the_first_training(trained: Run) -> None:
-    made = plots.plot_loss_against_first(trained.validation)
-    line = next(trace for trace in made.data if trace.name == "alibi-s0")
+def test_losses_are_plotted_relative_to_the_first_training(trained: Run) -> None:
+    figure = plots.plot_loss_against_first(trained.validation)
+    line = next(trace for trace in figure.data if trace.name == "alibi-s0")
     rows = trained.validation.astype({"adapter": "str", "nll": "float64"})
     rows = rows.assign(nll=rows["nll"] * rows["tokens"]).groupby(["adapter", "step"])[["nll", "tokens"]].sum()
     losses = rows["nll"] / rows["tokens"]
     assert list(line.y) == pytest.approx(list(losses["alibi-s0"] - losses["rope-s0"]))
 
 
-def test_held_out_texts_teach_nothing(texts: Path) -> None:
-    section = PretrainRunner(study(texts).pretrain, StudyContext(study(texts)))
-    held = (texts / "held.txt").read_text()
-    assert section.sampler.documents.keys() == {f"{texts.name}/a.txt", f"{texts.name}/b.txt"}
-    assert held not in [each.text for each in section._training_texts()]
+def test_held_out_texts_are_not_trained_on(texts: Path) -> None:
+    runner = PretrainRunner(small_study(texts).pretrain, StudyContext(small_study(texts)))
+    held_out = (texts / "held.txt").read_text()
+    assert runner.sampler.documents.keys() == {f"{texts.name}/a.txt", f"{texts.name}/b.txt"}
+    assert held_out not in [document.text for document in runner._training_texts()]
 
 
-# What may be asked ------------------------------------------------------------------------------------------------
+# Options ------------------------------------------------------------------------------------------------
 
 
 def test_checkpoints_are_log_spaced() -> None:
     assert PretrainOptions(steps=200).checkpoint_steps == [0, 1, 2, 4, 8, 16, 32, 64, 91, 128, 181, 200]
-    assert PretrainOptions(steps=200, keep=100).segment_bounds == sorted({*PretrainOptions(steps=200).checkpoint_steps, 100})
-    assert PretrainOptions(trainings=["rope:1", "nope", "rope"]).parsed_trainings == [("nope", 0), ("rope", 0), ("rope", 1)]
+    assert PretrainOptions(steps=200, keep=100).segment_bounds == sorted(
+        {*PretrainOptions(steps=200).checkpoint_steps, 100}
+    )
+    assert PretrainOptions(trainings=["rope:1", "nope", "rope"]).parsed_trainings == [
+        ("nope", 0),
+        ("rope", 0),
+        ("rope", 1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -307,26 +314,26 @@ def test_checkpoints_are_log_spaced() -> None:
     [
         ({"trainings": ["rop"]}, "bad training 'rop'"),
         ({"trainings": ["rope:x"]}, "bad training"),
-        ({"trainings": ["rope", "rope:0"]}, "stands twice"),
+        ({"trainings": ["rope", "rope:0"]}, "a training is listed twice"),
         ({"heads": 3}, "width must be a multiple"),
         ({"checkpoints": [7]}, "between 0 and 4"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(options: Any, why: str, texts: Path) -> None:
+def test_bad_options_are_refused(options: Any, why: str, texts: Path) -> None:
     with pytest.raises(BadInput, match=why):
-        study(texts, **options)
+        small_study(texts, **options)
 
 
-def test_texts_that_are_too_short_are_told(texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="0 documents"):
-        run_study(study(texts, validation_length=4096), tmp_path)
+def test_too_few_long_texts_are_refused(texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="too few held-out documents: 1 are needed, but only 0 in"):
+        run_study(small_study(texts, validation_length=4096), tmp_path)
 
 
 # The paper's claims -----------------------------------------------------------------------------------------------
 
 
-class Measured:
-    """What claims read of a run: final models of some trainings, with made-up heads and losses."""
+class FakeRun:
+    """The part of a run that claims use: final models of some trainings, with synthetic heads and losses."""
 
     def __init__(self, trainings: dict[str, dict[str, Any]], losses: dict[str, float]):
         geometry = {"native_context": 512}
@@ -337,87 +344,87 @@ class Measured:
         }
         units = pd.DataFrame([(layer, head) for layer in range(4) for head in range(8)], columns=["layer", "head"])
         units["kv_group"] = units["head"] // 2
-        self.heads = pd.concat([units.assign(model=name, **columns) for name, columns in trainings.items()])
+        self.heads = pd.concat([units.assign(model=name, **head_columns) for name, head_columns in trainings.items()])
         rows = [(name, f"d{doc}", loss + 0.01 * doc) for name, loss in losses.items() for doc in range(5)]
         nll = pd.DataFrame(rows, columns=["model", "doc", "nll"])
         self.nll = nll.assign(context_length=512, position=512, tokens=511)
         self.tables = ["nll"]
 
 
-def columns(adarope: bool, paper: bool = True) -> dict[str, Any]:
-    """Columns of 32 heads as the paper has them of such a model, or the other way round."""
-    up = np.linspace(0, 1, 32)
+def head_columns(adarope: bool, paper: bool = True) -> dict[str, Any]:
+    """Statistics of 32 heads that agree with the paper's claims, or contradict them."""
+    ramp = np.linspace(0, 1, 32)
     noise = np.random.default_rng(1).normal(0, 0.02, 32)
     if not adarope:
         return {
             "cov": 1.0 + noise,
             "effective_base": 1e4,
             "gamma": 0.0,
-            "ess2_512": np.exp(3 + up),
+            "ess2_512": np.exp(3 + ramp),
             "mean_log_theta": -4.0,
-            "weighted_log_theta": -4 + 0.3 * up,
+            "weighted_log_theta": -4 + 0.3 * ramp,
         }
     sign = 1 if paper else -1
     return {
         "cov": 1.0 - 0.2 * sign + noise,
-        "effective_base": np.exp(9 + sign * up),
-        "gamma": np.where(up < 0.25, 0.3 if paper else -0.3, 0.1 - 0.1 * up * sign),
-        "ess2_512": np.exp(3 + (3 if paper else 0.3) * up),
-        "mean_log_theta": -4 + up,
-        "weighted_log_theta": -4 + up if paper else -4 - 0.2 * up,
+        "effective_base": np.exp(9 + sign * ramp),
+        "gamma": np.where(ramp < 0.25, 0.3 if paper else -0.3, 0.1 - 0.1 * ramp * sign),
+        "ess2_512": np.exp(3 + (3 if paper else 0.3) * ramp),
+        "mean_log_theta": -4 + ramp,
+        "weighted_log_theta": -4 + ramp if paper else -4 - 0.2 * ramp,
     }
 
 
 LOSSES = {"adarope": 4.0, "rope": 4.1, "prope": 4.1, "alibi": 4.2, "nope": 4.3, "shared-freq": 4.1, "no-scale": 4.15}
 
 
-@pytest.mark.parametrize(("paper", "verdict"), [(True, "holds"), (False, "differs")])
+@pytest.mark.parametrize(("paper", "verdict"), [(True, "supported"), (False, "not supported")])
 def test_claims_are_judged_by_their_thresholds(paper: bool, verdict: str) -> None:
     names = [f"{variant}-s{seed}" for variant in LOSSES for seed in (0, 1)]
     losses = {name: (1 if paper else -1) * LOSSES[name[:-3]] + 0.001 * int(name[-1]) for name in names}
-    run = Measured({name: columns(name.startswith("adarope"), paper) for name in names}, losses)
-    found = list(pretraining_claims(run))  # type: ignore[arg-type]
-    assert [claim.verdict for claim in found] == [verdict] * 7
-    assert all("seed 1" in claim.evidence for claim in found)
+    run = FakeRun({name: head_columns(name.startswith("adarope"), paper) for name in names}, losses)
+    claims = list(pretraining_claims(run))  # type: ignore[arg-type]
+    assert [claim.verdict for claim in claims] == [verdict] * 7
+    assert all("seed 1" in claim.evidence for claim in claims)
 
 
-def test_every_variant_stands_beside_rope_with_its_seeds() -> None:
+def test_the_variant_table_compares_every_variant_with_rope_and_lists_its_seeds() -> None:
     losses = {"rope-s0": 4.0, "rope-s1": 4.01, "adarope-s0": 3.9, "adarope-s1": 3.95, "nope-s0": 4.2}
-    run = Measured({name: columns(name.startswith("adarope")) for name in losses}, losses)
-    found = variant_table(run, final_checkpoint_labels(run))  # type: ignore[arg-type]
-    listing = statistics_table("", found)
-    losses_at, less = "loss at 512 (nats/token)", "loss against the first model at 512 (nats/token)"
-    assert listing.column_names == ["variant", "seeds", losses_at, less, "seeds apart"]
-    reach = 2.776 * 0.01 * np.sqrt(2.5 / 5)  # Student's t with five documents, 0.01 apart from one to the next
-    around = [f"{mean:.3f} ({mean - reach:.3f} to {mean + reach:.3f})" for mean in (4.025, 3.945, 4.22)]
+    run = FakeRun({name: head_columns(name.startswith("adarope")) for name in losses}, losses)
+    table = variant_table(run, final_checkpoint_labels(run))  # type: ignore[arg-type]
+    listing = statistics_table("", table)
+    loss_heading, difference_heading = "loss at 512 (nats/token)", "loss against the first model at 512 (nats/token)"
+    assert listing.column_names == ["variant", "seeds", loss_heading, difference_heading, "seeds apart"]
+    half_width = 2.776 * 0.01 * np.sqrt(2.5 / 5)  # Student's t for five documents with losses 0.01 apart
+    intervals = [f"{mean:.3f} ({mean - half_width:.3f} to {mean + half_width:.3f})" for mean in (4.025, 3.945, 4.22)]
     assert listing.rows == [
-        ["rope", "0, 1", around[0], "–", "0.010"],
-        ["adarope", "0, 1", around[1], "-0.080 (-0.080 to -0.080)", "0.050"],
-        ["nope", "0", around[2], "0.200", "–"],
+        ["rope", "0, 1", intervals[0], "–", "0.010"],
+        ["adarope", "0, 1", intervals[1], "-0.080 (-0.080 to -0.080)", "0.050"],
+        ["nope", "0", intervals[2], "0.200", "–"],
     ]
-    few = found.set_index("variant")
-    assert few.loc["adarope", "nll_512_diff_low"] == pytest.approx(-0.08)
+    by_variant = table.set_index("variant")
+    assert by_variant.loc["adarope", "nll_512_diff_low"] == pytest.approx(-0.08)
 
 
-def test_one_variant_stands_beside_nothing() -> None:
+def test_a_single_variant_has_no_comparison() -> None:
     for names in (["rope-s0"], ["rope-s0", "rope-s1"]):
-        run = Measured({name: columns(False) for name in names}, dict.fromkeys(names, 4.0))
+        run = FakeRun({name: head_columns(False) for name in names}, dict.fromkeys(names, 4.0))
         assert not list(report.charts(RenderContext(run, names, run.heads, names[0], {})))  # type: ignore[arg-type]
 
 
-def test_losses_at_other_lengths_alone_tell_no_claim_of_loss() -> None:
-    run = Measured({name: columns(name == "adarope-s0") for name in ("adarope-s0", "rope-s0")}, {"adarope-s0": 4.0})
+def test_losses_at_other_lengths_give_no_claim_about_loss() -> None:
+    run = FakeRun({name: head_columns(name == "adarope-s0") for name in ("adarope-s0", "rope-s0")}, {"adarope-s0": 4.0})
     run.nll = run.nll.assign(context_length=4096)
     assert len([*pretraining_claims(run)]) == 4  # type: ignore[arg-type]
 
 
-def test_seeds_that_disagree_tell_nothing() -> None:
-    run = Measured({"adarope-s0": columns(True), "adarope-s1": columns(True, paper=False)}, {})
-    assert {claim.verdict for claim in pretraining_claims(run)} == {"cannot be told at this size"}  # type: ignore[arg-type]
+def test_seeds_that_disagree_are_inconclusive() -> None:
+    run = FakeRun({"adarope-s0": head_columns(True), "adarope-s1": head_columns(True, paper=False)}, {})
+    assert {claim.verdict for claim in pretraining_claims(run)} == {"inconclusive at this size"}  # type: ignore[arg-type]
 
 
-def test_only_the_furthest_checkpoints_are_judged() -> None:
-    run = Measured({name: columns(name.startswith("adarope")) for name in ("adarope-s0", "rope-s0")}, {})
+def test_only_the_last_checkpoints_are_judged() -> None:
+    run = FakeRun({name: head_columns(name.startswith("adarope")) for name in ("adarope-s0", "rope-s0")}, {})
     run.manifest["models"] += [
         {**run.manifest["models"][1], "label": "later", "checkpoint": "out/rope-s0/step-000200"},
         {**run.manifest["models"][1], "label": "other", "checkpoint": "smollm2-135m"},

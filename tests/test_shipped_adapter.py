@@ -88,7 +88,7 @@ def test_a_lora_trained_with_an_adapter_is_saved_and_measured(smollm2: Model, tm
         "keep": 2,
         "validation_length": 256,
     }
-    run = study.run_study(build_study({**plan, "adapt": section}), tmp_path, given={"base": smollm2})
+    run = study.run_study(build_study({**plan, "adapt": section}), tmp_path, in_memory={"base": smollm2})
     adapter = run.path / "adapters" / "step-0002.safetensors"
     assert (adapter.with_suffix(".lora") / "adapter_model.safetensors").is_file()
     plan["models"] = {"joint": f"smollm2-135m@adarope:adapter={adapter}"}
@@ -96,7 +96,7 @@ def test_a_lora_trained_with_an_adapter_is_saved_and_measured(smollm2: Model, tm
     measured = study.run_study(
         build_study({**plan, "measure": measure}),
         tmp_path,
-        given={"joint": smollm2.with_scheme(f"adarope:adapter={adapter}")},
+        in_memory={"joint": smollm2.with_scheme(f"adarope:adapter={adapter}")},
     )
     last = run.validation[run.validation["step"] == 2]
     assert np.allclose(measured.nll["nll"], last["nll"], atol=1e-4)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from headscope.errors import Diverged
-from headscope.forward.logits import last_hidden, loss_by_position, next_token_logits
+from headscope.forward.logits import last_hidden_states, compute_loss_by_position, next_token_logits
 from headscope.models.checkpoint import evaluating
 from headscope.positions import attached
 from headscope.positions.adarope import AdaRoPE
@@ -57,7 +57,7 @@ def held_out_loss(model: Model, scheme: str | Fixed | AdaRoPE, documents: Sequen
     with attached(model, scheme), evaluating(model):
         for document in documents:
             ids = torch.tensor(document.ids, device=model.device)[None]
-            columns = loss_by_position(model, ids, last_hidden(model, ids)).compute()
+            columns = compute_loss_by_position(model, ids, last_hidden_states(model, ids)).compute()
             parts.append({"doc": [document.name] * len(columns["nll"]), **columns})
     joined = {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
     return {"context_length": len(documents[0].ids), **joined}
@@ -114,7 +114,7 @@ class AdapterTrainer:
         weight = 1 / ((ids.shape[1] - 1) * batch_size)
         recompute = ids.shape[1] > self.recompute_above
         with attached(self.model, self.adarope), activation_checkpointing(self.model, recompute):
-            hidden = last_hidden(self.model, ids)
+            hidden = last_hidden_states(self.model, ids)
             leaf = hidden.detach().requires_grad_()
             total = 0.0
             for logits, targets, _ in next_token_logits(self.model, ids, leaf):
