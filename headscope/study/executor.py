@@ -4,7 +4,7 @@ import platform
 import resource
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -145,3 +145,29 @@ def hardware() -> dict[str, Any]:
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
     }
+
+
+@dataclass
+class CellTimings:
+    """How long the finished jobs took, by probe and model, for the cost estimates of other studies."""
+
+    _sums: dict[tuple[str, str | None], dict[str, float]] = field(default_factory=dict)
+    _opening: float = 0.0
+    _peak: float = 0.0
+
+    def add(self, job: Job, result: CellResult) -> None:
+        self._opening += result.opening_seconds
+        self._peak = max(self._peak, result.peak_bytes)
+        if not runs_always(job):
+            sums = self._sums.setdefault((job.probe, job.model), {"cells": 0, "cost": 0.0, "seconds": 0.0})
+            for name, value in (("cells", 1), ("cost", job.cost), ("seconds", result.seconds)):
+                sums[name] += value
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry `spent` of run.json: cells, cost and seconds by probe and model (`made`), seconds of opening
+        checkpoints, and bytes of memory of the largest process (`peak`)."""
+        rows = [
+            {"section": probe, "model": label, **{name: round(value, 3) for name, value in sums.items()}}
+            for (probe, label), sums in self._sums.items()
+        ]
+        return {"made": rows, "opening": round(self._opening, 3), "peak": round(self._peak)}

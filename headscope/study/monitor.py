@@ -23,7 +23,7 @@ import torch
 
 from headscope.positions.model import Model, load
 from headscope.runs import arrow, summary
-from headscope.runs.column_metadata import parse_column, is_statistic
+from headscope.runs.column_metadata import is_statistic, parse_column
 from headscope.runs.io import sha256, write_json
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.schema import all_tables

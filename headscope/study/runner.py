@@ -6,26 +6,52 @@ Jobs that are already stored are skipped, so an interrupted run resumes where it
 import logging
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from headscope import plugins
 from headscope.errors import BadInput, Interrupted
 from headscope.positions.model import Model
 from headscope.runs.run import Run, unfinished_runs
 from headscope.runs.writer import RunWriter
-from headscope.study import engines
 from headscope.study.cells import Job
-from headscope.study.config import Study
+from headscope.study.config import EngineOptions, Study
 from headscope.study.context import StudyContext
-from headscope.study.executor import CellExecutor, describe_model, hardware, runs_always
+from headscope.study.executor import CellExecutor, CellTimings, Results, describe_model, hardware, runs_always
 from headscope.study.progress import NoProgress, Progress
-from headscope.study.timings import CellTimings
 
 log = logging.getLogger("headscope")
+
+
+class Engine(Protocol):
+    """Executes jobs and yields each result as soon as it is there. `description` goes into run.json."""
+
+    description: Mapping[str, Any]
+
+    def execute(self, jobs: Sequence[Job], executor: CellExecutor, progress: Progress) -> Results: ...
+
+
+class LocalEngine:
+    """Executes one job after another in this process."""
+
+    description: Mapping[str, Any] = {}
+
+    def execute(self, jobs: Sequence[Job], executor: CellExecutor, progress: Progress) -> Results:
+        for job in jobs:
+            progress.set_activity(job.cell.id)
+            yield job, executor.execute(job)
+
+
+def create_engine(options: EngineOptions) -> Engine:
+    """The engine that a study requests. Raises Missing if it is not installed."""
+    if options.name == "plain":
+        return LocalEngine()
+    from headscope.study.ray_engine import RayEngine
+
+    return RayEngine(options)
 
 
 def run_study(
@@ -44,7 +70,7 @@ def run_study(
     progress = progress or NoProgress()
     if not study.probe_options:
         raise BadInput(f"the study requests no probe. Add one of: {', '.join(plugins.requestable_probes())}")
-    engine = engines.create_engine(study.engine)
+    engine = create_engine(study.engine)
     context = StudyContext(study, in_memory or {}, progress)
     executor = CellExecutor(context)
     plan = executor.plan()
