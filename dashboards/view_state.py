@@ -168,12 +168,12 @@ class ViewState:
 
     def link(self, path: str, *without: str, **changes: str | list[str]) -> str:
         """The URL of `path` in this state, with parameters changed or left out; filters do not go to another page."""
-        kept = {
+        query = {
             name: value
             for name, value in self.query.items()
             if name not in without and (name in KEPT_PARAMETERS or not path)
         }
-        return build_url(path, kept | changes)
+        return build_url(path, query | changes)
 
     def resolve_link(self, query_link: str) -> str:
         """The URL in this state of a link from `explorer_blocks.query_link`, which names only what it changes."""

@@ -1,4 +1,4 @@
-"""Named sets of heads: picked in the app, exported, run as a study, and held against an ablation by transformers."""
+"""Named sets of heads: selected in the app, exported as a study, run, and compared with an ablation by transformers."""
 
 import threading
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from probes.influence import report as charts
 from probes.influence.run import head_influence
 
 LENGTH, DOCS = 40, 3
-SETS = {"picked": ["L1H2", "L3H0"], "early: 'ones'": ["L0H1", "L0H3", "L2H2"]}
+SETS = {"selected": ["L1H2", "L3H0"], "early: 'ones'": ["L0H1", "L0H3", "L2H2"]}
 
 
 def ids(number: int) -> list[int]:
@@ -58,13 +58,13 @@ def model() -> Model:
 
 @pytest.fixture(scope="module")
 def exported(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the app's tray writes of these sets."""
+    """The study file that the app exports for these sets."""
     folder = tmp_path_factory.mktemp("runs")
     synthetic_run(folder, models=("base",), layers=4, heads=4, groups=2, pairs=2, lengths=(256,), docs=2)
     server = make_server("127.0.0.1", 0, create_app(folder).server, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     page = chromium.new_page(accept_downloads=True)
-    page.goto(f"http://127.0.0.1:{server.server_port}/heads?pick=1.2_3.0&sets=early:%20'ones':0.1_0.3_2.2")
+    page.goto(f"http://127.0.0.1:{server.server_port}/heads?heads=1.2_3.0&sets=early:%20'ones':0.1_0.3_2.2")
     with page.expect_download() as download:
         page.get_by_role("button", name="YAML").click(timeout=60_000)
     text = Path(download.value.path()).read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ import headscope
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, HeadscopeError, Interrupted, Missing
 from headscope.forward import observe as observing
-from headscope.measures.top_keys import NEAR, Reads, stratified, top_keys
+from headscope.measures.top_keys import MIN_FAR_DISTANCE, TopKeysAccumulator, stratified_rows, find_top_keys
 from headscope.positions.model import Model
 from headscope.report import assembly
 from headscope.runs.column_metadata import format_number
@@ -42,14 +42,14 @@ FIVE = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "smollm3")
 class ByRow:
     """Top keys and far keys, by layer and query."""
 
-    def __init__(self, reads: Reads) -> None:
+    def __init__(self, reads: TopKeysAccumulator) -> None:
         self.top, self.far = (
             {key: {name: part.to_numpy() for name, part in block.items()} for key, block in frame}
-            for frame in (pd.DataFrame(table).groupby(["layer", "query"]) for table in (reads.compute(), reads.far()))
+            for frame in (pd.DataFrame(table).groupby(["layer", "query"]) for table in (reads.compute(), reads.compute_far_keys()))
         )
 
 
-def assert_eager(reads: Reads | ByRow, layer: int, alpha: Tensor, visible: Tensor, rows: Tensor) -> float:
+def assert_eager(reads: TopKeysAccumulator | ByRow, layer: int, alpha: Tensor, visible: Tensor, rows: Tensor) -> float:
     """Compare every row of one layer with alpha [H, L, L]; returns the largest error of a weight."""
     by_row = reads if isinstance(reads, ByRow) else ByRow(reads)
     heads = len(alpha)
@@ -63,7 +63,7 @@ def assert_eager(reads: Reads | ByRow, layer: int, alpha: Tensor, visible: Tenso
         largest_error = max(largest_error, float((weights - row.topk(count).values).abs().max()))
         largest_error = max(largest_error, float((weights - row.gather(1, keys)).abs().max()))
         distance = query - torch.arange(alpha.shape[-1])
-        is_far = visible[query] & (distance >= NEAR) & (torch.arange(alpha.shape[-1]) > 0)
+        is_far = visible[query] & (distance >= MIN_FAR_DISTANCE) & (torch.arange(alpha.shape[-1]) > 0)
         assert ((layer, query) in by_row.far) == bool(is_far.any())
         if is_far.any():
             far = by_row.far[layer, query]
@@ -92,7 +92,7 @@ def test_top_keys_of_every_family_equal_those_of_eager_weights(family: str) -> N
 
 @pytest.mark.model
 def test_top_keys_of_smollm2_equal_those_of_eager_weights(smollm2: Model, tokens: Tensor) -> None:
-    rows = stratified(512, 24, 0)
+    rows = stratified_rows(512, 24, 0)
     reads = ByRow(collect_top_keys(smollm2, tokens[0, :512], rows, KEYS))
     visible = reference.visible(512)
     errors = []
@@ -107,7 +107,7 @@ def test_top_keys_with_soft_caps_chunks_and_sinks(options: Any) -> None:
     q, k = torch.randn(2, 90, 8), torch.randn(1, 90, 8)
     alpha, visible, lse = explicit(q, k, **options)
     record = AttentionRecord(0, 0, q, k, torch.zeros_like(k), torch.zeros_like(q), lse, 0.7, None, **options)
-    reads = Reads(geometry_of(2, 1, windows=(None,)), torch.arange(90), KEYS)
+    reads = TopKeysAccumulator(geometry_of(2, 1, windows=(None,)), torch.arange(90), KEYS)
     reads.update(record)
     assert assert_eager(reads, 0, alpha, visible, torch.arange(90)) <= 1e-5
 
@@ -131,36 +131,36 @@ def explicit(
 @pytest.mark.parametrize("window", [None, 9])
 def test_the_later_of_two_keys_of_equal_weight_comes_first(window: int | None) -> None:
     even = heard(torch.ones(2, 40, 8), torch.ones(1, 40, 8), window=window)
-    top = top_keys(even, torch.tensor([0, 2, 39]), 4)
+    top = find_top_keys(even, torch.tensor([0, 2, 39]), 4)
     assert top.keys[0, 2].tolist() == [39, 38, 37, 36]
     assert top.keys[1, 1, :3].tolist() == [2, 1, 0]
     assert top.weights[1, 1].isnan().tolist() == [False, False, False, True]
-    assert top.far[0, 2] == 39 - NEAR or window == 9
+    assert top.far_keys[0, 2] == 39 - MIN_FAR_DISTANCE or window == 9
     assert bool(top.far_weights[0, 2].isnan()) == (window == 9)
 
 
 def test_keys_of_equal_weight_at_the_last_rank_are_the_later_ones() -> None:
     k = torch.zeros(1, 40, 8)
     k[0, 3, 0] = 1
-    top = top_keys(heard(torch.ones(1, 40, 8), k, scaling=1.0), torch.tensor([30]), 3)
+    top = find_top_keys(heard(torch.ones(1, 40, 8), k, scaling=1.0), torch.tensor([30]), 3)
     assert top.keys[0, 0].tolist() == [3, 30, 29]
 
 
 def test_tiling_does_not_change_top_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     record = random_heard(geometry_of(windows=(11,)), 90, 0)
-    whole = top_keys(record, torch.arange(90), 6)
-    monkeypatch.setattr("headscope.measures.top_keys.TILE", 4 * 90 * 7)
-    tiled = top_keys(record, torch.arange(90), 6)
+    whole = find_top_keys(record, torch.arange(90), 6)
+    monkeypatch.setattr("headscope.measures.top_keys.LOGITS_PER_TILE", 4 * 90 * 7)
+    tiled = find_top_keys(record, torch.arange(90), 6)
     assert torch.equal(whole.keys[~whole.weights.isnan()], tiled.keys[~tiled.weights.isnan()])
     torch.testing.assert_close(whole.weights, tiled.weights, equal_nan=True)
 
 
 def test_stratified_rows_are_one_per_stratum_and_reproducible() -> None:
-    rows = stratified(1000, 64, 3)
+    rows = stratified_rows(1000, 64, 3)
     assert len(rows) == len(rows.unique()) == 64
     assert ((rows >= torch.arange(64) * 1000 // 64) & (rows < torch.arange(1, 65) * 1000 // 64)).all()
-    assert torch.equal(rows, stratified(1000, 64, 3))
-    assert stratified(10, 64, 0).tolist() == [*range(10)]
+    assert torch.equal(rows, stratified_rows(1000, 64, 3))
+    assert stratified_rows(10, 64, 0).tolist() == [*range(10)]
 
 
 # Tokens ------------------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_top_far_rows_have_the_largest_far_weights_and_a_least_distance(run: Run
     rows = analysis.top_far_rows(run, "base", 1, 0, max_per_document=2)
     assert rows["weight"].max() == far["weight"].max()
     assert rows["weight"].is_monotonic_decreasing
-    assert (rows["distance"] >= NEAR).all()
+    assert (rows["distance"] >= MIN_FAR_DISTANCE).all()
     for _, block in rows.groupby("doc"):
         assert len(block) <= 2
         assert (np.diff(np.sort(block["query"])) >= analysis.MIN_ROW_DISTANCE).all()
@@ -286,7 +286,7 @@ def test_top_far_rows_have_the_largest_far_weights_and_a_least_distance(run: Run
 def test_a_pass_shared_with_another_probe_gives_the_same_tables_even_after_an_interruption(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny, passes, run_pass = str(place / "tiny"), list[int](), observing.finite_hidden
+    tiny, passes, run_pass = str(place / "tiny"), list[int](), observing.finite_hidden_states
     both = build_study(
         {
             "name": "both",
@@ -347,7 +347,7 @@ def test_every_token_of_a_prompt_is_a_query_row(place: Path) -> None:
         ({"prompt": " \n"}, BadInput, "the prompt is blank"),
         ({"prompt": "a", "prompt_file": "b"}, BadInput, "'prompt' and 'prompt_file' cannot be combined"),
         ({"prompt": "a b", "rows": 4}, BadInput, "'rows' cannot be combined with a prompt"),
-        ({"prompt": "a\x00b"}, BadInput, "holds the character"),
+        ({"prompt": "a\x00b"}, BadInput, "contains the control character"),
         ({"prompt_file": "./none.txt"}, Missing, "no prompt file at './none.txt'"),
         ({"prompt": "w1 " * 1100}, BadInput, "more than 1,024 tokens"),
         ({"rows": 1}, BadInput, "greater than or equal to 2"),

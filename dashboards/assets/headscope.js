@@ -5,9 +5,9 @@
   const KEPT = ["run", "model", "models", "stat", "baseline", "heads", "sets"];  // parameters that links to other pages keep
   let page = { control_values: {}, title: "", nav_path: "" };
 
-  const changedQuery = (changes, kept) => {
+  const changedQuery = (changes, keep) => {
     const query = new URLSearchParams(location.search);
-    if (kept) [...query.keys()].filter((name) => !kept.includes(name)).forEach((name) => query.delete(name));
+    if (keep) [...query.keys()].filter((name) => !keep.includes(name)).forEach((name) => query.delete(name));
     for (const [name, value] of Object.entries(changes)) {
       query.delete(name);
       const items = name === "layers" && value ? [value.join("-")] : [value].flat();

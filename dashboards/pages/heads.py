@@ -25,7 +25,7 @@ def content(run: Run, view: ViewState) -> PageContent:
     if not view.statistic_name:
         reason = "These runs have no statistics of heads. Measure them: headscope run --model NAME=CHECKPOINT@SCHEME."
         return PageContent("Heads", "", {"": [TextBlock([reason])]})
-    shown = statistic(view.statistic_name)
+    selected = statistic(view.statistic_name)
     models_with = assembly.models_with_statistic(run, view.statistic_name)
     labels = dict.fromkeys((view.model, view.baseline))
     models_without = [label for label in labels if label and label not in models_with]
@@ -34,7 +34,7 @@ def content(run: Run, view: ViewState) -> PageContent:
     if models_without:
         blocks: list[Block] = [_missing_statistic(view, models_without, models_with)]
     elif view.baseline and view.baseline != view.model:
-        change = "Ratio" if shown.log_scale else "Difference"
+        change = "Ratio" if selected.log_scale else "Difference"
         figure = head_figures.plot_change(view.mask_filtered(run.heads), view.statistic_name, view.model, view.baseline)
         caption = f"{change} of {view.model} to {view.baseline}. Red: higher. Blue: lower. White: equal."
         blocks = [Chart(figure, caption)]
@@ -45,7 +45,7 @@ def content(run: Run, view: ViewState) -> PageContent:
         blocks = [Chart(figure, caption, describe_extremes(heads, view.statistic_name, view.model))]
     columns = heads_of_model(heads, view.statistic_name, view.model, view.baseline)
     blocks.append(HeadTable(view.model, columns, view.statistic_name))
-    return PageContent(shown.title, introduction if len(heads) else "No head matches the filters.", {"": blocks})
+    return PageContent(selected.title, introduction if len(heads) else "No head matches the filters.", {"": blocks})
 
 
 def _missing_statistic(view: ViewState, models_without: Sequence[str], models_with: Sequence[str]) -> Block:
