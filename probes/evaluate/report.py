@@ -60,8 +60,8 @@ def findings(run: Run) -> Iterator[Finding]:
         return
     rows = preferred_metric_rows(run.tasks)
     for (task, length, metric), task_rows in rows.groupby(["task", "context_length", "metric"], sort=False):
-        fewest, most = task_rows["documents"].min(), task_rows["documents"].max()
-        documents = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
+        low, high = task_rows["documents"].min(), task_rows["documents"].max()
+        documents = f"{high:,}" if low == high else f"{low:,} to {high:,}"
         text = f"{task} at {length:,} tokens ({metric}, {documents} documents): {_format_scores(task_rows)}."
         yield Finding(PROBE.title, text)
     for (kind, length), means in means_over_tasks(rows).groupby(["kind", "context_length"], sort=False):
