@@ -305,7 +305,7 @@ def test_a_pass_shared_with_another_probe_gives_the_same_tables_even_after_an_in
             return run_pass(model, ids)
 
         passes.clear()
-        monkeypatch.setattr(observing, "finite_hidden", counted)
+        monkeypatch.setattr(observing, "finite_hidden_states", counted)
         return run_study(both, out, resume=resume)
 
     together = execute(tmp_path / "whole")

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.record import AttentionRecord
-from headscope.measures.row_sampling import among
+from headscope.measures.row_sampling import rows_in_chunk
 
-NEAR = 32
+MIN_FAR_DISTANCE = 32
 """Keys closer than this, and the first of all, are not far: nearly every head reads them."""
-TILE = 2**22
+LOGITS_PER_TILE = 2**22
 """Logits that are held at once."""
 
 
-def stratified(length: int, count: int, seed: int) -> Tensor:
+def stratified_rows(length: int, count: int, seed: int) -> Tensor:
     """`count` distinct rows of 0..length-1, one drawn from each of `count` equal parts; every row where that is fewer.
 
     The draw knows neither heads nor models, so that rows compare. Sorted, int64.
@@ -43,40 +43,40 @@ class TopKeys:
 
     keys: Tensor
     weights: Tensor
-    far: Tensor
+    far_keys: Tensor
     far_weights: Tensor
 
 
-def top_keys(heard: AttentionRecord, rows: Tensor, most: int) -> TopKeys:
+def find_top_keys(record: AttentionRecord, rows: Tensor, max_keys: int) -> TopKeys:
     """The top keys of query rows [n], by index of the queries, sorted ascending."""
-    size = max(1, TILE // (heard.q.shape[0] * heard.k.shape[1]))
-    tiles = [_of_tile(heard, some, most) for some in torch.split(rows, size)]
+    size = max(1, LOGITS_PER_TILE // (record.q.shape[0] * record.k.shape[1]))
+    tiles = [_tile_top_keys(record, some, max_keys) for some in torch.split(rows, size)]
     return TopKeys(*(torch.cat(parts, 1) for parts in zip(*tiles, strict=True)))
 
 
-def _of_tile(heard: AttentionRecord, rows: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    groups, _, dim = heard.k.shape
-    visible, own = heard.visible[rows], heard.query_index[rows]
+def _tile_top_keys(record: AttentionRecord, rows: Tensor, max_keys: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    groups, _, dim = record.k.shape
+    visible, own = record.visible_counts[rows], record.query_key_index[rows]
     first, last = int((own - visible).min()) + 1, int(own[-1])
     # Later keys come first, so that of equal ones the later is met first.
     keys = torch.arange(last, first - 1, -1, device=rows.device)
-    q = heard.q[:, rows].float().reshape(groups, -1, dim)
-    logits = heard.capped((q @ heard.k[:, keys].float().mT).mul_(heard.scaling)).view(-1, len(rows), len(keys))
+    q = record.q[:, rows].float().reshape(groups, -1, dim)
+    logits = record.soft_cap((q @ record.k[:, keys].float().mT).mul_(record.scaling)).view(-1, len(rows), len(keys))
     distance = own[:, None] - keys
     logits.masked_fill_((distance < 0) | (distance >= visible[:, None]), -torch.inf)
-    lse = heard.lse[:, rows, None]
-    found, at = _largest(logits, most)
+    lse = record.lse[:, rows, None]
+    found, at = _top_k_stable(logits, max_keys)
     weights = (found - lse).exp().clamp(max=1).masked_fill(found == -torch.inf, torch.nan)
-    best, far = logits.masked_fill_((distance < NEAR) | (keys == 0), -torch.inf).max(-1)
+    best, far = logits.masked_fill_((distance < MIN_FAR_DISTANCE) | (keys == 0), -torch.inf).max(-1)
     far_weights = (best - lse[..., 0]).exp().clamp(max=1).masked_fill(best == -torch.inf, torch.nan)
-    missing = most - found.shape[-1]
+    missing = max_keys - found.shape[-1]
     padded = torch.nn.functional.pad(weights, (0, missing), value=torch.nan)
     return torch.nn.functional.pad(keys[at], (0, missing)), padded, keys[far], far_weights
 
 
-def _largest(logits: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def _top_k_stable(logits: Tensor, max_keys: int) -> tuple[Tensor, Tensor]:
     """The largest values of each row and where they are, largest first, of equal ones the first: [H, n, k]."""
-    values, at = logits.topk(min(most, logits.shape[-1]))
+    values, at = logits.topk(min(max_keys, logits.shape[-1]))
     least = values[..., -1:]
     # `topk` takes any of equal values: where more of them reach the last place, sort that row.
     tied = ((logits >= least).sum(-1) > values.shape[-1]) & (least[..., 0] > -torch.inf)
@@ -88,48 +88,48 @@ def _largest(logits: Tensor, most: int) -> tuple[Tensor, Tensor]:
     return values, at.gather(-1, by_value)
 
 
-class Reads:
+class TopKeysAccumulator:
     """The top keys of the same `rows` in every layer and head of one document."""
 
-    def __init__(self, geometry: Geometry, rows: Tensor, most: int):
-        self.geometry, self.chosen, self.most = geometry, rows, most
-        self._found: dict[int, list[TopKeys]] = defaultdict(list)
+    def __init__(self, geometry: Geometry, rows: Tensor, max_keys: int):
+        self.geometry, self.rows, self.max_keys = geometry, rows, max_keys
+        self._chunks_by_layer: dict[int, list[TopKeys]] = defaultdict(list)
 
-    def update(self, heard: AttentionRecord) -> None:
+    def update(self, record: AttentionRecord) -> None:
         """Take what a layer computed for a document, or for the next chunk of its queries."""
-        rows = among(self.chosen.numpy(), heard)
+        rows = rows_in_chunk(self.rows.numpy(), record)
         if len(rows):
-            top = top_keys(heard, torch.from_numpy(rows).to(heard.q.device), self.most)
-            self._found[heard.layer].append(TopKeys(*(part.cpu() for part in vars(top).values())))
+            top = find_top_keys(record, torch.from_numpy(rows).to(record.q.device), self.max_keys)
+            self._chunks_by_layer[record.layer].append(TopKeys(*(part.cpu() for part in vars(top).values())))
 
     def compute(self) -> Mapping[str, np.ndarray]:
         """Columns layer, head, kv_group, query, rank, key and weight, in the order of the first ones."""
-        weights, keys = self._stacked("weights"), self._stacked("keys")
+        weights, keys = self._stack_layers("weights"), self._stack_layers("keys")
         seen = ~weights.isnan()
         *places, rank = seen.nonzero(as_tuple=True)
         return {
-            **self._places(*places),
+            **self._row_columns(*places),
             "rank": rank.numpy(),
             "key": keys[seen].numpy(),
             "weight": weights[seen].numpy(),
         }
 
-    def far(self) -> Mapping[str, np.ndarray]:
+    def compute_far_keys(self) -> Mapping[str, np.ndarray]:
         """Columns layer, head, kv_group, query, key and weight of the far key; rows that see none are left out."""
-        weights, keys = self._stacked("far_weights"), self._stacked("far")
+        weights, keys = self._stack_layers("far_weights"), self._stack_layers("far_keys")
         seen = ~weights.isnan()
         places = seen.nonzero(as_tuple=True)
-        return {**self._places(*places), "key": keys[seen].numpy(), "weight": weights[seen].numpy()}
+        return {**self._row_columns(*places), "key": keys[seen].numpy(), "weight": weights[seen].numpy()}
 
-    def _stacked(self, name: str) -> Tensor:
+    def _stack_layers(self, field_name: str) -> Tensor:
         """One part of what was found, [layers, H, rows, ..]."""
-        layers = [self._found[layer] for layer in sorted(self._found)]
-        return torch.stack([torch.cat([getattr(chunk, name) for chunk in chunks], 1) for chunks in layers])
+        layers = [self._chunks_by_layer[layer] for layer in sorted(self._chunks_by_layer)]
+        return torch.stack([torch.cat([getattr(chunk, field_name) for chunk in chunks], 1) for chunks in layers])
 
-    def _places(self, layer: Tensor, head: Tensor, row: Tensor) -> dict[str, np.ndarray]:
+    def _row_columns(self, layer: Tensor, head: Tensor, row: Tensor) -> dict[str, np.ndarray]:
         return {
-            "layer": np.array(self.geometry.numbers)[layer.numpy()],
+            "layer": np.array(self.geometry.layer_numbers)[layer.numpy()],
             "head": head.numpy(),
             "kv_group": head.numpy() // self.geometry.heads_per_group,
-            "query": self.chosen[row].numpy(),
+            "query": self.rows[row].numpy(),
         }
