@@ -5,7 +5,7 @@ from headscope import signals
 
 def main() -> None:
     """Entry point of the command `headscope`, and of `python -m headscope`."""
-    signals.listen()
+    signals.install_handlers()
     from headscope.cli import app
 
     app.main()

@@ -11,20 +11,20 @@ FIRST_EDGE = 16
 """Upper edge of the first bin, which holds 1..16."""
 
 
-def visible_edges(limit: int) -> npt.NDArray[np.int64]:
-    """Upper edges [bins], in keys, of the bins that cover 1..limit: 16, 19, 23, 27, 32, 38, ...
+def visible_bin_edges(max_visible: int) -> npt.NDArray[np.int64]:
+    """Upper edges [bins], in keys, of the bins that cover 1..max_visible: 16, 19, 23, 27, 32, 38, ...
 
-    An edge belongs to its bin. The last edge is the first one >= `limit`.
+    An edge belongs to its bin. The last edge is the first one >= `max_visible`.
     """
-    steps = np.ceil(BINS_PER_OCTAVE * np.log2(max(limit, FIRST_EDGE) / FIRST_EDGE))
-    edges = _edge(np.arange(steps + 2))
-    return edges[: int(np.searchsorted(edges, limit)) + 1]
+    steps = np.ceil(BINS_PER_OCTAVE * np.log2(max(max_visible, FIRST_EDGE) / FIRST_EDGE))
+    edges = _edge_at_step(np.arange(steps + 2))
+    return edges[: int(np.searchsorted(edges, max_visible)) + 1]
 
 
 def bin_center(edge: npt.ArrayLike, limit: npt.ArrayLike = np.inf) -> npt.NDArray[np.float64]:
     """Geometric center, in keys, of the bins with upper edges `edge`, cut off at `limit` keys."""
     step = np.round(BINS_PER_OCTAVE * np.log2(np.divide(edge, FIRST_EDGE)))
-    lowest = np.where(step == 0, 1, _edge(step - 1) + 1)
+    lowest = np.where(step == 0, 1, _edge_at_step(step - 1) + 1)
     centers: npt.NDArray[np.float64] = np.sqrt(lowest * np.minimum(edge, limit))
     return centers
 
@@ -34,15 +34,15 @@ def in_last_octave(edge: npt.ArrayLike, top: npt.ArrayLike) -> npt.NDArray[np.bo
     return np.greater(edge, np.multiply(top, 2 ** (0.5 / BINS_PER_OCTAVE - 1)))
 
 
-def position_edges(length: int) -> npt.NDArray[np.int64]:
+def position_bin_edges(length: int) -> npt.NDArray[np.int64]:
     """Last position [bins] of each bin of the predicted tokens 1..length-1; needs `length` >= 2.
 
     The token at position p is predicted from p keys, so the edges are those of `visible_edges`; the last is length-1.
     """
-    edges = visible_edges(length - 1)
+    edges = visible_bin_edges(length - 1)
     edges[-1] = length - 1
     return edges
 
 
-def _edge(step: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def _edge_at_step(step: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     return np.round(FIRST_EDGE * 2 ** (step / BINS_PER_OCTAVE)).astype(np.int64)

@@ -13,8 +13,7 @@ import pandas as pd
 import yaml
 
 from headscope.errors import BadInput, Missing
-from headscope.user_input import read_yaml
-from headscope.user_input import shown as quote
+from headscope.user_input import quote, read_yaml
 
 Head = tuple[int, int]
 """Layer and query head, both from 0."""

@@ -33,7 +33,7 @@ from headscope.plugins import Probe
 if TYPE_CHECKING:
     from headscope.attention.record import AttentionRecord
     from headscope.errors import BadInput
-    from headscope.forward.capture import Layers, capturing
+    from headscope.forward.capture import CapturedLayers, capturing
     from headscope.forward.observe import FinishedPass, Observer
     from headscope.models.checkpoint import evaluating
     from headscope.plots.heads import plot_change, plot_distribution, plot_matrix, plot_small_matrices
@@ -154,7 +154,7 @@ __all__ = [
     "Finding",
     "FinishedPass",
     "HeadTable",
-    "Layers",
+    "CapturedLayers",
     "Lengths",
     "Link",
     "Links",

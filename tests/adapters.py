@@ -33,7 +33,7 @@ def rebuilt(model: Model, adapter: AdaRoPE, component: Component, units: Sequenc
                 theta = then.theta(unit.layer)
                 twin.xi[unit.layer, unit.kv_group] = theta[unit.kv_group if len(theta) > 1 else 0].log()
             if component != "freq":
-                heads = unit.heads(model.geometry)
+                heads = unit.head_slice(model.geometry)
                 for parameter, value in zip((twin.tau, twin.gamma), temperatures, strict=True):
                     parameter[unit.layer, heads] = value[unit.layer, heads]
     return twin

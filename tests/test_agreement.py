@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 import headscope as hs
 from headscope.attention import backend, kernel
-from headscope.attention.masks import Seen
+from headscope.attention.masks import DecodedMask
 from headscope.errors import UnsupportedModel
 from headscope.models import eager_check
 
@@ -34,13 +34,13 @@ def test_a_rule_that_would_be_lost_is_noticed(family: str, lost: str, monkeypatc
     before = module.config.to_dict()
     hs.load(module)
     assert module.config.to_dict() == before
-    complete = kernel.Rule
+    complete = kernel.AttentionRule
     monkeypatch.setattr(backend, "Rule", lambda *args, **kw: without(complete(*args, **kw), lost))
     assert f"cannot measure this {spec.model_type} model: attention in layer 0 differs from its own" in opened(module)
 
 
-def without(rule: kernel.Rule, name: str) -> kernel.Rule:
-    return kernel.Rule(**{key: None if key == name else value for key, value in vars(rule).items()})
+def without(rule: kernel.AttentionRule, name: str) -> kernel.AttentionRule:
+    return kernel.AttentionRule(**{key: None if key == name else value for key, value in vars(rule).items()})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -80,9 +80,9 @@ def test_the_model_is_left_as_it_was() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
     with torch.no_grad():
         assert torch.equal(module.eval()(ids).logits, expected)
-    eager_check.refuse_disagreement(module, model.attention, model.geometry.numbers)
+    eager_check.refuse_disagreement(module, model.attention, model.geometry.layer_numbers)
 
 
 def test_a_mask_of_another_kind_is_refused_where_it_is_used() -> None:
     with pytest.raises(UnsupportedModel, match="4-D"):
-        Seen.read(torch.zeros(1, 1, 3, 3))
+        DecodedMask.decode(torch.zeros(1, 1, 3, 3))

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import headscope
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.residual_decomposition import Norm
-from headscope.measures.logit_attribution import WritesByPosition
+from headscope.measures.logit_attribution import AttributionByPosition
 from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.report import assembly
@@ -72,8 +72,8 @@ def test_all_terms_add_up_to_the_model_s_own_logit(family: str) -> None:
 def test_bfloat16_gives_nearly_the_same_terms() -> None:
     exact = attribute_logits(headscope.load(MANY["gemma3"](), device="cpu"), IDS)
     coarse = attribute_logits(headscope.load(MANY["gemma3"]().bfloat16(), device="cpu"), IDS)
-    assert coarse.stream.factor == 1
-    assert {part.factor for layer in coarse.stream.layers for part in layer.others} == {1.0}
+    assert coarse.stream.logit_factor == 1
+    assert {part.factor for layer in coarse.stream.layers for part in layer.other_branches} == {1.0}
     scale = float(exact.part_terms["logit", 0].abs().max())
     assert float((coarse.head_terms - exact.head_terms).abs().max()) <= 0.1 * scale
     assert float((coarse.head_terms - exact.head_terms).square().mean().sqrt()) <= 0.01 * scale
@@ -153,7 +153,7 @@ def test_head_outputs_changed_before_the_projection_are_refused() -> None:
 
 def test_a_module_that_is_not_a_norm_is_refused() -> None:
     x = torch.randn(5, 16)
-    norm = Norm.seen(Squared(), x)
+    norm = Norm.from_module(Squared(), x)
     with pytest.raises(Exception, match="Squared is neither RMSNorm nor LayerNorm"):
         norm.scales(x, Squared()(x))
 
@@ -162,10 +162,10 @@ def test_a_module_that_is_not_a_norm_is_refused() -> None:
 
 
 def test_bins_hold_means_over_positions() -> None:
-    bins = WritesByPosition(40)
+    bins = AttributionByPosition(40)
     terms = torch.randn(3, 39)
-    columns = bins.columns(terms, head=np.arange(3))
-    assert int(bins.tokens.sum()) == 39
+    columns = bins.table_columns(terms, head=np.arange(3))
+    assert int(bins.token_counts.sum()) == 39
     assert columns["position"].max() == 39
     start = 0
     for at, end in enumerate(bins.edges.tolist()):

@@ -58,7 +58,7 @@ def test_a_bridge_is_heard_as_the_model_it_wraps(family: str) -> None:
     logits, heard = run(wrapped)
     assert difference(logits, expected) <= 1e-5
     for found, single in zip(heard, records, strict=True):
-        assert (found.layer, found.sequence) == (single.layer, single.sequence)
+        assert (found.layer, found.batch_index) == (single.layer, single.batch_index)
         for name in ("q", "k", "v", "z", "lse"):
             assert difference(getattr(found, name), getattr(single, name)) <= 1e-4, name
 
@@ -75,11 +75,11 @@ def test_rotary_and_output_hooks_fire_in_transformerlens_shapes(family: str) -> 
         assert q.shape == (2, LENGTH, families.HEADS, spec.head_dim)
         assert k.shape == (2, LENGTH, spec.groups, spec.head_dim)
         here = [each for each in heard if each.layer == layer]
-        assert [each.sequence for each in here] == [0, 1]
+        assert [each.batch_index for each in here] == [0, 1]
         for found in here:
-            assert torch.equal(q[found.sequence].transpose(0, 1), found.q)
-            assert torch.equal(k[found.sequence].transpose(0, 1), found.k)
-            heads = z[found.sequence].reshape(LENGTH, families.HEADS, spec.head_dim)
+            assert torch.equal(q[found.batch_index].transpose(0, 1), found.q)
+            assert torch.equal(k[found.batch_index].transpose(0, 1), found.k)
+            heads = z[found.batch_index].reshape(LENGTH, families.HEADS, spec.head_dim)
             assert torch.equal(heads.transpose(0, 1), found.z)
     assert [name for name, found in cache.items() if found.shape[-2:] == (LENGTH, LENGTH)] == []
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_a_hook_that_edits_queries_takes_effect(family: str) -> None:
         plain = model.bridge(IDS)
         edited = model.bridge.run_with_hooks(IDS, fwd_hooks=hooks)
         again = model.bridge(IDS)
-    assert difference(heard[2].lse, heard[2].visible.log().expand(families.HEADS, -1)) <= 1e-5
+    assert difference(heard[2].lse, heard[2].visible_counts.log().expand(families.HEADS, -1)) <= 1e-5
     assert difference(edited, plain) > 1e-2
     assert torch.equal(again, plain)
 

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, DynamicCache, StaticCache
 from transformers.masking_utils import create_bidirectional_mask
 
 from headscope.attention import backend, kernel
-from headscope.attention.masks import Seen
+from headscope.attention.masks import DecodedMask
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
@@ -54,7 +54,7 @@ def check_records(heard: list[AttentionRecord], expected: list[reference.Layer],
     """Every field of the records, against the formulas applied to what eager attention received."""
     assert [each.layer for each in heard] == list(range(len(expected)))
     for found, layer, window in zip(heard, expected, windows, strict=True):
-        assert (found.window, found.first_key, found.sequence) == (window, 0, 0)
+        assert (found.window, found.first_key, found.batch_index) == (window, 0, 0)
         assert found.scaling == pytest.approx(layer.scaling, rel=1e-12)
         for name in ("q", "k", "v"):
             assert difference(getattr(found, name), getattr(layer, name)) <= 1e-4, name
@@ -64,7 +64,7 @@ def check_records(heard: list[AttentionRecord], expected: list[reference.Layer],
         values = layer.v.repeat_interleave(len(layer.q) // len(layer.v), 0).double()
         assert difference(found.z.double(), logits.softmax(-1)[..., : len(values[0])] @ values) <= 1e-4
         assert found.lse.dtype == torch.float32
-        assert torch.equal(found.visible, layer.mask.sum(-1))
+        assert torch.equal(found.visible_counts, layer.mask.sum(-1))
 
 
 @EVERY
@@ -120,12 +120,12 @@ def test_a_sequence_in_a_padded_batch_is_heard_as_it_is_alone(
     for sequence, row in enumerate(real):
         alone, expected = hear(model, ids[sequence][row][None], use_cache=False)
         assert difference(logits[sequence][row], alone[0]) <= 1e-4
-        records = [each for each in heard if each.sequence == sequence]
+        records = [each for each in heard if each.batch_index == sequence]
         assert [each.layer for each in records] == [each.layer for each in expected]
         for found, single in zip(records, expected, strict=True):
             for name in ("q", "k", "v", "z", "lse"):
                 assert difference(getattr(found, name), getattr(single, name)) <= 1e-4, name
-            assert torch.equal(found.visible, single.visible)
+            assert torch.equal(found.visible_counts, single.visible_counts)
 
 
 def spied_masks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
@@ -134,9 +134,9 @@ def spied_masks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
 
     def spy(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Any:
         masks.append(mask)
-        return backend.attention(module, q, k, v, mask, **options)
+        return backend.attention_forward(module, q, k, v, mask, **options)
 
-    monkeypatch.setitem(AttentionInterface._global_mapping, backend.NAME, spy)
+    monkeypatch.setitem(AttentionInterface._global_mapping, backend.BACKEND_NAME, spy)
     return masks
 
 
@@ -178,8 +178,8 @@ def check_parts(parts: list[list[AttentionRecord]], whole: list[AttentionRecord]
             for name in ("k", "v"):
                 assert difference(getattr(found, name), getattr(full, name)[:, keys]) <= 1e-3, name
             assert difference(found.lse, full.lse[:, rows]) <= 1e-3
-            assert torch.equal(found.visible, full.visible[rows])
-            assert torch.equal(found.query_index + found.first_key, torch.arange(rows.start, rows.stop))
+            assert torch.equal(found.visible_counts, full.visible_counts[rows])
+            assert torch.equal(found.query_key_index + found.first_key, torch.arange(rows.start, rows.stop))
 
 
 @ATTENDING
@@ -235,19 +235,19 @@ def test_a_keyword_that_may_change_weights_is_refused_by_name(name: str) -> None
     model = tiny("llama")
     q = torch.zeros(1, 4, 3, 16)
     with pytest.raises(UnsupportedModel, match=r"cannot measure this llama model: .*(index|bias|sink|'anything')"):
-        backend.attention(model.attention[0], q, q, q, None, **{name: torch.zeros(1)})
-    backend.attention(model.attention[0], q, q, q, None, **{name: None})
+        backend.attention_forward(model.attention[0], q, q, q, None, **{name: torch.zeros(1)})
+    backend.attention_forward(model.attention[0], q, q, q, None, **{name: None})
 
 
 def test_attention_in_both_directions_is_refused() -> None:
     model = tiny("llama")
     q = torch.zeros(1, 4, 3, 16)
     with pytest.raises(UnsupportedModel, match="both directions"):
-        backend.attention(model.attention[0], q, q, q, None, is_causal=False)
-    with backend.engaged(model.module):
+        backend.attention_forward(model.attention[0], q, q, q, None, is_causal=False)
+    with backend.using_backend(model.module):
         mask = create_bidirectional_mask(model.module.config, torch.zeros(1, 3, 64), None)
     with pytest.raises(UnsupportedModel, match="other keys"):
-        Seen.read(mask)
+        DecodedMask.decode(mask)
 
 
 def test_a_window_that_only_the_mask_knows_is_kept() -> None:
@@ -269,7 +269,7 @@ def test_an_unknown_layer_is_bad_input(layer: int) -> None:
         with pytest.raises(BadInput, match=f"no layer {layer}: the model has layers 0 to 3"):
             layers.listen(print, [layer])
         with pytest.raises(BadInput, match=f"no layer {layer}"):
-            layers.edit(layer, lambda q, k, v, positions: (q, k, v))
+            layers.edit_qkv(layer, lambda q, k, v, positions: (q, k, v))
 
 
 # Edits and restoration ---------------------------------------------------------------------------------------------
@@ -286,12 +286,12 @@ def test_an_edit_changes_the_output_as_by_hand() -> None:
 
     heard: list[AttentionRecord] = []
     with torch.no_grad(), capturing(model) as layers:
-        layers.edit(1, silence)
+        layers.edit_qkv(1, silence)
         layers.listen(heard.append, [1])
         edited = model.module(IDS[:1], use_cache=False).logits
     assert torch.equal(seen[0], torch.arange(LENGTH)[None])
     assert not heard[0].q.any()
-    assert difference(heard[0].lse, heard[0].visible.log().expand(families.HEADS, -1)) <= 1e-5
+    assert difference(heard[0].lse, heard[0].visible_counts.log().expand(families.HEADS, -1)) <= 1e-5
 
     def mean_of_values(module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
         v = heard[0].v.repeat_interleave(families.HEADS // 2, 0)
@@ -311,7 +311,7 @@ def test_edits_apply_in_the_order_given_and_end_with_the_capture() -> None:
     model = tiny("qwen3")
     calls: list[str] = []
 
-    def named(name: str) -> backend.LayerEdit:
+    def named(name: str) -> backend.QKVEdit:
         def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             calls.append(name)
             return q, k, v
@@ -319,8 +319,8 @@ def test_edits_apply_in_the_order_given_and_end_with_the_capture() -> None:
         return edit
 
     with torch.no_grad(), capturing(model) as layers:
-        layers.edit(2, named("first"))
-        layers.edit(2, named("second"))
+        layers.edit_qkv(2, named("first"))
+        layers.edit_qkv(2, named("second"))
         model.module(IDS)
     with torch.no_grad(), capturing(model):
         model.module(IDS)
@@ -338,11 +338,11 @@ def test_only_the_layers_asked_for_are_heard() -> None:
 
 def traces(model: Model) -> tuple[Any, ...]:
     """What a capture might leave behind."""
-    taps = [backend._taps.get(module) for module in model.attention]
+    taps = [backend._hooks_by_module.get(module) for module in model.attention]
     return (
         model.module.config._attn_implementation,
         sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.module.modules()),
-        sum(len(each.edits) + len(each.listeners) for each in taps if each is not None),
+        sum(len(each.qkv_edits) + len(each.listeners) for each in taps if each is not None),
     )
 
 
@@ -360,7 +360,7 @@ def test_leaving_restores_the_model_bit_for_bit_even_by_an_exception(family: str
 
     def run() -> None:
         with torch.no_grad(), capturing(model) as layers:
-            layers.edit(0, lambda q, k, v, positions: (q * 0, k, v))
+            layers.edit_qkv(0, lambda q, k, v, positions: (q * 0, k, v))
             layers.listen(failing)
             model.module(IDS)
 
@@ -379,7 +379,7 @@ def causal(queries: int, keys: int, window: int | None) -> Tensor:
     return reference.visible(keys, window)[keys - queries :]
 
 
-@pytest.mark.parametrize("fused", [kernel.fused, kernel._fused_elsewhere])
+@pytest.mark.parametrize("fused", [kernel.fused_attention, kernel._fused_attention_non_cpu])
 @pytest.mark.parametrize(("queries", "keys", "window"), [(600, 600, None), (1, 600, None), (300, 600, 50), (9, 600, 7)])
 def test_output_and_log_sum_exp_are_exact(
     fused: Callable[..., tuple[Tensor, Tensor]], queries: int, keys: int, window: int | None
@@ -408,7 +408,7 @@ def test_every_rule_of_attention_is_exact_and_so_are_its_gradients(
     k, v = (torch.randn(2, 2, 600, dim, generator=generator) for dim in (16, values))
     pull = torch.randn(2, 4, queries, values, generator=generator)
     given = [t.requires_grad_() for t in (q, k, v)]
-    out, lse = kernel.attend(*given, None, kernel.Rule(0.5, **reach, **bound), 0.0, True)
+    out, lse = kernel.attend(*given, None, kernel.AttentionRule(0.5, **reach, **bound), 0.0, True)
     found = torch.autograd.grad((out * pull).sum(), given)
     assert lse is not None
     exact = [t.detach().double().requires_grad_() for t in given]
@@ -430,7 +430,7 @@ def test_a_sink_in_bfloat16_is_as_exact_as_the_keys() -> None:
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(1, 4, 60, 16, generator=generator).bfloat16() for _ in range(3))
     sink = torch.tensor([0.0, 2.5, -3.0, 7.0])
-    _, lse = kernel.attend(q, k, v, None, kernel.Rule(0.0883883, sink=sink.bfloat16()), 0.0, True)
+    _, lse = kernel.attend(q, k, v, None, kernel.AttentionRule(0.0883883, sink=sink.bfloat16()), 0.0, True)
     assert lse is not None
     logits = reference.with_sink(reference.logits(q[0], k[0], 0.0883883), sink)
     assert difference(lse[0].double(), logits.logsumexp(-1)) <= 1e-3
@@ -439,7 +439,7 @@ def test_a_sink_in_bfloat16_is_as_exact_as_the_keys() -> None:
 @pytest.mark.parametrize("window", [None, 1, 300])
 def test_blocks_of_rows_cover_each_visible_pair_once(window: int | None) -> None:
     count = torch.zeros(600, 1000, dtype=torch.int64)
-    for rows, cols, seen in kernel.row_blocks(600, 1000, window):
+    for rows, cols, seen in kernel.causal_row_blocks(600, 1000, window):
         count[rows, cols] += seen
         assert seen.numel() <= kernel.ROWS_PER_BLOCK * 1000
     assert torch.equal(count.bool(), causal(600, 1000, window))

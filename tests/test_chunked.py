@@ -17,8 +17,8 @@ import headscope as hs
 from headscope.attention import kernel
 from headscope.errors import BadInput
 from headscope.forward import chunked_pass
-from headscope.forward.logits import last_hidden
-from headscope.measures.top_keys import Reads
+from headscope.forward.logits import last_hidden_states
+from headscope.measures.top_keys import TopKeysAccumulator
 from headscope.positions import AdaRoPE, resolve
 from headscope.positions.model import Model
 from probes.measure.run import measure_tokens
@@ -99,7 +99,7 @@ def asked(model: Model, long: Callable[..., None]) -> int | None:
     """How a document is read that is one token too long."""
     long(LENGTH - 1, SIZE)
     with hs.attached(model), hs.capturing(model), torch.no_grad():
-        return chunked_pass.chunk_size(model, IDS[None])
+        return chunked_pass.choose_chunk_size(model, IDS[None])
 
 
 @pytest.mark.parametrize("family", ["llama-dynamic", "phi3-longrope", "qwen3_next", "lfm2", "jamba", "shared keys"])
@@ -127,18 +127,18 @@ def test_layers_are_heard_one_after_the_other_each_in_chunks_of_its_queries() ->
     model, heard = tiny("gemma3"), []
     with hs.attached(model), hs.capturing(model) as layers, torch.no_grad():
         layers.listen(lambda each: heard.append((each.layer, each.first_key, each.q.shape[1], each.k.shape[1])))
-        hidden = chunked_pass.hidden_in_chunks(model, IDS[None], SIZE)
+        hidden = chunked_pass.chunked_hidden_states(model, IDS[None], SIZE)
     ends = [32, 64, 96, 100]
     sizes = [32, 32, 32, 4]
     assert heard == [(layer, 0, n, end) for layer in range(4) for n, end in zip(sizes, ends, strict=True)]
     assert "forward" not in {name for module in model.module.modules() for name in vars(module)}
-    torch.testing.assert_close(hidden, last_hidden(model, IDS[None]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(hidden, last_hidden_states(model, IDS[None]), rtol=1e-4, atol=1e-4)
 
 
 def test_keys_are_held_of_one_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is held of the tokens beside them is the residual stream."""
     model, alive = tiny("llama-gqa"), WeakSet()
-    make = chunked_pass._Keys.lazy_initialization
+    make = chunked_pass._LayerKVCache.lazy_initialization
     most = 0
 
     def made(self: Any, keys: Tensor, values: Tensor) -> None:
@@ -147,9 +147,9 @@ def test_keys_are_held_of_one_layer_alone(monkeypatch: pytest.MonkeyPatch) -> No
         alive.update((self.keys, self.values))
         most = max(most, len(alive))
 
-    monkeypatch.setattr(chunked_pass._Keys, "lazy_initialization", made)
+    monkeypatch.setattr(chunked_pass._LayerKVCache, "lazy_initialization", made)
     with hs.attached(model), hs.capturing(model), torch.no_grad():
-        chunked_pass.hidden_in_chunks(model, IDS[None], SIZE)
+        chunked_pass.chunked_hidden_states(model, IDS[None], SIZE)
     assert most == 2
 
 
@@ -160,7 +160,7 @@ def test_many_queries_on_cached_keys_attend_as_eager_ones_do(sink: Tensor | None
     q, k, v = (torch.randn(1, heads, 700, 16, generator=generator) for heads in (4, 2, 2))
     alpha = reference.weights(q[0], k[0], 0.3, sink=sink)[:, 400:]
     with torch.no_grad():
-        out, lse = kernel.attend(q[:, :, 400:], k, v, None, kernel.Rule(0.3, sink=sink), 0.0, True)
+        out, lse = kernel.attend(q[:, :, 400:], k, v, None, kernel.AttentionRule(0.3, sink=sink), 0.0, True)
     torch.testing.assert_close(out[0], (alpha @ v[0].double().repeat_interleave(2, 0)).float(), rtol=1e-5, atol=1e-6)
     expected = reference.with_sink(reference.logits(q[0], k[0], 0.3), sink).logsumexp(-1)[:, 400:]
     assert lse is not None
@@ -171,11 +171,11 @@ def test_the_keys_that_rows_read_are_the_same_in_chunks() -> None:
     model, rows = tiny("mistral-sliding"), torch.tensor([3, 31, 32, 50, 99])
     found = []
     for size in (LENGTH, SIZE):
-        reads = Reads(model.geometry, rows, 4)
+        reads = TopKeysAccumulator(model.geometry, rows, 4)
         with hs.attached(model), hs.capturing(model) as layers, torch.no_grad():
             layers.listen(reads.update)
-            chunked_pass.hidden_in_chunks(model, IDS[None], size)
-        found.append((reads.compute(), reads.far()))
+            chunked_pass.chunked_hidden_states(model, IDS[None], size)
+        found.append((reads.compute(), reads.compute_far_keys()))
     for one, other in zip(*found, strict=True):
         for name in one:
             np.testing.assert_allclose(other[name], one[name], rtol=1e-4, err_msg=name)
@@ -186,7 +186,7 @@ def test_numbers_that_are_not_finite_are_refused_in_chunks_too() -> None:
     with torch.no_grad():
         model.module.model.layers[2].mlp.down_proj.weight[0, 0] = torch.inf
         with pytest.raises(BadInput, match="first out of layer 2"):
-            chunked_pass.hidden_in_chunks(model, IDS[None], SIZE)
+            chunked_pass.chunked_hidden_states(model, IDS[None], SIZE)
 
 
 @pytest.mark.model

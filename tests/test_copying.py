@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord
-from headscope.measures.copying import AnswerRows, last_row
-from headscope.measures.logit_attribution import last_outputs
+from headscope.measures.copying import CopyScoreAccumulator, last_query_top_key_and_span_mass
+from headscope.measures.logit_attribution import last_query_outputs
 
 
 def heard(
@@ -63,7 +63,7 @@ def test_the_last_row_is_the_eager_softmax(
 ) -> None:
     row = heard(seed, keys, min(queries, keys), window=window, cap=cap, sinks=sinks)
     spans = torch.tensor([[0, keys], [keys // 2, keys // 2 + 1], [1, 1]])
-    largest, mass = last_row(row, spans)
+    largest, mass = last_query_top_key_and_span_mass(row, spans)
     weights = eager(row)
     assert torch.equal(largest, weights.argmax(-1))
     expected = torch.stack([weights[:, a:b].sum(-1) for a, b in spans.tolist()])
@@ -76,7 +76,7 @@ def test_what_comes_through_spans_that_cover_all_keys_adds_up_to_the_eager_outpu
     seed: int, keys: int, window: int | None, sinks: bool
 ) -> None:
     row = heard(seed, keys, window=window, sinks=sinks)
-    outputs = last_outputs(row, torch.tensor([[0, keys // 2], [keys // 2, keys], [1, 1]]))
+    outputs = last_query_outputs(row, torch.tensor([[0, keys // 2], [keys // 2, keys], [1, 1]]))
     v = row.v.double().repeat_interleave(3, 0)
     torch.testing.assert_close(outputs[0], row.z[:, -1])
     torch.testing.assert_close(
@@ -85,9 +85,9 @@ def test_what_comes_through_spans_that_cover_all_keys_adds_up_to_the_eager_outpu
     assert not outputs[3].any()
 
 
-def steps(looked: list[list[int]], keys: int) -> AnswerRows:
+def steps(looked: list[list[int]], keys: int) -> CopyScoreAccumulator:
     """Rows of one layer with one head per column, each of which looks at the given key at each step."""
-    rows = AnswerRows(1, [(2, 5)])
+    rows = CopyScoreAccumulator(1, [(2, 5)])
     for wanted in looked:
         k = torch.eye(keys)[None]
         q = torch.eye(keys)[wanted][:, None] * 50
@@ -102,21 +102,21 @@ PROMPT = torch.tensor([7, 8, 20, 21, 22, 9, 20, 8])
 def test_a_copy_is_the_token_itself_within_the_span() -> None:
     looked = [[2, 6, 3, 2], [3, 3, 2, 2], [4, 4, 4, 2]]
     found = steps(looked, 8).compute(PROMPT, torch.tensor([20, 21, 22]))
-    assert found.score[0, 0].tolist() == pytest.approx([1, 2 / 3, 1 / 3, 1 / 3])
-    assert found.copies[0, 0].tolist() == [3, 2, 1, 1]
-    assert found.mass[0, 0].tolist() == pytest.approx([1, 2 / 3, 1, 1], abs=1e-6)
+    assert found.scores[0, 0].tolist() == pytest.approx([1, 2 / 3, 1 / 3, 1 / 3])
+    assert found.copy_counts[0, 0].tolist() == [3, 2, 1, 1]
+    assert found.span_mass[0, 0].tolist() == pytest.approx([1, 2 / 3, 1, 1], abs=1e-6)
     copied = [(0, 0, 2), (0, 3, 2), (1, 0, 3), (1, 1, 3), (2, 0, 4), (2, 1, 4), (2, 2, 4)]  # step, head, key
-    assert sorted(map(tuple, found.places.tolist())) == [(0, 0, *each) for each in copied]
+    assert sorted(map(tuple, found.copy_events.tolist())) == [(0, 0, *each) for each in copied]
 
 
 def test_a_repeated_copy_counts_once_in_the_score_and_each_time_in_copies() -> None:
     found = steps([[2], [2], [2], [2]], 8).compute(PROMPT, torch.tensor([20, 20, 20, 20]))
-    assert found.score.item() == pytest.approx(1 / 3)
-    assert found.copies.item() == 4
+    assert found.scores.item() == pytest.approx(1 / 3)
+    assert found.copy_counts.item() == 4
 
 
 def test_steps_beyond_the_scored_answer_do_not_count() -> None:
     rows = steps([[2], [3]], 8)
-    assert rows.compute(PROMPT, torch.tensor([20])).copies.item() == 1
+    assert rows.compute(PROMPT, torch.tensor([20])).copy_counts.item() == 1
     nothing = rows.compute(PROMPT, torch.tensor([], dtype=torch.int64))
-    assert (nothing.score.item(), nothing.copies.item(), nothing.mass.item()) == (0, 0, 0)
+    assert (nothing.scores.item(), nothing.copy_counts.item(), nothing.span_mass.item()) == (0, 0, 0)

@@ -20,10 +20,10 @@ from transformers import masking_utils
 from without_a_card import pretending
 
 from headscope.attention import cuda, kernel
-from headscope.attention.kernel import Rule
+from headscope.attention.kernel import AttentionRule
 from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
-from headscope.forward.interventions import Unit, on_layer, q_uniform
+from headscope.forward.interventions import Unit, layer_output_edit, uniform_attention
 from headscope.positions.attach import attached
 from headscope.positions.model import load
 
@@ -114,7 +114,7 @@ CASES = {
 
 def asked_of(
     case: str, device: str, dtype: torch.dtype, dims: tuple[int, int] = (64, 64), query_heads: int = 4, groups: int = 2
-) -> tuple[Tensor, Tensor, Tensor, Rule]:
+) -> tuple[Tensor, Tensor, Tensor, AttentionRule]:
     """q, k, v as a projection leaves them, [B, L, heads x d] seen as heads, and the rule."""
     queries, keys, told = CASES[case]
     generator = torch.Generator().manual_seed(0)
@@ -125,7 +125,7 @@ def asked_of(
 
     q, k, v = drawn(queries, query_heads, dims[0]), drawn(keys, groups, dims[0]), drawn(keys, groups, dims[1])
     rule = {**told, "sink": torch.full((query_heads,), told["sink"]).to(q)} if "sink" in told else told
-    return q, k, v, Rule(dims[0] ** -0.5, **rule)
+    return q, k, v, AttentionRule(dims[0] ** -0.5, **rule)
 
 
 @pytest.mark.parametrize("preferred", [MATH, FLASH, EFFICIENT, CUDNN])
@@ -195,7 +195,7 @@ def test_a_model_on_a_card_is_heard_edited_and_turned_there(
     heard = []
 
     def listen(layer: AttentionRecord) -> None:
-        heard.append({t.device.type for t in (layer.q, layer.k, layer.v, layer.z, layer.lse, layer.visible)})
+        heard.append({t.device.type for t in (layer.q, layer.k, layer.v, layer.z, layer.lse, layer.visible_counts)})
 
     turned_by = [model.with_scheme(scheme) for scheme in ("base", "yarn:factor=2", "logn:length=32")]
     assert [turned.schedule.scales_queries for turned in turned_by] == [False, False, True]  # known before
@@ -206,8 +206,8 @@ def test_a_model_on_a_card_is_heard_edited_and_turned_there(
             made.clear()
             with attached(turned), capturing(turned) as layers:
                 layers.listen(listen)
-                layers.edit(1, lambda q, k, v, positions: (q * (1 + positions[:, None, :, None]).to(q.dtype), k, v))
-                layers.change(2, on_layer(q_uniform, [Unit(2, 0)], model.geometry))
+                layers.edit_qkv(1, lambda q, k, v, positions: (q * (1 + positions[:, None, :, None]).to(q.dtype), k, v))
+                layers.edit_output(2, layer_output_edit(uniform_attention, [Unit(2, 0)], model.geometry))
                 logits = turned.module(ids, use_cache=False).logits
             assert logits.device.type == "cuda"
             assert made[KERNELS[FLASH]] == 5  # of four layers, and the changed head once more
@@ -304,7 +304,7 @@ def test_what_comes_of_the_kernels_is_attention_under_the_rule_and_so_are_gradie
     monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", efficient_masked)
     monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", cudnn)
     monkeypatch.setattr(kernel, "_on_cuda", lambda q: True)
-    monkeypatch.setattr(kernel, "_fused_on_cpu", kernel._fused_elsewhere)
+    monkeypatch.setattr(kernel, "_fused_on_cpu", kernel._fused_attention_non_cpu)
     *drawn, rule = asked_of(case, "cpu", torch.float32, dims)
     q, k, v = (t.requires_grad_() for t in drawn)
     out, lse = kernel.attend(q, k, v, None, rule, 0.0, True)
@@ -334,7 +334,7 @@ def test_queries_that_see_every_key_are_given_to_no_causal_kernel(
     card(FLASH)
     monkeypatch.setattr(kernel, "_on_cuda", lambda q: True)
     q, k, v, rule = asked_of("cached keys", "cpu", torch.float32)
-    out, lse = kernel._fused_elsewhere(q, k, v, rule.scaling, False, None)
+    out, lse = kernel._fused_attention_non_cpu(q, k, v, rule.scaling, False, None)
     expected, exact = attention(q, k, v, rule.scaling, torch.zeros(q.shape[2], k.shape[2]))
     assert difference(out, expected) <= 1e-5
     assert difference(lse, exact) <= 1e-5

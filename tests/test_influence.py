@@ -15,8 +15,8 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted, UnsupportedModel
-from headscope.forward.interventions import groups
-from headscope.forward.replay import Replay, Streams
+from headscope.forward.interventions import kv_group_units
+from headscope.forward.replay import Replay, StreamStore
 from headscope.positions import AdaRoPE, resolve
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
@@ -117,16 +117,16 @@ def test_the_slope_is_the_derivative_of_the_loss(tmp_path: Path) -> None:
     model = loaded("llama-gqa")
     adapter = noisy(model)
     ids = torch.randint(3, families.VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(3))
-    replay = Replay(model, adapter, ids, memory=0)
+    replay = Replay(model, adapter, ids, memory_bytes=0)
     direction = torch.randn(1, model.geometry.heads, LENGTH, 16, generator=torch.Generator().manual_seed(4)) / 10
     slopes: dict[int, float] = {}
 
     def hear(layer: int, z: Tensor, call: Any, gradients: list[Tensor]) -> None:
         slopes[layer] = float((gradients[0] * direction).sum())
 
-    with replay.ready():
-        replay.rehearse()
-        replay.backwards([text_loss], hear)
+    with replay.running():
+        replay.record_streams()
+        replay.backpropagate([text_loss], hear)
         for layer in range(model.geometry.layers):
             step = 2e-3
             up, down = (
@@ -208,7 +208,7 @@ def test_sets_grow_from_the_top_unit_to_all_and_random_ones_match_their_layers(e
         assert (component, "top", count) in found.index
         assert (component, "random", count) not in found.index
     rng = np.random.default_rng(0)
-    every = groups(loaded("llama-gqa").geometry)
+    every = kv_group_units(loaded("llama-gqa").geometry)
     drawn = random_units_by_layer(every[2:6], every, rng)
     assert sorted(unit.layer for unit in drawn) == sorted(unit.layer for unit in every[2:6])
 
@@ -217,12 +217,12 @@ def test_streams_beyond_the_memory_limit_go_to_disk_and_change_nothing(exact: Ru
     spilled = head_influence(learned, docs=1, length=LENGTH, method="exact", memory=0, components=["joint"])
     first = exact.influence.query("doc == 'random/0' and component == 'joint'")
     assert np.array_equal(spilled["delta_nll"].astype("float32"), first["delta_nll"])
-    kept = Streams(1000)
+    kept = StreamStore(1000)
     first, second = torch.randn(2, 1, 10, 20, generator=torch.Generator().manual_seed(0))
     for stream in (first, second):
         kept.append(stream)
-    assert kept.held == 800
-    assert torch.equal(kept.at(1), second)
+    assert kept.bytes_in_memory == 800
+    assert torch.equal(kept.load(1), second)
 
 
 @pytest.mark.parametrize("method", ["exact", "verify"])

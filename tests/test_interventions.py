@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import headscope as hs
 from headscope.attention import backend
 from headscope.forward.capture import capturing
-from headscope.forward.interventions import ABLATIONS, Intervention, Reset, Unit, custom, groups, heads, on_layer
+from headscope.forward.interventions import ABLATIONS, Intervention, PositionReset, Unit, qkv_intervention, kv_group_units, head_units, layer_output_edit
 from headscope.forward.replay import Replay
 from headscope.positions import AdaRoPE, attached, resolve
 from headscope.positions.model import Model
@@ -34,14 +34,14 @@ def replayed(
     model: Model, schedule: Any, each: Sequence[tuple[Intervention, Sequence[Unit]]], ids: Tensor = IDS
 ) -> list[float]:
     """Mean loss with each intervention on its units; the last is that of nothing changed."""
-    replay = Replay(model, schedule, ids, memory=1e9)
-    with replay.ready():
-        replay.rehearse()
+    replay = Replay(model, schedule, ids, memory_bytes=1e9)
+    with replay.running():
+        replay.record_streams()
         losses = []
         for intervention, units in [*each, (ABLATIONS["zero"], [])]:
             layers = {unit.layer for unit in units}
             by_layer = {layer: [unit for unit in units if unit.layer == layer] for layer in layers}
-            changes = {layer: on_layer(intervention, at, model.geometry) for layer, at in by_layer.items()}
+            changes = {layer: layer_output_edit(intervention, at, model.geometry) for layer, at in by_layer.items()}
             losses.append(replay.losses(changes).double().mean().item())
         return losses
 
@@ -57,10 +57,10 @@ def test_a_reset_group_equals_the_adapter_rebuilt_with_that_group_reset(model: M
     adapter = noisy(model)
     then = adapter.initial() if target == "init" else Fixed.own(model)
     turn = cycle(COMPONENTS if target == "init" else COMPONENTS[1:] + COMPONENTS[:1])
-    cases = [(next(turn), unit) for unit in groups(model.geometry)]  # every component in several layers
+    cases = [(next(turn), unit) for unit in kv_group_units(model.geometry)]  # every component in several layers
     if target == "base" and 2 * model.geometry.pairs < model.geometry.head_dim:
         cases = [case for case in cases if case[0] == "freq"]  # tau cannot express the factor of cos and sin
-    resets = [(Reset(component, adapter, then, model.geometry), [unit]) for component, unit in cases]
+    resets = [(PositionReset(component, adapter, then, model.geometry), [unit]) for component, unit in cases]
     *losses, nothing = replayed(model, adapter, resets)
     assert nothing == pytest.approx(brute(model, adapter), abs=1e-6)
     for (component, unit), loss in zip(cases, losses, strict=True):
@@ -76,8 +76,8 @@ def neutral(model: Model) -> AdaRoPE:
 
 def test_resetting_nothing_changes_no_bit(model: Model) -> None:
     adapter = noisy(model)
-    every = groups(model.geometry), heads(model.geometry)
-    same = [(Reset(component, adapter, adapter, model.geometry), units) for component in COMPONENTS for units in every]
+    every = kv_group_units(model.geometry), head_units(model.geometry)
+    same = [(PositionReset(component, adapter, adapter, model.geometry), units) for component in COMPONENTS for units in every]
     *losses, nothing = replayed(model, adapter, same)
     assert set(losses) == {nothing}
 
@@ -86,8 +86,8 @@ def test_resetting_nothing_changes_no_bit(model: Model) -> None:
 def test_resetting_every_unit_jointly_is_the_model_under_the_target(model: Model, target: str) -> None:
     adapter = noisy(model)
     then = adapter.initial() if target == "init" else Fixed.own(model)
-    reset = Reset("joint", adapter, then, model.geometry)
-    by_group, by_head, _ = replayed(model, adapter, [(reset, groups(model.geometry)), (reset, heads(model.geometry))])
+    reset = PositionReset("joint", adapter, then, model.geometry)
+    by_group, by_head, _ = replayed(model, adapter, [(reset, kv_group_units(model.geometry)), (reset, head_units(model.geometry))])
     assert by_group == pytest.approx(brute(model, then), abs=1e-5)
     assert by_head == pytest.approx(by_group, abs=1e-5)
 
@@ -96,7 +96,7 @@ def test_resetting_every_unit_jointly_is_the_model_under_the_target(model: Model
 def test_an_untied_head_sees_the_keys_of_its_own_reset(model: Model, component: Any) -> None:
     """By hand: the layer's keys before rotation are turned as the reset adapter turns them, for one head only."""
     geometry, adapter = model.geometry, noisy(model)
-    unit = heads(geometry)[geometry.heads + 1]
+    unit = head_units(geometry)[geometry.heads + 1]
     then = rebuilt(model, adapter, component, [Unit(unit.layer, unit.kv_group)], adapter.initial())
     outputs = []
     # The layer sees the same stream under both, so its z differs through the reset alone.
@@ -105,18 +105,18 @@ def test_an_untied_head_sees_the_keys_of_its_own_reset(model: Model, component: 
             layers.listen(lambda heard: outputs.append(heard.z.clone()), [unit.layer])
             model.module(IDS, use_cache=False)
     before, after = outputs
-    checked: list[backend.Call] = []
+    checked: list[backend.AttentionCall] = []
 
-    def check(z: Tensor, call: backend.Call) -> Tensor:
+    def check(z: Tensor, call: backend.AttentionCall) -> Tensor:
         checked.append(call)
-        changed = on_layer(Reset(component, adapter, adapter.initial(), geometry), [unit], geometry)(z, call)
+        changed = layer_output_edit(PositionReset(component, adapter, adapter.initial(), geometry), [unit], geometry)(z, call)
         torch.testing.assert_close(changed[0, unit.head], after[unit.head], rtol=1e-4, atol=1e-4)
         others = [head for head in range(geometry.heads) if head != unit.head]
         assert torch.equal(changed[0, others], z[0, others])
         return z
 
     with attached(model, adapter), capturing(model) as layers, torch.no_grad():
-        layers.change(unit.layer, check)
+        layers.edit_output(unit.layer, check)
         model.module(IDS, use_cache=False)
     assert len(checked) == 1
     assert not torch.allclose(before[unit.head], after[unit.head], atol=1e-3)
@@ -130,7 +130,7 @@ def by_hand(model: Model, unit: Unit, edit: Callable[[Tensor], Tensor]) -> float
         if isinstance(module, nn.Linear) and name.rpartition(".")[2] in ("o_proj", "dense")
     )
     width = model.geometry.head_dim
-    at = unit.heads(model.geometry)
+    at = unit.head_slice(model.geometry)
 
     def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
         changed = args[0].clone()
@@ -146,7 +146,7 @@ def by_hand(model: Model, unit: Unit, edit: Callable[[Tensor], Tensor]) -> float
 
 
 def test_z_zero_and_z_mean_equal_the_slice_of_o_projs_input_edited_by_hand(model: Model) -> None:
-    unit, own = heads(model.geometry)[-2], resolve(model, "base")
+    unit, own = head_units(model.geometry)[-2], resolve(model, "base")
     zero, mean, uniform, _ = replayed(model, own, [(ABLATIONS[name], [unit]) for name in ABLATIONS])
     assert zero == pytest.approx(by_hand(model, unit, torch.zeros_like), abs=1e-6)
     assert mean == pytest.approx(by_hand(model, unit, lambda z: z.mean(1, keepdim=True)), abs=1e-6)
@@ -154,13 +154,13 @@ def test_z_zero_and_z_mean_equal_the_slice_of_o_projs_input_edited_by_hand(model
 
 
 def test_uniform_queries_average_the_visible_values(model: Model) -> None:
-    unit = heads(model.geometry)[1]
+    unit = head_units(model.geometry)[1]
     window = model.geometry.windows[unit.layer]
-    checked: list[backend.Call] = []
+    checked: list[backend.AttentionCall] = []
 
-    def check(z: Tensor, call: backend.Call) -> Tensor:
+    def check(z: Tensor, call: backend.AttentionCall) -> Tensor:
         checked.append(call)
-        changed = on_layer(ABLATIONS["uniform"], [unit], model.geometry)(z, call)
+        changed = layer_output_edit(ABLATIONS["uniform"], [unit], model.geometry)(z, call)
         v = call.v[0, unit.kv_group]
         for i in (0, 5, 47):
             seen = v[max(0, i + 1 - (window or 48)) : i + 1]
@@ -168,7 +168,7 @@ def test_uniform_queries_average_the_visible_values(model: Model) -> None:
         return z
 
     with capturing(model) as layers, torch.no_grad():
-        layers.change(unit.layer, check)
+        layers.edit_output(unit.layer, check)
         model.module(IDS, use_cache=False)
     assert len(checked) == 1
 
@@ -182,7 +182,7 @@ def test_a_users_edit_gets_the_units_tensors_and_acts_on_them_alone() -> None:
         return q, k, torch.zeros_like(v)
 
     own, group, head = resolve(model, "base"), Unit(2, 1), Unit(3, 0, 1)
-    losses = replayed(model, own, [(custom(silent), [group]), (custom(silent), [head])])
+    losses = replayed(model, own, [(qkv_intervention(silent), [group]), (qkv_intervention(silent), [head])])
     zero = replayed(model, own, [(ABLATIONS["zero"], [group]), (ABLATIONS["zero"], [head])])
     assert shapes == [(2, 2, 1, 1), (3, 1, 1, 1)]
     assert losses == pytest.approx(zero, abs=1e-6)
@@ -192,7 +192,7 @@ def test_an_unused_door_changes_no_bit(model: Model) -> None:
     with torch.no_grad():
         plain = model.module(IDS, use_cache=False).logits
         with capturing(model) as layers:
-            layers.change(1, lambda z, call: z)
+            layers.edit_output(1, lambda z, call: z)
             assert torch.equal(model.module(IDS, use_cache=False).logits, plain)
         assert torch.equal(model.module(IDS, use_cache=False).logits, plain)
 
@@ -200,14 +200,14 @@ def test_an_unused_door_changes_no_bit(model: Model) -> None:
 def test_changes_reach_each_sequence_of_a_padded_batch_without_its_padding() -> None:
     model = hs.load(families.MEASURABLE["llama-gqa"]())
     adapter, unit = noisy(model), Unit(1, 0)
-    change = on_layer(Reset("joint", adapter, adapter.initial(), model.geometry), [unit], model.geometry)
+    change = layer_output_edit(PositionReset("joint", adapter, adapter.initial(), model.geometry), [unit], model.geometry)
     short = IDS[:, :20]
     batch = torch.cat((IDS, nn.functional.pad(short, (28, 0))))
     mask = torch.cat((torch.ones_like(IDS), nn.functional.pad(torch.ones_like(short), (28, 0))))
     positions = torch.stack((torch.arange(48), torch.arange(48) - 28)).clamp(min=0)
     with attached(model, adapter), capturing(model) as layers, torch.no_grad():
         plain = model.module(IDS, use_cache=False).logits[0]
-        layers.change(unit.layer, change)
+        layers.edit_output(unit.layer, change)
         together = model.module(batch, attention_mask=mask, position_ids=positions, use_cache=False).logits
         alone = [model.module(ids, use_cache=False).logits[0] for ids in (IDS, short)]
     torch.testing.assert_close(together[0], alone[0], rtol=1e-4, atol=1e-4)
@@ -225,7 +225,7 @@ def test_units_of_the_real_model_equal_brute_force(smollm2: Model, tokens: Tenso
         for layer, component, target in zip(layers, COMPONENTS * 2, targets, strict=True)
     ]
     thens: dict[str, Schedule] = {"init": adapter.initial(), "base": Fixed.own(smollm2)}
-    resets = [(Reset(c, adapter, thens[target], smollm2.geometry), [unit]) for c, unit, target in cases]
+    resets = [(PositionReset(c, adapter, thens[target], smollm2.geometry), [unit]) for c, unit, target in cases]
     *losses, nothing = replayed(smollm2, adapter, resets, ids)
     thens["base"] = neutral(smollm2)
     assert nothing == pytest.approx(brute(smollm2, adapter, ids), abs=1e-6)

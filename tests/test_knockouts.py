@@ -16,7 +16,7 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.forward.interventions import Intervention, Unit, groups, heads, on_layer
+from headscope.forward.interventions import Intervention, Unit, kv_group_units, head_units, layer_output_edit
 from headscope.forward.replay import Replay
 from headscope.positions import resolve
 from headscope.positions.model import Model
@@ -51,7 +51,7 @@ def test_one_unit_without_some_pairs_is_an_eager_attention_without_them(family: 
             by_hand = edited.zero(shape, first, last), edited.still(shape, first, last, theta)
             for name, edit in zip(names, by_hand, strict=True):
                 made.append((knocks[name], [unit]))
-                edits.append({unit.layer: (unit.heads(model.geometry), edit)})
+                edits.append({unit.layer: (unit.head_slice(model.geometry), edit)})
     *losses, plain = replayed(model, resolve(model, "base"), made)
     assert plain == pytest.approx(edited.losses(model, IDS, {}).mean().item(), abs=1e-5)
     expected = [edited.losses(model, IDS, edit).mean().item() for edit in edits]
@@ -65,8 +65,8 @@ def test_every_unit_with_pairs_held_still_is_the_model_that_does_not_turn_by_the
     model = hs.load(families.SPECS[family].build())
     most = families.SPECS[family].rotary_dims // 2 - 1
     (still,) = knocked_out(model, f"pairs-unrotated:1-{most}").values()
-    turning = [unit for unit in heads(model.geometry) if model.geometry.rotates[unit.layer]]
-    found, whole, _ = replayed(model, resolve(model, "base"), [(still, turning), (still, groups(model.geometry))])
+    turning = [unit for unit in head_units(model.geometry) if model.geometry.layer_rotates[unit.layer]]
+    found, whole, _ = replayed(model, resolve(model, "base"), [(still, turning), (still, kv_group_units(model.geometry))])
     module = families.SPECS[family].build()
     for name, buffer in module.named_buffers():
         if name.endswith("inv_freq"):
@@ -96,18 +96,18 @@ def test_pairs_of_the_real_model_are_knocked_out_as_by_an_edited_eager_attention
     head, group = Unit(22, 1, 4), Unit(25, 2)
     knocks = knocked_out(smollm2, "pairs-zero:20-31", "pairs-unrotated:0-15")
     own, geometry = resolve(smollm2, "base"), smollm2.geometry
-    replay = Replay(smollm2, own, ids, memory=1e9)
-    with replay.ready():
-        replay.rehearse()
+    replay = Replay(smollm2, own, ids, memory_bytes=1e9)
+    with replay.running():
+        replay.record_streams()
         both = {
-            head.layer: on_layer(knocks["pairs-zero:20-31"], [head], geometry),
-            group.layer: on_layer(knocks["pairs-unrotated:0-15"], [group], geometry),
+            head.layer: layer_output_edit(knocks["pairs-zero:20-31"], [head], geometry),
+            group.layer: layer_output_edit(knocks["pairs-unrotated:0-15"], [group], geometry),
         }
         found = replay.losses(both).double()
     theta = edited.frequencies(smollm2.module, group.layer)
     by_hand = {
-        head.layer: (head.heads(geometry), edited.zero(shape, 20, 31)),
-        group.layer: (group.heads(geometry), edited.still(shape, 0, 15, theta)),
+        head.layer: (head.head_slice(geometry), edited.zero(shape, 20, 31)),
+        group.layer: (group.head_slice(geometry), edited.still(shape, 0, 15, theta)),
     }
     expected = edited.losses(smollm2, ids, by_hand)
     assert found.mean().item() == pytest.approx(expected.mean().item(), abs=1e-5)

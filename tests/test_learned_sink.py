@@ -10,7 +10,7 @@ from test_study import save_checkpoint, save_texts, tokenizer
 from transformers import AutoModelForCausalLM
 
 import headscope as hs
-from headscope.bins import visible_edges
+from headscope.bins import visible_bin_edges
 from headscope.study.config import build_study
 from headscope.study.runner import run_study as study
 from probes.measure.run import measure_tokens
@@ -26,7 +26,7 @@ def test_the_share_of_a_learned_sink_is_what_eager_attention_leaves_out() -> Non
     eager.load_state_dict(module.state_dict())
     with torch.no_grad():
         weights = eager.eval()(ids[None], output_attentions=True).attentions  # without the sink's
-    edges = visible_edges(LENGTH)
+    edges = visible_bin_edges(LENGTH)
     assert len(found["share"]) > 0
     for layer, head, visible, rows, share in zip(
         *(found[name] for name in ("layer", "head", "visible", "rows", "share")), strict=True

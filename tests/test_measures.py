@@ -19,17 +19,17 @@ from torch import Tensor
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.record import AttentionRecord
-from headscope.bins import position_edges
+from headscope.bins import position_bin_edges
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, LossByPosition, RotaryPairs
 from headscope.measures import attention_rows as rows_module
 from headscope.measures import distance_profile as profile_module
 from headscope.measures import rotary_pairs as pairs_module
 from headscope.measures import rotary_planes as planes_module
-from headscope.measures.attention_rows import STATISTICS, row_statistics
-from headscope.measures.distance_profile import distances, profile_sums
-from headscope.measures.rotary_pairs import moment_sums, row_means
-from headscope.measures.rotary_planes import by_head, planes
-from headscope.measures.row_sampling import log_spaced, pair_shares, pair_spaced
+from headscope.measures.attention_rows import ROW_STATISTICS, row_statistics
+from headscope.measures.distance_profile import log_spaced_distances, profile_sums
+from headscope.measures.rotary_pairs import pair_moment_sums, mean_abs_by_row
+from headscope.measures.rotary_planes import planes_by_head, rotary_planes
+from headscope.measures.row_sampling import log_spaced_rows, stratified_pair_quantiles, pair_weighted_rows
 
 EAGER = 1e-5
 """What streaming in float32 may differ from eager in float64, relative."""
@@ -77,7 +77,7 @@ def layers(draw: st.DrawFn, max_length: int = 40) -> tuple[Geometry, AttentionRe
 
 def all_rows(layer: AttentionRecord) -> dict[str, Tensor]:
     found = row_statistics(layer, torch.arange(layer.q.shape[1]))
-    return dict(zip(STATISTICS, found.double(), strict=True))
+    return dict(zip(ROW_STATISTICS, found.double(), strict=True))
 
 
 def by_unit(columns: Any, name: str, geometry: Geometry) -> np.ndarray:
@@ -87,7 +87,7 @@ def by_unit(columns: Any, name: str, geometry: Geometry) -> np.ndarray:
 
 
 def pair_rows(visible: Tensor, count: int, seed: int) -> Tensor:
-    return torch.from_numpy(pair_spaced(visible.numpy(), pair_shares(count, seed)))
+    return torch.from_numpy(pair_weighted_rows(visible.numpy(), stratified_pair_quantiles(count, seed)))
 
 
 properties = settings(max_examples=60, deadline=None)
@@ -127,7 +127,7 @@ def test_uniform_rows_have_the_effective_length_of_their_visible_keys(window: in
     layer = heard(torch.zeros(2, 50, 4), torch.ones(1, 50, 4), window=window)
     found = all_rows(layer)
     for name in ("ess2", "ess1"):
-        torch.testing.assert_close(found[name], layer.visible.double().expand(2, -1), rtol=1e-5, atol=0)
+        torch.testing.assert_close(found[name], layer.visible_counts.double().expand(2, -1), rtol=1e-5, atol=0)
 
 
 def one_hot(length: int, height: float, at: int) -> AttentionRecord:
@@ -163,7 +163,7 @@ def test_rows_do_not_change_when_a_constant_is_added_to_their_logits(drawn: Any,
     direction = torch.ones(layer.k.shape[-1]) / layer.k.shape[-1]
     keys = (layer.k, layer.k + shift * direction)
     before, after = (all_rows(heard(layer.q, k, layer.scaling, layer.window)) for k in keys)
-    for name in STATISTICS:  # the shift is as large as 20 |q|, and float32 logits that large are known to 1e-5
+    for name in ROW_STATISTICS:  # the shift is as large as 20 |q|, and float32 logits that large are known to 1e-5
         torch.testing.assert_close(after[name], before[name], rtol=1e-4, atol=1e-4, msg=name)
 
 
@@ -185,13 +185,13 @@ def test_effective_length_does_not_depend_on_the_order_of_keys(drawn: Any, chanc
 def test_sampled_rows_have_the_numbers_that_they_have_among_all_rows(drawn: Any, count: int, seed: int) -> None:
     geometry, layer = drawn
     length = layer.q.shape[1]
-    rows = log_spaced(length, count, seed)
+    rows = log_spaced_rows(length, count, seed)
     whole = row_statistics(layer, torch.arange(length))
     torch.testing.assert_close(row_statistics(layer, rows), whole[..., rows], rtol=EAGER, atol=EAGER)
-    q, k = planes(layer.q, geometry), planes(layer.k, geometry)
+    q, k = rotary_planes(layer.q, geometry), rotary_planes(layer.k, geometry)
     rows = pair_rows(layer.visible, count, seed)
-    whole = row_means(q, k, torch.arange(length), layer.visible)
-    torch.testing.assert_close(row_means(q, k, rows, layer.visible[rows]), whole[rows], rtol=1e-6, atol=1e-7)
+    whole = mean_abs_by_row(q, k, torch.arange(length), layer.visible)
+    torch.testing.assert_close(mean_abs_by_row(q, k, rows, layer.visible[rows]), whole[rows], rtol=1e-6, atol=1e-7)
 
 
 @properties
@@ -209,7 +209,7 @@ def test_bins_hold_every_row_once_and_their_eager_means(drawn: tuple[Geometry, A
         assert columns["head"][here].tolist() == list(range(geometry.heads))
         assert (columns["kv_group"][here] == columns["head"][here] // geometry.heads_per_group).all()
         assert (columns["rows"][here] == values["rows"]).all()
-        for name in STATISTICS:
+        for name in ROW_STATISTICS:
             atol = NEAR_ZERO.get(name, 1e-6)
             np.testing.assert_allclose(columns[name][here], values[name], rtol=EAGER, atol=atol, err_msg=name)
 
@@ -233,7 +233,7 @@ def test_the_mean_distance_of_a_local_head_is_known_as_well_far_from_the_start()
     near[0, -3:] = 30.0
     q, last = torch.ones(1, 1, 4), near.sum(-1).logsumexp(-1)[:, None]
     layer = AttentionRecord(0, 0, q, near, near, q, last, 1.0, None)
-    found = row_statistics(layer, torch.tensor([0]))[STATISTICS.index("mean_distance")]
+    found = row_statistics(layer, torch.tensor([0]))[ROW_STATISTICS.index("mean_distance")]
     assert float(found) == pytest.approx(1.0, rel=EAGER)
 
 
@@ -252,7 +252,7 @@ def exact_pairs(geometry: Geometry, layer: AttentionRecord) -> dict[str, np.ndar
 @given(layers())
 def test_pair_statistics_equal_the_l_by_l_formula(drawn: tuple[Geometry, AttentionRecord]) -> None:
     geometry, layer = drawn
-    rotary = (2 * geometry.pairs, geometry.layout)
+    rotary = (2 * geometry.pairs, geometry.rotary_layout)
     expected = reference.pair_statistics(
         layer.q, layer.k, layer.scaling, *rotary, layer.window, layer.chunk, geometry.rotary_start
     )
@@ -292,8 +292,8 @@ def test_sampled_usage_is_unbiased_and_its_standard_error_is_not_too_small(
     geometry = geometry_of(4, 2, 8, 3, windows=[window])
     layer = random_heard(geometry, 60, 3)
     exact = exact_pairs(geometry, layer)["mean_abs"]
-    q, k = planes(layer.q, geometry), planes(layer.k, geometry)
-    moments = moment_sums(q, k, layer.visible)
+    q, k = rotary_planes(layer.q, geometry), rotary_planes(layer.k, geometry)
+    moments = pair_moment_sums(q, k, layer.visible_counts)
     monkeypatch.setattr(pairs_module, "moment_sums", lambda *_: moments)  # they are of every row, whatever the seed
     estimates, errors = [], []
     for seed in range(400):
@@ -339,17 +339,17 @@ def test_chunks_of_queries_give_what_one_pass_gives(
 @properties
 @given(st.integers(1, 5000), st.integers(1, 200), st.integers(0, 2**31))
 def test_log_spaced_rows_are_distinct_sorted_rows_of_the_sequence(length: int, count: int, seed: int) -> None:
-    rows = log_spaced(length, count, seed)
+    rows = log_spaced_rows(length, count, seed)
     assert 1 <= len(rows) <= count
     assert (rows.diff() > 0).all()
     assert min(16, length) - 1 <= int(rows[0])
     assert int(rows[-1]) <= length - 1
-    assert torch.equal(rows, log_spaced(length, count, seed))
+    assert torch.equal(rows, log_spaced_rows(length, count, seed))
 
 
 @given(st.integers(0, 2**31))
 def test_log_spaced_rows_give_every_octave_its_share(seed: int) -> None:
-    visible = log_spaced(16 * 2**6, 60, seed) + 1
+    visible = log_spaced_rows(16 * 2**6, 60, seed) + 1
     octaves = torch.bincount((visible / 16).log2().floor().long().clamp(max=5), minlength=6)
     assert ((octaves[1:] - 10).abs() <= 2).all()
     assert octaves[0] <= 11  # there, rows often fall together and count once
@@ -378,7 +378,7 @@ def test_averages_over_pair_spaced_rows_approach_the_mean_over_all_pairs() -> No
 
 
 def test_another_seed_chooses_other_rows() -> None:
-    assert not torch.equal(log_spaced(4096, 64, 0), log_spaced(4096, 64, 1))
+    assert not torch.equal(log_spaced_rows(4096, 64, 0), log_spaced_rows(4096, 64, 1))
     visible = torch.arange(1, 4097)
     assert not torch.equal(pair_rows(visible, 64, 0), pair_rows(visible, 64, 1))
 
@@ -394,15 +394,15 @@ def test_the_distance_profile_equals_eager_at_every_distance(drawn: tuple[Geomet
     measure = DistanceProfile(geometry, length)
     measure.update(layer)
     columns = measure.compute()
-    wanted = [d for d in distances(length).tolist() if d < layer.visible.max()]
+    wanted = [d for d in log_spaced_distances(length).tolist() if d < layer.visible_counts.max()]
     assert sorted(set(columns["distance"].tolist())) == wanted
     size = exact_pairs(geometry, layer)["norm_product"].reshape(-1)
-    rotary = (2 * geometry.pairs, geometry.layout)
+    rotary = (2 * geometry.pairs, geometry.rotary_layout)
     c = reference.contributions(layer.q, layer.k, layer.scaling, *rotary, geometry.rotary_start)
     seen = reference.visible(length, chunk=layer.chunk)
     for distance in wanted:
         here = columns["distance"] == distance
-        assert (columns["n"][here] == int((layer.visible > distance).sum())).all()
+        assert (columns["n"][here] == int((layer.visible_counts > distance).sum())).all()
         # As `reference.distance_profile` has it, from contributions that are the same for all.
         expected = torch.stack([c[:, i, i - distance] for i in range(distance, length) if seen[i, i - distance]]).mean(
             0
@@ -420,16 +420,16 @@ def test_the_distance_profile_equals_eager_at_every_distance(drawn: tuple[Geomet
 def test_profiles_over_all_distances_sum_to_the_signed_moment(drawn: tuple[Geometry, AttentionRecord]) -> None:
     geometry, layer = drawn
     length = layer.q.shape[1]
-    q, k = planes(layer.q, geometry), planes(layer.k, geometry)
-    sums = profile_sums(q, k, torch.arange(length), layer.visible).double().sum(-1)
-    moments = moment_sums(q, k, layer.visible)
+    q, k = rotary_planes(layer.q, geometry), rotary_planes(layer.k, geometry)
+    sums = profile_sums(q, k, torch.arange(length), layer.visible_counts).double().sum(-1)
+    moments = pair_moment_sums(q, k, layer.visible_counts)
     # float32 products of nearly orthogonal q_f and k_f are known relative to |q_f| |k_f|, not to their own size.
     assert ((sums - moments[0]).abs() <= EAGER * moments[2]).all()
 
 
 @given(st.integers(1, 20_000))
 def test_distances_are_zero_and_log_spaced_below_the_length(length: int) -> None:
-    at = distances(length)
+    at = log_spaced_distances(length)
     assert at[0] == 0
     assert int(at[-1]) < length
     assert (at.diff() > 0).all()
@@ -440,12 +440,12 @@ def test_distances_are_zero_and_log_spaced_below_the_length(length: int) -> None
 @given(layers())
 def test_planes_of_a_head_come_back_by_head(drawn: tuple[Geometry, AttentionRecord]) -> None:
     geometry, layer = drawn
-    found = planes(layer.q, geometry)
-    pairs = reference.planes(geometry.head_dim, 2 * geometry.pairs, geometry.layout, geometry.rotary_start)
+    found = rotary_planes(layer.q, geometry)
+    pairs = reference.planes(geometry.head_dim, 2 * geometry.pairs, geometry.rotary_layout, geometry.rotary_start)
     for axis in range(2):
         for i in range(layer.q.shape[1]):
             expected = layer.q[:, i][:, [pair[axis] for pair in pairs]]
-            assert torch.equal(by_head(found[axis, ..., i], geometry), expected)
+            assert torch.equal(planes_by_head(found[axis, ..., i], geometry), expected)
 
 
 # Loss --------------------------------------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ def test_loss_by_position_is_the_cross_entropy_of_the_whole_sequence(length: int
         measure.update(logits[start : start + chunk], targets[start : start + chunk], start + 1)
     columns = measure.compute()
     losses = torch.nn.functional.cross_entropy(logits.double(), targets, reduction="none")
-    assert columns["position"].tolist() == position_edges(length).tolist()
+    assert columns["position"].tolist() == position_bin_edges(length).tolist()
     assert columns["tokens"].sum() == length - 1
     first = 1
     for last, nll, tokens in zip(*columns.values(), strict=True):

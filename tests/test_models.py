@@ -48,17 +48,17 @@ def message(error: type[HeadscopeError], do: Callable[[], object]) -> str:
 def test_the_geometry_read_is_the_geometry_built(family: str) -> None:
     spec = (families.SPECS | families.OTHERS)[family]
     assert load(spec.build()).geometry == Geometry(
-        numbers=spec.numbers,
+        layer_numbers=spec.numbers,
         heads=families.HEADS,
         kv_groups=spec.groups,
         head_dim=spec.head_dim,
         pairs=spec.rotary_dims // 2,
-        layout="interleaved" if spec.layout == "interleaved" else "half",
+        rotary_layout="interleaved" if spec.layout == "interleaved" else "half",
         native_context=256,
         windows=spec.windows,
-        rotates=spec.rotates,
+        layer_rotates=spec.rotates,
         rotary_start=spec.rotary_start,
-        direction=-1 if family == "nanochat" else 1,
+        rotation_direction=-1 if family == "nanochat" else 1,
     )
 
 
@@ -78,9 +78,9 @@ def test_opening_a_model_leaves_it_as_it_was(family: str) -> None:
 def test_the_embedded_checkpoint_has_its_published_geometry(smollm2: Model) -> None:
     geometry = smollm2.geometry
     assert (geometry.layers, geometry.heads, geometry.kv_groups, geometry.head_dim) == (30, 9, 3, 64)
-    assert (geometry.pairs, geometry.layout, geometry.native_context) == (32, "half", 8192)
+    assert (geometry.pairs, geometry.rotary_layout, geometry.native_context) == (32, "half", 8192)
     assert set(geometry.windows) == {None}
-    assert all(geometry.rotates)
+    assert all(geometry.layer_rotates)
     theta = 1e5 ** (-torch.arange(32, dtype=torch.float64) / 32)
     torch.testing.assert_close(smollm2.rotation.theta.double(), theta.expand(30, 32), rtol=1e-6, atol=0)
     assert set(smollm2.rotation.factors) == {1.0}

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted
-from headscope.forward.prefix_cache import PrefixReader
+from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.positions.model import Model
 from headscope.prompts.needles import LITERAL_NEEDLES, Needle
 from headscope.runs.run import Run
@@ -160,7 +160,7 @@ def test_shared_prefixes_give_the_same_bytes_as_one_prompt_at_a_time(
     shared = ask(place, tiny(), **grid)
     reading = NeedleRunner._get_reader
 
-    def forgetful(self: NeedleRunner, label: str, model: Model) -> PrefixReader:
+    def forgetful(self: NeedleRunner, label: str, model: Model) -> PrefixCachedGenerator:
         self._cached_reader = None
         return reading(self, label, model)
 

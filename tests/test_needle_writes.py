@@ -17,7 +17,7 @@ from test_needle import ask, contents, fill, planted, words
 import headscope as hs
 from headscope.errors import BadInput, Interrupted, UnsupportedModel
 from headscope.forward.interventions import Unit
-from headscope.forward.prefix_cache import PrefixReader
+from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder
 from headscope.prompts.needles import INDIRECT_NEEDLES, LITERAL_NEEDLES, Needle
@@ -49,7 +49,7 @@ def ground(family: str) -> tuple[Model, NeedlePromptBuilder, Haystack]:
 
 
 def answer(model: Model, prompter: NeedlePromptBuilder, prompts: list[NeedlePrompt]) -> Any:
-    return answer_prompt(PrefixReader(model), prompts, prompter, "strict", decompose_residual(model, prompts[0].ids))
+    return answer_prompt(PrefixCachedGenerator(model), prompts, prompter, "strict", decompose_residual(model, prompts[0].ids))
 
 
 # Writes -----------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_a_model_with_heads_silenced_answers_as_an_edited_eager_one(family: str,
     means = None if how == "zero" else eager_means(eager[0], torch.tensor(text.astype(np.int64)))
     edited = silenced_eager(eager[1], heads, means)
     units = [Unit(layer, head // model.geometry.heads_per_group, head) for layer, head in heads]
-    reader = PrefixReader(model)
+    reader = PrefixCachedGenerator(model)
 
     def assert_said_by(module: Any, ids: Any, tokens: list[int]) -> None:
         with torch.no_grad():
@@ -239,8 +239,8 @@ def test_a_model_with_heads_silenced_answers_as_an_edited_eager_one(family: str,
         for depth in (0.95, 0.85):  # the second prompt shares what was cached under the edit
             ids = prompter.prompt_with_needle(haystack, 190, depth).ids
             assert_said_by(edited, ids, generate_answer(reader, ids, prompter, "strict", 3)[0])
-    assert reader.tokens < 2 * 190
-    assert_said_by(model.module, ids, generate_answer(PrefixReader(model), ids, prompter, "strict", 3)[0])
+    assert reader.processed_tokens < 2 * 190
+    assert_said_by(model.module, ids, generate_answer(PrefixCachedGenerator(model), ids, prompter, "strict", 3)[0])
 
 
 def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(found_by_planting: Run) -> None:

@@ -20,7 +20,7 @@ import headscope
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, HeadscopeError, Interrupted, Missing
 from headscope.forward import observe as observing
-from headscope.measures.top_keys import MIN_FAR_DISTANCE, TopKeysAccumulator, stratified_rows, find_top_keys
+from headscope.measures.top_keys import MIN_FAR_DISTANCE, TopKeysAccumulator, find_top_keys, stratified_rows
 from headscope.positions.model import Model
 from headscope.report import assembly
 from headscope.runs.column_metadata import format_number
@@ -45,7 +45,9 @@ class ByRow:
     def __init__(self, reads: TopKeysAccumulator) -> None:
         self.top, self.far = (
             {key: {name: part.to_numpy() for name, part in block.items()} for key, block in frame}
-            for frame in (pd.DataFrame(table).groupby(["layer", "query"]) for table in (reads.compute(), reads.compute_far_keys()))
+            for frame in (
+                pd.DataFrame(table).groupby(["layer", "query"]) for table in (reads.compute(), reads.compute_far_keys())
+            )
         )
 
 
@@ -404,7 +406,8 @@ def test_findings_and_charts_show_the_top_far_rows_without_markup(tmp_path: Path
     (sentence,) = report.head_findings(run, "base", *at)
     assert f"{rows['distance'].iloc[0]} tokens back" in sentence
     (passage,) = report.head_charts(run, "base", *at)
-    assert [row[:2] for row in passage.rows] == [[format_number(row.weight), f"{row.distance:,}"] for row in rows.itertuples()]
+    expected = [[format_number(row.weight), f"{row.distance:,}"] for row in rows.itertuples()]
+    assert [row[:2] for row in passage.rows] == expected
     groups = {group.heading: group for group in report.charts(assembly.render_context(run))}
     weights, distances, keys, _ = next(iter(groups["Top far rows"].charts)).figure.data[0].cells["values"]
     assert len(weights) == len(rows[: analysis.MAX_FAR_ROWS])

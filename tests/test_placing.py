@@ -20,9 +20,9 @@ from headscope import api
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
-from headscope.forward.interventions import ABLATIONS, Reset, Unit, on_layer, z_zero
+from headscope.forward.interventions import ABLATIONS, PositionReset, Unit, layer_output_edit, zero_ablation
 from headscope.forward.logits import token_losses
-from headscope.forward.prefix_cache import PrefixReader
+from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.forward.replay import Replay
 from headscope.models import device_map as placing
 from headscope.models import memory
@@ -203,17 +203,17 @@ def test_listeners_edits_and_changes_follow_the_layers_device(both: tuple[Model,
     heard: dict[int, set[torch.device]] = {}
 
     def listen(layer: AttentionRecord) -> None:
-        heard[layer.layer] = {t.device for t in (layer.q, layer.k, layer.v, layer.z, layer.lse, layer.visible)}
+        heard[layer.layer] = {t.device for t in (layer.q, layer.k, layer.v, layer.z, layer.lse, layer.visible_counts)}
 
     found = []
     for model in both:
-        reset = Reset("joint", adapter(model), resolve(model, "yarn:factor=2"), model.geometry)
+        reset = PositionReset("joint", adapter(model), resolve(model, "yarn:factor=2"), model.geometry)
         with attached(model, adapter(model)), capturing(model) as layers:
             layers.listen(listen)
             for layer in range(4):
-                layers.edit(layer, lambda q, k, v, positions: (q * (1 + positions[:, None, :, None] % 2), k, v))
+                layers.edit_qkv(layer, lambda q, k, v, positions: (q * (1 + positions[:, None, :, None] % 2), k, v))
                 for intervention in (*ABLATIONS.values(), reset):
-                    layers.change(layer, on_layer(intervention, [Unit(layer, 0, 1), Unit(layer, 1)], model.geometry))
+                    layers.edit_output(layer, layer_output_edit(intervention, [Unit(layer, 0, 1), Unit(layer, 1)], model.geometry))
             found.append(logits(model))
     assert heard == {layer: {device} for layer, device in PLACES.items()}
     assert torch.equal(*found)
@@ -221,11 +221,11 @@ def test_listeners_edits_and_changes_follow_the_layers_device(both: tuple[Model,
 
 def test_a_cache_lies_where_its_layer_does_and_answers_are_the_same(both: tuple[Model, Model]) -> None:
     prompt = IDS.numpy().astype(np.int32)
-    readers = [PrefixReader(model.with_scheme("yarn:factor=2")) for model in both]
+    readers = [PrefixCachedGenerator(model.with_scheme("yarn:factor=2")) for model in both]
     for reader in readers:
-        reader.block = 16
+        reader.block_size = 16
     answers = [
-        [reader.answer(p, lambda _: None, 3, lambda _: False) for p in (prompt, prompt[:20])] for reader in readers
+        [reader.generate(p, lambda _: None, 3, lambda _: False) for p in (prompt, prompt[:20])] for reader in readers
     ]
     assert answers[0] == answers[1]
     assert [layer.keys.device for layer in readers[1]._cache.layers] == [*PLACES.values()]
@@ -238,13 +238,13 @@ def test_a_replay_goes_on_from_any_layer_and_back_through_all_of_them(both: tupl
         return token_losses(given, predicted).sum()
 
     def replayed(model: Model) -> tuple[list[Tensor], list[Tensor]]:
-        replay = Replay(model, adapter(model), IDS.to(model.device)[None], memory=1e9)
+        replay = Replay(model, adapter(model), IDS.to(model.device)[None], memory_bytes=1e9)
         gradients: dict[int, Tensor] = {}
-        with replay.ready():
-            replay.rehearse()
-            silenced = [on_layer(z_zero, [Unit(layer, 0, 1)], model.geometry) for layer in range(4)]
+        with replay.running():
+            replay.record_streams()
+            silenced = [layer_output_edit(zero_ablation, [Unit(layer, 0, 1)], model.geometry) for layer in range(4)]
             losses = [replay.losses({layer: change}) for layer, change in enumerate(silenced)]
-            replay.backwards([total], lambda layer, z, call, found: gradients.update({layer: found[0]}))
+            replay.backpropagate([total], lambda layer, z, call, found: gradients.update({layer: found[0]}))
         return losses, [gradients[layer] for layer in range(4)]
 
     (losses, gradients), (spread_losses, spread_gradients) = map(replayed, both)

@@ -248,7 +248,7 @@ def test_without_rotation_every_frequency_is_zero_and_no_number_is_nan(family: s
 def changed_layers(model: Model) -> list[int]:
     """Rotating layers, less those of a window, which schemes for longer contexts leave alone."""
     types = model.rotation.layer_types
-    return [n for n, turns in enumerate(model.geometry.rotates) if turns and types[n] != "sliding_attention"]
+    return [n for n, turns in enumerate(model.geometry.layer_rotates) if turns and types[n] != "sliding_attention"]
 
 
 def test_what_a_checkpoint_was_scaled_by_is_replaced_and_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -323,13 +323,13 @@ def test_yarn_hands_its_temperature_to_tau() -> None:
 
 def traces(model: Model) -> tuple[Any, ...]:
     """What an attached scheme might leave behind."""
-    taps = [backend._taps.get(module) for module in model.attention]
+    taps = [backend._hooks_by_module.get(module) for module in model.attention]
     rotate = {type(m).__module__: sys.modules[type(m).__module__] for m in model.attention}
     return (
         [getattr(namespace, "apply_rotary_pos_emb", None) for namespace in rotate.values()],
         model.module.config._attn_implementation,
         sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.module.modules()),
-        sum(len(each.edits) + len(each.listeners) for each in taps if each is not None),
+        sum(len(each.qkv_edits) + len(each.listeners) for each in taps if each is not None),
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
-from headscope.forward.prefix_cache import Ids, PrefixReader, last_block, shared_tokens
+from headscope.forward.prefix_cache import TokenIds, PrefixCachedGenerator, last_block_start, shared_prefix_length
 from headscope.positions import AdaRoPE, resolve
 from headscope.positions.model import Model
 
@@ -27,7 +27,7 @@ def model(name: str = "llama-gqa", scheme: str = "base") -> Model:
     return hs.load(build()).with_scheme(scheme)
 
 
-def prompts(seed: int = 0, sizes: Sequence[int] = (0, 13, 24, 30)) -> list[Ids]:
+def prompts(seed: int = 0, sizes: Sequence[int] = (0, 13, 24, 30)) -> list[TokenIds]:
     """A trunk of 40 tokens that the prompts leave at the given places, 10 tokens each, and the trunk itself."""
     rng = np.random.default_rng(seed)
     trunk = rng.integers(3, families.VOCAB, 40)
@@ -43,29 +43,29 @@ class Heard:
 
     def __call__(self, heard: AttentionRecord) -> None:
         k = heard.k.repeat_interleave(heard.q.shape[0] // heard.k.shape[0], 0)
-        seen = int(heard.visible[-1])  # a cache may still hold keys that a chunk hides
+        seen = int(heard.visible_counts[-1])  # a cache may still hold keys that a chunk hides
         self.rows.append((heard.q[:, -1:] @ k.mT)[:, 0, -seen:] * heard.scaling)
 
 
-def answered(reader: PrefixReader, prompt: Ids, most: int = 5) -> tuple[list[int], list[torch.Tensor]]:
+def answered(reader: PrefixCachedGenerator, prompt: TokenIds, most: int = 5) -> tuple[list[int], list[torch.Tensor]]:
     heard = Heard()
-    tokens = reader.answer(prompt, heard, most, lambda token: False)
+    tokens = reader.generate(prompt, heard, most, lambda token: False)
     assert len(heard.rows) == most * reader.model.geometry.layers
     return tokens, heard.rows
 
 
-def read_tokens(prompts: Iterable[Ids], block: int) -> int:
+def read_tokens(prompts: Iterable[TokenIds], block: int) -> int:
     """Prompt tokens that go through the model when these prompts are read in this order."""
     total, cached = 0, np.empty(0, np.int32)
     for prompt in prompts:
-        total += len(prompt) - shared_tokens(cached, prompt, block)
-        cached = prompt[: last_block(len(prompt), block)]
+        total += len(prompt) - shared_prefix_length(cached, prompt, block)
+        cached = prompt[: last_block_start(len(prompt), block)]
     return total
 
 
-def small(model: Model) -> PrefixReader:
-    reader = PrefixReader(model)
-    reader.block = BLOCK
+def small(model: Model) -> PrefixCachedGenerator:
+    reader = PrefixCachedGenerator(model)
+    reader.block_size = BLOCK
     return reader
 
 
@@ -83,7 +83,7 @@ def test_what_is_read_depends_on_the_prompt_alone_to_the_last_bit(scheme: str) -
         for other_tokens, other_rows in (together[prompt.tobytes()], reverse[prompt.tobytes()]):
             assert other_tokens == tokens
             assert all(torch.equal(a, b) for a, b in zip(other_rows, rows, strict=True))
-    assert shared.tokens < sum(map(len, prompts())) + 5 * len(prompts())
+    assert shared.processed_tokens < sum(map(len, prompts())) + 5 * len(prompts())
 
 
 FAMILIES = ["llama-gqa", "mistral-sliding", "gemma3", "qwen3", "gpt_neox", "cohere", "smollm3", *families.OTHERS]
@@ -111,7 +111,7 @@ def test_answers_are_the_models_own_greedy_ones_and_rows_those_of_a_full_pass(na
 @pytest.mark.parametrize("name", [*families.DYNAMIC, "qwen3_next", "lfm2", "jamba"])
 def test_what_a_cache_cannot_give_again_is_not_shared(name: str) -> None:
     build = families.DYNAMIC.get(name) or families.OTHERS[name].build
-    assert not PrefixReader(hs.load(build())).shares
+    assert not PrefixCachedGenerator(hs.load(build())).shares_prefixes
 
 
 def test_an_untrained_adapter_shares_like_the_scheme_it_starts_from(tmp_path) -> None:
@@ -119,7 +119,7 @@ def test_an_untrained_adapter_shares_like_the_scheme_it_starts_from(tmp_path) ->
     AdaRoPE.untrained(opened, resolve(opened, "yarn:factor=4")).save(tmp_path / "a.safetensors")
     adapted = opened.with_scheme(f"adarope:adapter={tmp_path}/a.safetensors")
     yarn, ada = small(opened.with_scheme("yarn:factor=4")), small(adapted)
-    assert ada.shares
+    assert ada.shares_prefixes
     for prompt in prompts():
         assert answered(ada, prompt)[0] == answered(yarn, prompt)[0]
 
@@ -133,8 +133,8 @@ def test_queries_that_depend_on_the_total_length_are_read_again_at_every_step(tm
     adapted = opened.with_scheme(f"adarope:adapter={tmp_path}/a.safetensors,length=sequence")
     reader, prompt = small(adapted), prompts()[2]
     tokens, rows = answered(reader, prompt)
-    assert not reader.shares
-    assert reader.tokens == sum(len(prompt) + step for step in range(5))
+    assert not reader.shares_prefixes
+    assert reader.processed_tokens == sum(len(prompt) + step for step in range(5))
     heard = Heard()
     sequence = torch.from_numpy(np.append(prompt, tokens).astype(np.int64))[None]
     with torch.no_grad(), hs.attached(adapted), hs.capturing(adapted) as layers:
@@ -150,14 +150,14 @@ def test_an_answer_ends_with_the_first_ending_token() -> None:
     reader, prompt = small(model()), prompts()[0]
     free = answered(reader, prompt)[0]
     first = free.index(free[2])
-    assert reader.answer(prompt, Heard(), 5, lambda token: token == free[2]) == free[: first + 1]
+    assert reader.generate(prompt, Heard(), 5, lambda token: token == free[2]) == free[: first + 1]
 
 
 def test_the_tokens_read_are_those_counted_beforehand() -> None:
     reader, order = small(model()), prompts()
     for prompt in order:
-        reader.answer(prompt, Heard(), 1, lambda token: False)
-    assert reader.tokens == read_tokens(order, BLOCK) < sum(map(len, order))
+        reader.generate(prompt, Heard(), 1, lambda token: False)
+    assert reader.processed_tokens == read_tokens(order, BLOCK) < sum(map(len, order))
 
 
 @settings(max_examples=100, deadline=None)
@@ -168,12 +168,12 @@ def test_shared_tokens_are_whole_blocks_of_the_common_beginning(
     cached: list[int], prompt: list[int], block: int
 ) -> None:
     before, after = np.array(cached, np.int32), np.array(prompt, np.int32)
-    shared = shared_tokens(before, after, block)
+    shared = shared_prefix_length(before, after, block)
     assert shared % block == 0
     assert cached[:shared] == prompt[:shared]
-    assert shared <= last_block(len(prompt), block) < len(prompt)
+    assert shared <= last_block_start(len(prompt), block) < len(prompt)
     longer = shared + block
-    assert longer > last_block(len(prompt), block) or cached[:longer] != prompt[:longer] or longer > len(cached)
+    assert longer > last_block_start(len(prompt), block) or cached[:longer] != prompt[:longer] or longer > len(cached)
 
 
 def test_a_model_in_training_mode_is_read_without_dropout_and_left_in_it() -> None:
@@ -191,7 +191,7 @@ def test_an_interrupted_reader_answers_the_next_prompt_by_its_own_keys(monkeypat
     expected = answered(small(opened), order[1])[0]
     reader = small(opened)
     answered(reader, order[0])
-    step, calls = reader._step, iter(range(100))
+    step, calls = reader._forward, iter(range(100))
 
     def interrupted(ids: np.ndarray) -> torch.Tensor:
         if next(calls) == 1:
@@ -214,7 +214,7 @@ def test_a_model_that_lends_keys_answers_as_it_does_alone(name: str) -> None:
     prompt = prompts()[0]
     ids = torch.from_numpy(prompt.astype(np.int64))[None]
     own = opened.module.generate(ids, max_new_tokens=STEPS, do_sample=False, eos_token_id=None, pad_token_id=0)
-    assert small(opened).answer(prompt, lambda _: None, STEPS, lambda token: False) == own[0, len(prompt) :].tolist()
+    assert small(opened).generate(prompt, lambda _: None, STEPS, lambda token: False) == own[0, len(prompt) :].tolist()
 
 
 def test_parts_that_were_not_training_are_left_so() -> None:
@@ -230,8 +230,8 @@ def test_parts_that_were_not_training_are_left_so() -> None:
 @pytest.mark.model
 def test_smollm2_continues_in_blocks_as_it_does_in_one_pass(smollm2: Model, tokens: torch.Tensor) -> None:
     prompt = tokens[0, :300].numpy().astype(np.int32)
-    reader = PrefixReader(smollm2)
+    reader = PrefixCachedGenerator(smollm2)
     shared = answered(reader, prompt, 4)[0]
     own = smollm2.module.generate(tokens[:, :300], max_new_tokens=4, do_sample=False, eos_token_id=None)
     assert own[0, 300:].tolist() == shared
-    assert reader.block * 2 < len(prompt), "in more than two blocks"
+    assert reader.block_size * 2 < len(prompt), "in more than two blocks"

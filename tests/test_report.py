@@ -143,10 +143,13 @@ def test_findings_count_local_heads_and_compare_losses(run: Run) -> None:
     findings = sentences(run)
     heads = run.heads[run.heads["model"] == "base"]
     assert (
-        f"{(heads['ess2_1024'] < 8).sum()} of 24 heads attend in effect to fewer than 8"
+        f"{(heads['ess2_1024'] < 8).sum()} of 24 heads have an effective length below 8 tokens"
         in findings["Effective length"][0]
     )
-    assert "0.050 nats/token higher than that of base (95 % interval +0.050 to +0.050)" in " ".join(findings["Loss"])
+    loss_findings = " ".join(findings["Loss"])
+    assert "0.050 nats/token higher than that of base (95 % confidence interval +0.050 to +0.050)" in loss_findings
+        findings["Loss"]
+    )
     assert "gamma is positive" in " ".join(findings["Position parameters"])
 
 
@@ -187,7 +190,7 @@ def test_a_single_model_has_no_comparison(parsed: Page, tmp_path: Path) -> None:
         "Change against the first model",
         "The baseline of comparisons is",
         "under yarn",
-        "95 % interval +0.050",
+        "95 % confidence interval +0.050",
     ):
         assert text in parsed.text
         assert text not in single.text

@@ -14,7 +14,7 @@ import headscope as hs
 from headscope.cli import app as cli
 from headscope.errors import BadInput
 from headscope.forward import selfcheck
-from headscope.forward.selfcheck import ALLOWED, RULES, checks
+from headscope.forward.selfcheck import TOLERANCES, RULE_CASES, run_checks
 from headscope.positions.model import Model
 
 LENGTH = 40
@@ -31,15 +31,15 @@ def tiny(folder: str) -> Model:
 
 
 def disagreeing(model: Model) -> list[str]:
-    return [check.what for check in checks(model, torch.arange(LENGTH) % 120) if not check.agrees]
+    return [check.quantity for check in run_checks(model, torch.arange(LENGTH) % 120) if not check.is_within_tolerance]
 
 
 def test_every_measure_of_the_real_checkpoint_agrees_in_float32_and_in_bfloat16(smollm2: Model, tokens: Tensor) -> None:
     for model, dtype in ((smollm2, "float32"), (hs.load("smollm2-135m", device="cpu", dtype="bf16"), "bfloat16")):
-        told = list(checks(model, tokens[0, :LENGTH]))
-        assert [check.what for check in told] == list(ALLOWED)
+        told = list(run_checks(model, tokens[0, :LENGTH]))
+        assert [check.quantity for check in told] == list(TOLERANCES)
         assert {check.dtype for check in told} == {dtype}
-        assert [check for check in told if not check.agrees] == []
+        assert [check for check in told if not check.is_within_tolerance] == []
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def made_wrong(measure: Any, by: float) -> Any:
         ("moment_sums", ["rotary pairs"]),
         ("row_means", ["rotary pairs"]),
         ("profile_sums", ["distance profile"]),
-        ("attend", list(RULES)),
+        ("attend", list(RULE_CASES)),
     ],
 )
 @pytest.mark.parametrize("by", [1.01, float("nan")])
@@ -84,7 +84,7 @@ def test_a_measure_that_is_off_by_one_in_a_hundred_or_no_number_is_found(
 
 
 def test_another_loss_than_under_eager_attention_is_found(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selfcheck, "last_hidden", made_wrong(selfcheck.last_hidden, 1.1))
+    monkeypatch.setattr(selfcheck, "last_hidden", made_wrong(selfcheck.last_hidden_states, 1.1))
     assert disagreeing(tiny) == ["loss"]
 
 
@@ -93,9 +93,9 @@ def test_the_command_ends_with_1_where_something_disagrees(folder: str, monkeypa
     good = CliRunner().invoke(cli.app, [*asked, "--json"])
     assert good.exit_code == 0, good.output
     rows = json.loads(good.output.splitlines()[-1])
-    checked, timed = rows[: 2 * len(ALLOWED)], rows[2 * len(ALLOWED) :]
+    checked, timed = rows[: 2 * len(TOLERANCES)], rows[2 * len(TOLERANCES) :]
     assert {row["result"] for row in checked} == {"agrees"}
-    assert [row["check"] for row in checked] == 2 * list(ALLOWED)
+    assert [row["check"] for row in checked] == 2 * list(TOLERANCES)
     assert [row["check"] for row in timed] == ["time of measuring, ratio", "memory of measuring, ratio"]
     assert {row["length"] for row in timed} == {256}
     monkeypatch.setattr(selfcheck, "row_statistics", made_wrong(selfcheck.row_statistics, 1.01))

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from headscope.bins import bin_center, visible_edges
+from headscope.bins import bin_center, visible_bin_edges
 from headscope.errors import BadInput
 from headscope.runs import summary
 from headscope.runs.aggregation import HEAD_KEYS, confidence_interval
@@ -23,7 +23,7 @@ def stored(out, models=("m",), **tables):
 
 def attention(log_ess2, length=1024, doc="d", model="m", edges=None, **others):
     """Rows of one head in one document: log_ess2(n) in every bin."""
-    edges = visible_edges(length) if edges is None else edges
+    edges = visible_bin_edges(length) if edges is None else edges
     rows = np.diff(np.minimum(edges, length), prepend=0)
     values = log_ess2(bin_center(edges, length))
     frame = pd.DataFrame({"visible": edges, "rows": rows, "log_ess2": values, "ess2": np.exp(values)})
@@ -73,7 +73,7 @@ def test_effective_length_is_the_row_weighted_geometric_mean_over_the_last_octav
 
 
 def test_a_sliding_window_is_summarised_where_its_rows_see_most(tmp_path):
-    inside = attention(lambda n: np.log(n), 4096, edges=visible_edges(512))
+    inside = attention(lambda n: np.log(n), 4096, edges=visible_bin_edges(512))
     run = stored(tmp_path, attention=inside)
     far = inside[inside["visible"] > 256]
     expected = np.exp(np.average(far["log_ess2"], weights=far["rows"]))

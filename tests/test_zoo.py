@@ -17,7 +17,7 @@ from zoo import build, command, judge, share, table, use
 from zoo.judge import Verdict
 
 from headscope.attention import backend
-from headscope.attention.kernel import Rule
+from headscope.attention.kernel import AttentionRule
 from headscope.measures import rotary_planes
 from headscope.models import checkpoint
 from headscope.positions.rope_scaling import rescheduled
@@ -95,9 +95,9 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def ignoring(what: str) -> Any:
     """A `Rule` that forgets one of its terms."""
 
-    def rule(scaling: float, *terms: Any) -> Rule:
+    def rule(scaling: float, *terms: Any) -> AttentionRule:
         kept = dict(zip(("window", "chunk", "cap", "sink"), terms, strict=True)) | {what: None}
-        return Rule(scaling, **kept)
+        return AttentionRule(scaling, **kept)
 
     return rule
 
@@ -111,7 +111,7 @@ def test_the_zoo_sees_a_term_that_is_ignored(name: str, what: str, planted: pyte
 
 
 def test_the_zoo_sees_pairs_of_other_dimensions(planted: pytest.MonkeyPatch) -> None:
-    split = rotary_planes._split
+    split = rotary_planes._split_pairs
     other = {"half": "interleaved", "interleaved": "half"}
     planted.setattr(rotary_planes, "_split", lambda t, layout: split(t, other[layout]))
     assert "pair" in verdict("llama").what

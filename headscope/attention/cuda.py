@@ -13,33 +13,33 @@ from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use
 from torch.nn.attention import SDPBackend
 from torch.nn.attention.bias import CausalVariant
 
-EVEN = 8
+HEAD_DIM_MULTIPLE = 8
 """Head dimensions are filled up with zeros to a multiple of this."""
-ALIGNED = 16
+MASK_ROW_ALIGNMENT = 16
 """The rows of a mask begin at multiples of this many numbers."""
 
-Heads = tuple[Tensor, Tensor, Tensor]
+QKV = tuple[Tensor, Tensor, Tensor]
 """q, k and v."""
 Kernel = Callable[[Tensor, Tensor, Tensor, float, int | None], tuple[Tensor, Tensor]]
 """(q, k, v, scaling, window) -> output and log-sum-exp; the queries are the last of the keys."""
 
 
-def causal(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> tuple[Tensor, Tensor] | None:
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> tuple[Tensor, Tensor] | None:
     """Output and log-sum-exp of the last Lq of Lk keys, of which each sees the last in its window; None where no kernel
     serves."""
-    for heads in _served(q, k, v):
-        kernel = _picked(*heads, window)
+    for heads in _kernel_ready_heads(q, k, v):
+        kernel = _select_kernel(*heads, window)
         if kernel is not None:
             out, lse = kernel(*heads, scaling, window)
             return out[..., : v.shape[-1]], lse
     return None
 
 
-def masked(q: Tensor, k: Tensor, v: Tensor, scaling: float, seen: Tensor) -> tuple[Tensor, Tensor] | None:
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float, visible_mask: Tensor) -> tuple[Tensor, Tensor] | None:
     """Output and log-sum-exp of queries that see the keys in `seen` [Lq, Lk]; None where no kernel serves."""
-    queries, keys = seen.shape
-    bias = q.new_zeros(queries, -(-keys // ALIGNED) * ALIGNED)[:, :keys].masked_fill_(~seen, -torch.inf)
-    for heads in _served(q, k, v):
+    queries, keys = visible_mask.shape
+    bias = q.new_zeros(queries, -(-keys // MASK_ROW_ALIGNMENT) * MASK_ROW_ALIGNMENT)[:, :keys].masked_fill_(~visible_mask, -torch.inf)
+    for heads in _kernel_ready_heads(q, k, v):
         mask = bias.expand(*q.shape[:2], -1, -1)
         if can_use_efficient_attention(SDPAParams(*heads, mask, 0.0, False, True)):
             kernel = torch.ops.aten._scaled_dot_product_efficient_attention
@@ -48,9 +48,9 @@ def masked(q: Tensor, k: Tensor, v: Tensor, scaling: float, seen: Tensor) -> tup
     return None
 
 
-def _served(q: Tensor, k: Tensor, v: Tensor) -> Iterator[Heads]:
+def _kernel_ready_heads(q: Tensor, k: Tensor, v: Tensor) -> Iterator[QKV]:
     """q, k and v of one even width, as kernels want them; then with a key head for every query head, as some do."""
-    width = max(-(-t.shape[-1] // EVEN) * EVEN for t in (q, v))
+    width = max(-(-t.shape[-1] // HEAD_DIM_MULTIPLE) * HEAD_DIM_MULTIPLE for t in (q, v))
     q, k, v = (t if t.shape[-1] == width else nn.functional.pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
     yield q, k, v
     each = q.shape[1] // k.shape[1]
@@ -58,7 +58,7 @@ def _served(q: Tensor, k: Tensor, v: Tensor) -> Iterator[Heads]:
         yield q, k.repeat_interleave(each, 1), v.repeat_interleave(each, 1)
 
 
-def _picked(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Kernel | None:
+def _select_kernel(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Kernel | None:
     """The kernel that torch takes for these; of a window and cached keys its own choice knows nothing."""
     queries, keys = q.shape[2], k.shape[2]
     if window is None and queries in (1, keys):
@@ -71,7 +71,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) 
     lengths = q.shape[2], k.shape[2]
     before = None if window is None else window - 1  # keys beside the query's own
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        *_by_token(q, k, v), None, None, *lengths, 0.0, True, False, scale=scaling, window_size_left=before
+        *_tokens_before_heads(q, k, v), None, None, *lengths, 0.0, True, False, scale=scaling, window_size_left=before
     )
     return out.transpose(1, 2), lse
 
@@ -79,7 +79,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) 
 def _efficient(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> tuple[Tensor, Tensor]:
     no_lengths = None, None, None, None  # as of sequences packed into one
     out, lse, *_ = torch.ops.aten._efficient_attention_forward(
-        *_by_token(q, k, v), None, *no_lengths, 0.0, _LOWER_RIGHT, True, scale=scaling, window_size=window
+        *_tokens_before_heads(q, k, v), None, *no_lengths, 0.0, _LOWER_RIGHT, True, scale=scaling, window_size=window
     )
     return out.transpose(1, 2), lse[..., : q.shape[2]]  # which is filled up to a multiple of 32
 
@@ -90,7 +90,7 @@ def _cudnn(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) 
     return out, lse.view(q.shape[:3])  # which has an axis more
 
 
-def _by_token(*heads: Tensor) -> Iterator[Tensor]:
+def _tokens_before_heads(*heads: Tensor) -> Iterator[Tensor]:
     """[B, H, L, d] -> [B, L, H, d]."""
     return (t.transpose(1, 2) for t in heads)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Layout = Literal["half", "interleaved"]
+RotaryLayout = Literal["half", "interleaved"]
 
 
 @dataclass(frozen=True)
@@ -18,22 +18,22 @@ class Geometry:
     the position a pair turns from its first dimension towards its second, or away from it (`direction` -1).
     """
 
-    numbers: tuple[int, ...]
+    layer_numbers: tuple[int, ...]
     heads: int
     kv_groups: int
     head_dim: int
     pairs: int
-    layout: Layout
+    rotary_layout: RotaryLayout
     native_context: int
     windows: tuple[int | None, ...]
-    rotates: tuple[bool, ...]
+    layer_rotates: tuple[bool, ...]
     rotary_start: int = 0
-    direction: Literal[1, -1] = 1
+    rotation_direction: Literal[1, -1] = 1
 
     @property
     def layers(self) -> int:
         """How many layers attend."""
-        return len(self.numbers)
+        return len(self.layer_numbers)
 
     @property
     def all_pairs(self) -> int:

@@ -13,19 +13,19 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from headscope.attention import cuda
-from headscope.attention.record import capped
+from headscope.attention.record import soft_cap
 
 ROWS_PER_BLOCK = 256
 """Query rows per masked block: memory stays O(ROWS_PER_BLOCK x Lk) where a kernel needs an explicit mask."""
-MASK_ON_CUDA, ROWS_ON_CUDA = 2**26, 8192
+MAX_CUDA_MASK_ELEMENTS, MAX_CUDA_ROWS_PER_BLOCK = 2**26, 8192
 """Numbers in a block's mask there, and its rows, at most: a launch is dear, memory is not."""
 
-SINK_DIMS = 8
+SINK_EXTRA_DIMS = 8
 """Dimensions that a sink's key adds to every head; kernels like multiples of 8."""
 
 
 @dataclass(frozen=True, eq=False)
-class Rule:
+class AttentionRule:
     """What a layer makes of q . k: logits, which keys are seen, and weights.
 
     A query sees the last keys, as many as its window has, or those of its own chunk: keys are cut into runs of that
@@ -39,34 +39,34 @@ class Rule:
     cap: float | None = None
     sink: Tensor | None = None
 
-    def of(self, heads: slice) -> "Rule":
+    def for_heads(self, heads: slice) -> "AttentionRule":
         """The rule for some of the layer's query heads."""
         return self if self.sink is None else replace(self, sink=self.sink[heads])
 
-    def hides(self, keys: int, first_key: int) -> bool:
+    def hides_earlier_keys(self, n_keys: int, first_key: int) -> bool:
         """Whether a query may not see every earlier one of these keys, the first of which is key `first_key`."""
-        if self.chunk is not None and first_key // self.chunk != (first_key + keys - 1) // self.chunk:
+        if self.chunk is not None and first_key // self.chunk != (first_key + n_keys - 1) // self.chunk:
             return True
-        return self.window is not None and self.window < keys
+        return self.window is not None and self.window < n_keys
 
 
-def row_blocks(
-    queries: int,
-    keys: int,
+def causal_row_blocks(
+    n_queries: int,
+    n_keys: int,
     window: int | None,
     chunk: int | None = None,
     first_key: int = 0,
     device: torch.device | str = "cpu",
-    size: int = ROWS_PER_BLOCK,
+    rows_per_block: int = ROWS_PER_BLOCK,
 ) -> Iterable[tuple[slice, slice, Tensor]]:
     """Cut causal attention into blocks of query rows: (rows, keys that any of them sees, mask [rows, keys]).
 
     Queries are the last of the keys, the first of which is number `first_key`. Serves windows, chunks and cached
     prefixes without a dense L x L mask. Masks are on `device`, blocks of `size` rows.
     """
-    first = keys - queries
-    for start in range(0, queries, size):
-        stop = min(start + size, queries)
+    first = n_keys - n_queries
+    for start in range(0, n_queries, rows_per_block):
+        stop = min(start + rows_per_block, n_queries)
         low = 0 if window is None else max(0, first + start - window + 1)
         if chunk is not None:
             low = max(low, (first_key + first + start) // chunk * chunk - first_key)
@@ -80,50 +80,50 @@ def row_blocks(
         yield slice(start, stop), slice(low, first + stop), seen
 
 
-def _on_cuda(t: Tensor) -> bool:
+def _is_on_cuda(t: Tensor) -> bool:
     return t.device.type == "cuda"
 
 
-def _rows_per_block(rule: Rule, keys: int) -> int:
+def _cuda_rows_per_block(rule: AttentionRule, n_keys: int) -> int:
     """As many as one launch should serve there, where a kernel does."""
     if rule.cap is not None:
         return ROWS_PER_BLOCK
-    reach = min(filter(None, (keys, rule.window, rule.chunk)))
-    return max(ROWS_PER_BLOCK, min(ROWS_ON_CUDA, MASK_ON_CUDA // reach))
+    reach = min(filter(None, (n_keys, rule.window, rule.chunk)))
+    return max(ROWS_PER_BLOCK, min(MAX_CUDA_ROWS_PER_BLOCK, MAX_CUDA_MASK_ELEMENTS // reach))
 
 
-def fused(
-    q: Tensor, k: Tensor, v: Tensor, scaling: float, causal: bool, seen: Tensor | None = None
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float, is_causal: bool, visible_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention output [B, H, Lq, dv] and log-sum-exp of the logits [B, H, Lq] (float32, natural log).
 
     On CPU and CUDA both come from one fused kernel, where one serves.
     """
-    return (_fused_on_cpu if q.device.type == "cpu" else _fused_elsewhere)(q, k, v, scaling, causal, seen)
+    return (_fused_attention_cpu if q.device.type == "cpu" else _fused_attention_non_cpu)(q, k, v, scaling, is_causal, visible_mask)
 
 
-def _fused_on_cpu(
-    q: Tensor, k: Tensor, v: Tensor, scaling: float, causal: bool, seen: Tensor | None
+def _fused_attention_cpu(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float, is_causal: bool, visible_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    bias = None if seen is None else q.new_zeros(seen.shape).masked_fill(~seen, -torch.inf)
+    bias = None if visible_mask is None else q.new_zeros(visible_mask.shape).masked_fill(~visible_mask, -torch.inf)
     width = v.shape[-1]
     if width != q.shape[-1]:  # the kernel wants one width; dimensions of 0 change nothing
         widest = max(width, q.shape[-1])
         q, k, v = (nn.functional.pad(t, (0, widest - t.shape[-1])) for t in (q, k, v))
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, lse = kernel(q, k, v, 0.0, causal, attn_mask=bias, scale=scaling)
+    out, lse = kernel(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scaling)
     return out[..., :width], lse
 
 
-def _fused_elsewhere(
-    q: Tensor, k: Tensor, v: Tensor, scaling: float, causal: bool, seen: Tensor | None
+def _fused_attention_non_cpu(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float, is_causal: bool, visible_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     found = None
-    if _on_cuda(q) and seen is not None:
-        found = cuda.masked(q, k, v, scaling, seen)
-    elif _on_cuda(q) and (causal or q.shape[2] == 1):
-        found = cuda.causal(q, k, v, scaling, None)
-    return in_blocks(q, k, v, scaling, causal, seen) if found is None else found
+    if _is_on_cuda(q) and visible_mask is not None:
+        found = cuda.masked_attention(q, k, v, scaling, visible_mask)
+    elif _is_on_cuda(q) and (is_causal or q.shape[2] == 1):
+        found = cuda.causal_attention(q, k, v, scaling, None)
+    return blockwise_attention(q, k, v, scaling, is_causal, visible_mask) if found is None else found
 
 
 def attend(
@@ -131,7 +131,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     module: nn.Module | None,
-    rule: Rule,
+    rule: AttentionRule,
     dropout: float,
     with_lse: bool,
     first_key: int = 0,
@@ -141,15 +141,15 @@ def attend(
     `module` is the attention module whose heads these are; None where they are only some of a layer's heads.
     """
     queries, keys = q.shape[2], k.shape[2]
-    plain = queries in (1, keys) and not rule.hides(keys, first_key) and rule.cap is None
+    plain = queries in (1, keys) and not rule.hides_earlier_keys(keys, first_key) and rule.cap is None
     bare = plain and not with_lse and rule.sink is None and v.shape[-1] == q.shape[-1]
-    if _on_cuda(q) and not (bare and module is not None):
-        found = _unmasked_on_cuda(q, k, v, rule, first_key)
+    if _is_on_cuda(q) and not (bare and module is not None):
+        found = _maskless_cuda_attention(q, k, v, rule, first_key)
         if found is not None:
             return found
     if plain:
         if not bare:
-            return _weighed(q, k, v, rule, causal=queries > 1)
+            return _attend_block(q, k, v, rule, is_causal=queries > 1)
         if module is None:
             causal = queries > 1
             out = nn.functional.scaled_dot_product_attention(
@@ -160,25 +160,25 @@ def attend(
         out, _ = sdpa_attention_forward(module, q, k, v, None, dropout=dropout, scaling=rule.scaling)
         return out.transpose(1, 2), None
     on_cpu = q.device.type == "cpu" and not torch.is_grad_enabled()  # the log-sum-exp has no gradient
-    if on_cpu and queries > ROWS_PER_BLOCK and not rule.hides(keys, first_key) and rule.cap is None:
-        return _continued(q, k, v, rule)
+    if on_cpu and queries > ROWS_PER_BLOCK and not rule.hides_earlier_keys(keys, first_key) and rule.cap is None:
+        return _attend_after_cached_keys(q, k, v, rule)
     outs, lses = [], []
-    size = _rows_per_block(rule, keys) if _on_cuda(q) else ROWS_PER_BLOCK
-    for rows, cols, seen in row_blocks(queries, keys, rule.window, rule.chunk, first_key, q.device, size):
-        out, lse = _weighed(q[:, :, rows], k[:, :, cols], v[:, :, cols], rule, causal=False, seen=seen)
+    size = _cuda_rows_per_block(rule, keys) if _is_on_cuda(q) else ROWS_PER_BLOCK
+    for rows, cols, seen in causal_row_blocks(queries, keys, rule.window, rule.chunk, first_key, q.device, size):
+        out, lse = _attend_block(q[:, :, rows], k[:, :, cols], v[:, :, cols], rule, is_causal=False, visible_mask=seen)
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def _unmasked_on_cuda(q: Tensor, k: Tensor, v: Tensor, rule: Rule, first_key: int) -> tuple[Tensor, Tensor] | None:
+def _maskless_cuda_attention(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, first_key: int) -> tuple[Tensor, Tensor] | None:
     """Chunk by chunk, with a sink weighed in afterwards; None where that takes another kernel, or gradients of the
     log-sum-exp, which kernels do not have."""
     if rule.cap is not None or (rule.sink is not None and torch.is_grad_enabled()):
         return None
     outs, lses = [], []
-    for rows, cols in _runs(q.shape[2], k.shape[2], rule.chunk, first_key):
-        found = cuda.causal(q[:, :, rows], k[:, :, cols], v[:, :, cols], rule.scaling, rule.window)
+    for rows, cols in _chunk_slices(q.shape[2], k.shape[2], rule.chunk, first_key):
+        found = cuda.causal_attention(q[:, :, rows], k[:, :, cols], v[:, :, cols], rule.scaling, rule.window)
         if found is None:
             return None
         outs.append(found[0])
@@ -190,50 +190,50 @@ def _unmasked_on_cuda(q: Tensor, k: Tensor, v: Tensor, rule: Rule, first_key: in
     return (out * (lse - whole).exp()[..., None]).to(out.dtype), whole
 
 
-def _runs(queries: int, keys: int, chunk: int | None, first_key: int) -> Iterable[tuple[slice, slice]]:
+def _chunk_slices(n_queries: int, n_keys: int, chunk: int | None, first_key: int) -> Iterable[tuple[slice, slice]]:
     """The queries of each chunk, and the keys of it up to the last of them."""
-    first, start = keys - queries, 0
-    while start < queries:
+    first, start = n_keys - n_queries, 0
+    while start < n_queries:
         at = first_key + first + start
-        low, stop = (0, queries) if chunk is None else (at // chunk * chunk - first_key, start + chunk - at % chunk)
-        stop = min(stop, queries)
+        low, stop = (0, n_queries) if chunk is None else (at // chunk * chunk - first_key, start + chunk - at % chunk)
+        stop = min(stop, n_queries)
         yield slice(start, stop), slice(max(low, 0), first + stop)
         start = stop
 
 
-def _continued(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+def _attend_after_cached_keys(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor]:
     """Queries that follow on cached keys: over those without a mask, over their own causally, then both by weight."""
     cached = k.shape[2] - q.shape[2]
-    before, lse_before = fused(q, k[:, :, :cached], v[:, :, :cached], rule.scaling, causal=False)
-    own, lse_own = _weighed(q, k[:, :, cached:], v[:, :, cached:], rule, causal=True)
+    before, lse_before = fused_attention(q, k[:, :, :cached], v[:, :, :cached], rule.scaling, is_causal=False)
+    own, lse_own = _attend_block(q, k[:, :, cached:], v[:, :, cached:], rule, is_causal=True)
     lse = torch.logaddexp(lse_before, lse_own)
     shares = ((each - lse).exp()[..., None] for each in (lse_before, lse_own))
     return (before * next(shares) + own * next(shares)).to(q.dtype), lse
 
 
-def _weighed(
-    q: Tensor, k: Tensor, v: Tensor, rule: Rule, causal: bool, seen: Tensor | None = None
+def _attend_block(
+    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, is_causal: bool, visible_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`fused`, with the rule's cap or sink."""
     if rule.cap is not None:
-        return _plain(q, k, v, rule, seen)
+        return _unfused_attention(q, k, v, rule, visible_mask)
     if rule.sink is None:
-        return fused(q, k, v, rule.scaling, causal, seen)
-    q, k, v = _beside_a_sink(q, k, v, rule.scaling, rule.sink)
-    if causal:  # the sink's key is the first, so it gets a query too, whose row is dropped
-        out, lse = fused(nn.functional.pad(q, (0, 0, 1, 0)), k, v, rule.scaling, causal)
+        return fused_attention(q, k, v, rule.scaling, is_causal, visible_mask)
+    q, k, v = _prepend_sink_key(q, k, v, rule.scaling, rule.sink)
+    if is_causal:  # the sink's key is the first, so it gets a query too, whose row is dropped
+        out, lse = fused_attention(nn.functional.pad(q, (0, 0, 1, 0)), k, v, rule.scaling, is_causal)
         return out[:, :, 1:], lse[:, :, 1:]
-    return fused(q, k, v, rule.scaling, causal, None if seen is None else nn.functional.pad(seen, (1, 0), value=True))
+    return fused_attention(q, k, v, rule.scaling, is_causal, None if visible_mask is None else nn.functional.pad(visible_mask, (1, 0), value=True))
 
 
-def _beside_a_sink(q: Tensor, k: Tensor, v: Tensor, scaling: float, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _prepend_sink_key(q: Tensor, k: Tensor, v: Tensor, scaling: float, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v with one key before all others, whose logit is the sink's and whose value is 0.
 
     That key alone is not 0 in the dimensions that are added. There it is 1 / scaling, in two parts, since bfloat16
     holds 8 bits of it, and every query holds the sink.
     """
     dim = q.shape[-1]
-    q, k = (nn.functional.pad(t, (0, SINK_DIMS)) for t in (q, k))
+    q, k = (nn.functional.pad(t, (0, SINK_EXTRA_DIMS)) for t in (q, k))
     q[..., dim : dim + 2] = sink.to(q.dtype)[None, :, None, None]
     inverse = 1 / scaling
     rounded = float(torch.tensor(inverse, dtype=k.dtype))
@@ -242,35 +242,35 @@ def _beside_a_sink(q: Tensor, k: Tensor, v: Tensor, scaling: float, sink: Tensor
     return q, torch.cat((key, k), 2), nn.functional.pad(v, (0, 0, 1, 0))
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, rule: Rule, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+def _unfused_attention(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, visible_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a block of rows by plain products, where no fused kernel serves, as for a cap."""
-    block = (q, k, v, rule, seen)
+    block = (q, k, v, rule, visible_mask)
     if torch.is_grad_enabled():  # else a backward pass would keep the weights of every block
-        out, lse = checkpoint(_plain_block, *block, use_reentrant=False)
+        out, lse = checkpoint(_unfused_attention_block, *block, use_reentrant=False)
         return out, lse
-    return _plain_block(*block)
+    return _unfused_attention_block(*block)
 
 
-def _plain_block(q: Tensor, k: Tensor, v: Tensor, rule: Rule, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+def _unfused_attention_block(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, visible_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """In float32 at least: a rounded logit is off by its bits."""
     precise = torch.promote_types(q.dtype, torch.float32)
     grouped = q.to(precise).reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
-    logits = capped((grouped @ k.to(precise).mT) * rule.scaling, rule.cap).view(*q.shape[:3], -1)
-    if seen is not None:
-        logits = logits.masked_fill(~seen.to(q.device), -torch.inf)
+    logits = soft_cap((grouped @ k.to(precise).mT) * rule.scaling, rule.cap).view(*q.shape[:3], -1)
+    if visible_mask is not None:
+        logits = logits.masked_fill(~visible_mask.to(q.device), -torch.inf)
     weights = logits.softmax(-1).view(*grouped.shape[:3], -1)
     return (weights @ v.to(precise)).view(*q.shape[:3], -1).to(q.dtype), logits.logsumexp(-1).float()
 
 
-def in_blocks(
-    q: Tensor, k: Tensor, v: Tensor, scaling: float, causal: bool, seen: Tensor | None = None
+def blockwise_attention(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float, is_causal: bool, visible_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """What `fused` gives, by plain products in blocks of rows."""
     outs, lses = [], []
-    for rows, cols, below in row_blocks(q.shape[2], k.shape[2], None):
-        keys = cols if causal else slice(None)
-        allowed = below if causal else None if seen is None else seen[rows]
-        out, lse = _plain(q[:, :, rows], k[:, :, keys], v[:, :, keys], Rule(scaling), allowed)
+    for rows, cols, below in causal_row_blocks(q.shape[2], k.shape[2], None):
+        keys = cols if is_causal else slice(None)
+        allowed = below if is_causal else None if visible_mask is None else visible_mask[rows]
+        out, lse = _unfused_attention(q[:, :, rows], k[:, :, keys], v[:, :, keys], AttentionRule(scaling), allowed)
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, 2), torch.cat(lses, 2)

@@ -15,60 +15,60 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 from headscope.errors import UnsupportedModel
 
-REAL = 1
+REAL_KEY_BIT = 1
 """The key is not padding, nor an empty slot of a cache."""
-QUERY = 2
+QUERY_BIT = 2
 """The key's token is a query of this call."""
-CHUNKED = 4
-REACH = 8
-STRANGE = -1
+CHUNKED_BIT = 4
+REACH_MULTIPLIER = 8
+UNSUPPORTED_MASK_CODE = -1
 """All there is in a mask of another kind, which is refused where a layer attends by it."""
 
 
-class OtherMask(UnsupportedModel):
+class UnsupportedMask(UnsupportedModel):
     """What reached the model is not the causal mask of one sequence: its caller's doing, or its own."""
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class DecodedMask:
     """What a mask says: the roles [B|1, Lk] of the keys, None where all are real and the last are the queries'.
 
     `dropped` [B|1] real keys came before the first of these.
     """
 
-    roles: Tensor | None = None
+    key_roles: Tensor | None = None
     window: int | None = None
     chunk: int | None = None
-    dropped: tuple[int, ...] = (0,)
+    dropped_keys: tuple[int, ...] = (0,)
 
     @classmethod
-    def read(cls, mask: Tensor | None) -> "Seen":
+    def decode(cls, encoded_mask: Tensor | None) -> "DecodedMask":
         """Read what `mask` wrote. Raises UnsupportedModel for a mask that it did not write."""
-        if mask is None:
+        if encoded_mask is None:
             return cls()
-        if mask.dtype != torch.int32 or mask.shape[1:3] != (1, 2):
-            raise OtherMask("a custom 4-D attention mask reached the model; pass a 2-D padding mask or none")
-        first = int(mask[0, 0, 0, 0])
-        if first == STRANGE:
+        if encoded_mask.dtype != torch.int32 or encoded_mask.shape[1:3] != (1, 2):
+            raise UnsupportedMask("a custom 4-D attention mask reached the model; pass a 2-D padding mask or none")
+        first = int(encoded_mask[0, 0, 0, 0])
+        if first == UNSUPPORTED_MASK_CODE:
             raise UnsupportedModel(
                 "its queries see other keys than the last ones: headscope measures causal attention, windows and chunks"
             )
-        reach = first // REACH or None
-        roles = mask[:, 0, 0] if mask.shape[-1] > 1 or first & (REAL | QUERY) else None
-        dropped = tuple(mask[:, 0, 1, 0].tolist())
-        return cls(roles, None, reach, dropped) if first & CHUNKED else cls(roles, reach, None, dropped)
+        reach = first // REACH_MULTIPLIER or None
+        roles = encoded_mask[:, 0, 0] if encoded_mask.shape[-1] > 1 or first & (REAL_KEY_BIT | QUERY_BIT) else None
+        dropped = tuple(encoded_mask[:, 0, 1, 0].tolist())
+        return cls(roles, None, reach, dropped) if first & CHUNKED_BIT else cls(roles, reach, None, dropped)
 
-    def positions(self, queries: int, keys: int, device: torch.device) -> Tensor:
+    def query_positions(self, n_queries: int, n_keys: int, device: torch.device) -> Tensor:
         """Positions [1|B, Lq] of the queries, counted from the first real key."""
-        if self.roles is None:
-            end = self.dropped[0] + keys
-            return torch.arange(end - queries, end, device=device)[None]
-        before = torch.tensor(self.dropped, device=device)[:, None]
-        counted = (before + (self.roles & REAL).cumsum(-1) - 1).clamp(min=0)
-        return counted[(self.roles & QUERY).bool()].view(len(counted), -1)
+        if self.key_roles is None:
+            end = self.dropped_keys[0] + n_keys
+            return torch.arange(end - n_queries, end, device=device)[None]
+        before = torch.tensor(self.dropped_keys, device=device)[:, None]
+        counted = (before + (self.key_roles & REAL_KEY_BIT).cumsum(-1) - 1).clamp(min=0)
+        return counted[(self.key_roles & QUERY_BIT).bool()].view(len(counted), -1)
 
 
-def mask(
+def encode_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -87,18 +87,18 @@ def mask(
     if not allow_is_causal_skip and q_length > 1 and not both_ways:
         if mask_function is causal_mask_function:
             raise UnsupportedModel("it computes with its attention mask, and so may change its weights by it")
-        raise OtherMask(
+        raise UnsupportedMask(
             "packed sequences or a custom mask function reached the model; headscope measures one causal "
             "sequence a row, so pass each document as its own row"
         )
-    reach = STRANGE if both_ways else _reach(mask_function, local_size, config, device)
-    if reach == STRANGE:
-        return _written(torch.full((1, 1), STRANGE), torch.zeros(1))
+    reach = UNSUPPORTED_MASK_CODE if both_ways else _encoded_reach(mask_function, local_size, config, device)
+    if reach == UNSUPPORTED_MASK_CODE:
+        return _pack_mask(torch.full((1, 1), UNSUPPORTED_MASK_CODE), torch.zeros(1))
     offset = int(q_offset)
     seen = offset + q_length
     if kv_offset + kv_length == seen and (attention_mask is None or bool(attention_mask.all())):
-        return _written(torch.full((1, 1), reach), torch.full((1,), kv_offset)) if reach or kv_offset else None
-    if reach & CHUNKED and kv_offset:
+        return _pack_mask(torch.full((1, 1), reach), torch.full((1,), kv_offset)) if reach or kv_offset else None
+    if reach & CHUNKED_BIT and kv_offset:
         raise UnsupportedModel("chunked attention in a padded batch over a sliding cache; pass one sequence at a time")
     slots = torch.arange(kv_offset, kv_offset + kv_length, device=device)
     real = (slots < seen).expand(batch_size, -1)
@@ -108,24 +108,24 @@ def mask(
         real = real & padded[:, slots].bool()
         dropped = attention_mask[:, :kv_offset].sum(-1)
     queries = (slots >= offset) & (slots < seen)
-    return _written(REAL * real.int() + QUERY * queries.int() + reach, dropped)
+    return _pack_mask(REAL_KEY_BIT * real.int() + QUERY_BIT * queries.int() + reach, dropped)
 
 
-def _written(entries: Tensor, dropped: Tensor) -> Tensor:
+def _pack_mask(role_entries: Tensor, dropped_keys: Tensor) -> Tensor:
     """The tensor that `Seen.read` reads, from the entries [B|1, Lk|1] of its first row."""
-    second = dropped.to(entries)[:, None].expand_as(entries)
-    return torch.stack((entries, second), 1).to(torch.int32)[:, None]
+    second = dropped_keys.to(role_entries)[:, None].expand_as(role_entries)
+    return torch.stack((role_entries, second), 1).to(torch.int32)[:, None]
 
 
-def _reach(sees: Callable[..., Any], size: int | None, config: Any, device: torch.device | str) -> int:
+def _encoded_reach(mask_function: Callable[..., Any], size: int | None, config: Any, device: torch.device | str) -> int:
     """The bits of a window or chunk of `size` keys, which the mask function is asked about: nothing is assumed."""
-    if sees is causal_mask_function:
+    if mask_function is causal_mask_function:
         return 0
     if size:
         rows = torch.arange(size, size + 2, device=device)  # at most one of them is the last of its chunk
-        last, before, next_ = (sees(0, 0, rows, rows + by) for by in (1 - size, -size, 1))
+        last, before, next_ = (mask_function(0, 0, rows, rows + by) for by in (1 - size, -size, 1))
         if bool((last & ~before & ~next_).all()):
-            return REACH * size
+            return REACH_MULTIPLIER * size
         if getattr(config, "attention_chunk_size", None) == size:
-            return REACH * size + CHUNKED
-    return STRANGE
+            return REACH_MULTIPLIER * size + CHUNKED_BIT
+    return UNSUPPORTED_MASK_CODE

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def capped(logits: Tensor, cap: float | None) -> Tensor:
+def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
     """Logits as the softmax gets them, softly bounded by `cap` where there is one."""
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -23,7 +23,7 @@ class AttentionRecord:
     """
 
     layer: int
-    sequence: int
+    batch_index: int
     q: Tensor
     k: Tensor
     v: Tensor
@@ -37,24 +37,24 @@ class AttentionRecord:
     sink: Tensor | None = None
 
     @property
-    def query_index(self) -> Tensor:
+    def query_key_index(self) -> Tensor:
         """Index into k of each query's own key, [Lq]."""
         keys = self.k.shape[1]
         return torch.arange(keys - self.q.shape[1], keys, device=self.k.device)
 
     @property
-    def visible(self) -> Tensor:
+    def visible_counts(self) -> Tensor:
         """Number of keys that each query sees, [Lq]."""
-        seen = self.query_index + 1
+        seen = self.query_key_index + 1
         if self.chunk is not None:
-            seen = torch.minimum(seen, (self.query_index + self.first_key) % self.chunk + 1)
+            seen = torch.minimum(seen, (self.query_key_index + self.first_key) % self.chunk + 1)
         return seen if self.window is None else seen.clamp(max=self.window)
 
-    def capped(self, logits: Tensor) -> Tensor:
+    def soft_cap(self, logits: Tensor) -> Tensor:
         """Logits as the softmax gets them, from scaling q . k."""
-        return capped(logits, self.cap)
+        return soft_cap(logits, self.cap)
 
     @property
-    def sink_share(self) -> Tensor | None:
+    def sink_weight(self) -> Tensor | None:
         """The weight of the learned sink in each row, [H, Lq], 0..1; None for a model without."""
         return None if self.sink is None else (self.sink.float()[:, None] - self.lse).exp().clamp(max=1)

@@ -53,14 +53,14 @@ def selfcheck(
 
 def _check_rows(device: str, name: str, length: int, longest: int | None) -> Iterator[dict[str, Any]]:
     from headscope.bench.variants import tokens
-    from headscope.forward.selfcheck import checks
+    from headscope.forward.selfcheck import run_checks
     from headscope.positions.model import load
 
     for dtype in ("bf16", "fp32"):
         model = load(name, device=device, dtype=dtype)
-        for check in checks(model, tokens(model, length)):
-            result = "agrees" if check.agrees else "DISAGREES"
-            yield _row(check.what, check.dtype, length, f"{check.found:.1e}", f"{check.allowed:.0e}", result)
+        for check in run_checks(model, tokens(model, length)):
+            result = "agrees" if check.is_within_tolerance else "DISAGREES"
+            yield _row(check.quantity, check.dtype, length, f"{check.difference:.1e}", f"{check.tolerance:.0e}", result)
     if model.device.type == "cuda":  # what is measured there
         model = load(name, device=device)
     yield from _timing_rows(model, longest)

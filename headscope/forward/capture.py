@@ -21,29 +21,29 @@ from headscope.models.bridge import delegated
 from headscope.models.checkpoint import Opened
 
 
-class Layers:
+class CapturedLayers:
     """The attention layers of a model that is being captured, by index; `geometry.numbers` are their true numbers."""
 
-    def __init__(self, model: Opened, stack: ExitStack):
+    def __init__(self, model: Opened, exit_stack: ExitStack):
         self._model = model
-        self._stack = stack
+        self._exit_stack = exit_stack
 
     def listen(self, listener: backend.Listener, layers: list[int] | None = None) -> None:
         """Call `listener` for the given layers (default all) until the capture ends. Unknown layers raise BadInput."""
         for layer in range(len(self._model.attention)) if layers is None else layers:
-            self._stack.enter_context(backend.listening(self._module(layer), layer, listener))
+            self._exit_stack.enter_context(backend.listening(self._module(layer), layer, listener))
 
-    def edit(self, layer: int, edit: backend.LayerEdit) -> None:
+    def edit_qkv(self, layer: int, edit: backend.QKVEdit) -> None:
         """Change q, k and v of one layer before its kernel until the capture ends."""
-        self._stack.enter_context(backend.editing(self._module(layer), edit))
+        self._exit_stack.enter_context(backend.editing_qkv(self._module(layer), edit))
 
-    def change(self, layer: int, change: backend.Change) -> None:
+    def edit_output(self, layer: int, edit: backend.OutputEdit) -> None:
         """Replace the head outputs z of one layer before its o_proj until the capture ends."""
-        self._stack.enter_context(backend.changing(self._module(layer), change))
+        self._exit_stack.enter_context(backend.editing_output(self._module(layer), edit))
 
     def hook(self, module: nn.Module, function: Any) -> None:
         """Call `function(module, args, kwargs, output)` after every forward pass of a module until the capture ends."""
-        self._stack.callback(module.register_forward_hook(function, with_kwargs=True).remove)
+        self._exit_stack.callback(module.register_forward_hook(function, with_kwargs=True).remove)
 
     def _module(self, layer: int) -> nn.Module:
         if not 0 <= layer < len(self._model.attention):
@@ -52,22 +52,22 @@ class Layers:
 
 
 @contextmanager
-def capturing(model: Opened) -> Iterator[Layers]:
+def capturing(model: Opened) -> Iterator[CapturedLayers]:
     """Route the model's attention through the seam and yield its layers; leaving restores the model."""
     with ExitStack() as stack:
         stack.enter_context(delegated(model.bridge))
-        stack.enter_context(backend.engaged(model.module))
+        stack.enter_context(backend.using_backend(model.module))
         for module in model.attention:
             hook = module.register_forward_pre_hook(_refuse_quantised_cache, with_kwargs=True)
             stack.callback(hook.remove)
         if model.bridge is not None:
             for block, module in zip(model.bridge.blocks, model.attention, strict=True):
                 if hasattr(block.attn, "hook_rot_q"):  # which a bridge has wherever its architecture is rotary
-                    stack.enter_context(backend.editing(module, _bridge_edit(block.attn)))
-        yield Layers(model, stack)
+                    stack.enter_context(backend.editing_qkv(module, _bridge_hook_edit(block.attn)))
+        yield CapturedLayers(model, stack)
 
 
-def _bridge_edit(attn: Any) -> backend.LayerEdit:
+def _bridge_hook_edit(attn: Any) -> backend.QKVEdit:
     """Fire hook_rot_q and hook_rot_k; the hook points themselves show hooks [B, L, heads, d]."""
 
     def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

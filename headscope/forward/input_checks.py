@@ -8,7 +8,7 @@ from headscope.forward.backbone import backbone
 from headscope.models.checkpoint import Opened
 
 
-def refuse_unknown(model: Opened, ids: Tensor) -> None:
+def refuse_unknown_tokens(model: Opened, ids: Tensor) -> None:
     """Refuse tokens that the model has no embedding for: the tokenizer is another model's."""
     known = model.module.get_input_embeddings().weight.shape[0]
     largest = int(ids.max())
@@ -19,9 +19,9 @@ def refuse_unknown(model: Opened, ids: Tensor) -> None:
         )
 
 
-def refuse_not_finite(model: Opened, ids: Tensor, found: Tensor) -> None:
+def refuse_non_finite(model: Opened, ids: Tensor, values: Tensor) -> None:
     """Refuse hidden states or logits `found` for ids [1, L] that are not finite, saying in which layer that began."""
-    if found.isfinite().all():
+    if values.isfinite().all():
         return
     with torch.no_grad():
         states = backbone(model)(ids, use_cache=False, output_hidden_states=True).hidden_states

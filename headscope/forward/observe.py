@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from headscope.forward.capture import Layers, capturing
-from headscope.forward.chunked_pass import chunk_size, hidden_in_chunks
-from headscope.forward.logits import finite_hidden
+from headscope.forward.capture import CapturedLayers, capturing
+from headscope.forward.chunked_pass import choose_chunk_size, chunked_hidden_states
+from headscope.forward.logits import finite_hidden_states
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -35,7 +35,7 @@ class Observer(Protocol):
     needs_whole_text: bool
     """Whether the text must be read at once. Other observers also work where a long text is read in chunks."""
 
-    def listen(self, layers: Layers) -> None:
+    def listen(self, layers: CapturedLayers) -> None:
         """Register listeners before the pass."""
 
     def tables(self, finished: FinishedPass) -> Mapping[str, Any]:
@@ -54,7 +54,7 @@ def observe(
         ids = ids.to(model.device)[None]
         observers = [factory(ids) for factory in factories]
         with capturing(model):
-            chunk = chunk_size(model, ids)
+            chunk = choose_chunk_size(model, ids)
         sizes = [None if observer.needs_whole_text else chunk for observer in observers]
         tables: dict[int, Mapping[str, Any]] = {}
         for size in dict.fromkeys(sizes):
@@ -62,7 +62,7 @@ def observe(
             with capturing(model) as layers:
                 for number in sharing:
                     observers[number].listen(layers)
-                hidden = finite_hidden(model, ids) if size is None else hidden_in_chunks(model, ids, size)
+                hidden = finite_hidden_states(model, ids) if size is None else chunked_hidden_states(model, ids, size)
                 finished = FinishedPass(model, ids, hidden, schedule, size)
                 tables |= {number: observers[number].tables(finished) for number in sharing}
     return [tables[number] for number in range(len(observers))]

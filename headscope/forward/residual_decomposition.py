@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from headscope.attention.record import AttentionRecord
 from headscope.errors import UnsupportedModel
 from headscope.forward.backbone import backbone, decoder_layers
-from headscope.forward.capture import Layers
+from headscope.forward.capture import CapturedLayers
 from headscope.positions.model import Model
 
-LOUD = 1024.0
+NORM_TEST_SCALE = 1024.0
 """Size of what a norm is shown, so that its epsilon does not count."""
-SHORT = 16
+MAX_INSPECTED_TOKENS = 16
 """Tokens of the pass that shows how the stream is put together."""
 
 
-class NotASum(Exception):
+class DecompositionError(Exception):
     """Why a model's logits are not the sum that this file knows."""
 
 
@@ -37,35 +37,35 @@ class Norm:
     module: nn.Module
     gain: Tensor
     shift: Tensor
-    centred: bool
+    is_centred: bool
 
     @classmethod
-    def seen(cls, module: nn.Module, like: Tensor) -> "Norm":
+    def from_module(cls, module: nn.Module, example: Tensor) -> "Norm":
         """What the module does to states of `like`'s width and kind."""
-        width = like.shape[-1]
-        signs = torch.ones(1, 1, width, device=like.device, dtype=like.dtype)
+        width = example.shape[-1]
+        signs = torch.ones(1, 1, width, device=example.device, dtype=example.dtype)
         signs[..., width // 2 :] = -1
-        zero, plain, raised = (module(x)[0, 0].float() for x in (0 * signs, LOUD * signs, LOUD * (signs + 1)))
+        zero, plain, raised = (module(x)[0, 0].float() for x in (0 * signs, NORM_TEST_SCALE * signs, NORM_TEST_SCALE * (signs + 1)))
         close = torch.allclose(plain, raised, rtol=1e-2, atol=1e-2 * float(plain.abs().max()))
         return cls(module, (plain - zero) * signs[0, 0].float(), zero, close)
 
-    def before(self, towards: Tensor) -> Tensor:
+    def pull_back(self, directions: Tensor) -> Tensor:
         """Directions [n, D] before the norm for those after it, still to be divided by `scales`."""
-        back = towards.to(self.gain.device) * self.gain
-        return back - back.mean(-1, keepdim=True) if self.centred else back
+        back = directions.to(self.gain.device) * self.gain
+        return back - back.mean(-1, keepdim=True) if self.is_centred else back
 
-    def scales(self, given: Tensor, returned: Tensor) -> Tensor:
+    def scales(self, inputs: Tensor, outputs: Tensor) -> Tensor:
         """What each row of `given` [n, D] was divided by, [n]."""
-        x, y = given.to(returned.device).float(), returned.float() - self.shift
-        linear = self.gain * (x - x.mean(-1, keepdim=True) if self.centred else x)
+        x, y = inputs.to(outputs.device).float(), outputs.float() - self.shift
+        linear = self.gain * (x - x.mean(-1, keepdim=True) if self.is_centred else x)
         scales: Tensor = linear.square().sum(-1) / torch.linalg.vecdot(y, linear)
-        if not _same(linear / scales[:, None], y, returned.dtype):
-            raise NotASum(f"its {type(self.module).__name__} is neither RMSNorm nor LayerNorm")
+        if not _is_close(linear / scales[:, None], y, outputs.dtype):
+            raise DecompositionError(f"its {type(self.module).__name__} is neither RMSNorm nor LayerNorm")
         return scales
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ResidualBranch:
     """A module of a decoder layer whose output is added to the stream, `factor` times."""
 
     module: nn.Module
@@ -73,10 +73,10 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Heads:
+class AttentionBranch:
     """How the heads of attention layer `index` reach the stream: projected, perhaps normed, `factor` times."""
 
-    index: int
+    layer_index: int
     projection: Tensor
     bias: Tensor | None
     norm: Norm | None
@@ -84,126 +84,126 @@ class Heads:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class DecoderLayer:
     """A decoder layer: what its heads add to the stream, None in a layer without attention, and its other parts."""
 
     module: nn.Module
-    heads: Heads | None
-    others: tuple[Part, ...]
+    attention_branch: AttentionBranch | None
+    other_branches: tuple[ResidualBranch, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Stream:
+class ResidualDecomposition:
     """All that a logit is the sum of: `unembedding` [V, D] less its `mean` [D], `bias` [V] less its own, `factor`
     times, of the final norm of the stream."""
 
-    layers: tuple[Layer, ...]
-    final: Norm
+    layers: tuple[DecoderLayer, ...]
+    final_norm: Norm
     unembedding: Tensor
-    mean: Tensor
+    unembedding_mean: Tensor
     bias: Tensor | None
-    factor: float
+    logit_factor: float
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class _ModuleCall:
     module: nn.Module
-    given: list[Tensor]
-    returned: Tensor
+    inputs: list[Tensor]
+    output: Tensor
 
 
-def survey(model: Model, layers: Layers, ids: Tensor) -> Stream:
+def decompose_residual_stream(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> ResidualDecomposition:
     """See how the model, which is being captured, makes logits of the first of ids [1, n]. Raises UnsupportedModel."""
     try:
-        return _survey(model, layers, ids[:, :SHORT])
-    except NotASum as why:
+        return _decompose(model, captured_layers, ids[:, :MAX_INSPECTED_TOKENS])
+    except DecompositionError as why:
         raise UnsupportedModel(f"cannot tell what the heads of {model.name} write: {why}") from why
 
 
-def _survey(model: Model, layers: Layers, ids: Tensor) -> Stream:
+def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> ResidualDecomposition:
     stack, inner = decoder_layers(model), backbone(model)
     if not stack:
-        raise NotASum("its decoder layers are not one list")
+        raise DecompositionError("its decoder layers are not one list")
     z: dict[int, Tensor] = {}
 
     def hear(heard: AttentionRecord) -> None:
         z[heard.layer] = heard.z.transpose(0, 1).flatten(1)
 
-    layers.listen(hear)
-    with _recorded(inner.modules()) as calls:
+    captured_layers.listen(hear)
+    with _recording_calls(inner.modules()) as calls:
         logits = model.module(ids, use_cache=False).logits[0]
     by_module = {call.module: call for call in calls}
     found = []
     for layer in stack:
         if layer not in by_module:
-            raise NotASum("its decoder layers do not hand on one stream")
+            raise DecompositionError("its decoder layers do not hand on one stream")
         index = next((n for n, module in enumerate(model.attention) if module in set(layer.modules())), None)
-        inside = [call for call in calls if call.module in set(layer.children()) and not _takes(call, call)]
-        ends = [c for n, c in enumerate(inside) if not any(_takes(d, c) for d in inside[n + 1 :])]
-        ends = [call for call in ends if call.returned.shape == by_module[layer].returned.shape]
-        factors = _factors(by_module[layer], ends)
+        inside = [call for call in calls if call.module in set(layer.children()) and not _consumes_output(call, call)]
+        ends = [c for n, c in enumerate(inside) if not any(_consumes_output(d, c) for d in inside[n + 1 :])]
+        ends = [call for call in ends if call.output.shape == by_module[layer].output.shape]
+        factors = _branch_factors(by_module[layer], ends)
         heads, end = None, None
         if index is not None:
             attention = model.attention[index]
-            end, norm = _end_of(next(c for c in inside if attention in set(c.module.modules())), inside)
+            end, norm = _attention_output_call(next(c for c in inside if attention in set(c.module.modules())), inside)
             if end not in ends:
-                raise NotASum(f"the output of the heads of {type(layer).__name__} is not added to its stream")
-            heads = _heads(attention, index, z[index], norm, factors[end.module], by_module)
+                raise DecompositionError(f"the output of the heads of {type(layer).__name__} is not added to its stream")
+            heads = _attention_branch(attention, index, z[index], norm, factors[end.module], by_module)
         others = tuple(
-            Part(module, factor) for module, factor in factors.items() if end is None or module is not end.module
+            ResidualBranch(module, factor) for module, factor in factors.items() if end is None or module is not end.module
         )
-        found.append(Layer(layer, heads, others))
-    hidden, last = by_module[inner].returned, by_module[stack[-1]].returned
-    final = next((c for c in calls if _is(c.returned, hidden) and any(_is(given, last) for given in c.given)), None)
+        found.append(DecoderLayer(layer, heads, others))
+    hidden, last = by_module[inner].output, by_module[stack[-1]].output
+    final = next((c for c in calls if _is_same_tensor(c.output, hidden) and any(_is_same_tensor(given, last) for given in c.inputs)), None)
     if final is None:
-        raise NotASum("no norm stands between its last layer and its logits")
-    norm = Norm.seen(final.module, hidden)
+        raise DecompositionError("no norm stands between its last layer and its logits")
+    norm = Norm.from_module(final.module, hidden)
     norm.scales(last[0], hidden[0])
-    return _unembedded(model, found, norm, hidden[0], logits)
+    return _with_unembedding(model, found, norm, hidden[0], logits)
 
 
-def _end_of(call: _Call, calls: Sequence[_Call]) -> tuple[_Call, Norm | None]:
+def _attention_output_call(call: _ModuleCall, calls: Sequence[_ModuleCall]) -> tuple[_ModuleCall, Norm | None]:
     """The part whose output is what the heads add to the stream: the attention, or a norm after it."""
-    after = [later for later in calls if _takes(later, call)]
+    after = [later for later in calls if _consumes_output(later, call)]
     if not after:
         return call, None
-    norm = Norm.seen(after[0].module, after[0].returned)
-    norm.scales(call.returned[0], after[0].returned[0])
+    norm = Norm.from_module(after[0].module, after[0].output)
+    norm.scales(call.output[0], after[0].output[0])
     return after[0], norm
 
 
-def _factors(whole: _Call, ends: Sequence[_Call]) -> dict[nn.Module, float]:
+def _branch_factors(layer_call: _ModuleCall, branch_calls: Sequence[_ModuleCall]) -> dict[nn.Module, float]:
     """How many times each of the outputs, which no later part takes as it is, was added to the stream."""
-    if not ends:
-        raise NotASum(f"no part of {type(whole.module).__name__} adds to its stream")
-    outputs = torch.stack([call.returned.double().flatten() for call in ends], 1).cpu()
-    stream, returned = (t.double().flatten().cpu() for t in (whole.given[0], whole.returned))
+    if not branch_calls:
+        raise DecompositionError(f"no part of {type(layer_call.module).__name__} adds to its stream")
+    outputs = torch.stack([call.output.double().flatten() for call in branch_calls], 1).cpu()
+    stream, returned = (t.double().flatten().cpu() for t in (layer_call.inputs[0], layer_call.output))
     factors = torch.linalg.lstsq(outputs, (returned - stream)[:, None]).solution[:, 0]
-    factors = torch.where((factors - 1).abs() < _bound(whole.returned.dtype), 1.0, factors)
-    if not _same(stream + outputs @ factors, returned, whole.returned.dtype):
-        raise NotASum(f"{type(whole.module).__name__} returns more than its stream and what its parts add")
-    return {call.module: float(factor) for call, factor in zip(ends, factors, strict=True)}
+    factors = torch.where((factors - 1).abs() < _relative_tolerance(layer_call.output.dtype), 1.0, factors)
+    if not _is_close(stream + outputs @ factors, returned, layer_call.output.dtype):
+        raise DecompositionError(f"{type(layer_call.module).__name__} returns more than its stream and what its parts add")
+    return {call.module: float(factor) for call, factor in zip(branch_calls, factors, strict=True)}
 
 
-def _heads(
-    attention: nn.Module, index: int, z: Tensor, norm: Norm | None, factor: float, by_module: dict[nn.Module, _Call]
-) -> Heads:
+def _attention_branch(
+    attention: nn.Module, layer_index: int, z: Tensor, norm: Norm | None, factor: float, by_module: dict[nn.Module, _ModuleCall]
+) -> AttentionBranch:
     """The projection whose input is the heads' output as it is and whose output is the attention's."""
-    returned = by_module[attention].returned if attention in by_module else None
+    returned = by_module[attention].output if attention in by_module else None
     for module in attention.modules():
-        call, matrix = by_module.get(module), _matrix(module)
-        if call is None or matrix is None or not call.given or call.given[0][0].shape != z.shape:
+        call, matrix = by_module.get(module), _weight_matrix(module)
+        if call is None or matrix is None or not call.inputs or call.inputs[0][0].shape != z.shape:
             continue
-        if torch.equal(call.given[0][0], z) and (returned is None or _same(call.returned, returned, z.dtype)):
+        if torch.equal(call.inputs[0][0], z) and (returned is None or _is_close(call.output, returned, z.dtype)):
             bias = getattr(module, "bias", None)
             own = z.float() @ matrix.float().T + (0 if bias is None else bias.float())
-            if not _same(own, call.returned[0].float(), z.dtype):  # as where a LoRA adds to it
-                raise NotASum(f"its {type(module).__name__} projects heads by more than its weight")
-            return Heads(index, matrix, bias, norm, factor)
-    raise NotASum("its attention changes what heads put out before, or after, it is projected")
+            if not _is_close(own, call.output[0].float(), z.dtype):  # as where a LoRA adds to it
+                raise DecompositionError(f"its {type(module).__name__} projects heads by more than its weight")
+            return AttentionBranch(layer_index, matrix, bias, norm, factor)
+    raise DecompositionError("its attention changes what heads put out before, or after, it is projected")
 
 
-def _unembedded(model: Model, layers: list[Layer], norm: Norm, hidden: Tensor, logits: Tensor) -> Stream:
+def _with_unembedding(model: Model, layers: list[DecoderLayer], norm: Norm, hidden: Tensor, logits: Tensor) -> ResidualDecomposition:
     """The whole stream; `logits` [n, V] must be what comes of `hidden` [n, D]."""
     head = model.module.get_output_embeddings()
     weight, bias = head.weight.detach(), getattr(head, "bias", None)
@@ -214,13 +214,13 @@ def _unembedded(model: Model, layers: list[Layer], norm: Norm, hidden: Tensor, l
         ours += bias.float() - bias.float().mean()
     theirs = logits.float() - logits.float().mean(-1, keepdim=True)
     factor = float((ours * theirs).sum() / ours.square().sum())
-    if not _same(factor * ours, theirs, logits.dtype):
-        raise NotASum("its logits are not linear in its last hidden states, as where they are soft-capped")
-    factor = 1.0 if abs(factor - 1) < _bound(logits.dtype) else factor
-    return Stream(tuple(layers), norm, weight, mean, bias, factor)
+    if not _is_close(factor * ours, theirs, logits.dtype):
+        raise DecompositionError("its logits are not linear in its last hidden states, as where they are soft-capped")
+    factor = 1.0 if abs(factor - 1) < _relative_tolerance(logits.dtype) else factor
+    return ResidualDecomposition(tuple(layers), norm, weight, mean, bias, factor)
 
 
-def _matrix(module: nn.Module) -> Tensor | None:
+def _weight_matrix(module: nn.Module) -> Tensor | None:
     """The weight [out, in] of a linear module."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2 or isinstance(module, nn.Embedding):
@@ -228,34 +228,34 @@ def _matrix(module: nn.Module) -> Tensor | None:
     return weight.detach().T if type(module).__name__ == "Conv1D" else weight.detach()
 
 
-def _same(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
+def _is_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     """Whether they agree as far as numbers of that kind can."""
-    return float((ours - theirs).abs().max()) <= _bound(dtype) * float(theirs.abs().max())
+    return float((actual - expected).abs().max()) <= _relative_tolerance(dtype) * float(expected.abs().max())
 
 
-def _bound(dtype: torch.dtype) -> float:
+def _relative_tolerance(dtype: torch.dtype) -> float:
     return 1e-3 if dtype in (torch.float32, torch.float64) else 3e-2
 
 
-def _takes(later: _Call, call: _Call) -> bool:
+def _consumes_output(later_call: _ModuleCall, call: _ModuleCall) -> bool:
     """Whether a call was given what another returned, as it is."""
-    return any(_is(given, call.returned) for given in later.given)
+    return any(_is_same_tensor(given, call.output) for given in later_call.inputs)
 
 
-def _is(one: Tensor, other: Tensor) -> bool:
+def _is_same_tensor(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are the same numbers in the same place."""
     return one.data_ptr() == other.data_ptr() and one.numel() == other.numel()
 
 
 @contextmanager
-def _recorded(modules: Iterable[nn.Module]) -> Iterator[list[_Call]]:
+def _recording_calls(modules: Iterable[nn.Module]) -> Iterator[list[_ModuleCall]]:
     """Every call of these modules, in the order in which they return. The tensors are kept, so that places stay."""
-    calls: list[_Call] = []
+    calls: list[_ModuleCall] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.dim() == 3]
-        if (state := state_of(output)) is not None:
-            calls.append(_Call(module, given, state))
+        if (state := extract_hidden_states(output)) is not None:
+            calls.append(_ModuleCall(module, given, state))
 
     with ExitStack() as stack:
         for module in modules:
@@ -263,7 +263,7 @@ def _recorded(modules: Iterable[nn.Module]) -> Iterator[list[_Call]]:
         yield calls
 
 
-def state_of(output: Any) -> Tensor | None:
+def extract_hidden_states(output: Any) -> Tensor | None:
     """The states [1, n, D] in what a module returned, alone or first of several."""
     output = getattr(output, "last_hidden_state", output)
     first = output[0] if isinstance(output, tuple) and output else output

@@ -3,16 +3,16 @@
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord
-from headscope.measures.row_means import RowMeans
-from headscope.measures.row_sampling import Places, on
+from headscope.measures.row_means import BinnedRowMeans
+from headscope.measures.row_sampling import IntArray, to_device
 
 
-class LearnedSink(RowMeans):
+class LearnedSink(BinnedRowMeans):
     """Means of the sink's weight: the `learned_sink` table, without rows where no layer has a sink."""
 
     name = "learned_sink"
     statistics = ("share",)
 
-    def of_rows(self, heard: AttentionRecord, rows: Places) -> Tensor | None:
-        shares = heard.sink_share
-        return None if shares is None else shares.index_select(1, on(shares.device, rows))[None]
+    def row_values(self, record: AttentionRecord, rows: IntArray) -> Tensor | None:
+        shares = record.sink_weight
+        return None if shares is None else shares.index_select(1, to_device(shares.device, rows))[None]

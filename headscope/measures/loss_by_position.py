@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headscope.bins import position_edges
+from headscope.bins import position_bin_edges
 
 
 class LossByPosition:
@@ -15,14 +15,14 @@ class LossByPosition:
     name = "nll"
 
     def __init__(self, length: int):
-        self.edges = torch.from_numpy(position_edges(length))
+        self.edges = torch.from_numpy(position_bin_edges(length))
         self.sums = torch.zeros(len(self.edges), dtype=torch.float64)
         self.counts = torch.zeros(len(self.edges), dtype=torch.int64)
 
-    def update(self, logits: Tensor, targets: Tensor, first: int) -> None:
+    def update(self, logits: Tensor, targets: Tensor, first_position: int) -> None:
         """Take logits [n, vocabulary] and the tokens [n] that they predict, at positions first, first + 1, ..."""
         losses = nn.functional.cross_entropy(logits.float(), targets, reduction="none").double().cpu()
-        bins = torch.bucketize(torch.arange(first, first + len(targets)), self.edges)
+        bins = torch.bucketize(torch.arange(first_position, first_position + len(targets)), self.edges)
         self.sums.index_add_(0, bins, losses)
         self.counts += torch.bincount(bins, minlength=len(self.edges))
 

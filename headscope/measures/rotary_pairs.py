@@ -15,35 +15,35 @@ from torch import Tensor
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.record import AttentionRecord
-from headscope.measures.rotary_planes import by_head, planes
-from headscope.measures.row_sampling import Places, among, on, on_host, pair_shares, pair_spaced, queries, visible_keys
-from headscope.measures.tiles import per_tile
+from headscope.measures.rotary_planes import planes_by_head, rotary_planes
+from headscope.measures.row_sampling import IntArray, rows_in_chunk, to_device, to_numpy, stratified_pair_quantiles, pair_weighted_rows, query_range, count_visible_keys
+from headscope.measures.tiles import items_per_tile
 
-MOMENT_CHUNK = 4096
+QUERIES_PER_CHUNK = 4096
 """Queries contracted at once: memory O(MOMENT_CHUNK x d) beyond the running sums."""
-KEYS = 2**14
+KEYS_PER_CHUNK = 2**14
 """Keys whose products with a row are held at once."""
 
 
-def moment_sums(q: Tensor, k: Tensor, visible: Tensor | Places) -> Tensor:
+def pair_moment_sums(q: Tensor, k: Tensor, visible_counts: Tensor | IntArray) -> Tensor:
     """Sums over all visible (i, j) of q_f.k_f, (q_f.k_f)^2 and |q_f| |k_f|: [3, G x F, H / G], float64, unscaled.
 
     q [2, G x F, H / G, Lq] and k [2, G x F, 1, Lk] are planes, the queries the last of the keys; `visible` [Lq] how
     many keys each query sees. All in float64: where q_f is nearly orthogonal to k_f, the terms of (q_f.k_f)^2 cancel.
     """
     units, of_group, count = q.shape[1:]
-    start, size = k.shape[-1] - count, per_tile(q.device, MOMENT_CHUNK, 12 * units * of_group)
-    hidden = np.arange(start, k.shape[-1]) - on_host(visible)  # the last key that the query does not see
+    start, size = k.shape[-1] - count, items_per_tile(q.device, QUERIES_PER_CHUNK, 12 * units * of_group)
+    hidden = np.arange(start, k.shape[-1]) - to_numpy(visible_counts)  # the last key that the query does not see
     first = start if (hidden < 0).all() else int(hidden.min()) + 1
-    running = _products(k[:, :, 0, first:]).cumsum_(-1)
+    running = _key_moments(k[:, :, 0, first:]).cumsum_(-1)
     if start and (hidden < 0).all():
         for before in torch.split(k[:, :, 0, :start], size // 4, -1):
-            running += _products(before).sum(-1, keepdim=True)
+            running += _key_moments(before).sum(-1, keepdim=True)
     seen = running[..., start - first :]
     later = np.flatnonzero(hidden >= first)
     if len(later):
-        before = running.index_select(-1, on(q.device, hidden[later] - first))
-        seen.index_add_(-1, on(q.device, later), before, alpha=-1)
+        before = running.index_select(-1, to_device(q.device, hidden[later] - first))
+        seen.index_add_(-1, to_device(q.device, later), before, alpha=-1)
     sums = torch.zeros(3, units, of_group, dtype=torch.float64, device=q.device)
     for at in range(0, count, size):
         cut = slice(at, at + size)
@@ -54,27 +54,27 @@ def moment_sums(q: Tensor, k: Tensor, visible: Tensor | Places) -> Tensor:
     return sums
 
 
-def _products(k: Tensor) -> Tensor:
+def _key_moments(k: Tensor) -> Tensor:
     """What is summed over keys [2, G x F, L]: x, y, x^2, 2 x y, y^2 and the norm, [6, G x F, L], float64."""
     x, y = k.double()
     return torch.stack([x, y, x * x, 2 * x * y, y * y, (x * x + y * y).sqrt()])
 
 
-def row_means(q: Tensor, k: Tensor, rows: Tensor | Places, visible: Tensor | Places) -> Tensor:
+def mean_abs_by_row(q: Tensor, k: Tensor, rows: Tensor | IntArray, visible_counts: Tensor | IntArray) -> Tensor:
     """Mean of |q_f . k_f| over the visible keys of given rows: [rows, G x F, H / G], float32, unscaled.
 
     q [2, G x F, H / G, Lq] and k [2, G x F, 1, Lk] are planes, the queries the last of the keys; `rows` index the
     queries, sorted, and `visible` [rows] are the keys that each of them sees.
     """
     units, of_group, count = q.shape[1:]
-    taken, seen = on_host(rows), on_host(visible)
+    taken, seen = to_numpy(rows), to_numpy(visible_counts)
     last = taken + k.shape[-1] - count
     first = last + 1 - seen
-    q_rows = q.index_select(-1, on(q.device, taken)).permute(3, 1, 2, 0).contiguous()  # [rows, G x F, H / G, 2]
+    q_rows = q.index_select(-1, to_device(q.device, taken)).permute(3, 1, 2, 0).contiguous()  # [rows, G x F, H / G, 2]
     k_planes = k[:, :, 0].transpose(0, 1)  # [G x F, 2, Lk]
-    begins, ends = on(q.device, np.stack((first, last)))[..., None]
-    size = per_tile(q.device, 1, units * of_group * k.shape[-1])
-    run = per_tile(q.device, KEYS, units * of_group * size)
+    begins, ends = to_device(q.device, np.stack((first, last)))[..., None]
+    size = items_per_tile(q.device, 1, units * of_group * k.shape[-1])
+    run = items_per_tile(q.device, KEYS_PER_CHUNK, units * of_group * size)
     sums = torch.zeros(len(last), units, of_group, device=q.device)
     for tile in (slice(at, at + size) for at in range(0, len(last), size)):
         of_tile = q_rows[tile].transpose(0, 1).flatten(1, 2)
@@ -88,7 +88,7 @@ def row_means(q: Tensor, k: Tensor, rows: Tensor | Places, visible: Tensor | Pla
                     hidden |= keys < begins[tile]
                 contribution.masked_fill_(hidden[:, None], 0)
             sums[tile] += contribution.sum(-1).transpose(0, 1)
-    return sums / on(q.device, seen)[:, None, None]
+    return sums / to_device(q.device, seen)[:, None, None]
 
 
 class RotaryPairs:
@@ -99,47 +99,47 @@ class RotaryPairs:
 
     name = "pairs"
 
-    def __init__(self, geometry: Geometry, length: int, rows: int | None, seed: int):
+    def __init__(self, geometry: Geometry, length: int, n_sampled_rows: int | None, seed: int):
         self.geometry = geometry
         self.length = length
-        self.rows = rows
-        self.shares = None if rows is None else pair_shares(rows, seed)
+        self.n_sampled_rows = n_sampled_rows
+        self.pair_quantiles = None if n_sampled_rows is None else stratified_pair_quantiles(n_sampled_rows, seed)
         shape = (geometry.layers, geometry.heads, geometry.all_pairs)
         self.moments = torch.zeros(3, *shape, dtype=torch.float64)
-        self.pairs_seen = torch.zeros(geometry.layers, dtype=torch.float64)
+        self.visible_pair_count = torch.zeros(geometry.layers, dtype=torch.float64)
         # Row means m with weights w, the causal pairs that a row stands for: sums of w m, w^2 m and w^2 m^2.
-        self.weighted = torch.zeros(3, *shape, dtype=torch.float64)
-        self.weights = torch.zeros(2, geometry.layers, dtype=torch.float64)
-        self.sampled = torch.zeros(geometry.layers, dtype=torch.int64)
+        self.weighted_sums = torch.zeros(3, *shape, dtype=torch.float64)
+        self.weight_sums = torch.zeros(2, geometry.layers, dtype=torch.float64)
+        self.sampled_row_count = torch.zeros(geometry.layers, dtype=torch.int64)
 
-    def update(self, heard: AttentionRecord) -> None:
+    def update(self, record: AttentionRecord) -> None:
         """Take what a layer computed for a document, or for the next chunk of its queries."""
-        geometry, layer = self.geometry, heard.layer
-        of_document = visible_keys(heard, np.arange(self.length))
-        visible = of_document[queries(heard)]
-        q, k = planes(heard.q, geometry), planes(heard.k, geometry)
-        scale = torch.tensor([heard.scaling, heard.scaling**2, abs(heard.scaling)], dtype=torch.float64)
-        sums = torch.stack([by_head(t, geometry) for t in moment_sums(q, k, visible)]).cpu()
+        geometry, layer = self.geometry, record.layer
+        of_document = count_visible_keys(record, np.arange(self.length))
+        visible = of_document[query_range(record)]
+        q, k = rotary_planes(record.q, geometry), rotary_planes(record.k, geometry)
+        scale = torch.tensor([record.scaling, record.scaling**2, abs(record.scaling)], dtype=torch.float64)
+        sums = torch.stack([planes_by_head(t, geometry) for t in pair_moment_sums(q, k, visible)]).cpu()
         self.moments[:, layer] += sums * scale[:, None, None]
-        self.pairs_seen[layer] += float(visible.sum())
-        rows, weight = self._drawn(heard, of_document)
+        self.visible_pair_count[layer] += float(visible.sum())
+        rows, weight = self._sample_rows(record, of_document)
         if not len(rows):
             return
-        means = row_means(q, k, rows, visible[rows]).double().cpu() * abs(heard.scaling)
+        means = mean_abs_by_row(q, k, rows, visible[rows]).double().cpu() * abs(record.scaling)
         by_power = torch.stack(
             [weight @ means.flatten(1), weight**2 @ means.flatten(1), weight**2 @ means.flatten(1) ** 2]
         )
-        self.weighted[:, layer] += torch.stack([by_head(t.view(means.shape[1:]), geometry) for t in by_power])
-        self.weights[:, layer] += torch.stack([weight.sum(), (weight**2).sum()])
-        self.sampled[layer] += len(rows)
+        self.weighted_sums[:, layer] += torch.stack([planes_by_head(t.view(means.shape[1:]), geometry) for t in by_power])
+        self.weight_sums[:, layer] += torch.stack([weight.sum(), (weight**2).sum()])
+        self.sampled_row_count[layer] += len(rows)
 
-    def _drawn(self, heard: AttentionRecord, visible: Places) -> tuple[Places, Tensor]:
+    def _sample_rows(self, record: AttentionRecord, visible_counts: IntArray) -> tuple[IntArray, Tensor]:
         """The queries whose rows are taken, and how many of the document's pairs each stands for."""
-        if self.shares is None:
-            here = queries(heard)
-            return np.arange(here.stop - here.start), torch.from_numpy(visible[here]).double()
-        rows = among(pair_spaced(visible, self.shares), heard)
-        return rows, torch.full((len(rows),), float(visible.sum()) / len(self.shares), dtype=torch.float64)
+        if self.pair_quantiles is None:
+            here = query_range(record)
+            return np.arange(here.stop - here.start), torch.from_numpy(visible_counts[here]).double()
+        rows = rows_in_chunk(pair_weighted_rows(visible_counts, self.pair_quantiles), record)
+        return rows, torch.full((len(rows),), float(visible_counts.sum()) / len(self.pair_quantiles), dtype=torch.float64)
 
     def merge(self, other: "RotaryPairs") -> None:
         """Add what another accumulator of the same shape has seen."""
@@ -148,17 +148,17 @@ class RotaryPairs:
 
     def compute(self) -> Mapping[str, np.ndarray]:
         """Columns of the `pairs` table without model, length, doc and theta, for the layers seen."""
-        seen = self.sampled.nonzero()[:, 0]
-        signed, square, norm = self.moments[:, seen] / self.pairs_seen[seen, None, None]
-        total, total_of_squares = self.weights[:, seen, None, None]
-        first, second, third = self.weighted[:, seen]
+        seen = self.sampled_row_count.nonzero()[:, 0]
+        signed, square, norm = self.moments[:, seen] / self.visible_pair_count[seen, None, None]
+        total, total_of_squares = self.weight_sums[:, seen, None, None]
+        first, second, third = self.weighted_sums[:, seen]
         mean = first / total
         spread = (third - 2 * mean * second + mean**2 * total_of_squares).clamp(min=0)
-        count = self.sampled[seen, None, None].double()
+        count = self.sampled_row_count[seen, None, None].double()
         error = (spread * count / (count - 1).clamp(min=1)).sqrt() / total
         values = {
             "mean_abs": mean,
-            "mean_abs_se": torch.zeros_like(error) if self.rows is None else error,
+            "mean_abs_se": torch.zeros_like(error) if self.n_sampled_rows is None else error,
             "mean_signed": signed,
             "rms": square.clamp(min=0).sqrt(),
             "norm_product": norm,
@@ -167,6 +167,6 @@ class RotaryPairs:
         layer, head, pair = torch.meshgrid(
             seen, torch.arange(geometry.heads), torch.arange(geometry.all_pairs), indexing="ij"
         )
-        layer = torch.tensor(geometry.numbers)[layer]
+        layer = torch.tensor(geometry.layer_numbers)[layer]
         keys = {"layer": layer, "head": head, "kv_group": head // geometry.heads_per_group, "pair": pair}
         return {name: column.reshape(-1).numpy() for name, column in {**keys, **values}.items()}

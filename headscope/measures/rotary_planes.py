@@ -4,36 +4,36 @@ import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
-from headscope.measures.tiles import per_tile
+from headscope.measures.tiles import items_per_tile
 
-TOKENS = 4096
+TOKENS_PER_CHUNK = 4096
 """Tokens that are turned round at once: memory O(TOKENS x d) beyond what is returned."""
 
 
-def planes(t: Tensor, geometry: Geometry) -> Tensor:
+def rotary_planes(heads_tensor: Tensor, geometry: Geometry) -> Tensor:
     """q [H, L, d] or k [G, L, d] -> [2, G x F, H / G (or 1), L], float32, contiguous: x and y of each pair.
 
     F is d / 2: the rotary pairs first, then the unrotated dimensions, paired in the same layout among themselves.
     """
-    (heads, length, dim), groups = t.shape, geometry.kv_groups
-    made = t.new_empty(2, groups, geometry.all_pairs, heads // groups, length, dtype=torch.float32)
-    size = per_tile(t.device, TOKENS, heads * dim)
+    (heads, length, dim), groups = heads_tensor.shape, geometry.kv_groups
+    made = heads_tensor.new_empty(2, groups, geometry.all_pairs, heads // groups, length, dtype=torch.float32)
+    size = items_per_tile(heads_tensor.device, TOKENS_PER_CHUNK, heads * dim)
     for cut in (slice(at, at + size) for at in range(0, length, size)):
-        both = _pairs(t[:, cut], geometry)  # [2, heads, tokens, F]
+        both = _pair_coordinates(heads_tensor[:, cut], geometry)  # [2, heads, tokens, F]
         made[..., cut] = both.view(2, groups, heads // groups, *both.shape[2:]).permute(0, 1, 4, 2, 3)
     return made.view(2, groups * geometry.all_pairs, -1, length)
 
 
-def _pairs(t: Tensor, geometry: Geometry) -> Tensor:
+def _pair_coordinates(t: Tensor, geometry: Geometry) -> Tensor:
     start, end = geometry.rotary_start, geometry.rotary_start + 2 * geometry.pairs
-    rotary = _split(t[..., start:end], geometry.layout)
+    rotary = _split_pairs(t[..., start:end], geometry.rotary_layout)
     if end - start == geometry.head_dim:
         return rotary
     rest = torch.cat((t[..., :start], t[..., end : geometry.head_dim]), -1)
-    return torch.cat((rotary, _split(rest, geometry.layout)), -1)
+    return torch.cat((rotary, _split_pairs(rest, geometry.rotary_layout)), -1)
 
 
-def _split(t: Tensor, layout: str) -> Tensor:
+def _split_pairs(t: Tensor, layout: str) -> Tensor:
     """[heads, L, 2F] -> [2, heads, L, F]."""
     half = t.shape[-1] // 2
     if layout == "half":
@@ -41,6 +41,6 @@ def _split(t: Tensor, layout: str) -> Tensor:
     return torch.stack((t[..., 0 : 2 * half : 2], t[..., 1 : 2 * half : 2]))
 
 
-def by_head(t: Tensor, geometry: Geometry) -> Tensor:
+def planes_by_head(t: Tensor, geometry: Geometry) -> Tensor:
     """[G x F, H / G] -> [H, F]: undo the grouping of `planes`."""
     return t.view(geometry.kv_groups, geometry.all_pairs, -1).transpose(1, 2).reshape(geometry.heads, -1)

@@ -2,10 +2,10 @@
 
 import torch
 
-AT_ONCE = 2**28
+MAX_GPU_TILE_ELEMENTS = 2**28
 """Numbers in the largest tensor of a GPU's tile, 1 GiB of float32."""
 
 
-def per_tile(device: torch.device, on_cpu: int, each: int) -> int:
+def items_per_tile(device: torch.device, cpu_items: int, elements_per_item: int) -> int:
     """How many of something a tile takes, each of which holds `each` numbers."""
-    return on_cpu if device.type == "cpu" else max(1, AT_ONCE // each)
+    return cpu_items if device.type == "cpu" else max(1, MAX_GPU_TILE_ELEMENTS // elements_per_item)

@@ -55,18 +55,18 @@ class Checkpoint:
         self.rotation = seen.rotation
         heads, groups, dim = seen.shape
         self.geometry = Geometry(
-            numbers=seen.numbers,
+            layer_numbers=seen.numbers,
             heads=heads,
             kv_groups=groups,
             head_dim=dim,
             pairs=seen.rotation.pairs,
-            layout=seen.rotation.layout,
+            rotary_layout=seen.rotation.layout,
             # Where no length is told, no query was ever to see more than the widest window.
             native_context=native_context(self.module.config) or max(filter(None, seen.windows), default=0),
             windows=seen.windows,
-            rotates=seen.rotates,
+            layer_rotates=seen.rotates,
             rotary_start=seen.rotation.start,
-            direction=seen.rotation.direction,
+            rotation_direction=seen.rotation.direction,
         )
 
     @property

@@ -37,9 +37,9 @@ def refuse_disagreement(model: PreTrainedModel, modules: Sequence[nn.Module], nu
     own: Given = {}
     ours: Given = {}
     with _cut(model.config.get_text_config()):
-        for name, kept, given in (("eager", own, None), (backend.NAME, ours, own)):
+        for name, kept, given in (("eager", own, None), (backend.BACKEND_NAME, ours, own)):
             try:
-                with inference(model), backend.attending(model, name), _kept(modules, kept, given):
+                with inference(model), backend.using_attention_implementation(model, name), _kept(modules, kept, given):
                     model.base_model(torch.arange(TOKENS, device=model.device)[None], use_cache=False)
             except HeadscopeError as error:
                 raise _refusal(model, str(error)) from error

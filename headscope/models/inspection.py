@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.attention import backend
-from headscope.attention.geometry import Layout
-from headscope.attention.masks import OtherMask
+from headscope.attention.geometry import RotaryLayout
+from headscope.attention.masks import UnsupportedMask
 from headscope.errors import HeadscopeError, UnsupportedModel, first_line
 from headscope.models.eval_mode import inference
 from headscope.models.rotation import Planes, Table, Turn, intercepted, rope_kinds, seen
@@ -39,7 +39,7 @@ class BaseRotation:
 
     theta: Tensor
     factors: tuple[float, ...]
-    layout: Layout
+    layout: RotaryLayout
     table: Table
     layer_types: tuple[str | None, ...]
     start: int = 0
@@ -132,7 +132,7 @@ def _attention_calls(model: PreTrainedModel) -> list[_Call]:
         calls.append(_Call(module, q.detach(), k.shape[1], window, turned.copy()))
         turned.clear()
 
-    with backend.witnessed(witness), intercepted(model.modules(), turning):
+    with backend.observing_calls(witness), intercepted(model.modules(), turning):
         _three_tokens(model)
     if not calls:
         raise _refusal(model, "none of its layers uses the attention interface of transformers")
@@ -235,7 +235,7 @@ def _factor_counts(model: PreTrainedModel, call: _Call) -> bool:
         if module is call.module:
             ratios.append(float(q.norm() / call.q.norm()))
 
-    with backend.witnessed(witness), intercepted(model.modules(), doubled):
+    with backend.observing_calls(witness), intercepted(model.modules(), doubled):
         _three_tokens(model)
     return ratios[0] > 1.5
 
@@ -282,9 +282,9 @@ def _until(module: nn.Module) -> int | None:
 
 def _three_tokens(model: PreTrainedModel) -> None:
     try:
-        with inference(model), backend.engaged(model):
+        with inference(model), backend.using_backend(model):
             model(torch.arange(TOKENS, device=model.device)[None], use_cache=False)
-    except OtherMask as error:
+    except UnsupportedMask as error:
         raise _refusal(model, "it masks its attention in a way of its own") from error
     except HeadscopeError as error:
         # The seam does not know whose attention it serves.

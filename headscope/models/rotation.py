@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from headscope.attention.geometry import Layout
+from headscope.attention.geometry import RotaryLayout
 
 FUNCTIONS = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_emb")
 VECTORS = ("q", "k", "x", "xq", "xk")
@@ -138,7 +138,7 @@ class Planes:
     """
 
     pairs: int
-    layout: Layout
+    layout: RotaryLayout
     table: Table
     cos: Tensor
     sin: Tensor
@@ -159,7 +159,7 @@ def seen(turn: Turn) -> Planes | None:
     rotary = 2 * pairs
     if rotary > dims or not torch.equal(images[rotary:], torch.eye(dims)[rotary:]):
         return None
-    layouts: tuple[Layout, ...] = ("half", "interleaved")
+    layouts: tuple[RotaryLayout, ...] = ("half", "interleaved")
     for layout in layouts:
         first = torch.arange(pairs) if layout == "half" else torch.arange(0, rotary, 2)
         second = first + (pairs if layout == "half" else 1)

@@ -68,6 +68,6 @@ def refuse_odd(notes: Mapping[str, Any], where: str) -> None:
     for name, value in whole.items():
         least = name == "reference_length"
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST:
-            raise BadInput(f"{where}: its {name} is {user_input.shown(value)}, no length or count; learn it again")
+            raise BadInput(f"{where}: its {name} is {user_input.quote(value)}, no length or count; learn it again")
     if not isinstance(digest, str | None):
-        raise BadInput(f"{where}: its weights_sha256 is {user_input.shown(digest)}, no digest; learn it again")
+        raise BadInput(f"{where}: its weights_sha256 is {user_input.quote(digest)}, no digest; learn it again")

@@ -35,7 +35,7 @@ SHIPPED = Path(__file__).parents[1] / "adapters"
 
 def adapter_file(path: Path | str) -> Path:
     """The file of an adapter, given by path or by the name of a shipped one; Missing if it is not there."""
-    file = user_input.path(path, "adapter")
+    file = user_input.expand_path(path, "adapter")
     shipped = SHIPPED / f"{path}.safetensors"
     if not file.is_file() and not shipped.is_file():
         names = ", ".join(sorted(each.stem for each in SHIPPED.glob("*.safetensors")))

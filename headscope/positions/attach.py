@@ -44,10 +44,10 @@ def attached(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None)
         elif model.rotation.until is not None:
             stack.enter_context(_steady(model, model.rotation.until))
         if schedule.scales_queries or schedule.slopes is not None:
-            stack.enter_context(backend.engaged(model.module))
+            stack.enter_context(backend.using_backend(model.module))
         if schedule.scales_queries:
             for layer, module in enumerate(model.attention):
-                stack.enter_context(backend.editing(module, _scale_edit(schedule, layer)))
+                stack.enter_context(backend.editing_qkv(module, _scale_edit(schedule, layer)))
         if schedule.slopes is not None:
             stack.enter_context(_falling(model, schedule.slopes))
         yield schedule
@@ -82,7 +82,7 @@ def _rotating(model: Model, schedule: Schedule) -> Iterator[None]:
 
     with ExitStack() as stack:
         for layer, module in enumerate(model.attention):
-            if model.geometry.rotates[layer]:
+            if model.geometry.layer_rotates[layer]:
                 stack.callback(module.register_forward_pre_hook(now.enter(layer), with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(now.leave, always_call=True).remove)
         for module in model.rotation.modules:
@@ -162,7 +162,7 @@ def _given(args: Any, kwargs: dict[str, Any]) -> Tensor:
     return positions
 
 
-def _scale_edit(schedule: Schedule, layer: int) -> backend.LayerEdit:
+def _scale_edit(schedule: Schedule, layer: int) -> backend.QKVEdit:
     def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scale = schedule.query_scale(layer, positions + 1)[..., None]
         return (q * scale).to(q.dtype), k, v  # the product of bfloat16 and float32 is float32
@@ -189,7 +189,7 @@ def _falling(model: Model, slopes: Tensor) -> Iterator[None]:
             raise UnsupportedModel(f"cannot put alibi on '{model.name}': it caps its logits")
         scalings[module] = scaling
 
-    def sloping(module: nn.Module) -> backend.LayerEdit:
+    def sloping(module: nn.Module) -> backend.QKVEdit:
         def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             if q.dtype.itemsize < 4:
                 raise UnsupportedModel(f"alibi needs float32, '{model.name}' is {q.dtype}: open it with --dtype fp32")
@@ -203,7 +203,7 @@ def _falling(model: Model, slopes: Tensor) -> Iterator[None]:
         return edit
 
     with ExitStack() as stack:
-        stack.enter_context(backend.witnessed(witness))
+        stack.enter_context(backend.observing_calls(witness))
         for module in model.attention:
-            stack.enter_context(backend.editing(module, sloping(module)))
+            stack.enter_context(backend.editing_qkv(module, sloping(module)))
         yield

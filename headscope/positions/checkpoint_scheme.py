@@ -29,7 +29,7 @@ def trained_under(checkpoint: Opened) -> tuple[str, Scheme] | None:
         return None
     if not isinstance(told, str):
         raise BadInput(
-            f"'{checkpoint.name}': {KEY} in its config.json is {user_input.shown(told)}, not a position scheme"
+            f"'{checkpoint.name}': {KEY} in its config.json is {user_input.quote(told)}, not a position scheme"
         )
     if told == LEARNED:
         file = str(Path(checkpoint.module.name_or_path) / FILE)

@@ -43,7 +43,7 @@ def mapped(trained: Path | str, keys: Path | str, checkpoint: Opened) -> AdaRoPE
     Raises Missing if either is not there, BadInput for a key map that cannot be read, a key that is not in
     it, or a tensor that does not fit the geometry of `checkpoint`.
     """
-    key_map, stored = _read(user_input.path(keys, "key map")), _tensors(user_input.path(trained, "checkpoint"))
+    key_map, stored = _read(user_input.expand_path(keys, "key map")), _tensors(user_input.expand_path(trained, "checkpoint"))
     geometry = checkpoint.geometry
     shape = (geometry.kv_groups, geometry.pairs)
     adarope = AdaRoPE.untrained(checkpoint, Fixed.own(checkpoint), key_map.reference_length)
@@ -52,7 +52,7 @@ def mapped(trained: Path | str, keys: Path | str, checkpoint: Opened) -> AdaRoPE
         for name, fitting in wanted.items():
             pattern = getattr(key_map, name)
             for layer in range(geometry.layers if pattern else 0):
-                key = pattern.replace("{layer}", str(geometry.numbers[layer]))
+                key = pattern.replace("{layer}", str(geometry.layer_numbers[layer]))
                 if key not in stored:
                     raise BadInput(f"'{trained}' has no tensor '{key}'{nearest(key, stored)}: check {name} in '{keys}'")
                 refuse_unsound(stored[key], name, f"'{key}' of '{trained}'")

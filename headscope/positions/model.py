@@ -39,7 +39,7 @@ class ModelSpec:
         A text that names a folder as it stands is that checkpoint. Raises BadInput for half a spec or a scheme that
         cannot be read.
         """
-        if "@" not in text or user_input.folder(text):
+        if "@" not in text or user_input.is_folder(text):
             checkpoint, scheme = text, "base"
         else:
             named = [each.end() for each in re.finditer("@", text) if _begins_scheme(text[each.end() :])]

@@ -39,7 +39,7 @@ def rescheduled(
     refuse_without_rotation(checkpoint, rope_type)
     rotation = checkpoint.rotation
     thetas, factors = list(Fixed.own(checkpoint).thetas), list(rotation.factors)
-    turning = {kind for kind, rotates in zip(rotation.layer_types, checkpoint.geometry.rotates, strict=True) if rotates}
+    turning = {kind for kind, rotates in zip(rotation.layer_types, checkpoint.geometry.layer_rotates, strict=True) if rotates}
     if turning == {"sliding_attention"}:
         why = "only its layers with a sliding window rotate, and those keep their frequencies"
         raise refusal(checkpoint, rope_type, why)
@@ -47,7 +47,7 @@ def rescheduled(
         if layer_type == "sliding_attention":
             continue
         layers = [n for n, kind in enumerate(rotation.layer_types) if kind == layer_type]
-        layers = [n for n in layers if checkpoint.geometry.rotates[n]]
+        layers = [n for n in layers if checkpoint.geometry.layer_rotates[n]]
         if not layers:
             continue
         own = _own_parameters(checkpoint, layer_type)
@@ -84,7 +84,7 @@ def own_at(checkpoint: Opened, length: int) -> Fixed:
     rotation = checkpoint.rotation
     if rotation.until is None or length <= rotation.until:
         return own
-    turning = checkpoint.geometry.rotates
+    turning = checkpoint.geometry.layer_rotates
     kinds = dict.fromkeys(kind for kind, turns in zip(rotation.layer_types, turning, strict=True) if turns)
     by_kind = {kind: _computed(checkpoint, kind, _own_parameters(checkpoint, kind), length) for kind in kinds}
     last = torch.tensor([[length - 1]], device=checkpoint.device)

@@ -48,5 +48,5 @@ def _value(text: str, kind: str, where: str) -> Any:
     except ValueError as error:
         raise BadInput(f"'{text}' is not a number: {where}") from error
     if isinstance(number, int) and abs(number) > LARGEST:
-        raise BadInput(f"{user_input.shown(number)} is too large: {where}")
+        raise BadInput(f"{user_input.quote(number)} is too large: {where}")
     return number

@@ -214,9 +214,9 @@ class Adapted:
         # Told when the spec is read, not after other models have been measured.
         if self.keys is None:
             adapter_file(self.adapter)
-        elif not user_input.path(self.adapter, "checkpoint").exists():
+        elif not user_input.expand_path(self.adapter, "checkpoint").exists():
             raise Missing(f"no checkpoint at '{self.adapter}': check adapter=PATH")
-        elif not user_input.path(self.keys, "key map").exists():
+        elif not user_input.expand_path(self.keys, "key map").exists():
             raise Missing(f"no key map at '{self.keys}': check keys=PATH")
 
     @property

@@ -141,7 +141,7 @@ def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> 
             raise BadInput(f"{count} needles of a kind are more than the {min(map(len, sets))} there are: give a file")
         return [needle for needles in sets for needle in needles[:count]]
     try:
-        lines = user_input.path(file, "needle file").read_text(encoding="utf-8").split("\n")
+        lines = user_input.expand_path(file, "needle file").read_text(encoding="utf-8").split("\n")
     except FileNotFoundError as error:
         raise Missing(f"no needles at '{file}': check the path") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -172,7 +172,7 @@ def _parse_needle(line: str, location: str) -> Needle:
         raise BadInput(f"{location}: the values are texts; the name must not be empty, and the fact needs words")
     try:
         for text in value.values():
-            user_input.text(text)
+            user_input.check_text(text)
     except ValueError as error:
         raise BadInput(f"{location}: {error}") from error
     return Needle(**value)

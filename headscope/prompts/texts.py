@@ -173,7 +173,7 @@ def _remove_scan_marks(text: str) -> str:
 
 def _glob_files(pattern: str) -> dict[str, Path]:
     """Return the files a glob matches, by path; a name is the folder the glob starts from / the path below it."""
-    start = user_input.path(pattern, "text file")
+    start = user_input.expand_path(pattern, "text file")
     pattern = str(start)
     exact = start.is_file()  # a name that holds '[' is not a glob
     found = [pattern] if exact else glob.glob(pattern, recursive=True)
@@ -215,14 +215,14 @@ def _dataset_documents(dataset_source: str) -> Iterator[Document]:
 def _parse_dataset_source(dataset_source: str) -> tuple[str, str, str]:
     """Split DATASET[:split[:column]]; a local path may itself hold colons."""
     parts = dataset_source.split(":")
-    local = (n for n in range(len(parts), 0, -1) if user_input.path(":".join(parts[:n]), "data set").exists())
+    local = (n for n in range(len(parts), 0, -1) if user_input.expand_path(":".join(parts[:n]), "data set").exists())
     n = next(local, 1)
     dataset, options = ":".join(parts[:n]), parts[n:]
     if len(options) > 2 or not all([dataset, *options]):
         raise BadInput(
             f"text source 'hf:{dataset_source}' is not of the form hf:DATASET[:split[:column]]; a split has no slices"
         )
-    if (folder := user_input.path(dataset, "data set")).exists():
+    if (folder := user_input.expand_path(dataset, "data set")).exists():
         dataset = str(folder)
     split, column = (options + ["train", "text"][len(options) :])[:2]
     return dataset, split, column

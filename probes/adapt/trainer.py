@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from headscope.errors import Diverged
-from headscope.forward.logits import last_hidden_states, compute_loss_by_position, next_token_logits
+from headscope.forward.logits import compute_loss_by_position, last_hidden_states, next_token_logits
 from headscope.models.checkpoint import evaluating
 from headscope.positions import attached
 from headscope.positions.adarope import AdaRoPE

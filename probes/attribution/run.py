@@ -13,10 +13,15 @@ from torch import Tensor, nn
 
 from headscope.attention.record import AttentionRecord
 from headscope.errors import UnsupportedModel
-from headscope.forward.capture import Layers, capturing
+from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.observe import FinishedPass, observe
-from headscope.forward.residual_decomposition import Heads, Stream, state_of, survey
-from headscope.measures.logit_attribution import WritesByPosition, head_writes
+from headscope.forward.residual_decomposition import (
+    AttentionBranch,
+    ResidualDecomposition,
+    decompose_residual_stream,
+    extract_hidden_states,
+)
+from headscope.measures.logit_attribution import AttributionByPosition, direct_logit_attribution
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument, load_token_documents
 from headscope.runs.arrow import Rows
@@ -76,27 +81,27 @@ class LogitTerms:
 
     def __init__(self, model: Model, ids: Tensor, keys: Mapping[str, Any] | None = None):
         with capturing(model) as layers:
-            self.stream: Stream = survey(model, layers, ids)
+            self.stream: ResidualDecomposition = decompose_residual_stream(model, layers, ids)
         stream, geometry = self.stream, model.geometry
         self.ids, self.geometry, self.keys = ids, geometry, keys or {}
         targets = ids[0, 1:].to(stream.unembedding.device)
-        self.target_directions = stream.unembedding[targets].float() - stream.mean
-        self.pre_norm_directions = stream.final.before(self.target_directions)
+        self.target_directions = stream.unembedding[targets].float() - stream.unembedding_mean
+        self.pre_norm_directions = stream.final_norm.pull_back(self.target_directions)
         self.head_terms = torch.zeros(geometry.layers, geometry.heads, len(targets))
         self.part_terms: dict[tuple[str, int], Tensor] = {}
         self.bias_terms = torch.zeros(len(targets), device=ids.device)
         self.relative_error = 0.0
         self._norm_scales = torch.ones(len(targets), device=ids.device)
 
-    def listen(self, layers: Layers) -> None:
+    def listen(self, layers: CapturedLayers) -> None:
         for number, layer in enumerate(self.stream.layers):
             if number == 0:
                 layers.hook(layer.module, self._record_embedding)
-            if layer.heads is not None:
-                self._hook_heads(layer.heads, layers)
-            for part in layer.others:
+            if layer.attention_branch is not None:
+                self._hook_heads(layer.attention_branch, layers)
+            for part in layer.other_branches:
                 layers.hook(part.module, self._part_hook(number, part.factor))
-        layers.hook(self.stream.final.module, self._record_norm_scale)
+        layers.hook(self.stream.final_norm.module, self._record_norm_scale)
 
     def tables(self, finished: FinishedPass) -> dict[str, Rows]:
         self._normalise(finished.hidden)
@@ -105,9 +110,9 @@ class LogitTerms:
                 f"cannot attribute the logits of '{finished.model.name}' to its heads: the terms miss their sum by "
                 f"{self.relative_error:.2g} of the largest logit"
             )
-        geometry, bins = self.geometry, WritesByPosition(len(self.ids[0]))
+        geometry, bins = self.geometry, AttributionByPosition(len(self.ids[0]))
         layers, heads = np.indices(self.head_terms.shape[:2]).reshape(2, -1)
-        head_columns = {"layer": np.array(geometry.numbers)[layers], "head": heads}
+        head_columns = {"layer": np.array(geometry.layer_numbers)[layers], "head": heads}
         head_columns["kv_group"] = heads // geometry.heads_per_group
         part_columns = {
             "part": np.array([name for name, _ in self.part_terms]),
@@ -115,48 +120,48 @@ class LogitTerms:
         }
         parts = torch.stack([*self.part_terms.values()])
         return {
-            "attribution": {**self.keys, **bins.columns(self.head_terms.flatten(0, 1), **head_columns)},
-            "attribution_parts": {**self.keys, **bins.columns(parts, **part_columns)},
+            "attribution": {**self.keys, **bins.table_columns(self.head_terms.flatten(0, 1), **head_columns)},
+            "attribution_parts": {**self.keys, **bins.table_columns(parts, **part_columns)},
         }
 
     def _normalise(self, hidden: Tensor) -> None:
         """Divide by the scale of the final norm and check the sum; `hidden` [1, L, D] are the last hidden states."""
         stream, device = self.stream, self.ids.device
-        for index, number in enumerate(self.geometry.numbers):
+        for index, number in enumerate(self.geometry.layer_numbers):
             self.part_terms["heads", number] = self.head_terms[index].sum(0).to(device)
         self.part_terms["bias", 0] = self.bias_terms
         for name in self.part_terms:
-            self.part_terms[name] = stream.factor * self.part_terms[name] / self._norm_scales
-        self.head_terms = stream.factor * self.head_terms / self._norm_scales.cpu()
+            self.part_terms[name] = stream.logit_factor * self.part_terms[name] / self._norm_scales
+        self.head_terms = stream.logit_factor * self.head_terms / self._norm_scales.cpu()
         directions = self.target_directions.to(device)
-        shift = torch.linalg.vecdot(directions, stream.final.shift.to(device).expand_as(directions))
+        shift = torch.linalg.vecdot(directions, stream.final_norm.shift.to(device).expand_as(directions))
         logit = torch.linalg.vecdot(hidden[0, :-1].to(device).float(), directions)
         if stream.bias is not None:
             token_bias = stream.bias[self.ids[0, 1:].to(stream.bias.device)].float()
             centred = (token_bias - stream.bias.float().mean()).to(directions)
             shift, logit = shift + centred, logit + centred
-        self.part_terms["bias", 0] = self.part_terms["bias", 0] + stream.factor * shift
+        self.part_terms["bias", 0] = self.part_terms["bias", 0] + stream.logit_factor * shift
         total = torch.stack([*self.part_terms.values()]).sum(0)
-        logit = self.part_terms["logit", 0] = stream.factor * logit
+        logit = self.part_terms["logit", 0] = stream.logit_factor * logit
         self.relative_error = float((total - logit).abs().max() / logit.abs().max())
 
-    def _hook_heads(self, heads: Heads, layers: Layers) -> None:
+    def _hook_heads(self, heads: AttentionBranch, layers: CapturedLayers) -> None:
         norm = heads.norm
-        directions = self.pre_norm_directions if norm is None else norm.before(self.pre_norm_directions)
+        directions = self.pre_norm_directions if norm is None else norm.pull_back(self.pre_norm_directions)
         directions = directions.to(heads.projection.device)
 
         def record_heads(record: AttentionRecord) -> None:
-            terms = head_writes(record.z[:, :-1], heads.projection, directions)
-            self.head_terms[heads.index] = heads.factor * terms.cpu()
+            terms = direct_logit_attribution(record.z[:, :-1], heads.projection, directions)
+            self.head_terms[heads.layer_index] = heads.factor * terms.cpu()
             if heads.bias is not None and norm is None:
                 self.bias_terms += heads.factor * (directions @ heads.bias.float()).to(self.bias_terms.device)
 
-        layers.listen(record_heads, [heads.index])
+        layers.listen(record_heads, [heads.layer_index])
         if norm is not None:
 
             def divide_by_scale(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
                 scales = norm.scales(args[0][0, :-1], output[0, :-1])
-                self.head_terms[heads.index] /= scales.cpu()
+                self.head_terms[heads.layer_index] /= scales.cpu()
                 bias = 0 if heads.bias is None else directions @ heads.bias.float() / scales
                 shift = self.pre_norm_directions.to(norm.shift.device) @ norm.shift
                 self.bias_terms += heads.factor * (bias + shift).to(self.bias_terms.device)
@@ -165,7 +170,7 @@ class LogitTerms:
 
     def _part_hook(self, layer: int, factor: float) -> Any:
         def record_part(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            state = state_of(output)
+            state = extract_hidden_states(output)
             assert state is not None
             term = factor * torch.linalg.vecdot(state[0, :-1].float(), self.pre_norm_directions.to(state.device))
             self.part_terms["other", layer] = self.part_terms.get(("other", layer), 0) + term.to(self.ids.device)
@@ -178,7 +183,7 @@ class LogitTerms:
         self.part_terms["embedding", 0] = term.to(self.ids.device)
 
     def _record_norm_scale(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        self._norm_scales = self.stream.final.scales(args[0][0, :-1], output[0, :-1]).to(self.ids.device)
+        self._norm_scales = self.stream.final_norm.scales(args[0][0, :-1], output[0, :-1]).to(self.ids.device)
 
 
 def attribute_logits(model: Model, ids: Tensor) -> LogitTerms:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.bins import position_edges
+from headscope.bins import position_bin_edges
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
@@ -69,7 +69,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     for length, doc in product(sizes.lengths, range(sizes.docs)):
         rng = np.random.default_rng([sizes.seed, model_index, length, doc])
         keys: dict[str, Any] = {"model": model, "context_length": length, "doc": f"synthetic/{doc}"}
-        edges = position_edges(length)
+        edges = position_bin_edges(length)
         bins = pd.DataFrame({"position": edges, "tokens": np.diff(edges, prepend=0)})
         heads = sizes.units.merge(bins, how="cross").assign(**keys)
         heads["contribution"] = 0.1 * (0.5 - heads["growth"]) * (1 + heads["layer"]) + rng.normal(0, 0.01, len(heads))

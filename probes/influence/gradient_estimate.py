@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attention import backend
-from headscope.forward.interventions import Intervention, Unit, groups, on_layer
+from headscope.forward.interventions import Intervention, Unit, kv_group_units, layer_output_edit
 from headscope.forward.replay import Objective, Replay
 
 CURVATURE_DRAWS = 2
@@ -55,17 +55,17 @@ def estimate_effects(
 
     Costs a recomputation of the pass, 1 + `draws` backward passes, and an attention pass for each intervention.
     """
-    geometry, tokens = replay.model.geometry, replay.predictions
+    geometry, tokens = replay.model.geometry, replay.target_count
     layers, heads, kv_groups = geometry.layers, geometry.heads, geometry.kv_groups
     estimates = {
         key: EffectEstimate(*(torch.zeros(layers, n, dtype=torch.float64) for n in (heads, heads, kv_groups)))
         for key in interventions
     }
 
-    def hear(layer: int, z: Tensor, call: backend.Call, gradients: Sequence[Tensor]) -> None:
-        units = [unit for unit in groups(geometry) if unit.layer == layer]
+    def hear(layer: int, z: Tensor, call: backend.AttentionCall, gradients: Sequence[Tensor]) -> None:
+        units = [unit for unit in kv_group_units(geometry) if unit.layer == layer]
         for key, intervention in interventions.items():
-            moved = on_layer(intervention, units, geometry)(z, call).float() - z.float()
+            moved = layer_output_edit(intervention, units, geometry)(z, call).float() - z.float()
             slope, *others = ((gradient.float() * moved).sum(-1)[0].double().cpu() for gradient in gradients)
             sums = estimates[key]
             sums.head_slopes[layer] = slope.sum(-1) / tokens
@@ -74,7 +74,7 @@ def estimate_effects(
                 for term, product in ((sums.head_curvatures, other), (sums.group_curvatures, together)):
                     term[layer] += product.square().sum(-1) / (2 * len(others) * tokens)
 
-    replay.backwards([text_loss, *(sampled_loss(seed * CURVATURE_DRAWS + number) for number in range(draws))], hear)
+    replay.backpropagate([text_loss, *(sampled_loss(seed * CURVATURE_DRAWS + number) for number in range(draws))], hear)
     return estimates
 
 

@@ -62,7 +62,7 @@ def head_influence(
         found: list[Row] = []
         for number, passage in enumerate(passages):
             replay = _prepare_replay(sweep, passage, config.memory)
-            with replay.replay.ready():
+            with replay.replay.running():
                 keys = {"context_length": passage.length, **passage.keys}
                 found.extend({**keys, **row} for row in results(replay, number))
         return found
@@ -145,7 +145,7 @@ class InfluenceRunner:
             if task.step == "sets" and sweep.named_sets:
                 return {sets: _rows_to_columns(keys, sweep.evaluate_named_sets(replay))}
             known = pd.concat([self.context.read_stored(f"influence/{name}", units) for name in task.prerequisites])
-            known["layer"] = np.searchsorted(model.geometry.numbers, known["layer"])
+            known["layer"] = np.searchsorted(model.geometry.layer_numbers, known["layer"])
             if task.step == "exact":
                 chosen = select_units_to_verify(sweep, known, self.options, seed)
                 return {units: _rows_to_columns(keys, sweep.evaluate_units(replay, chosen))}
@@ -175,7 +175,7 @@ class InfluenceRunner:
         def add(
             step: Any, passage: int, cost: float, layer: int | None = None, prerequisites: Sequence[Cell] = ()
         ) -> None:
-            named = "" if layer is None else f" layer {sweep.model.geometry.numbers[layer]}"
+            named = "" if layer is None else f" layer {sweep.model.geometry.layer_numbers[layer]}"
             where = f"{label}: {read[passage].length} tokens, {read[passage].description}, {step}{named}"
             task = _InfluenceTask(step, objective, length, passage, layer, tuple(cell.id for cell in prerequisites))
             cells.append(Cell(where, label, cost * pass_cost(read[passage].length), task))
@@ -224,7 +224,7 @@ class InfluenceRunner:
         if self._cached_replay is None or self._cached_replay[0] != key:
             self._cached_replay = None
             self._cached_replay = (key, _prepare_replay(sweep, text, self.options.memory))
-        with self._cached_replay[1].replay.ready():
+        with self._cached_replay[1].replay.running():
             yield self._cached_replay[1]
 
 

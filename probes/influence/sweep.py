@@ -16,17 +16,17 @@ from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.interventions import (
     ABLATIONS,
     QKV,
-    WHOLE,
+    WHOLE_GROUP,
     Component,
     Intervention,
-    Reset,
+    PositionReset,
     Unit,
-    custom,
-    groups,
-    heads,
-    on_layer,
+    qkv_intervention,
+    kv_group_units,
+    head_units,
+    layer_output_edit,
 )
-from headscope.forward.pair_ablation import PairsStill, PairsZero
+from headscope.forward.pair_ablation import PairsUnrotated, PairsZeroed
 from headscope.forward.replay import Replay
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
@@ -67,7 +67,7 @@ class Sweep:
         estimates = estimate_effects(replay.replay, self.interventions, CURVATURE_DRAWS if order == 2 else 0, seed)
         for key, units in self.units.items():
             for unit in units:
-                at = unit.heads(self.model.geometry)
+                at = unit.head_slice(self.model.geometry)
                 yield self._unit_row(key, unit, "estimate", replay, estimates[key].first_order(unit, at))
                 if order == 2:
                     yield self._unit_row(key, unit, "curved", replay, estimates[key].second_order(unit, at))
@@ -97,7 +97,7 @@ class Sweep:
     def _set_row(self, key: ComponentKey, choice: str, draw: int, replay: "TextReplay", members: Sequence[Unit]) -> Row:
         return {
             **_key_columns(key),
-            "unit": "group" if members[0].head == WHOLE else "head",
+            "unit": "group" if members[0].head == WHOLE_GROUP else "head",
             "choice": choice,
             "size": len(members),
             "draw": draw,
@@ -106,7 +106,7 @@ class Sweep:
         }
 
     def _unit_row(self, key: ComponentKey, unit: Unit, method: str, replay: "TextReplay", delta: float) -> Row:
-        place = {"layer": self.model.geometry.numbers[unit.layer], "head": unit.head, "kv_group": unit.kv_group}
+        place = {"layer": self.model.geometry.layer_numbers[unit.layer], "head": unit.head, "kv_group": unit.kv_group}
         return {**place, **_key_columns(key), "method": method, "nll_before": replay.baseline_loss, "delta_nll": delta}
 
 
@@ -116,22 +116,22 @@ class TextReplay:
 
     def __init__(self, sweep: Sweep, ids: Tensor, memory: float, first_scored: int = 1):
         self.replay = Replay(sweep.model, sweep.schedule, ids, memory, first_scored)
-        with self.replay.ready():
-            self.replay.rehearse()
+        with self.replay.running():
+            self.replay.record_streams()
             self._baseline_losses = self.replay.losses({}).double()
         self.baseline_loss = float(self._baseline_losses.mean())
 
     @property
     def top1_accuracy(self) -> float:
         """Share of these tokens that the model, with nothing changed, finds likeliest; inside `replay.ready`."""
-        return self.replay.hits()
+        return self.replay.accuracy()
 
     def loss_change(self, intervention: Intervention, units: Sequence[Unit]) -> float:
         """Mean loss with these units changed together, minus `before`; inside `replay.ready`."""
         geometry = self.replay.model.geometry
         layers = sorted({unit.layer for unit in units})
         by_layer = {layer: [unit for unit in units if unit.layer == layer] for layer in layers}
-        changes = {layer: on_layer(intervention, there, geometry) for layer, there in by_layer.items()}
+        changes = {layer: layer_output_edit(intervention, there, geometry) for layer, there in by_layer.items()}
         return float((self.replay.losses(changes).double() - self._baseline_losses).mean())
 
 
@@ -141,7 +141,7 @@ def plan_sweep(
     """The sweep that a section asks for. Raises BadInput for what this model does not have."""
     schedule = model.schedule
     interventions: dict[ComponentKey, Intervention] = {
-        (name, NO_TARGET): custom(edit) for name, edit in (edits or {}).items()
+        (name, NO_TARGET): qkv_intervention(edit) for name, edit in (edits or {}).items()
     }
     for component in options.components:
         if component in ABLATIONS:
@@ -153,7 +153,7 @@ def plan_sweep(
             continue
         for target in options.reset_to:
             then = _reset_schedule(label, model, schedule, component, target, max(options.lengths))
-            interventions[component, target] = Reset(cast(Component, component), schedule, then, model.geometry)
+            interventions[component, target] = PositionReset(cast(Component, component), schedule, then, model.geometry)
     if not interventions:
         raise BadInput("influence: nothing to do to the units; give components")
     named = {name: _resolve_head_set(label, model, name, told) for name, told in (options.heads or {}).items()}
@@ -162,7 +162,7 @@ def plan_sweep(
         wanted = sorted({unit for heads in named.values() for unit in heads})
         for (component, _), every in units.items():
             if still := [unit for unit in wanted if unit not in every]:
-                layer = model.geometry.numbers[still[0].layer]
+                layer = model.geometry.layer_numbers[still[0].layer]
                 raise BadInput(f"influence: layer {layer} of model '{label}' does not rotate, as {component} asks")
         units = {key: wanted if options.method == "exact" else every for key, every in units.items()}
     fewest = min(map(len, units.values()))
@@ -179,12 +179,12 @@ def _resolve_head_set(label: str, model: Model, set_name: str, head_names: Seque
     geometry, found = model.geometry, []
     for each in head_names:
         layer, head, _ = user_input.unit(each)
-        if layer not in geometry.numbers or head >= geometry.heads:
+        if layer not in geometry.layer_numbers or head >= geometry.heads:
             raise BadInput(
                 f"influence: model '{label}' has no head {each}, which heads names in '{set_name}': its layers are "
-                f"{', '.join(map(str, geometry.numbers))}, of {geometry.heads} heads each, from 0"
+                f"{', '.join(map(str, geometry.layer_numbers))}, of {geometry.heads} heads each, from 0"
             )
-        found.append(Unit(geometry.numbers.index(layer), head // geometry.heads_per_group, head))
+        found.append(Unit(geometry.layer_numbers.index(layer), head // geometry.heads_per_group, head))
     return found
 
 
@@ -238,7 +238,7 @@ def _pair_ablations(label: str, model: Model, component: str, max_length: int) -
     try:
         for name, pairs in bands.expand_bands(component, theta, geometry.native_context):
             chosen = torch.from_numpy(pairs)
-            yield name, PairsStill(chosen, schedule, geometry) if still else PairsZero(chosen, geometry)
+            yield name, PairsUnrotated(chosen, schedule, geometry) if still else PairsZeroed(chosen, geometry)
     except BadInput as error:
         raise BadInput(f"model '{label}': {error}") from error
 
@@ -247,8 +247,8 @@ def _list_units(model: Model, component: str, unit: str) -> list[Unit]:
     """`auto` is who owns the parameters: KV groups for frequencies, query heads for the rest. Pairs are knocked out
     where they turn."""
     whole = unit == "group" or (unit == "auto" and component in ("freq", "joint"))
-    units = groups(model.geometry) if whole else heads(model.geometry)
-    return [unit for unit in units if model.geometry.rotates[unit.layer] or not bands.is_band(component)]
+    units = kv_group_units(model.geometry) if whole else head_units(model.geometry)
+    return [unit for unit in units if model.geometry.layer_rotates[unit.layer] or not bands.is_band(component)]
 
 
 def random_units_by_layer(chosen: Sequence[Unit], units: Sequence[Unit], rng: np.random.Generator) -> list[Unit]:

@@ -1,6 +1,6 @@
-"""What measuring says of a head and of a model: columns of the per-head and per-model tables, and roles.
+"""Statistics of the probe `measure`: columns of the per-head and per-model tables, and roles of heads.
 
-Effective lengths are typical values, exp of mean ln ESS2, of rows in the last octave of visible keys, those that see
+Effective lengths are exp(mean ln ESS2) over query rows in the last octave of visible keys, which are the rows that see
 more than about half of the context [ours].
 """
 
@@ -11,20 +11,20 @@ import numpy as np
 import pandas as pd
 
 from headscope.bins import BINS_PER_OCTAVE, bin_center, in_last_octave
-from headscope.runs.aggregation import HEAD_KEYS, rows_at_longest_length, mean_losses, plain_types, mean_with_interval
+from headscope.runs.aggregation import HEAD_KEYS, mean_losses, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Statistic, columns_by_length
 from headscope.runs.roles import Role
 from headscope.runs.run_tables import RunTables
 from headscope.runs.summary import longest_ess_column
 
 MIN_GROWTH_KEYS = 64
-"""Fewest visible keys, in the middle of a bin, of the rows that the growth exponent is fitted to."""
+"""Minimum bin center, in visible keys, of the rows that the growth exponent is fitted to."""
 LOCAL_LENGTH = 8
-"""Effective length, in tokens, below which a head is called local [ours]."""
+"""Effective length, in tokens, below which a head has the role local [ours]."""
 RETRIEVAL_GROWTH, AGGREGATION_GROWTH = 0.25, 0.75
-"""Growth exponents below and above which a head is said to resemble retrieval and aggregation [ours]."""
+"""Growth exponents below and above which a head has the role constant or widening [ours]."""
 SINK_MASS = 0.5
-"""Weight on the first token above which it is a head's main target [ours]."""
+"""Weight on the first token above which a head has the role sink [ours]."""
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
@@ -54,7 +54,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "learned_sink": Statistic(
             "learned sink",
             "",
-            "mean weight on the sink that the model learned beside its keys, last octave of visible keys",
+            "mean weight on the learned attention sink, last octave of visible keys",
             formula="exp(sink − lse)",
         ),
         "local_mass": Statistic(
@@ -64,7 +64,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             formula="Σ αᵢⱼ over i − j < 32",
         ),
         "mean_distance": Statistic(
-            "mean distance", "tokens", "how far back a head looks on average, same rows", True, "Σⱼ αᵢⱼ (i − j)"
+            "mean distance", "tokens", "mean distance of the attended tokens, same rows", True, "Σⱼ αᵢⱼ (i − j)"
         ),
         "cov": Statistic(
             "CoV of pairs",
@@ -73,10 +73,10 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             formula="CoV = std_f E|c_f| / mean_f E|c_f|, c_f = q_f · k_f",
         ),
         "cov_rms": Statistic(
-            "CoV of pairs (rms)", "", "the same of root mean squares", formula="std_f / mean_f of √E c_f²"
+            "CoV of pairs (rms)", "", "the same for root mean squares", formula="std_f / mean_f of √E c_f²"
         ),
         "cov_norm": Statistic(
-            "CoV of pairs (norms)", "", "the same of products of norms", formula="std_f / mean_f of E|q_f||k_f|"
+            "CoV of pairs (norms)", "", "the same for products of norms", formula="std_f / mean_f of E|q_f||k_f|"
         ),
         "weighted_log_theta": Statistic(
             "weighted mean log-frequency",
@@ -88,7 +88,9 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "effective_base": Statistic("effective base", "", "base of the plain RoPE with the same mean ln theta", True),
         "tau": Statistic("temperature tau", "", "lambda(n) = (1/tau) ln(1 + max(n, L_ref)/L_ref)^gamma"),
         "gamma": Statistic("growth of logits gamma", "", "exponent of ln(1 + n/L_ref) in lambda(n)"),
-        "logit_scale": Statistic("logit multiplier", "", "factor on logits up to L_ref, beyond the checkpoint's own"),
+        "logit_scale": Statistic(
+            "logit multiplier", "", "factor on the logits up to L_ref, relative to the checkpoint's own scaling"
+        ),
         "nll": Statistic("loss", "nats/token", "mean over documents of the mean next-token loss", number_format=".3f"),
     }
 )
@@ -96,18 +98,18 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 ROLES: Mapping[str, Role] = MappingProxyType(
     {
         "local": Role(
-            f"effective length below {LOCAL_LENGTH} tokens at the longest length, and no sink",
+            f"effective length below {LOCAL_LENGTH} tokens at the longest length, and not the role sink",
             lambda h: (h[_effective_length_column(h)] < LOCAL_LENGTH) & ~(h["sink_mass"] > SINK_MASS),
             "local_mass",
         ),
         "constant": Role(
-            f"growth exponent below {RETRIEVAL_GROWTH}, as retrieval asks",
+            f"growth exponent below {RETRIEVAL_GROWTH}, as expected of retrieval heads",
             lambda h: h["growth"] < RETRIEVAL_GROWTH,
             "growth",
             True,
         ),
         "widening": Role(
-            f"growth exponent above {AGGREGATION_GROWTH}, as aggregation asks",
+            f"growth exponent above {AGGREGATION_GROWTH}, as expected of aggregation heads",
             lambda h: h["growth"] > AGGREGATION_GROWTH,
             "growth",
         ),
@@ -119,38 +121,38 @@ ROLES: Mapping[str, Role] = MappingProxyType(
 
 
 def head_statistics(run: RunTables) -> pd.DataFrame | None:
-    """Columns by (model, layer, head, kv_group), each from the table that the run has.
+    """Columns by (model, layer, head, kv_group) from the tables that the run has; None if it has none of them.
 
     From `attention`: `ess2_<L>` (tokens) for every measured length L; `growth`; and at the model's longest length
     `ess1`, `max_weight`, `sink_mass`, `local_mass`, `mean_distance`. From `learned_sink`: `learned_sink`. From `pairs`,
     at the longest length: `cov`, `cov_rms`, `cov_norm`, `weighted_log_theta`. From `scales`: `tau`, `gamma`,
     `logit_scale`, `effective_base`, `mean_log_theta`. `ess2_<L>`, `growth` and `cov` come with `_low` and `_high`.
     """
-    makers = {
+    functions = {
         "attention": _attention_statistics,
         "learned_sink": _learned_sink_statistics,
         "pairs": _pair_statistics,
         "scales": _position_statistics,
     }
-    blocks = [make(plain_types(run.table(name))) for name, make in makers.items() if name in run.tables]
+    blocks = [function(plain_types(run.table(name))) for name, function in functions.items() if name in run.tables]
     return pd.concat(blocks, axis=1) if blocks else None
 
 
 def model_statistics(run: RunTables) -> pd.DataFrame | None:
-    """By model: medians over heads of `ess2_<L>`, `growth`, `cov`, and the loss.
+    """Columns by model: medians over heads of `ess2_<L>`, `growth` and `cov`, and the loss; None without their tables.
 
     `nll_<L>` (nats/token) is the mean over documents of the mean loss; `nll_<L>_diff` with `_low` and `_high` is its
-    difference to the run's first model, paired by document.
+    difference to the first model of the run, paired by document.
     """
     wide = head_statistics(run)
     rows = None
     if wide is not None:
         lengths = columns_by_length(map(str, wide), "ess2")
-        plotted = [name for name in map(str, wide) if name in ("growth", "cov", *lengths)]
-        rows = wide.groupby("model")[plotted].median()
+        summarised = [name for name in map(str, wide) if name in ("growth", "cov", *lengths)]
+        rows = wide.groupby("model")[summarised].median()
     if "nll" in run.tables:
-        told = _loss_statistics(plain_types(run.table("nll")), run.models[0])
-        rows = told if rows is None else rows.join(told, how="outer")
+        losses = _loss_statistics(plain_types(run.table("nll")), run.models[0])
+        rows = losses if rows is None else rows.join(losses, how="outer")
     return rows
 
 
@@ -158,7 +160,7 @@ def _attention_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     names = ["log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"]
     means = _last_octave_means(frame, names)
     columns: list[pd.DataFrame] = [
-        mean_with_interval(block.droplevel("context_length"), f"ess2_{length}", least=0).apply(np.exp)
+        mean_with_interval(block.droplevel("context_length"), f"ess2_{length}", low=0).apply(np.exp)
         for length, block in means["log_ess2"].groupby(level="context_length")
     ]
     columns.append(mean_with_interval(_growth_exponents(rows_at_longest_length(frame)), "growth"))
@@ -172,16 +174,16 @@ def _learned_sink_statistics(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _last_octave_means(frame: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Means over the rows of the last octave of visible keys, by head, length and document."""
+    """Means over the query rows of the last octave of visible keys, by head, length and document."""
     top = frame.groupby([*HEAD_KEYS, "context_length"])["visible"].transform("max")
-    far = frame[in_last_octave(frame["visible"], top)]
+    last_rows = frame[in_last_octave(frame["visible"], top)]
     unit = [*HEAD_KEYS, "context_length", "doc"]
-    total = far[unit].join(far[columns].mul(far["rows"], axis=0)).groupby(unit).sum()
-    return total.div(far.groupby(unit)["rows"].sum(), axis=0)
+    total = last_rows[unit].join(last_rows[columns].mul(last_rows["rows"], axis=0)).groupby(unit).sum()
+    return total.div(last_rows.groupby(unit)["rows"].sum(), axis=0)
 
 
 def _growth_exponents(frame: pd.DataFrame) -> pd.Series:
-    """Least-squares slope of log_ess2 on ln n per head and document; NaN where the bins span less than an octave."""
+    """Least-squares slope of log_ess2 on ln n by head and document; NaN if the bins span less than an octave."""
     unit = [*HEAD_KEYS, "doc"]
     n = bin_center(frame["visible"], frame["context_length"])
     points = frame.assign(x=np.log(n))[n >= MIN_GROWTH_KEYS]
@@ -199,12 +201,14 @@ def _pair_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     unit = [*HEAD_KEYS, "doc"]
     groups = frame.groupby(unit)[["mean_abs", "rms", "norm_product"]]
     cov = groups.std(ddof=0) / groups.mean()
-    turning = frame[frame["theta"] > 0]
-    turning = turning.assign(weighted=turning["mean_abs"] * np.log(turning["theta"]))
-    sums = turning.groupby(unit)[["weighted", "mean_abs"]].sum()
-    others = cov[["rms", "norm_product"]].set_axis(["cov_rms", "cov_norm"], axis=1)
-    others["weighted_log_theta"] = sums["weighted"] / sums["mean_abs"]
-    return pd.concat([mean_with_interval(cov["mean_abs"], "cov", least=0), others.groupby(HEAD_KEYS).mean()], axis=1)
+    rotating = frame[frame["theta"] > 0]
+    rotating = rotating.assign(weighted=rotating["mean_abs"] * np.log(rotating["theta"]))
+    sums = rotating.groupby(unit)[["weighted", "mean_abs"]].sum()
+    without_interval = cov[["rms", "norm_product"]].set_axis(["cov_rms", "cov_norm"], axis=1)
+    without_interval["weighted_log_theta"] = sums["weighted"] / sums["mean_abs"]
+    return pd.concat(
+        [mean_with_interval(cov["mean_abs"], "cov", low=0), without_interval.groupby(HEAD_KEYS).mean()], axis=1
+    )
 
 
 def _position_statistics(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""What to measure over texts."""
+"""Options of the probe `measure`."""
 
 from typing import Literal
 
@@ -10,20 +10,22 @@ TableName = Literal["attention", "pairs", "distance", "nll"]
 
 
 class MeasureOptions(Options):
-    """Measures over texts."""
+    """What to measure over texts."""
 
     lengths: Lengths = Field(default=[512, 2048], description="context lengths in tokens")
     tables: list[TableName] = Field(
         default=["attention", "pairs", "distance", "nll"],
         min_length=1,
-        description="tables to fill",
+        description="tables to store",
         json_schema_extra={"flags": ["--measure"]},
     )
-    rows: int | Literal["exact"] = Field(default=64, description="query rows sampled per head and document, or exact")
+    rows: int | Literal["exact"] = Field(
+        default=64, description="number of query rows sampled per head and document, or exact for all rows"
+    )
 
     @field_validator("rows")
     @classmethod
     def _check_row_count(cls, rows: int | str) -> int | str:
         if isinstance(rows, int) and rows < 2:
-            raise ValueError(f"{rows} rows are too few: give at least 2, or exact")
+            raise ValueError(f"{rows} rows are too few. Give at least 2, or exact")
         return rows

@@ -11,7 +11,7 @@ from headscope.attention.geometry import Geometry
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward import logits
-from headscope.forward.capture import Layers
+from headscope.forward.capture import CapturedLayers
 from headscope.forward.observe import FinishedPass, observe
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, RotaryPairs
 from headscope.positions.model import Model
@@ -110,7 +110,7 @@ class MeasureObserver:
             self.accumulators.append(LearnedSink(*sizes))
         self.keys, self.document = keys, {} if document is None else {"doc": document}
 
-    def listen(self, layers: Layers) -> None:
+    def listen(self, layers: CapturedLayers) -> None:
         for accumulator in self.accumulators:
             layers.listen(accumulator.update)
 
@@ -120,8 +120,8 @@ class MeasureObserver:
             del columns["learned_sink"]  # most families learn no sink
         model, ids = finished.model, finished.ids
         if "nll" in self.requested:
-            at_once = logits.CHUNK if finished.chunk is None else logits.FEW
-            columns["nll"] = dict(logits.loss_by_position(model, ids, finished.hidden, at_once).compute())
+            at_once = logits.POSITIONS_PER_CHUNK if finished.chunk is None else logits.LOW_MEMORY_POSITIONS_PER_CHUNK
+            columns["nll"] = dict(logits.compute_loss_by_position(model, ids, finished.hidden, at_once).compute())
         if "pairs" in columns:
             schedule = finished.schedule if finished.schedule.rotates else own_at(model, ids.shape[1])
             columns["pairs"]["theta"] = _theta_column(model, schedule, columns["pairs"])
@@ -134,8 +134,8 @@ def measure_tokens(
 ) -> dict[str, dict[str, np.ndarray]]:
     """Measure one document, ids [L], under the model's scheme: columns by table, without the key columns of a study.
 
-    `rows` is the number of query rows sampled with `seed`, None for all. Raises BadInput for a model without rotation if
-    only tables of rotary pairs are requested.
+    `rows` is the number of query rows sampled with `seed`, None for all. Raises BadInput for a model without rotation
+    if only tables of rotary pairs are requested.
     """
     factory = partial(_plain_observer, model, tables, rows, seed)
     (columns,) = observe(model, ids, [factory])
@@ -150,12 +150,13 @@ def _without_pairs(model: Model, tables: Sequence[str]) -> list[str]:
     """The tables that a model without rotation can fill. Raises BadInput if none is left."""
     remaining = [name for name in tables if name not in PAIR_TABLES]
     if not remaining:
-        requested = " or ".join(tables)
-        raise BadInput(f"cannot measure {requested} of '{model.name}': {model.rotation.why}. Measure attention or nll")
+        raise BadInput(
+            f"cannot measure {' or '.join(tables)} of '{model.name}': {model.rotation.why}. Measure attention or nll"
+        )
     return remaining
 
 
 def _theta_column(model: Model, schedule: Schedule, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    layer = np.searchsorted(model.geometry.numbers, columns["layer"])
+    layer = np.searchsorted(model.geometry.layer_numbers, columns["layer"])
     theta: np.ndarray = all_theta(model, schedule).numpy()[layer, columns["kv_group"], columns["pair"]]
     return theta

@@ -1,4 +1,4 @@
-"""Made-up rows of what measuring stores."""
+"""Synthetic rows of the tables of `measure`, for tests and timings."""
 
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.bins import bin_center, position_edges, visible_edges
+from headscope.bins import bin_center, position_bin_edges, visible_bin_edges
 from headscope.runs.synthetic import Sizes, rope_frequencies
 
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """A cell for every length and document of the model, which is the `number`-th."""
+    """Yield (cell, rows by table) for every length and document of the model with index `model_index`."""
     for length, doc in product(sizes.lengths, range(sizes.docs)):
         rng = np.random.default_rng([sizes.seed, model_index, length, doc])
         whole = {"model": model, "context_length": length}
@@ -31,7 +31,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
 def _synthetic_attention(
     keys: dict[str, Any], units: pd.DataFrame, length: int, rng: np.random.Generator
 ) -> pd.DataFrame:
-    edges = visible_edges(length)
+    edges = visible_bin_edges(length)
     lower = np.concatenate([[0], edges[:-1]])
     bins = pd.DataFrame({"visible": edges, "rows": np.minimum(edges, length) - lower})
     bins["n"] = bin_center(edges, length)
@@ -75,6 +75,6 @@ def _synthetic_distance(
 
 
 def _synthetic_nll(keys: dict[str, Any], length: int, model_index: int, doc: int) -> pd.DataFrame:
-    edges = position_edges(length)
+    edges = position_bin_edges(length)
     nll = 3.0 + 2.0 / np.log(edges + 2) + 0.1 * doc + 0.05 * model_index
     return pd.DataFrame({"position": edges, "nll": nll, "tokens": np.diff(edges, prepend=0)}).assign(**keys)

@@ -1,4 +1,4 @@
-"""What measuring stores: attention rows, rotary pairs, distances and losses."""
+"""Tables of the probe `measure`: attention rows, rotary pairs, distance profiles and losses."""
 
 from headscope.runs.columns import DISTANCE, DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, PAIR, VISIBLE, Column, Table, key
 
@@ -9,15 +9,15 @@ BIN_COLUMNS = (
 
 ATTENTION = Table(
     "attention",
-    "what each head's attention rows look like, binned by the number of visible keys",
+    "statistics of each head's attention rows, binned by the number of visible keys",
     (
         *BIN_COLUMNS,
         Column(
             "ess2",
             "value",
             "tokens",
-            "mean effective length ESS_2 = 1 / sum_j alpha_ij^2; where there is a learned sink, alpha, here and in the "
-            "other lengths and the distance, is a share of what it leaves",
+            "mean effective length ESS_2 = 1 / sum_j alpha_ij^2; with a learned sink, alpha is divided by the weight that "
+            "the sink leaves, here, in ess1 and in mean_distance",
             1,
         ),
         Column("log_ess2", "value", "nats", "mean of ln ESS_2; its exp is the typical effective length", 0),
@@ -31,7 +31,7 @@ ATTENTION = Table(
 
 LEARNED_SINK = Table(
     "learned_sink",
-    "how much of each head's rows goes to a sink that the model learned beside its keys; only of models that have one",
+    "weight of each head on the learned attention sink; only for models that have one",
     (
         *BIN_COLUMNS,
         Column("share", "value", "", "mean weight on the learned sink", 0, 1),
@@ -40,7 +40,7 @@ LEARNED_SINK = Table(
 
 PAIRS = Table(
     "pairs",
-    "how much each rotary pair contributes to the head's logits",
+    "contribution of each rotary pair to the head's logits",
     (
         MODEL,
         LENGTH,
@@ -55,7 +55,7 @@ PAIRS = Table(
             "value",
             "logits",
             "E |c_f|, mean absolute dot product, over causal pairs (i, j); query rows are sampled from strata "
-            "that hold equally many such pairs [ours]",
+            "with equally many such pairs [ours]",
             0,
         ),
         Column(
@@ -73,7 +73,7 @@ PAIRS = Table(
 
 DISTANCE_PROFILES = Table(
     "distance",
-    "each pair's contribution as a function of distance, over all documents",
+    "contribution of each rotary pair to the logits by distance, over all documents",
     (
         MODEL,
         LENGTH,

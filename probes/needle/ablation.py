@@ -16,9 +16,9 @@ from headscope.attention import backend
 from headscope.attention.geometry import Geometry
 from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
-from headscope.forward.interventions import Intervention, Unit, on_layer, z_zero
-from headscope.forward.logits import finite_hidden
-from headscope.forward.prefix_cache import Ids
+from headscope.forward.interventions import Intervention, Unit, layer_output_edit, zero_ablation
+from headscope.forward.logits import finite_hidden_states
+from headscope.forward.prefix_cache import TokenIds
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -63,7 +63,7 @@ def heads_to_units(heads: pd.DataFrame, geometry: Geometry) -> list[Unit]:
     """The heads of a table, whose layers go by their numbers, as units."""
     places = heads[HEAD_COLUMNS].itertuples(index=False, name=None)
     return [
-        Unit(geometry.numbers.index(layer), int(head) // geometry.heads_per_group, int(head)) for layer, head in places
+        Unit(geometry.layer_numbers.index(layer), int(head) // geometry.heads_per_group, int(head)) for layer, head in places
     ]
 
 
@@ -75,17 +75,17 @@ class FixedMeanAblation:
     head_means: Sequence[Tensor]
     geometry: Geometry
 
-    def __call__(self, z: Tensor, call: backend.Call, unit: Unit) -> Tensor:
-        mean = self.head_means[unit.layer][unit.heads(self.geometry)]
+    def __call__(self, z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
+        mean = self.head_means[unit.layer][unit.head_slice(self.geometry)]
         return mean.to(z.dtype)[None, :, None].expand_as(z)
 
 
-def make_ablation(ablation: str, model: Model, haystack: Ids) -> Intervention:
+def make_ablation(ablation: str, model: Model, haystack: TokenIds) -> Intervention:
     """What is done to silenced heads; `haystack` [L] is what their mean is taken over."""
-    return z_zero if ablation == "zero" else FixedMeanAblation(mean_head_outputs(model, haystack), model.geometry)
+    return zero_ablation if ablation == "zero" else FixedMeanAblation(mean_head_outputs(model, haystack), model.geometry)
 
 
-def mean_head_outputs(model: Model, ids: Ids) -> list[Tensor]:
+def mean_head_outputs(model: Model, ids: TokenIds) -> list[Tensor]:
     """The mean output of every head over these tokens: one [H, dv] a layer, float32."""
     means: dict[int, Tensor] = {}
 
@@ -94,7 +94,7 @@ def mean_head_outputs(model: Model, ids: Ids) -> list[Tensor]:
 
     with attached(model), capturing(model) as layers, evaluating(model), torch.no_grad():
         layers.listen(hear)
-        finite_hidden(model, torch.from_numpy(ids.astype(np.int64))[None].to(model.device))
+        finite_hidden_states(model, torch.from_numpy(ids.astype(np.int64))[None].to(model.device))
     return [means[layer] for layer in sorted(means)]
 
 
@@ -104,5 +104,5 @@ def heads_ablated(model: Model, units: Sequence[Unit], intervention: Interventio
     with ExitStack() as stack:
         for layer in sorted({unit.layer for unit in units}):
             here = [unit for unit in units if unit.layer == layer]
-            stack.enter_context(backend.changing(model.attention[layer], on_layer(intervention, here, model.geometry)))
+            stack.enter_context(backend.editing_output(model.attention[layer], layer_output_edit(intervention, here, model.geometry)))
         yield

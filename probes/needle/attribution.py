@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
-from headscope.forward.prefix_cache import Ids
-from headscope.forward.residual_decomposition import Norm, Stream, survey
-from headscope.measures.copying import Span
-from headscope.measures.logit_attribution import head_writes, last_outputs
+from headscope.forward.prefix_cache import TokenIds
+from headscope.forward.residual_decomposition import Norm, ResidualDecomposition, decompose_residual_stream
+from headscope.measures.copying import TokenSpan
+from headscope.measures.logit_attribution import direct_logit_attribution, last_query_outputs
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -28,11 +28,11 @@ class AnswerAttribution:
     through_spans: Tensor
 
 
-def decompose_residual(model: Model, ids: Ids) -> Stream:
+def decompose_residual(model: Model, ids: TokenIds) -> ResidualDecomposition:
     """How the model's logits are a sum. Raises UnsupportedModel where they are none."""
     read = torch.from_numpy(ids.astype("int64"))[None].to(model.device)
     with attached(model), evaluating(model), capturing(model) as layers:
-        return survey(model, layers, read)
+        return decompose_residual_stream(model, layers, read)
 
 
 class AttributionAccumulator:
@@ -41,9 +41,9 @@ class AttributionAccumulator:
     `update` listens to every layer of each step, within `listening`. What a head adds is known once the token is.
     """
 
-    def __init__(self, stream: Stream, spans: Sequence[Span]):
+    def __init__(self, stream: ResidualDecomposition, spans: Sequence[TokenSpan]):
         self.stream, self.spans = stream, torch.tensor(spans)
-        self._head_terms = [layer.heads for layer in stream.layers if layer.heads is not None]
+        self._head_terms = [layer.attention_branch for layer in stream.layers if layer.attention_branch is not None]
         self._step_outputs: list[dict[int, Tensor]] = []
         self._norm_scales: dict[nn.Module, list[Tensor]] = {}
         self._current_step: dict[int, Tensor] = {}
@@ -51,7 +51,7 @@ class AttributionAccumulator:
     @contextmanager
     def hooks_registered(self) -> Iterator[None]:
         """Take the scale of every norm between a head and the logit, at each step."""
-        norms = [heads.norm for heads in self._head_terms if heads.norm is not None] + [self.stream.final]
+        norms = [heads.norm for heads in self._head_terms if heads.norm is not None] + [self.stream.final_norm]
         with ExitStack() as stack:
             for norm in norms:
                 handle = norm.module.register_forward_hook(self._scale_hook(norm), with_kwargs=True)
@@ -60,26 +60,26 @@ class AttributionAccumulator:
 
     def update(self, record: AttentionRecord) -> None:
         """Take one layer of one step."""
-        self._current_step[record.layer] = last_outputs(record, self.spans)
+        self._current_step[record.layer] = last_query_outputs(record, self.spans)
 
     def compute(self, tokens: Tensor) -> AnswerAttribution:
         """What was added to the first T tokens, which the first T steps produced; `tokens` [T]."""
         stream, steps, spans = self.stream, len(tokens), len(self.spans)
         tokens = tokens.to(stream.unembedding.device)
-        towards = stream.final.before(stream.unembedding[tokens].float() - stream.mean)
-        towards = stream.factor * towards / self._stacked_scales(stream.final, steps)
+        towards = stream.final_norm.pull_back(stream.unembedding[tokens].float() - stream.unembedding_mean)
+        towards = stream.logit_factor * towards / self._stacked_scales(stream.final_norm, steps)
         found = []
         for heads in self._head_terms:
             before = (
-                towards if heads.norm is None else heads.norm.before(towards) / self._stacked_scales(heads.norm, steps)
+                towards if heads.norm is None else heads.norm.pull_back(towards) / self._stacked_scales(heads.norm, steps)
             )
             if not steps:
-                found.append(torch.zeros(1 + spans, len(self._step_outputs[0][heads.index][0])))
+                found.append(torch.zeros(1 + spans, len(self._step_outputs[0][heads.layer_index][0])))
                 continue
-            z = torch.stack([step[heads.index] for step in self._step_outputs[:steps]])  # T, 1 + S, H, d
+            z = torch.stack([step[heads.layer_index] for step in self._step_outputs[:steps]])  # T, 1 + S, H, d
             rows = z.flatten(0, 1).transpose(0, 1)
             before = before.to(heads.projection.device)
-            added = head_writes(rows, heads.projection, before.repeat_interleave(1 + spans, 0))
+            added = direct_logit_attribution(rows, heads.projection, before.repeat_interleave(1 + spans, 0))
             means = added.view(len(added), steps, 1 + spans).double().mean(1).T
             found.append((heads.factor * means).float().cpu())
         whole, *through = torch.stack(found, 1)
@@ -91,7 +91,7 @@ class AttributionAccumulator:
                 return
             scale = norm.scales(args[0][0, -1:], output[0, -1:])
             self._norm_scales.setdefault(module, []).append(scale)
-            if norm is self.stream.final:
+            if norm is self.stream.final_norm:
                 self._step_outputs.append(self._current_step)
                 self._current_step = {}
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from headscope.attention.record import AttentionRecord
-from headscope.forward.prefix_cache import Ids, PrefixReader
-from headscope.forward.residual_decomposition import Stream
-from headscope.measures.copying import AnswerRows, Copies
+from headscope.forward.prefix_cache import TokenIds, PrefixCachedGenerator
+from headscope.forward.residual_decomposition import ResidualDecomposition
+from headscope.measures.copying import CopyScoreAccumulator, CopyScores
 from headscope.positions.model import Model
 from headscope.prompts import wu_prompts
 from headscope.prompts.haystack import NeedlePrompt, NeedlePromptBuilder, decode_tokens
@@ -30,23 +30,23 @@ class TrialAnswer:
     text: str
     recall: float
     step_texts: list[str]
-    copies: Copies
+    copies: CopyScores
     attribution: AnswerAttribution | None = None
 
 
 def answer_prompt(
-    reader: PrefixReader,
+    reader: PrefixCachedGenerator,
     prompts: Sequence[NeedlePrompt],
     builder: NeedlePromptBuilder,
     mode: str,
-    stream: Stream | None = None,
+    stream: ResidualDecomposition | None = None,
 ) -> TrialAnswer:
     """Let the model answer the prompt, the same in all `prompts`, and score every head on each one's span.
 
     With a `stream` also what each head writes, in all and through the whole needle.
     """
     ids, spans = prompts[0].ids, [(prompt.start, prompt.end) for prompt in prompts]
-    rows = AnswerRows(reader.model.geometry.layers, spans)
+    rows = CopyScoreAccumulator(reader.model.geometry.layers, spans)
     needles = [(start - builder.given_count, end) for start, end in spans]
     writes = None if stream is None else AttributionAccumulator(stream, needles)
 
@@ -61,7 +61,7 @@ def answer_prompt(
     copies = rows.compute(torch.from_numpy(ids.astype(np.int64)), scored)
     if mode == "wu":
         lengths = torch.tensor([[[end - start]] for start, end in spans])
-        copies = Copies(copies.copies / lengths, copies.copies, copies.mass, copies.places)
+        copies = CopyScores(copies.copy_counts / lengths, copies.copy_counts, copies.span_mass, copies.copy_events)
     text = decode_tokens(builder.tokenizer, np.array(said, np.int32)).strip()
     pieces = [*text_increments(builder.tokenizer, scored.tolist())]
     written = None if writes is None else writes.compute(scored)
@@ -69,8 +69,8 @@ def answer_prompt(
 
 
 def generate_answer(
-    reader: PrefixReader,
-    ids: Ids,
+    reader: PrefixCachedGenerator,
+    ids: TokenIds,
     builder: NeedlePromptBuilder,
     mode: str,
     scored_count: int,
@@ -80,7 +80,7 @@ def generate_answer(
     that ended it."""
     most = wu_prompts.MAX_STEPS if mode == "wu" else scored_count + EXTRA_ANSWER_STEPS
     ends = answer_end_test(reader.model, builder.tokenizer, stop_at_end_token=mode != "wu")
-    tokens = reader.answer(ids, listener, most, ends)
+    tokens = reader.generate(ids, listener, most, ends)
     return tokens, tokens[:-1] if ends(tokens[-1]) else tokens
 
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from headscope.attention.geometry import Geometry
-from headscope.measures.copying import Copies
+from headscope.measures.copying import CopyScores
 from headscope.prompts.haystack import NeedlePrompt, NeedlePromptBuilder, decode_tokens
 from headscope.runs.arrow import Rows
 from probes.needle.attribution import AnswerAttribution
@@ -19,14 +19,14 @@ CONTEXT_TOKENS = 40
 """Tokens of the haystack that are stored on either side of a needle."""
 
 
-def retrieval_columns(copies: Copies, geometry: Geometry, depths: Sequence[float]) -> dict[str, Any]:
+def retrieval_columns(copies: CopyScores, geometry: Geometry, depths: Sequence[float]) -> dict[str, Any]:
     """Columns of `retrieval` for every depth, layer and head."""
     scores = {
-        "score": copies.score.reshape(-1),
-        "copies": copies.copies.reshape(-1),
-        "mass": copies.mass.reshape(-1).clamp(max=1),
+        "score": copies.scores.reshape(-1),
+        "copies": copies.copy_counts.reshape(-1),
+        "mass": copies.span_mass.reshape(-1).clamp(max=1),
     }
-    return _head_and_depth_columns(copies.score, geometry, depths) | {
+    return _head_and_depth_columns(copies.scores, geometry, depths) | {
         name: column.numpy() for name, column in scores.items()
     }
 
@@ -47,7 +47,7 @@ def _head_and_depth_columns(numbers: torch.Tensor, geometry: Geometry, depths: S
 def _head_columns(layer_index: IntArray, head: IntArray, geometry: Geometry) -> dict[str, Any]:
     """Key columns of heads, given by the index of their layer."""
     return {
-        "layer": np.array(geometry.numbers)[layer_index],
+        "layer": np.array(geometry.layer_numbers)[layer_index],
         "head": head,
         "kv_group": head // geometry.heads_per_group,
     }
@@ -72,7 +72,7 @@ def answer_step_rows(answer: TrialAnswer, geometry: Geometry, keys: Mapping[str,
     rows: dict[str, Rows] = {}
     if answer.step_texts:
         rows["needle_steps"] = {**keys, "step": list(range(len(answer.step_texts))), "piece": answer.step_texts}
-    _, layer, step, head, key = answer.copies.places.numpy().T
+    _, layer, step, head, key = answer.copies.copy_events.numpy().T
     if len(key):
         rows["needle_copies"] = {**keys, "step": step, **_head_columns(layer, head, geometry), "key": key}
     return rows

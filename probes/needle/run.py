@@ -14,8 +14,8 @@ import pandas as pd
 
 from headscope.errors import BadInput
 from headscope.forward.interventions import Intervention
-from headscope.forward.prefix_cache import PrefixReader
-from headscope.forward.residual_decomposition import Stream
+from headscope.forward.prefix_cache import PrefixCachedGenerator
+from headscope.forward.residual_decomposition import ResidualDecomposition
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder, decode_tokens
 from headscope.prompts.needle_grid import CONTROL, NeedleGrid, NeedleTrial
@@ -59,8 +59,8 @@ class NeedleRunner:
             options.template,
             options.mode,
         )
-        self._cached_reader: tuple[str, PrefixReader] | None = None
-        self._cached_stream: tuple[str, Stream] | None = None
+        self._cached_reader: tuple[str, PrefixCachedGenerator] | None = None
+        self._cached_stream: tuple[str, ResidualDecomposition] | None = None
         self._rankings: dict[tuple[str, int], pd.DataFrame | None] = {}
         self._ablations: dict[tuple[str, str], Intervention] = {}
 
@@ -149,7 +149,7 @@ class NeedleRunner:
             haystack = np.concatenate([stacks[0].special_prefix, stacks[0].ids])[:longest]
             self._ablations[label, task.ablation] = ablation.make_ablation(task.ablation, model, haystack)
         self.drop_cached_prefix()
-        reader, rows = PrefixReader(model), []
+        reader, rows = PrefixCachedGenerator(model), []
         with ablation.heads_ablated(model, units, self._ablations[label, task.ablation]):
             for trial in self._trials(label):
                 if trial.mode != CONTROL and needle_half(trial.needle) == task.half:
@@ -209,15 +209,15 @@ class NeedleRunner:
             self.context.record_input(f"haystacks of '{label}'", parts)
         return stacks, builders
 
-    def _get_reader(self, label: str, model: Model) -> PrefixReader:
+    def _get_reader(self, label: str, model: Model) -> PrefixCachedGenerator:
         if self._cached_reader is None or self._cached_reader[0] != label:
             self._cached_reader = None  # its cache goes before the next one grows
-            self._cached_reader = (label, PrefixReader(model))
-            if not self._cached_reader[1].shares:
+            self._cached_reader = (label, PrefixCachedGenerator(model))
+            if not self._cached_reader[1].shares_prefixes:
                 log.warning("queries of %s depend on the total length: every answer step reads its whole prompt", label)
         return self._cached_reader[1]
 
-    def _get_stream(self, label: str, model: Model, prompt: NeedlePrompt) -> Stream:
+    def _get_stream(self, label: str, model: Model, prompt: NeedlePrompt) -> ResidualDecomposition:
         """How the model's logits are a sum, seen once a model."""
         if self._cached_stream is None or self._cached_stream[0] != label:
             self._cached_stream = (label, decompose_residual(model, prompt.ids))

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from headscope import user_input
 from headscope.errors import BadInput, Missing
-from headscope.forward.capture import Layers
+from headscope.forward.capture import CapturedLayers
 from headscope.forward.observe import FinishedPass, observe
-from headscope.measures.top_keys import Reads, stratified
+from headscope.measures.top_keys import TopKeysAccumulator, stratified_rows
 from headscope.positions.model import Model
 from headscope.prompts import texts
 from headscope.prompts.texts import TokenDocument
@@ -74,10 +74,10 @@ class PatternsRunner:
         assert cell.model is not None
         assert cell.text_pass is not None
         count = MAX_ROWS if self._prompt is not None else self.options.rows
-        rows = stratified(length, count, self.context.seed + cell.text_pass.document)
+        rows = stratified_rows(length, count, self.context.seed + cell.text_pass.document)
         keys = {"model": cell.model, "context_length": length, "doc": document.name}
         tokenizer = self.context.tokenizer(cell.model) if cell.task.stores_tokens else None
-        top_keys = Reads(model.geometry, rows, self.options.keys)
+        top_keys = TopKeysAccumulator(model.geometry, rows, self.options.keys)
         return PatternsObserver(top_keys, keys, cell.task.tokenizer, tokenizer, document)
 
     def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
@@ -108,7 +108,7 @@ class PatternsObserver:
 
     def __init__(
         self,
-        top_keys: Reads,
+        top_keys: TopKeysAccumulator,
         keys: Mapping[str, Any] | None = None,
         tokenizer_digest: str = "",
         tokenizer: Any = None,
@@ -117,25 +117,25 @@ class PatternsObserver:
         self.top_keys, self.keys = top_keys, keys or {}
         self.tokenizer_digest, self.tokenizer, self.document = tokenizer_digest, tokenizer, document
 
-    def listen(self, layers: Layers) -> None:
+    def listen(self, layers: CapturedLayers) -> None:
         layers.listen(self.top_keys.update)
 
     def tables(self, finished: FinishedPass) -> dict[str, Rows]:
-        rows = len(self.top_keys.chosen)
+        rows = len(self.top_keys.rows)
         tables: dict[str, Rows] = {
             "pattern_texts": {**self.keys, "tokenizer": [self.tokenizer_digest], "rows": rows},
             "top_keys": {**self.keys, **self.top_keys.compute()},
         }
-        if len((far_keys := self.top_keys.far())["query"]):
+        if len((far_keys := self.top_keys.compute_far_keys())["query"]):
             tables["far_keys"] = {**self.keys, **far_keys}
         if self.tokenizer is not None and self.document is not None:
             tables["token_text"] = _token_rows(self.tokenizer, self.tokenizer_digest, self.document)
         return tables
 
 
-def collect_top_keys(model: Model, ids: Tensor, rows: Tensor, max_keys: int) -> Reads:
+def collect_top_keys(model: Model, ids: Tensor, rows: Tensor, max_keys: int) -> TopKeysAccumulator:
     """The top keys of these query rows of ids [L] in every head, under the model's scheme."""
-    top_keys = Reads(model.geometry, rows, max_keys)
+    top_keys = TopKeysAccumulator(model.geometry, rows, max_keys)
     observe(model, ids, [lambda _: PatternsObserver(top_keys)])
     return top_keys
 
@@ -148,7 +148,7 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
         with torch.no_grad():
             module(ids.to(model.device)[None], use_cache=False)
 
-    rows = stratified(length, BENCHMARK_ROWS, 0)
+    rows = stratified_rows(length, BENCHMARK_ROWS, 0)
     return {
         "patterns: plain forward with logits": partial(forward, model.module),
         "patterns: plain forward without logits": partial(forward, model.module.base_model),

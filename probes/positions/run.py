@@ -43,7 +43,7 @@ def _positions(model: Model) -> dict[str, Tensor]:
     layer, group, pair = _grid(*theta.shape)
     inits = [schedule.log_theta_init(layer).exp() for layer in range(model.geometry.layers)]
     return {
-        "layer": torch.tensor(model.geometry.numbers)[layer],
+        "layer": torch.tensor(model.geometry.layer_numbers)[layer],
         "kv_group": group,
         "pair": pair,
         "theta": theta,
@@ -71,7 +71,7 @@ def _scales(model: Model) -> dict[str, Tensor]:
         scales = [schedule.query_scale(n, at_reference)[0, :, 0].cpu().expand(geometry.heads) for n in layers]
         logit_scale = logit_scale * torch.stack(scales)
     return {
-        "layer": torch.tensor(geometry.numbers)[layer],
+        "layer": torch.tensor(geometry.layer_numbers)[layer],
         "head": head,
         "kv_group": group,
         "tau": tau,

@@ -127,7 +127,7 @@ def by_layer(model: Model, truth: Truth) -> dict[int, Call] | None:
     modules = {id(call.module): call for call in truth.calls}
     if len(modules) != len(truth.calls) or {id(m) for m in model.attention} != set(modules):
         return None
-    return {number: modules[id(m)] for number, m in zip(model.geometry.numbers, model.attention, strict=True)}
+    return {number: modules[id(m)] for number, m in zip(model.geometry.layer_numbers, model.attention, strict=True)}
 
 
 def _loss(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
@@ -148,7 +148,7 @@ def _planes(model: Model, layer: int) -> list[tuple[int, int]]:
     pairs: list[tuple[int, int]] = []
     for part in (rotary, rest):
         half = len(part) // 2
-        sides = (part[:half], part[half:]) if geometry.layout == "half" else (part[::2], part[1::2])
+        sides = (part[:half], part[half:]) if geometry.rotary_layout == "half" else (part[::2], part[1::2])
         pairs += list(zip(*sides, strict=True))
     return pairs
 
@@ -212,7 +212,7 @@ def _turned(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     worst = [0.0, 0.0]
     for layer in range(model.geometry.layers):
         index = torch.tensor(_planes(model, layer))
-        first = (found["layer"] == model.geometry.numbers[layer]) & (found["head"] == 0)
+        first = (found["layer"] == model.geometry.layer_numbers[layer]) & (found["head"] == 0)
         angles = torch.from_numpy(found["theta"][first]).double() * SHIFT
         (call, hidden), (moved, hidden_moved) = (run[layer] for run in runs)
         if relative(hidden_moved, hidden) > EAGER:
@@ -250,7 +250,7 @@ def _directions(call: Call) -> tuple[Tensor, Tensor]:
 
 def _yarn(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     """The model under our YaRN against the same model whose own inverse frequencies were edited by hand."""
-    kinds = zip(model.rotation.layer_types, model.geometry.rotates, strict=True)
+    kinds = zip(model.rotation.layer_types, model.geometry.layer_rotates, strict=True)
     if not any(turns and kind != "sliding_attention" for kind, turns in kinds):
         try:
             model.with_scheme(YARN).schedule  # noqa: B018

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
-from headscope.measures.attention_rows import STATISTICS, row_statistics
+from headscope.measures.attention_rows import ROW_STATISTICS, row_statistics
 from headscope.positions.model import Model
 from probes.measure.run import measure_tokens
 
@@ -87,7 +87,7 @@ def _row_errors(model: Model, heard: list[AttentionRecord], truth: Truth) -> dic
         found = row_statistics(each, torch.arange(rows))
         here = slice(row[each.layer], row[each.layer] + rows)
         row[each.layer] += rows
-        for name, values in zip(STATISTICS, found, strict=True):
+        for name, values in zip(ROW_STATISTICS, found, strict=True):
             error = judge.statistic_error(name, values.numpy(), expected[each.layer][name][:, here].numpy())
             worst[name] = max(worst.get(name, 0.0), error)
     assert set(row) == {truth.logits.shape[1]}

@@ -9,7 +9,7 @@ from headscope.plugin_api import (
     AttentionRecord,
     Cell,
     FinishedPass,
-    Layers,
+    CapturedLayers,
     Model,
     ObservingRunner,
     StudyContext,
@@ -57,7 +57,7 @@ class NormObserver:
         self.power, self.keys = power, keys
         self.norms: dict[int, list[float]] = {}
 
-    def listen(self, layers: Layers) -> None:
+    def listen(self, layers: CapturedLayers) -> None:
         layers.listen(self._collect)
 
     def _collect(self, record: AttentionRecord) -> None:
@@ -65,7 +65,7 @@ class NormObserver:
 
     def tables(self, finished: FinishedPass) -> dict[str, dict[str, Any]]:
         geometry = finished.model.geometry
-        numbers = geometry.numbers  # the layers that attend need not be numbered 0, 1, 2, ...
+        numbers = geometry.layer_numbers  # the layers that attend need not be numbered 0, 1, 2, ...
         rows = [(numbers[layer], head, norm) for layer, norms in self.norms.items() for head, norm in enumerate(norms)]
         layers, heads, norms = zip(*rows, strict=True)
         groups = [head // geometry.heads_per_group for head in heads]
