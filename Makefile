@@ -3,7 +3,7 @@ BIN := .venv/bin
 # Python compiles what is imported; pip would compile every file of every library, a minute and a half.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo dash test lint types bench docs paper browser clean
+.PHONY: demo dash test check lint types bench docs paper browser clean
 
 demo: .venv/ready  ## measure the embedded model under four position schemes and write report.html
 	$(BIN)/headscope demo
@@ -24,13 +24,16 @@ types: .venv/ready-dev
 bench: .venv/ready-dev  ## time and memory as ratios to the plain forward pass
 	$(BIN)/headscope bench
 
-paper: .venv/ready  ## measure what the paper claims, about an hour, and rewrite docs/paper.md
+paper: .venv/ready  ## measure the paper's claims (about an hour) and rewrite docs/paper.md
 	$(BIN)/headscope run headscope/study_files/paper.yaml --out runs --resume
 	$(BIN)/python -m probes.adapt.paper_page $$(ls -d runs/*-paper-* | tail -1)
 
-docs: .venv/ready-dev  ## write docs/reference.md, the tree in CONTRIBUTING.md and the table of families in README.md
-	$(BIN)/python -m headscope.reference CONTRIBUTING.md
-	$(BIN)/python -W ignore -m tests.zoo --write README.md
+docs: .venv/ready-dev  ## write docs/reference.md and the table of families in docs/models.md
+	$(BIN)/python -m headscope.reference
+	$(BIN)/python -W ignore -m tests.zoo --write docs/models.md
+
+check: lint types  ## lint, types, and the tests that need neither the real model nor a browser
+	$(BIN)/pytest -m 'not model and not browser and not slow'
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .hypothesis *.egg-info report.html

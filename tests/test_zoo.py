@@ -78,8 +78,8 @@ def test_each_kind_of_attention_decodes_with_a_cache_and_runs_in_bfloat16(verdic
     assert not {name: each.what for name, each in found.items() if each.kind != "right"}
 
 
-def test_the_readme_has_the_table_of_families(verdicts: dict[str, Verdict]) -> None:
-    assert table.stored(ROOT / "README.md") == table.shown(of(verdicts, command.TYPES)), "run `make docs`"
+def test_the_docs_have_the_table_of_families(verdicts: dict[str, Verdict]) -> None:
+    assert table.stored(ROOT / "docs" / "models.md") == table.shown(of(verdicts, command.TYPES)), "run `make docs`"
 
 
 # What the zoo sees -------------------------------------------------------------------------------------------------
