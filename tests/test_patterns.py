@@ -43,11 +43,10 @@ class ByRow:
     """Top keys and far keys, by layer and query."""
 
     def __init__(self, reads: TopKeysAccumulator) -> None:
+        tables = [pd.DataFrame(columns) for columns in (reads.compute(), reads.compute_far_keys())]
         self.top, self.far = (
-            {key: {name: part.to_numpy() for name, part in block.items()} for key, block in frame}
-            for frame in (
-                pd.DataFrame(table).groupby(["layer", "query"]) for table in (reads.compute(), reads.compute_far_keys())
-            )
+            {key: {name: part.to_numpy() for name, part in block.items()} for key, block in rows}
+            for rows in (table.groupby(["layer", "query"]) for table in tables)
         )
 
 
