@@ -89,7 +89,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         "tau": Statistic("temperature tau", "", "lambda(n) = (1/tau) ln(1 + max(n, L_ref)/L_ref)^gamma"),
         "gamma": Statistic("growth of logits gamma", "", "exponent of ln(1 + n/L_ref) in lambda(n)"),
         "logit_scale": Statistic(
-            "logit multiplier", "", "factor on the logits up to L_ref, relative to the checkpoint's own scaling"
+            "logit multiplier", "", "factor on the logits up to L_ref, beyond the checkpoint's own"
         ),
         "nll": Statistic("loss", "nats/token", "mean over documents of the mean next-token loss", number_format=".3f"),
     }

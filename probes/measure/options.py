@@ -20,7 +20,7 @@ class MeasureOptions(Options):
         json_schema_extra={"flags": ["--measure"]},
     )
     rows: int | Literal["exact"] = Field(
-        default=64, description="number of query rows sampled per head and document, or exact for all rows"
+        default=64, description="query rows sampled per head and document, or exact for all"
     )
 
     @field_validator("rows")

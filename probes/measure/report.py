@@ -1,7 +1,7 @@
-"""What a report shows of measuring, and the sentence that says how to read each chart.
+"""Charts of the probe `measure` with captions.
 
-A figure is drawn only when its table is there, and a comparison only when there are two models. Matrices are drawn for
-the first model and compared for at most three others.
+A chart needs its table, and a comparison two models. Matrices show the first model and its comparison with at most
+three others.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +22,11 @@ from headscope.runs.run import Run
 from headscope.runs.summary import longest_ess_column
 
 HeadPlot = Callable[[pd.DataFrame, int, int], go.Figure]
-"""What draws one head, (layer, head), from the rows of a table."""
+"""Plots one head from the rows of a table: (rows, layer, head) -> figure."""
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """The chapters of what was measured."""
+    """The chapters of the probe."""
     yield ChartGroup("How many tokens each head attends to", "", _length_charts(context))
     yield ChartGroup("How attention is spread", "", _attention_spread_charts(context))
     yield ChartGroup("Which rotary pairs the heads use", "", _pair_charts(context))
@@ -45,15 +45,15 @@ def _length_charts(context: RenderContext) -> Iterator[Chart]:
     first = models[0]
     yield Chart(
         head_figures.plot_matrix(heads, name, first),
-        "A cell is a head, the first layer at the bottom. The colour scale is logarithmic: dark "
-        "heads attend to a few tokens, bright heads to many.",
+        "One cell per head, with the first layer at the bottom. The colour scale is logarithmic: dark heads attend to "
+        "few tokens, bright heads to many.",
         describe_extremes(heads, name, first),
         half_width=True,
     )
     yield Chart(
         head_figures.plot_matrix(heads, "growth", first),
-        "Slope of ln ESS₂ on the logarithm of the number of visible keys. Near 0, a head keeps its effective length; "
-        "near 1, it widens in proportion to the context.",
+        "Slope of ln ESS₂ against the logarithm of the number of visible keys. Near 0 the effective length is "
+        "constant; near 1 it grows in proportion to the context.",
         describe_extremes(heads, "growth", first),
         half_width=True,
     )
@@ -63,42 +63,41 @@ def _length_charts(context: RenderContext) -> Iterator[Chart]:
     for label in others[:3]:
         yield Chart(
             head_figures.plot_change(heads, name, label, first),
-            f"Ratio of effective lengths, {label} over {first}. Red heads widened, blue heads narrowed, white ones "
-            "kept their length.",
+            f"Ratio of effective lengths, {label} over {first}. Red: the effective length rises, blue: it falls, "
+            "white: no change.",
             half_width=True,
         )
     attention = context.table("attention")
     if attention is not None and context.notable_heads:
         yield Chart(
             effective_length.plot_effective_length(attention, list(context.notable_heads)),
-            "A panel is a head, chosen as listed in the table of heads. The dotted diagonal is uniform attention, "
-            "which uses every visible key; the dotted horizontal is a length that does not grow.",
+            "One panel per notable head, as listed in the table of heads. Dotted diagonal: uniform attention over all "
+            "visible keys. Dotted horizontal: a constant effective length.",
         )
 
 
 def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
-    """One head: its lengths, its pairs under every model, and the frequencies and distances of one."""
-    beside = tuple(default_models_with(run, model))
+    """Charts of one head: effective lengths and rotary pairs under the default models, frequencies of `model`."""
+    models = tuple(default_models_with(run, model))
     if "attention" in run.tables:
         yield Chart(
-            _cached_head_plot(run, beside, _plot_growth, "attention", layer, head),
-            "Both axes are logarithmic. The dotted diagonal is uniform attention, which uses every visible key; the "
-            "dotted horizontal is a length that does not grow. Bands are 95 % intervals over "
-            "documents, where there are three or more.",
+            _cached_head_plot(run, models, _plot_growth, "attention", layer, head),
+            "Both axes are logarithmic. Dotted diagonal: uniform attention over all visible keys. Dotted horizontal: a "
+            "constant effective length. Bands: 95 % confidence intervals over documents, with three or more documents.",
             half_width=True,
         )
     if "distance" in run.tables:
         yield Chart(
-            _cached_head_plot(run, beside, rotary.plot_logit_by_distance, "distance", layer, head),
-            "The mean logit of a key by how far back it is, all pairs together: where the head's positions send it, "
-            "whatever the tokens are.",
+            _cached_head_plot(run, models, rotary.plot_logit_by_distance, "distance", layer, head),
+            "Mean logit of a key by its distance, summed over all rotary pairs: how the head prefers distances, "
+            "independent of the tokens.",
             half_width=True,
         )
     if "pairs" in run.tables:
         yield Chart(
-            _cached_head_plot(run, beside, rotary.plot_spectrum, "pairs", layer, head),
-            "Above: the frequency of each rotary pair. Below: how much the pair moves the logits, with its interval "
-            "over three documents or more.",
+            _cached_head_plot(run, models, rotary.plot_spectrum, "pairs", layer, head),
+            "Above: the frequency of each rotary pair. Below: its usage, with a 95 % confidence interval from three "
+            "documents on.",
             half_width=True,
         )
     if "positions" in run.tables:
@@ -107,19 +106,19 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
             learned_frequencies.plot_learned_frequencies(
                 run.positions, model, layer, int(rows["kv_group"].iloc[0]) if len(rows) else 0
             ),
-            "Frequencies of the key group: the checkpoint's own, where learning started, and as they are.",
+            "Frequencies of the KV group: of the checkpoint, at the start of learning, and now.",
             half_width=True,
         )
     if "distance" in run.tables:
         yield Chart(
-            _cached_head_plot(run, beside, _plot_distance_profiles, "distance", layer, head),
+            _cached_head_plot(run, models, _plot_distance_profiles, "distance", layer, head),
             "Red pairs raise the logit of a key at that distance, blue pairs lower it. One scale for all models.",
         )
 
 
 @lru_cache(8)
 def _cached_head_plot(run: Run, models: Sequence[str], plot: HeadPlot, table: str, layer: int, head: int) -> go.Figure:
-    """A figure of one head under these models: drawn once, whichever of them is looked at."""
+    """A figure of one head under these models, cached: it does not depend on the selected model."""
     return plot(_head_rows(run, models, table, layer, head), layer, head)
 
 
@@ -128,8 +127,8 @@ def _plot_growth(attention: pd.DataFrame, layer: int, head: int) -> go.Figure:
 
 
 def _plot_distance_profiles(distance: pd.DataFrame, layer: int, head: int) -> go.Figure:
-    drawn = evenly_spaced([*distance["model"].cat.categories])
-    return rotary.plot_pair_profiles(distance[distance["model"].isin(drawn)], layer, head)
+    labels = evenly_spaced([*distance["model"].cat.categories])
+    return rotary.plot_pair_profiles(distance[distance["model"].isin(labels)], layer, head)
 
 
 def _head_rows(run: Run, models: Sequence[str], table: str, layer: int, head: int) -> pd.DataFrame:
@@ -141,10 +140,10 @@ def _head_rows(run: Run, models: Sequence[str], table: str, layer: int, head: in
 
 def _attention_spread_charts(context: RenderContext) -> Iterator[Chart]:
     captions = {
-        "sink_mass": "Weight on the first token, averaged over the heads of a layer; the band holds the middle 80 % "
-        "of heads. Weight above one half makes the first token the head's main target.",
-        "local_mass": "Weight on the last 32 tokens, averaged over the heads of a layer; the band holds the middle "
-        "80 % of heads.",
+        "sink_mass": "Mean weight on the first token over the heads of a layer; the band contains the middle 80 % of "
+        "heads. A head with more than half of its weight there is a sink head.",
+        "local_mass": "Mean weight on the last 32 tokens over the heads of a layer; the band contains the middle 80 % "
+        "of heads.",
     }
     for name, caption in captions.items():
         if name in context.heads and context.heads[name].notna().any():
@@ -155,14 +154,14 @@ def _pair_charts(context: RenderContext) -> Iterator[Chart]:
     pairs, distance, models = context.table("pairs"), context.table("distance"), context.models
     if pairs is not None:
         yield box_chart(context, "cov")
-        how = (
-            " Above: the frequency of each rotary pair. Below: how much the pair moves the logits, with its interval "
-            "over three documents or more. Where two lines coincide, the later, dashed one lies on top."
+        explanation = (
+            " Above: the frequency of each rotary pair. Below: its usage, with a 95 % confidence interval from three "
+            "documents on. Where two lines coincide, the dashed one is on top."
         )
-        for at, ((layer, head), why) in enumerate(context.notable_heads.items()):
+        for index, ((layer, head), reason) in enumerate(context.notable_heads.items()):
             yield Chart(
                 rotary.plot_spectrum(pairs, layer, head),
-                f"Chosen for: {why}.{how if at < 2 else ''}",
+                f"Selected for: {reason}.{explanation if index < 2 else ''}",
                 half_width=True,
             )
     if distance is not None:
@@ -171,13 +170,13 @@ def _pair_charts(context: RenderContext) -> Iterator[Chart]:
                 yield Chart(
                     rotary.plot_pair_profile(distance, layer, head, label),
                     "Red pairs raise the logit of a key at that distance, blue pairs lower it. Fast pairs oscillate; "
-                    "slow ones hold one sign over the whole context.",
+                    "slow pairs keep one sign over the whole context.",
                     half_width=True,
                 )
 
 
 def parameter_charts(context: RenderContext) -> Iterator[Chart]:
-    """Learned frequencies, temperatures and bases."""
+    """Charts of learned frequencies, temperatures and effective bases."""
     positions, heads = context.table("positions"), context.heads
     if positions is not None:
         yield from _frequency_charts(positions, context.models)
@@ -188,73 +187,73 @@ def parameter_charts(context: RenderContext) -> Iterator[Chart]:
             yield Chart(
                 layers.plot_by_layer(heads, name),
                 f"{statistic(name).title}: {statistic(name).meaning}. Mean over the heads of a layer; "
-                "the band holds the middle 80 % of heads.",
+                "the band contains the middle 80 % of heads.",
                 half_width=True,
             )
             if name != "effective_base":
                 yield Chart(
                     head_figures.plot_distribution(heads, name),
-                    f"The same by head: how far heads came to differ in {statistic(name).label}. A dot is a head.",
+                    f"Distribution of the {statistic(name).label} over heads. One dot per head.",
                     half_width=True,
                 )
 
 
 def _frequency_charts(positions: pd.DataFrame, models: Sequence[str]) -> Iterator[Chart]:
-    """Of models that learned frequencies: which layers changed most, and which way."""
-    origins = (("log_theta_base", "the checkpoint"), ("log_theta_init", "where learning started"))
+    """Charts of the layers whose learned frequencies changed most, and of the direction of the change."""
+    origins = (("log_theta_base", "the checkpoint"), ("log_theta_init", "the start of learning"))
     learned = [label for label in models if _has_learned_frequencies(positions, label)]
-    moved = [
-        (label, against, told)
-        for against, told in origins
+    comparisons = [
+        (label, column, origin)
+        for column, origin in origins
         for label in learned
-        if _has_learned_frequencies(positions, label, against)
+        if _has_learned_frequencies(positions, label, column)
     ]
-    for label, against, told in moved:
+    for label, column, origin in comparisons:
         yield Chart(
-            learned_frequencies.plot_layers_by_change(positions, label, against),
-            f"How far frequencies moved from {told}, whichever way: the root mean square over pairs. A bar is a "
-            "layer, a dot one of its key groups.",
-            _describe_layer_changes(positions, label, against),
+            learned_frequencies.plot_layers_by_change(positions, label, column),
+            f"Size of the change of frequencies from {origin}: root mean square over pairs. One bar per layer, one dot "
+            "per KV group.",
+            _describe_layer_changes(positions, label, column),
         )
-    for label, against, told in moved:
+    for label, column, origin in comparisons:
         yield Chart(
-            learned_frequencies.plot_frequency_change(positions, label, against),
-            f"Which way they moved from {told}: blue pairs turn more slowly, red pairs faster. Mean over key "
-            "groups, of which some may move up and some down.",
+            learned_frequencies.plot_frequency_change(positions, label, column),
+            f"Direction of the change from {origin}: blue pairs rotate more slowly, red pairs faster. Mean over KV "
+            "groups, whose changes may have opposite signs.",
             half_width=True,
         )
 
 
 def _describe_layer_changes(positions: pd.DataFrame, label: str, origin: str) -> str:
-    """The layers whose frequencies changed most, and the least, in words."""
-    moved = learned_frequencies.frequency_changes(positions[positions["model"] == label], origin)
-    order = learned_frequencies.rms_change(moved, ["layer"]).sort_values(ascending=False, kind="stable")
-    first = ", ".join(f"layer {layer} ({value:.2g})" for layer, value in order.head(3).items())
-    return f"Most changed: {first}; least: layer {order.index[-1]} ({order.iloc[-1]:.2g})."
+    """A sentence with the layers whose frequencies changed most and least."""
+    changes = learned_frequencies.frequency_changes(positions[positions["model"] == label], origin)
+    ordered = learned_frequencies.rms_change(changes, ["layer"]).sort_values(ascending=False, kind="stable")
+    first = ", ".join(f"layer {layer} ({value:.2g})" for layer, value in ordered.head(3).items())
+    return f"Most changed: {first}; least: layer {ordered.index[-1]} ({ordered.iloc[-1]:.2g})."
 
 
 def loss_charts(context: RenderContext) -> Iterator[Chart]:
-    """Loss by position, and against the first model."""
+    """Charts of the loss by position, and of its difference to the first model."""
     nll, models = context.table("nll"), context.models
     if nll is None:
         return
     yield Chart(
         loss.plot_loss_by_position(nll),
-        "Mean over documents; the band is one standard deviation between documents, which is mostly how hard they are.",
+        "Mean over documents; the band is one standard deviation between documents, mostly due to their difficulty.",
         half_width=True,
     )
     if len(models) > 1:
         yield Chart(
             loss.plot_loss_difference(nll, models[0]),
             f"The same documents under each model. Below zero a model predicts better than {models[0]}; the band is a "
-            "95 % interval over documents, where there are three or more.",
+            "95 % confidence interval over documents, with three or more documents.",
             half_width=True,
         )
 
 
 def _training_charts(context: RenderContext) -> Iterator[Chart]:
-    run, known = context.run, training_steps(context.run)
-    if len(known) < 2:
+    run, steps = context.run, training_steps(context.run)
+    if len(steps) < 2:
         return
     name = longest_ess_column(run.heads)
     for statistic_name in [name, "growth", "cov", "sink_mass", "effective_base", "gamma"]:
@@ -264,14 +263,14 @@ def _training_charts(context: RenderContext) -> Iterator[Chart]:
             and np.isfinite(run.heads[statistic_name].astype("float64")).any()
         ):
             yield Chart(
-                layers.plot_over_steps(run.heads, statistic_name, known, list(context.notable_heads)[:4]),
-                "Grey: the median head and the middle 80 % of heads at each checkpoint. Coloured: the chosen heads.",
+                layers.plot_over_steps(run.heads, statistic_name, steps, list(context.notable_heads)[:4]),
+                "Grey: the median and the middle 80 % of heads at each checkpoint. Coloured: notable heads.",
                 half_width=True,
             )
 
 
 def _has_learned_frequencies(positions: pd.DataFrame, label: str, origin: str = "log_theta_base") -> bool:
-    """Whether the model's frequencies differ from the checkpoint's, and not by the same amount in every layer."""
+    """Whether the model's frequencies differ from `origin` by different amounts in different layers."""
     rows = positions[positions["model"] == label]
     rows = rows[np.isfinite(rows["log_theta"]) & np.isfinite(rows[origin])]
     change = (rows["log_theta"] - rows[origin]).groupby(rows["pair"])

@@ -16,8 +16,8 @@ ATTENTION = Table(
             "ess2",
             "value",
             "tokens",
-            "mean effective length ESS_2 = 1 / sum_j alpha_ij^2; with a learned sink, alpha is divided by the weight that "
-            "the sink leaves, here, in ess1 and in mean_distance",
+            "mean effective length ESS_2 = 1 / sum_j alpha_ij^2; with a learned sink, alpha is divided by the weight "
+            "that the sink leaves, here, in ess1 and in mean_distance",
             1,
         ),
         Column("log_ess2", "value", "nats", "mean of ln ESS_2; its exp is the typical effective length", 0),
