@@ -32,9 +32,9 @@ from headscope.runs.validate import validate
 from headscope.study import runner as study
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study
-from probes.adapt.sequence_sampler import SequenceSampler
-from probes.adapt.trainer import AdapterTrainer, frozen_weights, warn_if_warmup_too_long, wsd_rate_factor
-from probes.adapt.variants import VARIANT_SETUPS
+from headscope.training.sequence_sampler import SequenceSampler
+from headscope.training.adapter_trainer import AdapterTrainer, frozen_weights, warn_if_warmup_too_long, wsd_rate_factor
+from headscope.training.adarope_variants import VARIANT_SETUPS
 
 NATIVE, FACTOR = 48, 8
 LETTERS = "abcdefghijklmnopqrstuvwxyz ,.;:!?'\n-"
@@ -295,7 +295,7 @@ def test_a_strategy_with_lora_can_be_trained_saved_and_measured(
 
 CHILD = """
 import json, signal, sys, torch
-from probes.adapt.trainer import AdapterTrainer
+from headscope.training.adapter_trainer import AdapterTrainer
 from headscope.study import runner as study
 from headscope.study.config import build_study
 torch.set_num_threads(1)
@@ -478,7 +478,7 @@ def test_sampling_is_uniform_over_sources_of_any_size(folder: Path, tmp_path: Pa
     [
         ({"factor": 0.5}, "adapt.factor: .*greater than or equal to 1"),
         ({"phases": [{"length": 7_000, "steps": 1}]}, "no training document has 7000 tokens: the longest"),
-        ({"validation_length": 7_000}, "hold 7000 tokens, but 3 are needed"),
+        ({"validation_length": 7_000}, "have 7000 tokens, but 3 are needed"),
         ({"strategy": "adarope-lora"}, "strategy adarope-lora needs an adapter to start from"),
         (
             {"adapter": "x.safetensors", "strategy": "joint"},

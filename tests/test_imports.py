@@ -15,45 +15,51 @@ PACKAGES = ("headscope", "probes", "dashboards")
 
 BELOW: dict[str, set[str]] = {
     "errors": set(),
-    "given": {"errors"},
-    "stopping": set(),
+    "signals": set(),
     "bins": set(),
-    "door": {"errors"},
+    "user_input": {"errors"},
+    "plugins": {"errors"},
+    "heads": {"errors", "user_input"},
     "attention": {"errors"},
     "measures": {"attention", "bins"},
-    "models": {"errors", "given", "attention"},
-    "positions": {"errors", "given", "attention", "models"},
-    "passes": {"errors", "attention", "models", "positions", "measures"},
-    "runs": {"errors", "stopping", "door"},
-    "figures": {"errors", "bins", "runs"},
-    "report": {"errors", "door", "runs", "figures"},
-    "studies": {"errors", "given", "door", "runs", "models", "positions"},
-    "sections": {
-        *("errors", "bins", "door", "attention", "models", "positions", "passes", "measures"),
-        *("runs", "figures", "report", "studies"),
+    "models": {"errors", "user_input", "attention"},
+    "positions": {"errors", "user_input", "attention", "models"},
+    "forward": {"errors", "attention", "models", "positions", "measures"},
+    "prompts": {"errors", "user_input"},
+    "runs": {"errors", "signals", "plugins", "heads"},
+    "plots": {"errors", "bins", "heads", "runs"},
+    "report": {"errors", "plugins", "heads", "runs", "plots"},
+    "study": {"errors", "user_input", "plugins", "runs", "models", "positions", "forward", "prompts"},
+    "training": {"errors", "attention", "models", "positions", "forward", "measures", "prompts"},
+    "plugin_api": {
+        *("errors", "heads", "plugins", "attention", "models", "positions", "forward", "measures"),
+        *("runs", "plots", "report", "study", "prompts", "bins", "user_input"),
     },
-    "api": {"door", "runs", "studies", "positions"},
-    "callback": {"errors", "studies"},
+    "api": {"plugins", "runs", "study", "positions"},
+    "callback": {"errors", "study"},
 }
-"""Room of headscope -> the rooms that it may import. `bench`, `commands`, `cli` and `reference` may all."""
+"""Folder or module of headscope -> those that it may import. `bench`, `cli` and `reference` may import all."""
 
 TORCH = {"torch", "transformers", "transformer_lens"}
 WITHOUT_TORCH = (
     "errors",
     "bins",
-    "given",
-    "door",
+    "user_input",
+    "heads",
+    "plugins",
+    "plugin_api",
+    "prompts",
     "runs",
-    "figures",
+    "plots",
     "report",
-    "studies/config",
-    "studies/batch",
+    "study/config",
+    "study/cells",
+    "study/checkpoint_glob",
     "api",
     "cli",
-    "commands",
 )
-"""Rooms and files of headscope that run where no torch is installed; so do `dashboards` and most parts of a probe."""
-MAY_RUN_MODELS = ("cells", "bench")
+"""Folders and files of headscope that must not load torch; neither must `dashboards` nor most parts of a probe."""
+MAY_RUN_MODELS = ("runner", "bench")
 """Parts of a probe that may import torch."""
 
 
@@ -132,7 +138,7 @@ def test_measures_know_neither_models_nor_frames_nor_files() -> None:
 
 def test_what_reads_runs_never_imports_torch_or_transformers() -> None:
     for file in files(*(f"headscope/{name}" for name in WITHOUT_TORCH), "dashboards"):
-        inside = {"transformers"} if file.stem == "executing" else set()  # which quietens it, in a function
+        inside = {"transformers"} if file.stem == "execution" else set()  # which quietens it, in a function
         assert not roots(file) & TORCH - inside, file
 
 
@@ -166,7 +172,7 @@ def test_every_room_stands_in_the_order_of_the_house() -> None:
     there = {
         path.stem for path in (ROOT / "headscope").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
-    assert there == {*BELOW, "__init__", "__main__", "bench", "cli", "commands", "reference"}
+    assert there == {*BELOW, "__init__", "__main__", "bench", "cli", "reference"}
     done: set[str] = set()
     while ready := {room for room, others in BELOW.items() if others <= done} - done:
         done |= ready
@@ -175,10 +181,10 @@ def test_every_room_stands_in_the_order_of_the_house() -> None:
 
 def test_the_library_imports_neither_its_probes_nor_its_dashboards() -> None:
     for file in files("headscope"):
-        if file.parent.name != "commands":
+        if file.parent.name not in ("cli", "bench"):
             assert not roots(file) & {"probes", "dashboards"}, file
     for file in files("probes"):
-        assert not {"headscope.cli.app", "headscope.cli", "headscope.sections"} & {
+        assert not {"headscope.cli"} & {
             ".".join(name.split(".")[:2]) for name in imports(file)
         }, file
         assert "dashboards" not in roots(file), file

@@ -275,7 +275,7 @@ def test_a_text_that_states_the_fact_is_refused_before_any_work(place: Path) -> 
 
 def test_an_empty_haystack_is_refused(place: Path) -> None:
     (place / "empty.txt").write_text("")
-    with pytest.raises(BadInput, match="holds no text at all"):
+    with pytest.raises(BadInput, match="has no text"):
         ask(place, tiny(), text=f"file:{place}/empty.txt", seeds=1)
 
 

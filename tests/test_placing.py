@@ -29,7 +29,7 @@ from headscope.models import memory
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve
 from headscope.positions.model import Model
-from probes.adapt.trainer import AdapterTrainer, frozen_weights
+from headscope.training.adapter_trainer import AdapterTrainer, frozen_weights
 from probes.measure.run import measure_tokens
 
 IDS = torch.arange(40) * 7 % 119 + 3

@@ -23,7 +23,7 @@ from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from headscope.study.runner import run_study
-from probes.adapt.trainer import held_out_loss
+from headscope.training.adapter_trainer import held_out_loss
 from probes.pretrain import plots, report
 from probes.pretrain.analysis import TrainingKey, final_checkpoint_labels, variant_table
 from probes.pretrain.claims import pretraining_claims

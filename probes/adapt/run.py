@@ -27,16 +27,16 @@ from headscope.study.context import StudyContext
 from headscope.study.digests import digest_adapter
 from headscope.study.executor import peak_bytes
 from headscope.study.monitor import measure_training_step
-from probes.adapt.options import AdaptOptions
-from probes.adapt.sequence_sampler import SequenceSampler
-from probes.adapt.trainer import (
+from headscope.training.adapter_trainer import (
     AdapterTrainer,
     frozen_weights,
     held_out_loss,
     warn_if_warmup_too_long,
     wsd_rate_factor,
 )
-from probes.adapt.variants import VARIANT_SETUPS
+from headscope.training.adarope_variants import VARIANT_SETUPS
+from headscope.training.sequence_sampler import SequenceSampler
+from probes.adapt.options import AdaptOptions
 
 log = logging.getLogger("headscope")
 

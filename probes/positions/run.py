@@ -26,7 +26,7 @@ class PositionsRunner:
 
 
 def position_tables(label: str, model: Model) -> dict[str, dict[str, Any]]:
-    """Columns of the `positions` and `scales` tables of one model, by table; none where nothing rotates."""
+    """Columns of the tables `positions` and `scales` of one model, by table; empty for a model without rotation."""
     if not model.geometry.pairs:
         return {}
     with torch.no_grad():
@@ -63,7 +63,7 @@ def _scales(model: Model) -> dict[str, Tensor]:
     mean_log = all_theta(model, schedule)[..., : geometry.pairs].double().log().mean(-1)
     if geometry.pairs > 1:
         base = torch.exp(-4 * geometry.pairs / (2 * geometry.pairs - 2) * mean_log)
-    else:  # one pair turns alike under every base
+    else:  # the frequency of a single pair does not depend on the base
         base = torch.full_like(mean_log, torch.inf)
     logit_scale = torch.tensor([schedule.factor(n) / own.factor(n) for n in layers])[:, None].expand_as(tau) ** 2
     if schedule.scales_queries:

@@ -24,7 +24,7 @@ from headscope.positions.attach import resolve
 from headscope.positions.checkpoint_scheme import FILE, KEY, LEARNED
 from headscope.positions.model import Model, load
 from headscope.positions.schedule import Fixed
-from probes.adapt.variants import VARIANT_SETUPS
+from headscope.training.adarope_variants import VARIANT_SETUPS
 from probes.pretrain.options import PretrainOptions
 
 REFERENCE_LENGTH = 64

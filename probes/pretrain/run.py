@@ -29,8 +29,8 @@ from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import DigestParts
 from headscope.study.monitor import measure_training_step
-from probes.adapt.sequence_sampler import SequenceSampler, exclude_held_out
-from probes.adapt.trainer import BETAS, EPSILON, held_out_loss, warn_if_warmup_too_long, wsd_rate_factor
+from headscope.training.adapter_trainer import BETAS, EPSILON, held_out_loss, warn_if_warmup_too_long, wsd_rate_factor
+from headscope.training.sequence_sampler import SequenceSampler, exclude_held_out
 from probes.pretrain.model_setup import (
     initial_positions,
     random_model,

@@ -9,7 +9,7 @@ from headscope.errors import Diverged
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed
-from probes.adapt.trainer import BETAS, EPSILON, load_state, save_state
+from headscope.training.adapter_trainer import BETAS, EPSILON, load_state, save_state
 from probes.pretrain.model_setup import BALANCE_LOSS_WEIGHT
 from probes.pretrain.options import PretrainOptions
 
