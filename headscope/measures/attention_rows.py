@@ -93,7 +93,7 @@ class AttentionRows(BinnedRowMeans):
     """Means of `row_statistics`: the `attention` table."""
 
     name = "attention"
-    statistics = ROW_STATISTICS
+    statistic_names = ROW_STATISTICS
 
     def row_values(self, record: AttentionRecord, rows: IntArray) -> Tensor:
         return row_statistics(record, rows)

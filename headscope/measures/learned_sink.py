@@ -11,7 +11,7 @@ class LearnedSink(BinnedRowMeans):
     """Means of the sink's weight: the `learned_sink` table, without rows where no layer has a sink."""
 
     name = "learned_sink"
-    statistics = ("share",)
+    statistic_names = ("share",)
 
     def row_values(self, record: AttentionRecord, rows: IntArray) -> Tensor | None:
         shares = record.sink_weight
