@@ -1,4 +1,4 @@
-"""`measure_tokens` against the eager L x L references: on every tiny family, and on the real SmolLM2."""
+"""`measure_tokens` against eager L x L references, on every tiny model family and on SmolLM2."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -27,37 +27,37 @@ from probes.positions.run import position_tables
 EAGER = 1e-4
 IDS = torch.randint(3, families.VOCAB, (48,), generator=torch.Generator().manual_seed(0))
 LENGTH, SHORT = 600, 256
-"""Tokens of the real model: rows, keys and losses come in parts of 64 and 512, and all are crossed."""
+"""Lengths for SmolLM2; they cross the block sizes of rows, keys and losses, 64 and 512."""
 ROWS = ("ess2", "log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
 
 
 @cache
 def tiny(family: str) -> Model:
-    """Shared: leave it as you found it."""
+    """A model of the family. Tests share it and must not change it."""
     return headscope.load(families.MEASURABLE[family](), device="cpu")
 
 
 def of_layer(columns: dict[str, np.ndarray], layer: int) -> dict[str, np.ndarray]:
-    here = columns["layer"] == layer
-    return {name: column[here] for name, column in columns.items()}
+    mask = columns["layer"] == layer
+    return {name: column[mask] for name, column in columns.items()}
 
 
 def row_errors(
     columns: dict[str, np.ndarray], layer: int, seen: reference.Layer, window: int | None
 ) -> Iterator[float]:
     """Relative errors of one layer's attention table; absolute ones where a mean distance or ln ESS is below 1."""
-    found = of_layer(columns, layer)
+    rows = of_layer(columns, layer)
     alpha = reference.weights(seen.q, seen.k, seen.scaling, window)
     expected = reference.binned(reference.row_statistics(alpha), window)
-    assert sorted(set(found["visible"].tolist())) == sorted(expected)
+    assert sorted(set(rows["visible"].tolist())) == sorted(expected)
     for edge, values in expected.items():
-        here = found["visible"] == edge
-        assert (found["rows"][here] == values["rows"]).all()
+        mask = rows["visible"] == edge
+        assert (rows["rows"][mask] == values["rows"]).all()
         for name in ROWS:
             value = values[name].numpy()
-            assert found["head"][here].tolist() == list(range(len(value)))
+            assert rows["head"][mask].tolist() == list(range(len(value)))
             floor = {"mean_distance": 1.0, "log_ess2": 1.0}.get(name, 1e-3)
-            yield float((np.abs(found[name][here] - value) / np.maximum(np.abs(value), floor)).max())
+            yield float((np.abs(rows[name][mask] - value) / np.maximum(np.abs(value), floor)).max())
 
 
 def pair_errors(
@@ -69,34 +69,34 @@ def pair_errors(
     heads: Iterable[int] | None = None,
 ) -> Iterator[tuple[str, float]]:
     """Errors of one layer's pairs table, of some `heads` or all, relative to the rms of the head."""
-    found = of_layer(columns, layer)
+    rows = of_layer(columns, layer)
     for head in range(geometry.heads) if heads is None else heads:
         group = head // geometry.heads_per_group
         q, k = seen.q[head : head + 1], seen.k[group : group + 1]
         expected = tiled_pair_statistics(q, k, seen.scaling, geometry, geometry.windows[layer])
-        here = found["head"] == head
-        assert found["pair"][here].tolist() == list(range(geometry.all_pairs))
+        mask = rows["head"] == head
+        assert rows["pair"][mask].tolist() == list(range(geometry.all_pairs))
         rms = float(expected["rms"].square().sum().sqrt())
         for name in names:
-            yield name, float(np.abs(found[name][here] - expected[name].numpy()).max()) / rms
+            yield name, float(np.abs(rows[name][mask] - expected[name].numpy()).max()) / rms
 
 
 def tiled_pair_statistics(
     q: Tensor, k: Tensor, scaling: float, geometry: Any, window: int | None, tile: int = 64
 ) -> dict[str, Tensor]:
     """`reference.pair_statistics` [P] of one head, q and k [1, L, d]: the same L x L formula, `tile` rows at a time."""
-    pairs = reference.planes(q.shape[-1], 2 * geometry.pairs, geometry.layout)
+    pairs = reference.planes(q.shape[-1], 2 * geometry.pairs, geometry.rotary_layout)
     qf, kf = (t[0].double()[:, pairs].transpose(0, 1).contiguous() for t in (q, k))  # [P, L, 2]
     seen = reference.visible(q.shape[1], window)
     total = {name: torch.zeros(len(pairs), dtype=torch.float64) for name in ("mean_abs", "mean_signed", "rms", "norms")}
     for start in range(0, q.shape[1], tile):
         rows, keys = slice(start, start + tile), slice(0, start + tile)
-        shown = seen[rows, keys].double()
-        c = (scaling * qf[:, rows] @ kf[:, keys].mT).mul_(shown).flatten(1)  # [P, rows x keys]
+        mask = seen[rows, keys].double()
+        c = (scaling * qf[:, rows] @ kf[:, keys].mT).mul_(mask).flatten(1)  # [P, rows x keys]
         total["mean_signed"] += c.sum(1)
         total["mean_abs"] += torch.linalg.vector_norm(c, 1, dim=1)
         total["rms"] += torch.linalg.vecdot(c, c)
-        norms = qf[:, rows].norm(dim=-1)[:, None] @ shown @ kf[:, keys].norm(dim=-1)[..., None]
+        norms = qf[:, rows].norm(dim=-1)[:, None] @ mask @ kf[:, keys].norm(dim=-1)[..., None]
         total["norms"] += abs(scaling) * norms[:, 0, 0]
     means = {name: value / seen.sum() for name, value in total.items()}
     return {**means, "rms": means["rms"].sqrt(), "norm_product": means.pop("norms")}
@@ -108,9 +108,9 @@ def test_the_tiled_reference_is_the_reference() -> None:
     geometry = geometry_of(1, 1, 8, 3, "interleaved")
     for window in (None, 9):
         expected = reference.pair_statistics(q, k, -0.3, 6, "interleaved", window)
-        found = tiled_pair_statistics(q, k, -0.3, geometry, window, tile=7)
+        columns = tiled_pair_statistics(q, k, -0.3, geometry, window, tile=7)
         for name, values in expected.items():
-            torch.testing.assert_close(found[name], values[0], msg=name)
+            torch.testing.assert_close(columns[name], values[0], msg=name)
 
 
 # Tiny families -----------------------------------------------------------------------------------------------------
@@ -119,12 +119,12 @@ def test_the_tiled_reference_is_the_reference() -> None:
 @pytest.mark.parametrize("family", families.MEASURABLE)
 def test_every_family_is_measured_as_its_eager_attention_is(family: str) -> None:
     model = tiny(family)
-    found = measure_tokens(model, IDS, ["attention", "pairs"], None)
+    columns = measure_tokens(model, IDS, ["attention", "pairs"], None)
     _, layers = reference.eager_qk(model.module, IDS[None])
     for layer, seen in enumerate(layers):
-        assert max(row_errors(found["attention"], layer, seen, model.geometry.windows[layer])) <= EAGER
+        assert max(row_errors(columns["attention"], layer, seen, model.geometry.windows[layer])) <= EAGER
         names = ("mean_abs", "mean_signed", "rms", "norm_product")
-        assert max(e for _, e in pair_errors(found["pairs"], layer, seen, model.geometry, names)) <= EAGER
+        assert max(e for _, e in pair_errors(columns["pairs"], layer, seen, model.geometry, names)) <= EAGER
 
 
 @pytest.mark.parametrize("family", families.MEASURABLE)
@@ -134,10 +134,10 @@ def test_every_family_has_the_loss_of_its_full_logits(family: str) -> None:
 
 
 def assert_loss(model: Model, ids: Tensor) -> None:
-    found = measure_tokens(model, ids, ["nll"], None)["nll"]
+    columns = measure_tokens(model, ids, ["nll"], None)["nll"]
     losses = reference.nll_reference(model.module, ids[None]).numpy()
-    starts = [0, *found["position"][:-1]]
-    for first, last, nll, tokens in zip(starts, found["position"], found["nll"], found["tokens"], strict=True):
+    starts = [0, *columns["position"][:-1]]
+    for first, last, nll, tokens in zip(starts, columns["position"], columns["nll"], columns["tokens"], strict=True):
         assert tokens == last - first
         # Float32 logits of 20 to 30 differ by 5e-5 from one processor's kernels to another's.
         assert nll == pytest.approx(losses[first:last].mean(), rel=1e-5, abs=5e-5)
@@ -150,9 +150,9 @@ SCHEMES = ["base", "yarn:factor=4", "nope", "prope:keep=0.5", "logn:length=16", 
 @pytest.mark.parametrize("family", ["llama-gqa", "phi", "smollm3", "gemma3"])
 def test_every_scheme_gives_tables_that_can_be_stored(family: str, scheme: str) -> None:
     model = tiny(family).with_scheme(scheme)
-    found = measure_tokens(model, IDS, ["attention", "pairs", "distance", "nll"], 8)
+    tables = measure_tokens(model, IDS, ["attention", "pairs", "distance", "nll"], 8)
     keys: dict[str, Any] = {"model": "m", "context_length": len(IDS)}
-    stored = {name: to_arrow(all_tables()[name], with_keys(name, columns, keys)) for name, columns in found.items()}
+    stored = {name: to_arrow(all_tables()[name], with_keys(name, columns, keys)) for name, columns in tables.items()}
     stored |= {name: to_arrow(all_tables()[name], columns) for name, columns in position_tables("m", model).items()}
     assert stored.keys() == {"attention", "pairs", "distance", "nll", "positions", "scales"}
     for name, table in stored.items():
@@ -181,8 +181,8 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
 
 def test_effective_base_of_plain_rope_is_the_base() -> None:
     model = tiny("llama-gqa")
-    found = position_tables("m", model)["scales"]
-    assert np.allclose(found["effective_base"], model.module.config.rope_parameters["rope_theta"], rtol=1e-5)
+    columns = position_tables("m", model)["scales"]
+    assert np.allclose(columns["effective_base"], model.module.config.rope_parameters["rope_theta"], rtol=1e-5)
 
 
 # SmolLM2 -----------------------------------------------------------------------------------------------------------
@@ -252,13 +252,13 @@ def test_smollm2_rows_equal_the_patterns_of_transformer_lens(
     ids = tokens[:, :256]
     with torch.no_grad():
         _, cache = lens.run_with_cache(ids, names_filter=lambda name: name.endswith("hook_pattern"))
-    found = measure_tokens(smollm2, ids[0], ["attention"], None)["attention"]
+    columns = measure_tokens(smollm2, ids[0], ["attention"], None)["attention"]
     errors = []
     for layer in range(smollm2.geometry.layers):
         pattern = cache[f"blocks.{layer}.attn.hook_pattern"][0]
-        here = of_layer(found, layer)
+        rows = of_layer(columns, layer)
         for edge, values in reference.binned(reference.row_statistics(pattern)).items():
-            ess2 = here["ess2"][here["visible"] == edge]
+            ess2 = rows["ess2"][rows["visible"] == edge]
             errors.append(float(np.abs(ess2 / values["ess2"].numpy() - 1).max()))
     report("ESS against transformer-lens: largest relative error", max(errors))
     assert max(errors) <= 1e-3

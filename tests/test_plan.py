@@ -60,11 +60,11 @@ def test_a_thousand_checkpoints_are_planned_fast() -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("plan")
-    save_checkpoint(place / "tiny")
-    save_texts(place / "texts")
-    return place
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plan")
+    save_checkpoint(folder / "tiny")
+    save_texts(folder / "texts")
+    return folder
 
 
 class FormulaExecutor(CellExecutor):
@@ -75,41 +75,41 @@ class FormulaExecutor(CellExecutor):
         return CellResult(super().execute(job).rows, {}, 0.0, None, factor * (0.5 + job.cost / 1000), 4.0)
 
 
-def test_the_estimate_follows_the_timed_cells(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimate_follows_the_timed_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "CellExecutor", FormulaExecutor)
-    study = build_study(content(place))
+    study = build_study(content(folder))
     estimate = planning.plan_study(study, workers=1, gpus=0)
     cells = [job for job in CellExecutor(StudyContext(study)).plan() if job.probe == "measure"]
     expected = sum((2 if job.model == "yarn" else 1) * (0.5 + job.cost / 1000) for job in cells)
     assert estimate["seconds_alone"] == pytest.approx(expected + 4.0, abs=0.1)
     assert estimate["cells"] == len(cells) + 2
     (row,) = estimate["checkpoints"]
-    assert (row["checkpoint"], row["models"], row["cells"]) == (str(place / "tiny"), 2, len(cells) + 2)
+    assert (row["checkpoint"], row["models"], row["cells"]) == (str(folder / "tiny"), 2, len(cells) + 2)
     assert estimate["bytes_of_a_worker"] > 10**8
 
 
-def test_the_estimate_from_a_stored_run_is_its_time(place: Path, tmp_path: Path) -> None:
-    run = runner.run_study(build_study(content(place)), tmp_path)
+def test_the_estimate_from_a_stored_run_is_its_time(folder: Path, tmp_path: Path) -> None:
+    run = runner.run_study(build_study(content(folder)), tmp_path)
     timings = run.manifest["spent"]
     seconds = sum(row["seconds"] for row in timings["made"]) + timings["opening"]
     assert 0 < seconds <= run.manifest["timings"]["seconds"] + 0.1
-    estimate = planning.plan_study(build_study(content(place)), 1, 0, run)
+    estimate = planning.plan_study(build_study(content(folder)), 1, 0, run)
     assert estimate["seconds_alone"] == pytest.approx(seconds, abs=0.1)
     stored = sum(file.stat().st_size for file in run.path.iterdir())
     assert estimate["bytes_stored"] == pytest.approx(stored, rel=0.01)
     assert estimate["bytes_of_a_worker"] == timings["peak"]
 
 
-def test_a_run_without_timings_of_a_probe_is_refused(place: Path, tmp_path: Path) -> None:
-    run = runner.run_study(build_study(content(place, models={"base": str(place / "tiny")})), tmp_path)
+def test_a_run_without_timings_of_a_probe_is_refused(folder: Path, tmp_path: Path) -> None:
+    run = runner.run_study(build_study(content(folder, models={"base": str(folder / "tiny")})), tmp_path)
     without_timings = Run(run.path, {**run.manifest, "spent": {}})
     with pytest.raises(BadInput, match="has no timings of 'measure'"):
-        planning.plan_study(build_study(content(place)), 1, 0, without_timings)
+        planning.plan_study(build_study(content(folder)), 1, 0, without_timings)
 
 
-def test_the_command_prints_text_and_json(place: Path, tmp_path: Path) -> None:
-    file = place / "study.yaml"
-    file.write_text(json.dumps(content(place)))
+def test_the_command_prints_text_and_json(folder: Path, tmp_path: Path) -> None:
+    file = folder / "study.yaml"
+    file.write_text(json.dumps(content(folder)))
     command: Any = ["plan", str(file), "--workers", "2"]
     text = CliRunner().invoke(cli.app, command).output
     assert "10 work items: about" in text

@@ -40,14 +40,14 @@ GRID = {"lengths": [90], "depths": 2, "needles": 2, "seeds": 1, "template": "pla
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("ray")
-    save_checkpoint(place / "tiny")
-    save_texts(place / "texts", 130)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ray")
+    save_checkpoint(folder / "tiny")
+    save_texts(folder / "texts", 130)
     shared = {"question": "w1", "opening": "w2 w3"}
     needles = [{"name": name, "fact": f"w{n} w121 w122", **shared} for n, name in enumerate(("one", "two"), 118)]
-    (place / "needle.jsonl").write_text("\n".join(map(json.dumps, needles)))
-    return place
+    (folder / "needle.jsonl").write_text("\n".join(map(json.dumps, needles)))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +60,15 @@ def address() -> Iterator[str]:
         yield ray.get_runtime_context().gcs_address
 
 
-def study(place: Path, **engine: Any) -> Study:
+def study(folder: Path, **engine: Any) -> Study:
     """Two schemes of one checkpoint under `measure` and `needle`, with ablations."""
-    needles = {**GRID, "file": str(place / "needle.jsonl")}
-    return build_study({**content(place), "needle": needles, "engine": engine or "plain"})
+    needles = {**GRID, "file": str(folder / "needle.jsonl")}
+    return build_study({**content(folder), "needle": needles, "engine": engine or "plain"})
 
 
 @pytest.fixture(scope="module")
-def whole(place: Path) -> Run:
-    return runner.run_study(study(place), place / "whole")
+def whole(folder: Path) -> Run:
+    return runner.run_study(study(folder), folder / "whole")
 
 
 def worker_processes() -> list[int]:
@@ -104,10 +104,10 @@ class KillsAfter(NoProgress):
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("HEADSCOPE_KILLS", "1"))))
 def test_killing_a_worker_changes_no_byte(
-    place: Path, whole: Run, address: str, tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture, capfd: Any
+    folder: Path, whole: Run, address: str, tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture, capfd: Any
 ) -> None:
     progress = KillsAfter(random.Random(seed).randrange(3, 12), seed)
-    run = runner.run_study(study(place, name="ray", workers=2), tmp_path, progress=progress)
+    run = runner.run_study(study(folder, name="ray", workers=2), tmp_path, progress=progress)
     assert contents(run) == contents(whole)
     assert progress.killed
     assert not capfd.readouterr().out
@@ -133,7 +133,7 @@ def descendants(process: int) -> set[int]:
     return all_children
 
 
-def test_a_killed_driver_leaves_no_process_and_a_run_to_resume(place: Path, whole: Run, tmp_path: Path) -> None:
+def test_a_killed_driver_leaves_no_process_and_a_run_to_resume(folder: Path, whole: Run, tmp_path: Path) -> None:
     """Any engine can resume it and ends with the same bytes."""
     code = f"""
 import json, sys
@@ -141,7 +141,7 @@ from headscope.study import runner
 from headscope.study.config import build_study
 runner.run_study(build_study(json.load(sys.stdin)), {str(tmp_path)!r})
 """
-    content = study(place).model_dump(mode="json", exclude_none=True) | {"engine": {"name": "ray", "workers": 2}}
+    content = study(folder).model_dump(mode="json", exclude_none=True) | {"engine": {"name": "ray", "workers": 2}}
     driver = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True)
     assert driver.stdin
     driver.stdin.write(json.dumps(content))
@@ -153,7 +153,7 @@ runner.run_study(build_study(json.load(sys.stdin)), {str(tmp_path)!r})
     started = {n for n in descendants(driver.pid) if b"Agent" not in Path(f"/proc/{n}/cmdline").read_bytes()}
     driver.kill()
     driver.wait()
-    run = runner.run_study(study(place), tmp_path, resume=True)
+    run = runner.run_study(study(folder), tmp_path, resume=True)
     assert contents(run) == contents(whole)
     assert run.manifest["timings"]["cells_done_now"] < run.manifest["timings"]["cells"]
     assert_clean(tmp_path, run.path)
@@ -177,28 +177,28 @@ class KillsAt(KillsAfter):
 
 
 def test_a_cell_that_kills_every_worker_is_named_and_the_others_are_kept(
-    place: Path, whole: Run, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, whole: Run, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "MAX_ATTEMPTS", 1)
     fatal = "yarn: 24 tokens, document 1"
     with pytest.raises(Interrupted, match=f"every worker that ran '{fatal}' died .*--resume") as error:
-        runner.run_study(study(place, name="ray", workers=1), tmp_path, progress=KillsAt(fatal))
+        runner.run_study(study(folder, name="ray", workers=1), tmp_path, progress=KillsAt(fatal))
     assert "\n" not in str(error.value)
     (partial,) = tmp_path.iterdir()
     assert len(list((partial / "cells").iterdir())) == whole.manifest["timings"]["cells"] - 1
 
 
 def test_without_ray_the_error_says_what_to_install(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(Missing, match=r"pip install 'headscope\[ray\]'") as error:
-        runner.run_study(study(place, name="ray"), tmp_path)
+        runner.run_study(study(folder, name="ray"), tmp_path)
     assert "\n" not in str(error.value)
     assert_clean(tmp_path)
 
 
-def test_the_error_if_ray_does_not_start(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_if_ray_does_not_start(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine so busy that Ray times out."""
     import ray
 
@@ -212,16 +212,16 @@ def test_the_error_if_ray_does_not_start(place: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     with pytest.raises(Interrupted, match=r"Ray does not start \(The current node .*--engine plain") as error:
-        runner.run_study(study(place, name="ray", workers=2), tmp_path)
+        runner.run_study(study(folder, name="ray", workers=2), tmp_path)
     assert "\n" not in str(error.value)
     assert len(calls) == 3
     assert {options["_node_ip_address"] for options in calls} == {"127.0.0.1"}
 
 
-def test_models_in_memory_cannot_be_used_with_ray(place: Path, tmp_path: Path) -> None:
-    model = hs.load(str(place / "tiny"), device="cpu")
+def test_models_in_memory_cannot_be_used_with_ray(folder: Path, tmp_path: Path) -> None:
+    model = hs.load(str(folder / "tiny"), device="cpu")
     with pytest.raises(BadInput, match="'base' is in memory"):
-        hs.measure(model, text=f"file:{place}/texts/*.txt", lengths=[24], engine="ray", out=tmp_path, quiet=True)
+        hs.measure(model, text=f"file:{folder}/texts/*.txt", lengths=[24], engine="ray", out=tmp_path, quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +233,9 @@ def test_models_in_memory_cannot_be_used_with_ray(place: Path, tmp_path: Path) -
         ({"name": "ray", "gpus": 1}, "unknown key 'engine.gpus'"),
     ],
 )
-def test_invalid_engine_options_are_refused(place: Path, engine: dict[str, Any], message: str) -> None:
+def test_invalid_engine_options_are_refused(folder: Path, engine: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput) as error:
-        build_study({**content(place), "engine": engine})
+        build_study({**content(folder), "engine": engine})
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -257,12 +257,12 @@ def imported_parts(file: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("probe", ["influence", "adapt"])
-def test_a_worker_returns_the_rows_of_this_process(place: Path, tmp_path: Path, probe: str) -> None:
+def test_a_worker_returns_the_rows_of_this_process(folder: Path, tmp_path: Path, probe: str) -> None:
     """For cells that need other cells: `influence` estimates before it verifies, `adapt` trains in stretches."""
-    tiny = str(place / "tiny")
+    tiny = str(folder / "tiny")
     options = json.loads(json.dumps(PROBES[probe]))
     if probe == "adapt":
-        options["adapt"]["train"] = [f"file:{place}/texts/*.txt"]
+        options["adapt"]["train"] = [f"file:{folder}/texts/*.txt"]
     else:
         options["influence"] |= {
             "method": "verify",
@@ -271,7 +271,7 @@ def test_a_worker_returns_the_rows_of_this_process(place: Path, tmp_path: Path, 
             "components": ["zero"],
             "models": ["base"],
         }
-    study = build_study({**content(place, models={"base": tiny}, measure=None), **options})
+    study = build_study({**content(folder, models={"base": tiny}, measure=None), **options})
     plain = runner.run_study(study, tmp_path / "plain")
     jobs = CellExecutor(StudyContext(study)).plan()
     worker = RayWorker(

@@ -49,7 +49,7 @@ PROBES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A checkpoint `tiny`, four `texts` of 130 words, an adapter and a needle."""
     save_checkpoint(tmp_path / "tiny")
     save_texts(tmp_path / "texts", 130)
@@ -58,58 +58,58 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write_needle(place: Path, fact: str) -> None:
+def write_needle(folder: Path, fact: str) -> None:
     needle = {"name": "one", "question": "w1", "opening": "w2 w3", "fact": fact}
-    (place / "needle.jsonl").write_text(json.dumps(needle))
+    (folder / "needle.jsonl").write_text(json.dumps(needle))
 
 
-def study_of(place: Path, probe: str) -> Any:
-    tiny = str(place / "tiny")
-    models = {"base": tiny, "learned": f"{tiny}@adarope:adapter={place}/adapter.safetensors,weights=any"}
+def study_of(folder: Path, probe: str) -> Any:
+    tiny = str(folder / "tiny")
+    models = {"base": tiny, "learned": f"{tiny}@adarope:adapter={folder}/adapter.safetensors,weights=any"}
     options = json.loads(json.dumps(PROBES[probe]))
     if probe == "needle":
-        options["needle"]["file"] = str(place / "needle.jsonl")
+        options["needle"]["file"] = str(folder / "needle.jsonl")
     if probe == "adapt":
         models = {"base": tiny}
-        options["adapt"]["train"] = [f"file:{place}/texts/*.txt"]
-    return build_study(content(place, models=models, measure=None) | options)
+        options["adapt"]["train"] = [f"file:{folder}/texts/*.txt"]
+    return build_study(content(folder, models=models, measure=None) | options)
 
 
-def interrupted_run(place: Path, probe: str, cells: int = 1) -> Path:
+def interrupted_run(folder: Path, probe: str, cells: int = 1) -> Path:
     """Run the study of a probe, interrupt it after some cells and return its partial directory."""
     with pytest.raises(Interrupted):
-        runner.run_study(study_of(place, probe), place / "runs", progress=StopsAfter(cells))
-    (partial,) = (place / "runs").iterdir()
+        runner.run_study(study_of(folder, probe), folder / "runs", progress=StopsAfter(cells))
+    (partial,) = (folder / "runs").iterdir()
     return partial
 
 
-def other_weights(place: Path) -> None:
-    families.SPECS["llama-gqa"].build(1).save_pretrained(place / "tiny")
+def other_weights(folder: Path) -> None:
+    families.SPECS["llama-gqa"].build(1).save_pretrained(folder / "tiny")
 
 
-def other_configuration(place: Path) -> None:
-    config = json.loads((place / "tiny" / "config.json").read_text())
+def other_configuration(folder: Path) -> None:
+    config = json.loads((folder / "tiny" / "config.json").read_text())
     config["rms_norm_eps"] = 0.01
-    (place / "tiny" / "config.json").write_text(json.dumps(config))
+    (folder / "tiny" / "config.json").write_text(json.dumps(config))
 
 
-def other_texts(place: Path) -> None:
-    for file in (place / "texts").iterdir():
+def other_texts(folder: Path) -> None:
+    for file in (folder / "texts").iterdir():
         chance = random.Random(f"other {file.name}")
         file.write_text(" ".join(f"w{chance.randrange(100)}" for _ in range(130)))
 
 
-def other_tokenizer(place: Path) -> None:
-    file = place / "tiny" / "tokenizer.json"
+def other_tokenizer(folder: Path) -> None:
+    file = folder / "tiny" / "tokenizer.json"
     file.write_text(file.read_text().replace('"w100"', '"swapped"').replace('"w101"', '"w100"'))
 
 
-def other_adapter(place: Path) -> None:
-    noisy(hs.load(str(place / "tiny"), device="cpu"), 0.2).save(place / "adapter.safetensors")
+def other_adapter(folder: Path) -> None:
+    noisy(hs.load(str(folder / "tiny"), device="cpu"), 0.2).save(folder / "adapter.safetensors")
 
 
-def other_needle(place: Path) -> None:
-    write_needle(place, "w123 w122 w121")
+def other_needle(folder: Path) -> None:
+    write_needle(folder, "w123 w122 w121")
 
 
 CHANGES: dict[str, Callable[[Path], None]] = {
@@ -136,17 +136,17 @@ MESSAGES = {
         ("measure", "configuration"),
     ],
 )
-def test_a_run_resumes_only_from_the_same_inputs(place: Path, probe: str, change: str) -> None:
+def test_a_run_resumes_only_from_the_same_inputs(folder: Path, probe: str, change: str) -> None:
     """The error names the change in one line, before any work, and stored cells are kept."""
     cells = 4 if change == "adapter" and probe != "influence" else 1
-    partial = interrupted_run(place, probe, cells)
+    partial = interrupted_run(folder, probe, cells)
     stored = {file: file.read_bytes() for file in partial.rglob("*") if file.is_file()}
-    shutil.copytree(place / "tiny", place / "before")
-    CHANGES[change](place)
+    shutil.copytree(folder / "tiny", folder / "before")
+    CHANGES[change](folder)
     if change == "weights":  # which save_pretrained rewrites too
-        shutil.copy(place / "before" / "config.json", place / "tiny" / "config.json")
+        shutil.copy(folder / "before" / "config.json", folder / "tiny" / "config.json")
     with pytest.raises(Changed) as refusal:
-        runner.run_study(study_of(place, probe), place / "runs", resume=True)
+        runner.run_study(study_of(folder, probe), folder / "runs", resume=True)
     message = str(refusal.value)
     assert MESSAGES.get((probe, change), f"the {change} of") in message
     assert str(partial) in message
@@ -156,37 +156,37 @@ def test_a_run_resumes_only_from_the_same_inputs(place: Path, probe: str, change
 
 
 @pytest.mark.parametrize("probe", PROBES)
-def test_a_run_resumes_after_its_inputs_are_restored(place: Path, probe: str) -> None:
-    whole = runner.run_study(study_of(place, probe), place / "whole")
-    interrupted_run(place, probe)
-    shutil.copytree(place / "tiny", place / "before")
-    other_weights(place)
+def test_a_run_resumes_after_its_inputs_are_restored(folder: Path, probe: str) -> None:
+    whole = runner.run_study(study_of(folder, probe), folder / "whole")
+    interrupted_run(folder, probe)
+    shutil.copytree(folder / "tiny", folder / "before")
+    other_weights(folder)
     with pytest.raises(Changed):
-        runner.run_study(study_of(place, probe), place / "runs", resume=True)
-    shutil.rmtree(place / "tiny")
-    shutil.copytree(place / "before", place / "tiny")
-    run = runner.run_study(study_of(place, probe), place / "runs", resume=True)
+        runner.run_study(study_of(folder, probe), folder / "runs", resume=True)
+    shutil.rmtree(folder / "tiny")
+    shutil.copytree(folder / "before", folder / "tiny")
+    run = runner.run_study(study_of(folder, probe), folder / "runs", resume=True)
     assert contents(run) == contents(whole)
     assert run.manifest["files"] == whole.manifest["files"]
     assert run.manifest["inputs"] == whole.manifest["inputs"]
     assert validate(run) == []
 
 
-def test_a_run_resumes_only_in_the_same_dtype(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_resumes_only_in_the_same_dtype(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ "auto" may stand for another dtype on another machine."""
-    interrupted_run(place, "measure", cells=3)
+    interrupted_run(folder, "measure", cells=3)
     for module in (checkpoint, context):
         monkeypatch.setattr(module, "pick_dtype", lambda *_: torch.bfloat16)
-    with pytest.raises(Changed, match="cannot go on with this run: the dtype changed"):
-        runner.run_study(study_of(place, "measure"), place / "runs", resume=True)
+    with pytest.raises(Changed, match="cannot resume this run: the dtype changed"):
+        runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
 
 
-def test_models_in_memory_differ_by_more_than_their_weights(place: Path) -> None:
+def test_models_in_memory_differ_by_more_than_their_weights(folder: Path) -> None:
     config = families.SPECS["llama-gqa"].build().config
-    options: dict[str, Any] = {"text": f"file:{place}/texts/*.txt", "docs": 1, "lengths": [24], "tables": ["nll"]}
+    options: dict[str, Any] = {"text": f"file:{folder}/texts/*.txt", "docs": 1, "lengths": [24], "tables": ["nll"]}
 
     def loss(model: Any) -> tuple[float, Path]:
-        run = hs.measure({"m": model}, out=place / "runs", resume=True, quiet=True, **options)
+        run = hs.measure({"m": model}, out=folder / "runs", resume=True, quiet=True, **options)
         return float(run.nll["nll"].mean()), run.path
 
     def model_with_theta(theta: float) -> hs.Model:
@@ -194,7 +194,7 @@ def test_models_in_memory_differ_by_more_than_their_weights(place: Path) -> None
         other.rope_parameters = {**other.rope_parameters, "rope_theta": theta}
         module = type(families.SPECS["llama-gqa"].build())(other)
         module.load_state_dict(families.SPECS["llama-gqa"].build().state_dict())
-        return hs.load(module, tokenizer=hs.load(str(place / "tiny")).tokenizer)
+        return hs.load(module, tokenizer=hs.load(str(folder / "tiny")).tokenizer)
 
     model = model_with_theta(1e4)
     learned = noisy(model, 0.1)
@@ -206,71 +206,71 @@ def test_models_in_memory_differ_by_more_than_their_weights(place: Path) -> None
     assert loss(model_with_theta(1e4)) == losses[0]
 
 
-def test_an_input_that_no_finished_cell_used_may_change(place: Path) -> None:
+def test_an_input_that_no_finished_cell_used_may_change(folder: Path) -> None:
     """For example, an adapter that is repaired after other models were measured."""
-    interrupted_run(place, "measure", cells=2)
-    other_adapter(place)
-    run = runner.run_study(study_of(place, "measure"), place / "runs", resume=True)
-    assert contents(run) == contents(runner.run_study(study_of(place, "measure"), place / "again"))
+    interrupted_run(folder, "measure", cells=2)
+    other_adapter(folder)
+    run = runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
+    assert contents(run) == contents(runner.run_study(study_of(folder, "measure"), folder / "again"))
 
 
 def test_resuming_a_study_with_other_options_warns_about_the_unfinished_run(
-    place: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    partial = interrupted_run(place, "measure")
-    other = study_of(place, "measure").model_copy(update={"seed": 1})
-    run = runner.run_study(other, place / "runs", resume=True)
+    partial = interrupted_run(folder, "measure")
+    other = study_of(folder, "measure").model_copy(update={"seed": 1})
+    run = runner.run_study(other, folder / "runs", resume=True)
     warning = f"unfinished run {partial.stem[1:]} used different options; starting a new run"
     assert [record.message for record in caplog.records] == [warning]
     assert run.path.is_dir()
 
 
-def test_a_finished_run_is_not_measured_again(place: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = runner.run_study(study_of(place, "measure"), place / "runs", resume=True)
+def test_a_finished_run_is_not_measured_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
     with caplog.at_level(logging.INFO, "headscope"):
-        again = runner.run_study(study_of(place, "measure"), place / "runs", resume=True, progress=StopsAfter(0))
+        again = runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True, progress=StopsAfter(0))
     assert again.path == first.path
     assert f"already finished; nothing was measured again: {first.path}" in caplog.text
-    assert list((place / "runs").iterdir()) == [first.path]
+    assert list((folder / "runs").iterdir()) == [first.path]
 
 
-def test_other_inputs_or_options_start_another_run(place: Path) -> None:
-    first = runner.run_study(study_of(place, "measure"), place / "runs", resume=True)
-    other_texts(place)
-    second = runner.run_study(study_of(place, "measure"), place / "runs", resume=True)
+def test_other_inputs_or_options_start_another_run(folder: Path) -> None:
+    first = runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
+    other_texts(folder)
+    second = runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
     assert isinstance(second, Run)
     assert second.path != first.path
     assert contents(second) != contents(first)
-    third = runner.run_study(study_of(place, "influence"), place / "runs", resume=True)
+    third = runner.run_study(study_of(folder, "influence"), folder / "runs", resume=True)
     assert len({first.path, second.path, third.path}) == 3
 
 
 @pytest.mark.parametrize(
     "state", ["{", "[]", '"text"', "{}", '{"global_step": null}', '{"global_step": "x"}', "[" * 9999]
 )
-def test_a_trainer_state_without_a_step_is_refused_before_any_work(place: Path, state: str) -> None:
-    (place / "tiny" / "trainer_state.json").write_text(state)
+def test_a_trainer_state_without_a_step_is_refused_before_any_work(folder: Path, state: str) -> None:
+    (folder / "tiny" / "trainer_state.json").write_text(state)
     with pytest.raises(BadInput, match=r"cannot read a training step in '.*trainer_state\.json'") as refusal:
-        runner.run_study(study_of(place, "measure"), place / "runs", progress=StopsAfter(0))
+        runner.run_study(study_of(folder, "measure"), folder / "runs", progress=StopsAfter(0))
     assert "\n" not in str(refusal.value)
-    assert not (place / "runs").exists()
+    assert not (folder / "runs").exists()
 
 
-def test_an_impossible_scheme_is_refused_before_another_model_is_measured(place: Path) -> None:
-    study = content(place, models={"base": str(place / "tiny"), "bad": f"{place}/tiny@adarope:adapter=smollm2-135m"})
+def test_an_impossible_scheme_is_refused_before_another_model_is_measured(folder: Path) -> None:
+    study = content(folder, models={"base": str(folder / "tiny"), "bad": f"{folder}/tiny@adarope:adapter=smollm2-135m"})
     with pytest.raises(BadInput, match="does not fit"):
-        runner.run_study(build_study(study), place / "runs")
-    assert list((place / "runs").iterdir()) == []
+        runner.run_study(build_study(study), folder / "runs")
+    assert list((folder / "runs").iterdir()) == []
 
 
-def test_labels_of_any_length_are_measured(place: Path) -> None:
+def test_labels_of_any_length_are_measured(folder: Path) -> None:
     label = "ü" * 400
     study = build_study(
-        content(place, models={label: str(place / "tiny")}, measure={"lengths": [24], "tables": ["nll"]})
+        content(folder, models={label: str(folder / "tiny")}, measure={"lengths": [24], "tables": ["nll"]})
     )
     with pytest.raises(Interrupted):
-        runner.run_study(study, place / "runs", progress=StopsAfter(1))
-    run = runner.run_study(study, place / "runs", resume=True)
+        runner.run_study(study, folder / "runs", progress=StopsAfter(1))
+    run = runner.run_study(study, folder / "runs", resume=True)
     assert run.models == [label]
     assert run.manifest["timings"]["cells_done_now"] == 2
     assert set(run.nll["model"]) == {label}

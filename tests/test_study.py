@@ -1,4 +1,4 @@
-"""Studies end to end, on a tiny checkpoint in a folder and texts in files: stored, resumed, refused."""
+"""Studies end to end, with a tiny checkpoint and text files: stored, resumed, refused."""
 
 import json
 import os
@@ -25,11 +25,11 @@ from headscope.positions.model import ModelSpec
 from headscope.runs.run import Run, list_runs
 from headscope.runs.schema import all_tables
 from headscope.runs.validate import validate
-from headscope.study import context as materials
-from headscope.study import runner as study
+from headscope.study import context as study_context
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study, read_study
 from headscope.study.progress import NoProgress
+from headscope.study.runner import run_study
 
 LENGTHS = [24, 40]
 MEASURED = ["attention", "pairs", "distance", "nll"]
@@ -37,7 +37,7 @@ ALL = [*MEASURED, "positions", "scales"]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Words w0 .. w124, one token each."""
+    """A tokenizer with one token per word w0 .. w124."""
     vocabulary = {word: n for n, word in enumerate(["<unk>", "<s>", "</s>", *(f"w{n}" for n in range(125))])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -53,27 +53,27 @@ def save_checkpoint(folder: Path, seed: int = 0) -> Path:
 def save_texts(folder: Path, words: int = 60) -> str:
     folder.mkdir()
     for name in "abcd":
-        chance = random.Random(name)
-        (folder / f"{name}.txt").write_text(" ".join(f"w{chance.randrange(125)}" for _ in range(words)))
+        rng = random.Random(name)
+        (folder / f"{name}.txt").write_text(" ".join(f"w{rng.randrange(125)}" for _ in range(words)))
     return f"file:{folder}/*.txt"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the checkpoint `tiny` and four `texts` of 60 words."""
-    place = tmp_path_factory.mktemp("study")
-    save_checkpoint(place / "tiny")
-    save_texts(place / "texts")
-    return place
+    folder = tmp_path_factory.mktemp("study")
+    save_checkpoint(folder / "tiny")
+    save_texts(folder / "texts")
+    return folder
 
 
-def content(place: Path, **changes: Any) -> dict[str, Any]:
+def content(folder: Path, **changes: Any) -> dict[str, Any]:
     """A study of one checkpoint under two schemes."""
-    tiny = str(place / "tiny")
+    tiny = str(folder / "tiny")
     return {
         "name": "tiny",
         "models": {"base": tiny, "yarn": f"{tiny}@yarn:factor=4"},
-        "texts": {"source": f"file:{place}/texts/*.txt", "docs": 2},
+        "texts": {"source": f"file:{folder}/texts/*.txt", "docs": 2},
         "device": "cpu",
         "measure": {"lengths": LENGTHS, "rows": 8},
         **changes,
@@ -81,9 +81,9 @@ def content(place: Path, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The study, uninterrupted."""
-    return study.run_study(build_study(content(place)), tmp_path_factory.mktemp("whole"))
+    return run_study(build_study(content(folder)), tmp_path_factory.mktemp("whole"))
 
 
 def contents(run: Run) -> dict[str, bytes]:
@@ -94,25 +94,25 @@ def assert_clean(out: Path, *committed: Path) -> None:
     assert sorted(out.iterdir() if out.is_dir() else []) == sorted(committed)
 
 
-class Loads:
-    """Counts the checkpoints that are opened."""
+class LoadRecorder:
+    """Records the names of opened checkpoints."""
 
     def __init__(self, load: Callable[..., Any]):
-        self.load, self.opened = load, []
+        self.load, self.names = load, []
 
     def __call__(self, name: str, *options: Any) -> Any:
-        self.opened.append(name)
+        self.names.append(name)
         return self.load(name, *options)
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
-    counter = Loads(materials.open_checkpoint)
-    monkeypatch.setattr(materials, "open_checkpoint", counter)
-    return counter
+def loads(monkeypatch: pytest.MonkeyPatch) -> LoadRecorder:
+    recorder = LoadRecorder(study_context.open_checkpoint)
+    monkeypatch.setattr(study_context, "open_checkpoint", recorder)
+    return recorder
 
 
-# What a run holds --------------------------------------------------------------------------------------------------
+# Tables and run.json ------------------------------------------------------------------------------------------------
 
 
 def test_a_study_fills_every_table_with_unique_keys_within_bounds(whole: Run) -> None:
@@ -131,85 +131,87 @@ def test_a_study_fills_every_table_with_unique_keys_within_bounds(whole: Run) ->
     assert (whole.attention["kv_group"] == whole.attention["head"] // 2).all()
 
 
-def test_models_share_documents_and_lengths_share_texts(whole: Run) -> None:
+def test_models_and_lengths_share_documents(whole: Run) -> None:
     documents = {key: set(rows["doc"]) for key, rows in whole.attention.groupby(["model", "context_length"])}
     assert len(documents) == 4
     assert len({frozenset(names) for names in documents.values()}) == 1
     assert len(next(iter(documents.values()))) == 2
 
 
-def test_schemes_of_one_run_are_measured_apart(whole: Run) -> None:
+def test_schemes_of_one_checkpoint_give_different_numbers(whole: Run) -> None:
     theta = whole.positions.pivot_table("theta", ["layer", "kv_group", "pair"], "model", observed=True)
     assert (theta["yarn"] < theta["base"]).any()
     rms = whole.pairs.pivot_table("rms", ["context_length", "doc", "layer", "head", "pair"], "model", observed=True)
     assert (rms["yarn"] != rms["base"]).mean() > 0.9
 
 
-def test_the_wide_table_has_a_row_for_each_head(whole: Run) -> None:
+def test_the_per_head_table_has_one_row_per_head(whole: Run) -> None:
     assert len(whole.heads) == 2 * families.LAYERS * families.HEADS
 
 
-def test_the_manifest_tells_how_the_run_was_made(whole: Run, place: Path) -> None:
+def test_the_manifest_describes_the_run(whole: Run, folder: Path) -> None:
     manifest = json.loads((whole.path / "run.json").read_text())
-    wanted = {"format_version", "config", "models", "versions", "seed", "hardware", "git_commit", "tables", "timings"}
-    assert wanted | {"started", "finished"} <= manifest.keys()
+    keys = {"format_version", "config", "models", "versions", "seed", "hardware", "git_commit", "tables", "timings"}
+    assert keys | {"started", "finished"} <= manifest.keys()
     assert {"headscope", "torch", "transformers"} <= manifest["versions"].keys()
     base, yarn = manifest["models"]
     assert (base["label"], base["scheme"], yarn["label"], yarn["scheme"]) == ("base", "base", "yarn", "yarn:factor=4")
-    assert base["spec"] == base["checkpoint"] == str(place / "tiny")
+    assert base["spec"] == base["checkpoint"] == str(folder / "tiny")
     assert re.fullmatch("[0-9a-f]{64}", base["weights_sha256"])
     assert base["weights_sha256"] == yarn["weights_sha256"]
     assert base["step"] is None
     assert base["geometry"]["heads"] == families.HEADS
-    for name, facts in manifest["tables"].items():
-        assert facts["rows"] == len(whole.table(name))
-        assert re.fullmatch("[0-9a-f]{64}", facts["sha256"])
+    assert base["geometry"]["numbers"] == [*range(families.LAYERS)]
+    assert {"layout", "rotates", "direction", "rotary_start", "native_context"} <= base["geometry"].keys()
+    for name, entry in manifest["tables"].items():
+        assert entry["rows"] == len(whole.table(name))
+        assert re.fullmatch("[0-9a-f]{64}", entry["sha256"])
 
 
-def test_the_config_of_a_run_can_be_fed_back(whole: Run, place: Path, tmp_path: Path) -> None:
-    again = build_study(json.loads((whole.path / "run.json").read_text())["config"])
-    assert again == build_study(content(place))
+def test_the_config_of_a_run_is_a_valid_study(whole: Run, folder: Path, tmp_path: Path) -> None:
+    study = build_study(json.loads((whole.path / "run.json").read_text())["config"])
+    assert study == build_study(content(folder))
     (tmp_path / "study.yaml").write_text(json.dumps(whole.manifest["config"]))
-    assert read_study(tmp_path / "study.yaml", {}) == again
-    assert contents(study.run_study(again, tmp_path / "out")) == contents(whole)
+    assert read_study(tmp_path / "study.yaml", {}) == study
+    assert contents(run_study(study, tmp_path / "out")) == contents(whole)
 
 
-def test_the_names_of_the_package_are_not_modules_after_use() -> None:
-    """A module headscope/measure.py would take the place of `headscope.measure` as soon as it is imported."""
+def test_no_function_of_the_package_has_the_name_of_a_module() -> None:
+    """A module headscope/measure.py would replace the function `headscope.measure` as soon as it is imported."""
     package = Path(headscope.__file__).parent
-    taken = {path.stem for path in package.iterdir()}
-    assert taken.isdisjoint([*headscope.__all__, *plugins.requestable_probes()])
+    modules = {path.stem for path in package.iterdir()}
+    assert modules.isdisjoint([*headscope.__all__, *plugins.requestable_probes()])
 
 
-def test_another_seed_gives_other_numbers(whole: Run, place: Path, tmp_path: Path) -> None:
-    assert contents(study.run_study(build_study(content(place, seed=1)), tmp_path)) != contents(whole)
+def test_another_seed_gives_other_numbers(whole: Run, folder: Path, tmp_path: Path) -> None:
+    assert contents(run_study(build_study(content(folder, seed=1)), tmp_path)) != contents(whole)
 
 
-def test_hs_measure_is_the_same_study(whole: Run, place: Path, tmp_path: Path) -> None:
-    plan = content(place)
+def test_hs_measure_is_the_same_study(whole: Run, folder: Path, tmp_path: Path) -> None:
+    plan = content(folder)
     options = {"lengths": LENGTHS, "rows": 8, "device": "cpu", "quiet": True}
     run = headscope.measure(plan["models"], text=plan["texts"]["source"], docs=2, out=tmp_path, **options)
     assert contents(run) == contents(whole)
 
 
-def test_models_in_memory_are_measured_like_those_in_folders(whole: Run, place: Path, tmp_path: Path) -> None:
-    base = headscope.load(str(place / "tiny"), device="cpu")
-    given = {"base": base, "yarn": base.with_scheme("yarn:factor=4")}
-    source = f"file:{place}/texts/*.txt"
-    run = headscope.measure(given, text=source, docs=2, lengths=LENGTHS, rows=8, out=tmp_path, quiet=True)
+def test_models_in_memory_are_measured_like_those_in_folders(whole: Run, folder: Path, tmp_path: Path) -> None:
+    base = headscope.load(str(folder / "tiny"), device="cpu")
+    models = {"base": base, "yarn": base.with_scheme("yarn:factor=4")}
+    source = f"file:{folder}/texts/*.txt"
+    run = headscope.measure(models, text=source, docs=2, lengths=LENGTHS, rows=8, out=tmp_path, quiet=True)
     assert contents(run) == contents(whole)
     assert [model["scheme"] for model in run.manifest["models"]] == ["base", "yarn:factor=4"]
 
 
-def test_a_model_in_memory_without_tokenizer_is_refused(place: Path, tmp_path: Path) -> None:
+def test_a_model_in_memory_without_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
     bare = families.SPECS["llama-gqa"].build()
     with pytest.raises(BadInput, match="tokenizer"):
-        headscope.measure(bare, text=f"file:{place}/texts/*.txt", docs=2, lengths=[24], out=tmp_path, quiet=True)
+        headscope.measure(bare, text=f"file:{folder}/texts/*.txt", docs=2, lengths=[24], out=tmp_path, quiet=True)
     assert_clean(tmp_path)
 
 
-def test_other_weights_in_memory_are_another_run(place: Path, tmp_path: Path) -> None:
-    source = f"file:{place}/texts/*.txt"
+def test_other_weights_in_memory_are_another_run(folder: Path, tmp_path: Path) -> None:
+    source = f"file:{folder}/texts/*.txt"
     for seed in (0, 1):
         model = headscope.load(families.SPECS["llama-gqa"].build(seed), device="cpu", tokenizer=tokenizer())
         headscope.measure(model, text=source, docs=1, lengths=[24], tables=["nll"], out=tmp_path, quiet=True)
@@ -217,27 +219,27 @@ def test_other_weights_in_memory_are_another_run(place: Path, tmp_path: Path) ->
     assert len(hashes) == 2
 
 
-def test_one_checkpoint_under_two_schemes_is_opened_once(place: Path, tmp_path: Path, loads: Loads) -> None:
-    study.run_study(build_study(content(place)), tmp_path)
-    assert loads.opened == [str(place / "tiny")]
+def test_one_checkpoint_under_two_schemes_is_opened_once(folder: Path, tmp_path: Path, loads: LoadRecorder) -> None:
+    run_study(build_study(content(folder)), tmp_path)
+    assert loads.names == [str(folder / "tiny")]
 
 
-def test_two_checkpoints_are_opened_one_after_the_other(place: Path, tmp_path: Path, loads: Loads) -> None:
+def test_two_checkpoints_are_opened_one_after_the_other(folder: Path, tmp_path: Path, loads: LoadRecorder) -> None:
     other = save_checkpoint(tmp_path / "other", seed=1)
-    plan = content(place)
+    plan = content(folder)
     plan["models"] |= {"other": str(other)}
-    run = study.run_study(build_study(plan), tmp_path / "out")
-    assert loads.opened[:2] == [str(place / "tiny"), str(other)]
+    run = run_study(build_study(plan), tmp_path / "out")
+    assert loads.names[:2] == [str(folder / "tiny"), str(other)]
     first, _, last = (model["weights_sha256"] for model in run.manifest["models"])
     assert first != last
     assert sorted(run.nll["model"].cat.categories) == ["base", "other", "yarn"]
 
 
-# Interrupted -------------------------------------------------------------------------------------------------------
+# Interruptions -----------------------------------------------------------------------------------------------------
 
 
 class StopsAfter(NoProgress):
-    """Ctrl-C in the middle of a cell."""
+    """Simulates Ctrl-C during the cell after `cells` cells."""
 
     def __init__(self, cells: int):
         self.cells = cells
@@ -249,24 +251,22 @@ class StopsAfter(NoProgress):
 
 
 @pytest.mark.parametrize("cells", [1, 4, 9])
-def test_ctrl_c_keeps_finished_cells_and_a_resume_ends_byte_identical(
-    place: Path, whole: Run, tmp_path: Path, cells: int
-) -> None:
-    plan = build_study(content(place))
+def test_a_run_resumed_after_ctrl_c_ends_byte_identical(folder: Path, whole: Run, tmp_path: Path, cells: int) -> None:
+    plan = build_study(content(folder))
     with pytest.raises(Interrupted, match="--resume") as stop:
-        study.run_study(plan, tmp_path, progress=StopsAfter(cells))
+        run_study(plan, tmp_path, progress=StopsAfter(cells))
     assert stop.value.exit_code == 4
     (partial,) = tmp_path.iterdir()
     assert len(list((partial / "cells").iterdir())) == cells
-    run = study.run_study(plan, tmp_path, resume=True)
+    run = run_study(plan, tmp_path, resume=True)
     assert contents(run) == contents(whole)
     assert run.manifest["timings"]["cells_done_now"] == 10 - cells
     assert_clean(tmp_path, run.path)
 
 
-def test_ctrl_c_before_the_first_cell_leaves_nothing(place: Path, tmp_path: Path) -> None:
+def test_ctrl_c_before_the_first_cell_stores_nothing(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        study.run_study(build_study(content(place)), tmp_path, progress=StopsAfter(0))
+        run_study(build_study(content(folder)), tmp_path, progress=StopsAfter(0))
     assert_clean(tmp_path)
 
 
@@ -277,6 +277,7 @@ from probes.measure import run as measuring
 from headscope.study.runner import run_study
 from headscope.study.config import build_study
 from headscope.study.progress import NoProgress
+from headscope.study.runner import run_study
 
 class Slow(NoProgress):
     def __init__(self, cells):
@@ -300,48 +301,48 @@ for line in sys.stdin:
 """
 
 
-def test_killed_at_ten_random_moments_it_resumes_to_the_same_bytes(place: Path, whole: Run, tmp_path: Path) -> None:
-    """One process, begun once, forks a study for each kill, so that torch is imported once.
+def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bytes(folder: Path, whole: Run, tmp_path: Path) -> None:
+    """One process forks a study for each kill, so that torch is imported once.
 
-    A study waits for its end after some of its ten cells, so that none comes to its own end, however quick the machine.
+    A study pauses after some of its ten cells, so that none finishes before it is killed.
     """
-    plan, chance = content(place), random.Random(0)
+    plan, rng = content(folder), random.Random(0)
     command = [sys.executable, "-c", CHILD, json.dumps(plan)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         for attempt in range(10):
             out = tmp_path / str(attempt)
-            print(out, chance.randrange(10), file=server.stdin)
+            print(out, rng.randrange(10), file=server.stdin)
             process = int(server.stdout.readline())
-            time.sleep(chance.uniform(0, 1))
+            time.sleep(rng.uniform(0, 1))
             os.kill(process, signal.SIGKILL)
             assert int(server.stdout.readline()) == signal.SIGKILL
-            run = study.run_study(build_study(plan), out, resume=True)
+            run = run_study(build_study(plan), out, resume=True)
             assert contents(run) == contents(whole)
             assert validate(run) == []
             assert_clean(out, run.path)
         server.stdin.close()
 
 
-# Refused -----------------------------------------------------------------------------------------------------------
+# Invalid studies ------------------------------------------------------------------------------------------------------
 
 
-def test_a_length_beyond_every_document_is_refused_and_leaves_nothing(place: Path, tmp_path: Path) -> None:
-    plan = content(place, measure={"lengths": [24, 500]})
+def test_a_length_beyond_every_document_is_refused(folder: Path, tmp_path: Path) -> None:
+    plan = content(folder, measure={"lengths": [24, 500]})
     with pytest.raises(BadInput, match="500 tokens"):
-        study.run_study(build_study(plan), tmp_path / "out")
+        run_study(build_study(plan), tmp_path / "out")
     assert_clean(tmp_path / "out")
 
 
-def test_a_study_without_a_section_is_refused(place: Path, tmp_path: Path) -> None:
+def test_a_study_without_a_probe_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="requests no probe"):
-        study.run_study(build_study(content(place, measure=None)), tmp_path / "out")
+        run_study(build_study(content(folder, measure=None)), tmp_path / "out")
     assert_clean(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    ("scheme", "said"),
+    ("scheme", "message"),
     [
         ("yarm:factor=4", "did you mean 'yarn'"),
         ("yarn:factr=4", "did you mean 'factor'"),
@@ -349,22 +350,22 @@ def test_a_study_without_a_section_is_refused(place: Path, tmp_path: Path) -> No
     ],
 )
 def test_a_bad_scheme_is_refused_before_any_work(
-    place: Path, tmp_path: Path, loads: Loads, scheme: str, said: str
+    folder: Path, tmp_path: Path, loads: LoadRecorder, scheme: str, message: str
 ) -> None:
-    plan = content(place)
-    plan["models"] |= {"last": f"{place / 'tiny'}@{scheme}"}
-    with pytest.raises(BadInput, match=said):
-        study.run_study(build_study(plan), tmp_path / "out")
-    assert loads.opened == []
+    plan = content(folder)
+    plan["models"] |= {"last": f"{folder / 'tiny'}@{scheme}"}
+    with pytest.raises(BadInput, match=message):
+        run_study(build_study(plan), tmp_path / "out")
+    assert loads.names == []
     assert_clean(tmp_path / "out")
 
 
-def test_a_missing_checkpoint_is_refused_before_any_work(place: Path, tmp_path: Path, loads: Loads) -> None:
-    plan = content(place)
+def test_a_missing_checkpoint_is_refused_before_any_work(folder: Path, tmp_path: Path, loads: LoadRecorder) -> None:
+    plan = content(folder)
     plan["models"] |= {"last": str(tmp_path / "nowhere" / "else")}
     with pytest.raises(Missing, match=r"no checkpoint at '.*nowhere/else'"):
-        study.run_study(build_study(plan), tmp_path / "out")
-    assert loads.opened == []
+        run_study(build_study(plan), tmp_path / "out")
+    assert loads.names == []
     assert_clean(tmp_path / "out")
 
 
@@ -382,46 +383,46 @@ def test_a_missing_checkpoint_is_refused_before_any_work(place: Path, tmp_path: 
         ({"name": "a/b"}, "name: String should match"),
     ],
 )
-def test_a_mistake_in_a_study_file_is_one_line_that_names_file_and_key(
+def test_the_error_for_an_invalid_study_file_gives_file_and_key(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(json.dumps(changes))
-    with pytest.raises(BadInput, match=message) as mistake:
+    with pytest.raises(BadInput, match=message) as error:
         read_study(file, {})
-    assert str(file) in str(mistake.value)
-    assert "\n" not in str(mistake.value)
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("- a\n- b\n", r"study\.yaml' has no keys"),
         ("measure: [", r"cannot read study file .*study\.yaml'.* measure: \["),
         ("\x00", r"cannot read study file .*study\.yaml'.* position 0"),
     ],
 )
-def test_a_file_that_is_no_study_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_not_a_study_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "study.yaml").write_text(text)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         read_study(tmp_path / "study.yaml", {})
 
 
-def test_overrides_lie_on_top_of_the_file_key_by_key(tmp_path: Path) -> None:
+def test_overrides_are_merged_into_the_file_key_by_key(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("texts: {docs: 7, source: 'file:x'}\nmeasure: {rows: 9}\n")
-    found = read_study(tmp_path / "study.yaml", {"texts": {"docs": 3, "source": None}, "measure": {"lengths": [64, 8]}})
-    assert (found.texts.docs, found.texts.source) == (3, "file:x")
-    assert found.measure is not None
-    assert (found.measure.rows, found.measure.lengths) == (9, [8, 64])
+    study = read_study(tmp_path / "study.yaml", {"texts": {"docs": 3, "source": None}, "measure": {"lengths": [64, 8]}})
+    assert (study.texts.docs, study.texts.source) == (3, "file:x")
+    assert study.measure is not None
+    assert (study.measure.rows, study.measure.lengths) == (9, [8, 64])
 
 
-def test_a_section_with_nothing_after_it_has_all_its_defaults(tmp_path: Path) -> None:
+def test_a_probe_key_without_a_value_requests_its_defaults(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("measure:\nscaling:\n")
-    found = read_study(tmp_path / "study.yaml", {"measure": {"rows": 9}})
-    assert set(found.probe_options) == {"measure", "scaling"}
-    assert found.probe_options["scaling"] == build_study({"scaling": {}}).probe_options["scaling"]
-    assert found.measure is not None
-    assert found.measure.rows == 9
+    study = read_study(tmp_path / "study.yaml", {"measure": {"rows": 9}})
+    assert set(study.probe_options) == {"measure", "scaling"}
+    assert study.probe_options["scaling"] == build_study({"scaling": {}}).probe_options["scaling"]
+    assert study.measure is not None
+    assert study.measure.rows == 9
 
 
 # Checkpoints of a training run -------------------------------------------------------------------------------------
@@ -433,41 +434,43 @@ def test_checkpoints_are_ordered_by_training_step(tmp_path: Path) -> None:
         (tmp_path / name / "config.json").write_text("{}")
     (tmp_path / "step-1").mkdir()  # no checkpoint
     (tmp_path / "last" / "trainer_state.json").write_text(json.dumps({"global_step": 50}))
-    found = expand_checkpoints(f"{tmp_path}/*@yarn:factor=4")
-    assert list(found) == ["step-9", "step-10", "last", "step-100"]
-    assert found["last"] == f"{tmp_path}/last@yarn:factor=4"
+    specs = expand_checkpoints(f"{tmp_path}/*@yarn:factor=4")
+    assert list(specs) == ["step-9", "step-10", "last", "step-100"]
+    assert specs["last"] == f"{tmp_path}/last@yarn:factor=4"
     assert list(expand_checkpoints(f"{tmp_path}/step-*")) == ["step-9", "step-10", "step-100"]
     with pytest.raises(BadInput, match="no checkpoint folder"):
         expand_checkpoints(f"{tmp_path}/epoch-*")
 
 
-def test_checkpoints_of_one_name_in_two_folders_are_two_models(tmp_path: Path) -> None:
+def test_checkpoints_with_equal_names_get_distinct_labels(tmp_path: Path) -> None:
     for parent in ("a", "b"):
         (tmp_path / parent / "step-1").mkdir(parents=True)
         (tmp_path / parent / "step-1" / "config.json").write_text("{}")
-    found = expand_checkpoints(f"{tmp_path}/*/step-1")
-    assert found == {f"{parent}/step-1": str(tmp_path / parent / "step-1") for parent in "ab"}
+    specs = expand_checkpoints(f"{tmp_path}/*/step-1")
+    assert specs == {f"{parent}/step-1": str(tmp_path / parent / "step-1") for parent in "ab"}
 
 
-def test_an_at_in_the_name_of_a_checkpoint_is_part_of_it(tmp_path: Path) -> None:
+def test_folder_names_may_contain_an_at_sign(tmp_path: Path) -> None:
     for name in ("me@home/step-2", "me@home/step-10", "step-1@nope"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.json").write_text("{}")
     for scheme in ("", "@yarn:factor=4"):
-        found = expand_checkpoints(f"{tmp_path}/me@home/step-*{scheme}")
-        assert found == {name: f"{tmp_path}/me@home/{name}{scheme}" for name in ("step-2", "step-10")}
-        assert list(found) == ["step-2", "step-10"]
-        everything = expand_checkpoints(f"{tmp_path}/**{scheme}")
-        assert list(everything) == ["step-1@nope", "step-2", "step-10"]
-        for spec in everything.values():
+        specs = expand_checkpoints(f"{tmp_path}/me@home/step-*{scheme}")
+        assert specs == {name: f"{tmp_path}/me@home/{name}{scheme}" for name in ("step-2", "step-10")}
+        assert list(specs) == ["step-2", "step-10"]
+        all_specs = expand_checkpoints(f"{tmp_path}/**{scheme}")
+        assert list(all_specs) == ["step-1@nope", "step-2", "step-10"]
+        for spec in all_specs.values():
             assert ModelSpec.read(spec).checkpoint == spec.removesuffix(scheme)
             assert ModelSpec.read(spec).scheme == (scheme[1:] or "base")
 
 
-def test_training_steps_land_in_the_manifest(place: Path, tmp_path: Path) -> None:
+def test_training_steps_are_stored_in_the_manifest(folder: Path, tmp_path: Path) -> None:
     for step in (9, 10):
-        shutil.copytree(place / "tiny", tmp_path / f"step-{step}")
-    plan = content(place, models=expand_checkpoints(f"{tmp_path}/step-*"), measure={"lengths": [24], "tables": ["nll"]})
-    run = study.run_study(build_study(plan), tmp_path / "out")
+        shutil.copytree(folder / "tiny", tmp_path / f"step-{step}")
+    plan = content(
+        folder, models=expand_checkpoints(f"{tmp_path}/step-*"), measure={"lengths": [24], "tables": ["nll"]}
+    )
+    run = run_study(build_study(plan), tmp_path / "out")
     assert [(model["label"], model["step"]) for model in run.manifest["models"]] == [("step-9", 9), ("step-10", 10)]
     assert sorted(run.tables) == ["nll", "positions", "scales"]

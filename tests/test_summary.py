@@ -23,21 +23,21 @@ def stored(out, models=("m",), **tables):
         return writer.commit(["all"], synthetic_manifest(models))
 
 
-def attention(log_ess2, length=1024, doc="d", model="m", edges=None, **others):
+def attention(log_ess2, length=1024, doc="d", model="m", edges=None, **changes):
     """Rows of one head in one document: log_ess2(n) in every bin."""
     edges = visible_bin_edges(length) if edges is None else edges
     rows = np.diff(np.minimum(edges, length), prepend=0)
     values = log_ess2(bin_center(edges, length))
     frame = pd.DataFrame({"visible": edges, "rows": rows, "log_ess2": values, "ess2": np.exp(values)})
-    same = {"ess1": 2.0, "max_weight": 0.5, "sink_mass": 0.1, "local_mass": 0.3, "mean_distance": 9.0} | others
+    same = {"ess1": 2.0, "max_weight": 0.5, "sink_mass": 0.1, "local_mass": 0.3, "mean_distance": 9.0} | changes
     return frame.assign(model=model, context_length=length, doc=doc, layer=0, head=0, kv_group=0, **same)
 
 
 def pairs(mean_abs, theta, doc="d"):
     planes = {"pair": np.arange(len(theta)), "theta": theta, "mean_abs": mean_abs, "mean_abs_se": 0.0}
-    others = {"mean_signed": 0.0, "rms": np.square(mean_abs), "norm_product": 2.0}
+    unused = {"mean_signed": 0.0, "rms": np.square(mean_abs), "norm_product": 2.0}
     keys = {"model": "m", "context_length": 64, "doc": doc, "layer": 0, "head": 0, "kv_group": 0}
-    return pd.DataFrame(planes | others).assign(**keys)
+    return pd.DataFrame(planes | unused).assign(**keys)
 
 
 # Bins
@@ -93,14 +93,14 @@ def test_growth_recovers_a_planted_slope(tmp_path, slope, length):
     assert run.heads["growth"].item() == pytest.approx(slope, abs=1e-6)
 
 
-def test_growth_looks_only_at_bins_from_64_and_at_the_longest_length(tmp_path):
+def test_growth_uses_bins_from_64_at_the_longest_length(tmp_path):
     long = attention(lambda n: np.where(n >= 64, 0.5 * np.log(n), 3.0 + np.cos(n) ** 2), 1024)
     short = attention(lambda n: np.log(n), 512)
     run = stored(tmp_path, attention=pd.concat([short, long]))
     assert run.heads["growth"].item() == pytest.approx(0.5, abs=1e-6)
 
 
-def test_a_context_too_short_for_growth_gives_none(tmp_path):
+def test_a_short_context_has_no_growth(tmp_path):
     run = stored(tmp_path, attention=attention(lambda n: np.log(n), 64))
     assert np.isnan(run.heads["growth"].item())
     assert run.heads["ess2_64"].item() > 32
@@ -110,14 +110,14 @@ def test_effective_length_is_the_row_weighted_geometric_mean_over_the_last_octav
     first = attention(lambda n: np.log(n) * 0.9, 512, "a")
     second = attention(lambda n: np.log(n) * 0.5, 512, "b")
     run = stored(tmp_path, attention=pd.concat([first, second]))
-    typical = []
+    log_lengths = []
     for table in (first, second):
         far = table[table["visible"] > 256]
-        typical.append(np.average(far["log_ess2"], weights=far["rows"]))
-    assert run.heads["ess2_512"].item() == pytest.approx(np.exp(np.mean(typical)), rel=1e-6)
+        log_lengths.append(np.average(far["log_ess2"], weights=far["rows"]))
+    assert run.heads["ess2_512"].item() == pytest.approx(np.exp(np.mean(log_lengths)), rel=1e-6)
 
 
-def test_a_sliding_window_is_summarised_where_its_rows_see_most(tmp_path):
+def test_a_sliding_window_is_summarised_in_its_last_octave(tmp_path):
     inside = attention(lambda n: np.log(n), 4096, edges=visible_bin_edges(512))
     run = stored(tmp_path, attention=inside)
     far = inside[inside["visible"] > 256]
@@ -160,7 +160,7 @@ def test_a_head_without_rotation_has_no_weighted_log_theta(tmp_path):
     assert run.heads["cov"].item() == pytest.approx(0.5)
 
 
-def test_scales_are_passed_on(tmp_path):
+def test_scales_are_copied_to_the_head_table(tmp_path):
     run = synthetic_run(tmp_path)
     keys = ["model", "layer", "head"]
     both = run.heads.merge(run.scales, on=keys, suffixes=("", "_stored"))
@@ -171,19 +171,19 @@ def test_scales_are_passed_on(tmp_path):
 # Intervals
 
 
-@pytest.mark.parametrize(("documents", "least"), [(3, 0.935), (7, 0.935), (8, 0.85), (30, 0.92)])
-def test_an_interval_covers_the_mean_about_as_often_as_it_says(documents, least):
+@pytest.mark.parametrize(("documents", "min_coverage"), [(3, 0.935), (7, 0.935), (8, 0.85), (30, 0.92)])
+def test_an_interval_covers_the_mean_about_as_often_as_it_should(documents, min_coverage):
     values = np.random.default_rng(1).normal(5, 2, size=(4000, documents))
     low, high = confidence_interval(values)
-    assert least < np.mean((low < 5) & (high > 5)) < 0.965
+    assert min_coverage < np.mean((low < 5) & (high > 5)) < 0.965
 
 
 def test_from_three_documents_to_seven_the_interval_is_student_s():
     values = np.random.default_rng(2).normal(size=(5, 4))
     low, high = confidence_interval(values)
-    for row, *found in zip(values, low, high, strict=True):
+    for row, *limits in zip(values, low, high, strict=True):
         expected = stats.t.interval(0.95, 3, loc=row.mean(), scale=stats.sem(row))
-        assert found == pytest.approx(expected)
+        assert limits == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("documents", [1, 2])

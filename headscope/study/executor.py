@@ -19,6 +19,14 @@ from headscope.study.cells import Job, ObservingRunner, ProbeRunner, group_by_pa
 from headscope.study.checkpoint_glob import training_step
 from headscope.study.context import StudyContext
 
+GEOMETRY_KEYS = {
+    "layer_numbers": "numbers",
+    "rotary_layout": "layout",
+    "layer_rotates": "rotates",
+    "rotation_direction": "direction",
+}
+"""Keys of run.json for fields of Geometry that have another name."""
+
 
 @dataclass(frozen=True)
 class CellResult:
@@ -125,7 +133,10 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
         "scheme": model.scheme,
         "adapter_sha256": None if adapter is None else adapter.sha256,
         "step": training_step(context.checkpoint_name(label)) if adapter is None else adapter.step,
-        "geometry": {"layers": model.geometry.layers, **asdict(model.geometry)},
+        "geometry": {
+            "layers": model.geometry.layers,
+            **{GEOMETRY_KEYS.get(name, name): value for name, value in asdict(model.geometry).items()},
+        },
         "dtype": str(model.module.dtype).removeprefix("torch."),
     }
 

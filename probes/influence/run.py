@@ -126,7 +126,7 @@ class InfluenceRunner:
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         sweep, task = self._get_sweep(cell.model, model), cell.task
-        passage = self.scored_texts(cell.model, task.objective, task.length)[task.passage]
+        passage = self.scored_texts(cell.model, task.objective, task.length)[task.text_index]
         units, sets = UNIT_TABLES[task.objective], SET_TABLES[task.objective]
         with self._prepared_replay(cell.model, sweep, task, passage) as replay:
             keys = {"model": cell.model, "context_length": passage.length, **passage.keys}
@@ -136,7 +136,7 @@ class InfluenceRunner:
             if task.step == "estimate":
                 return {
                     units: _rows_to_columns(
-                        keys, sweep.estimate(replay, self.options.estimate_order, seed + task.passage)
+                        keys, sweep.estimate(replay, self.options.estimate_order, seed + task.text_index)
                     )
                 }
             if task.step == "exact" and task.layer is not None:
