@@ -32,9 +32,9 @@ from headscope.runs.validate import validate
 from headscope.study import runner as study
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study
-from headscope.training.sequence_sampler import SequenceSampler
 from headscope.training.adapter_trainer import AdapterTrainer, frozen_weights, warn_if_warmup_too_long, wsd_rate_factor
 from headscope.training.adarope_variants import VARIANT_SETUPS
+from headscope.training.sequence_sampler import SequenceSampler
 
 NATIVE, FACTOR = 48, 8
 LETTERS = "abcdefghijklmnopqrstuvwxyz ,.;:!?'\n-"
