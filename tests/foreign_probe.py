@@ -1,4 +1,4 @@
-"""A probe of somebody else's, and one that is broken: what report and app make of those that they do not know."""
+"""Probes for tests of report and app: one that they do not know, one that fails late, and one that is broken."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +27,7 @@ PROBE = Probe(
     example="foreign --model [b]x[/b]",
 )
 LATE = replace(PROBE, name="late", title="Late matters", charts="foreign_probe:failing_charts")
-"""One whose charts fail only when they are drawn."""
+"""A probe whose charts fail only when they are drawn."""
 BROKEN = Probe(
     name="broken",
     title="Broken matters",
@@ -47,13 +47,13 @@ GLOSSARY = (
 )
 
 
-def charts(shown: RenderContext) -> Iterator[ChartGroup]:
-    yield ChartGroup("Foreign matters", "At home", _charts(f"At home with {shown.selected_model}"))
+def charts(context: RenderContext) -> Iterator[ChartGroup]:
+    yield ChartGroup("Foreign matters", "At home", _charts(f"At home with {context.selected_model}"))
     yield ChartGroup("Foreign matters", "Abroad", _charts("Abroad"), app_pages="/compare")
 
 
-def failing_charts(shown: RenderContext) -> Iterator[ChartGroup]:
-    yield ChartGroup("Late matters", "", failing(shown))
+def failing_charts(context: RenderContext) -> Iterator[ChartGroup]:
+    yield ChartGroup("Late matters", "", failing(context))
     yield ChartGroup("Foreign matters", "At home", _charts("Later at home"))
 
 
@@ -79,11 +79,11 @@ def next_steps(run: Run) -> Iterator[str]:
     yield f"Leave: foreign {run.path}"
 
 
-def page(shown: RenderContext) -> PageContent:
-    return PageContent("My own page", shown.selected_model, {"": [TextBlock(["Drawn by myself."])]})
+def page(context: RenderContext) -> PageContent:
+    return PageContent("My own page", context.selected_model, {"": [TextBlock(["Drawn by myself."])]})
 
 
-def failing(*about: object) -> Iterator[Chart]:
+def failing(*arguments: object) -> Iterator[Chart]:
     yield from ()
     raise RuntimeError("out of order")
 
