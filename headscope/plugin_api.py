@@ -13,7 +13,7 @@ Names are imported on first use: importing this module loads neither torch nor p
 - Runners: a `ProbeRunner` turns each `Cell` into rows; an `ObservingRunner` gives each cell a `TextPass` and an
   `Observer`, and shares the forward pass with other probes; `pass_cost` is the cost of a pass; `StudyContext` opens the
   models and documents of the study, a `TokenDocument` each.
-- Models and listeners: `Model`; `Observer`, `Layers`, `FinishedPass` and `AttentionRecord` for observed passes;
+- Models and listeners: `Model`; `Observer`, `CapturedLayers`, `FinishedPass` and `AttentionRecord` for observed passes;
   `attached`, `capturing` and `evaluating` for passes that a runner makes itself.
 - Statistics: `Statistic` and `Role` describe columns of the per-head table, HEAD_KEYS are its index; `plain_types`,
   `rows_at_longest_length`, `mean_with_interval`, `confidence_interval` and `mean_losses` aggregate table rows.
@@ -101,7 +101,7 @@ API_VERSION = 1
 _NAMES_BY_MODULE = {
     "attention.record": "AttentionRecord",
     "errors": "BadInput",
-    "forward.capture": "Layers capturing",
+    "forward.capture": "CapturedLayers capturing",
     "forward.observe": "FinishedPass Observer",
     "models.checkpoint": "evaluating",
     "plots.heads": "plot_change plot_distribution plot_matrix plot_small_matrices",
@@ -147,6 +147,7 @@ __all__ = [
     "AttentionRecord",
     "BadInput",
     "Block",
+    "CapturedLayers",
     "Cell",
     "Chart",
     "ChartGroup",
@@ -154,7 +155,6 @@ __all__ = [
     "Finding",
     "FinishedPass",
     "HeadTable",
-    "CapturedLayers",
     "Lengths",
     "Link",
     "Links",

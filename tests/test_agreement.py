@@ -35,7 +35,7 @@ def test_a_rule_that_would_be_lost_is_noticed(family: str, lost: str, monkeypatc
     hs.load(module)
     assert module.config.to_dict() == before
     complete = kernel.AttentionRule
-    monkeypatch.setattr(backend, "Rule", lambda *args, **kw: without(complete(*args, **kw), lost))
+    monkeypatch.setattr(backend, "AttentionRule", lambda *args, **kw: without(complete(*args, **kw), lost))
     assert f"cannot measure this {spec.model_type} model: attention in layer 0 differs from its own" in opened(module)
 
 

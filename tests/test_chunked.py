@@ -42,8 +42,8 @@ def long(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Say from how many tokens on a document is long, and how many make a chunk."""
 
     def set_to(whole: int, size: int) -> None:
-        monkeypatch.setattr(chunked_pass, "WHOLE", {"cpu": whole})
-        monkeypatch.setattr(chunked_pass, "CHUNK", {"cpu": size})
+        monkeypatch.setattr(chunked_pass, "MAX_SINGLE_PASS_TOKENS", {"cpu": whole})
+        monkeypatch.setattr(chunked_pass, "TOKENS_PER_CHUNK", {"cpu": size})
 
     return set_to
 

@@ -62,7 +62,7 @@ def test_threads_sleep_soon_unless_the_user_says_how_they_wait(headscope, monkey
     imported = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
     assert "headscope.cli.app" in imported
     assert "torch" not in imported, "it would have read its environment before the command sets it"
-    for given, set_to in (({}, cli.SPINS), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)):
+    for given, set_to in (({}, cli.SPIN_COUNT), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)):
         for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
             monkeypatch.delenv(name, raising=False)
         for name, value in given.items():
@@ -125,10 +125,10 @@ def test_a_bad_scheme_is_refused_before_any_work(refused, scheme, told):
     [
         (2, ["--factor", 0.5], "adapt.factor: Input should be greater than or equal to 1"),
         (2, ["--phase", "2048"], "bad phase '2048': expected LENGTH:STEPS"),
-        (2, ["--phase", "100000:1"], "no training document holds 100000 tokens; the longest"),
+        (2, ["--phase", "100000:1"], "no training document has 100000 tokens: the longest"),
         (2, ["--variant", "freq"], "adapt.variant: Input should be 'full',"),
         (2, ["--model", "smollm2-135m@yarn:factor=8"], "adapt: give one checkpoint, without a scheme"),
-        (2, ["--strategy", "adarope-joint"], "strategy adarope-joint needs adapter to start from"),
+        (2, ["--strategy", "adarope-joint"], "strategy adarope-joint needs an adapter to start from"),
         (3, ["--strategy", "adarope-joint", "--adapter", "./none.safetensors"], "no adapter at './none.safetensors'"),
         (3, ["--train", "file:./none/*.txt"], "no file matches 'file:none/*.txt'"),
     ],
@@ -250,7 +250,7 @@ def test_a_run_of_a_newer_format_is_refused_by_version(refused, tmp_path):
     run = synthetic_run(tmp_path / "made")
     manifest = json.loads((run.path / "run.json").read_text())
     (run.path / "run.json").write_text(json.dumps({**manifest, "format_version": 99}))
-    assert "has format 99, this headscope reads up to 1" in refused(2, "report", run.path, out=tmp_path / "report.html")
+    assert "has format 99, but this headscope reads formats up to 2" in refused(2, "report", run.path, out=tmp_path / "report.html")
 
 
 def test_a_corrupt_table_is_refused_by_file(refused, tmp_path):
@@ -273,7 +273,7 @@ def test_ls_names_damaged_runs_and_lists_the_rest(headscope, tmp_path):
         "20260101T000000Z-broken-00000000",
         "20260102T000000Z-cut-00000000",
     }
-    assert ".begun-00000000.partial  unfinished, with 1 cells stored: the same command with --resume goes on" in out
+    assert ".begun-00000000.partial  unfinished, 1 cells stored. Repeat its command with --resume to continue" in out
 
 
 def test_validate_finds_a_table_that_was_altered(headscope, tmp_path):
@@ -283,7 +283,7 @@ def test_validate_finds_a_table_that_was_altered(headscope, tmp_path):
     code, out, err = headscope("validate", run.path)
     assert code == 2
     assert "nll: sha256 differs from run.json" in out
-    assert "problem(s) found" in err
+    assert "problem(s) in" in err
 
 
 def test_help_answers_without_torch():
@@ -322,7 +322,7 @@ def test_the_dashboard_needs_a_folder_and_a_free_port(headscope, tmp_path):
         code, out, err = headscope("dash", tmp_path, "--port", taken.getsockname()[1])
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert "choose another --port" in err
+    assert "Choose another --port" in err
 
 
 def test_the_dashboard_ends_quietly_on_ctrl_c(tmp_path):

@@ -303,8 +303,8 @@ def test_what_comes_of_the_kernels_is_attention_under_the_rule_and_so_are_gradie
     monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", efficient)
     monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", efficient_masked)
     monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", cudnn)
-    monkeypatch.setattr(kernel, "_on_cuda", lambda q: True)
-    monkeypatch.setattr(kernel, "_fused_on_cpu", kernel._fused_attention_non_cpu)
+    monkeypatch.setattr(kernel, "_is_on_cuda", lambda q: True)
+    monkeypatch.setattr(kernel, "_fused_attention_cpu", kernel._fused_attention_non_cpu)
     *drawn, rule = asked_of(case, "cpu", torch.float32, dims)
     q, k, v = (t.requires_grad_() for t in drawn)
     out, lse = kernel.attend(q, k, v, None, rule, 0.0, True)
@@ -332,7 +332,7 @@ def test_queries_that_see_every_key_are_given_to_no_causal_kernel(
     card: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card(FLASH)
-    monkeypatch.setattr(kernel, "_on_cuda", lambda q: True)
+    monkeypatch.setattr(kernel, "_is_on_cuda", lambda q: True)
     q, k, v, rule = asked_of("cached keys", "cpu", torch.float32)
     out, lse = kernel._fused_attention_non_cpu(q, k, v, rule.scaling, False, None)
     expected, exact = attention(q, k, v, rule.scaling, torch.zeros(q.shape[2], k.shape[2]))

@@ -83,7 +83,7 @@ def flips(run: Path, seed: int, count: int) -> Iterator[str]:
 def test_every_flipped_bit_of_a_table_is_noticed(copy: Path) -> None:
     for name in flips(copy, 0, 150):
         run = Run.open(copy)
-        with pytest.raises(BadRun, match=rf"{name}\.parquet is damaged: .*; copy the run again") as refusal:
+        with pytest.raises(BadRun, match=rf"{name}\.parquet is damaged: .*\. Copy the run again") as refusal:
             run.table(name)
         assert "\n" not in str(refusal.value)
         with pytest.raises(BadRun, match=name):
@@ -305,7 +305,7 @@ def test_every_flipped_bit_of_a_finished_cell_is_noticed_before_a_run_goes_on(tm
         file.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
         if file.suffix == ".json" and json_of(file) == json_of(good):
             continue  # a bit of white space
-        with pytest.raises(BadRun, match=r"; delete .* and add --resume to measure it again") as refusal:
+        with pytest.raises(BadRun, match=r"\. Delete .* and add --resume to measure it again") as refusal:
             store.study(tmp_path / "runs", resume=True)
         assert str(file.parent) in str(refusal.value)
         assert "\n" not in str(refusal.value)
@@ -320,7 +320,7 @@ def test_a_damaged_draft_is_told_before_anything_is_measured(tmp_path: Path) -> 
     good = draft.read_text()
     for spoilt in ("{", "[]", good.replace("tiny", "tinx"), good.replace('"started": "', '"started": "x')):
         draft.write_text(spoilt)
-        with pytest.raises(BadRun, match=r"run\.json .*; delete .* to start anew"):
+        with pytest.raises(BadRun, match=r"run\.json .*\. Delete .* to start again"):
             RunWriter.open(tmp_path, "test", store.CONFIG, resume=True)
     draft.write_text(good)
     assert store.study(tmp_path, resume=True).models == ["base"]

@@ -240,10 +240,10 @@ def test_an_interrupted_sweep_resumes_to_the_same_bytes(
             raise KeyboardInterrupt
         return real(self, *arguments)
 
-    monkeypatch.setattr(Sweep, "exact", stopping)
+    monkeypatch.setattr(Sweep, "evaluate_units", stopping)
     with pytest.raises(Interrupted):
         swept(model, tmp_path / "cut", **section)
-    monkeypatch.setattr(Sweep, "exact", real)
+    monkeypatch.setattr(Sweep, "evaluate_units", real)
     resumed = swept(model, tmp_path / "cut", resume=True, **section)
     for table in ("influence", "influence_sets"):
         stored = (whole.path / f"{table}.parquet").read_bytes()

@@ -33,7 +33,7 @@ IDS = torch.randint(3, families.VOCAB, (1, PROMPT + ANSWER), generator=torch.Gen
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """One trial of random tokens, for models that have no tokenizer."""
     passage = ObjectiveText(IDS[0].tolist(), PROMPT, PROMPT, {"doc": "d", "fact": "f", "depth": 0.5}, "trial")
-    monkeypatch.setattr(InfluenceRunner, "passages", lambda self, label, objective, length: [passage])
+    monkeypatch.setattr(InfluenceRunner, "scored_texts", lambda self, label, objective, length: [passage])
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "phi", "cohere", "glm"])

@@ -42,10 +42,10 @@ def small_tiles() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows_module, "ROW_TILE", 7)
         patch.setattr(rows_module, "KEY_TILE", 11)
-        patch.setattr(pairs_module, "MOMENT_CHUNK", 13)
-        patch.setattr(pairs_module, "KEYS", 17)
-        patch.setattr(planes_module, "TOKENS", 15)
-        patch.setattr(profile_module, "DISTANCE_CHUNK", 3)
+        patch.setattr(pairs_module, "QUERIES_PER_CHUNK", 13)
+        patch.setattr(pairs_module, "KEYS_PER_CHUNK", 17)
+        patch.setattr(planes_module, "TOKENS_PER_CHUNK", 15)
+        patch.setattr(profile_module, "DISTANCES_PER_CHUNK", 3)
         yield
 
 
@@ -294,7 +294,7 @@ def test_sampled_usage_is_unbiased_and_its_standard_error_is_not_too_small(
     exact = exact_pairs(geometry, layer)["mean_abs"]
     q, k = rotary_planes(layer.q, geometry), rotary_planes(layer.k, geometry)
     moments = pair_moment_sums(q, k, layer.visible_counts)
-    monkeypatch.setattr(pairs_module, "moment_sums", lambda *_: moments)  # they are of every row, whatever the seed
+    monkeypatch.setattr(pairs_module, "pair_moment_sums", lambda *_: moments)  # they are of every row, whatever the seed
     estimates, errors = [], []
     for seed in range(400):
         measure = RotaryPairs(geometry, 60, 6, seed)

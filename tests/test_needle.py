@@ -164,7 +164,7 @@ def test_shared_prefixes_give_the_same_bytes_as_one_prompt_at_a_time(
         self._cached_reader = None
         return reading(self, label, model)
 
-    monkeypatch.setattr(NeedleRunner, "_reading", forgetful)
+    monkeypatch.setattr(NeedleRunner, "_get_reader", forgetful)
     assert contents(ask(place, tiny(), "again", **grid)) == contents(shared)
 
 
@@ -181,10 +181,10 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(place: Path, monkeypatch: 
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(needle, "answered", stopping)
+    monkeypatch.setattr(needle, "answer_prompt", stopping)
     with pytest.raises(Interrupted):
         ask(place, tiny(), "cut", **grid)
-    monkeypatch.setattr(needle, "answered", real)
+    monkeypatch.setattr(needle, "answer_prompt", real)
     assert contents(ask(place, tiny(), "cut", resume=True, **grid)) == contents(whole)
 
 

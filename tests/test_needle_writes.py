@@ -274,7 +274,7 @@ def test_silencing_is_judged_by_intervals_that_part_or_could(
     lines = pd.DataFrame(counts, columns=["size", "top", "successes"]).assign(trials=20, model="m", mode="strict")
     lines["share"] = lines["successes"] / lines["trials"]
     lines["low"], lines["high"] = analysis.wilson_interval(lines["share"], lines["trials"])
-    monkeypatch.setattr(analysis, "curve", lambda run: lines.assign(ablation="zero"))
+    monkeypatch.setattr(analysis, "ablation_curve", lambda run: lines.assign(ablation="zero"))
     run: Any = SimpleNamespace(tables={"needle_ablation": ""}, derived=lambda derive: derive(None))
     (claim,) = claims.claims(run)
     assert (claim.model, claim.verdict) == ("m", verdict)
@@ -323,10 +323,10 @@ def test_an_interrupted_knock_out_resumes_to_the_same_bytes(place: Path, monkeyp
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(cells, "spoken", stopping)
+    monkeypatch.setattr(cells, "generate_answer", stopping)
     with pytest.raises(Interrupted):
         ask(place, planted(), "cut", **grid)
-    monkeypatch.setattr(cells, "spoken", real)
+    monkeypatch.setattr(cells, "generate_answer", real)
     assert contents(ask(place, planted(), "cut", resume=True, **grid)) == contents(whole)
 
 

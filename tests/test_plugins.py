@@ -22,6 +22,7 @@ BASIC_PROBES = {"positions", "measure", "adapt", "pretrain"}
 OTHER_MEANINGS = {
     "attribution": ["probes/needle/options.py"],
     "needle": ["headscope/prompts/haystack.py", "headscope/prompts/needle_grid.py"],
+    "patterns": ["headscope/measures/top_keys.py"],
 }
 """Files where the name of a probe means something else."""
 KINDS: tuple[plugins.Kind, ...] = plugins.Kind.__args__
@@ -145,7 +146,7 @@ for name in plugin_api.__all__:
         getattr(plugin_api, name)
         assert "torch" not in sys.modules, name
 """
-    models_and_listeners = ["AttentionRecord", "FinishedPass", "Layers", "Model", "Observer", "StudyContext"]
+    models_and_listeners = ["AttentionRecord", "CapturedLayers", "FinishedPass", "Model", "Observer", "StudyContext"]
     contexts = ["attached", "capturing", "evaluating"]
     command = [sys.executable, "-c", code, *models_and_listeners, *contexts]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

@@ -179,7 +179,7 @@ def test_without_rotation_there_are_no_pair_tables_and_no_schemes_of_frequencies
     assert position_tables("m", model) == {}
     found = measure_tokens(model, IDS[0], ["attention", "pairs", "distance", "nll"], None)
     assert found.keys() == {"attention", "nll"}
-    with pytest.raises(BadInput, match="measure attention or nll"):
+    with pytest.raises(BadInput, match="Measure attention or nll"):
         measure_tokens(model, IDS[0], ["pairs"], None)
     for scheme in ("yarn:factor=4", "linear:factor=2", "ntk:factor=2", "abf:theta=5e6", "prope", "nope"):
         with pytest.raises(UnsupportedModel, match=rf"cannot put \w+ on .*{model.module.config.model_type}"):

@@ -84,7 +84,7 @@ def test_a_measure_that_is_off_by_one_in_a_hundred_or_no_number_is_found(
 
 
 def test_another_loss_than_under_eager_attention_is_found(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selfcheck, "last_hidden", made_wrong(selfcheck.last_hidden_states, 1.1))
+    monkeypatch.setattr(selfcheck, "last_hidden_states", made_wrong(selfcheck.last_hidden_states, 1.1))
     assert disagreeing(tiny) == ["loss"]
 
 

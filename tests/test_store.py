@@ -287,7 +287,7 @@ def _full(*_, **__):
 def test_a_disk_full_from_the_start_leaves_nothing(tmp_path, monkeypatch, name):
     rename = os.rename
     monkeypatch.setattr(os, name, lambda a, *b: rename(a, *b) if str(b).count(".trash") else _full())
-    with pytest.raises(CannotWrite, match="No space left on device; free some space"):
+    with pytest.raises(CannotWrite, match="No space left on device. Free some space"):
         study(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -319,7 +319,7 @@ def test_a_disk_full_during_commit_publishes_nothing_and_keeps_the_cells(tmp_pat
 def test_an_out_that_is_a_file_is_refused_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "runs"):
-        with pytest.raises(CannotWrite, match="choose another --out") as refusal:
+        with pytest.raises(CannotWrite, match="Choose another --out") as refusal:
             study(out)
         assert "\n" not in str(refusal.value)
 
@@ -330,8 +330,8 @@ def test_an_out_that_is_a_file_is_refused_in_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"nll": [1.0, float("nan")]}, "nll.nll: holds NaN"),
-        ({"doc": ["a", None]}, "nll.doc: holds NaN"),
+        ({"nll": [1.0, float("nan")]}, "nll.nll: contains NaN"),
+        ({"doc": ["a", None]}, "nll.doc: contains NaN"),
         ({"position": [-1, 3]}, "nll.position: -1 is below 0"),
         ({"context_length": 0}, "nll.context_length: 0 is below 1"),
         ({"position": [1.5, 3.0]}, "nll.position"),
@@ -412,7 +412,7 @@ def test_a_newer_format_is_refused_by_version(tmp_path):
 
 
 def test_a_table_that_was_not_asked_for_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(BadRun, match="no table 'attention', only distance, nll"):
+    with pytest.raises(BadRun, match="no table 'attention'. It has: distance, nll"):
         _ = study(tmp_path).attention
     with pytest.raises(AttributeError, match="headz"):
         _ = study(tmp_path).headz
@@ -443,11 +443,11 @@ def _restored(run, **columns):
 def test_validate_finds_edits_nan_bounds_and_repeated_keys(tmp_path):
     nll = pa.array([np.nan] + [2.0] * 7, pa.float32())
     problems = validate(_restored(study(tmp_path / "a"), nll=nll))
-    assert problems == ["nll: sha256 differs from run.json", "nll.nll: holds NaN"]
+    assert problems == ["nll: sha256 differs from run.json", "nll.nll: contains NaN"]
     problems = validate(_restored(study(tmp_path / "b"), nll=pa.array([-1.0] * 8, pa.float32())))
     assert "nll.nll: -1.0 is below 0" in problems
     problems = validate(_restored(study(tmp_path / "c"), position=pa.array([31] * 8, pa.int32())))
-    assert "nll: 4 rows repeat the key of another" in problems
+    assert "nll: 4 rows have the key of another row" in problems
 
 
 def test_validate_forgives_the_rounding_of_float32(tmp_path):
@@ -484,7 +484,7 @@ def test_runs_of_one_name_in_two_folders_are_two_models_and_one_run_named_twice_
     joined = combine_runs(same)
     assert joined.models == ["base · r (1)", "base · r (2)"]
     assert len(joined.heads) == 2 * 24
-    with pytest.raises(BadInput, match="is named twice: name each once"):
+    with pytest.raises(BadInput, match="is named twice. Name each run once"):
         open_runs([same[0].path, same[0].path / ".." / "r"])
 
 
@@ -576,6 +576,6 @@ def test_a_join_that_was_killed_before_its_commit_goes_on(tmp_path, monkeypatch)
 def test_runs_that_cannot_be_joined_are_refused_and_nothing_is_written(tmp_path):
     run = synthetic_run(tmp_path, models=("a",), layers=2, heads=2, groups=2, pairs=2, lengths=(256,), docs=2)
     for parts in ([run], [run, run]):
-        with pytest.raises(BadInput, match="two runs or more"):
+        with pytest.raises(BadInput, match="Name two or more"):
             join(parts, tmp_path / "out", "both")
     assert not (tmp_path / "out").exists()

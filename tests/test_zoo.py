@@ -106,14 +106,14 @@ def ignoring(what: str) -> Any:
     ("name", "what"), [("mistral", "window"), ("llama4_text", "chunk"), ("gemma2", "cap"), ("gpt_oss", "sink")]
 )
 def test_the_zoo_sees_a_term_that_is_ignored(name: str, what: str, planted: pytest.MonkeyPatch) -> None:
-    planted.setattr(backend, "Rule", ignoring(what))
+    planted.setattr(backend, "AttentionRule", ignoring(what))
     assert verdict(name).kind == "WRONG"
 
 
 def test_the_zoo_sees_pairs_of_other_dimensions(planted: pytest.MonkeyPatch) -> None:
     split = rotary_planes._split_pairs
     other = {"half": "interleaved", "interleaved": "half"}
-    planted.setattr(rotary_planes, "_split", lambda t, layout: split(t, other[layout]))
+    planted.setattr(rotary_planes, "_split_pairs", lambda t, layout: split(t, other[layout]))
     assert "pair" in verdict("llama").what
 
 

@@ -143,7 +143,7 @@ class RotaryPairs:
 
     def merge(self, other: "RotaryPairs") -> None:
         """Add what another accumulator of the same shape has seen."""
-        for name in ("moments", "pairs_seen", "weighted", "weights", "sampled"):
+        for name in ("moments", "visible_pair_count", "weighted_sums", "weight_sums", "sampled_row_count"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def compute(self) -> Mapping[str, np.ndarray]:
