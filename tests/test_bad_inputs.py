@@ -121,7 +121,7 @@ LISTS = {
 CHOICES = {
     "measure": ("tables",),
     "adapt": ("variant", "strategy"),
-    "influence": ("components", "reset_to", "unit", "method"),
+    "influence": ("components", "unit", "method"),
     "needle": ("mode", "template"),
 }
 
@@ -146,7 +146,7 @@ def of_options() -> Iterator[Any]:
             yield study(f"{section}.{name}: Input should be a valid", f"{section}: {{{name}: {{a: 1}}}}")
     for section, names in CHOICES.items():
         for name in names:
-            wrong = "[sum]" if name.endswith("s") else "sum"
+            wrong = "[sum]" if name.endswith("s") or name == "reset_to" else "sum"
             yield study("Input should be '", f"{section}: {{{name}: {wrong}}}")
             yield study(f"{section}.{name}", f"{section}: {{{name}: [3.5]}}")
     for section in SECTIONS:
@@ -220,7 +220,7 @@ STUDIES = [
     ("detectors.periods: period 4 is too short", "detectors: {periods: [4]}"),
     ("'prompt' and 'prompt_file' cannot be combined", "patterns: {prompt: a, prompt_file: b}"),
     ("cannot be combined with a prompt", "patterns: {prompt: a b c, rows: 8}"),
-    ("patterns.prompt: 'a\\x00' contains the control character", 'reads: {prompt: "a\\0"}'),
+    ("patterns.prompt: 'a\\x00' contains the control character", 'patterns: {prompt: "a\\0"}'),
     ("attribution.lengths: context length 1 is too short", "attribution: {lengths: [1]}"),
     ("evaluate.lengths: length 4 is too short", "evaluate: {lengths: [4]}"),
     ("evaluate.tasks: no task: give the name of a task", "evaluate: {tasks: ['']}"),
