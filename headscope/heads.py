@@ -78,7 +78,8 @@ class HeadSet:
     ) -> "HeadSet":
         """The `count` heads of largest `statistic` in a per-head table such as `run.heads`, with it as weight.
 
-        Equal values are ordered by layer and head; heads without a value are left out. Raises BadInput if the table has no such
+        Equal values are ordered by layer and head; heads without a value are left out. Raises BadInput if the table
+        has no such
         column, or holds several models and `model` names none.
         """
         if statistic not in table:

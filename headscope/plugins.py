@@ -1,6 +1,7 @@
 """Discovery of probes: each analysis declares itself as data and is found through Python's entry points.
 
-headscope knows a probe only by its `Probe` declaration. Built-in probes are found like those of other packages: an entry
+headscope knows a probe only by its `Probe` declaration. Built-in probes are found like those of other packages: an
+entry
 point of the group `headscope.probes` names the declaration, and each part is imported when it is first needed. A
 broken part is reported in one line; everything else keeps working.
 """
@@ -46,7 +47,8 @@ Kind = Literal[
 class Probe:
     """The declaration of one analysis: its name, and where its parts are.
 
-    A part is written "module:attribute", or "" if the probe has no such part. Only the modules of `runner` and `bench` may
+    A part is written "module:attribute", or "" if the probe has no such part. Only the modules of `runner` and `bench`
+    may
     import torch. The types below are exported by `headscope.plugin_api`.
     """
 
@@ -65,7 +67,8 @@ class Probe:
     statistics: str = ""
     """How to show its columns of the per-head table: name -> `Statistic`."""
     head_columns: str = ""
-    """Its columns of the per-head table: (RunTables) -> DataFrame indexed by (model, layer, head, kv_group), or None."""
+    """Its columns of the per-head table: (RunTables) -> DataFrame indexed by (model, layer, head, kv_group), or
+    None."""
     model_columns: str = ""
     """Its columns of the per-model table: (RunTables) -> DataFrame indexed by model, or None."""
     roles: str = ""
@@ -106,7 +109,8 @@ class Probe:
     order: int = 100
     """Its position among the probes in runs, reports and the app."""
     runs_always: bool = False
-    """Whether it runs for every model of every study without being requested. It then has no options and no command, and
+    """Whether it runs for every model of every study without being requested. It then has no options and no command,
+    and
     its jobs also return the model's entry in run.json."""
 
     @property

@@ -30,7 +30,8 @@ def text() -> str:
         "## Commands",
         *_commands(),
         "## Python",
-        f"`import headscope as hs`. Each probe is a function that takes the keywords below and {_listed(SHARED_KEYWORDS)}. `model` is a spec "
+        "`import headscope as hs`. Each probe is a function that takes the keywords below and "
+        f"{_listed(SHARED_KEYWORDS)}. `model` is a spec "
         "string, an opened model, a transformers model or a TransformerBridge, or a mapping from label to any of "
         "these.",
         *_functions(),

@@ -1,7 +1,8 @@
 """Handling of Ctrl-C and SIGTERM: both end the work the same way, at any moment.
 
 Work ends with KeyboardInterrupt, so that open resources are closed. If an exception would be lost or would leave a
-half-imported library behind, the process exits at once; a run loses nothing, since every step of writing it is a rename.
+half-imported library behind, the process exits at once; a run loses nothing, since every step of writing it is a
+rename.
 """
 
 import atexit

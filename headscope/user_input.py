@@ -63,7 +63,8 @@ def quote(value: object) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML in which two more things are mistakes: a repeated key, of which the last would win, and a key without a value
+    """YAML in which two more things are mistakes: a repeated key, of which the last would win, and a key without a
+    value
     inside braces, which an unquoted value with a comma leaves behind."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:

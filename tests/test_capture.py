@@ -50,7 +50,9 @@ def hear(model: Model, ids: Tensor, **options: Any) -> tuple[Tensor, list[Attent
     return logits, heard
 
 
-def check_records(heard: list[AttentionRecord], expected: list[reference.Layer], windows: tuple[int | None, ...]) -> None:
+def check_records(
+    heard: list[AttentionRecord], expected: list[reference.Layer], windows: tuple[int | None, ...]
+) -> None:
     """Every field of the records, against the formulas applied to what eager attention received."""
     assert [each.layer for each in heard] == list(range(len(expected)))
     for found, layer, window in zip(heard, expected, windows, strict=True):

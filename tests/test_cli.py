@@ -250,7 +250,9 @@ def test_a_run_of_a_newer_format_is_refused_by_version(refused, tmp_path):
     run = synthetic_run(tmp_path / "made")
     manifest = json.loads((run.path / "run.json").read_text())
     (run.path / "run.json").write_text(json.dumps({**manifest, "format_version": 99}))
-    assert "has format 99, but this headscope reads formats up to 2" in refused(2, "report", run.path, out=tmp_path / "report.html")
+    assert "has format 99, but this headscope reads formats up to 2" in refused(
+        2, "report", run.path, out=tmp_path / "report.html"
+    )
 
 
 def test_a_corrupt_table_is_refused_by_file(refused, tmp_path):

@@ -364,6 +364,6 @@ def test_no_draft_is_left_where_a_report_fails(
 
     monkeypatch.setattr("headscope.report.html_page.render_report", lambda runs: "a page")
     monkeypatch.setattr(Path, failing, full)
-    with pytest.raises(CannotWrite, match="No space left on device. Choose another file with --out"):
+    with pytest.raises(CannotWrite, match=r"No space left on device. Choose another file with --out"):
         write_report([whole], tmp_path / "report.html")
     assert [entry.name for entry in tmp_path.iterdir()] == ["seen"]

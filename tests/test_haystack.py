@@ -12,10 +12,10 @@ from tokenizers_of_all_kinds import KINDS, play, tokenizer
 
 from headscope.errors import BadInput, Missing
 from headscope.models import loading
+from headscope.prompts import wu_prompts
 from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, decode_tokens
 from headscope.prompts.needles import INDIRECT_NEEDLES, LITERAL_NEEDLES, Needle, read_needles
 from headscope.prompts.texts import first_tokens
-from headscope.prompts import wu_prompts
 
 LONGEST = 1500
 END = re.compile(r"[.!?…]+[\"'’”)\]»_]*$")
@@ -126,8 +126,12 @@ def test_an_indirect_needle_is_asked_for_in_other_words_and_its_fact_alone_is_sc
         prompt = prompter.prompt_with_needle(haystack, 700, 0.5)
         text = decode_tokens(tokens, prompt.ids)
         assert len(prompt.ids) == 700
-        assert decode_tokens(tokens, prompt.ids[prompt.start : prompt.end]).strip() == needle.fact == prompter.scored_text
-        assert decode_tokens(tokens, prompt.ids[prompt.start - prompter.given_count : prompt.end]).strip() == needle.text
+        assert (
+            decode_tokens(tokens, prompt.ids[prompt.start : prompt.end]).strip() == needle.fact == prompter.scored_text
+        )
+        assert (
+            decode_tokens(tokens, prompt.ids[prompt.start - prompter.given_count : prompt.end]).strip() == needle.text
+        )
         assert text.count(needle.opening) == 1
         assert text.endswith(f"Question: {needle.question}\nAnswer:{f' {needle.cue}' if template == 'prefix' else ''}")
         (control,) = prompter.control_prompts(haystack, 700, [0.5])
@@ -166,7 +170,9 @@ def test_our_needles_are_at_least_six_facts_with_digits_and_a_name_that_no_play_
     for needle in LITERAL_NEEDLES:
         assert re.search(r"\d", needle.fact), needle
         assert re.search(r"\b[A-Z][a-z]+", f"{needle.opening[1:]} {needle.fact}"), needle
-    assert not [each for each in (*LITERAL_NEEDLES, *INDIRECT_NEEDLES) if ground("byte-level")[0].contains_text(each.fact)]
+    assert not [
+        each for each in (*LITERAL_NEEDLES, *INDIRECT_NEEDLES) if ground("byte-level")[0].contains_text(each.fact)
+    ]
 
 
 def test_needles_of_a_file_are_read_in_order(tmp_path: Path) -> None:

@@ -184,9 +184,7 @@ def test_the_library_imports_neither_its_probes_nor_its_dashboards() -> None:
         if file.parent.name not in ("cli", "bench"):
             assert not roots(file) & {"probes", "dashboards"}, file
     for file in files("probes"):
-        assert not {"headscope.cli"} & {
-            ".".join(name.split(".")[:2]) for name in imports(file)
-        }, file
+        assert not {"headscope.cli"} & {".".join(name.split(".")[:2]) for name in imports(file)}, file
         assert "dashboards" not in roots(file), file
 
 

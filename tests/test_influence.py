@@ -25,7 +25,15 @@ from headscope.runs.validate import validate
 from headscope.study import context as materials
 from headscope.study import runner
 from headscope.study.config import build_study
-from probes.influence.analysis import adjust_p_values, estimate_agreement, describe_uncertainty, set_effects, gini, top_share, unit_effects
+from probes.influence.analysis import (
+    adjust_p_values,
+    describe_uncertainty,
+    estimate_agreement,
+    gini,
+    set_effects,
+    top_share,
+    unit_effects,
+)
 from probes.influence.damping import add_damped_estimates
 from probes.influence.gradient_estimate import text_loss
 from probes.influence.run import head_influence

@@ -20,7 +20,7 @@ from headscope.runs.validate import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
-from probes.influence.analysis import estimate_agreement, answered_trials, sweeps_without_bands
+from probes.influence.analysis import answered_trials, estimate_agreement, sweeps_without_bands
 from probes.influence.damping import add_damped_estimates
 from probes.influence.objective_texts import ObjectiveText
 from probes.influence.run import InfluenceRunner, head_influence
@@ -54,7 +54,9 @@ def test_small_resets_are_estimated_closely_of_answers_too(asked: None, tmp_path
     model = hs.load(families.SPECS["llama-gqa"].build())
     learned = model.with_scheme(f"adarope:adapter={noisy(model, 3e-3).save(tmp_path / 'a.safetensors')}")
     options: dict[str, Any] = {"objectives": ["answer"], "components": ["scale"], "estimate_order": 1}
-    rows = [head_influence(learned, docs=1, length=PROMPT, method=method, **options) for method in ("exact", "estimate")]
+    rows = [
+        head_influence(learned, docs=1, length=PROMPT, method=method, **options) for method in ("exact", "estimate")
+    ]
     (found,) = estimate_agreement(pd.concat(rows).assign(model="m")).to_dict("records")
     assert found["pearson"] > 0.98, found
     assert found["objective"] == "answer"

@@ -12,7 +12,7 @@ from headscope.runs.synthetic import synthetic_run
 from probes.influence import band_figures, findings
 from probes.influence import plots as influence
 from probes.influence import report as charts
-from probes.influence.analysis import estimate_agreement, set_effects, best_unit_effects
+from probes.influence.analysis import best_unit_effects, estimate_agreement, set_effects
 from probes.influence.claims import claims
 
 
@@ -97,7 +97,11 @@ def test_influence_is_drawn_against_the_mean_of_its_groups_heads(run: Run, freq)
 
 def test_the_cumulative_curve_carries_both_lines(run: Run) -> None:
     sets = run.influence_sets[(run.influence_sets["model"] == "learned") & (run.influence_sets["component"] == "scale")]
-    lines = {trace.name: trace for trace in influence.plot_cumulative_effect(set_effects(sets)).data if trace.mode == "lines+markers"}
+    lines = {
+        trace.name: trace
+        for trace in influence.plot_cumulative_effect(set_effects(sets)).data
+        if trace.mode == "lines+markers"
+    }
     found = set_effects(sets).set_index(["choice", "size"])["mean"]
     assert list(lines["most influential"].x) == [1, 2, 4, 24]
     assert lines["most influential"].y[1] == pytest.approx(found["top", 2])
@@ -106,7 +110,11 @@ def test_the_cumulative_curve_carries_both_lines(run: Run) -> None:
 
 @pytest.mark.parametrize("draw", [influence.plot_histogram, influence.plot_matrix, influence.plot_cumulative_effect])
 def test_an_empty_table_is_explained(draw, run: Run) -> None:
-    table = set_effects(run.influence_sets) if draw is influence.plot_cumulative_effect else best_unit_effects(run.influence)
+    table = (
+        set_effects(run.influence_sets)
+        if draw is influence.plot_cumulative_effect
+        else best_unit_effects(run.influence)
+    )
     assert "no data to plot" in draw(table.head(0)).to_json()
 
 
@@ -337,5 +345,10 @@ def test_bands_are_told_once_a_kind_and_the_leading_one_of_a_head(banded: Run) -
 
 
 def test_a_band_without_rows_is_explained(banded: Run) -> None:
-    assert "no data to plot" in band_figures.plot_influence_by_band(best_unit_effects(banded.influence).head(0)).to_json()
-    assert "no data to plot" in band_figures.plot_joint_effects_by_band(set_effects(banded.influence_sets).head(0)).to_json()
+    assert (
+        "no data to plot" in band_figures.plot_influence_by_band(best_unit_effects(banded.influence).head(0)).to_json()
+    )
+    assert (
+        "no data to plot"
+        in band_figures.plot_joint_effects_by_band(set_effects(banded.influence_sets).head(0)).to_json()
+    )

@@ -13,7 +13,16 @@ from torch import Tensor, nn
 import headscope as hs
 from headscope.attention import backend
 from headscope.forward.capture import capturing
-from headscope.forward.interventions import ABLATIONS, Intervention, PositionReset, Unit, qkv_intervention, kv_group_units, head_units, layer_output_edit
+from headscope.forward.interventions import (
+    ABLATIONS,
+    Intervention,
+    PositionReset,
+    Unit,
+    head_units,
+    kv_group_units,
+    layer_output_edit,
+    qkv_intervention,
+)
 from headscope.forward.replay import Replay
 from headscope.positions import AdaRoPE, attached, resolve
 from headscope.positions.model import Model
@@ -77,7 +86,11 @@ def neutral(model: Model) -> AdaRoPE:
 def test_resetting_nothing_changes_no_bit(model: Model) -> None:
     adapter = noisy(model)
     every = kv_group_units(model.geometry), head_units(model.geometry)
-    same = [(PositionReset(component, adapter, adapter, model.geometry), units) for component in COMPONENTS for units in every]
+    same = [
+        (PositionReset(component, adapter, adapter, model.geometry), units)
+        for component in COMPONENTS
+        for units in every
+    ]
     *losses, nothing = replayed(model, adapter, same)
     assert set(losses) == {nothing}
 
@@ -87,7 +100,9 @@ def test_resetting_every_unit_jointly_is_the_model_under_the_target(model: Model
     adapter = noisy(model)
     then = adapter.initial() if target == "init" else Fixed.own(model)
     reset = PositionReset("joint", adapter, then, model.geometry)
-    by_group, by_head, _ = replayed(model, adapter, [(reset, kv_group_units(model.geometry)), (reset, head_units(model.geometry))])
+    by_group, by_head, _ = replayed(
+        model, adapter, [(reset, kv_group_units(model.geometry)), (reset, head_units(model.geometry))]
+    )
     assert by_group == pytest.approx(brute(model, then), abs=1e-5)
     assert by_head == pytest.approx(by_group, abs=1e-5)
 
@@ -109,7 +124,9 @@ def test_an_untied_head_sees_the_keys_of_its_own_reset(model: Model, component: 
 
     def check(z: Tensor, call: backend.AttentionCall) -> Tensor:
         checked.append(call)
-        changed = layer_output_edit(PositionReset(component, adapter, adapter.initial(), geometry), [unit], geometry)(z, call)
+        changed = layer_output_edit(PositionReset(component, adapter, adapter.initial(), geometry), [unit], geometry)(
+            z, call
+        )
         torch.testing.assert_close(changed[0, unit.head], after[unit.head], rtol=1e-4, atol=1e-4)
         others = [head for head in range(geometry.heads) if head != unit.head]
         assert torch.equal(changed[0, others], z[0, others])
@@ -200,7 +217,9 @@ def test_an_unused_door_changes_no_bit(model: Model) -> None:
 def test_changes_reach_each_sequence_of_a_padded_batch_without_its_padding() -> None:
     model = hs.load(families.MEASURABLE["llama-gqa"]())
     adapter, unit = noisy(model), Unit(1, 0)
-    change = layer_output_edit(PositionReset("joint", adapter, adapter.initial(), model.geometry), [unit], model.geometry)
+    change = layer_output_edit(
+        PositionReset("joint", adapter, adapter.initial(), model.geometry), [unit], model.geometry
+    )
     short = IDS[:, :20]
     batch = torch.cat((IDS, nn.functional.pad(short, (28, 0))))
     mask = torch.cat((torch.ones_like(IDS), nn.functional.pad(torch.ones_like(short), (28, 0))))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.forward.interventions import Intervention, Unit, kv_group_units, head_units, layer_output_edit
+from headscope.forward.interventions import Intervention, Unit, head_units, kv_group_units, layer_output_edit
 from headscope.forward.replay import Replay
 from headscope.positions import resolve
 from headscope.positions.model import Model
@@ -34,7 +34,9 @@ FIVE = ("llama-gqa", "gemma3", "phi", "cohere", "glm")
 
 def knocked_out(model: Model, *components: str, **section: Any) -> Mapping[str, Intervention]:
     """The interventions that these components stand for, by the names they are stored under."""
-    config = build_study({"influence": {"components": components, "method": "estimate", **section}}).probe_options["influence"]
+    config = build_study({"influence": {"components": components, "method": "estimate", **section}}).probe_options[
+        "influence"
+    ]
     return {name: change for (name, _), change in plan_sweep("tiny", model, config).interventions.items()}
 
 
@@ -66,7 +68,9 @@ def test_every_unit_with_pairs_held_still_is_the_model_that_does_not_turn_by_the
     most = families.SPECS[family].rotary_dims // 2 - 1
     (still,) = knocked_out(model, f"pairs-unrotated:1-{most}").values()
     turning = [unit for unit in head_units(model.geometry) if model.geometry.layer_rotates[unit.layer]]
-    found, whole, _ = replayed(model, resolve(model, "base"), [(still, turning), (still, kv_group_units(model.geometry))])
+    found, whole, _ = replayed(
+        model, resolve(model, "base"), [(still, turning), (still, kv_group_units(model.geometry))]
+    )
     module = families.SPECS[family].build()
     for name, buffer in module.named_buffers():
         if name.endswith("inv_freq"):
@@ -128,7 +132,9 @@ def test_eighths_are_equal_parts_and_wavelengths_are_told_by_the_native_context(
     eighths = held("pairs-zero:eighths", theta)
     assert list(eighths) == [f"pairs-zero:{at}-{at + 3}" for at in range(0, 32, 4)]
     assert eighths["pairs-zero:4-7"] == [[4, 5, 6, 7], [4, 5, 6, 7], []], "a layer that does not rotate has no pairs"
-    assert list(held("pairs-unrotated:eighths", theta[0][:5] and [[1.0] * 5])) == [f"pairs-unrotated:{n}-{n}" for n in range(5)]
+    assert list(held("pairs-unrotated:eighths", theta[0][:5] and [[1.0] * 5])) == [
+        f"pairs-unrotated:{n}-{n}" for n in range(5)
+    ]
     turns = np.array([[100.0, 8.1, 7.9, 1.1, 0.9, 0.0], [20.0, 9.0, 8.5, 8.2, 8.1, 8.05]])
     waves = held("pairs-unrotated:wavelengths", 2 * np.pi * turns / 1024)
     assert waves == {
@@ -137,9 +143,9 @@ def test_eighths_are_equal_parts_and_wavelengths_are_told_by_the_native_context(
         "pairs-unrotated:long": [[4, 5], []],
     }
     assert list(held("pairs-zero:wavelengths", 2 * np.pi * turns[1:] / 1024)) == ["pairs-zero:short"]
-    assert sorted(["pairs-zero:long", "pairs-zero:8-9", "pairs-unrotated:0-1", "pairs-zero:10-11"], key=bands.band_sort_key) == [
-        *("pairs-zero:8-9", "pairs-zero:10-11", "pairs-zero:long", "pairs-unrotated:0-1")
-    ]
+    assert sorted(
+        ["pairs-zero:long", "pairs-zero:8-9", "pairs-unrotated:0-1", "pairs-zero:10-11"], key=bands.band_sort_key
+    ) == [*("pairs-zero:8-9", "pairs-zero:10-11", "pairs-zero:long", "pairs-unrotated:0-1")]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +153,10 @@ def test_eighths_are_equal_parts_and_wavelengths_are_told_by_the_native_context(
     [
         ("pairs-zero:0-8", "pairs-zero:0-8: there are pairs 0 to 7; give A-B with A <= B among these"),
         ("pairs-unrotated:5-2", "there are pairs 0 to 7; give A-B with A <= B among these"),
-        ("pairs-unrotated:long", "pairs-unrotated:long: no pair has such a wavelength in a native context of 100000 tokens"),
+        (
+            "pairs-unrotated:long",
+            "pairs-unrotated:long: no pair has such a wavelength in a native context of 100000 tokens",
+        ),
     ],
 )
 def test_pairs_that_a_model_lacks_are_refused_in_one_line(component: str, told: str) -> None:

@@ -27,9 +27,9 @@ from headscope.measures import rotary_pairs as pairs_module
 from headscope.measures import rotary_planes as planes_module
 from headscope.measures.attention_rows import ROW_STATISTICS, row_statistics
 from headscope.measures.distance_profile import log_spaced_distances, profile_sums
-from headscope.measures.rotary_pairs import pair_moment_sums, mean_abs_by_row
+from headscope.measures.rotary_pairs import mean_abs_by_row, pair_moment_sums
 from headscope.measures.rotary_planes import planes_by_head, rotary_planes
-from headscope.measures.row_sampling import log_spaced_rows, stratified_pair_quantiles, pair_weighted_rows
+from headscope.measures.row_sampling import log_spaced_rows, pair_weighted_rows, stratified_pair_quantiles
 
 EAGER = 1e-5
 """What streaming in float32 may differ from eager in float64, relative."""
@@ -112,14 +112,16 @@ def test_effective_lengths_lie_between_one_and_the_visible_keys_and_fall_with_th
     rounding = 1 + 1e-5
     assert (found["ess2"] >= 1).all()
     assert (found["ess2"] <= found["ess1"] * rounding).all()
-    assert (found["ess1"] <= layer.visible * rounding).all()
+    assert (found["ess1"] <= layer.visible_counts * rounding).all()
     assert (found["log_ess2"] - found["ess2"].log()).abs().max() < 1e-5
     # What a sink leaves is known to 1e-5 of the whole row, since the log-sum-exp is float32.
     kept = 1 if layer.sink_share is None else 1 - layer.sink_share.double() - EAGER
     assert (kept / found["max_weight"] <= found["ess2"] * rounding).all()
     for name in ("max_weight", "sink_mass", "local_mass"):
         assert ((found[name] >= 0) & (found[name] <= 1)).all(), name
-    assert ((found["mean_distance"] >= 0) & (found["mean_distance"] <= (layer.visible - 1) * rounding + EAGER)).all()
+    assert (
+        (found["mean_distance"] >= 0) & (found["mean_distance"] <= (layer.visible_counts - 1) * rounding + EAGER)
+    ).all()
 
 
 @pytest.mark.parametrize("window", [None, 8])
@@ -189,9 +191,11 @@ def test_sampled_rows_have_the_numbers_that_they_have_among_all_rows(drawn: Any,
     whole = row_statistics(layer, torch.arange(length))
     torch.testing.assert_close(row_statistics(layer, rows), whole[..., rows], rtol=EAGER, atol=EAGER)
     q, k = rotary_planes(layer.q, geometry), rotary_planes(layer.k, geometry)
-    rows = pair_rows(layer.visible, count, seed)
-    whole = mean_abs_by_row(q, k, torch.arange(length), layer.visible)
-    torch.testing.assert_close(mean_abs_by_row(q, k, rows, layer.visible[rows]), whole[rows], rtol=1e-6, atol=1e-7)
+    rows = pair_rows(layer.visible_counts, count, seed)
+    whole = mean_abs_by_row(q, k, torch.arange(length), layer.visible_counts)
+    torch.testing.assert_close(
+        mean_abs_by_row(q, k, rows, layer.visible_counts[rows]), whole[rows], rtol=1e-6, atol=1e-7
+    )
 
 
 @properties
@@ -294,7 +298,9 @@ def test_sampled_usage_is_unbiased_and_its_standard_error_is_not_too_small(
     exact = exact_pairs(geometry, layer)["mean_abs"]
     q, k = rotary_planes(layer.q, geometry), rotary_planes(layer.k, geometry)
     moments = pair_moment_sums(q, k, layer.visible_counts)
-    monkeypatch.setattr(pairs_module, "pair_moment_sums", lambda *_: moments)  # they are of every row, whatever the seed
+    monkeypatch.setattr(
+        pairs_module, "pair_moment_sums", lambda *_: moments
+    )  # they are of every row, whatever the seed
     estimates, errors = [], []
     for seed in range(400):
         measure = RotaryPairs(geometry, 60, 6, seed)

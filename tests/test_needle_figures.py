@@ -15,7 +15,14 @@ from headscope.runs.synthetic import synthetic_run
 from probes.needle import findings
 from probes.needle import plots as needle
 from probes.needle import report as charts
-from probes.needle.analysis import model_agreement, scores_by_group, scores_by_seed, retrieval_summary, seed_agreement, success_by_cell
+from probes.needle.analysis import (
+    model_agreement,
+    retrieval_summary,
+    scores_by_group,
+    scores_by_seed,
+    seed_agreement,
+    success_by_cell,
+)
 from probes.needle.options import NeedleOptions
 from probes.needle.tables import TABLES
 
@@ -79,7 +86,9 @@ def test_a_model_without_success_has_no_headline_but_its_control(run: Run, monke
 
 
 def test_success_has_the_wilson_interval(run: Run) -> None:
-    cell = success_by_cell(run.needles).query("model == 'base' and mode == 'strict' and context_length == 256 and depth == 0")
+    cell = success_by_cell(run.needles).query(
+        "model == 'base' and mode == 'strict' and context_length == 256 and depth == 0"
+    )
     (row,) = cell.to_dict("records")
     n, p, z = row["trials"], row["share"], 1.959963984540054
     middle, half = p + z * z / (2 * n), z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
@@ -139,7 +148,9 @@ def test_a_head_is_told_by_its_rank_and_drawn_by_length_and_depth(run: Run) -> N
     assert copied.startswith(f"When there is a needle it copies {order.iloc[0]:.2f} of it")
     assert f"1 of 24 in yarn ({order.iloc[0]:.3f})" in told
     never = scores(run, "base").add(scores(run, "yarn")).idxmin()
-    assert next(findings.head_findings(run, "base", *never)) == "It copies no token of a needle in any successful trial."
+    assert (
+        next(findings.head_findings(run, "base", *never)) == "It copies no token of a needle in any successful trial."
+    )
     (chart,) = charts.head_charts(run, "yarn", layer, head)
     deepest = run.retrieval.merge(run.needles[run.needles["success"]]).query(
         f"model == 'yarn' and layer == {layer} and head == {head} and context_length == 1024 and depth == 1"

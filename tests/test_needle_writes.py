@@ -29,7 +29,7 @@ from probes.needle import report as charts
 from probes.needle import run as cells
 from probes.needle.ablation import AblationTask
 from probes.needle.attribution import decompose_residual
-from probes.needle.generation import text_increments, answer_prompt, generate_answer
+from probes.needle.generation import answer_prompt, generate_answer, text_increments
 
 
 @pytest.fixture
@@ -49,7 +49,9 @@ def ground(family: str) -> tuple[Model, NeedlePromptBuilder, Haystack]:
 
 
 def answer(model: Model, prompter: NeedlePromptBuilder, prompts: list[NeedlePrompt]) -> Any:
-    return answer_prompt(PrefixCachedGenerator(model), prompts, prompter, "strict", decompose_residual(model, prompts[0].ids))
+    return answer_prompt(
+        PrefixCachedGenerator(model), prompts, prompter, "strict", decompose_residual(model, prompts[0].ids)
+    )
 
 
 # Writes -----------------------------------------------------------------------------------------------------------
@@ -62,9 +64,9 @@ def test_what_a_head_writes_is_that_of_eager_weights_in_all_and_through_the_need
     hidden = answer(model, prompter, [prompter.prompt_with_needle(haystack, 150, 0.5)])
     control = answer(model, prompter, prompts)
     for seen, spans in ((hidden, [prompter.prompt_with_needle(haystack, 150, 0.5)]), (control, prompts)):
-        steps, tokenizer = len(seen.pieces), prompter.tokenizer
+        steps, tokenizer = len(seen.step_texts), prompter.tokenizer
         ids = torch.tensor(spans[0].ids.astype(np.int64))
-        said = torch.tensor(tokenizer.convert_tokens_to_ids("".join(seen.pieces).split()))
+        said = torch.tensor(tokenizer.convert_tokens_to_ids("".join(seen.step_texts).split()))
         assert len(said) == steps > 2
         whole = torch.cat((ids, said))
         scale = float(model.module(whole[None]).logits.detach().abs().max())
@@ -80,7 +82,7 @@ def test_an_answer_without_a_token_writes_nothing() -> None:
     model, prompter, haystack = ground("llama-gqa")
     model.module.generation_config.eos_token_id = list(range(128))
     found = answer(model, prompter, [prompter.prompt_with_needle(haystack, 150, 0.5)])
-    assert found.pieces == []
+    assert found.step_texts == []
     assert not found.written.whole.any()
     assert found.written.through.shape == (1, 4, 4)
 
@@ -93,8 +95,8 @@ def test_smollm2_writes_through_a_needle_what_eager_weights_give(smollm2: Model)
     prompter = NeedlePromptBuilder(LITERAL_NEEDLES[4], smollm2.tokenizer, "prefix")
     prompt = prompter.prompt_with_needle(haystack, 512, 0.4)
     found = answer(smollm2, prompter, [prompt])
-    said = smollm2.tokenizer("".join(found.pieces), add_special_tokens=False)["input_ids"]
-    steps = len(found.pieces)
+    said = smollm2.tokenizer("".join(found.step_texts), add_special_tokens=False)["input_ids"]
+    steps = len(found.step_texts)
     assert (len(said), found.recall) == (steps, 1)
     whole = torch.tensor([*prompt.ids.tolist(), *said])
     wanted = expected(smollm2, whole, 9, (prompt.start - prompter.given_count, prompt.end))[..., -steps:].mean(-1)
@@ -147,7 +149,13 @@ def test_a_scheme_or_a_model_whose_logits_are_no_sum_is_refused(place: Path) -> 
         ask(place, hs.load(tuned, tokenizer=words()), attribution=True, needles=1, seeds=1)
     options = families.OTHERS["gemma3n"].options
     with pytest.raises(UnsupportedModel, match="do not hand on one stream"):
-        ask(place, hs.load(families.build("gemma3n_text", options), tokenizer=words()), attribution=True, needles=1, seeds=1)
+        ask(
+            place,
+            hs.load(families.build("gemma3n_text", options), tokenizer=words()),
+            attribution=True,
+            needles=1,
+            seeds=1,
+        )
 
 
 # Single trials ----------------------------------------------------------------------------------------------------
@@ -250,7 +258,9 @@ def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(
         for size in (1, 2):
             assert lines.loc[(how, size, True), ["trials", "share"]].tolist() == [4, 0]
             assert lines.loc[(how, size, False), ["trials", "share", "least"]].tolist() == [4, 1, 1]
-    (line,) = [each for _, each in analysis.ablation_curve(found_by_planting).query("ablation == 'zero'").groupby("mode")]
+    (line,) = [
+        each for _, each in analysis.ablation_curve(found_by_planting).query("ablation == 'zero'").groupby("mode")
+    ]
     assert analysis.first_separated_size(line) == 1
     low, high = analysis.wilson_interval(pd.Series([0.5]), pd.Series([10]))
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
@@ -310,7 +320,15 @@ def test_random_heads_are_as_many_in_each_layer_and_none_of_the_top_ones() -> No
 
 
 def test_an_interrupted_knock_out_resumes_to_the_same_bytes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = {"lengths": [60], "depths": 1, "seeds": 1, "ablate_top": [1], "draws": 1, "attribution": True, "rank_by": "attribution"}
+    grid = {
+        "lengths": [60],
+        "depths": 1,
+        "seeds": 1,
+        "ablate_top": [1],
+        "draws": 1,
+        "attribution": True,
+        "rank_by": "attribution",
+    }
     whole = ask(place, planted(), "whole", **grid)
     assert set(whole.needle_ablated_heads.query("draw == 0")[["layer", "head"]].itertuples(index=False, name=None)) == {
         (0, 2)

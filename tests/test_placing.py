@@ -213,7 +213,9 @@ def test_listeners_edits_and_changes_follow_the_layers_device(both: tuple[Model,
             for layer in range(4):
                 layers.edit_qkv(layer, lambda q, k, v, positions: (q * (1 + positions[:, None, :, None] % 2), k, v))
                 for intervention in (*ABLATIONS.values(), reset):
-                    layers.edit_output(layer, layer_output_edit(intervention, [Unit(layer, 0, 1), Unit(layer, 1)], model.geometry))
+                    layers.edit_output(
+                        layer, layer_output_edit(intervention, [Unit(layer, 0, 1), Unit(layer, 1)], model.geometry)
+                    )
             found.append(logits(model))
     assert heard == {layer: {device} for layer, device in PLACES.items()}
     assert torch.equal(*found)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
-from headscope.forward.prefix_cache import TokenIds, PrefixCachedGenerator, last_block_start, shared_prefix_length
+from headscope.forward.prefix_cache import PrefixCachedGenerator, TokenIds, last_block_start, shared_prefix_length
 from headscope.positions import AdaRoPE, resolve
 from headscope.positions.model import Model
 

@@ -99,7 +99,11 @@ def test_every_group_turns_by_its_own_frequencies(family: str) -> None:
     assert adapter.xi[0].unique(dim=0).shape[0] == spec.groups
     pairs, start = spec.rotary_dims // 2, spec.rotary_start
     for group in range(spec.groups):
-        angles = adapter.xi[0, group].detach().exp().double() * torch.arange(LENGTH)[:, None] * model.geometry.rotation_direction
+        angles = (
+            adapter.xi[0, group].detach().exp().double()
+            * torch.arange(LENGTH)[:, None]
+            * model.geometry.rotation_direction
+        )
         x = plain.k[group].double()
         if spec.layout == "half":
             first = torch.arange(start, start + pairs)

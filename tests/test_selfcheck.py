@@ -14,7 +14,7 @@ import headscope as hs
 from headscope.cli import app as cli
 from headscope.errors import BadInput
 from headscope.forward import selfcheck
-from headscope.forward.selfcheck import TOLERANCES, RULE_CASES, run_checks
+from headscope.forward.selfcheck import RULE_CASES, TOLERANCES, run_checks
 from headscope.positions.model import Model
 
 LENGTH = 40

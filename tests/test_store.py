@@ -18,7 +18,7 @@ from headscope.runs import writer
 from headscope.runs.arrow import to_arrow
 from headscope.runs.columns import FORMAT_VERSION
 from headscope.runs.combined_runs import join
-from headscope.runs.run import Run, combine_runs, open_runs, list_runs
+from headscope.runs.run import Run, combine_runs, list_runs, open_runs
 from headscope.runs.schema import all_tables
 from headscope.runs.synthetic import synthetic_manifest, synthetic_run
 from headscope.runs.validate import validate
@@ -287,7 +287,7 @@ def _full(*_, **__):
 def test_a_disk_full_from_the_start_leaves_nothing(tmp_path, monkeypatch, name):
     rename = os.rename
     monkeypatch.setattr(os, name, lambda a, *b: rename(a, *b) if str(b).count(".trash") else _full())
-    with pytest.raises(CannotWrite, match="No space left on device. Free some space"):
+    with pytest.raises(CannotWrite, match=r"No space left on device. Free some space"):
         study(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -375,7 +375,14 @@ def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path
         *("attribution", "attribution_parts"),
         "needles",
         "retrieval",
-        *("needle_tokens", "needle_steps", "needle_copies", "needle_attribution", "needle_ablation", "needle_ablated_heads"),
+        *(
+            "needle_tokens",
+            "needle_steps",
+            "needle_copies",
+            "needle_attribution",
+            "needle_ablation",
+            "needle_ablated_heads",
+        ),
         "tasks",
         "influence",
         "influence_sets",
@@ -412,7 +419,7 @@ def test_a_newer_format_is_refused_by_version(tmp_path):
 
 
 def test_a_table_that_was_not_asked_for_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(BadRun, match="no table 'attention'. It has: distance, nll"):
+    with pytest.raises(BadRun, match=r"no table 'attention'. It has: distance, nll"):
         _ = study(tmp_path).attention
     with pytest.raises(AttributeError, match="headz"):
         _ = study(tmp_path).headz
@@ -484,7 +491,7 @@ def test_runs_of_one_name_in_two_folders_are_two_models_and_one_run_named_twice_
     joined = combine_runs(same)
     assert joined.models == ["base · r (1)", "base · r (2)"]
     assert len(joined.heads) == 2 * 24
-    with pytest.raises(BadInput, match="is named twice. Name each run once"):
+    with pytest.raises(BadInput, match=r"is named twice. Name each run once"):
         open_runs([same[0].path, same[0].path / ".." / "r"])
 
 

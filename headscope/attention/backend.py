@@ -163,7 +163,9 @@ def attention_forward(
             s_aux=s_aux,
         )
     taps = _hooks_by_module.get(module) or _ModuleHooks()
-    positions = seen.query_positions(query.shape[2], key.shape[2], query.device) if position_ids is None else position_ids
+    positions = (
+        seen.query_positions(query.shape[2], key.shape[2], query.device) if position_ids is None else position_ids
+    )
     # Positions that are given may count padding, which nobody sees.
     counted = positions if seen.key_roles is None else seen.query_positions(query.shape[2], key.shape[2], query.device)
     for edit in taps.qkv_edits:

@@ -24,7 +24,9 @@ Kernel = Callable[[Tensor, Tensor, Tensor, float, int | None], tuple[Tensor, Ten
 """(q, k, v, scaling, window) -> output and log-sum-exp; the queries are the last of the keys."""
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> tuple[Tensor, Tensor] | None:
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None
+) -> tuple[Tensor, Tensor] | None:
     """Output and log-sum-exp of the last Lq of Lk keys, of which each sees the last in its window; None where no kernel
     serves."""
     for heads in _kernel_ready_heads(q, k, v):
@@ -35,10 +37,14 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float, window: in
     return None
 
 
-def masked_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float, visible_mask: Tensor) -> tuple[Tensor, Tensor] | None:
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float, visible_mask: Tensor
+) -> tuple[Tensor, Tensor] | None:
     """Output and log-sum-exp of queries that see the keys in `seen` [Lq, Lk]; None where no kernel serves."""
     queries, keys = visible_mask.shape
-    bias = q.new_zeros(queries, -(-keys // MASK_ROW_ALIGNMENT) * MASK_ROW_ALIGNMENT)[:, :keys].masked_fill_(~visible_mask, -torch.inf)
+    bias = q.new_zeros(queries, -(-keys // MASK_ROW_ALIGNMENT) * MASK_ROW_ALIGNMENT)[:, :keys].masked_fill_(
+        ~visible_mask, -torch.inf
+    )
     for heads in _kernel_ready_heads(q, k, v):
         mask = bias.expand(*q.shape[:2], -1, -1)
         if can_use_efficient_attention(SDPAParams(*heads, mask, 0.0, False, True)):

@@ -99,7 +99,9 @@ def fused_attention(
 
     On CPU and CUDA both come from one fused kernel, where one serves.
     """
-    return (_fused_attention_cpu if q.device.type == "cpu" else _fused_attention_non_cpu)(q, k, v, scaling, is_causal, visible_mask)
+    return (_fused_attention_cpu if q.device.type == "cpu" else _fused_attention_non_cpu)(
+        q, k, v, scaling, is_causal, visible_mask
+    )
 
 
 def _fused_attention_cpu(
@@ -171,7 +173,9 @@ def attend(
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def _maskless_cuda_attention(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, first_key: int) -> tuple[Tensor, Tensor] | None:
+def _maskless_cuda_attention(
+    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, first_key: int
+) -> tuple[Tensor, Tensor] | None:
     """Chunk by chunk, with a sink weighed in afterwards; None where that takes another kernel, or gradients of the
     log-sum-exp, which kernels do not have."""
     if rule.cap is not None or (rule.sink is not None and torch.is_grad_enabled()):
@@ -223,7 +227,14 @@ def _attend_block(
     if is_causal:  # the sink's key is the first, so it gets a query too, whose row is dropped
         out, lse = fused_attention(nn.functional.pad(q, (0, 0, 1, 0)), k, v, rule.scaling, is_causal)
         return out[:, :, 1:], lse[:, :, 1:]
-    return fused_attention(q, k, v, rule.scaling, is_causal, None if visible_mask is None else nn.functional.pad(visible_mask, (1, 0), value=True))
+    return fused_attention(
+        q,
+        k,
+        v,
+        rule.scaling,
+        is_causal,
+        None if visible_mask is None else nn.functional.pad(visible_mask, (1, 0), value=True),
+    )
 
 
 def _prepend_sink_key(q: Tensor, k: Tensor, v: Tensor, scaling: float, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -242,7 +253,9 @@ def _prepend_sink_key(q: Tensor, k: Tensor, v: Tensor, scaling: float, sink: Ten
     return q, torch.cat((key, k), 2), nn.functional.pad(v, (0, 0, 1, 0))
 
 
-def _unfused_attention(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, visible_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _unfused_attention(
+    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, visible_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a block of rows by plain products, where no fused kernel serves, as for a cap."""
     block = (q, k, v, rule, visible_mask)
     if torch.is_grad_enabled():  # else a backward pass would keep the weights of every block
@@ -251,7 +264,9 @@ def _unfused_attention(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, vis
     return _unfused_attention_block(*block)
 
 
-def _unfused_attention_block(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, visible_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _unfused_attention_block(
+    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, visible_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """In float32 at least: a rounded logit is off by its bits."""
     precise = torch.promote_types(q.dtype, torch.float32)
     grouped = q.to(precise).reshape(q.shape[0], k.shape[1], -1, q.shape[-1])

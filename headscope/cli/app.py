@@ -23,7 +23,8 @@ from headscope.runs import old_names
 
 STUDY_FILES = Path(__file__).parents[1] / "study_files"
 
-# How long OpenMP threads spin at a barrier before they sleep. The default of 300,000 makes torch 5 to 10 times slower as
+# How long OpenMP threads spin at a barrier before they sleep. The default of 300,000 makes torch 5 to 10 times slower
+# as
 # soon as anything else runs on the same cores; this value costs nothing on a quiet machine.
 SPIN_COUNT = "5000"
 

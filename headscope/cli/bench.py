@@ -81,7 +81,8 @@ def _verdict(table: list[dict[str, Any]]) -> str:
     worst = max(row["error_over_sampling"] for row in table)
     relation = "smaller than" if worst < 1 else "larger than"
     return (
-        f"The error of bfloat16 is up to {worst:g} times the sampling error, {relation} the variation between documents. "
+        f"The error of bfloat16 is up to {worst:g} times the sampling error, {relation} the variation between "
+        "documents. "
         "--dtype auto uses float32 on CPU."
     )
 

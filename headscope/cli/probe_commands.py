@@ -141,7 +141,8 @@ def _literal_values(annotation: Any) -> list[str]:
 
 
 def _option_value(field: FieldInfo, value: Any) -> Any:
-    """A flag's values as the option takes them. If it also takes a count, one value without comma or point is a count."""
+    """A flag's values as the option takes them. If it also takes a count, one value without comma or point is a
+    count."""
     if not isinstance(value, list):
         return value
     types = _plain_types(field.annotation)
@@ -180,7 +181,8 @@ def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any])
             matches = expand_checkpoints(values["checkpoints"])
             if repeated := [label for label in matches if label in models]:
                 raise BadInput(
-                    f"model label '{repeated[0]}' is used by both --model and --checkpoints. Rename one: --model NAME=..."
+                    f"model label '{repeated[0]}' is used by both --model and --checkpoints. Rename one: --model "
+                    "NAME=..."
                 )
             models |= matches
     overrides: dict[str, Any] = {

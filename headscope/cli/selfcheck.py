@@ -44,7 +44,8 @@ def selfcheck(
     if disagreeing := [row for row in rows if row["result"] == "DISAGREES"]:
         if not as_json:
             print_line(
-                f"{len(disagreeing)} checks disagree on {_machine(device)}. Use another --device, and report this table."
+                f"{len(disagreeing)} checks disagree on {_machine(device)}. Use another --device, and report this "
+                "table."
             )
         raise typer.Exit(1)
     if not as_json:

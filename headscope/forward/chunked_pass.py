@@ -15,9 +15,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from headscope.forward.backbone import backbone
 from headscope.forward.input_checks import refuse_non_finite, refuse_unknown_tokens
-from headscope.forward.logits import replacing_forward, last_hidden_states
+from headscope.forward.logits import last_hidden_states, replacing_forward
 from headscope.forward.prefix_cache import supports_prefix_cache
-from headscope.forward.replay import resumable_layers, residual_stream
+from headscope.forward.replay import residual_stream, resumable_layers
 from headscope.positions.model import Model
 
 MAX_SINGLE_PASS_TOKENS, TOKENS_PER_CHUNK = {"cpu": 2**14, "cuda": 2**16}, {"cpu": 2**10, "cuda": 2**14}
@@ -35,7 +35,11 @@ def choose_chunk_size(model: Model, ids: Tensor) -> int | None:
     more than the residual stream, or positions depend on the length. Ask before anybody listens: it tries.
     """
     device = model.device.type
-    if ids.shape[1] <= MAX_SINGLE_PASS_TOKENS.get(device, MAX_SINGLE_PASS_TOKENS["cpu"]) or not supports_prefix_cache(model) or not _chunks_match_single_pass(model, ids[:, :TRIAL_TOKENS]):
+    if (
+        ids.shape[1] <= MAX_SINGLE_PASS_TOKENS.get(device, MAX_SINGLE_PASS_TOKENS["cpu"])
+        or not supports_prefix_cache(model)
+        or not _chunks_match_single_pass(model, ids[:, :TRIAL_TOKENS])
+    ):
         return None
     return TOKENS_PER_CHUNK.get(device, TOKENS_PER_CHUNK["cpu"])
 

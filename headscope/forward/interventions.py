@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headscope.attention import backend
 from headscope.attention.geometry import Geometry
-from headscope.forward.rerotation import rotation_angles, key_positions, split_rotary, rotate_pairs
+from headscope.forward.rerotation import key_positions, rotate_pairs, rotation_angles, split_rotary
 from headscope.positions.schedule import Schedule
 
 Component = Literal["freq", "scale", "joint"]

@@ -31,10 +31,15 @@ def finite_hidden_states(model: Opened, ids: Tensor) -> Tensor:
     return hidden
 
 
-def predicting_position_slices(ids: Tensor, positions_per_chunk: int = POSITIONS_PER_CHUNK, first_position: int = 0) -> Iterator[slice]:
+def predicting_position_slices(
+    ids: Tensor, positions_per_chunk: int = POSITIONS_PER_CHUNK, first_position: int = 0
+) -> Iterator[slice]:
     """The positions of ids [1, L] from `first` on that predict a token of it, at most `size` at a time."""
     last = ids.shape[1] - 1
-    return (slice(start, min(start + positions_per_chunk, last)) for start in range(first_position, last, positions_per_chunk))
+    return (
+        slice(start, min(start + positions_per_chunk, last))
+        for start in range(first_position, last, positions_per_chunk)
+    )
 
 
 def logits_and_targets(model: Opened, ids: Tensor, hidden: Tensor, positions: slice) -> tuple[Tensor, Tensor]:
@@ -92,7 +97,9 @@ def token_losses(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.logsumexp(-1) - logits.gather(1, tokens[:, None])[:, 0]
 
 
-def compute_loss_by_position(model: Opened, ids: Tensor, hidden: Tensor, positions_per_chunk: int = POSITIONS_PER_CHUNK) -> LossByPosition:
+def compute_loss_by_position(
+    model: Opened, ids: Tensor, hidden: Tensor, positions_per_chunk: int = POSITIONS_PER_CHUNK
+) -> LossByPosition:
     """Loss of ids [1, L] by position, from the last hidden states, with the logits of `size` positions at once."""
     loss = LossByPosition(ids.shape[1])
     for logits, tokens, first in next_token_logits(model, ids, hidden, positions_per_chunk):

@@ -42,13 +42,13 @@ class Observer(Protocol):
         """Columns by table, after the pass."""
 
 
-def observe(
-    model: Model, ids: Tensor, factories: Sequence[Callable[[Tensor], Observer]]
-) -> list[Mapping[str, Any]]:
+def observe(model: Model, ids: Tensor, factories: Sequence[Callable[[Tensor], Observer]]) -> list[Mapping[str, Any]]:
     """Run the model once over ids [L] under its position scheme and return the tables of every observer.
 
-    Each factory is called with ids [1, L] on the model's device while the scheme is attached. A long text is read in chunks;
-    observers that need the whole text then share a second pass. Raises BadInput for unknown tokens or hidden states that are not finite.
+    Each factory is called with ids [1, L] on the model's device while the scheme is attached. A long text is read in
+    chunks;
+    observers that need the whole text then share a second pass. Raises BadInput for unknown tokens or hidden states
+    that are not finite.
     """
     with attached(model) as schedule, evaluating(model):
         ids = ids.to(model.device)[None]

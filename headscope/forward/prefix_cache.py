@@ -45,7 +45,9 @@ class PrefixCachedGenerator:
         self._cache = DynamicCache()
         self._cached_ids: TokenIds = np.empty(0, np.int32)
 
-    def generate(self, prompt: TokenIds, listener: backend.Listener, max_tokens: int, is_last_token: Callable[[int], bool]) -> list[int]:
+    def generate(
+        self, prompt: TokenIds, listener: backend.Listener, max_tokens: int, is_last_token: Callable[[int], bool]
+    ) -> list[int]:
         """At most `most` greedy tokens after `prompt` [L], up to and including the first for which `ends` holds.
 
         `listener` is called for every layer of the step that produced each token, with the row of that step last.

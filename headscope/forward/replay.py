@@ -19,7 +19,7 @@ from headscope.errors import UnsupportedModel
 from headscope.forward.backbone import backbone, decoder_layers
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.input_checks import refuse_non_finite, refuse_unknown_tokens
-from headscope.forward.logits import predicting_position_slices, replacing_forward, logits_and_targets, token_losses
+from headscope.forward.logits import logits_and_targets, predicting_position_slices, replacing_forward, token_losses
 from headscope.models.checkpoint import Opened, evaluating
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
@@ -71,7 +71,9 @@ class Replay:
     `rehearse` it once; use it inside `ready`.
     """
 
-    def __init__(self, model: Model, schedule: Fixed | AdaRoPE, ids: Tensor, memory_bytes: float, first_target: int = 1):
+    def __init__(
+        self, model: Model, schedule: Fixed | AdaRoPE, ids: Tensor, memory_bytes: float, first_target: int = 1
+    ):
         self.model, self.schedule, self.ids, self.first_target = model, schedule, ids, first_target
         self.layers = resumable_layers(model)
         self.streams = StreamStore(memory_bytes)
@@ -148,7 +150,9 @@ class Replay:
         return predicting_position_slices(self.ids, POSITIONS_PER_CHUNK, self.first_target - 1)
 
     def backpropagate(
-        self, objectives: Sequence[Objective], on_layer: Callable[[int, Tensor, backend.AttentionCall, list[Tensor]], None]
+        self,
+        objectives: Sequence[Objective],
+        on_layer: Callable[[int, Tensor, backend.AttentionCall, list[Tensor]], None],
     ) -> None:
         """Gradients of some objectives with respect to the head outputs z of every layer, the last layer first.
 
@@ -158,7 +162,9 @@ class Replay:
         with torch.enable_grad():
             stream = self.stream(len(self.layers)).detach().requires_grad_()
             hidden = self._final_hidden_states(stream)
-            pulls = _gradients([hidden] * len(objectives), [stream], self._hidden_gradients(hidden.detach(), objectives))
+            pulls = _gradients(
+                [hidden] * len(objectives), [stream], self._hidden_gradients(hidden.detach(), objectives)
+            )
             for layer in reversed(range(len(self.layers))):
                 stream = self.stream(layer).detach().requires_grad_()
                 with _collecting_outputs(self.model.attention[layer]) as heard:
@@ -186,7 +192,9 @@ class Replay:
         """The backbone's last hidden states [1, L, D] from what its last layer returned."""
         with ExitStack() as stack:
             for layer in self.layers:
-                stack.enter_context(replacing_forward(layer, lambda *_, **__: stream if self._returns_tensor else (stream,)))
+                stack.enter_context(
+                    replacing_forward(layer, lambda *_, **__: stream if self._returns_tensor else (stream,))
+                )
             hidden: Tensor = backbone(self.model)(self.ids, use_cache=False).last_hidden_state
         return hidden
 

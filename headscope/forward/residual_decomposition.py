@@ -45,7 +45,9 @@ class Norm:
         width = example.shape[-1]
         signs = torch.ones(1, 1, width, device=example.device, dtype=example.dtype)
         signs[..., width // 2 :] = -1
-        zero, plain, raised = (module(x)[0, 0].float() for x in (0 * signs, NORM_TEST_SCALE * signs, NORM_TEST_SCALE * (signs + 1)))
+        zero, plain, raised = (
+            module(x)[0, 0].float() for x in (0 * signs, NORM_TEST_SCALE * signs, NORM_TEST_SCALE * (signs + 1))
+        )
         close = torch.allclose(plain, raised, rtol=1e-2, atol=1e-2 * float(plain.abs().max()))
         return cls(module, (plain - zero) * signs[0, 0].float(), zero, close)
 
@@ -147,14 +149,25 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
             attention = model.attention[index]
             end, norm = _attention_output_call(next(c for c in inside if attention in set(c.module.modules())), inside)
             if end not in ends:
-                raise DecompositionError(f"the output of the heads of {type(layer).__name__} is not added to its stream")
+                raise DecompositionError(
+                    f"the output of the heads of {type(layer).__name__} is not added to its stream"
+                )
             heads = _attention_branch(attention, index, z[index], norm, factors[end.module], by_module)
         others = tuple(
-            ResidualBranch(module, factor) for module, factor in factors.items() if end is None or module is not end.module
+            ResidualBranch(module, factor)
+            for module, factor in factors.items()
+            if end is None or module is not end.module
         )
         found.append(DecoderLayer(layer, heads, others))
     hidden, last = by_module[inner].output, by_module[stack[-1]].output
-    final = next((c for c in calls if _is_same_tensor(c.output, hidden) and any(_is_same_tensor(given, last) for given in c.inputs)), None)
+    final = next(
+        (
+            c
+            for c in calls
+            if _is_same_tensor(c.output, hidden) and any(_is_same_tensor(given, last) for given in c.inputs)
+        ),
+        None,
+    )
     if final is None:
         raise DecompositionError("no norm stands between its last layer and its logits")
     norm = Norm.from_module(final.module, hidden)
@@ -181,12 +194,19 @@ def _branch_factors(layer_call: _ModuleCall, branch_calls: Sequence[_ModuleCall]
     factors = torch.linalg.lstsq(outputs, (returned - stream)[:, None]).solution[:, 0]
     factors = torch.where((factors - 1).abs() < _relative_tolerance(layer_call.output.dtype), 1.0, factors)
     if not _is_close(stream + outputs @ factors, returned, layer_call.output.dtype):
-        raise DecompositionError(f"{type(layer_call.module).__name__} returns more than its stream and what its parts add")
+        raise DecompositionError(
+            f"{type(layer_call.module).__name__} returns more than its stream and what its parts add"
+        )
     return {call.module: float(factor) for call, factor in zip(branch_calls, factors, strict=True)}
 
 
 def _attention_branch(
-    attention: nn.Module, layer_index: int, z: Tensor, norm: Norm | None, factor: float, by_module: dict[nn.Module, _ModuleCall]
+    attention: nn.Module,
+    layer_index: int,
+    z: Tensor,
+    norm: Norm | None,
+    factor: float,
+    by_module: dict[nn.Module, _ModuleCall],
 ) -> AttentionBranch:
     """The projection whose input is the heads' output as it is and whose output is the attention's."""
     returned = by_module[attention].output if attention in by_module else None
@@ -203,7 +223,9 @@ def _attention_branch(
     raise DecompositionError("its attention changes what heads put out before, or after, it is projected")
 
 
-def _with_unembedding(model: Model, layers: list[DecoderLayer], norm: Norm, hidden: Tensor, logits: Tensor) -> ResidualDecomposition:
+def _with_unembedding(
+    model: Model, layers: list[DecoderLayer], norm: Norm, hidden: Tensor, logits: Tensor
+) -> ResidualDecomposition:
     """The whole stream; `logits` [n, V] must be what comes of `hidden` [n, D]."""
     head = model.module.get_output_embeddings()
     weight, bias = head.weight.detach(), getattr(head, "bias", None)

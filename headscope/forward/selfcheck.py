@@ -17,10 +17,10 @@ from headscope.attention.kernel import AttentionRule, attend, blockwise_attentio
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
-from headscope.forward.logits import last_hidden_states, compute_loss_by_position
+from headscope.forward.logits import compute_loss_by_position, last_hidden_states
 from headscope.measures.attention_rows import LOCAL_DISTANCE, row_statistics
 from headscope.measures.distance_profile import log_spaced_distances, profile_sums
-from headscope.measures.rotary_pairs import pair_moment_sums, mean_abs_by_row
+from headscope.measures.rotary_pairs import mean_abs_by_row, pair_moment_sums
 from headscope.measures.rotary_planes import planes_by_head, rotary_planes
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
@@ -110,7 +110,11 @@ def _rule_differences(model: Model) -> Iterator[tuple[str, float]]:
     for what, asked in RULE_CASES.items():
         found = 0.0
         for queries in RANDOM_QUERY_COUNTS:
-            shapes = (geometry.heads, queries), (geometry.kv_groups, RANDOM_KEY_COUNT), (geometry.kv_groups, RANDOM_KEY_COUNT)
+            shapes = (
+                (geometry.heads, queries),
+                (geometry.kv_groups, RANDOM_KEY_COUNT),
+                (geometry.kv_groups, RANDOM_KEY_COUNT),
+            )
             drawn = (torch.randn(1, *shape, geometry.head_dim, generator=chance) for shape in shapes)
             q, k, v = (t.to(model.device, model.module.dtype) for t in drawn)
             sink = None if asked.sink is None else asked.sink.expand(geometry.heads).to(q)
@@ -170,7 +174,9 @@ def _layer_differences(model: Model, record: AttentionRecord) -> Iterator[tuple[
     visible = record.visible_counts
     moments = torch.stack([planes_by_head(t, geometry) for t in pair_moment_sums(qp, kp, visible)])
     means = mean_abs_by_row(qp, kp, rows, visible).double()
-    sums = torch.stack([planes_by_head(t, geometry) for t in profile_sums(qp, kp, log_spaced_distances(len(rows))).unbind(-1)], -1)
+    sums = torch.stack(
+        [planes_by_head(t, geometry) for t in profile_sums(qp, kp, log_spaced_distances(len(rows))).unbind(-1)], -1
+    )
     absolute = planes_by_head((means * visible[:, None, None]).sum(0), geometry)
     at = log_spaced_distances(len(rows))
     for head in range(geometry.heads):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headscope.attention.record import AttentionRecord
 from headscope.measures.row_means import BinnedRowMeans
-from headscope.measures.row_sampling import IntArray, to_device, to_numpy, query_range, count_visible_keys
+from headscope.measures.row_sampling import IntArray, count_visible_keys, query_range, to_device, to_numpy
 from headscope.measures.tiles import items_per_tile
 
 LOCAL_DISTANCE = 32
@@ -53,7 +53,9 @@ def _tile_statistics(record: AttentionRecord, row_indices: IntArray) -> Tensor:
         stop = min(start + size, last + 1)
         scaled = record.k[:, start:stop].float().transpose(1, 2) * record.scaling
         log_weight = (
-            torch.baddbmm(minus_lse, q, scaled) if record.cap is None else record.soft_cap(torch.bmm(q, scaled)) + minus_lse
+            torch.baddbmm(minus_lse, q, scaled)
+            if record.cap is None
+            else record.soft_cap(torch.bmm(q, scaled)) + minus_lse
         ).view(*shape, -1)
         distance = at[:, None] - torch.arange(start, stop, device=device)
         if own[0] + 1 < stop:

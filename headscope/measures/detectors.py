@@ -57,7 +57,9 @@ class DetectorScores:
         """Take one layer of one full pass (as many queries as keys)."""
         visible = record.visible_counts
         for kind in DETECTOR_KINDS:
-            rows, keys = (each.to(visible.device) for each in detector_rows_and_keys(kind, self.prefix_length, self.period))
+            rows, keys = (
+                each.to(visible.device) for each in detector_rows_and_keys(kind, self.prefix_length, self.period)
+            )
             seen = rows - keys < visible[rows]
             rows, keys = rows[seen], keys[seen]
             if len(rows):

@@ -12,7 +12,7 @@ from torch import Tensor
 from headscope.attention.geometry import Geometry
 from headscope.attention.record import AttentionRecord
 from headscope.measures.rotary_planes import planes_by_head, rotary_planes
-from headscope.measures.row_sampling import IntArray, to_device, to_numpy, query_range, count_visible_keys
+from headscope.measures.row_sampling import IntArray, count_visible_keys, query_range, to_device, to_numpy
 from headscope.measures.tiles import items_per_tile
 
 DISTANCES_PER_OCTAVE = 4
@@ -27,7 +27,9 @@ def log_spaced_distances(length: int) -> Tensor:
     return distinct
 
 
-def profile_sums(q: Tensor, k: Tensor, distances: Tensor | IntArray, visible_counts: Tensor | IntArray | None = None) -> Tensor:
+def profile_sums(
+    q: Tensor, k: Tensor, distances: Tensor | IntArray, visible_counts: Tensor | IntArray | None = None
+) -> Tensor:
     """Sum over i of q_f(i) . k_f(i - D) for each D of `at`: [G x F, H / G, D], float32, unscaled.
 
     q [2, G x F, H / G, Lq] and k [2, G x F, 1, Lk] are planes, the queries the last of the keys; `visible` [Lq] how
@@ -39,17 +41,23 @@ def profile_sums(q: Tensor, k: Tensor, distances: Tensor | IntArray, visible_cou
     size = items_per_tile(q.device, DISTANCES_PER_CHUNK, 2 * units * count)
     sums = []
     for some in (far[first : first + size] for first in range(0, len(far), size)):
-        shifted = (_shift_keys_by_slices if q.device.type == "cpu" else _shift_keys_by_index)(k[:, :, 0], own, some, seen)
+        shifted = (_shift_keys_by_slices if q.device.type == "cpu" else _shift_keys_by_index)(
+            k[:, :, 0], own, some, seen
+        )
         sums.append(torch.bmm(q[0], shifted[0]) + torch.bmm(q[1], shifted[1]))
     return torch.cat(sums, -1)
 
 
-def _shift_keys_by_slices(k: Tensor, query_positions: IntArray, distances: IntArray, visible_counts: IntArray) -> Tensor:
+def _shift_keys_by_slices(
+    k: Tensor, query_positions: IntArray, distances: IntArray, visible_counts: IntArray
+) -> Tensor:
     """The key that many before each query's own, 0 where it is not seen, [2, G x F, Lq, D], from runs of keys."""
     shifted = k.new_zeros(*k.shape[:2], len(query_positions), len(distances))
     for column, distance in enumerate(distances.tolist()):
         first = min(max(distance - int(query_positions[0]), 0), len(query_positions))
-        shifted[:, :, first:, column] = k[..., query_positions[0] + first - distance : query_positions[-1] + 1 - distance]
+        shifted[:, :, first:, column] = k[
+            ..., query_positions[0] + first - distance : query_positions[-1] + 1 - distance
+        ]
         hidden = np.flatnonzero(visible_counts[first:] <= distance) + first
         if len(hidden):
             shifted[:, :, torch.from_numpy(hidden), column] = 0
@@ -58,7 +66,10 @@ def _shift_keys_by_slices(k: Tensor, query_positions: IntArray, distances: IntAr
 
 def _shift_keys_by_index(k: Tensor, query_positions: IntArray, distances: IntArray, visible_counts: IntArray) -> Tensor:
     """As `_copied`, in a few launches, which a CPU takes several times as long for."""
-    (where, least), at = to_device(k.device, np.stack((query_positions, visible_counts)))[..., None], to_device(k.device, distances)
+    (where, least), at = (
+        to_device(k.device, np.stack((query_positions, visible_counts)))[..., None],
+        to_device(k.device, distances),
+    )
     places = (where - at).clamp_(min=0)
     shifted = k.index_select(-1, places.flatten()).view(*k.shape[:2], *places.shape)
     return shifted.masked_fill_(least <= at, 0)
@@ -73,7 +84,9 @@ class DistanceProfile:
         self.geometry = geometry
         self.length = length
         self.distances = log_spaced_distances(length).numpy()
-        self.sums = torch.zeros(geometry.layers, geometry.heads, geometry.all_pairs, len(self.distances), dtype=torch.float64)
+        self.sums = torch.zeros(
+            geometry.layers, geometry.heads, geometry.all_pairs, len(self.distances), dtype=torch.float64
+        )
         self.counts = torch.zeros(geometry.layers, len(self.distances), dtype=torch.int64)
 
     def update(self, record: AttentionRecord) -> None:

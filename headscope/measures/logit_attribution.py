@@ -29,7 +29,9 @@ def direct_logit_attribution(z: Tensor, projection: Tensor, directions: Tensor) 
     return torch.cat(
         [
             torch.linalg.vecdot((u @ matrix).view(-1, heads, dim), part.transpose(0, 1).float()).T
-            for u, part in zip(torch.split(directions, ROWS_PER_PRODUCT), torch.split(z, ROWS_PER_PRODUCT, dim=1), strict=True)
+            for u, part in zip(
+                torch.split(directions, ROWS_PER_PRODUCT), torch.split(z, ROWS_PER_PRODUCT, dim=1), strict=True
+            )
         ],
         1,
     )

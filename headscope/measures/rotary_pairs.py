@@ -16,7 +16,16 @@ from torch import Tensor
 from headscope.attention.geometry import Geometry
 from headscope.attention.record import AttentionRecord
 from headscope.measures.rotary_planes import planes_by_head, rotary_planes
-from headscope.measures.row_sampling import IntArray, rows_in_chunk, to_device, to_numpy, stratified_pair_quantiles, pair_weighted_rows, query_range, count_visible_keys
+from headscope.measures.row_sampling import (
+    IntArray,
+    count_visible_keys,
+    pair_weighted_rows,
+    query_range,
+    rows_in_chunk,
+    stratified_pair_quantiles,
+    to_device,
+    to_numpy,
+)
 from headscope.measures.tiles import items_per_tile
 
 QUERIES_PER_CHUNK = 4096
@@ -129,7 +138,9 @@ class RotaryPairs:
         by_power = torch.stack(
             [weight @ means.flatten(1), weight**2 @ means.flatten(1), weight**2 @ means.flatten(1) ** 2]
         )
-        self.weighted_sums[:, layer] += torch.stack([planes_by_head(t.view(means.shape[1:]), geometry) for t in by_power])
+        self.weighted_sums[:, layer] += torch.stack(
+            [planes_by_head(t.view(means.shape[1:]), geometry) for t in by_power]
+        )
         self.weight_sums[:, layer] += torch.stack([weight.sum(), (weight**2).sum()])
         self.sampled_row_count[layer] += len(rows)
 
@@ -139,7 +150,9 @@ class RotaryPairs:
             here = query_range(record)
             return np.arange(here.stop - here.start), torch.from_numpy(visible_counts[here]).double()
         rows = rows_in_chunk(pair_weighted_rows(visible_counts, self.pair_quantiles), record)
-        return rows, torch.full((len(rows),), float(visible_counts.sum()) / len(self.pair_quantiles), dtype=torch.float64)
+        return rows, torch.full(
+            (len(rows),), float(visible_counts.sum()) / len(self.pair_quantiles), dtype=torch.float64
+        )
 
     def merge(self, other: "RotaryPairs") -> None:
         """Add what another accumulator of the same shape has seen."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from headscope.attention.geometry import Geometry
 from headscope.attention.record import AttentionRecord
 from headscope.bins import visible_bin_edges
-from headscope.measures.row_sampling import IntArray, rows_in_chunk, log_spaced_rows, query_range, count_visible_keys
+from headscope.measures.row_sampling import IntArray, count_visible_keys, log_spaced_rows, query_range, rows_in_chunk
 
 
 class BinnedRowMeans(ABC):

@@ -43,7 +43,10 @@ def mapped(trained: Path | str, keys: Path | str, checkpoint: Opened) -> AdaRoPE
     Raises Missing if either is not there, BadInput for a key map that cannot be read, a key that is not in
     it, or a tensor that does not fit the geometry of `checkpoint`.
     """
-    key_map, stored = _read(user_input.expand_path(keys, "key map")), _tensors(user_input.expand_path(trained, "checkpoint"))
+    key_map, stored = (
+        _read(user_input.expand_path(keys, "key map")),
+        _tensors(user_input.expand_path(trained, "checkpoint")),
+    )
     geometry = checkpoint.geometry
     shape = (geometry.kv_groups, geometry.pairs)
     adarope = AdaRoPE.untrained(checkpoint, Fixed.own(checkpoint), key_map.reference_length)

@@ -39,7 +39,9 @@ def rescheduled(
     refuse_without_rotation(checkpoint, rope_type)
     rotation = checkpoint.rotation
     thetas, factors = list(Fixed.own(checkpoint).thetas), list(rotation.factors)
-    turning = {kind for kind, rotates in zip(rotation.layer_types, checkpoint.geometry.layer_rotates, strict=True) if rotates}
+    turning = {
+        kind for kind, rotates in zip(rotation.layer_types, checkpoint.geometry.layer_rotates, strict=True) if rotates
+    }
     if turning == {"sliding_attention"}:
         why = "only its layers with a sliding window rotate, and those keep their frequencies"
         raise refusal(checkpoint, rope_type, why)

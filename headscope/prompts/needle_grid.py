@@ -17,7 +17,8 @@ CONTROL = "absent"
 class NeedleTrial:
     """A needle in a haystack at one depth or, in a control, the haystack alone, scored at every depth of the grid.
 
-    `mode` is strict, wu, indirect or `CONTROL`; `needle` and `haystack` are indices into the grid; `branch` is the number of
+    `mode` is strict, wu, indirect or `CONTROL`; `needle` and `haystack` are indices into the grid; `branch` is the
+    number of
     haystack tokens before the prompt leaves the haystack.
     """
 

@@ -47,11 +47,13 @@ MANIFEST_SHAPE: Mapping[str, Any] = {
     "files?": {ANY_KEY: TEXT},
     "timings?": {"seconds": SECONDS},
 }
-"""Keys that an object must have; it may have others. Keys with a question mark are optional. List items have one shape."""
+"""Keys that an object must have; it may have others. Keys with a question mark are optional. List items have one
+shape."""
 
 
 def read_manifest(run: Path) -> dict[str, Any]:
-    """The run.json of the directory `run`. Raises BadRun if it is not a run, unfinished, damaged or of a newer format."""
+    """The run.json of the directory `run`. Raises BadRun if it is not a run, unfinished, damaged or of a newer
+    format."""
     if not os.path.isfile(run / "run.json"):
         raise BadRun(f"{run} is not a run directory: it has no run.json")
     manifest = read_json(run / "run.json")

@@ -45,7 +45,8 @@ class Run(RunTables):
         return findings
 
     def charts(self, topic: str = "") -> Sequence[Any]:
-        """The charts of the report, each a plotly `figure` with a `caption`: all, or those of a topic such as "loss"."""
+        """The charts of the report, each a plotly `figure` with a `caption`: all, or those of a topic such as
+        "loss"."""
         charts: Sequence[Any] = importlib.import_module(NOTEBOOK_MODULE).charts(self, topic)
         return charts
 
@@ -55,7 +56,8 @@ class Run(RunTables):
         return blocks
 
     def top_heads(self, statistic: str, count: int, model: str | None = None) -> HeadSet:
-        """The `count` heads of the largest `statistic`, a column of `run.heads`, in `model` (needed if there are several)."""
+        """The `count` heads of the largest `statistic`, a column of `run.heads`, in `model` (needed if there are
+        several)."""
         label = self.models[0] if model is None and len(self.models) == 1 else model
         digest = next((entry["weights_sha256"] for entry in self.manifest["models"] if entry["label"] == label), "")
         return HeadSet.top(self.heads, statistic, count, label, digest)
@@ -134,7 +136,8 @@ def open_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """The shortest distinct names of runs: the slug, with the time, with the hash, or the whole name, numbered if needed."""
+    """The shortest distinct names of runs: the slug, with the time, with the hash, or the whole name, numbered if
+    needed."""
     matches = [re.fullmatch(r"\d{4}(\d\d)(\d\d)T(\d\d)(\d\d)\d\dZ-(.+)-([0-9a-f]{8})", name) for name in names]
     if all(matches):
         for template in (r"\5", r"\5 \1-\2 \3:\4", r"\5 \6"):

@@ -1,6 +1,7 @@
 """Every stored table, as data: those that the installed probes declare.
 
-Schemas, the column reference in the docs and `headscope validate` are all derived from `all_tables`. Choices made where the
+Schemas, the column reference in the docs and `headscope validate` are all derived from `all_tables`. Choices made
+where the
 paper is silent are marked "[ours]".
 """
 

@@ -1,6 +1,7 @@
 """The wide tables that reports, app and notebooks share: one row per head, and one row per model.
 
-Every probe adds its columns; this module joins them. A statistic is computed within each document and then averaged over
+Every probe adds its columns; this module joins them. A statistic is computed within each document and then averaged
+over
 documents (see `aggregation`).
 """
 
@@ -16,7 +17,8 @@ from headscope.runs.run_tables import RunTables
 def head_table(run: RunTables) -> pd.DataFrame:
     """One row per (model, layer, head), in that order, with kv_group and the columns of every probe.
 
-    `headscope.runs.column_metadata` has labels, units and meanings; the confidence interval of a column is <column>_low .. <column>_high.
+    `headscope.runs.column_metadata` has labels, units and meanings; the confidence interval of a column is
+    <column>_low .. <column>_high.
     """
     blocks = [columns for _, columns in plugins.call_parts("head_columns", run) if columns is not None]
     if not blocks:
@@ -83,7 +85,8 @@ def heads_of_model(heads: pd.DataFrame, name: str, model: str, baseline: str | N
 
 
 def log_ratio_to_first(heads: pd.DataFrame, name: str, label: str) -> pd.Series:
-    """ln ratio of a statistic, `label` over the first model, by (layer, head); empty if the models have different heads."""
+    """ln ratio of a statistic, `label` over the first model, by (layer, head); empty if the models have different
+    heads."""
     wide = heads.set_index(["layer", "head"])
     first = wide.loc[wide["model"] == heads["model"].iloc[0], name].astype("float64")
     second = wide.loc[wide["model"] == label, name].astype("float64")

@@ -1,6 +1,7 @@
 """Writes a run cell by cell and commits it by one rename.
 
-An unfinished run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one folder per finished cell. Every
+An unfinished run is OUT/.<slug>-<hash8>.partial/ with a lock, a draft of run.json and one folder per finished cell.
+Every
 step is a rename, so a kill at any moment leaves either the state before or the state after.
 """
 
@@ -83,7 +84,8 @@ class RunWriter:
             (partial / "cells").mkdir()
         elif any((partial / "cells").iterdir()):
             raise CannotWrite(
-                f"{partial} is an unfinished run of the same study. Add --resume to continue it, or delete it to start again"
+                f"{partial} is an unfinished run of the same study. Add --resume to continue it, or delete it to "
+                "start again"
             )
         draft = {"format_version": FORMAT_VERSION, "started": _free_start(partial), "config": dict(config)}
         _write_draft(partial, draft)
@@ -167,7 +169,8 @@ class RunWriter:
     def add(self, cell_id: str, tables: Mapping[str, Rows]) -> None:
         """Store the rows of one finished cell, all or nothing.
 
-        Raises ValueError naming table and column for rows that break the schema (a bug of the probe): missing or unknown
+        Raises ValueError naming table and column for rows that break the schema (a bug of the probe): missing or
+        unknown
         columns, NaN, a key out of range. Raises CannotWrite if the disk is full.
         """
         ready = {name: to_arrow(all_tables()[name], rows) for name, rows in tables.items()}

@@ -74,7 +74,8 @@ class LogitTerms:
     """The terms of the next token's logit for ids [1, L], in logits.
 
     After the pass `head_terms` is [layers, H, L - 1], and `part_terms` holds [L - 1] by (part, layer), the heads of a
-    layer summed; the part "logit" is the sum of all others. Raises UnsupportedModel for a model whose logits are not such a sum.
+    layer summed; the part "logit" is the sum of all others. Raises UnsupportedModel for a model whose logits are not
+    such a sum.
     """
 
     needs_whole_text = True

@@ -1,6 +1,7 @@
 """Bands of rotary pairs that can be knocked out: how they are written, and which pairs of a model they hold.
 
-`pairs-zero:A-B` removes what the pairs A to B (both included, from 0) add to the logit; `pairs-unrotated:A-B` removes their
+`pairs-zero:A-B` removes what the pairs A to B (both included, from 0) add to the logit; `pairs-unrotated:A-B` removes
+their
 rotation and keeps their content. In place of A-B a band may go by its wavelength in the checkpoint's own rotation,
 against the native context: `short` (below an eighth of it), `middle`, `long` (above it); `eighths` stands for eight
 equal parts of the pairs [ours], `wavelengths` for these three. Knows neither models nor stored runs.

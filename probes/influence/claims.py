@@ -47,7 +47,8 @@ def claims(run: Run) -> Iterator[PaperClaim]:
         yield PaperClaim(
             f"{what}: most matter little, a small set forms a heavy tail",
             "holds" if share > 0.5 else "holds in part" if share > 0.25 else "differs",
-            f"{label}, {length:,} tokens: the top {TAIL_FRACTION:.0%} of {len(order)} units hold {share:.0%} of the summed "
+            f"{label}, {length:,} tokens: the top {TAIL_FRACTION:.0%} of {len(order)} units hold {share:.0%} of "
+            "the summed "
             f"|delta|, Gini {gini(order['delta']):.2f}",
             model=label,
         )
@@ -91,7 +92,8 @@ def _answer_claims(heads: pd.DataFrame, units: pd.DataFrame, change: str) -> Ite
         shown, place = statistic(column), unit_rank(units, unit)
         verdict = "holds" if place == 1 else "holds in part" if place <= TAIL_FRACTION * len(units) else "differs"
         yield PaperClaim(
-            f"{capitalise(change)}, one unit at a time: the {shown.best_head_name} stands at the extreme of the histogram of answers",
+            f"{capitalise(change)}, one unit at a time: the {shown.best_head_name} stands at the extreme of the "
+            "histogram of answers",
             "cannot be told" if estimated else verdict,
             f"{unit['model']}: layer {head['layer']}, head {head['head']}, {shown.label} {head[column]:.2f}, has rank "
             f"{place} of {len(units)} with {unit['delta']:+.2g} nats/token{describe_uncertainty(unit)}; the extreme is "

@@ -86,7 +86,8 @@ def sweep_findings(run: Run) -> Iterator[Finding]:
         if not bands.is_band(what[0]):
             yield Finding(
                 PROBE.title,
-                f"{label}, {describe_change(*what)}, {describe_context_length(length, what[-1])}: all {top.index[-1]} {unit}s together add "
+                f"{label}, {describe_change(*what)}, {describe_context_length(length, what[-1])}: all "
+                f"{top.index[-1]} {unit}s together add "
                 f"{top.iloc[-1]:+.2g} nats/token, the most influential one alone {top.iloc[0]:+.2g}.",
                 str(label),
             )
@@ -106,7 +107,8 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     for (label, _, *what), units in run.derived(sweeps_without_bands) if len(rows) else ():
         for _, unit in unit_of_head(units, rows.iloc[0]).iterrows() if label == model else ():
             yield (
-                f"Influence in {model}, {describe_change(*what)}: {unit['delta']:+.2g} nats/token{describe_uncertainty(unit)} for "
+                f"Influence in {model}, {describe_change(*what)}: {unit['delta']:+.2g} "
+                f"nats/token{describe_uncertainty(unit)} for "
                 f"{unit_label(unit)}, rank {unit_rank(units, unit)} of {len(units)}."
             )
     for (label, _, objective), units in run.derived(band_sweeps) if len(rows) else ():
@@ -137,8 +139,10 @@ def _sweep_finding(
     if first["documents"] < MIN_DOCUMENTS:
         sure = f"{first['documents']} {noun}{'s' if first['documents'] > 1 else ''} cannot tell any from zero"
     told = (
-        f"{label}, {describe_change(*what)} one unit at a time, {describe_context_length(length, what[-1])}, {describe_methods(order)}: most harmful at "
-        f"{unit_label(first)} with {first['delta']:+.2g} nats/token{describe_uncertainty(first)}, least at {unit_label(last)} with "
+        f"{label}, {describe_change(*what)} one unit at a time, {describe_context_length(length, what[-1])}, "
+        f"{describe_methods(order)}: most harmful at "
+        f"{unit_label(first)} with {first['delta']:+.2g} nats/token{describe_uncertainty(first)}, least at "
+        f"{unit_label(last)} with "
         f"{last['delta']:+.2g}{describe_uncertainty(last)}. The top {TAIL_FRACTION:.0%} of {len(order)} units hold "
         f"{top_share(order['delta']):.0%} of the summed |Δ| (Gini {gini(order['delta']):.2f}); {sure}."
     )
@@ -147,7 +151,8 @@ def _sweep_finding(
             continue
         unit = own.iloc[0]
         told += (
-            f" The {statistic(column).best_head_name}, layer {head['layer']}, head {head['head']}, has rank {unit_rank(units, unit)} "
+            f" The {statistic(column).best_head_name}, layer {head['layer']}, head {head['head']}, has rank "
+            f"{unit_rank(units, unit)} "
             f"with {unit['delta']:+.2g}{describe_uncertainty(unit)}."
         )
     if what[-1] == "answer":
@@ -156,7 +161,10 @@ def _sweep_finding(
         alone = next((found for other, found in apart if other == key), None)
         if alone is not None:
             most = most_harmful_unit(alone)
-            told += f"; over these alone {unit_label(most)} is most harmful with {most['delta']:+.2g}{describe_uncertainty(most)}"
+            told += (
+                f"; over these alone {unit_label(most)} "
+                f"is most harmful with {most['delta']:+.2g}{describe_uncertainty(most)}"
+            )
         told += "."
     return Finding(PROBE.title, told, label)
 
@@ -166,7 +174,8 @@ def _describe_named_set(row: dict[Any, Any]) -> str:
     what = row["component"], row["target"], row["objective"]
     sure = "" if np.isnan(row["low"]) else f" (95 % interval {row['low']:+.2g} to {row['high']:+.2g})"
     return (
-        f"{row['model']}, {describe_change(*what)}, {describe_context_length(row['context_length'], what[-1])}: the {row['size']} heads of "
+        f"{row['model']}, {describe_change(*what)}, {describe_context_length(row['context_length'], what[-1])}: "
+        f"the {row['size']} heads of "
         f"“{row['choice']}” together add {row['mean']:+.2g} nats/token{sure}."
     )
 
@@ -183,8 +192,10 @@ def _describe_bands(
     at_once = f"; of all units at once: {costs}" if costs else ""
     loss = "" if objective == "text" else ", loss of the answer"
     return (
-        f"{label}, rotary pairs by band, {bands.KIND_DESCRIPTIONS[kind]}{loss}, {describe_context_length(length, objective)}: of one unit at a "
-        f"time most harmful with pairs {bands.band_label(first['component'])} of {unit_label(first)}, {first['delta']:+.2g} "
+        f"{label}, rotary pairs by band, {bands.KIND_DESCRIPTIONS[kind]}{loss}, "
+        f"{describe_context_length(length, objective)}: of one unit at a "
+        f"time most harmful with pairs {bands.band_label(first['component'])} of {unit_label(first)}, "
+        f"{first['delta']:+.2g} "
         f"nats/token{describe_uncertainty(first)}{at_once}."
     )
 
@@ -199,7 +210,8 @@ def _agreement_finding(key: Any, rows: Any) -> Finding:
     loss = "" if objective == "text" else ", loss of the answer"
     return Finding(
         PROBE.title,
-        f"{label}, {component} to {target}{loss}, {describe_context_length(length, objective)}: rank correlation of the estimates "
+        f"{label}, {component} to {target}{loss}, {describe_context_length(length, objective)}: rank correlation "
+        "of the estimates "
         f"with {rows['compared'].iloc[0]} evaluated units, and largest units shared: {told}.",
         str(label),
     )

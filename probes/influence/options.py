@@ -21,7 +21,8 @@ class InfluenceOptions(Options):
         ["joint", "freq", "scale"],
         description="what is reset, or what is taken away, which needs no adapter: the output (zero, mean), the "
         "choice of keys (uniform), or rotary pairs A to B: their part of the logit (pairs-zero:A-B) or only their "
-        "rotation (pairs-unrotated:A-B); short, middle, long name pairs by wavelength, eighths and wavelengths all bands",
+        "rotation (pairs-unrotated:A-B); short, middle, long name pairs by wavelength, eighths and wavelengths "
+        "all bands",
     )
     objectives: list[Literal["text", "answer"]] = Field(
         ["text"],

@@ -231,5 +231,8 @@ def _sweep_title(units: pd.DataFrame, title_suffix: str = "") -> dict[str, objec
 def influence_title(units: pd.DataFrame, title_suffix: str, subtitle: str) -> dict[str, object]:
     """A title that says whose influence on what, and a subtitle."""
     first = units.iloc[0]
-    says = f"Influence{' on answers' if first['objective'] == 'answer' else ''}{title_suffix}: {style.escape_label(first['model'])}"
+    says = (
+        f"Influence{' on answers' if first['objective'] == 'answer' else ''}"
+        f"{title_suffix}: {style.escape_label(first['model'])}"
+    )
     return {"text": says, "subtitle": {"text": subtitle, "font": {"size": 12, "color": style.TEXT_COLOUR}}}

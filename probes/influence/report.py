@@ -89,13 +89,17 @@ def _chart_groups(context: RenderContext) -> Iterator[tuple[str, ChartGroup]]:
 
 def _band_charts(units: pd.DataFrame, effects: pd.DataFrame, wavelengths: Mapping[str, str]) -> Iterator[Chart]:
     told = (
-        f"{_count_texts(units)} A column is a head, or a key group, layer by layer; a row is a band of its rotary pairs with "
+        f"{_count_texts(units)} A column is a head, or a key group, layer by layer; a row is a band of its rotary "
+        "pairs with "
         "their wavelengths (short: below an eighth of the native context, long: above it), "
     )
     for kind, done in bands.KIND_DESCRIPTIONS.items():
         if len(mine := units[units["component"].str.startswith(kind)]):
             first = most_harmful_unit(mine)
-            most = f"Most: pairs {bands.band_label(first['component'])} of {unit_label(first)}, {first['delta']:+.2g} nats/token."
+            most = (
+                f"Most: pairs {bands.band_label(first['component'])} of {unit_label(first)}, "
+                f"{first['delta']:+.2g} nats/token."
+            )
             caption = f"{told}the fastest on top: the loss added with {done}, of this unit alone."
             yield Chart(band_figures.plot_influence_by_band(mine, wavelengths), caption, most)
     if effects.empty:
@@ -114,7 +118,8 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
     heads = context.heads[context.heads["model"] == label]
     yield Chart(
         plots.plot_forest(units, _rows_of_sweep(run.derived(document_effects), key)),
-        f"{_count_texts(units)} The units of largest influence: filled where evaluated, hollow where estimated; a small "
+        f"{_count_texts(units)} The units of largest influence: filled where evaluated, hollow where estimated; a "
+        "small "
         f"dot is one {noun}, the bar a 95 % interval over {noun}s, where there are three or more.",
         _describe_largest_effect(units),
     )
@@ -125,7 +130,8 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
         plots.plot_histogram(
             units, {statistic(column).best_head_name: head for column, head in top_heads_by_statistic(heads).items()}
         ),
-        f"{_LOSS_LABELS[objective]} added when {_CHANGE_DESCRIPTIONS.get(component, 'this is done to one unit')}, all others kept. Most "
+        f"{_LOSS_LABELS[objective]} added when {_CHANGE_DESCRIPTIONS.get(component, 'this is done to one unit')}, "
+        "all others kept. Most "
         "units near zero and a thin tail on the right mean that few units carry the gain one by one.",
         half_width=True,
     )
@@ -173,7 +179,10 @@ def _count_texts(units: pd.DataFrame) -> str:
 def _describe_largest_effect(units: pd.DataFrame) -> str:
     """The unit that matters most, and how many differ from zero beyond noise."""
     first = most_harmful_unit(units)
-    told = f"Most: {unit_label(first)}, {first['delta']:+.2g} nats/token{describe_uncertainty(first)}{format_q_value(first)}."
+    told = (
+        f"Most: {unit_label(first)}, {first['delta']:+.2g} nats/token"
+        f"{describe_uncertainty(first)}{format_q_value(first)}."
+    )
     if units["p_adjusted"].isna().all():
         return f"{told} So few {TEXT_NOUNS[first['objective']]}s cannot tell any unit from zero."
     clear = int((units["p_adjusted"] < 0.05).sum())

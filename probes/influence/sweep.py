@@ -21,10 +21,10 @@ from headscope.forward.interventions import (
     Intervention,
     PositionReset,
     Unit,
-    qkv_intervention,
-    kv_group_units,
     head_units,
+    kv_group_units,
     layer_output_edit,
+    qkv_intervention,
 )
 from headscope.forward.pair_ablation import PairsUnrotated, PairsZeroed
 from headscope.forward.replay import Replay

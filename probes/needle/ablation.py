@@ -63,7 +63,8 @@ def heads_to_units(heads: pd.DataFrame, geometry: Geometry) -> list[Unit]:
     """The heads of a table, whose layers go by their numbers, as units."""
     places = heads[HEAD_COLUMNS].itertuples(index=False, name=None)
     return [
-        Unit(geometry.layer_numbers.index(layer), int(head) // geometry.heads_per_group, int(head)) for layer, head in places
+        Unit(geometry.layer_numbers.index(layer), int(head) // geometry.heads_per_group, int(head))
+        for layer, head in places
     ]
 
 
@@ -82,7 +83,9 @@ class FixedMeanAblation:
 
 def make_ablation(ablation: str, model: Model, haystack: TokenIds) -> Intervention:
     """What is done to silenced heads; `haystack` [L] is what their mean is taken over."""
-    return zero_ablation if ablation == "zero" else FixedMeanAblation(mean_head_outputs(model, haystack), model.geometry)
+    return (
+        zero_ablation if ablation == "zero" else FixedMeanAblation(mean_head_outputs(model, haystack), model.geometry)
+    )
 
 
 def mean_head_outputs(model: Model, ids: TokenIds) -> list[Tensor]:
@@ -104,5 +107,7 @@ def heads_ablated(model: Model, units: Sequence[Unit], intervention: Interventio
     with ExitStack() as stack:
         for layer in sorted({unit.layer for unit in units}):
             here = [unit for unit in units if unit.layer == layer]
-            stack.enter_context(backend.editing_output(model.attention[layer], layer_output_edit(intervention, here, model.geometry)))
+            stack.enter_context(
+                backend.editing_output(model.attention[layer], layer_output_edit(intervention, here, model.geometry))
+            )
         yield

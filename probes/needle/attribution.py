@@ -71,7 +71,9 @@ class AttributionAccumulator:
         found = []
         for heads in self._head_terms:
             before = (
-                towards if heads.norm is None else heads.norm.pull_back(towards) / self._stacked_scales(heads.norm, steps)
+                towards
+                if heads.norm is None
+                else heads.norm.pull_back(towards) / self._stacked_scales(heads.norm, steps)
             )
             if not steps:
                 found.append(torch.zeros(1 + spans, len(self._step_outputs[0][heads.layer_index][0])))

@@ -55,7 +55,10 @@ def trials_page(context: RenderContext, url_query: Mapping[str, str]) -> PageCon
         f"Needle {trial['needle']} in {trial['doc']}": [*_trial_blocks(context, trial)],
     }
     found = int(every["success"].sum())
-    lead = f"{context.selected_model} finds {found} of {len(every)} {MODE_LABELS[mode]}. Choose a cell of the map, then one of its trials."
+    lead = (
+        f"{context.selected_model} finds {found} of {len(every)} {MODE_LABELS[mode]}. "
+        "Choose a cell of the map, then one of its trials."
+    )
     return PageContent(PAGE_TITLE, lead, sections)
 
 

@@ -27,10 +27,12 @@ def claims(run: Run) -> Iterator[PaperClaim]:
         top, random = (lines[(lines["top"] == which) & (lines["size"] == shown)].iloc[0] for which in (True, False))
         yield PaperClaim(
             f"Silencing the heads that retrieve ({how}) loses {said} that silencing as many random heads of the same "
-            f"layers does not (Wu et al. 2024): their 95 % intervals part at {MAX_FEW_HEADS} heads or fewer, chosen on one half "
+            f"layers does not (Wu et al. 2024): their 95 % intervals part at {MAX_FEW_HEADS} heads or fewer, "
+            "chosen on one half "
             "of the needles and tested on the other",
             verdict,
-            f"{label}: of {trials} trials {whole['share']:.0%} succeed unchanged, {analysis.format_share(top)} without the "
+            f"{label}: of {trials} trials {whole['share']:.0%} succeed unchanged, {analysis.format_share(top)} "
+            "without the "
             f"top {shown} heads, {analysis.format_share(random)} without random ones",
             model=str(label),
         )

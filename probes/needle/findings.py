@@ -57,7 +57,10 @@ def findings(run: Run) -> Iterator[Finding]:
         analysis.scores_by_group(run.heads).groupby("model", observed=True) if _has_retrieval(run) else ()
     ):
         holding = (groups["max"] > RETRIEVAL_THRESHOLD).sum()
-        text = f"{holding} of {len(groups)} key groups of {label} hold a head that copies more than {RETRIEVAL_THRESHOLD:g}."
+        text = (
+            f"{holding} of {len(groups)} KV groups of {label} "
+            f"hold a head that copies more than {RETRIEVAL_THRESHOLD:g}."
+        )
         yield Finding(PROBE.title, text, str(label))
     for row in analysis.seed_agreement(run.derived(analysis.scores_by_seed)).to_dict("records"):
         yield Finding(
@@ -147,7 +150,8 @@ def _model_sentences(run: Run, row: dict[Any, Any]) -> Iterator[str]:
     literal = row["mode"] != "indirect"  # as those of the published models are
     above, zero = (f" ({_compare_with_published(row[what], what)})" if literal else "" for what in ("above", "zero"))
     yield (
-        f"In {model}, {row['above']:.1%} of heads score above {RETRIEVAL_THRESHOLD}{how}{above} and {row['zero']:.1%} never "
+        f"In {model}, {row['above']:.1%} of heads score above {RETRIEVAL_THRESHOLD}{how}{above} and "
+        f"{row['zero']:.1%} never "
         f"copy{zero}."
     )
 
@@ -179,8 +183,10 @@ def _ablation_findings(run: Run) -> Iterator[Finding]:
         )
         yield Finding(
             PROBE.title,
-            f"With its top {size} heads silenced ({how}) {label} finds {analysis.format_share(top)} of the {which} that did "
-            f"not rank them, with as many random heads of the same layers {analysis.format_share(random)}, and unchanged "
+            f"With its top {size} heads silenced ({how}) {label} finds {analysis.format_share(top)} of the "
+            f"{which} that did "
+            f"not rank them, with as many random heads of the same layers {analysis.format_share(random)}, and "
+            "unchanged "
             f"{lines['share'].iloc[0]:.0%}; {verdict}.",
             str(label),
         )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from headscope.attention.record import AttentionRecord
-from headscope.forward.prefix_cache import TokenIds, PrefixCachedGenerator
+from headscope.forward.prefix_cache import PrefixCachedGenerator, TokenIds
 from headscope.forward.residual_decomposition import ResidualDecomposition
 from headscope.measures.copying import CopyScoreAccumulator, CopyScores
 from headscope.positions.model import Model

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.prompts.needle_grid import CONTROL
-from headscope.runs.aggregation import HEAD_KEYS, plain_types, mean_with_interval
+from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.roles import Role
 from headscope.runs.run_tables import RunTables
@@ -112,7 +112,9 @@ def retrieval_rows(run: RunTables) -> pd.DataFrame:
 
 def attribution_rows(run: RunTables) -> pd.DataFrame:
     """The `needle_writes` table with `success`, `trial` and `net`; see `against_control`."""
-    return subtract_control(add_trial_columns(plain_types(run.table("needles")), plain_types(run.table("needle_attribution"))))
+    return subtract_control(
+        add_trial_columns(plain_types(run.table("needles")), plain_types(run.table("needle_attribution")))
+    )
 
 
 def add_trial_columns(trials: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

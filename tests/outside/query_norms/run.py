@@ -7,9 +7,9 @@ from torch import Tensor
 
 from headscope.plugin_api import (
     AttentionRecord,
+    CapturedLayers,
     Cell,
     FinishedPass,
-    CapturedLayers,
     Model,
     ObservingRunner,
     StudyContext,
