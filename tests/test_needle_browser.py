@@ -10,7 +10,7 @@ from headscope.report.explorer_blocks import Passage, Token
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from probes.needle import findings
-from probes.needle.browser import trials
+from probes.needle.browser import trials_page
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def seen(run: Run, model: str = "yarn", **asked: str) -> PageContent:
-    return trials(assembly.render_context(run, model), asked)
+    return trials_page(assembly.render_context(run, model), asked)
 
 
 def tables(content: PageContent, heading: str) -> list[Passage]:
