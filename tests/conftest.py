@@ -1,4 +1,4 @@
-"""What the tests share: the real checkpoint, a real text, a browser, and what holds for all. None needs the network."""
+"""Shared fixtures: the real checkpoint, a real text, a browser, the command line. No test needs the network."""
 
 import os
 
@@ -8,8 +8,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores shar
 
 import logging
 import shutil
-from collections.abc import Iterator
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -19,11 +22,15 @@ from playwright.sync_api import Browser, sync_playwright
 from torch import Tensor
 
 import headscope
-from headscope import plugins
+from headscope import cli, plugins
 from headscope.positions.model import Model
 from headscope.prompts import texts
+from headscope.study.config import EngineOptions
+from headscope.study.ray_cluster import connect_to_ray
 
 transformers.logging.disable_progress_bar()
+# A shell ignores SIGINT in the background jobs it starts, and children inherit that: Ctrl-C tests need the default.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Every run tries the same examples and times none of them; `--hypothesis-profile=explore` tries new ones.
 untimed = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
@@ -34,39 +41,75 @@ hypothesis.settings.load_profile("repeat")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """One thread a process, since as many processes as cores share the tests. Fixtures as well."""
+    """Use one thread per process, in fixtures too: as many processes as cores share the tests."""
     torch.set_num_threads(1)
 
 
-class Complaints(logging.Handler):
-    """Keeps what headscope says of broken probes."""
+class WarningRecorder(logging.Handler):
+    """Records headscope's warnings."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.heard.append(record.getMessage().removeprefix("headscope: "))
+        self.messages.append(record.getMessage().removeprefix("headscope: "))
 
 
-complaints = Complaints()
-logging.getLogger("headscope").addHandler(complaints)
+warnings_recorded = WarningRecorder()
+logging.getLogger("headscope").addHandler(warnings_recorded)
 
 
 @pytest.fixture(autouse=True)
-def no_probe_of_ours_is_broken() -> Iterator[None]:
-    """A part of a probe that fails is told of and left out, once a process: here it fails the test, and each anew."""
+def no_shipped_probe_fails() -> Iterator[None]:
+    """Fail the test if a part of a shipped probe failed: headscope itself only warns and omits that part."""
     yield
-    told = {*plugins.reported_problems(), *complaints.heard}  # to fixtures of wider scope, too
+    messages = {*plugins.reported_problems(), *warnings_recorded.messages}  # of fixtures of wider scope, too
     plugins._reported.clear()
-    complaints.heard.clear()
-    ours = tuple(f"probe '{entry.name}': " for entry in entry_points(group=plugins.GROUP))
-    assert not {line for line in told if line.startswith(ours)}
+    warnings_recorded.messages.clear()
+    shipped = tuple(f"probe '{entry.name}': " for entry in entry_points(group=plugins.GROUP))
+    assert not {message for message in messages if message.startswith(shipped)}
+
+
+@pytest.fixture(name="headscope")
+def headscope_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run the command in this process: (exit code, standard output, standard error)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def refused(headscope: Callable[..., tuple[int, str, str]], tmp_path: Path) -> Callable[..., str]:
+    """Run a command that must fail: one line on standard error, the exit code, nothing written. Returns the line."""
+
+    def run(code: int, *arguments: object, out: Path | None = None) -> str:
+        out = out or tmp_path / "runs"
+        exit_code, _, err = headscope(*arguments, "--out", out)
+        lines = [line for line in err.splitlines() if not line[:4].strip().endswith("%")]
+        assert exit_code == code, err
+        assert len(lines) == 1, err
+        assert lines[0].startswith("headscope: ")
+        assert not out.is_dir() or not list(out.iterdir()), "something was left behind"
+        return lines[0]
+
+    return run
 
 
 @pytest.fixture(scope="session")
 def smollm2() -> Model:
-    """The real SmolLM2-135M-Instruct in float32. Shared by the whole session: leave it as you found it."""
+    """The real SmolLM2-135M-Instruct in float32. Shared by the whole session: restore every change."""
     return headscope.load("smollm2-135m", device="cpu")
 
 
@@ -80,12 +123,22 @@ def tokens(smollm2: Model) -> Tensor:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """Debian's Chromium, without a window."""
-    found = shutil.which("chromium")
-    if found is None:
+    path = shutil.which("chromium")
+    if path is None:
         pytest.fail("no chromium on this machine: apt-get install -y --no-install-recommends chromium")
     quiet = ["--disable-background-networking", "--disable-component-update", "--no-first-run"]
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", *quiet]
-        browser = playwright.chromium.launch(executable_path=found, args=arguments)
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """A local Ray shared by the tests of one file; yields its address."""
+    import ray
+
+    with connect_to_ray(EngineOptions(name="ray", workers=2), "cpu"):
+        assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}
+        yield ray.get_runtime_context().gcs_address

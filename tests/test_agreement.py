@@ -3,9 +3,9 @@
 import sys
 from typing import Any
 
-import families
 import pytest
 import torch
+from support import families
 from transformers import PreTrainedModel
 
 import headscope as hs

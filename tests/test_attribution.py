@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import families
 import numpy as np
 import pytest
 import torch
-from naive_writes import expected
-from test_study import save_checkpoint, save_texts
+from support import families
+from support.naive_attribution import expected
+from support.tiny_studies import save_checkpoint, save_texts
 from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.tools.analysis import direct_logit_attribution

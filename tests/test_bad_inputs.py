@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import families
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_cli import headscope, refused  # noqa: F401 (fixtures)
-from test_study import save_checkpoint, save_texts, tokenizer
+from support import families
+from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from transformers import AutoModelForCausalLM
 
 import headscope as hs
@@ -692,13 +691,13 @@ def filled(argument: object, place: Path, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(("code", "told", "arguments"), TABLE)
-def test_a_bad_input_is_one_line_and_leaves_nothing(code, told, arguments, place, refused, tmp_path):  # noqa: F811
+def test_a_bad_input_is_one_line_and_leaves_nothing(code, told, arguments, place, refused, tmp_path):
     line = refused(code, *(filled(argument, place, tmp_path) for argument in arguments))
     assert told.replace("{place}", str(place)) in line
 
 
 @pytest.mark.parametrize(("code", "told", "arguments"), OTHERS)
-def test_a_bad_input_of_what_writes_no_run_is_one_line(code, told, arguments, place, headscope, tmp_path):  # noqa: F811
+def test_a_bad_input_of_what_writes_no_run_is_one_line(code, told, arguments, place, headscope, tmp_path):
     got, _, err = headscope(*(filled(argument, place, tmp_path) for argument in arguments))
     assert got == code, err
     assert err.startswith("headscope: ")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_study import save_checkpoint
+from support.tiny_studies import save_checkpoint
 from torch import Tensor
 from typer.testing import CliRunner
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import families
 import pytest
 import torch
+from support import families
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import families
 import pytest
-import reference
 import torch
+from support import eager_reference, families
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache, StaticCache
 from transformers.masking_utils import create_bidirectional_mask
@@ -51,7 +50,7 @@ def hear(model: Model, ids: Tensor, **options: Any) -> tuple[Tensor, list[Attent
 
 
 def check_records(
-    heard: list[AttentionRecord], expected: list[reference.Layer], windows: tuple[int | None, ...]
+    heard: list[AttentionRecord], expected: list[eager_reference.Layer], windows: tuple[int | None, ...]
 ) -> None:
     """Every field of the records, against the formulas applied to what eager attention received."""
     assert [each.layer for each in heard] == list(range(len(expected)))
@@ -60,8 +59,8 @@ def check_records(
         assert found.scaling == pytest.approx(layer.scaling, rel=1e-12)
         for name in ("q", "k", "v"):
             assert difference(getattr(found, name), getattr(layer, name)) <= 1e-4, name
-        logits = reference.logits(layer.q, layer.k, layer.scaling, window, found.chunk, layer.cap)
-        logits = reference.with_sink(logits, layer.sink)
+        logits = eager_reference.logits(layer.q, layer.k, layer.scaling, window, found.chunk, layer.cap)
+        logits = eager_reference.with_sink(logits, layer.sink)
         assert difference(found.lse.double(), logits.logsumexp(-1)) <= 1e-4
         values = layer.v.repeat_interleave(len(layer.q) // len(layer.v), 0).double()
         assert difference(found.z.double(), logits.softmax(-1)[..., : len(values[0])] @ values) <= 1e-4
@@ -72,7 +71,7 @@ def check_records(
 @EVERY
 def test_what_is_heard_is_what_eager_attention_computes(family: str) -> None:
     model = tiny(family)
-    expected, layers = reference.eager_qk(model.module, IDS[:1])
+    expected, layers = eager_reference.eager_qk(model.module, IDS[:1])
     logits, heard = hear(model, IDS[:1], use_cache=False)
     assert difference(logits, expected) <= 1e-4
     check_records(heard, layers, SPECS[family].windows)
@@ -81,13 +80,13 @@ def test_what_is_heard_is_what_eager_attention_computes(family: str) -> None:
 @pytest.mark.model
 def test_what_is_heard_of_the_real_checkpoint_is_what_eager_attention_computes(smollm2: Model, tokens: Tensor) -> None:
     ids = tokens[:, :256]
-    expected, layers = reference.eager_qk(smollm2.module, ids)
+    expected, layers = eager_reference.eager_qk(smollm2.module, ids)
     logits, heard = hear(smollm2, ids, use_cache=False)
     assert difference(logits, expected) <= 1e-3  # of logits up to 30, through 30 layers
     for found, layer in zip(heard, layers, strict=True):
         assert difference(found.q, layer.q) <= 1e-3
         assert difference(found.k, layer.k) <= 1e-3
-        lse = reference.logits(layer.q, layer.k, layer.scaling).logsumexp(-1)
+        lse = eager_reference.logits(layer.q, layer.k, layer.scaling).logsumexp(-1)
         assert difference(found.lse.double(), lse) <= 1e-3
 
 
@@ -259,7 +258,7 @@ def test_a_window_that_only_the_mask_knows_is_kept() -> None:
     )
     model = load(module)
     assert model.geometry.windows == (families.WINDOW,) * families.LAYERS
-    expected, layers = reference.eager_qk(module, IDS[:1])
+    expected, layers = eager_reference.eager_qk(module, IDS[:1])
     logits, heard = hear(model, IDS[:1], use_cache=False)
     assert difference(logits, expected) <= 1e-4
     check_records(heard, layers, model.geometry.windows)
@@ -378,7 +377,7 @@ def test_leaving_restores_the_model_bit_for_bit_even_by_an_exception(family: str
 
 
 def causal(queries: int, keys: int, window: int | None) -> Tensor:
-    return reference.visible(keys, window)[keys - queries :]
+    return eager_reference.visible(keys, window)[keys - queries :]
 
 
 @pytest.mark.parametrize("fused", [kernel.fused_attention, kernel._fused_attention_non_cpu])
@@ -416,7 +415,7 @@ def test_every_rule_of_attention_is_exact_and_so_are_its_gradients(
     exact = [t.detach().double().requires_grad_() for t in given]
     logits = 0.5 * exact[0] @ exact[1].repeat_interleave(2, 1).mT
     logits = bound["cap"] * torch.tanh(logits / bound["cap"]) if "cap" in bound else logits
-    seen = reference.visible(600, reach.get("window"), reach.get("chunk"))[600 - queries :]
+    seen = eager_reference.visible(600, reach.get("window"), reach.get("chunk"))[600 - queries :]
     logits = logits.masked_fill(~seen, -torch.inf)
     if "sink" in bound:
         logits = torch.cat((logits, bound["sink"].double()[None, :, None, None].expand(2, -1, queries, 1)), -1)
@@ -434,7 +433,7 @@ def test_a_sink_in_bfloat16_is_as_exact_as_the_keys() -> None:
     sink = torch.tensor([0.0, 2.5, -3.0, 7.0])
     _, lse = kernel.attend(q, k, v, None, kernel.AttentionRule(0.0883883, sink=sink.bfloat16()), 0.0, True)
     assert lse is not None
-    logits = reference.with_sink(reference.logits(q[0], k[0], 0.0883883), sink)
+    logits = eager_reference.with_sink(eager_reference.logits(q[0], k[0], 0.0883883), sink)
     assert difference(lse[0].double(), logits.logsumexp(-1)) <= 1e-3
 
 

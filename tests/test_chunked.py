@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-import families
 import numpy as np
 import pytest
-import reference
 import torch
+from support import eager_reference, families
 from torch import Tensor
 
 import headscope as hs
@@ -158,11 +157,11 @@ def test_many_queries_on_cached_keys_attend_as_eager_ones_do(sink: Tensor | None
     """More of them than a block has rows: over cached keys and their own apart, then both by weight."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, heads, 700, 16, generator=generator) for heads in (4, 2, 2))
-    alpha = reference.weights(q[0], k[0], 0.3, sink=sink)[:, 400:]
+    alpha = eager_reference.weights(q[0], k[0], 0.3, sink=sink)[:, 400:]
     with torch.no_grad():
         out, lse = kernel.attend(q[:, :, 400:], k, v, None, kernel.AttentionRule(0.3, sink=sink), 0.0, True)
     torch.testing.assert_close(out[0], (alpha @ v[0].double().repeat_interleave(2, 0)).float(), rtol=1e-5, atol=1e-6)
-    expected = reference.with_sink(reference.logits(q[0], k[0], 0.3), sink).logsumexp(-1)[:, 400:]
+    expected = eager_reference.with_sink(eager_reference.logits(q[0], k[0], 0.3), sink).logsumexp(-1)[:, 400:]
     assert lse is not None
     torch.testing.assert_close(lse[0], expected.float(), rtol=1e-6, atol=1e-5)
 

@@ -12,8 +12,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import families
 import pytest
+from support import families
 from transformers import BertConfig, BertForMaskedLM
 
 import headscope as hs
@@ -21,40 +21,6 @@ from headscope.cli import app as cli
 from headscope.models import loading
 from headscope.positions import AdaRoPE, resolve
 from headscope.runs.synthetic import synthetic_run
-
-
-@pytest.fixture
-def headscope(monkeypatch, capsys):
-    """Run the command in this process: (exit code, standard output, standard error)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
-@pytest.fixture
-def refused(headscope, tmp_path):
-    """Run a command that must fail: one line on standard error, the exit code, nothing written. Returns the line."""
-
-    def run(code, *arguments, out=None):
-        out = out or tmp_path / "runs"
-        got, _, err = headscope(*arguments, "--out", out)
-        lines = [line for line in err.splitlines() if not line[:4].strip().endswith("%")]
-        assert got == code, err
-        assert len(lines) == 1, err
-        assert lines[0].startswith("headscope: ")
-        assert not out.is_dir() or not list(out.iterdir()), "something was left behind"
-        return lines[0]
-
-    return run
 
 
 def test_threads_sleep_soon_unless_the_user_says_how_they_wait(headscope, monkeypatch):

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import families
 import pytest
-import reference
 import torch
+from support import eager_reference, families
+from support.simulated_cuda import pretending
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import masking_utils
-from without_a_card import pretending
 
 from headscope.attention import cuda, kernel
 from headscope.attention.kernel import AttentionRule
@@ -228,7 +227,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, logits_mask: Tensor
 def below(q: Tensor, k: Tensor, window: int | None, axis: int) -> Tensor:
     """The mask of queries that are the last of the keys."""
     keys = k.shape[axis]
-    seen = reference.visible(keys, window)[keys - q.shape[axis] :]
+    seen = eager_reference.visible(keys, window)[keys - q.shape[axis] :]
     return torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, -torch.inf)
 
 
@@ -311,7 +310,7 @@ def test_what_comes_of_the_kernels_is_attention_under_the_rule_and_so_are_gradie
     assert lse is not None
     logits = rule.scaling * q.double() @ k.double().repeat_interleave(2, 1).mT
     logits = logits if rule.cap is None else rule.cap * torch.tanh(logits / rule.cap)
-    seen = reference.visible(k.shape[2], rule.window, rule.chunk)[k.shape[2] - q.shape[2] :]
+    seen = eager_reference.visible(k.shape[2], rule.window, rule.chunk)[k.shape[2] - q.shape[2] :]
     logits = logits.masked_fill(~seen, -torch.inf)
     if rule.sink is not None:
         logits = torch.cat((logits, rule.sink.double()[None, :, None, None].expand(2, -1, q.shape[2], 1)), -1)

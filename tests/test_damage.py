@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import test_store as store
+from support import small_runs
 
 from dashboards.app import create_app
 from dashboards.layout import empty_page, resolve_url
@@ -294,7 +294,7 @@ def test_what_looks_like_an_unfinished_run_and_is_none_does_not_matter(tmp_path:
 
 
 def test_every_flipped_bit_of_a_finished_cell_is_noticed_before_a_run_goes_on(tmp_path: Path) -> None:
-    partial = store.interrupted(tmp_path / "runs")
+    partial = small_runs.interrupted(tmp_path / "runs")
     chance = random.Random(0)
     files = sorted(file for file in (partial / "cells").rglob("*") if file.is_file())
     assert {file.name for file in files} == {"nll.parquet", "distance.parquet", "digests.json"}
@@ -306,24 +306,24 @@ def test_every_flipped_bit_of_a_finished_cell_is_noticed_before_a_run_goes_on(tm
         if file.suffix == ".json" and json_of(file) == json_of(good):
             continue  # a bit of white space
         with pytest.raises(BadRun, match=r"\. Delete .* and add --resume to measure it again") as refusal:
-            store.study(tmp_path / "runs", resume=True)
+            small_runs.study(tmp_path / "runs", resume=True)
         assert str(file.parent) in str(refusal.value)
         assert "\n" not in str(refusal.value)
         file.write_bytes(good)
-    assert store.contents(store.study(tmp_path / "runs", resume=True)) == store.contents(
-        store.study(tmp_path / "whole")
+    assert small_runs.contents(small_runs.study(tmp_path / "runs", resume=True)) == small_runs.contents(
+        small_runs.study(tmp_path / "whole")
     )
 
 
 def test_a_damaged_draft_is_told_before_anything_is_measured(tmp_path: Path) -> None:
-    draft = store.interrupted(tmp_path) / "run.json"
+    draft = small_runs.interrupted(tmp_path) / "run.json"
     good = draft.read_text()
     for spoilt in ("{", "[]", good.replace("tiny", "tinx"), good.replace('"started": "', '"started": "x')):
         draft.write_text(spoilt)
         with pytest.raises(BadRun, match=r"run\.json .*\. Delete .* to start again"):
-            RunWriter.open(tmp_path, "test", store.CONFIG, resume=True)
+            RunWriter.open(tmp_path, "test", small_runs.CONFIG, resume=True)
     draft.write_text(good)
-    assert store.study(tmp_path, resume=True).models == ["base"]
+    assert small_runs.study(tmp_path, resume=True).models == ["base"]
 
 
 # A name that is no text

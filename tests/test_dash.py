@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from dash import dcc, html
-from foreign_probe import BROKEN, LATE, PROBE
+from support.example_probes import BROKEN, LATE, PROBE
 
 from dashboards import export
 from dashboards.app import create_app
@@ -652,7 +652,7 @@ def test_a_probe_of_another_package_gets_a_page_and_appears_on_others(install: C
 
 
 def test_a_probe_may_have_its_own_page_or_none(install: Callable[..., None], fresh: None):
-    install(replace(PROBE, page="foreign_probe:page"))
+    install(replace(PROBE, page="support.example_probes:page"))
     content = resolve_url("/foreign", {"model": "yarn"})[3]
     assert (content.title, content.introduction, [*content.sections]) == ("My own page", "yarn", [""])
     install(replace(PROBE, tab=None))
@@ -668,7 +668,7 @@ def test_a_broken_probe_breaks_only_its_own_page(install: Callable[..., None], f
     paths = ("/", "/heads", "/head", "/compare", "/retrieval", "/checkpoints", "/runs")  # one of each kind
     before = {path: chart_titles(path) for path in paths}
     (run.path / "run.json").touch()  # so that it is not cached
-    install(BROKEN, LATE, replace(PROBE, name="torn", tab="Torn", page="foreign_probe:failing"))
+    install(BROKEN, LATE, replace(PROBE, name="torn", tab="Torn", page="support.example_probes:failing"))
     with pytest.raises(BrokenProbe, match="'broken': part 'charts'"):
         resolve_url("/broken-matters", {})
     assert list(resolve_url("/foreign", {})[3].sections) == ["", "At home"]

@@ -18,8 +18,8 @@ import yaml
 from axe_playwright_python.sync_playwright import Axe
 from flask import Flask
 from playwright.sync_api import Browser, Page, expect
+from support.full_run import whole_run
 from werkzeug.serving import make_server
-from whole_run import whole_run
 
 from dashboards.app import create_app
 from dashboards.layout import all_pages

@@ -3,15 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import families
 import numpy as np
 import pandas as pd
 import pytest
-import reference
 import torch
-from measure_laws import geometry_of, heard
-from test_patterns import explicit
-from test_study import save_checkpoint, tokenizer
+from support import eager_reference, families
+from support.measure_laws import geometry_of, heard
+from support.tiny_studies import save_checkpoint, tokenizer
 from tokenizers import Tokenizer, decoders, models, processors
 from torch import Tensor
 from transformer_lens import head_detector
@@ -126,18 +124,18 @@ def test_scores_of_every_family_equal_those_of_eager_weights(family: str) -> Non
     model = headscope.load(families.MEASURABLE[family](), device="cpu")
     ids, opening = repeated_random_tokens(tokenizer(), PERIOD, (0,))
     columns = detector_scores(model, torch.from_numpy(ids), opening, PERIOD)
-    _, layers = reference.eager_qk(model.module, torch.from_numpy(ids)[None])
+    _, layers = eager_reference.eager_qk(model.module, torch.from_numpy(ids)[None])
     for layer, record in enumerate(layers):
         window = model.geometry.windows[layer]
-        alpha = reference.weights(record.q, record.k, record.scaling, window)
-        visible = reference.visible(len(ids), window)
+        alpha = eager_reference.weights(record.q, record.k, record.scaling, window)
+        visible = eager_reference.visible(len(ids), window)
         assert assert_eager(columns, layer, alpha, opening, PERIOD, visible) <= 1e-5
 
 
 @pytest.mark.parametrize("extra", [{"cap": 2.0}, {"chunk": 27}, {"sink": torch.tensor([1.0, -1.0])}])
 def test_scores_respect_soft_caps_chunks_and_sinks(extra: Any) -> None:
     q, k = torch.randn(2, 2 * PERIOD + 1, 8), torch.randn(1, 2 * PERIOD + 1, 8)
-    alpha, visible, lse = explicit(q, k, **extra)
+    alpha, visible, lse = eager_reference.explicit_weights(q, k, **extra)
     detectors = DetectorScores(geometry_of(2, 1, windows=(None,)), 1, PERIOD)
     detectors.update(AttentionRecord(0, 0, q, k, torch.zeros_like(k), torch.zeros_like(q), lse, 0.7, None, **extra))
     assert assert_eager(detectors.compute(), 0, alpha, 1, PERIOD, visible) <= 1e-5
@@ -158,10 +156,10 @@ def test_scores_of_smollm2_equal_those_of_eager_weights(smollm2: Model) -> None:
     ids, opening = repeated_random_tokens(smollm2.tokenizer, 256, (0,))
     assert (len(ids), opening) == (512, 0)
     columns = detector_scores(smollm2, torch.from_numpy(ids), opening, 256)
-    _, layers = reference.eager_qk(smollm2.module, torch.from_numpy(ids)[None])
-    visible = reference.visible(512)
+    _, layers = eager_reference.eager_qk(smollm2.module, torch.from_numpy(ids)[None])
+    visible = eager_reference.visible(512)
     errors = [
-        assert_eager(columns, layer, reference.weights(record.q, record.k, record.scaling), 0, 256, visible)
+        assert_eager(columns, layer, eager_reference.weights(record.q, record.k, record.scaling), 0, 256, visible)
         for layer, record in enumerate(layers)
     ]
     assert max(errors) <= 1e-5

@@ -11,11 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from adapters import noisy
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.tasks import manager
-from test_cli import headscope, refused  # noqa: F401 (fixtures)
-from test_study import save_checkpoint
+from support.adapters import noisy
+from support.tiny_studies import save_checkpoint
 
 from headscope.errors import BadInput, Interrupted, Missing
 from headscope.models import loading
@@ -291,7 +290,7 @@ def test_bad_input_is_refused_in_one_line(
     code: int,
     message: str,
     arguments: Any,
-    refused: Any,  # noqa: F811
+    refused: Any,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -323,7 +322,7 @@ def test_a_missing_package_is_named() -> None:
     assert isinstance(harness._task_error("x", ConnectionError("offline")), Missing)
 
 
-def test_json_is_the_only_output(headscope: Any, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_json_is_the_only_output(headscope: Any, folder: Path, tmp_path: Path) -> None:
     flags = ("--model", f"x={folder}/tiny", "--tasks", f"{folder}/colours.yaml", "--device", "cpu", "--length", 128)
     code, out, _ = headscope("evaluate", *flags, "--json", "--out", tmp_path)
     assert code == 0

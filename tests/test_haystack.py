@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers_of_all_kinds import KINDS, play, tokenizer
+from support.tokenizers import KINDS, play, tokenizer
 
 from headscope.errors import BadInput, Missing
 from headscope.models import loading

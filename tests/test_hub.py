@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_stand_in import Hub
-from test_signals import SERVER, Server
-from test_study import content, save_checkpoint, save_texts
+from support.command_server import SERVER, Server
+from support.hub_server import Hub
+from support.tiny_studies import content, save_checkpoint, save_texts
 
 import headscope as hs
 from headscope.errors import BadInput

@@ -1,17 +1,13 @@
 """Who may import whom: the bans that carry the design, and the order of the house."""
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.source_tree import PACKAGES, ROOT, files, imports, roots
 
 from headscope import plugins
-
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("headscope", "probes", "dashboards")
 
 BELOW: dict[str, set[str]] = {
     "errors": set(),
@@ -61,40 +57,6 @@ WITHOUT_TORCH = (
 """Folders and files of headscope that must not load torch; neither must `dashboards` nor most parts of a probe."""
 MAY_RUN_MODELS = ("runner", "bench")
 """Parts of a probe that may import torch."""
-
-
-def files(*places: str) -> list[Path]:
-    found = []
-    for place in places:
-        path = ROOT / place
-        inside = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
-        assert all(file.is_file() for file in inside), place
-        assert inside, place
-        found += inside
-    return found
-
-
-def imports(file: Path) -> Iterator[str]:
-    """Every module that the file imports anywhere, dotted; names imported from a package count as modules of it."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if id(node) in typing_only:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file} has a relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def roots(file: Path) -> set[str]:
-    return {name.partition(".")[0] for name in imports(file)}
 
 
 def rooms(file: Path) -> set[str]:

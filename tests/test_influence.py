@@ -5,12 +5,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import families
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from adapters import noisy
+from support import families
+from support.adapters import noisy
 from torch import Tensor
 
 import headscope as hs

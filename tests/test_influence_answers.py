@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import edited
-import families
-import naive_needle
 import pandas as pd
 import pytest
 import torch
-from adapters import noisy
-from test_study import StopsAfter, content, save_checkpoint, save_texts
+from support import edited_attention, families, naive_needle
+from support.adapters import noisy
+from support.tiny_studies import StopsAfter, content, save_checkpoint, save_texts
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted
@@ -41,12 +39,14 @@ def test_only_the_answers_tokens_count(family: str, asked: None) -> None:
     model, shape = hs.load(families.SPECS[family].build()), families.SPECS[family]
     options: dict[str, Any] = {"components": ["pairs-zero:1-2"], "method": "exact", "objectives": ["answer"]}
     rows = head_influence(model, docs=1, length=PROMPT, **options).set_index(["layer", "head"])
-    plain = edited.losses(model, IDS, {})[-ANSWER:].mean().item()
+    plain = edited_attention.losses(model, IDS, {})[-ANSWER:].mean().item()
     assert rows["nll_before"].to_numpy() == pytest.approx(plain, abs=1e-5)
     if shape.rotary_dims >= 6:
-        edit = edited.zero(shape, 1, 2)
+        edit = edited_attention.zero(shape, 1, 2)
         for layer, head in ((0, 0), (1, 3), (3, 2)):
-            changed = edited.losses(model, IDS, {layer: (slice(head, head + 1), edit)})[-ANSWER:].mean().item()
+            changed = (
+                edited_attention.losses(model, IDS, {layer: (slice(head, head + 1), edit)})[-ANSWER:].mean().item()
+            )
             assert rows.loc[(layer, head), "delta_nll"] == pytest.approx(changed - plain, abs=1e-5)
 
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import families
 import numpy as np
 import pytest
 import torch
 import yaml
 from playwright.sync_api import Browser
+from support import families
 from werkzeug.serving import make_server
 
 import headscope as hs

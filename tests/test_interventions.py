@@ -1,13 +1,14 @@
 """Resets and ablations in the seam equal brute force: the model rebuilt, or its tensors cut by hand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
-import families
 import pytest
 import torch
-from adapters import noisy, rebuilt
+from support import families
+from support.adapters import noisy, rebuilt
+from support.replayed_losses import IDS, brute, replayed
 from torch import Tensor, nn
 
 import headscope as hs
@@ -15,7 +16,6 @@ from headscope.attention import backend
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import (
     ABLATIONS,
-    Intervention,
     PositionReset,
     Unit,
     head_units,
@@ -23,36 +23,11 @@ from headscope.forward.interventions import (
     layer_output_edit,
     qkv_intervention,
 )
-from headscope.forward.replay import Replay
 from headscope.positions import AdaRoPE, attached, resolve
 from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed, Schedule
 
 COMPONENTS = ("freq", "scale", "joint")
-IDS = torch.randint(3, families.VOCAB, (1, 48), generator=torch.Generator().manual_seed(0))
-
-
-def brute(model: Model, schedule: Schedule, ids: Tensor = IDS) -> float:
-    """Mean loss of the whole model, float64, by plain means."""
-    with attached(model, schedule), torch.no_grad():
-        logits = model.module(ids, use_cache=False).logits[0, :-1]
-    return nn.functional.cross_entropy(logits.double(), ids[0, 1:]).item()
-
-
-def replayed(
-    model: Model, schedule: Any, each: Sequence[tuple[Intervention, Sequence[Unit]]], ids: Tensor = IDS
-) -> list[float]:
-    """Mean loss with each intervention on its units; the last is that of nothing changed."""
-    replay = Replay(model, schedule, ids, memory_bytes=1e9)
-    with replay.running():
-        replay.record_streams()
-        losses = []
-        for intervention, units in [*each, (ABLATIONS["zero"], [])]:
-            layers = {unit.layer for unit in units}
-            by_layer = {layer: [unit for unit in units if unit.layer == layer] for layer in layers}
-            changes = {layer: layer_output_edit(intervention, at, model.geometry) for layer, at in by_layer.items()}
-            losses.append(replay.losses(changes).double().mean().item())
-        return losses
 
 
 @pytest.fixture(scope="module", params=families.MEASURABLE)

@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import edited
-import families
 import numpy as np
 import pytest
 import torch
-from adapters import noisy
-from test_interventions import IDS, brute, replayed
-from test_study import content, save_checkpoint, save_texts
+from support import edited_attention, families
+from support.adapters import noisy
+from support.replayed_losses import IDS, brute, replayed
+from support.tiny_studies import content, save_checkpoint, save_texts
 from torch import Tensor
 
 import headscope as hs
@@ -49,14 +48,14 @@ def test_one_unit_without_some_pairs_is_an_eager_attention_without_them(family: 
         names = f"pairs-zero:{first}-{last}", f"pairs-unrotated:{first}-{last}"
         knocks = knocked_out(model, *names)
         for unit in units:
-            theta = edited.frequencies(model.module, unit.layer)
-            by_hand = edited.zero(shape, first, last), edited.still(shape, first, last, theta)
+            theta = edited_attention.frequencies(model.module, unit.layer)
+            by_hand = edited_attention.zero(shape, first, last), edited_attention.still(shape, first, last, theta)
             for name, edit in zip(names, by_hand, strict=True):
                 made.append((knocks[name], [unit]))
                 edits.append({unit.layer: (unit.head_slice(model.geometry), edit)})
     *losses, plain = replayed(model, resolve(model, "base"), made)
-    assert plain == pytest.approx(edited.losses(model, IDS, {}).mean().item(), abs=1e-5)
-    expected = [edited.losses(model, IDS, edit).mean().item() for edit in edits]
+    assert plain == pytest.approx(edited_attention.losses(model, IDS, {}).mean().item(), abs=1e-5)
+    expected = [edited_attention.losses(model, IDS, edit).mean().item() for edit in edits]
     assert losses == pytest.approx(expected, abs=1e-5)
     assert min(abs(loss - plain) for loss in losses) > 1e-5, "each is felt"
 
@@ -75,7 +74,7 @@ def test_every_unit_with_pairs_held_still_is_the_model_that_does_not_turn_by_the
     for name, buffer in module.named_buffers():
         if name.endswith("inv_freq"):
             buffer[1:] = 0
-    unturned = edited.losses(hs.load(module), IDS, {}).mean().item()
+    unturned = edited_attention.losses(hs.load(module), IDS, {}).mean().item()
     assert found == pytest.approx(unturned, abs=1e-5)
     assert whole == pytest.approx(found, abs=1e-5)
 
@@ -108,12 +107,12 @@ def test_pairs_of_the_real_model_are_knocked_out_as_by_an_edited_eager_attention
             group.layer: layer_output_edit(knocks["pairs-unrotated:0-15"], [group], geometry),
         }
         found = replay.losses(both).double()
-    theta = edited.frequencies(smollm2.module, group.layer)
+    theta = edited_attention.frequencies(smollm2.module, group.layer)
     by_hand = {
-        head.layer: (head.head_slice(geometry), edited.zero(shape, 20, 31)),
-        group.layer: (group.head_slice(geometry), edited.still(shape, 0, 15, theta)),
+        head.layer: (head.head_slice(geometry), edited_attention.zero(shape, 20, 31)),
+        group.layer: (group.head_slice(geometry), edited_attention.still(shape, 0, 15, theta)),
     }
-    expected = edited.losses(smollm2, ids, by_hand)
+    expected = edited_attention.losses(smollm2, ids, by_hand)
     assert found.mean().item() == pytest.approx(expected.mean().item(), abs=1e-5)
     assert (found - expected).abs().max() < 1e-3
 
@@ -216,9 +215,11 @@ def test_a_run_holds_every_head_by_band_and_all_heads_at_once(place: Path) -> No
     model = hs.load(str(place / "tiny"))
     document, _ = load_token_documents(plan["texts"]["source"], model.tokenizer, 2, 24)
     ids = torch.tensor([document.ids])
-    plain = edited.losses(model, ids, {}).mean()
+    plain = edited_attention.losses(model, ids, {}).mean()
     shape = families.SPECS["llama-gqa"]
-    everywhere = edited.losses(model, ids, {layer: (slice(None), edited.zero(shape, 2, 2)) for layer in range(4)})
+    everywhere = edited_attention.losses(
+        model, ids, {layer: (slice(None), edited_attention.zero(shape, 2, 2)) for layer in range(4)}
+    )
     row = sets[(sets["component"] == "pairs-zero:2-2") & (sets["doc"] == document.name)].iloc[0]
     assert row["delta_nll"] == pytest.approx((everywhere.mean() - plain).item(), abs=1e-5)
     assert row["nll_before"] == pytest.approx(plain.item(), abs=1e-5)

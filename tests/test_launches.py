@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from measure_laws import geometry_of
-from without_a_card import pretending
+from support.measure_laws import geometry_of
+from support.simulated_cuda import pretending
 
 from headscope.attention.record import AttentionRecord
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, RotaryPairs

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from families import OTHERS
-from test_study import save_checkpoint, save_texts, tokenizer
+from support.families import OTHERS
+from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from transformers import AutoModelForCausalLM
 
 import headscope as hs

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import families
 import pytest
-import reference
 import torch
+from support import eager_reference, families
 from transformers import AutoModel
 
 import headscope as hs
@@ -26,7 +25,7 @@ def test_the_loss_is_that_of_the_models_own_head(family: str) -> None:
     """Routers that a head wants to see, a decoder within the backbone, capped logits, a head without a prefix."""
     options = EXPERTS.get(family, {"word_embed_proj_dim": 64} if family == "opt" else None)
     module = families.OTHERS[family].build() if options is None else families.build(family, options)
-    expected = reference.nll_reference(module, IDS)
+    expected = eager_reference.nll_reference(module, IDS)
     found = measure_tokens(hs.load(module), IDS[0], ["nll"], None)["nll"]
     mean = (found["nll"] * found["tokens"]).sum() / found["tokens"].sum()
     assert mean == pytest.approx(expected.mean().item(), rel=1e-5)

@@ -4,11 +4,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import families
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, PrefixTuningConfig, get_peft_model
-from test_study import StopsAfter, content, save_checkpoint, save_texts
+from support import families
+from support.tiny_studies import StopsAfter, content, save_checkpoint, save_texts
 from transformers import AutoModelForCausalLM
 
 import headscope as hs

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from measure_laws import LAWS, LENGTH, Case, geometry_of, layers_of
+from support.measure_laws import LAWS, LENGTH, Case, geometry_of, layers_of
 
 from headscope.measures import AttentionRows, DistanceProfile, LossByPosition, RotaryPairs
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import families
 import numpy as np
 import pytest
-import reference
 import torch
-from measure_laws import geometry_of
+from support import eager_reference, families
+from support.measure_laws import geometry_of
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM
@@ -43,12 +42,12 @@ def of_layer(columns: dict[str, np.ndarray], layer: int) -> dict[str, np.ndarray
 
 
 def row_errors(
-    columns: dict[str, np.ndarray], layer: int, seen: reference.Layer, window: int | None
+    columns: dict[str, np.ndarray], layer: int, seen: eager_reference.Layer, window: int | None
 ) -> Iterator[float]:
     """Relative errors of one layer's attention table; absolute ones where a mean distance or ln ESS is below 1."""
     rows = of_layer(columns, layer)
-    alpha = reference.weights(seen.q, seen.k, seen.scaling, window)
-    expected = reference.binned(reference.row_statistics(alpha), window)
+    alpha = eager_reference.weights(seen.q, seen.k, seen.scaling, window)
+    expected = eager_reference.binned(eager_reference.row_statistics(alpha), window)
     assert sorted(set(rows["visible"].tolist())) == sorted(expected)
     for edge, values in expected.items():
         mask = rows["visible"] == edge
@@ -63,7 +62,7 @@ def row_errors(
 def pair_errors(
     columns: dict[str, np.ndarray],
     layer: int,
-    seen: reference.Layer,
+    seen: eager_reference.Layer,
     geometry: Geometry,
     names: Sequence[str],
     heads: Iterable[int] | None = None,
@@ -84,10 +83,10 @@ def pair_errors(
 def tiled_pair_statistics(
     q: Tensor, k: Tensor, scaling: float, geometry: Any, window: int | None, tile: int = 64
 ) -> dict[str, Tensor]:
-    """`reference.pair_statistics` [P] of one head, q and k [1, L, d]: the same L x L formula, `tile` rows at a time."""
-    pairs = reference.planes(q.shape[-1], 2 * geometry.pairs, geometry.rotary_layout)
+    """`pair_statistics` [P] of one head, q and k [1, L, d]: the same L x L formula, `tile` rows at a time."""
+    pairs = eager_reference.planes(q.shape[-1], 2 * geometry.pairs, geometry.rotary_layout)
     qf, kf = (t[0].double()[:, pairs].transpose(0, 1).contiguous() for t in (q, k))  # [P, L, 2]
-    seen = reference.visible(q.shape[1], window)
+    seen = eager_reference.visible(q.shape[1], window)
     total = {name: torch.zeros(len(pairs), dtype=torch.float64) for name in ("mean_abs", "mean_signed", "rms", "norms")}
     for start in range(0, q.shape[1], tile):
         rows, keys = slice(start, start + tile), slice(0, start + tile)
@@ -107,7 +106,7 @@ def test_the_tiled_reference_is_the_reference() -> None:
     q, k = torch.randn(1, 40, 8, generator=generator), torch.randn(1, 40, 8, generator=generator)
     geometry = geometry_of(1, 1, 8, 3, "interleaved")
     for window in (None, 9):
-        expected = reference.pair_statistics(q, k, -0.3, 6, "interleaved", window)
+        expected = eager_reference.pair_statistics(q, k, -0.3, 6, "interleaved", window)
         columns = tiled_pair_statistics(q, k, -0.3, geometry, window, tile=7)
         for name, values in expected.items():
             torch.testing.assert_close(columns[name], values[0], msg=name)
@@ -120,7 +119,7 @@ def test_the_tiled_reference_is_the_reference() -> None:
 def test_every_family_is_measured_as_its_eager_attention_is(family: str) -> None:
     model = tiny(family)
     columns = measure_tokens(model, IDS, ["attention", "pairs"], None)
-    _, layers = reference.eager_qk(model.module, IDS[None])
+    _, layers = eager_reference.eager_qk(model.module, IDS[None])
     for layer, seen in enumerate(layers):
         assert max(row_errors(columns["attention"], layer, seen, model.geometry.windows[layer])) <= EAGER
         names = ("mean_abs", "mean_signed", "rms", "norm_product")
@@ -135,7 +134,7 @@ def test_every_family_has_the_loss_of_its_full_logits(family: str) -> None:
 
 def assert_loss(model: Model, ids: Tensor) -> None:
     columns = measure_tokens(model, ids, ["nll"], None)["nll"]
-    losses = reference.nll_reference(model.module, ids[None]).numpy()
+    losses = eager_reference.nll_reference(model.module, ids[None]).numpy()
     starts = [0, *columns["position"][:-1]]
     for first, last, nll, tokens in zip(starts, columns["position"], columns["nll"], columns["tokens"], strict=True):
         assert tokens == last - first
@@ -189,8 +188,8 @@ def test_effective_base_of_plain_rope_is_the_base() -> None:
 
 
 @pytest.fixture(scope="module")
-def captured(smollm2: Model, tokens: Tensor) -> list[reference.Layer]:
-    return reference.eager_qk(smollm2.module, tokens[:, :LENGTH])[1]
+def captured(smollm2: Model, tokens: Tensor) -> list[eager_reference.Layer]:
+    return eager_reference.eager_qk(smollm2.module, tokens[:, :LENGTH])[1]
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +256,7 @@ def test_smollm2_rows_equal_the_patterns_of_transformer_lens(
     for layer in range(smollm2.geometry.layers):
         pattern = cache[f"blocks.{layer}.attn.hook_pattern"][0]
         rows = of_layer(columns, layer)
-        for edge, values in reference.binned(reference.row_statistics(pattern)).items():
+        for edge, values in eager_reference.binned(eager_reference.row_statistics(pattern)).items():
             ess2 = rows["ess2"][rows["visible"] == edge]
             errors.append(float(np.abs(ess2 / values["ess2"].numpy() - 1).max()))
     report("ESS against transformer-lens: largest relative error", max(errors))

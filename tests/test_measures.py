@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from measure_laws import geometry_of, heard, layers_of, random_heard, weights
+from support import eager_reference
+from support.measure_laws import geometry_of, heard, layers_of, random_heard, weights
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
@@ -99,7 +99,7 @@ properties = settings(max_examples=60, deadline=None)
 @given(layers())
 def test_streamed_rows_equal_eager_rows(drawn: tuple[Geometry, AttentionRecord]) -> None:
     _, layer = drawn
-    expected = reference.row_statistics(weights(layer))
+    expected = eager_reference.row_statistics(weights(layer))
     for name, found in all_rows(layer).items():
         torch.testing.assert_close(found, expected[name], rtol=EAGER, atol=NEAR_ZERO.get(name, 1e-6), msg=name)
 
@@ -206,7 +206,7 @@ def test_bins_hold_every_row_once_and_their_eager_means(drawn: tuple[Geometry, A
     measure.update(layer)
     columns = measure.compute()
     assert (columns["rows"].reshape(-1, geometry.heads).sum(0) == layer.q.shape[1]).all()
-    expected = reference.binned(reference.row_statistics(weights(layer)), layer.window, layer.chunk)
+    expected = eager_reference.binned(eager_reference.row_statistics(weights(layer)), layer.window, layer.chunk)
     assert sorted(set(columns["visible"].tolist())) == sorted(expected)
     for edge, values in expected.items():
         here = columns["visible"] == edge
@@ -257,7 +257,7 @@ def exact_pairs(geometry: Geometry, layer: AttentionRecord) -> dict[str, np.ndar
 def test_pair_statistics_equal_the_l_by_l_formula(drawn: tuple[Geometry, AttentionRecord]) -> None:
     geometry, layer = drawn
     rotary = (2 * geometry.pairs, geometry.rotary_layout)
-    expected = reference.pair_statistics(
+    expected = eager_reference.pair_statistics(
         layer.q, layer.k, layer.scaling, *rotary, layer.window, layer.chunk, geometry.rotary_start
     )
     found = exact_pairs(geometry, layer)
@@ -282,8 +282,8 @@ def test_pair_statistics_are_ordered(drawn: tuple[Geometry, AttentionRecord]) ->
 @given(layers())
 def test_signed_means_of_all_pairs_sum_to_the_mean_logit(drawn: tuple[Geometry, AttentionRecord]) -> None:
     geometry, layer = drawn
-    s = reference.logits(layer.q, layer.k, layer.scaling, layer.window, layer.chunk)  # before any cap
-    seen = reference.visible(layer.q.shape[1], layer.window, layer.chunk)
+    s = eager_reference.logits(layer.q, layer.k, layer.scaling, layer.window, layer.chunk)  # before any cap
+    seen = eager_reference.visible(layer.q.shape[1], layer.window, layer.chunk)
     found = exact_pairs(geometry, layer)
     error = found["mean_signed"].sum(-1) - s[:, seen].mean(-1).numpy()
     assert (np.abs(error) <= EAGER * found["rms"].sum(-1)).all()
@@ -404,12 +404,12 @@ def test_the_distance_profile_equals_eager_at_every_distance(drawn: tuple[Geomet
     assert sorted(set(columns["distance"].tolist())) == wanted
     size = exact_pairs(geometry, layer)["norm_product"].reshape(-1)
     rotary = (2 * geometry.pairs, geometry.rotary_layout)
-    c = reference.contributions(layer.q, layer.k, layer.scaling, *rotary, geometry.rotary_start)
-    seen = reference.visible(length, chunk=layer.chunk)
+    c = eager_reference.contributions(layer.q, layer.k, layer.scaling, *rotary, geometry.rotary_start)
+    seen = eager_reference.visible(length, chunk=layer.chunk)
     for distance in wanted:
         here = columns["distance"] == distance
         assert (columns["n"][here] == int((layer.visible_counts > distance).sum())).all()
-        # As `reference.distance_profile` has it, from contributions that are the same for all.
+        # As `eager_reference.distance_profile` has it, from contributions that are the same for all.
         expected = torch.stack([c[:, i, i - distance] for i in range(distance, length) if seen[i, i - distance]]).mean(
             0
         )
@@ -447,7 +447,7 @@ def test_distances_are_zero_and_log_spaced_below_the_length(length: int) -> None
 def test_planes_of_a_head_come_back_by_head(drawn: tuple[Geometry, AttentionRecord]) -> None:
     geometry, layer = drawn
     found = rotary_planes(layer.q, geometry)
-    pairs = reference.planes(geometry.head_dim, 2 * geometry.pairs, geometry.rotary_layout, geometry.rotary_start)
+    pairs = eager_reference.planes(geometry.head_dim, 2 * geometry.pairs, geometry.rotary_layout, geometry.rotary_start)
     for axis in range(2):
         for i in range(layer.q.shape[1]):
             expected = layer.q[:, i][:, [pair[axis] for pair in pairs]]

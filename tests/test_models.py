@@ -8,10 +8,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-import families
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from support import families
 
 import headscope
 from headscope.attention.geometry import Geometry

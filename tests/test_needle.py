@@ -1,25 +1,20 @@
 """Needle-in-a-Haystack: scores are those of the obvious way, a planted head is found, runs resume to the same bytes."""
 
 import copy
-import json
-import random
 from pathlib import Path
 from typing import Any
 
-import families
-import naive_needle
 import numpy as np
 import pytest
 import torch
-from test_prefixes import read_tokens
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from support import families, naive_needle
+from support.planted_needle import FACT, ask, fill, planted, read_tokens, words
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted
 from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.positions.model import Model
-from headscope.prompts.needles import LITERAL_NEEDLES, Needle
+from headscope.prompts.needles import LITERAL_NEEDLES
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
 from headscope.study.config import build_study
@@ -30,67 +25,10 @@ from probes.needle import run as needle
 from probes.needle.generation import rouge1_recall
 from probes.needle.run import NeedleRunner
 
-VOCAB = 128
-FACT = range(40, 46)
-"""Tokens w40 .. w45, which follow w39 in the needle and occur nowhere else."""
-
-
-def words() -> PreTrainedTokenizerFast:
-    """Words w3 .. w124 and three full stops, one token each."""
-    names = ["<unk>", "<s>", "</s>", *(f"w{n}" for n in range(3, 125)), "w5.", "w6.", "w7."]
-    made = Tokenizer(models.WordLevel({name: n for n, name in enumerate(names)}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
-
-
-def planted() -> Model:
-    """Two layers of four heads, without rotation, all zero but layer 0 head 2: from word n it attends to word n + 1
-    wherever that stands, and writes what it finds. Nothing else copies or speaks."""
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=2 * VOCAB, intermediate_size=8, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=VOCAB, tie_word_embeddings=False, eos_token_id=2,
-    )  # fmt: skip
-    module = LlamaForCausalLM(config).eval()
-    code = torch.eye(VOCAB)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if "norm" not in name:
-                parameter.zero_()
-        module.model.embed_tokens.weight[:, :VOCAB] = code
-        attention = module.model.layers[0].self_attn
-        mine = slice(2 * VOCAB, 3 * VOCAB)
-        attention.q_proj.weight[mine, :VOCAB] = code.roll(1, 0)  # word n asks for n + 1
-        attention.k_proj.weight[mine, :VOCAB] = code
-        attention.v_proj.weight[mine, :VOCAB] = code
-        attention.o_proj.weight[VOCAB:, mine] = code
-        module.lm_head.weight[:, VOCAB:] = code
-    return hs.load(module, tokenizer=words()).with_scheme("nope")
-
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     return fill(tmp_path)
-
-
-def fill(folder: Path) -> Path:
-    """Two haystacks of words w3 .. w30, and two needles whose facts are words of their own."""
-    (folder / "hay").mkdir()
-    for name in "ab":
-        chance = random.Random(name)
-        text = " ".join(chance.choice([*(f"w{n}" for n in range(8, 31)), "w5.", "w6."]) for _ in range(400))
-        (folder / "hay" / f"{name}.txt").write_text(text)
-    fact = " ".join(f"w{n}" for n in FACT)
-    needles = [Needle("one", "w31 w32", "w38 w39", fact), Needle("two", "w33", "w60 w61 w62", "w63 w64 w65 w66")]
-    (folder / "needles.jsonl").write_text("\n".join(json.dumps(vars(each)) for each in needles))
-    return folder
-
-
-def ask(place: Path, model: Any, out: str = "runs", **changes: Any) -> Run:
-    grid = {"lengths": [60, 200], "depths": 3, "file": str(place / "needles.jsonl"), "seeds": 2, **changes}
-    options = {name: grid.pop(name) for name in ("text", "resume") if name in grid}
-    return retrieval_scores(
-        model, options.pop("text", f"file:{place}/hay/*.txt"), out=place / out, quiet=True, **options, **grid
-    )
 
 
 def tiny() -> Model:

@@ -5,14 +5,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import families
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from naive_writes import expected
 from peft import LoraConfig, get_peft_model
-from test_needle import ask, contents, fill, planted, words
+from support import families
+from support.naive_attribution import expected
+from support.planted_needle import ask, fill, planted, words
+from test_needle import contents
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted, UnsupportedModel
@@ -180,7 +181,7 @@ def test_a_trial_is_stored_as_it_was_read_and_answered(found_by_planting: Run) -
 
 
 def test_a_character_that_is_split_over_tokens_comes_with_the_last_of_them() -> None:
-    from tokenizers_of_all_kinds import tokenizer
+    from support.tokenizers import tokenizer
 
     tokens = tokenizer("byte-level")
     ids = tokens("a\u05e9\u05dc\U0001f469 b", add_special_tokens=False)["input_ids"]

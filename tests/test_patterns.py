@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import families
 import numpy as np
 import pandas as pd
 import pytest
-import reference
 import torch
-from measure_laws import geometry_of, heard, random_heard
-from test_study import save_checkpoint, save_texts, tokenizer
+from support import eager_reference, families
+from support.measure_laws import geometry_of, heard, random_heard
+from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -85,20 +84,20 @@ def test_top_keys_of_every_family_equal_those_of_eager_weights(family: str) -> N
     model = headscope.load(families.MEASURABLE[family](), device="cpu")
     rows = torch.arange(len(IDS))
     reads = ByRow(collect_top_keys(model, IDS, rows, KEYS))
-    for layer, eager in enumerate(reference.eager_qk(model.module, IDS[None])[1]):
+    for layer, eager in enumerate(eager_reference.eager_qk(model.module, IDS[None])[1]):
         window = model.geometry.windows[layer]
-        alpha = reference.weights(eager.q, eager.k, eager.scaling, window)
-        assert assert_eager(reads, layer, alpha, reference.visible(len(IDS), window), rows) <= 1e-5
+        alpha = eager_reference.weights(eager.q, eager.k, eager.scaling, window)
+        assert assert_eager(reads, layer, alpha, eager_reference.visible(len(IDS), window), rows) <= 1e-5
 
 
 @pytest.mark.model
 def test_top_keys_of_smollm2_equal_those_of_eager_weights(smollm2: Model, tokens: Tensor) -> None:
     rows = stratified_rows(512, 24, 0)
     reads = ByRow(collect_top_keys(smollm2, tokens[0, :512], rows, KEYS))
-    visible = reference.visible(512)
+    visible = eager_reference.visible(512)
     errors = []
-    for layer, eager in enumerate(reference.eager_qk(smollm2.module, tokens[:, :512])[1]):
-        alpha = reference.weights(eager.q, eager.k, eager.scaling)
+    for layer, eager in enumerate(eager_reference.eager_qk(smollm2.module, tokens[:, :512])[1]):
+        alpha = eager_reference.weights(eager.q, eager.k, eager.scaling)
         errors.append(assert_eager(reads, layer, alpha, visible, rows))
     assert max(errors) <= 1e-5
 
@@ -106,27 +105,11 @@ def test_top_keys_of_smollm2_equal_those_of_eager_weights(smollm2: Model, tokens
 @pytest.mark.parametrize("options", [{"cap": 2.0}, {"chunk": 37}, {"sink": torch.tensor([1.0, -1.0])}])
 def test_top_keys_with_soft_caps_chunks_and_sinks(options: Any) -> None:
     q, k = torch.randn(2, 90, 8), torch.randn(1, 90, 8)
-    alpha, visible, lse = explicit(q, k, **options)
+    alpha, visible, lse = eager_reference.explicit_weights(q, k, **options)
     record = AttentionRecord(0, 0, q, k, torch.zeros_like(k), torch.zeros_like(q), lse, 0.7, None, **options)
     reads = TopKeysAccumulator(geometry_of(2, 1, windows=(None,)), torch.arange(90), KEYS)
     reads.update(record)
     assert assert_eager(reads, 0, alpha, visible, torch.arange(90)) <= 1e-5
-
-
-def explicit(
-    q: Tensor, k: Tensor, cap: float | None = None, chunk: int | None = None, sink: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """alpha [H, L, L] in float64, which keys are visible [L, L], and the log-sum-exp [H, L], for one key head."""
-    s = 0.7 * q.double() @ k[0].double().T
-    s = s if cap is None else cap * torch.tanh(s / cap)
-    at = torch.arange(q.shape[1])
-    visible = at[:, None] >= at
-    if chunk is not None:
-        visible &= at[:, None] // chunk == at // chunk
-    total = s.masked_fill(~visible, -torch.inf).logsumexp(-1)
-    if sink is not None:
-        total = torch.logaddexp(total, sink.double()[:, None])
-    return (s - total[..., None]).exp() * visible, visible, total.float()
 
 
 @pytest.mark.parametrize("window", [None, 9])

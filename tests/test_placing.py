@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import families
 import numpy as np
 import pytest
 import torch
-from placements import FIRST, SECOND, enforced, spread
-from test_study import save_checkpoint, save_texts, tokenizer
+from support import families
+from support.simulated_devices import FIRST, SECOND, enforced, spread
+from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.integrations.accelerate import _get_device_map

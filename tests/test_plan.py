@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ray import CHECKPOINTS, Prerequisites, job, jobs
-from test_study import content, save_checkpoint, save_texts
+from support.scheduling import CHECKPOINTS, Prerequisites, measure_job, measure_jobs
+from support.tiny_studies import content, save_checkpoint, save_texts
 from typer.testing import CliRunner
 
 from headscope.cli import app as cli
@@ -25,7 +25,7 @@ def cost(job: Job) -> float:
 
 
 def test_one_worker_needs_the_sum_and_opens_each_checkpoint_once() -> None:
-    plan = jobs(4, 5)
+    plan = measure_jobs(4, 5)
     assert makespan(plan, CHECKPOINTS, 1, cost, opening_seconds=7.0, start_seconds=3.0) == 3.0 + 4 * 7.0 + sum(
         map(cost, plan)
     )
@@ -33,25 +33,28 @@ def test_one_worker_needs_the_sum_and_opens_each_checkpoint_once() -> None:
 
 def test_two_workers_by_hand() -> None:
     """Two checkpoints of cost 1 + 2 + 3: one each. With three, the last cell of the third runs on its own."""
-    assert makespan(jobs(2, 3), CHECKPOINTS, 2, cost, opening_seconds=10.0) == 10.0 + 6.0
-    assert makespan(jobs(3, 3), CHECKPOINTS, 2, cost) == 6.0 + 3.0
+    assert makespan(measure_jobs(2, 3), CHECKPOINTS, 2, cost, opening_seconds=10.0) == 10.0 + 6.0
+    assert makespan(measure_jobs(3, 3), CHECKPOINTS, 2, cost) == 6.0 + 3.0
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5, 16])
 def test_a_makespan_lies_within_its_bounds(workers: int) -> None:
     """At least the mean and the longest cell; at most the bound of list scheduling (Graham 1966)."""
-    plan = jobs(6, 9)
+    plan = measure_jobs(6, 9)
     longest, mean = max(map(cost, plan)), sum(map(cost, plan)) / workers
     assert max(mean, longest) <= makespan(plan, CHECKPOINTS, workers, cost) <= mean + (1 - 1 / workers) * longest
 
 
 def test_jobs_wait_for_their_prerequisites() -> None:
-    plan = [*jobs(1, 4), job(Cell("all", "m0", 5.0, Prerequisites(tuple(f"m0: {c}" for c in range(4)))))]
+    plan = [
+        *measure_jobs(1, 4),
+        measure_job(Cell("all", "m0", 5.0, Prerequisites(tuple(f"m0: {c}" for c in range(4))))),
+    ]
     assert makespan(plan, CHECKPOINTS, 8, cost) == 4.0 + 5.0
 
 
 def test_a_thousand_checkpoints_are_planned_fast() -> None:
-    plan = [job(Cell(f"m{n}: {c}", f"m{n}", 60.0 + n % 7)) for n in range(1000) for c in range(2)]
+    plan = [measure_job(Cell(f"m{n}: {c}", f"m{n}", 60.0 + n % 7)) for n in range(1000) for c in range(2)]
     span = makespan(plan, {f"m{n}": str(n) for n in range(1000)}, 8, cost, opening_seconds=30.0)
     assert span == pytest.approx((sum(map(cost, plan)) + 1000 * 30.0) / 8, rel=0.01)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
-from test_study import save_checkpoint, save_texts
+from support.tiny_studies import save_checkpoint, save_texts
 
 from headscope import plugin_api, plugins
 

@@ -11,12 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import families
 import pytest
-import reference
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
+from support import eager_reference, families
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
@@ -200,7 +199,7 @@ def first_layer(model: Model, scheme: str | AdaRoPE) -> AttentionRecord:
 def by_hand(vectors: Tensor, theta: Tensor, factor: float, spec: families.Family) -> Tensor:
     """Rotate vectors [L, d] at positions 0, 1, ... by complex multiplication."""
     turned = vectors.double().clone()
-    planes = reference.planes(spec.head_dim, spec.rotary_dims, spec.layout)
+    planes = eager_reference.planes(spec.head_dim, spec.rotary_dims, spec.layout)
     for plane, angle in zip(planes, theta, strict=False):
         z = torch.view_as_complex(vectors[:, plane].double().contiguous())
         z = z * torch.exp(1j * angle * torch.arange(len(vectors))) * factor

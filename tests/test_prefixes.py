@@ -1,14 +1,15 @@
 """Prompts that share their beginnings: answers and rows as one at a time, to the last bit, for fewer tokens."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
-import families
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import families
+from support.planted_needle import read_tokens
 
 import headscope as hs
 from headscope.attention.record import AttentionRecord
@@ -52,15 +53,6 @@ def answered(reader: PrefixCachedGenerator, prompt: TokenIds, most: int = 5) -> 
     tokens = reader.generate(prompt, heard, most, lambda token: False)
     assert len(heard.rows) == most * reader.model.geometry.layers
     return tokens, heard.rows
-
-
-def read_tokens(prompts: Iterable[TokenIds], block: int) -> int:
-    """Prompt tokens that go through the model when these prompts are read in this order."""
-    total, cached = 0, np.empty(0, np.int32)
-    for prompt in prompts:
-        total += len(prompt) - shared_prefix_length(cached, prompt, block)
-        cached = prompt[: last_block_start(len(prompt), block)]
-    return total
 
 
 def small(model: Model) -> PrefixCachedGenerator:

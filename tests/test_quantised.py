@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_study import save_checkpoint
+from support.tiny_studies import save_checkpoint
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import headscope as hs

@@ -12,14 +12,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_imports import PACKAGES, ROOT, files, imports, roots
-from test_resume import PROBES
-from test_study import assert_clean, content, contents, save_checkpoint, save_texts
+from support.scheduling import CHECKPOINTS, Prerequisites, measure_job, measure_jobs
+from support.source_tree import PACKAGES, ROOT, files, imports, roots
+from support.tiny_studies import PROBES, assert_clean, content, contents, save_checkpoint, save_texts
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted, Missing
@@ -27,11 +26,10 @@ from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
 from headscope.study import ray_engine, runner
 from headscope.study.cells import Cell, Job
-from headscope.study.config import EngineOptions, Study, build_study
+from headscope.study.config import Study, build_study
 from headscope.study.context import StudyContext
 from headscope.study.executor import CellExecutor
 from headscope.study.progress import NoProgress
-from headscope.study.ray_cluster import connect_to_ray
 from headscope.study.ray_worker import RayWorker
 from headscope.study.scheduler import Scheduler
 
@@ -48,16 +46,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     needles = [{"name": name, "fact": f"w{n} w121 w122", **shared} for n, name in enumerate(("one", "two"), 118)]
     (folder / "needle.jsonl").write_text("\n".join(map(json.dumps, needles)))
     return folder
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """A local Ray that the tests of this file share; returns its address."""
-    import ray
-
-    with connect_to_ray(EngineOptions(name="ray", workers=2), "cpu"):
-        assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}
-        yield ray.get_runtime_context().gcs_address
 
 
 def study(folder: Path, **engine: Any) -> Study:
@@ -104,7 +92,7 @@ class KillsAfter(NoProgress):
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("HEADSCOPE_KILLS", "1"))))
 def test_killing_a_worker_changes_no_byte(
-    folder: Path, whole: Run, address: str, tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture, capfd: Any
+    folder: Path, whole: Run, ray_address: str, tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture, capfd: Any
 ) -> None:
     progress = KillsAfter(random.Random(seed).randrange(3, 12), seed)
     run = runner.run_study(study(folder, name="ray", workers=2), tmp_path, progress=progress)
@@ -177,7 +165,7 @@ class KillsAt(KillsAfter):
 
 
 def test_a_cell_that_kills_every_worker_is_named_and_the_others_are_kept(
-    folder: Path, whole: Run, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, whole: Run, ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "MAX_ATTEMPTS", 1)
     fatal = "yarn: 24 tokens, document 1"
@@ -297,22 +285,6 @@ def test_a_worker_returns_the_rows_of_this_process(folder: Path, tmp_path: Path,
 # The scheduler ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Prerequisites:
-    prerequisites: tuple[str, ...]
-
-
-def job(cell: Cell, probe: str = "measure") -> Job:
-    return Job(((probe, cell),))
-
-
-def jobs(checkpoints: int, cells: int) -> list[Job]:
-    """For each of several models, each with its own checkpoint, cells that cost 1 to `cells`."""
-    return [
-        job(Cell(f"m{model}: {cell}", f"m{model}", cell + 1.0)) for model in range(checkpoints) for cell in range(cells)
-    ]
-
-
 def simulate(scheduler: Scheduler, workers: int, deaths: float = 0.0, seed: int = 0) -> list[tuple[int, Job]]:
     """(worker, job) in the order of completion, on equally fast workers that die at a share `deaths` of the jobs."""
     rng, clock, running, completed = random.Random(seed), 0.0, {}, []
@@ -336,19 +308,16 @@ def simulate(scheduler: Scheduler, workers: int, deaths: float = 0.0, seed: int 
     return completed
 
 
-CHECKPOINTS = {f"m{n}": f"checkpoint {n}" for n in range(20)}
-
-
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 @pytest.mark.parametrize("deaths", [0.0, 0.3])
 def test_every_job_runs_once_even_if_workers_die(workers: int, deaths: float) -> None:
-    plan = jobs(5, 7)
+    plan = measure_jobs(5, 7)
     completed = simulate(Scheduler(plan, CHECKPOINTS), workers, deaths, seed=workers)
     assert sorted(job.id for _, job in completed) == sorted(job.id for job in plan)
 
 
 def test_workers_open_each_checkpoint_once_and_the_costliest_first() -> None:
-    plan = [job(Cell(f"m{n}: {c}", f"m{n}", 1.0 + n)) for n in range(12) for c in range(4)]
+    plan = [measure_job(Cell(f"m{n}: {c}", f"m{n}", 1.0 + n)) for n in range(12) for c in range(4)]
     completed = simulate(Scheduler(plan, CHECKPOINTS), 3)
     opened = [next(worker for worker, job in completed if job.model == f"m{n}") for n in range(12)]
     for n in range(3, 12):
@@ -357,7 +326,7 @@ def test_workers_open_each_checkpoint_once_and_the_costliest_first() -> None:
 
 
 def test_workers_share_a_checkpoint_by_models_and_then_by_halves() -> None:
-    completed = simulate(Scheduler(jobs(2, 8), {"m0": "one", "m1": "one"}), 4)
+    completed = simulate(Scheduler(measure_jobs(2, 8), {"m0": "one", "m1": "one"}), 4)
     cost = defaultdict(float)
     for worker, job in completed:
         cost[worker] += job.cost
@@ -366,9 +335,10 @@ def test_workers_share_a_checkpoint_by_models_and_then_by_halves() -> None:
 
 
 def test_a_job_runs_after_its_prerequisites() -> None:
-    plan = jobs(2, 6)
+    plan = measure_jobs(2, 6)
     plan += [
-        job(Cell(f"m{n}: all", f"m{n}", 50.0, Prerequisites(tuple(f"m{n}: {c}" for c in range(6))))) for n in (0, 1)
+        measure_job(Cell(f"m{n}: all", f"m{n}", 50.0, Prerequisites(tuple(f"m{n}: {c}" for c in range(6)))))
+        for n in (0, 1)
     ]
     order = [job.cell.id for _, job in simulate(Scheduler(plan, CHECKPOINTS), 3, deaths=0.2)]
     for n in (0, 1):
@@ -377,15 +347,15 @@ def test_a_job_runs_after_its_prerequisites() -> None:
 
 @pytest.mark.parametrize("deaths", [0.0, 0.3])
 def test_jobs_that_continue_from_files_run_in_order_on_one_worker(deaths: float) -> None:
-    training = [job(Cell(f"steps {n}", None, 5.0), "pretrain") for n in range(6)]
-    completed = simulate(Scheduler([*jobs(2, 3), *training], CHECKPOINTS), 3, deaths)
+    training = [measure_job(Cell(f"steps {n}", None, 5.0), "pretrain") for n in range(6)]
+    completed = simulate(Scheduler([*measure_jobs(2, 3), *training], CHECKPOINTS), 3, deaths)
     stretches = [(worker, job) for worker, job in completed if job.probe == "pretrain"]
     assert [job for _, job in stretches] == training
     assert deaths or len({worker for worker, _ in stretches}) == 1
 
 
 def test_giving_up_a_job_gives_up_the_jobs_that_need_it() -> None:
-    plan = [*jobs(1, 3), job(Cell("all", "m0", 1.0, Prerequisites(("m0: 1",))))]
+    plan = [*measure_jobs(1, 3), measure_job(Cell("all", "m0", 1.0, Prerequisites(("m0: 1",))))]
     scheduler = Scheduler(plan, CHECKPOINTS)
     assigned = [scheduler.next_job(0), scheduler.next_job(1)]
     assert assigned[1].cell.id in ("m0: 1", "m0: 2")

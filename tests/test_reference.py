@@ -3,10 +3,9 @@
 import math
 from typing import Any
 
-import families
 import pytest
-import reference
 import torch
+from support import eager_reference, families
 from transformers import PreTrainedModel
 
 MEASURABLE = pytest.mark.parametrize("family", families.MEASURABLE)
@@ -23,15 +22,15 @@ def rotary_theta(model: PreTrainedModel, rotary_dims: int, layer_type: str) -> t
 @MEASURABLE
 def test_softmax_of_captured_q_and_k_is_the_attention_of_eager(family: str) -> None:
     model, spec = families.MEASURABLE[family](), families.SPECS[family]
-    logits, layers = reference.eager_qk(model, IDS)
+    logits, layers = eager_reference.eager_qk(model, IDS)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         expected = model(IDS, output_attentions=True)
     torch.testing.assert_close(logits, expected.logits, rtol=1e-4, atol=1e-4)
     assert len(layers) == families.LAYERS
     for layer, window, alpha in zip(layers, spec.windows, expected.attentions, strict=True):
-        assert torch.equal(layer.mask, reference.visible(IDS.shape[1], window))
-        found = reference.weights(layer.q, layer.k, layer.scaling, window)
+        assert torch.equal(layer.mask, eager_reference.visible(IDS.shape[1], window))
+        found = eager_reference.weights(layer.q, layer.k, layer.scaling, window)
         torch.testing.assert_close(found, alpha[0].double(), rtol=1e-4, atol=1e-5)
 
 
@@ -39,7 +38,7 @@ def test_softmax_of_captured_q_and_k_is_the_attention_of_eager(family: str) -> N
 def test_capturing_leaves_the_model_as_it_was(family: str) -> None:
     model = families.MEASURABLE[family]()
     before, implementation = model(IDS).logits, model.config._attn_implementation
-    reference.eager_qk(model, IDS)
+    eager_reference.eager_qk(model, IDS)
     assert model.config._attn_implementation == implementation
     assert torch.equal(model(IDS).logits, before)
 
@@ -48,7 +47,7 @@ def test_capturing_leaves_the_model_as_it_was(family: str) -> None:
 def test_the_declared_geometry_is_what_rotates(family: str) -> None:
     """A repeated token has equal unrotated q and k in layer 0, so pair f of q_i can only turn, by theta_f a step."""
     model, spec = families.MEASURABLE[family](), families.SPECS[family]
-    _, layers = reference.eager_qk(model, torch.full((1, 12), 7))
+    _, layers = eager_reference.eager_qk(model, torch.full((1, 12), 7))
     layer = layers[0]
     assert layer.q.shape == (families.HEADS, 12, spec.head_dim)
     assert layer.k.shape == (spec.groups, 12, spec.head_dim)
@@ -56,7 +55,7 @@ def test_the_declared_geometry_is_what_rotates(family: str) -> None:
     theta = rotary_theta(model, spec.rotary_dims, layer_type)
     theta = torch.cat([theta, theta.new_zeros((spec.head_dim - spec.rotary_dims) // 2)])
     for vectors in (layer.q, layer.k):
-        for f, plane in enumerate(reference.planes(spec.head_dim, spec.rotary_dims, spec.layout)):
+        for f, plane in enumerate(eager_reference.planes(spec.head_dim, spec.rotary_dims, spec.layout)):
             z = torch.view_as_complex(vectors[..., plane].double().contiguous())
             turned = z[:, :1] * torch.exp(1j * theta[f] * torch.arange(12))
             torch.testing.assert_close(z, turned, rtol=1e-4, atol=1e-4)
@@ -68,21 +67,21 @@ def test_layers_declared_without_rotation_do_not_rotate(family: str) -> None:
     model, spec = families.MEASURABLE[family](), families.SPECS[family]
     position_ids = torch.arange(IDS.shape[1])[None]
     runs = []
-    model.set_attn_implementation(reference.NAME)
+    model.set_attn_implementation(eager_reference.NAME)
     for shift in (0, 3):
-        reference._layers.clear()
+        eager_reference._layers.clear()
         with torch.no_grad():
             model(IDS, position_ids=position_ids + shift, use_cache=False)
-        runs.append([layer.q for layer in reference._layers])
+        runs.append([layer.q for layer in eager_reference._layers])
     moved = [not torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(*runs, strict=True)]
     assert tuple(moved) == spec.rotates
 
 
 @MEASURABLE
 def test_attention_of_the_tiny_models_is_far_from_uniform(family: str) -> None:
-    _, layers = reference.eager_qk(families.MEASURABLE[family](), IDS)
+    _, layers = eager_reference.eager_qk(families.MEASURABLE[family](), IDS)
     for layer, window in zip(layers, families.SPECS[family].windows, strict=True):
-        ess2 = reference.row_statistics(reference.weights(layer.q, layer.k, layer.scaling, window))["ess2"]
+        ess2 = eager_reference.row_statistics(eager_reference.weights(layer.q, layer.k, layer.scaling, window))["ess2"]
         assert ess2[:, -1].mean() < 0.7 * (window or IDS.shape[1])
 
 
@@ -104,7 +103,7 @@ def test_ess_of_one_hot_logits_has_the_closed_form_of_the_paper(height: float) -
     length = 40
     s = torch.zeros(1, 1, length, dtype=torch.float64)
     s[..., 7] = height
-    found = reference.row_statistics(s.softmax(-1).expand(1, length, length))
+    found = eager_reference.row_statistics(s.softmax(-1).expand(1, length, length))
     expected = (math.exp(height) + length - 1) ** 2 / (math.exp(2 * height) + length - 1)
     torch.testing.assert_close(found["ess2"], torch.full((1, length), expected, dtype=torch.float64))
     z = math.exp(height) + length - 1
@@ -116,7 +115,7 @@ def test_ess_of_one_hot_logits_has_the_closed_form_of_the_paper(height: float) -
 def test_uniform_rows_have_the_statistics_of_counting(window: int | None) -> None:
     length = 50
     q, k = torch.zeros(2, length, 4), torch.ones(1, length, 4)
-    found = reference.row_statistics(reference.weights(q, k, 0.5, window))
+    found = eager_reference.row_statistics(eager_reference.weights(q, k, 0.5, window))
     i = torch.arange(length, dtype=torch.float64)
     n = (i + 1).clamp(max=window or length)
     expected = {
@@ -135,7 +134,7 @@ def test_uniform_rows_have_the_statistics_of_counting(window: int | None) -> Non
 
 def test_a_one_hot_row_attends_to_one_token() -> None:
     alpha = torch.eye(5, dtype=torch.float64)[None]
-    found = reference.row_statistics(alpha)
+    found = eager_reference.row_statistics(alpha)
     for name in found.keys() - {"sink_mass"}:
         value = 0 if name in ("log_ess2", "mean_distance") else 1
         assert torch.equal(found[name], torch.full((1, 5), value, dtype=torch.float64)), name
@@ -146,11 +145,11 @@ def test_a_one_hot_row_attends_to_one_token() -> None:
 def test_contributions_of_all_pairs_sum_to_the_logits(layout: str, rotary_dims: int) -> None:
     generator = torch.Generator().manual_seed(1)
     q, k = torch.randn(4, 10, 8, generator=generator), torch.randn(2, 10, 8, generator=generator)
-    c = reference.contributions(q, k, 0.3, rotary_dims, layout)
+    c = eager_reference.contributions(q, k, 0.3, rotary_dims, layout)
     assert c.shape == (4, 10, 10, 4)
-    seen = reference.visible(10)
-    torch.testing.assert_close(c.sum(-1)[:, seen], reference.logits(q, k, 0.3)[:, seen])
-    statistics = reference.pair_statistics(q, k, -0.3, rotary_dims, layout, window=4)
+    seen = eager_reference.visible(10)
+    torch.testing.assert_close(c.sum(-1)[:, seen], eager_reference.logits(q, k, 0.3)[:, seen])
+    statistics = eager_reference.pair_statistics(q, k, -0.3, rotary_dims, layout, window=4)
     assert (statistics["mean_signed"].abs() <= statistics["mean_abs"] + 1e-12).all()
     assert (statistics["mean_abs"] <= statistics["rms"] + 1e-12).all()
     assert (statistics["mean_abs"] <= statistics["norm_product"] + 1e-12).all()
@@ -159,13 +158,13 @@ def test_contributions_of_all_pairs_sum_to_the_logits(layout: str, rotary_dims: 
 def test_distance_profiles_average_to_the_signed_mean() -> None:
     generator = torch.Generator().manual_seed(2)
     q, k = torch.randn(2, 9, 6, generator=generator), torch.randn(1, 9, 6, generator=generator)
-    total = sum((9 - d) * reference.distance_profile(q, k, 0.5, 4, "half", d) for d in range(9))
-    torch.testing.assert_close(total / 45, reference.pair_statistics(q, k, 0.5, 4, "half")["mean_signed"])
+    total = sum((9 - d) * eager_reference.distance_profile(q, k, 0.5, 4, "half", d) for d in range(9))
+    torch.testing.assert_close(total / 45, eager_reference.pair_statistics(q, k, 0.5, 4, "half")["mean_signed"])
 
 
 def test_pairs_of_both_layouts() -> None:
-    assert reference.planes(10, 6, "half") == [(0, 3), (1, 4), (2, 5), (6, 8), (7, 9)]
-    assert reference.planes(10, 6, "interleaved") == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+    assert eager_reference.planes(10, 6, "half") == [(0, 3), (1, 4), (2, 5), (6, 8), (7, 9)]
+    assert eager_reference.planes(10, 6, "interleaved") == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
 
 
 def counts(bins: dict[int, dict[str, Any]]) -> dict[int, int]:
@@ -174,12 +173,12 @@ def counts(bins: dict[int, dict[str, Any]]) -> dict[int, int]:
 
 def test_rows_are_binned_by_visible_keys_under_the_upper_edge() -> None:
     rows = torch.arange(1, 41, dtype=torch.float64)[None]
-    assert counts(reference.binned({"n": rows})) == {16: 16, 19: 3, 23: 4, 27: 4, 32: 5, 38: 6, 45: 2}
-    assert reference.binned({"n": rows})[19]["n"].tolist() == [18.0]
-    assert counts(reference.binned({"n": rows}, window=20)) == {16: 16, 19: 3, 23: 21}
+    assert counts(eager_reference.binned({"n": rows})) == {16: 16, 19: 3, 23: 4, 27: 4, 32: 5, 38: 6, 45: 2}
+    assert eager_reference.binned({"n": rows})[19]["n"].tolist() == [18.0]
+    assert counts(eager_reference.binned({"n": rows}, window=20)) == {16: 16, 19: 3, 23: 21}
 
 
 def test_reference_loss_is_cross_entropy() -> None:
     model = families.FAMILIES["llama-gqa"]()
     expected = model(IDS, labels=IDS).loss
-    torch.testing.assert_close(reference.nll_reference(model, IDS).mean().float(), expected)
+    torch.testing.assert_close(eager_reference.nll_reference(model, IDS).mean().float(), expected)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foreign_probe import BROKEN, LATE, PROBE
 from plotly.offline import get_plotlyjs
+from support.example_probes import BROKEN, LATE, PROBE
 
 from headscope import plugins, report
 from headscope.errors import BadInput, CannotWrite

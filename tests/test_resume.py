@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import families
 import pytest
 import torch
-from adapters import noisy
-from test_study import StopsAfter, content, contents, save_checkpoint, save_texts
+from support import families
+from support.adapters import noisy
+from support.tiny_studies import PROBES, StopsAfter, content, contents, save_checkpoint, save_texts
 
 import headscope as hs
 from headscope.errors import BadInput, Changed, Interrupted
@@ -23,29 +23,6 @@ from headscope.runs.validate import validate
 from headscope.runs.writer import RunWriter
 from headscope.study import context, runner
 from headscope.study.config import build_study
-
-PROBES: dict[str, dict[str, Any]] = {
-    "measure": {"measure": {"lengths": [24], "tables": ["nll"]}},
-    "needle": {"needle": {"lengths": [90], "depths": 1, "needles": 1, "seeds": 1, "template": "plain"}},
-    "influence": {
-        "influence": {
-            "lengths": [24],
-            "method": "exact",
-            "components": ["joint"],
-            "curve": False,
-            "models": ["learned"],
-        }
-    },
-    "adapt": {
-        "adapt": {
-            "factor": 2,
-            "phases": [{"length": 16, "steps": 2}],
-            "keep": 1,
-            "warmup": 1,
-            "validation_length": 24,
-        }
-    },
-}
 
 
 @pytest.fixture

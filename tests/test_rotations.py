@@ -5,10 +5,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-import families
 import pytest
 import torch
-from tokenizers_of_all_kinds import tokenizer
+from support import families
+from support.tokenizers import tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache, PreTrainedModel
 

@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-import families
 import pytest
 import torch
-from test_study import save_checkpoint
+from support import families
+from support.tiny_studies import save_checkpoint
 from torch import Tensor
 from typer.testing import CliRunner
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_ray import address as ray_address
-from test_study import content, contents, save_checkpoint, save_texts
+from support.tiny_studies import content, contents, save_checkpoint, save_texts
 
 from headscope.runs.run import Run
 from headscope.runs.schema import all_tables
@@ -24,7 +23,6 @@ from headscope.study.executor import CellExecutor
 from headscope.study.progress import NoProgress
 from headscope.study.runner import run_study
 
-address = ray_address
 PROBES: dict[str, dict[str, Any]] = {
     "measure": {"lengths": [24, 40], "rows": 8},
     "patterns": {"lengths": [24, 40], "rows": 4, "keys": 3},
@@ -128,7 +126,7 @@ def test_only_equal_tokens_of_one_model_share_a_pass() -> None:
     assert [job.probe for job in jobs] == ["two", "two", "one+two", "two", "three"]
 
 
-def test_ray_workers_run_each_shared_pass_once(folder: Path, shared: Run, address: str, tmp_path: Path) -> None:
+def test_ray_workers_run_each_shared_pass_once(folder: Path, shared: Run, ray_address: str, tmp_path: Path) -> None:
     run = run_study(study_of(folder, *PROBES, engine={"name": "ray", "workers": 2}), tmp_path)
     assert contents(run) == contents(shared)
     assert run.manifest["timings"]["cells"] == run.manifest["timings"]["cells_done_now"] == len(PASSES) + len(MODELS)

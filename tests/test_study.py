@@ -13,10 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import families
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from support import families
+from support.tiny_studies import (
+    LENGTHS,
+    StopsAfter,
+    assert_clean,
+    content,
+    contents,
+    save_checkpoint,
+    save_texts,
+    tokenizer,
+)
 
 import headscope
 from headscope import plugins
@@ -28,34 +36,10 @@ from headscope.runs.validate import validate
 from headscope.study import context as study_context
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study, read_study
-from headscope.study.progress import NoProgress
 from headscope.study.runner import run_study
 
-LENGTHS = [24, 40]
 MEASURED = ["attention", "pairs", "distance", "nll"]
 ALL = [*MEASURED, "positions", "scales"]
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with one token per word w0 .. w124."""
-    vocabulary = {word: n for n, word in enumerate(["<unk>", "<s>", "</s>", *(f"w{n}" for n in range(125))])}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
-
-
-def save_checkpoint(folder: Path, seed: int = 0) -> Path:
-    families.SPECS["llama-gqa"].build(seed).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    return folder
-
-
-def save_texts(folder: Path, words: int = 60) -> str:
-    folder.mkdir()
-    for name in "abcd":
-        rng = random.Random(name)
-        (folder / f"{name}.txt").write_text(" ".join(f"w{rng.randrange(125)}" for _ in range(words)))
-    return f"file:{folder}/*.txt"
 
 
 @pytest.fixture(scope="module")
@@ -67,31 +51,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def content(folder: Path, **changes: Any) -> dict[str, Any]:
-    """A study of one checkpoint under two schemes."""
-    tiny = str(folder / "tiny")
-    return {
-        "name": "tiny",
-        "models": {"base": tiny, "yarn": f"{tiny}@yarn:factor=4"},
-        "texts": {"source": f"file:{folder}/texts/*.txt", "docs": 2},
-        "device": "cpu",
-        "measure": {"lengths": LENGTHS, "rows": 8},
-        **changes,
-    }
-
-
 @pytest.fixture(scope="module")
 def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The study, uninterrupted."""
     return run_study(build_study(content(folder)), tmp_path_factory.mktemp("whole"))
-
-
-def contents(run: Run) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted(run.path.glob("*.parquet"))}
-
-
-def assert_clean(out: Path, *committed: Path) -> None:
-    assert sorted(out.iterdir() if out.is_dir() else []) == sorted(committed)
 
 
 class LoadRecorder:
@@ -241,18 +204,6 @@ def test_two_checkpoints_are_opened_one_after_the_other(folder: Path, tmp_path: 
 
 
 # Interruptions -----------------------------------------------------------------------------------------------------
-
-
-class StopsAfter(NoProgress):
-    """Simulates Ctrl-C during the cell after `cells` cells."""
-
-    def __init__(self, cells: int):
-        self.cells = cells
-
-    def set_activity(self, activity: str, worker: str = "") -> None:
-        if self.cells == 0:
-            raise KeyboardInterrupt
-        self.cells -= 1
 
 
 @pytest.mark.parametrize("cells", [1, 4, 9])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_study import tokenizer
+from support.tiny_studies import tokenizer
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 import headscope as hs

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import reference
 import torch
+from support import eager_reference
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -100,10 +100,10 @@ def _visible(alpha: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def binned(call: Call) -> dict[int, dict[str, Any]]:
-    """Means of each row statistic by visible keys, as `reference.binned` with the keys that the mask shows."""
+    """Means of each row statistic by visible keys, as `eager_reference.binned` with the keys that the mask shows."""
     rows = statistics(call)
     seen = call.visible[0].sum(-1)
-    edges = reference.bin_edges(len(seen))
+    edges = eager_reference.bin_edges(len(seen))
     edge = torch.tensor([min(e for e in edges if e >= n) for n in seen.tolist()])
     return {
         int(e): {"rows": int((edge == e).sum())} | {n: v[:, edge == e].mean(-1) for n, v in rows.items()}
@@ -112,10 +112,10 @@ def binned(call: Call) -> dict[int, dict[str, Any]]:
 
 
 def statistics(call: Call) -> dict[str, Tensor]:
-    """`reference.row_statistics` of the call's weights, [H, L] each.
+    """`eager_reference.row_statistics` of the call's weights, [H, L] each.
 
     Where a learned sink takes a share of the row, effective lengths and distance are of the rest, as shares of it.
     """
-    among_keys = reference.row_statistics(call.alpha / call.alpha.sum(-1, keepdim=True))
+    among_keys = eager_reference.row_statistics(call.alpha / call.alpha.sum(-1, keepdim=True))
     kept = ("max_weight", "sink_mass", "local_mass")
-    return among_keys | {n: v for n, v in reference.row_statistics(call.alpha).items() if n in kept}
+    return among_keys | {n: v for n, v in eager_reference.row_statistics(call.alpha).items() if n in kept}

@@ -17,16 +17,16 @@ PROBE = Probe(
     summary="What is foreign here.",
     options="",
     runner="",
-    charts="foreign_probe:charts",
-    findings="foreign_probe:findings",
-    head_charts="foreign_probe:head_charts",
-    head_findings="foreign_probe:head_findings",
-    glossary="foreign_probe:GLOSSARY",
-    overview="foreign_probe:overview",
-    next_steps="foreign_probe:next_steps",
+    charts="support.example_probes:charts",
+    findings="support.example_probes:findings",
+    head_charts="support.example_probes:head_charts",
+    head_findings="support.example_probes:head_findings",
+    glossary="support.example_probes:GLOSSARY",
+    overview="support.example_probes:overview",
+    next_steps="support.example_probes:next_steps",
     example="foreign --model [b]x[/b]",
 )
-LATE = replace(PROBE, name="late", title="Late matters", charts="foreign_probe:failing_charts")
+LATE = replace(PROBE, name="late", title="Late matters", charts="support.example_probes:failing_charts")
 """A probe whose charts fail only when they are drawn."""
 BROKEN = Probe(
     name="broken",
@@ -34,10 +34,10 @@ BROKEN = Probe(
     summary="What is broken here.",
     options="",
     runner="",
-    charts="foreign_probe:absent",
-    findings="foreign_probe:failing",
+    charts="support.example_probes:absent",
+    findings="support.example_probes:failing",
     glossary="no_such_module:GLOSSARY",
-    overview="foreign_probe:failing",
+    overview="support.example_probes:failing",
 )
 
 GLOSSARY = (

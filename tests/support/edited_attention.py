@@ -3,14 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import families
-import reference
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from headscope.positions.model import Model
+from support import eager_reference, families
 
 NAME = "edited_eager"
 Edit = Callable[[Tensor, Tensor], Tensor]
@@ -82,7 +81,7 @@ def frequencies(module: nn.Module, layer: int) -> Tensor:
 
 
 def _planes(shape: families.Family, first: int, last: int) -> list[tuple[int, int]]:
-    return reference.planes(shape.head_dim, shape.rotary_dims, shape.layout, shape.rotary_start)[first : last + 1]
+    return eager_reference.planes(shape.head_dim, shape.rotary_dims, shape.layout, shape.rotary_start)[first : last + 1]
 
 
 def _part(q: Tensor, k: Tensor) -> Tensor:

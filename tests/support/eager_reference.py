@@ -193,6 +193,23 @@ def distance_profile(
 
 # Models ------------------------------------------------------------------------------------------------------------
 
+
+def explicit_weights(
+    q: Tensor, k: Tensor, cap: float | None = None, chunk: int | None = None, sink: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """alpha [H, L, L] in float64, which keys are visible [L, L], and the log-sum-exp [H, L], for one key head."""
+    s = 0.7 * q.double() @ k[0].double().T
+    s = s if cap is None else cap * torch.tanh(s / cap)
+    at = torch.arange(q.shape[1])
+    visible = at[:, None] >= at
+    if chunk is not None:
+        visible &= at[:, None] // chunk == at // chunk
+    total = s.masked_fill(~visible, -torch.inf).logsumexp(-1)
+    if sink is not None:
+        total = torch.logaddexp(total, sink.double()[:, None])
+    return (s - total[..., None]).exp() * visible, visible, total.float()
+
+
 NAME = "reference_eager"
 """Attention implementation of `eager_qk`; the name must hold neither "sdpa" nor "flex"."""
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import reference
 import torch
 from torch import Tensor
 
 from headscope.attention.geometry import Geometry
 from headscope.attention.record import AttentionRecord
+from support import eager_reference
 
 LENGTH = 40
 TOLERANCE = 1e-12
@@ -45,14 +45,14 @@ def heard(
     sink: Tensor | None = None,
 ) -> AttentionRecord:
     """The record of a full pass with these q [H, L, d] and k [G, L, d]; lse is computed in float64."""
-    s = reference.with_sink(reference.logits(q, k, scaling, window, chunk, cap), sink)
+    s = eager_reference.with_sink(eager_reference.logits(q, k, scaling, window, chunk, cap), sink)
     v, z, lse = torch.zeros_like(k), torch.zeros_like(q), s.logsumexp(-1).float()
     return AttentionRecord(layer, 0, q, k, v, z, lse, scaling, window, chunk=chunk, cap=cap, sink=sink)
 
 
 def weights(layer: AttentionRecord) -> Tensor:
     """The eager weights of a record, [H, L, L]."""
-    return reference.weights(layer.q, layer.k, layer.scaling, layer.window, layer.chunk, layer.cap, layer.sink)
+    return eager_reference.weights(layer.q, layer.k, layer.scaling, layer.window, layer.chunk, layer.cap, layer.sink)
 
 
 def random_heard(

@@ -1,0 +1,93 @@
+"""Studies of a tiny checkpoint: weights, tokenizer, texts, study content."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from headscope.runs.run import Run
+from headscope.study.progress import NoProgress
+from support import families
+
+LENGTHS = [24, 40]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer with one token per word w0 .. w124."""
+    vocabulary = {word: n for n, word in enumerate(["<unk>", "<s>", "</s>", *(f"w{n}" for n in range(125))])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+def save_checkpoint(folder: Path, seed: int = 0) -> Path:
+    families.SPECS["llama-gqa"].build(seed).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_texts(folder: Path, words: int = 60) -> str:
+    folder.mkdir()
+    for name in "abcd":
+        rng = random.Random(name)
+        (folder / f"{name}.txt").write_text(" ".join(f"w{rng.randrange(125)}" for _ in range(words)))
+    return f"file:{folder}/*.txt"
+
+
+def content(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A study of one checkpoint under two schemes."""
+    tiny = str(folder / "tiny")
+    return {
+        "name": "tiny",
+        "models": {"base": tiny, "yarn": f"{tiny}@yarn:factor=4"},
+        "texts": {"source": f"file:{folder}/texts/*.txt", "docs": 2},
+        "device": "cpu",
+        "measure": {"lengths": LENGTHS, "rows": 8},
+        **changes,
+    }
+
+
+def contents(run: Run) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(run.path.glob("*.parquet"))}
+
+
+def assert_clean(out: Path, *committed: Path) -> None:
+    assert sorted(out.iterdir() if out.is_dir() else []) == sorted(committed)
+
+
+class StopsAfter(NoProgress):
+    """Simulates Ctrl-C during the cell after `cells` cells."""
+
+    def __init__(self, cells: int):
+        self.cells = cells
+
+    def set_activity(self, activity: str, worker: str = "") -> None:
+        if self.cells == 0:
+            raise KeyboardInterrupt
+        self.cells -= 1
+
+
+PROBES: dict[str, dict[str, Any]] = {
+    "measure": {"measure": {"lengths": [24], "tables": ["nll"]}},
+    "needle": {"needle": {"lengths": [90], "depths": 1, "needles": 1, "seeds": 1, "template": "plain"}},
+    "influence": {
+        "influence": {
+            "lengths": [24],
+            "method": "exact",
+            "components": ["joint"],
+            "curve": False,
+            "models": ["learned"],
+        }
+    },
+    "adapt": {
+        "adapt": {
+            "factor": 2,
+            "phases": [{"length": 16, "steps": 2}],
+            "keep": 1,
+            "warmup": 1,
+            "validation_length": 24,
+        }
+    },
+}
