@@ -22,7 +22,8 @@ from playwright.sync_api import Browser, sync_playwright
 from torch import Tensor
 
 import headscope
-from headscope import cli, plugins
+from headscope import plugins
+from headscope.cli import app as cli
 from headscope.positions.model import Model
 from headscope.prompts import texts
 from headscope.study.config import EngineOptions

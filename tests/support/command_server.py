@@ -7,7 +7,7 @@ from pathlib import Path
 SERVER = """
 import os, sys
 import torch
-from headscope import cli
+from headscope.cli import app as cli
 from headscope.cli.execution import execute, finish
 from headscope.study.config import read_study
 
