@@ -93,19 +93,19 @@ def test_the_estimate_follows_the_timed_cells(folder: Path, monkeypatch: pytest.
 
 def test_the_estimate_from_a_stored_run_is_its_time(folder: Path, tmp_path: Path) -> None:
     run = runner.run_study(build_study(content(folder)), tmp_path)
-    timings = run.manifest["spent"]
-    seconds = sum(row["seconds"] for row in timings["made"]) + timings["opening"]
+    timings = run.manifest["timings"]
+    seconds = sum(row["seconds"] for row in timings["by_probe"]) + timings["opening_seconds"]
     assert 0 < seconds <= run.manifest["timings"]["seconds"] + 0.1
     estimate = planning.plan_study(build_study(content(folder)), 1, 0, run)
     assert estimate["seconds_alone"] == pytest.approx(seconds, abs=0.1)
     stored = sum(file.stat().st_size for file in run.path.iterdir())
     assert estimate["bytes_stored"] == pytest.approx(stored, rel=0.01)
-    assert estimate["bytes_of_a_worker"] == timings["peak"]
+    assert estimate["bytes_of_a_worker"] == timings["peak_bytes"]
 
 
 def test_a_run_without_timings_of_a_probe_is_refused(folder: Path, tmp_path: Path) -> None:
     run = runner.run_study(build_study(content(folder, models={"base": str(folder / "tiny")})), tmp_path)
-    without_timings = Run(run.path, {**run.manifest, "spent": {}})
+    without_timings = Run(run.path, {**run.manifest, "timings": {}})
     with pytest.raises(BadInput, match="has no timings of 'measure'"):
         planning.plan_study(build_study(content(folder)), 1, 0, without_timings)
 

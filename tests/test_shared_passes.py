@@ -79,7 +79,7 @@ def test_three_probes_of_one_study_run_each_pass_once(
     assert sorted(map(len, pass_counts)) == sorted(length for _, length, _ in PASSES[: len(PASSES) // len(MODELS)])
     assert set(pass_counts.values()) == {len(MODELS)}
     assert run.manifest["timings"]["cells"] == len(PASSES) + len(MODELS)
-    assert [(row["section"], row["model"], row["cells"]) for row in run.manifest["spent"]["made"]] == [
+    assert [(row["probe"], row["model"], row["cells"]) for row in run.manifest["timings"]["by_probe"]] == [
         ("measure+patterns+attribution", model, 4) for model in MODELS
     ]
 
@@ -130,7 +130,7 @@ def test_ray_workers_run_each_shared_pass_once(folder: Path, shared: Run, ray_ad
     run = run_study(study_of(folder, *PROBES, engine={"name": "ray", "workers": 2}), tmp_path)
     assert contents(run) == contents(shared)
     assert run.manifest["timings"]["cells"] == run.manifest["timings"]["cells_done_now"] == len(PASSES) + len(MODELS)
-    assert sum(row["cells"] for row in run.manifest["spent"]["made"]) == len(PASSES)
+    assert sum(row["cells"] for row in run.manifest["timings"]["by_probe"]) == len(PASSES)
 
 
 class MemoryProbe(NoProgress):

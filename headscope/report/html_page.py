@@ -161,7 +161,7 @@ def provenance(run: RunTables) -> dict[str, str]:
         "Versions": manifest.get("versions"),
         "Machine": manifest.get("hardware"),
         "Commit": manifest.get("git_commit"),
-        "Timings": manifest.get("timings"),
+        "Seconds": (manifest.get("timings") or {}).get("seconds"),
     }
     facts = {name: _format_value(value) for name, value in values.items() if value not in (None, "", {})}
     if config := manifest.get("config"):

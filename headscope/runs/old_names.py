@@ -74,10 +74,18 @@ def translate_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
     translated = {**manifest, "tables": tables}
     if isinstance(config := manifest.get("config"), dict):
         translated["config"] = translate_config(config)
-    timings = manifest.get("spent")
-    if isinstance(timings, dict) and isinstance(timings.get("made"), list):
-        rows = [{**row, "section": PROBES.get(row["section"], row["section"])} for row in timings["made"]]
-        translated["spent"] = {**timings, "made": rows}
+    by_probe = translated.pop("spent", None)
+    if isinstance(by_probe, dict) and isinstance(by_probe.get("made"), list):
+        rows = [
+            {"probe": PROBES.get(row["section"], row["section"])} | {key: row[key] for key in row if key != "section"}
+            for row in by_probe["made"]
+        ]
+        translated["timings"] = {
+            **manifest["timings"],
+            "by_probe": rows,
+            "opening_seconds": by_probe["opening"],
+            "peak_bytes": by_probe["peak"],
+        }
     return translated
 
 

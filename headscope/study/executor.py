@@ -175,10 +175,14 @@ class CellTimings:
                 sums[name] += value
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry `spent` of run.json: cells, cost and seconds by probe and model (`made`), seconds of opening
-        checkpoints, and bytes of memory of the largest process (`peak`)."""
+        """Timings for run.json: cells, cost and seconds by probe and model, seconds of opening checkpoints, and bytes
+        of memory of the largest process."""
         rows = [
-            {"section": probe, "model": label, **{name: round(value, 3) for name, value in sums.items()}}
+            {"probe": probe, "model": label, **{name: round(value, 3) for name, value in sums.items()}}
             for (probe, label), sums in self._sums.items()
         ]
-        return {"made": rows, "opening": round(self._opening, 3), "peak": round(self._peak)}
+        return {
+            "by_probe": rows,
+            "opening_seconds": round(self._opening, 3),
+            "peak_bytes": round(self._peak),
+        }

@@ -169,25 +169,25 @@ def measure_costs(executor: CellExecutor, jobs: Sequence[Job]) -> CostModel:
 
 def costs_of_run(run: Run, jobs: Sequence[Job]) -> CostModel:
     """Costs from the timings of a stored run. Raises BadInput if it has none of a probe."""
-    timings = run.manifest.get("spent", {})
-    rows = timings.get("made", [])
+    timings = run.manifest["timings"]
+    rows = timings.get("by_probe", [])
     rates: dict[str, tuple[float, float]] = {}
     for probe in dict.fromkeys(job.probe for job in jobs if not runs_always(job)):
-        own_rows = [row for row in rows if row["section"] == probe]
+        own_rows = [row for row in rows if row["probe"] == probe]
         if not sum(row["cost"] for row in own_rows):
             raise BadInput(f"run {run.path} has no timings of '{probe}'. Give a run that was not interrupted, or none")
         rates[probe] = (0.0, sum(row["seconds"] for row in own_rows) / sum(row["cost"] for row in own_rows))
     factors: dict[str | None, float] = {}
     for label in {row["model"] for row in rows}:
-        own_rows = [row for row in rows if row["model"] == label and row["section"] in rates]
-        predicted = sum(rates[row["section"]][1] * row["cost"] for row in own_rows)
+        own_rows = [row for row in rows if row["model"] == label and row["probe"] in rates]
+        predicted = sum(rates[row["probe"]][1] * row["cost"] for row in own_rows)
         if predicted:
             factors[label] = sum(row["seconds"] for row in own_rows) / predicted
     checkpoints = len({model["checkpoint"] for model in run.manifest["models"]})
     cells = sum(row["cells"] for row in rows)
     size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
-    opening = timings["opening"] / checkpoints
-    return CostModel(rates, factors, opening, dict.fromkeys(rates, size / cells), timings["peak"])
+    opening = timings["opening_seconds"] / checkpoints
+    return CostModel(rates, factors, opening, dict.fromkeys(rates, size / cells), timings["peak_bytes"])
 
 
 class _Timer:
@@ -238,7 +238,7 @@ def _model_kinds(executor: CellExecutor) -> dict[str | None, str]:
     kinds: dict[str | None, str] = {}
     for label in executor.used_labels:
         spec = executor.context.specs[label]
-        folder = Path(loading.locate(loading.split(spec.checkpoint)[0])[0])
+        folder = Path(loading.locate(loading.split_adapter(spec.checkpoint)[0])[0])
         kinds[label] = f"{digest_files([folder / 'config.json'])} {type(spec.rule).__name__}"
     return kinds
 

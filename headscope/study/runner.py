@@ -114,8 +114,12 @@ def run_study(
             "versions": {name: version(name) for name in ("headscope", "torch", "transformers", "pandas", "pyarrow")},
             "hardware": {**hardware(), **engine.description},
             "git_commit": _git_commit(),
-            "timings": {"seconds": seconds, "cells_done_now": len(pending), "cells": len(plan)},
-            "spent": timings.to_dict(),
+            "timings": {
+                "seconds": seconds,
+                "cells_done_now": len(pending),
+                "cells": len(plan),
+                **timings.to_dict(),
+            },
         }
         return writer.commit([job.id for job in plan], manifest)
 
