@@ -5,10 +5,10 @@ from torch import Tensor
 
 from headscope.errors import BadInput
 from headscope.forward.backbone import backbone
-from headscope.models.checkpoint import Opened
+from headscope.models.checkpoint import LoadedModel
 
 
-def refuse_unknown_tokens(model: Opened, ids: Tensor) -> None:
+def refuse_unknown_tokens(model: LoadedModel, ids: Tensor) -> None:
     """Refuse tokens that the model has no embedding for: the tokenizer is another model's."""
     known = model.module.get_input_embeddings().weight.shape[0]
     largest = int(ids.max())
@@ -19,7 +19,7 @@ def refuse_unknown_tokens(model: Opened, ids: Tensor) -> None:
         )
 
 
-def refuse_non_finite(model: Opened, ids: Tensor, values: Tensor) -> None:
+def refuse_non_finite(model: LoadedModel, ids: Tensor, values: Tensor) -> None:
     """Refuse hidden states or logits `found` for ids [1, L] that are not finite, saying in which layer that began."""
     if values.isfinite().all():
         return

@@ -11,20 +11,20 @@ from headscope.errors import UnsupportedModel
 from headscope.forward.backbone import backbone
 from headscope.forward.input_checks import refuse_non_finite, refuse_unknown_tokens
 from headscope.measures.loss_by_position import LossByPosition
-from headscope.models.checkpoint import Opened
+from headscope.models.checkpoint import LoadedModel
 
 POSITIONS_PER_CHUNK, LOW_MEMORY_POSITIONS_PER_CHUNK = 512, 128
 """Positions whose logits are held at once, and as many of a document that is read in chunks to need little memory."""
 
 
-def last_hidden_states(model: Opened, ids: Tensor) -> Tensor:
+def last_hidden_states(model: LoadedModel, ids: Tensor) -> Tensor:
     """The backbone's output for ids [1, L]: [1, L, D]. Raises BadInput for tokens that the model does not know."""
     refuse_unknown_tokens(model, ids)
     hidden: Tensor = backbone(model)(ids, use_cache=False).last_hidden_state
     return hidden
 
 
-def finite_hidden_states(model: Opened, ids: Tensor) -> Tensor:
+def finite_hidden_states(model: LoadedModel, ids: Tensor) -> Tensor:
     """`last_hidden`, for who goes on from it as if it were sound: BadInput where it is not finite."""
     hidden = last_hidden_states(model, ids)
     refuse_non_finite(model, ids, hidden)
@@ -42,7 +42,7 @@ def predicting_position_slices(
     )
 
 
-def logits_and_targets(model: Opened, ids: Tensor, hidden: Tensor, positions: slice) -> tuple[Tensor, Tensor]:
+def logits_and_targets(model: LoadedModel, ids: Tensor, hidden: Tensor, positions: slice) -> tuple[Tensor, Tensor]:
     """Logits [n, vocabulary] of the positions `at` of ids [1, L], and the tokens [n] that they predict.
 
     `hidden` [1, n, D] are the backbone's last states there; gradients flow into it. The logits are the model's own
@@ -78,7 +78,7 @@ class BackboneOutput(BaseModelOutputWithPast):  # type: ignore[misc]
 
 
 def next_token_logits(
-    model: Opened, ids: Tensor, hidden: Tensor, positions_per_chunk: int = POSITIONS_PER_CHUNK
+    model: LoadedModel, ids: Tensor, hidden: Tensor, positions_per_chunk: int = POSITIONS_PER_CHUNK
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield (logits [n, vocabulary], the tokens [n] they predict, position of the first) for ids [1, L].
 
@@ -98,7 +98,7 @@ def token_losses(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def compute_loss_by_position(
-    model: Opened, ids: Tensor, hidden: Tensor, positions_per_chunk: int = POSITIONS_PER_CHUNK
+    model: LoadedModel, ids: Tensor, hidden: Tensor, positions_per_chunk: int = POSITIONS_PER_CHUNK
 ) -> LossByPosition:
     """Loss of ids [1, L] by position, from the last hidden states, with the logits of `size` positions at once."""
     loss = LossByPosition(ids.shape[1])

@@ -1,1 +1,1 @@
-"""Open a checkpoint and see how it attends and rotates."""
+"""Open a checkpoint and inspect how it attends and rotates."""

@@ -1,4 +1,4 @@
-"""A TransformerBridge of transformer-lens: it wraps a transformers model, and its attention has to reach the seam."""
+"""TransformerLens's TransformerBridge: run the attention of the transformers model that it wraps."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -7,33 +7,32 @@ from typing import Any
 from torch import nn
 
 
-def is_bridge(given: Any) -> bool:
-    """Told by its class's home, so that transformer-lens need not be installed."""
-    return type(given).__module__.startswith("transformer_lens.")
+def is_bridge(model: Any) -> bool:
+    """Whether `model` is a TransformerBridge, judged by its module's name: transformer-lens may not be installed."""
+    return type(model).__module__.startswith("transformer_lens.")
 
 
 @contextmanager
-def delegated(bridge: Any) -> Iterator[None]:
-    """Let a TransformerBridge's attention run its wrapped module's own forward, and so reach the seam."""
+def delegating_attention(bridge: Any) -> Iterator[None]:
+    """Let the attention of a TransformerBridge (or None) run the wrapped module's forward, which uses the backend."""
     with ExitStack() as stack:
         for block in bridge.blocks if bridge is not None else ():
             attn = block.attn
-            inner = attn.original_component
-            # The bridge forwards attribute writes to the wrapped module, so its own __dict__ is written instead.
+            # The bridge forwards attribute writes to the wrapped module, so this writes to its own __dict__.
             previous = attn.__dict__.get("forward")
-            attn.__dict__["forward"] = _Delegate(inner)
+            attn.__dict__["forward"] = _Delegate(attn.original_component)
             stack.callback(_restore_forward, attn, previous)
         yield
 
 
 class _Delegate:
-    """Calls the wrapped attention module, hooks included."""
+    """Call the wrapped attention module, including its hooks."""
 
-    def __init__(self, inner: nn.Module):
-        self.inner = inner
+    def __init__(self, wrapped: nn.Module):
+        self.wrapped = wrapped
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.inner(*args, **kwargs)
+        return self.wrapped(*args, **kwargs)
 
 
 def _restore_forward(attn: nn.Module, previous: Any) -> None:

@@ -1,9 +1,8 @@
-"""An opened checkpoint: weights, tokenizer, and the geometry that was seen in it.
+"""A loaded checkpoint: weights, tokenizer, and the geometry found by model inspection.
 
-A checkpoint is named by an alias, a folder, a .gguf file or a hub id, or given as an in-memory transformers model or
-a TransformerBridge. Its geometry is not read from config fields that differ by family but seen in a short forward
-pass through the seam: which modules attend, with what shapes, which of them rotate and in which layout. What would be
-measured wrongly is refused by name. This file knows nothing of position schemes.
+The source is an alias, a folder, a .gguf file, a hub id, a transformers model in memory or a TransformerBridge. Config
+fields differ by family, so the geometry is measured in a short forward pass: which modules attend, with what shapes,
+which ones rotate and in which layout. Models that would be measured wrongly are refused.
 """
 
 import hashlib
@@ -20,19 +19,18 @@ from transformers import PreTrainedModel
 from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput, first_line
 from headscope.models import loading, lora, quantization
-from headscope.models.bridge import delegated, is_bridge
-from headscope.models.eager_check import refuse_disagreement
-from headscope.models.eval_mode import inference
-from headscope.models.inspection import BaseRotation, survey
+from headscope.models.bridge import delegating_attention, is_bridge
+from headscope.models.eager_check import check_against_eager
+from headscope.models.inspection import BaseRotation, evaluation_mode, inspect_model
 from headscope.models.unsupported import native_context, refuse_by_config
 
 
 @dataclass(eq=False)
 class Checkpoint:
-    """Weights with their tokenizer, opened, and the `name` that they go by in a run.
+    """Weights with their tokenizer, and the checkpoint's `name` in a run.
 
-    `module` is the transformers model, `attention` its attention modules by layer, `rotation` its own rotation,
-    `bridge` the TransformerBridge that wraps it, if it came as one. Nothing that headscope does changes the module.
+    `module` is the transformers model, `attention_modules` its attention modules by layer, `rotation` its own rotation,
+    `bridge` the TransformerBridge around it, if any. headscope never changes the module permanently.
     """
 
     module: PreTrainedModel
@@ -40,61 +38,62 @@ class Checkpoint:
     name: str
     bridge: Any = None
     geometry: Geometry = field(init=False)
-    attention: tuple[nn.Module, ...] = field(init=False)
+    attention_modules: tuple[nn.Module, ...] = field(init=False)
     rotation: BaseRotation = field(init=False)
-    _worn: bytes = field(init=False)
+    _adapter_digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        self._worn = lora.digest(self.module)  # now: what a scheme puts on for a while is not the checkpoint's
+        # Digested now: a LoRA that a position scheme attaches later is not part of the checkpoint.
+        self._adapter_digest = lora.adapter_digest(self.module)
         refuse_by_config(self.module.config, self.name)
-        _refuse_unsound(self.module, self.name)
-        with delegated(self.bridge):
-            seen = survey(self.module)
-            refuse_disagreement(self.module, seen.modules, seen.numbers)
-        self.attention = seen.modules
-        self.rotation = seen.rotation
-        heads, groups, dim = seen.shape
+        _refuse_non_finite(self.module, self.name)
+        with delegating_attention(self.bridge):
+            inspection = inspect_model(self.module)
+            check_against_eager(self.module, inspection.attention_modules, inspection.layer_numbers)
+        self.attention_modules = inspection.attention_modules
+        self.rotation = inspection.rotation
+        heads, kv_groups, head_dim = inspection.shape
         self.geometry = Geometry(
-            layer_numbers=seen.numbers,
+            layer_numbers=inspection.layer_numbers,
             heads=heads,
-            kv_groups=groups,
-            head_dim=dim,
-            pairs=seen.rotation.pairs,
-            rotary_layout=seen.rotation.layout,
-            # Where no length is told, no query was ever to see more than the widest window.
-            native_context=native_context(self.module.config) or max(filter(None, seen.windows), default=0),
-            windows=seen.windows,
-            layer_rotates=seen.rotates,
-            rotary_start=seen.rotation.start,
-            rotation_direction=seen.rotation.direction,
+            kv_groups=kv_groups,
+            head_dim=head_dim,
+            pairs=self.rotation.pairs,
+            rotary_layout=self.rotation.layout,
+            # Without a declared length, the widest window is the farthest that any query was trained to attend.
+            native_context=native_context(self.module.config) or max(filter(None, inspection.windows), default=0),
+            windows=inspection.windows,
+            layer_rotates=inspection.layer_rotates,
+            rotary_start=self.rotation.rotary_start,
+            rotation_direction=self.rotation.direction,
         )
 
     @property
     def device(self) -> torch.device:
-        """Where its tokens go; layers of a checkpoint that is spread over several devices have their own."""
+        """The device of the input tokens; layers of a model on several devices have their own."""
         device: torch.device = self.module.device
         return device
 
     @cached_property
     def weights_sha256(self) -> str:
-        """Digest of all parameters by name, the same for a GGUF, a folder and an in-memory model of one checkpoint.
+        """SHA-256 of all parameters by name, equal for a GGUF file, a folder and a model in memory of one checkpoint.
 
-        Values count as bfloat16, so that float32 and bfloat16 of one checkpoint have one digest.
+        Values are digested as bfloat16, so float32 and bfloat16 copies of a checkpoint have equal digests.
         """
         digest = hashlib.sha256()
         names: dict[nn.Parameter, str] = {}
-        for name, parameter in _parameters(self.module):
+        for name, parameter in _named_parameters(self.module):
             names.setdefault(parameter, name)  # tied weights count once
         for parameter, name in sorted(names.items(), key=lambda item: item[1]):
             tensor = parameter.detach().bfloat16().cpu().contiguous()
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        digest.update(self._worn + quantization.digest(self.module))
+        digest.update(self._adapter_digest + quantization.quantized_state_digest(self.module))
         return digest.hexdigest()
 
 
-class Opened(Protocol):
-    """What is asked of an opened checkpoint, be it by itself or within a model under a position scheme."""
+class LoadedModel(Protocol):
+    """The interface of a loaded checkpoint, alone or in a model with a position scheme."""
 
     @property
     def module(self) -> PreTrainedModel: ...
@@ -105,7 +104,7 @@ class Opened(Protocol):
     @property
     def geometry(self) -> Geometry: ...
     @property
-    def attention(self) -> tuple[nn.Module, ...]: ...
+    def attention_modules(self) -> tuple[nn.Module, ...]: ...
     @property
     def rotation(self) -> BaseRotation: ...
     @property
@@ -115,93 +114,95 @@ class Opened(Protocol):
 
 
 def open_checkpoint(name: str, device: str, dtype: str, tokenizer: Any = None) -> Checkpoint:
-    """Open the checkpoint called `name`, with its own tokenizer unless another is given.
+    """Open the checkpoint `name`; `tokenizer` replaces its own.
 
-    `device` "auto" is cuda where there is one, and all GPUs for weights that do not fit one; `dtype` "auto" is float32
-    on CPU and bfloat16 on CUDA.
+    `device` "auto" is CUDA if available, and all GPUs for weights that do not fit one. `dtype` "auto" is float32 on CPU
+    and bfloat16 on CUDA.
 
-    Raises BadInput for a name, device or dtype that cannot be read and for weights that do not fit, Missing for a
-    checkpoint that is not there, UnsupportedModel for an architecture that would be measured wrongly.
+    Raises BadInput for an invalid name, device or dtype and for weights that do not fit, Missing for a checkpoint that
+    does not exist, UnsupportedModel for an architecture that would be measured wrongly.
     """
-    where = pick_device(device)
-    module, identity = loading.load_module(name, where, pick_dtype(dtype, where), spread=device == "auto")
+    torch_device = pick_device(device)
+    torch_dtype = pick_dtype(dtype, torch_device)
+    module, identity = loading.load_module(name, torch_device, torch_dtype, spread=device == "auto")
     checkpoint = Checkpoint(module, tokenizer, identity)
     if tokenizer is None:
         checkpoint.tokenizer = loading.load_tokenizer(name)
     return checkpoint
 
 
-def opened(given: Any, tokenizer: Any = None) -> Checkpoint:
-    """The checkpoint that an in-memory transformers model or a TransformerBridge holds.
+def open_in_memory(model: Any, tokenizer: Any = None) -> Checkpoint:
+    """The checkpoint of a transformers model, a PeftModel or a TransformerBridge in memory.
 
-    Raises BadInput for anything else, UnsupportedModel for an architecture that would be measured wrongly.
+    Raises BadInput for other objects, UnsupportedModel for an architecture that would be measured wrongly.
     """
-    if is_bridge(given):
-        return Checkpoint(given.original_model, tokenizer or given.tokenizer, _name(given.original_model), given)
-    module = lora.unwrapped(given) if hasattr(given, "get_base_model") else given  # peft wraps it
+    if is_bridge(model):
+        name = _in_memory_name(model.original_model)
+        return Checkpoint(model.original_model, tokenizer or model.tokenizer, name, model)
+    module = lora.unwrap_peft(model) if hasattr(model, "get_base_model") else model
     if not isinstance(module, PreTrainedModel):
         raise BadInput(
-            f"cannot open a {type(given).__name__}: give a spec string, a transformers model or a TransformerBridge"
+            f"cannot open a {type(model).__name__}. Use a spec string, a transformers model or a TransformerBridge"
         )
-    return Checkpoint(module, tokenizer, _name(module))
+    return Checkpoint(module, tokenizer, _in_memory_name(module))
 
 
 def pick_device(device: str) -> torch.device:
-    """The device of that name; "auto" is cuda where there is one."""
+    """The device of that name; "auto" is CUDA if available. Raises BadInput if it cannot hold a tensor."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
+        torch_device = torch.device(device)
+        torch.empty(0, device=torch_device)
     except (RuntimeError, AssertionError, ImportError, AttributeError) as error:
         raise BadInput(
-            f"device '{device}' cannot be used here ({first_line(error)}); use --device auto or cpu"
+            f"device '{device}' cannot be used on this machine ({first_line(error)}). Use --device auto or cpu"
         ) from error
-    if chosen.type == "meta":
-        raise BadInput("device 'meta' holds shapes without numbers; use --device auto or cpu")
-    return chosen
+    if torch_device.type == "meta":
+        raise BadInput("device 'meta' holds shapes without numbers. Use --device auto or cpu")
+    return torch_device
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The dtype of that name; "auto" is float32 on CPU and bfloat16 elsewhere.
+    """The dtype of that name; "auto" is float32 on CPU and bfloat16 elsewhere. Raises BadInput for other names.
 
-    Where a CPU has bfloat16, its error is far below that of sampling (`headscope bench` tells), but one machine would
-    give other numbers than the next, and models are compared on the same documents, where sampling errors cancel.
+    bfloat16 on a CPU would add an error far below the sampling error (`headscope bench` measures it). But numbers would
+    then differ between machines, and models are compared on the same documents, where sampling errors cancel.
     """
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    known = {"fp32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
-    if dtype not in known:
-        raise BadInput(f"unknown dtype '{dtype}': use auto, fp32 or bf16")
-    return known[dtype]
+    dtypes = {"fp32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
+    if dtype not in dtypes:
+        raise BadInput(f"unknown dtype '{dtype}'. Use one of: auto, fp32, bf16")
+    return dtypes[dtype]
 
 
-def evaluating(checkpoint: Opened) -> AbstractContextManager[None]:
-    """Run its module without dropout or gradients; leaving restores the mode."""
-    return inference(checkpoint.module)
+def evaluating(model: LoadedModel) -> AbstractContextManager[None]:
+    """Run the model without dropout or gradients; leaving restores its mode."""
+    return evaluation_mode(model.module)
 
 
-def _parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
+def _named_parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
     """Parameters by the names that they have without the wrappers of TransformerLens and peft."""
     if "_original_component" in module._modules:
-        yield from _parameters(module.get_submodule("_original_component"), prefix)
+        yield from _named_parameters(module.get_submodule("_original_component"), prefix)
         return
     yield from ((prefix + name, p) for name, p in module._parameters.items() if p is not None)
     for name, child in module.named_children():
         if not name.startswith("lora_"):
-            yield from _parameters(child, prefix if name == "base_layer" else f"{prefix}{name}.")
+            yield from _named_parameters(child, prefix if name == "base_layer" else f"{prefix}{name}.")
 
 
-def _refuse_unsound(module: nn.Module, name: str) -> None:
-    """Refuse weights that are not numbers, naming the first. A sum is finite only where all of its terms are."""
-    named = [(key, p.detach()) for key, p in _parameters(module) if p.is_floating_point() and not p.is_meta]
-    sums = [p.sum(dtype=torch.float32).to(named[0][1].device) for _, p in named]
-    finite = torch.stack(sums).isfinite() if named else torch.ones(0)
-    for (key, parameter), sound in zip(named, finite.tolist(), strict=True):
-        if not sound and not parameter.isfinite().all():  # the sum alone may be too large
-            raise BadInput(f"cannot measure '{name}': its weights are not finite, first in '{key}'; fetch it again")
+def _refuse_non_finite(module: nn.Module, name: str) -> None:
+    """Refuse weights that are not finite, naming the first. A sum is finite only if all of its terms are."""
+    weights = [(key, p.detach()) for key, p in _named_parameters(module) if p.is_floating_point() and not p.is_meta]
+    sums = [p.sum(dtype=torch.float32).to(weights[0][1].device) for _, p in weights]
+    finite_sums = torch.stack(sums).isfinite() if weights else torch.ones(0)
+    for (key, parameter), is_finite in zip(weights, finite_sums.tolist(), strict=True):
+        if not is_finite and not parameter.isfinite().all():  # the sum alone may overflow
+            raise BadInput(f"cannot measure '{name}': its weights are not finite, first in '{key}'. Download it again")
 
 
-def _name(module: PreTrainedModel) -> str:
-    """What a model in memory goes by in a run."""
+def _in_memory_name(module: PreTrainedModel) -> str:
+    """The name of a model in memory in a run."""
     return str(getattr(module.config, "_name_or_path", "") or f"in-memory {module.config.model_type}")

@@ -1,6 +1,6 @@
-"""Where a checkpoint's weights go: to one device, layer by layer to several, or nowhere, told before any is read.
+"""Device map: place a checkpoint's weights on one device or on several, or refuse them before any is read.
 
-What weights need is read from the headers of their files.
+The size of the weights is read from the headers of their files.
 """
 
 import json
@@ -8,79 +8,84 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import torch
 from safetensors import safe_open
 
 from headscope.errors import BadInput
-from headscope.models.memory import free_bytes
 
-ROOM = 0.9
-"""The share of a device's free memory that weights may fill; a pass needs the rest."""
-STORED = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
-"""Bytes of a stored number; 1 of any other."""
-REAL = {"F64", "F32", "F16", "BF16"}
-"""Numbers that are opened in the dtype that is asked for."""
+MAX_FILL = 0.9
+"""Share of a device's free memory that weights may fill; a forward pass needs the rest."""
+BYTES_PER_NUMBER = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+"""Bytes per stored number, by safetensors format; 1 for all other formats."""
+CONVERTED_FORMATS = {"F64", "F32", "F16", "BF16"}
+"""Formats that are converted to the requested dtype."""
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+"""Root of Linux control groups (version 2), which limit the memory of containers and Slurm jobs."""
+CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 
 
-def placement(
-    name: str, folder: Path, device: torch.device, dtype: torch.dtype, spread: bool, quantised: bool
+def placement_options(
+    name: str, folder: Path, device: torch.device, dtype: torch.dtype, spread: bool, quantized: bool
 ) -> dict[str, Any]:
-    """How transformers is to place the weights; with nothing said they are opened in memory, to be moved to `device`.
+    """Keyword arguments of `from_pretrained` that place the weights; empty to load into memory and move to `device`.
 
-    With `spread`, weights that do not fit that GPU go to all of them, by accelerate's device map. Quantised ones stay
-    where they were put, and as they are. Raises BadInput where weights do not fit.
+    With `spread`, weights that do not fit the GPU `device` are spread over all GPUs by accelerate's device map.
+    Quantized weights keep their dtype and cannot be moved later. Raises BadInput if the weights do not fit.
     """
     free = free_bytes(device)
-    whole = {"device_map": {"": device}} if quantised else {}
+    on_device = {"device_map": {"": device}} if quantized else {}
     if free is None:
-        return whole
-    kind = None if quantised else dtype
-    needed = weight_bytes(folder, kind)
-    if needed <= ROOM * free:
-        return whole
-    together = _free_of_all() if spread and device.type == "cuda" else {}
-    if needed <= ROOM * sum(together.values()):
-        return {"device_map": "auto", "max_memory": {gpu: int(ROOM * left) for gpu, left in together.items()}}
-    raise _cannot_fit(name, folder, device, kind, needed, together or {0: free})
+        return on_device
+    target_dtype = None if quantized else dtype
+    needed = weight_bytes(folder, target_dtype)
+    if needed <= MAX_FILL * free:
+        return on_device
+    free_by_gpu = _free_bytes_by_gpu() if spread and device.type == "cuda" else {}
+    if needed <= MAX_FILL * sum(free_by_gpu.values()):
+        max_memory = {gpu: int(MAX_FILL * size) for gpu, size in free_by_gpu.items()}
+        return {"device_map": "auto", "max_memory": max_memory}
+    raise _does_not_fit_error(name, folder, device, target_dtype, needed, free_by_gpu or {0: free})
 
 
 def refuse_offloaded(module: Any, name: str) -> None:
-    """Layers that found no room are not read from disk at every pass: nobody would wait for it."""
+    """Refuse a model with layers on disk, which every forward pass would read again."""
     if "disk" in getattr(module, "hf_device_map", {}).values():
         raise BadInput(
-            f"cannot open '{name}': its layers, which stay whole, do not go into what the GPUs have free; use a "
+            f"cannot open '{name}': its layers, which cannot be split, do not fit the free memory of the GPUs. Use a "
             "smaller --dtype, --device cpu or a smaller checkpoint"
         )
 
 
-def _cannot_fit(
+def _does_not_fit_error(
     name: str, folder: Path, device: torch.device, dtype: torch.dtype | None, needed: int, free: Mapping[int, int]
 ) -> BadInput:
-    """One line that says what is needed, what there is, and what to do."""
-    there = f"{device} has" if len(free) == 1 else f"{len(free)} GPUs have"
-    of = "" if dtype is None else f" in {str(dtype).removeprefix('torch.')}"
-    less = "" if dtype != torch.float32 else f"--dtype bf16 ({_told(weight_bytes(folder, torch.bfloat16))}), "
+    owner = f"{device} has" if len(free) == 1 else f"{len(free)} GPUs have"
+    in_dtype = "" if dtype is None else f" in {str(dtype).removeprefix('torch.')}"
+    smaller = f"--dtype bf16 ({_format_bytes(weight_bytes(folder, torch.bfloat16))}), "
     return BadInput(
-        f"cannot open '{name}': its weights take {_told(needed)}{of}, and may fill {ROOM:.0%} of the "
-        f"{_told(sum(free.values()))} that {there} free; use {less}another --device or a smaller checkpoint"
+        f"cannot open '{name}': its weights take {_format_bytes(needed)}{in_dtype}, more than {MAX_FILL:.0%} of the "
+        f"{_format_bytes(sum(free.values()))} that {owner} free. Use {smaller if dtype == torch.float32 else ''}"
+        "another --device or a smaller checkpoint"
     )
 
 
 def weight_bytes(folder: Path, dtype: torch.dtype | None) -> int:
-    """Bytes of the weights in memory, in that dtype; None for as they are stored."""
+    """Bytes of the weights in memory in that dtype; None is the stored dtype."""
     total = 0
-    for file in _files(folder):
-        with safe_open(file, "pt") as opened:
-            for key in opened.keys():  # noqa: SIM118 (not a mapping)
-                stored = opened.get_slice(key)
-                kind = stored.get_dtype()
-                each = dtype.itemsize if dtype is not None and kind in REAL else STORED.get(kind, 1)
-                total += torch.Size(stored.get_shape()).numel() * each
+    for file in _weight_files(folder):
+        with safe_open(file, "pt") as weights:
+            for key in weights.keys():  # noqa: SIM118 (not a mapping)
+                tensor = weights.get_slice(key)
+                stored = tensor.get_dtype()
+                converted = dtype if stored in CONVERTED_FORMATS else None
+                size = converted.itemsize if converted is not None else BYTES_PER_NUMBER.get(stored, 1)
+                total += torch.Size(tensor.get_shape()).numel() * size
     return total
 
 
-def _files(folder: Path) -> list[Path]:
-    """The files that transformers reads; others may lie beside them."""
+def _weight_files(folder: Path) -> list[Path]:
+    """The weight files that transformers reads; the folder may hold others."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if single.is_file():
         return [single]
@@ -90,9 +95,36 @@ def _files(folder: Path) -> list[Path]:
     return []
 
 
-def _free_of_all() -> dict[int, int]:
+def free_bytes(device: torch.device) -> int | None:
+    """Free memory of a GPU, or of the machine as far as this process may use it; None for other devices."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return None
+    return min([int(psutil.virtual_memory().available), *_free_bytes_by_cgroup()])
+
+
+def _free_bytes_by_gpu() -> dict[int, int]:
     return {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())}
 
 
-def _told(size: float) -> str:
+def _free_bytes_by_cgroup() -> list[int]:
+    """Memory left under the limit of this process's control group and of each of its parents.
+
+    The kernel counts cached files as used, but frees them on demand, so inactive ones are subtracted.
+    """
+    lines = CGROUP_MEMBERSHIP.read_text().splitlines() if CGROUP_MEMBERSHIP.is_file() else []
+    free = []
+    for group in (line.removeprefix("0::/") for line in lines if line.startswith("0::/")):
+        folder = CGROUP_ROOT / group
+        for parent in (folder, *folder.parents):
+            limit_file = parent / "memory.max"
+            if limit_file.is_file() and (limit := limit_file.read_text().strip()) != "max":
+                stat = dict(line.split() for line in (parent / "memory.stat").read_text().splitlines())
+                used = int((parent / "memory.current").read_text()) - int(stat["inactive_file"])
+                free.append(max(int(limit) - used, 0))
+    return free
+
+
+def _format_bytes(size: float) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

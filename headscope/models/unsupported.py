@@ -1,15 +1,15 @@
-"""What a checkpoint's config tells before anything runs: whether it must be refused, and its native context."""
+"""Facts of a checkpoint's config that are needed before it runs: unsupported architectures and the native context."""
 
 from typing import Any
 
 from headscope.errors import UnsupportedModel
 
-LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
-"""What configs call the length that a model was trained for."""
+LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
+"""Config keys of the context length, in order of precedence."""
 
 
 def refuse_by_config(config: Any, name: str) -> None:
-    """Refuse, by name, architectures whose attention headscope would measure wrongly."""
+    """Raise UnsupportedModel for an architecture whose attention headscope would measure wrongly."""
     text = config.get_text_config()
     layer_types = getattr(text, "layer_types", None) or []
     reasons = [
@@ -18,27 +18,24 @@ def refuse_by_config(config: Any, name: str) -> None:
             getattr(text, "use_bidirectional_attention", False) is True or getattr(text, "is_causal", True) is False,
             "it attends in both directions; headscope measures causal decoders",
         ),
-        (
-            layer_types and not any(attends(each) for each in layer_types),
-            "it has no softmax attention",
-        ),
+        (layer_types and not any(map(has_attention, layer_types)), "it has no softmax attention"),
     ]
-    for wrong, why in reasons:
-        if wrong:
-            raise UnsupportedModel(f"cannot measure '{name}' ({config.model_type}): {why}")
+    for applies, reason in reasons:
+        if applies:
+            raise UnsupportedModel(f"cannot measure '{name}' ({config.model_type}): {reason}")
 
 
-def attends(layer_type: str) -> bool:
-    """Whether layers of that type have softmax attention."""
+def has_attention(layer_type: str) -> bool:
+    """Whether layers of this type have softmax attention."""
     return layer_type not in ("linear_attention", "conv", "moe", "mamba", "recurrent", "mlp")
 
 
 def native_context(config: Any) -> int:
-    """The context length the checkpoint was trained for, in tokens; 0 where its config tells none."""
+    """The context length of the training, in tokens; 0 if the config has none."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
-    ropes = [rope, *(r for r in rope.values() if isinstance(r, dict))]
-    originals = [r.get("original_max_position_embeddings") for r in ropes]
-    told = next((length for name in LENGTHS if (length := getattr(text, name, None))), None)
-    known = [*originals, getattr(text, "original_max_position_embeddings", None), told]
-    return int(min(filter(None, known), default=0))
+    ropes = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    originals = [rope.get("original_max_position_embeddings") for rope in ropes]
+    declared = next((length for key in LENGTH_KEYS if (length := getattr(text, key, None))), None)
+    lengths = [*originals, getattr(text, "original_max_position_embeddings", None), declared]
+    return int(min(filter(None, lengths), default=0))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from headscope import user_input
 from headscope.errors import BadInput, Missing
-from headscope.models.checkpoint import Opened
+from headscope.models.checkpoint import LoadedModel
 from headscope.positions import adapter_validation, lora
 from headscope.positions.schedule import Schedule, refuse_shared_keys, refuse_without_rotation
 
@@ -78,7 +78,7 @@ class AdaRoPE(nn.Module):
         self.metadata = dict(metadata or {})
 
     @classmethod
-    def untrained(cls, checkpoint: Opened, start: Schedule, reference_length: int | None = None) -> "AdaRoPE":
+    def untrained(cls, checkpoint: LoadedModel, start: Schedule, reference_length: int | None = None) -> "AdaRoPE":
         """Parameters under which the model behaves exactly as under `start` (YaRN, usually), ready to learn.
 
         1/tau = m^2 with the start's attention factor m, gamma = 0, L_ref the native context (paper, context extension).
@@ -156,7 +156,7 @@ class AdaRoPE(nn.Module):
         return path
 
     @classmethod
-    def load(cls, path: Path | str, checkpoint: Opened, any_weights: bool = False) -> "AdaRoPE":
+    def load(cls, path: Path | str, checkpoint: LoadedModel, any_weights: bool = False) -> "AdaRoPE":
         """Read an adapter file for `checkpoint`, with the LoRA beside it if it was learned with one.
 
         Raises Missing if there is none, BadInput if it is no readable adapter, was made for another geometry or, unless

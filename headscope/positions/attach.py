@@ -15,8 +15,14 @@ from torch import Tensor, nn
 
 from headscope.attention import backend
 from headscope.errors import UnsupportedModel
-from headscope.models.bridge import delegated
-from headscope.models.rotation import Turn, intercepted, rope_kinds, tables, unmoved
+from headscope.models.bridge import delegating_attention
+from headscope.models.rotation import (
+    RotationCall,
+    cos_sin_tables,
+    intercepting_rotations,
+    preserving_frequencies,
+    rope_types,
+)
 from headscope.positions import lora
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
@@ -36,17 +42,17 @@ def attached(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None)
     schedule = resolve(model, scheme)
     with ExitStack() as stack:
         # A TransformerBridge rotates and attends by its own code unless it runs the wrapped module's.
-        stack.enter_context(delegated(model.bridge))
+        stack.enter_context(delegating_attention(model.bridge))
         if isinstance(schedule, AdaRoPE) and schedule.lora is not None:
             stack.enter_context(lora.attached(model, schedule.lora))
         if schedule.rotates:
             stack.enter_context(_rotating(model, schedule))
-        elif model.rotation.until is not None:
-            stack.enter_context(_steady(model, model.rotation.until))
+        elif model.rotation.frequency_change_length is not None:
+            stack.enter_context(_steady(model, model.rotation.frequency_change_length))
         if schedule.scales_queries or schedule.slopes is not None:
             stack.enter_context(backend.using_backend(model.module))
         if schedule.scales_queries:
-            for layer, module in enumerate(model.attention):
+            for layer, module in enumerate(model.attention_modules):
                 stack.enter_context(backend.editing_qkv(module, _scale_edit(schedule, layer)))
         if schedule.slopes is not None:
             stack.enter_context(_falling(model, schedule.slopes))
@@ -69,25 +75,25 @@ def _rotating(model: Model, schedule: Schedule) -> Iterator[None]:
     now = _Now()
     made: dict[str, Any] = {}
 
-    def turned(turn: Turn) -> Any:
+    def turned(turn: RotationCall) -> Any:
         if now.layer is None:  # another tower's rotation, or another model's
             return None
         theta, factor, dtype = schedule.theta(now.layer), schedule.factor(now.layer), turn.tables[0].dtype
         known = made.get("last")
         # Layers that share one theta tensor share one table within a forward pass.
         if known is None or known[0] is not now.positions or known[1] is not theta or known[2] != (factor, dtype):
-            new = tables(now.positions, theta, factor, model.rotation.table, dtype)
+            new = cos_sin_tables(now.positions, theta, factor, model.rotation.table_layout, dtype)
             made["last"] = known = (now.positions, theta, (factor, dtype), new)
-        return turn.run(known[3]) if theta.shape[0] == 1 else turn.grouped(known[3])
+        return turn.run(known[3]) if theta.shape[0] == 1 else turn.run_per_group(known[3])
 
     with ExitStack() as stack:
-        for layer, module in enumerate(model.attention):
+        for layer, module in enumerate(model.attention_modules):
             if model.geometry.layer_rotates[layer]:
                 stack.callback(module.register_forward_pre_hook(now.enter(layer), with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(now.leave, always_call=True).remove)
-        for module in model.rotation.modules:
+        for module in model.rotation.rotary_modules:
             stack.callback(module.register_forward_pre_hook(now.note, with_kwargs=True).remove)
-        stack.enter_context(intercepted(model.attention, turned))
+        stack.enter_context(intercepting_rotations(model.attention_modules, turned))
         yield
 
 
@@ -100,7 +106,7 @@ def _steady(model: Model, until: int) -> Iterator[None]:
         nonlocal begun
         positions = _given(args, kwargs)
         first, length = int(positions.min()), max(int(positions.max()) + 1, until)
-        if "longrope" in rope_kinds(module):  # one other set, however long the text
+        if "longrope" in rope_types(module):  # one other set, however long the text
             length = min(length, until + 1)
         elif first == 0:
             _forget(module, until)
@@ -113,9 +119,9 @@ def _steady(model: Model, until: int) -> Iterator[None]:
             )
 
     with ExitStack() as stack:
-        for module in model.rotation.modules:
+        for module in model.rotation.rotary_modules:
             stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        stack.enter_context(unmoved(model.rotation.modules))
+        stack.enter_context(preserving_frequencies(model.rotation.rotary_modules))
         yield
 
 
@@ -204,6 +210,6 @@ def _falling(model: Model, slopes: Tensor) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(backend.observing_calls(witness))
-        for module in model.attention:
+        for module in model.attention_modules:
             stack.enter_context(backend.editing_qkv(module, sloping(module)))
         yield

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headscope import user_input
 from headscope.errors import BadInput
-from headscope.models.checkpoint import Opened
+from headscope.models.checkpoint import LoadedModel
 from headscope.positions.scheme_syntax import parse
 from headscope.positions.schemes import Adapted, Scheme
 
@@ -19,7 +19,7 @@ FILE = "adarope.safetensors"
 """Where a folder trained with AdaRoPE keeps its parameters."""
 
 
-def trained_under(checkpoint: Opened) -> tuple[str, Scheme] | None:
+def trained_under(checkpoint: LoadedModel) -> tuple[str, Scheme] | None:
     """The text and the rule of a checkpoint's own scheme; None where it is its family's.
 
     Raises BadInput for an entry that names no scheme, Missing where the learned parameters are not there.

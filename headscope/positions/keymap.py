@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headscope import user_input
 from headscope.errors import BadInput, Missing, nearest
-from headscope.models.checkpoint import Opened
+from headscope.models.checkpoint import LoadedModel
 from headscope.positions.adapter_validation import refuse_unsound
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.schedule import Fixed
@@ -37,7 +37,7 @@ class KeyMap(BaseModel):
     reference_length: int | None = Field(None, ge=1)
 
 
-def mapped(trained: Path | str, keys: Path | str, checkpoint: Opened) -> AdaRoPE:
+def mapped(trained: Path | str, keys: Path | str, checkpoint: LoadedModel) -> AdaRoPE:
     """AdaRoPE's parameters out of `trained` (a .safetensors file or a folder of them) by the key map `keys`.
 
     Raises Missing if either is not there, BadInput for a key map that cannot be read, a key that is not in

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from headscope.errors import Missing, UnsupportedModel
-from headscope.models.checkpoint import Opened
-from headscope.models.lora import WEIGHTS, put_on
+from headscope.models.checkpoint import LoadedModel
+from headscope.models.lora import WEIGHTS_FILE, apply_lora
 
 PROJECTIONS = ("q_proj", "k_proj")
 
@@ -22,12 +22,12 @@ def beside(adapter: Path) -> Path:
 
 
 @contextmanager
-def added(checkpoint: Opened, rank: int, alpha: int, seed: int) -> Iterator[Any]:
+def added(checkpoint: LoadedModel, rank: int, alpha: int, seed: int) -> Iterator[Any]:
     """Add an untrained LoRA (which changes nothing yet) and yield the PeftModel; leaving takes it off."""
     from peft import LoraConfig, get_peft_model
 
     names = {name: module for name, module in checkpoint.module.named_modules() if name.endswith(PROJECTIONS)}
-    if len(names) != len(PROJECTIONS) * len(checkpoint.attention) or not all(
+    if len(names) != len(PROJECTIONS) * len(checkpoint.attention_modules) or not all(
         isinstance(module, nn.Linear) for module in names.values()
     ):
         raise UnsupportedModel(
@@ -44,12 +44,12 @@ def added(checkpoint: Opened, rank: int, alpha: int, seed: int) -> Iterator[Any]
 
 
 @contextmanager
-def attached(checkpoint: Opened, folder: Path) -> Iterator[None]:
+def attached(checkpoint: LoadedModel, folder: Path) -> Iterator[None]:
     """Run the model with a stored LoRA inside the `with`. Raises Missing if it is not there."""
-    if not (folder / WEIGHTS).is_file():
+    if not (folder / WEIGHTS_FILE).is_file():
         raise Missing(f"the adapter was learned with a LoRA, but '{folder}' holds none: keep it beside the adapter")
     frozen = {name: parameter.requires_grad for name, parameter in checkpoint.module.named_parameters()}
-    wrapped = put_on(checkpoint.module, folder, checkpoint.name)
+    wrapped = apply_lora(checkpoint.module, folder, checkpoint.name)
     try:
         yield
     finally:
@@ -60,4 +60,4 @@ def attached(checkpoint: Opened, folder: Path) -> Iterator[None]:
 
 def sha256(folder: Path) -> str:
     """Digest of the stored LoRA's weights."""
-    return hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+    return hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest()

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from headscope import user_input
 from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput
-from headscope.models.checkpoint import Checkpoint, Opened, open_checkpoint, opened
+from headscope.models.checkpoint import Checkpoint, LoadedModel, open_checkpoint, open_in_memory
 from headscope.models.inspection import BaseRotation
 from headscope.positions.checkpoint_scheme import trained_under
 from headscope.positions.schedule import Schedule
@@ -62,7 +62,7 @@ class _AtHand:
 
     positions: Schedule
 
-    def schedule(self, checkpoint: Opened) -> Schedule:
+    def schedule(self, checkpoint: LoadedModel) -> Schedule:
         return self.positions
 
 
@@ -126,8 +126,8 @@ class Model:
         return self.checkpoint.geometry
 
     @property
-    def attention(self) -> tuple[nn.Module, ...]:
-        return self.checkpoint.attention
+    def attention_modules(self) -> tuple[nn.Module, ...]:
+        return self.checkpoint.attention_modules
 
     @property
     def rotation(self) -> BaseRotation:
@@ -156,6 +156,6 @@ def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any
     if isinstance(spec, Model):
         return spec
     if not isinstance(spec, str):
-        return Model(opened(spec, tokenizer))
+        return Model(open_in_memory(spec, tokenizer))
     read = ModelSpec.read(spec)
     return Model(open_checkpoint(read.checkpoint, device, dtype, tokenizer), read.scheme, read.rule)

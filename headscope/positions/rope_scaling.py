@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from headscope.models.checkpoint import Opened
-from headscope.models.rotation import tables, unmoved
+from headscope.models.checkpoint import LoadedModel
+from headscope.models.rotation import cos_sin_tables, preserving_frequencies
 from headscope.positions.schedule import Fixed, refusal, refuse_without_rotation
 
 PLAIN = ("default", "proportional")
@@ -23,7 +23,7 @@ log = logging.getLogger("headscope")
 
 
 def rescheduled(
-    checkpoint: Opened,
+    checkpoint: LoadedModel,
     rope_type: str,
     *,
     rope_theta: float | None = None,
@@ -73,37 +73,37 @@ def rescheduled(
         theta, factor = _computed(checkpoint, layer_type, rope)
         shared = (theta * (told != 0) if whole else theta)[None]
         for layer in layers:
-            thetas[layer], factors[layer] = shared, factor if rotation.scales else 1.0
+            thetas[layer], factors[layer] = shared, factor if rotation.factor_scales_logits else 1.0
     return Fixed(checkpoint, tuple(thetas), tuple(factors))
 
 
-def own_at(checkpoint: Opened, length: int) -> Fixed:
+def own_at(checkpoint: LoadedModel, length: int) -> Fixed:
     """The checkpoint's own rotation of a text of that length: some turn a longer text by other frequencies.
 
     Raises UnsupportedModel where its own cos and sin are not those of the frequencies that its config tells.
     """
     own = Fixed.own(checkpoint)
     rotation = checkpoint.rotation
-    if rotation.until is None or length <= rotation.until:
+    if rotation.frequency_change_length is None or length <= rotation.frequency_change_length:
         return own
     turning = checkpoint.geometry.layer_rotates
     kinds = dict.fromkeys(kind for kind, turns in zip(rotation.layer_types, turning, strict=True) if turns)
     by_kind = {kind: _computed(checkpoint, kind, _own_parameters(checkpoint, kind), length) for kind in kinds}
     last = torch.tensor([[length - 1]], device=checkpoint.device)
     nothing = torch.zeros(1, 1, 1, device=checkpoint.device)
-    for module in rotation.modules:
+    for module in rotation.rotary_modules:
         for kind, (theta, factor) in by_kind.items():
-            with unmoved([module]):
+            with preserving_frequencies([module]):
                 made = module(nothing, last, **({"layer_type": kind} if kind else {}))
             made = made if isinstance(made, tuple) else (made,)
-            expected = tables(last, theta[None], factor, rotation.table, made[0].dtype)
+            expected = cos_sin_tables(last, theta[None], factor, rotation.table_layout, made[0].dtype)
             if not all(torch.allclose(*both, atol=2e-2) for both in zip(made, expected, strict=True)):
                 raise refusal(checkpoint, "base", f"of {length} tokens, it does not turn by the frequencies it tells")
     thetas, factors = list(own.thetas), list(own.factors)
     for layer, kind in enumerate(rotation.layer_types):
         if turning[layer]:
             theta, factor = by_kind[kind]
-            thetas[layer], factors[layer] = theta[None], factor if rotation.scales else 1.0
+            thetas[layer], factors[layer] = theta[None], factor if rotation.factor_scales_logits else 1.0
     return Fixed(checkpoint, tuple(thetas), tuple(factors), rotates=False)
 
 
@@ -112,7 +112,7 @@ def _tell_once(line: str) -> None:
     log.warning(line)
 
 
-def _own_parameters(checkpoint: Opened, layer_type: str | None) -> dict[str, Any]:
+def _own_parameters(checkpoint: LoadedModel, layer_type: str | None) -> dict[str, Any]:
     config = copy.deepcopy(checkpoint.module.config.get_text_config())
     config.standardize_rope_params()
     ropes = config.rope_parameters
@@ -120,7 +120,7 @@ def _own_parameters(checkpoint: Opened, layer_type: str | None) -> dict[str, Any
 
 
 def _computed(
-    checkpoint: Opened, layer_type: str | None, rope: dict[str, Any], length: int | None = None
+    checkpoint: LoadedModel, layer_type: str | None, rope: dict[str, Any], length: int | None = None
 ) -> tuple[Tensor, float]:
     """Frequencies [pairs], float32, and the factor on cos and sin, for the rope parameters of one kind of layer."""
     config = copy.deepcopy(checkpoint.module.config.get_text_config())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import UnsupportedModel
-from headscope.models.checkpoint import Opened
+from headscope.models.checkpoint import LoadedModel
 
 QueryScale = Callable[[int, Tensor], Tensor]
 """(layer, visible keys n [B, Lq]) -> what each query is multiplied by, [1|B, 1|H, Lq]."""
@@ -51,7 +51,7 @@ class Schedule(Protocol):
 class Fixed:
     """A schedule without learned parameters; `thetas` [1, P] by layer, equal layers share one tensor."""
 
-    checkpoint: Opened
+    checkpoint: LoadedModel
     thetas: tuple[Tensor, ...]
     factors: tuple[float, ...]
     rotates: bool = True
@@ -60,7 +60,9 @@ class Fixed:
     slopes: Tensor | None = None
 
     @classmethod
-    def own(cls, checkpoint: Opened, scale: QueryScale | None = None, reference_length: int | None = None) -> "Fixed":
+    def own(
+        cls, checkpoint: LoadedModel, scale: QueryScale | None = None, reference_length: int | None = None
+    ) -> "Fixed":
         """The checkpoint's own rotation, left untouched."""
         shared: dict[bytes, Tensor] = {}
         rotation = checkpoint.rotation
@@ -96,31 +98,31 @@ class Fixed:
         return tau, torch.zeros_like(tau)
 
 
-def refusal(checkpoint: Opened, scheme: str, why: str) -> UnsupportedModel:
+def refusal(checkpoint: LoadedModel, scheme: str, why: str) -> UnsupportedModel:
     """Says in one line why a checkpoint cannot run under a scheme."""
     return UnsupportedModel(
         f"cannot put {scheme} on '{checkpoint.name}' ({checkpoint.module.config.model_type}): {why}"
     )
 
 
-def refuse_without_rotation(checkpoint: Opened, scheme: str) -> None:
+def refuse_without_rotation(checkpoint: LoadedModel, scheme: str) -> None:
     """A scheme of frequencies needs a checkpoint that rotates."""
     if not checkpoint.geometry.pairs:
-        raise refusal(checkpoint, scheme, f"{checkpoint.rotation.why}, so it has no frequencies to change")
+        raise refusal(checkpoint, scheme, f"{checkpoint.rotation.no_pairs_reason}, so it has no frequencies to change")
 
 
-def refuse_shared_keys(checkpoint: Opened) -> None:
+def refuse_shared_keys(checkpoint: LoadedModel) -> None:
     """Learned frequencies need layers that turn their own keys."""
-    if checkpoint.rotation.shared_keys:
+    if checkpoint.rotation.shares_keys:
         raise refusal(checkpoint, "adarope", "some of its layers attend to keys that another layer has turned")
 
 
-def all_theta(model: Opened, schedule: Schedule) -> Tensor:
+def all_theta(model: LoadedModel, schedule: Schedule) -> Tensor:
     """Frequencies of every pair, unrotated ones as 0: [layers, G, d/2], float32, cpu."""
     return padded(model, [schedule.theta(layer).detach() for layer in range(model.geometry.layers)])
 
 
-def padded(model: Opened, thetas: list[Tensor]) -> Tensor:
+def padded(model: LoadedModel, thetas: list[Tensor]) -> Tensor:
     """Frequencies by layer, [1|G, P] each, with 0 for the pairs that do not rotate: [layers, G, d/2]."""
     geometry = model.geometry
     full = torch.zeros(geometry.layers, geometry.kv_groups, geometry.all_pairs)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headscope import user_input
 from headscope.errors import BadInput, Missing
-from headscope.models.checkpoint import Opened
+from headscope.models.checkpoint import LoadedModel
 from headscope.positions.adarope import AdaRoPE, adapter_file
 from headscope.positions.keymap import mapped
 from headscope.positions.rope_scaling import rescheduled
@@ -26,14 +26,14 @@ from headscope.positions.schedule import Fixed, Schedule, refusal, refuse_withou
 class Scheme(Protocol):
     """A position scheme; `schedule` resolves it for one checkpoint."""
 
-    def schedule(self, checkpoint: Opened) -> Schedule: ...
+    def schedule(self, checkpoint: LoadedModel) -> Schedule: ...
 
 
 @dataclass(frozen=True)
 class Base:
     """The checkpoint's own positions."""
 
-    def schedule(self, checkpoint: Opened) -> Schedule:
+    def schedule(self, checkpoint: LoadedModel) -> Schedule:
         return Fixed.own(checkpoint)
 
 
@@ -51,7 +51,7 @@ class Yarn:
         _at_least(1, factor=self.factor)
         _above(0, attention_factor=self.attention_factor)
 
-    def schedule(self, checkpoint: Opened) -> Schedule:
+    def schedule(self, checkpoint: LoadedModel) -> Schedule:
         return rescheduled(checkpoint, "yarn", factor=self.factor, attention_factor=self.attention_factor)
 
 
@@ -64,7 +64,7 @@ class Linear:
     def __post_init__(self) -> None:
         _at_least(1, factor=self.factor)
 
-    def schedule(self, checkpoint: Opened) -> Schedule:
+    def schedule(self, checkpoint: LoadedModel) -> Schedule:
         return rescheduled(checkpoint, "linear", factor=self.factor)
 
 
@@ -77,7 +77,7 @@ class NTK:
     def __post_init__(self) -> None:
         _at_least(1, factor=self.factor)
 
-    def schedule(self, checkpoint: Opened) -> Schedule:
+    def schedule(self, checkpoint: LoadedModel) -> Schedule:
         refuse_without_rotation(checkpoint, "ntk")
         dims = 2 * checkpoint.geometry.pairs
         if dims == 2:
@@ -94,7 +94,7 @@ class ABF:
     def __post_init__(self) -> None:
         _above(1, theta=self.theta)
 
-    def schedule(self, checkpoint: Opened) -> Schedule:
+    def schedule(self, checkpoint: LoadedModel) -> Schedule:
         return rescheduled(checkpoint, "linear", factor=1.0, rope_theta=self.theta)
 
 
@@ -111,7 +111,7 @@ class Llama3:
         _above(0, low_freq_factor=self.low_freq_factor)
         _above(self.low_freq_factor, high_freq_factor=self.high_freq_factor)
 
-    def schedule(self, checkpoint: Opened) -> Schedule:
+    def schedule(self, checkpoint: LoadedModel) -> Schedule:
         return rescheduled(
             checkpoint,
             "llama3",
@@ -130,7 +130,7 @@ class LogN:
     def __post_init__(self) -> None:
         _at_least(2, length=self.length)
 
-    def schedule(self, checkpoint: Opened) -> Schedule:
+    def schedule(self, checkpoint: LoadedModel) -> Schedule:
         length = self.length or checkpoint.geometry.native_context
 
         def scale(layer: int, visible: Tensor) -> Tensor:
@@ -149,9 +149,9 @@ class PRoPE:
         if not 0 <= self.keep <= 1:
             raise BadInput(f"keep={self.keep:g}: expected a share of the rotary pairs between 0 and 1")
 
-    def schedule(self, checkpoint: Opened) -> Schedule:
+    def schedule(self, checkpoint: LoadedModel) -> Schedule:
         refuse_without_rotation(checkpoint, "prope")
-        if self.keep and (until := checkpoint.rotation.until) is not None:
+        if self.keep and (until := checkpoint.rotation.frequency_change_length) is not None:
             raise refusal(checkpoint, "prope", f"its own frequencies are others in a text of more than {until} tokens")
         own = Fixed.own(checkpoint)
         kept = torch.arange(checkpoint.geometry.pairs) < round(self.keep * checkpoint.geometry.pairs)
@@ -163,7 +163,7 @@ class PRoPE:
 class NoPE:
     """No rotation at all: every frequency is 0."""
 
-    def schedule(self, checkpoint: Opened) -> Schedule:
+    def schedule(self, checkpoint: LoadedModel) -> Schedule:
         return PRoPE(keep=0.0).schedule(checkpoint)
 
 
@@ -175,7 +175,7 @@ class ALiBi:
     power below, and of the power above every other one.
     """
 
-    def schedule(self, checkpoint: Opened) -> Schedule:
+    def schedule(self, checkpoint: LoadedModel) -> Schedule:
         still = NoPE().schedule(checkpoint)
         geometry = checkpoint.geometry
         if 2 * geometry.pairs < geometry.head_dim:
@@ -223,7 +223,7 @@ class Adapted:
     def by_sequence(self) -> bool:
         return self.length == "sequence"
 
-    def schedule(self, checkpoint: Opened) -> Schedule:
+    def schedule(self, checkpoint: LoadedModel) -> Schedule:
         if self.keys is not None:
             learned = mapped(self.adapter, self.keys, checkpoint)
         else:
