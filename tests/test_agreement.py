@@ -80,7 +80,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
     with torch.no_grad():
         assert torch.equal(module.eval()(ids).logits, expected)
-    eager_check.refuse_disagreement(module, model.attention, model.geometry.layer_numbers)
+    eager_check.check_against_eager(module, model.attention_modules, model.geometry.layer_numbers)
 
 
 def test_a_mask_of_another_kind_is_refused_where_it_is_used() -> None:

@@ -236,15 +236,15 @@ def test_a_keyword_that_may_change_weights_is_refused_by_name(name: str) -> None
     model = tiny("llama")
     q = torch.zeros(1, 4, 3, 16)
     with pytest.raises(UnsupportedModel, match=r"cannot measure this llama model: .*(index|bias|sink|'anything')"):
-        backend.attention_forward(model.attention[0], q, q, q, None, **{name: torch.zeros(1)})
-    backend.attention_forward(model.attention[0], q, q, q, None, **{name: None})
+        backend.attention_forward(model.attention_modules[0], q, q, q, None, **{name: torch.zeros(1)})
+    backend.attention_forward(model.attention_modules[0], q, q, q, None, **{name: None})
 
 
 def test_attention_in_both_directions_is_refused() -> None:
     model = tiny("llama")
     q = torch.zeros(1, 4, 3, 16)
     with pytest.raises(UnsupportedModel, match="both directions"):
-        backend.attention_forward(model.attention[0], q, q, q, None, is_causal=False)
+        backend.attention_forward(model.attention_modules[0], q, q, q, None, is_causal=False)
     with backend.using_backend(model.module):
         mask = create_bidirectional_mask(model.module.config, torch.zeros(1, 3, 64), None)
     with pytest.raises(UnsupportedModel, match="other keys"):
@@ -339,7 +339,7 @@ def test_only_the_layers_asked_for_are_heard() -> None:
 
 def traces(model: Model) -> tuple[Any, ...]:
     """What a capture might leave behind."""
-    taps = [backend._hooks_by_module.get(module) for module in model.attention]
+    taps = [backend._hooks_by_module.get(module) for module in model.attention_modules]
     return (
         model.module.config._attn_implementation,
         sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.module.modules()),

@@ -187,4 +187,4 @@ def test_a_revision_in_a_study_file_needs_no_quotes(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_read_as_a_hub_id(text: str, read: HubId | None) -> None:
-    assert HubId.read(text) == read
+    assert HubId.parse(text) == read

@@ -300,7 +300,7 @@ def test_a_reset_to_base_is_refused_where_the_frequencies_of_base_change(tmp_pat
     model = hs.load(families.DYNAMIC["llama-dynamic"]())
     own = model.with_scheme(f"adarope:adapter={noisy(model, 0.1).save(tmp_path / 'adapter.safetensors')}")
     with pytest.raises(UnsupportedModel, match="where joint cannot be reset to base: give shorter --lengths, or reset"):
-        swept(own, tmp_path / "runs", reset_to=["base"], lengths=[model.rotation.until + 8])
+        swept(own, tmp_path / "runs", reset_to=["base"], lengths=[model.rotation.frequency_change_length + 8])
 
 
 def test_target_base_is_refused_where_the_adapter_started_from_base(tmp_path: Path) -> None:

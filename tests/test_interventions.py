@@ -118,7 +118,7 @@ def by_hand(model: Model, unit: Unit, edit: Callable[[Tensor], Tensor]) -> float
     """Loss with `edit` on the unit's slice of the input of o_proj, found by its width: no seam."""
     projection = next(
         module
-        for name, module in model.attention[unit.layer].named_modules()
+        for name, module in model.attention_modules[unit.layer].named_modules()
         if isinstance(module, nn.Linear) and name.rpartition(".")[2] in ("o_proj", "dense")
     )
     width = model.geometry.head_dim

@@ -182,7 +182,7 @@ def test_a_model_without_pairs_is_refused_by_name() -> None:
 def test_a_text_that_turns_by_other_frequencies_cannot_be_turned_back() -> None:
     (name, build), *_ = families.DYNAMIC.items()
     model = hs.load(build())
-    until = model.rotation.until
+    until = model.rotation.frequency_change_length
     assert until is not None, name
     assert knocked_out(model, "pairs-unrotated:0-1", lengths=[until])
     assert knocked_out(model, "pairs-zero:0-1", lengths=[until + 1])

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 import headscope as hs
 from headscope.errors import BadInput, Changed, Interrupted, UnsupportedModel
-from headscope.models.loading import split
-from headscope.models.lora import put_on
+from headscope.models.loading import split_adapter
+from headscope.models.lora import apply_lora
 from headscope.positions.lora import added
 from headscope.runs.run import Run
 from headscope.study import runner
@@ -129,7 +129,7 @@ def test_a_lora_on_one_that_is_worn_is_refused_by_name(place: Path) -> None:
     model = hs.load(f"{place}/tiny+{place}/loras/plain", device="cpu")
     before = model.weights_sha256
     with pytest.raises(BadInput, match="wears a LoRA already: merge it"):
-        put_on(model.module, place / "loras" / "dora", model.name)
+        apply_lora(model.module, place / "loras" / "dora", model.name)
     with pytest.raises(UnsupportedModel, match="has no separate q_proj and k_proj"), added(model, 2, 4, 0):
         pass
     assert hs.load(model.module).weights_sha256 == before
@@ -142,7 +142,7 @@ def test_a_lora_that_fails_leaves_the_model_as_it_was(place: Path, tmp_path: Pat
     model = hs.load(str(place / "tiny"), device="cpu")
     before = {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
     with pytest.raises(BadInput, match="cannot be put on"):
-        put_on(model.module, folder, model.name)
+        apply_lora(model.module, folder, model.name)
     assert before == {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
 
 
@@ -156,7 +156,7 @@ def test_a_model_under_prompts_is_refused_by_name(place: Path) -> None:
 def test_a_plus_may_stand_in_the_name_of_a_folder(tmp_path: Path) -> None:
     for name in ("a+b", "c+d"):
         (tmp_path / name).mkdir()
-    assert split(f"{tmp_path}/a+b") == (f"{tmp_path}/a+b", None)
-    assert split(f"{tmp_path}/a+b+{tmp_path}/c+d") == (f"{tmp_path}/a+b", f"{tmp_path}/c+d")
-    assert split("smollm2-135m+org/lora") == ("smollm2-135m", "org/lora")
-    assert split("org/name:step1") == ("org/name:step1", None)
+    assert split_adapter(f"{tmp_path}/a+b") == (f"{tmp_path}/a+b", None)
+    assert split_adapter(f"{tmp_path}/a+b+{tmp_path}/c+d") == (f"{tmp_path}/a+b", f"{tmp_path}/c+d")
+    assert split_adapter("smollm2-135m+org/lora") == ("smollm2-135m", "org/lora")
+    assert split_adapter("org/name:step1") == ("org/name:step1", None)

@@ -211,11 +211,11 @@ def test_a_gguf_file_is_converted_once(cache: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(loading, "_convert", convert)
     gguf = cache.with_name("tiny.gguf")
-    folders = {loading.converted(gguf) for _ in range(2)}
+    folders = {loading.convert_gguf(gguf) for _ in range(2)}
     assert len(converted) == 1
     assert list(cache.iterdir()) == list(folders)
     gguf.write_bytes(b"GGUF, another")
-    assert loading.converted(gguf) not in folders
+    assert loading.convert_gguf(gguf) not in folders
 
 
 @pytest.mark.parametrize("death", [KeyboardInterrupt, SystemExit, RuntimeError])
@@ -228,7 +228,7 @@ def test_a_conversion_that_dies_leaves_nothing(
 
     monkeypatch.setattr(loading, "_convert", convert)
     with pytest.raises(death, match="half way"):
-        loading.converted(cache.with_name("tiny.gguf"))
+        loading.convert_gguf(cache.with_name("tiny.gguf"))
     assert list(cache.iterdir()) == []
 
 
@@ -246,7 +246,7 @@ def test_a_conversion_killed_outright_is_never_taken_for_a_finished_one(
     (left,) = cache.iterdir()
     assert left.name.startswith(".")
     monkeypatch.setattr(loading, "_convert", lambda gguf, folder: (folder / "config.json").write_text("{}"))
-    assert (loading.converted(gguf) / "config.json").is_file()
+    assert (loading.convert_gguf(gguf) / "config.json").is_file()
 
 
 def test_losing_a_race_to_convert_is_as_good_as_winning_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_losing_a_race_to_convert_is_as_good_as_winning_it(cache: Path, monkeypa
         (winner / "config.json").write_text("the winner's")
 
     monkeypatch.setattr(loading, "_convert", convert)
-    found = loading.converted(cache.with_name("tiny.gguf"))
+    found = loading.convert_gguf(cache.with_name("tiny.gguf"))
     assert (found / "config.json").read_text() == "the winner's"
     assert list(cache.iterdir()) == [found]
 
@@ -266,7 +266,7 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_nothing(cache: Path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(loading, "_convert", convert)
-    said = message(CannotWrite, lambda: loading.converted(cache.with_name("tiny.gguf")))
+    said = message(CannotWrite, lambda: loading.convert_gguf(cache.with_name("tiny.gguf")))
     assert "No space left on device" in said
     assert "HEADSCOPE_CACHE" in said
     assert list(cache.iterdir()) == []

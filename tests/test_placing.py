@@ -109,13 +109,13 @@ def test_weights_go_to_one_gpu_to_all_or_nowhere(folder: Path, monkeypatch: pyte
         monkeypatch.setattr(
             torch.cuda, "mem_get_info", lambda at: (sizes[at if isinstance(at, int) else at.index or 0], 0)
         )
-        return placing.placement("tiny", folder, gpu, torch.float32, spread, quantised)
+        return placing.placement_options("tiny", folder, gpu, torch.float32, spread, quantised)
 
     assert placed(1.2, 1.2) == {}
     assert placed(1.2, quantised=True) == {"device_map": {"": gpu}}
     two = placed(0.8, 0.7)
     assert two["device_map"] == "auto"
-    assert two["max_memory"] == {at: int(placing.ROOM * int(share * needed)) for at, share in enumerate((0.8, 0.7))}
+    assert two["max_memory"] == {at: int(placing.MAX_FILL * int(share * needed)) for at, share in enumerate((0.8, 0.7))}
     for refused in (lambda: placed(0.8), lambda: placed(0.4, 0.4), lambda: placed(0.8, 0.8, spread=False)):
         with pytest.raises(BadInput, match="use --dtype bf16"):
             refused()

@@ -322,8 +322,8 @@ def test_yarn_hands_its_temperature_to_tau() -> None:
 
 def traces(model: Model) -> tuple[Any, ...]:
     """What an attached scheme might leave behind."""
-    taps = [backend._hooks_by_module.get(module) for module in model.attention]
-    rotate = {type(m).__module__: sys.modules[type(m).__module__] for m in model.attention}
+    taps = [backend._hooks_by_module.get(module) for module in model.attention_modules]
+    rotate = {type(m).__module__: sys.modules[type(m).__module__] for m in model.attention_modules}
     return (
         [getattr(namespace, "apply_rotary_pos_emb", None) for namespace in rotate.values()],
         model.module.config._attn_implementation,

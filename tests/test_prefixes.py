@@ -212,11 +212,11 @@ def test_a_model_that_lends_keys_answers_as_it_does_alone(name: str) -> None:
 def test_parts_that_were_not_training_are_left_so() -> None:
     opened = hs.load(families.MEASURABLE["llama-gqa"]())
     opened.module.train()
-    opened.attention[0].eval()
+    opened.attention_modules[0].eval()
     answered(small(opened), prompts()[0])
     assert opened.module.training
-    assert opened.attention[1].training
-    assert not opened.attention[0].training
+    assert opened.attention_modules[1].training
+    assert not opened.attention_modules[0].training
 
 
 @pytest.mark.model

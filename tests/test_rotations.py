@@ -95,7 +95,7 @@ def test_every_group_turns_by_its_own_frequencies(family: str) -> None:
     adapter = learned(model)
     adapter.tau.data.fill_(1)
     plain, found = first_layer(model, "nope"), first_layer(model, adapter)
-    factor = adapter.factor(0) if model.rotation.scales else 1.0
+    factor = adapter.factor(0) if model.rotation.factor_scales_logits else 1.0
     assert adapter.xi[0].unique(dim=0).shape[0] == spec.groups
     pairs, start = spec.rotary_dims // 2, spec.rotary_start
     for group in range(spec.groups):
@@ -212,7 +212,7 @@ def test_models_with_and_without_rotation_share_a_run_and_its_report(tmp_path: P
 @pytest.mark.parametrize("name", families.DYNAMIC)
 def test_theta_is_that_of_the_measured_length_whatever_ran_before(name: str) -> None:
     model = load(families.DYNAMIC[name]())
-    rotary, until = model.rotation.modules[0], model.rotation.until
+    rotary, until = model.rotation.rotary_modules[0], model.rotation.frequency_change_length
     assert until == model.geometry.native_context
     short, seen = rotary.inv_freq.clone(), {}
     for length in (until + 40, until // 2, until, until + 40):
@@ -223,7 +223,7 @@ def test_theta_is_that_of_the_measured_length_whatever_ran_before(name: str) -> 
         other = load(families.DYNAMIC[name]())
         with torch.no_grad():
             other.module(ids[None])
-        own = other.rotation.modules[0].inv_freq
+        own = other.rotation.rotary_modules[0].inv_freq
         torch.testing.assert_close(theta[0, 0, : model.geometry.pairs], own, rtol=1e-6, atol=0)
         assert largest(theta - theta[0, 0]) == 0
         again = seen.setdefault(length, found["attention"]["ess2"])

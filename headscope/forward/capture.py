@@ -17,20 +17,20 @@ from torch import Tensor, nn
 
 from headscope.attention import backend
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.models.bridge import delegated
-from headscope.models.checkpoint import Opened
+from headscope.models.bridge import delegating_attention
+from headscope.models.checkpoint import LoadedModel
 
 
 class CapturedLayers:
     """The attention layers of a model that is being captured, by index; `geometry.numbers` are their true numbers."""
 
-    def __init__(self, model: Opened, exit_stack: ExitStack):
+    def __init__(self, model: LoadedModel, exit_stack: ExitStack):
         self._model = model
         self._exit_stack = exit_stack
 
     def listen(self, listener: backend.Listener, layers: list[int] | None = None) -> None:
         """Call `listener` for the given layers (default all) until the capture ends. Unknown layers raise BadInput."""
-        for layer in range(len(self._model.attention)) if layers is None else layers:
+        for layer in range(len(self._model.attention_modules)) if layers is None else layers:
             self._exit_stack.enter_context(backend.listening(self._module(layer), layer, listener))
 
     def edit_qkv(self, layer: int, edit: backend.QKVEdit) -> None:
@@ -46,22 +46,22 @@ class CapturedLayers:
         self._exit_stack.callback(module.register_forward_hook(function, with_kwargs=True).remove)
 
     def _module(self, layer: int) -> nn.Module:
-        if not 0 <= layer < len(self._model.attention):
-            raise BadInput(f"no layer {layer}: the model has layers 0 to {len(self._model.attention) - 1}")
-        return self._model.attention[layer]
+        if not 0 <= layer < len(self._model.attention_modules):
+            raise BadInput(f"no layer {layer}: the model has layers 0 to {len(self._model.attention_modules) - 1}")
+        return self._model.attention_modules[layer]
 
 
 @contextmanager
-def capturing(model: Opened) -> Iterator[CapturedLayers]:
+def capturing(model: LoadedModel) -> Iterator[CapturedLayers]:
     """Route the model's attention through the seam and yield its layers; leaving restores the model."""
     with ExitStack() as stack:
-        stack.enter_context(delegated(model.bridge))
+        stack.enter_context(delegating_attention(model.bridge))
         stack.enter_context(backend.using_backend(model.module))
-        for module in model.attention:
+        for module in model.attention_modules:
             hook = module.register_forward_pre_hook(_refuse_quantised_cache, with_kwargs=True)
             stack.callback(hook.remove)
         if model.bridge is not None:
-            for block, module in zip(model.bridge.blocks, model.attention, strict=True):
+            for block, module in zip(model.bridge.blocks, model.attention_modules, strict=True):
                 if hasattr(block.attn, "hook_rot_q"):  # which a bridge has wherever its architecture is rotary
                     stack.enter_context(backend.editing_qkv(module, _bridge_hook_edit(block.attn)))
         yield CapturedLayers(model, stack)

@@ -20,7 +20,7 @@ from headscope.forward.backbone import backbone, decoder_layers
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.input_checks import refuse_non_finite, refuse_unknown_tokens
 from headscope.forward.logits import logits_and_targets, predicting_position_slices, replacing_forward, token_losses
-from headscope.models.checkpoint import Opened, evaluating
+from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -137,7 +137,7 @@ class Replay:
         stream = self.stream(lowest)
         with ExitStack() as stack:
             for layer, change in output_edits.items():
-                stack.enter_context(backend.editing_output(self.model.attention[layer], change))
+                stack.enter_context(backend.editing_output(self.model.attention_modules[layer], change))
             for layer in range(lowest, len(self.layers)):
                 stream = self.run_layer(layer, stream)
         hidden = self._final_hidden_states(stream)
@@ -167,7 +167,7 @@ class Replay:
             )
             for layer in reversed(range(len(self.layers))):
                 stream = self.stream(layer).detach().requires_grad_()
-                with _collecting_outputs(self.model.attention[layer]) as heard:
+                with _collecting_outputs(self.model.attention_modules[layer]) as heard:
                     output = self.run_layer(layer, stream)
                 ((z, call),) = heard
                 both = _gradients([output] * len(objectives), [stream, z], [pull[0] for pull in pulls])
@@ -199,10 +199,10 @@ class Replay:
         return hidden
 
 
-def resumable_layers(model: Opened) -> list[nn.Module]:
+def resumable_layers(model: LoadedModel) -> list[nn.Module]:
     """The decoder layers of a model all of which attend by keys of their own. Raises UnsupportedModel for others."""
     layers = decoder_layers(model)
-    if len(layers) != len(model.attention):
+    if len(layers) != len(model.attention_modules):
         raise UnsupportedModel(f"cannot resume {model.name} from a layer: its decoder layers are not one list")
     if shares_keys_across_layers(model):
         raise UnsupportedModel(
@@ -211,7 +211,7 @@ def resumable_layers(model: Opened) -> list[nn.Module]:
     return layers
 
 
-def shares_keys_across_layers(model: Opened) -> bool:
+def shares_keys_across_layers(model: LoadedModel) -> bool:
     """Whether layers of the model attend by the keys and values that another layer made."""
     return bool(getattr(model.module.config.get_text_config(), "num_kv_shared_layers", 0))
 

@@ -139,14 +139,14 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
     for layer in stack:
         if layer not in by_module:
             raise DecompositionError("its decoder layers do not hand on one stream")
-        index = next((n for n, module in enumerate(model.attention) if module in set(layer.modules())), None)
+        index = next((n for n, module in enumerate(model.attention_modules) if module in set(layer.modules())), None)
         inside = [call for call in calls if call.module in set(layer.children()) and not _consumes_output(call, call)]
         ends = [c for n, c in enumerate(inside) if not any(_consumes_output(d, c) for d in inside[n + 1 :])]
         ends = [call for call in ends if call.output.shape == by_module[layer].output.shape]
         factors = _branch_factors(by_module[layer], ends)
         heads, end = None, None
         if index is not None:
-            attention = model.attention[index]
+            attention = model.attention_modules[index]
             end, norm = _attention_output_call(next(c for c in inside if attention in set(c.module.modules())), inside)
             if end not in ends:
                 raise DecompositionError(

@@ -27,7 +27,7 @@ def training_step(checkpoint: str) -> int | None:
         return _step_from_trainer_state(state) if state.is_file() else _step_from_name(folder.name)
     from headscope.models.hub import HubId
 
-    hub_id = HubId.read(name)
+    hub_id = HubId.parse(name)
     return _step_from_name(hub_id.revision) if hub_id and hub_id.revision else None
 
 
@@ -83,9 +83,9 @@ def _specs_by_step(paths: list[Path], prefix: str, suffix: str) -> dict[str, str
 
 def _revision_specs(repository: str, pattern: str, scheme: str) -> dict[str, str]:
     """Specs of the matching branches and tags of a hub repository."""
-    from headscope.models.hub import revisions
+    from headscope.models.hub import list_revisions
 
-    names = dict.fromkeys(revisions(repository))
+    names = dict.fromkeys(list_revisions(repository))
     matches = [name for name in names if fnmatchcase(name, pattern)]
     if not matches:
         examples = ", ".join([*names][:5])

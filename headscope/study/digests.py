@@ -46,7 +46,7 @@ def digest_files(files: Iterable[Path]) -> str:
 
 def digest_checkpoint(name: str) -> dict[str, str]:
     """Digests of a checkpoint by input: configuration, weights and LoRA."""
-    base, adapter = loading.split(name)
+    base, adapter = loading.split_adapter(name)
     folder = Path(loading.locate(base)[0])
     inputs = {
         "configuration": digest_files([folder / "config.json"]),
@@ -54,7 +54,7 @@ def digest_checkpoint(name: str) -> dict[str, str]:
     }
     if adapter is None:
         return inputs
-    return {**inputs, "LoRA": digest_files(loading.lora_folder(adapter).glob("adapter_*"))}
+    return {**inputs, "LoRA": digest_files(loading.locate_lora(adapter).glob("adapter_*"))}
 
 
 def digest_scheme(scheme: Scheme) -> dict[str, str]:

@@ -217,7 +217,7 @@ def _reset_schedule(
 
 def _require_fixed_frequencies(label: str, model: Model, max_length: int, operation: str, advice: str) -> None:
     """Refuse what takes the checkpoint's own frequencies for those of every text."""
-    until = model.rotation.until
+    until = model.rotation.frequency_change_length
     if until is not None and max_length > until:
         raise UnsupportedModel(
             f"model '{label}' turns by other frequencies in a text of more than {until} tokens, where {operation}: "
@@ -229,7 +229,7 @@ def _pair_ablations(label: str, model: Model, component: str, max_length: int) -
     """The knock-outs that a component stands for, by name."""
     geometry, rotation, schedule = model.geometry, model.rotation, model.schedule
     if not geometry.pairs:
-        raise UnsupportedModel(f"cannot knock out pairs of model '{label}': {rotation.why}, so it has none")
+        raise UnsupportedModel(f"cannot knock out pairs of model '{label}': {rotation.no_pairs_reason}, so it has none")
     still, theta = component.startswith("pairs-unrotated"), rotation.theta.numpy()
     if still and not schedule.rotates:
         _require_fixed_frequencies(

@@ -39,7 +39,7 @@ AttentionMaskInterface.register(NAME, eager_mask)
 def losses(model: Model, ids: Tensor, edits: Mapping[int, tuple[slice, Edit]]) -> Tensor:
     """Loss of each predicted token of ids [1, L], float64, with the heads of some layers edited."""
     before = model.module.config._attn_implementation
-    _edits.update({model.attention[layer]: edit for layer, edit in edits.items()})
+    _edits.update({model.attention_modules[layer]: edit for layer, edit in edits.items()})
     model.module.set_attn_implementation(NAME)
     try:
         logits = model.module(ids, use_cache=False).logits[0, :-1].double()

@@ -125,9 +125,9 @@ def attention_errors(found: dict[str, np.ndarray], model: Model, truth: Truth) -
 def by_layer(model: Model, truth: Truth) -> dict[int, Call] | None:
     """The call of each layer that headscope measures, by the layer's true number; None where they do not match."""
     modules = {id(call.module): call for call in truth.calls}
-    if len(modules) != len(truth.calls) or {id(m) for m in model.attention} != set(modules):
+    if len(modules) != len(truth.calls) or {id(m) for m in model.attention_modules} != set(modules):
         return None
-    return {number: modules[id(m)] for number, m in zip(model.geometry.layer_numbers, model.attention, strict=True)}
+    return {number: modules[id(m)] for number, m in zip(model.geometry.layer_numbers, model.attention_modules, strict=True)}
 
 
 def _loss(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
@@ -233,7 +233,7 @@ def _with_inputs(model: Model, ids: Tensor, **inputs: Any) -> list[tuple[Call, T
         hidden[module] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
 
     with ExitStack() as stack:
-        for module in model.attention:
+        for module in model.attention_modules:
             stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         calls = by_layer(model, eager(model.module, ids, **inputs))
     assert calls is not None
