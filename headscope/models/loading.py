@@ -284,7 +284,7 @@ def _opening_error(error: Exception, name: str) -> HeadscopeError:
     if "ignore_mismatched_sizes" in reason:
         reason = "the shapes of its weights do not match its config"
     if isinstance(error, KeyError):
-        reason = f"transformers does not know {reason}, which its config names"
+        reason = f"its config names {reason}, which transformers does not know"
     if isinstance(error, ImportError):
         return Missing(f"checkpoint '{name}' needs a package that is not installed ({reason})")
     if "custom code" in reason:

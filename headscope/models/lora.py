@@ -28,7 +28,7 @@ def apply_lora(module: nn.Module, folder: Path, name: str) -> Any:
     from peft import PeftModel
 
     if not (folder / WEIGHTS_FILE).is_file():
-        raise Missing(f"no LoRA in '{folder}': it has no {WEIGHTS_FILE}. Pickled weights are not opened")
+        raise Missing(f"no LoRA in '{folder}': it has no {WEIGHTS_FILE}; pickled weights are not opened")
     if peft_layers(module):
         raise BadInput(f"'{name}' already has a LoRA. Merge it (merge_and_unload) before another is applied")
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]

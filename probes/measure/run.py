@@ -151,7 +151,8 @@ def _without_pairs(model: Model, tables: Sequence[str]) -> list[str]:
     remaining = [name for name in tables if name not in PAIR_TABLES]
     if not remaining:
         raise BadInput(
-            f"cannot measure {' or '.join(tables)} of '{model.name}': {model.rotation.no_pairs_reason}. Measure attention or nll"
+            f"cannot measure {' or '.join(tables)} of '{model.name}': {model.rotation.no_pairs_reason}. "
+            "Measure attention or nll"
         )
     return remaining
 

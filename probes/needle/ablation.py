@@ -108,6 +108,8 @@ def heads_ablated(model: Model, units: Sequence[Unit], intervention: Interventio
         for layer in sorted({unit.layer for unit in units}):
             here = [unit for unit in units if unit.layer == layer]
             stack.enter_context(
-                backend.editing_output(model.attention_modules[layer], layer_output_edit(intervention, here, model.geometry))
+                backend.editing_output(
+                    model.attention_modules[layer], layer_output_edit(intervention, here, model.geometry)
+                )
             )
         yield

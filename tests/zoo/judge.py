@@ -127,7 +127,9 @@ def by_layer(model: Model, truth: Truth) -> dict[int, Call] | None:
     modules = {id(call.module): call for call in truth.calls}
     if len(modules) != len(truth.calls) or {id(m) for m in model.attention_modules} != set(modules):
         return None
-    return {number: modules[id(m)] for number, m in zip(model.geometry.layer_numbers, model.attention_modules, strict=True)}
+    return {
+        number: modules[id(m)] for number, m in zip(model.geometry.layer_numbers, model.attention_modules, strict=True)
+    }
 
 
 def _loss(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
