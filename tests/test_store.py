@@ -15,7 +15,7 @@ import pytest
 from support.small_runs import CELLS, CONFIG, contents, interrupted, rows, study
 
 from headscope.errors import BadInput, BadRun, CannotWrite
-from headscope.runs import writer
+from headscope.runs import arrow, writer
 from headscope.runs.arrow import to_arrow
 from headscope.runs.columns import FORMAT_VERSION
 from headscope.runs.combined_runs import join
@@ -254,13 +254,25 @@ def test_a_disk_full_from_the_start_leaves_nothing(tmp_path, monkeypatch, name):
 def test_a_disk_full_while_a_cell_is_written_keeps_the_finished_ones(tmp_path, monkeypatch):
     with RunWriter.open(tmp_path, "test", CONFIG) as writer:
         writer.add(CELLS[0], rows(CELLS[0]))
-        monkeypatch.setattr(pq, "write_table", _full)
+        monkeypatch.setattr(pq.ParquetWriter, "write_table", _full)
         with pytest.raises(CannotWrite, match="No space"):
             writer.add(CELLS[1], rows(CELLS[1]))
         monkeypatch.undo()
     (partial,) = tmp_path.iterdir()
     assert sorted(entry.name for entry in partial.iterdir()) == ["cells", "lock", "run.json"]
     assert contents(study(tmp_path, resume=True)) == contents(study(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("limit", [1, 3, 4])
+def test_cells_merged_in_small_row_groups_give_the_same_numbers(tmp_path, monkeypatch, limit):
+    whole = study(tmp_path / "whole")
+    monkeypatch.setattr(arrow, "ROW_GROUP_ROWS", limit)
+    parts = study(tmp_path / "parts")
+    for name in whole.tables:
+        pd.testing.assert_frame_equal(parts.table(name), whole.table(name), check_exact=name != "distance", rtol=1e-12)
+        groups = pq.read_metadata(parts.path / f"{name}.parquet").num_row_groups
+        assert groups == -(-len(whole.table(name)) // limit) or name == "distance"
+    assert validate(parts) == []
 
 
 def test_a_disk_full_during_commit_publishes_nothing_and_keeps_the_cells(tmp_path, monkeypatch):

@@ -213,24 +213,23 @@ class RunWriter:
         facts = {}
         digests = {cell: _table_digests(cell) for cell in cells}
         for name, table in all_tables().items():
-            parts = [
-                arrow.read(file, digest, _repair_advice(cell))
-                for cell, files in digests.items()
-                for file, digest in files.items()
-                if file.stem == name
+            files = [
+                (cell, file, digest) for cell in cells for file, digest in digests[cell].items() if file.stem == name
             ]
-            if parts:
-                merged = arrow.merge_cells(table, parts)
-                _write_table(build / f"{name}.parquet", merged)
-                facts[name] = {"rows": merged.num_rows, "sha256": sha256(build / f"{name}.parquet")}
-        kept = {}
-        for file in sorted(each for each in self.files_folder.rglob("*") if each.is_file()):
+            if files:
+                target = build / f"{name}.parquet"
+                cell_tables = (arrow.read(file, digest, _repair_advice(cell)) for cell, file, digest in files)
+                rows = arrow.write_merged(target, table, cell_tables)
+                fsync(target)
+                facts[name] = {"rows": rows, "sha256": sha256(target)}
+        extra_files = {}
+        for file in sorted(path for path in self.files_folder.rglob("*") if path.is_file()):
             name = file.relative_to(self.files_folder).as_posix()
             (build / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, build / name)
-            kept[name] = sha256(file)
+            extra_files[name] = sha256(file)
         finished = datetime.now(UTC).isoformat(timespec="seconds")
-        whole = {**self.draft, **manifest, "finished": finished, "tables": facts, "files": kept}
+        whole = {**self.draft, **manifest, "finished": finished, "tables": facts, "files": extra_files}
         write_json(build / "run.json", whole)
 
     def _cell(self, cell_id: str) -> Path:

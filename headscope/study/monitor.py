@@ -107,8 +107,8 @@ class TrainingMonitor:
         for name in combined.tables:
             table = all_tables()[name]
             rows = combined.arrow_table(name) if "model" in table.keys else arrow.to_arrow(table, combined.table(name))
-            arrow.write(target / f"{name}.parquet", arrow.merge_cells(table, [rows]))
-            tables[name] = {"rows": rows.num_rows, "sha256": sha256(target / f"{name}.parquet")}
+            count = arrow.write_merged(target / f"{name}.parquet", table, [rows])
+            tables[name] = {"rows": count, "sha256": sha256(target / f"{name}.parquet")}
         models = [{**model, "step": step} for step, step_run in step_runs for model in step_run.manifest["models"]]
         seconds = round(sum(step_run.manifest["timings"]["seconds"] for _, step_run in step_runs), 1)
         manifest = {**step_runs[-1][1].manifest, "models": models, "tables": tables, "files": {}}
