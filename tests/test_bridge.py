@@ -1,4 +1,4 @@
-"""A TransformerBridge is served by the same seam: the model's own forward, TransformerLens's own hooks."""
+"""TransformerBridge: records and logits equal those of the wrapped model, and TransformerLens's hooks still fire."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ def difference(a: Tensor, b: Tensor) -> float:
     return (a - b).abs().max().item()
 
 
-def learned(model: Model) -> AdaRoPE:
+def random_adapter(model: Model) -> AdaRoPE:
     generator = torch.Generator().manual_seed(7)
     adapter = AdaRoPE.untrained(model, resolve(model, "yarn:factor=4"), 16)
     with torch.no_grad():
@@ -41,94 +41,94 @@ def learned(model: Model) -> AdaRoPE:
 
 @torch.no_grad()
 def run(model: Model) -> tuple[Tensor, list[AttentionRecord]]:
-    """Logits of the bridge, or of the bare model, and what its layers computed."""
-    heard: list[AttentionRecord] = []
+    """Logits of the bridge or of the plain model, and the attention records of its layers."""
+    records: list[AttentionRecord] = []
     with capturing(model) as layers:
-        layers.listen(heard.append)
+        layers.listen(records.append)
         logits = model.bridge(IDS) if model.bridge is not None else model.module(IDS, use_cache=False).logits
-    return logits, heard
+    return logits, records
 
 
 @FAMILY
-def test_a_bridge_is_heard_as_the_model_it_wraps(family: str) -> None:
-    plain, wrapped = load(families.MEASURABLE[family]()), bridged(family)
-    assert wrapped.geometry == plain.geometry
-    assert wrapped.weights_sha256 == plain.weights_sha256
-    expected, records = run(plain)
-    logits, heard = run(wrapped)
-    assert difference(logits, expected) <= 1e-5
-    for found, single in zip(heard, records, strict=True):
-        assert (found.layer, found.batch_index) == (single.layer, single.batch_index)
+def test_bridge_has_the_records_and_logits_of_its_model(family: str) -> None:
+    plain, bridge = load(families.MEASURABLE[family]()), bridged(family)
+    assert bridge.geometry == plain.geometry
+    assert bridge.weights_sha256 == plain.weights_sha256
+    expected_logits, expected_records = run(plain)
+    logits, records = run(bridge)
+    assert difference(logits, expected_logits) <= 1e-5
+    for record, expected in zip(records, expected_records, strict=True):
+        assert (record.layer, record.batch_index) == (expected.layer, expected.batch_index)
         for name in ("q", "k", "v", "z", "lse"):
-            assert difference(getattr(found, name), getattr(single, name)) <= 1e-4, name
+            assert difference(getattr(record, name), getattr(expected, name)) <= 1e-4, name
 
 
 @FAMILY
-def test_rotary_and_output_hooks_fire_in_transformerlens_shapes(family: str) -> None:
+def test_rotary_and_output_hooks_fire_with_transformerlens_shapes(family: str) -> None:
     model, spec = bridged(family), families.SPECS[family]
-    heard: list[AttentionRecord] = []
+    records: list[AttentionRecord] = []
     with torch.no_grad(), capturing(model) as layers:
-        layers.listen(heard.append)
+        layers.listen(records.append)
         _, cache = model.bridge.run_with_cache(IDS)
     for layer in range(families.LAYERS):
         q, k, z = (cache[f"blocks.{layer}.attn.{hook}"] for hook in ("hook_rot_q", "hook_rot_k", "hook_z"))
         assert q.shape == (2, LENGTH, families.HEADS, spec.head_dim)
         assert k.shape == (2, LENGTH, spec.groups, spec.head_dim)
-        here = [each for each in heard if each.layer == layer]
-        assert [each.batch_index for each in here] == [0, 1]
-        for found in here:
-            assert torch.equal(q[found.batch_index].transpose(0, 1), found.q)
-            assert torch.equal(k[found.batch_index].transpose(0, 1), found.k)
-            heads = z[found.batch_index].reshape(LENGTH, families.HEADS, spec.head_dim)
-            assert torch.equal(heads.transpose(0, 1), found.z)
-    assert [name for name, found in cache.items() if found.shape[-2:] == (LENGTH, LENGTH)] == []
+        layer_records = [record for record in records if record.layer == layer]
+        assert [record.batch_index for record in layer_records] == [0, 1]
+        for record in layer_records:
+            assert torch.equal(q[record.batch_index].transpose(0, 1), record.q)
+            assert torch.equal(k[record.batch_index].transpose(0, 1), record.k)
+            heads = z[record.batch_index].reshape(LENGTH, families.HEADS, spec.head_dim)
+            assert torch.equal(heads.transpose(0, 1), record.z)
+    assert [name for name, value in cache.items() if value.shape[-2:] == (LENGTH, LENGTH)] == []
     with torch.no_grad():
         _, cache = model.bridge.run_with_cache(IDS)
-    assert "blocks.0.attn.hook_pattern" in cache, "what would be L x L without the seam"
+    assert "blocks.0.attn.hook_pattern" in cache, "without headscope's backend there is an L x L pattern"
 
 
 @FAMILY
-def test_a_hook_that_edits_queries_takes_effect(family: str) -> None:
-    """Zero queries attend evenly: the log-sum-exp of a row is the log of the keys it sees."""
+def test_hook_that_edits_queries_takes_effect(family: str) -> None:
+    """Zero queries attend uniformly: the log-sum-exp of a row is the log of its number of visible keys."""
     model = bridged(family)
-    heard: list[AttentionRecord] = []
+    records: list[AttentionRecord] = []
     hooks: list[tuple[str, Callable[..., Tensor]]] = [("blocks.2.attn.hook_rot_q", lambda q, hook: torch.zeros_like(q))]
     with torch.no_grad(), capturing(model) as layers:
-        layers.listen(heard.append, [2])
+        layers.listen(records.append, [2])
         plain = model.bridge(IDS)
         edited = model.bridge.run_with_hooks(IDS, fwd_hooks=hooks)
         again = model.bridge(IDS)
-    assert difference(heard[2].lse, heard[2].visible_counts.log().expand(families.HEADS, -1)) <= 1e-5
+    assert difference(records[2].lse, records[2].visible_counts.log().expand(families.HEADS, -1)) <= 1e-5
     assert difference(edited, plain) > 1e-2
     assert torch.equal(again, plain)
 
 
 @FAMILY
 @pytest.mark.parametrize("scheme", ["yarn:factor=4", "logn:length=4", "adapter"])
-def test_a_scheme_does_to_a_bridge_what_it_does_to_its_model(family: str, scheme: str) -> None:
-    found: list[Tensor] = []
+def test_scheme_changes_a_bridge_as_it_changes_its_model(family: str, scheme: str) -> None:
+    outputs: list[Tensor] = []
     for model in (load(families.MEASURABLE[family]()), bridged(family)):
-        with attached(model, learned(model) if scheme == "adapter" else scheme), torch.no_grad():
-            found.append(run(model)[0])
-            alone = model.bridge(IDS) if model.bridge is not None else model.module(IDS, use_cache=False).logits
-            assert difference(alone, found[-1]) <= 1e-4
-    assert difference(*found) <= 1e-4  # TransformerLens computes some norms itself
+        with attached(model, random_adapter(model) if scheme == "adapter" else scheme), torch.no_grad():
+            outputs.append(run(model)[0])
+            logits = model.bridge(IDS) if model.bridge is not None else model.module(IDS, use_cache=False).logits
+            assert difference(logits, outputs[-1]) <= 1e-4
+    assert difference(*outputs) <= 1e-4  # TransformerLens computes some norms itself
 
 
 @FAMILY
-def test_leaving_gives_the_bridge_back_as_it_was(family: str) -> None:
+def test_leaving_restores_the_bridge(family: str) -> None:
     model = bridged(family)
     with torch.no_grad():
-        before, names, expected = traces(model), set(model.bridge.hook_dict), model.bridge(IDS)
+        before, names, expected = bridge_state(model), set(model.bridge.hook_dict), model.bridge(IDS)
         run(model)
-        with pytest.raises(RuntimeError, match="inside"), attached(model, learned(model)), capturing(model):
+        with pytest.raises(RuntimeError, match="inside"), attached(model, random_adapter(model)), capturing(model):
             raise RuntimeError("inside")
-        assert traces(model) == before
+        assert bridge_state(model) == before
         assert set(model.bridge.hook_dict) == names
         assert torch.equal(model.bridge(IDS), expected)
 
 
-def traces(model: Model) -> tuple[Any, ...]:
+def bridge_state(model: Model) -> tuple[Any, ...]:
     return (
         model.module.config._attn_implementation,
         ["forward" in block.attn.__dict__ for block in model.bridge.blocks],
@@ -138,8 +138,8 @@ def traces(model: Model) -> tuple[Any, ...]:
 
 
 @pytest.mark.model
-def test_the_real_checkpoint_is_served_through_a_bridge(smollm2: Model, tokens: Tensor) -> None:
-    """On a copy, since building a bridge rewrites the model that it wraps."""
+def test_smollm2_bridge_has_the_logits_of_smollm2(smollm2: Model, tokens: Tensor) -> None:
+    """On a copy, because a bridge modifies the model that it wraps."""
     ids = tokens[:, :64]
     copy = load("smollm2-135m", device="cpu")
     bridge = TransformerBridge.boot_transformers("smollm2", hf_model=copy.module, tokenizer=copy.tokenizer)

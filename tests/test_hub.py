@@ -1,4 +1,4 @@
-"""Revisions of a checkpoint on the hub, from a stand-in that speaks to huggingface_hub as the hub does."""
+"""Checkpoints on the hub: revisions, download errors and the local copy, tested against a local hub server."""
 
 import json
 import os
@@ -27,40 +27,42 @@ Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints `main`, `step2` and `step10`, and texts."""
-    place = tmp_path_factory.mktemp("hub")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints `main`, `step2`, `step10` and `pickled`, and texts."""
+    checkpoints = tmp_path_factory.mktemp("hub")
     for seed, name in enumerate(("main", "step10", "step2")):
-        save_checkpoint(place / name, seed)
-    (place / "pickled").mkdir()
-    for file in (place / "main").iterdir():
+        save_checkpoint(checkpoints / name, seed)
+    (checkpoints / "pickled").mkdir()
+    for file in (checkpoints / "main").iterdir():
         if file.suffix == ".json":
-            (place / "pickled" / file.name).write_bytes(file.read_bytes())
-    (place / "pickled" / "pytorch_model.bin").write_bytes(b"no")
-    save_texts(place / "texts")
-    return place
+            (checkpoints / "pickled" / file.name).write_bytes(file.read_bytes())
+    (checkpoints / "pickled" / "pytorch_model.bin").write_bytes(b"no")
+    save_texts(checkpoints / "texts")
+    return checkpoints
 
 
 @pytest.fixture(scope="module")
-def hub(place: Path) -> Iterator[Hub]:
-    branches = {name: place / name for name in ("main", "step10", "step2", "pickled")}
+def hub(checkpoints: Path) -> Iterator[Hub]:
+    branches = {name: checkpoints / name for name in ("main", "step10", "step2", "pickled")}
     with Hub({MODEL: branches, "lab/gated": {}}).serving() as hub:
         yield hub
 
 
 @pytest.fixture(scope="module")
-def server(place: Path, hub: Hub) -> Iterator[Server]:
-    """Commands that take this hub for the hub."""
-    study = content(place, models={"base": str(place / "main")}, measure={"lengths": [24], "tables": ["nll"]})
-    (place / "study.yaml").write_text(json.dumps(study))
+def server(checkpoints: Path, hub: Hub) -> Iterator[Server]:
+    """A command server that uses the local hub."""
+    study = content(
+        checkpoints, models={"base": str(checkpoints / "main")}, measure={"lengths": [24], "tables": ["nll"]}
+    )
+    (checkpoints / "study.yaml").write_text(json.dumps(study))
     environment = {
         **os.environ,
         "HF_ENDPOINT": hub.endpoint,
         "HF_HUB_OFFLINE": "0",
-        "HF_HOME": str(place / "home"),
+        "HF_HOME": str(checkpoints / "home"),
         "NO_PROXY": "127.0.0.1",
     }
-    command = [sys.executable, "-c", SERVER, str(place / "study.yaml"), str(place / "warm")]
+    command = [sys.executable, "-c", SERVER, str(checkpoints / "study.yaml"), str(checkpoints / "warm")]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
     with subprocess.Popen(command, env=environment, **pipes) as process:
         yield Server(process)
@@ -69,13 +71,23 @@ def server(place: Path, hub: Hub) -> Iterator[Server]:
 
 
 @pytest.fixture
-def measured(server: Server, place: Path, tmp_path: Path) -> Command:
-    """Measure with these flags: exit code and what was said."""
+def measure(server: Server, checkpoints: Path, tmp_path: Path) -> Command:
+    """Run a measurement with the given flags; returns exit code and stderr."""
 
     def run(*flags: object) -> tuple[int, str]:
-        shared = ("--text", f"file:{place}/texts/*.txt", "--docs", 1, "--length", 24, "--measure", "nll", "--quiet")
-        server.begin(tmp_path / "said", "run", *flags, *shared, "--out", tmp_path / "runs")
-        return server.end(), (tmp_path / "said").read_text()
+        shared = (
+            "--text",
+            f"file:{checkpoints}/texts/*.txt",
+            "--docs",
+            1,
+            "--length",
+            24,
+            "--measure",
+            "nll",
+            "--quiet",
+        )
+        server.begin(tmp_path / "stderr", "run", *flags, *shared, "--out", tmp_path / "runs")
+        return server.end(), (tmp_path / "stderr").read_text()
 
     return run
 
@@ -86,31 +98,31 @@ def only_run(folder: Path) -> Run:
     return run
 
 
-def test_a_revision_opens_as_that_revision_and_the_run_names_it(
-    measured: Command, hub: Hub, place: Path, tmp_path: Path
+def test_revision_is_opened_and_stored_in_the_manifest(
+    measure: Command, hub: Hub, checkpoints: Path, tmp_path: Path
 ) -> None:
-    code, said = measured("--model", f"early={MODEL}:step2@yarn:factor=4", "--model", f"last={MODEL}")
-    assert code == 0, said
+    code, message = measure("--model", f"early={MODEL}:step2@yarn:factor=4", "--model", f"last={MODEL}")
+    assert code == 0, message
     early, last = only_run(tmp_path / "runs").manifest["models"]
     assert (early["checkpoint"], last["checkpoint"]) == (f"{MODEL}:step2", MODEL)
     assert (early["revision"], last["revision"]) == (hub.commit(MODEL, "step2"), hub.commit(MODEL, "main"))
     assert (early["step"], last["step"]) == (2, None)
     assert early["scheme"] == "yarn:factor=4"
-    assert early["weights_sha256"] == hs.load(str(place / "step2"), device="cpu").weights_sha256
+    assert early["weights_sha256"] == hs.load(str(checkpoints / "step2"), device="cpu").weights_sha256
     assert early["weights_sha256"] != last["weights_sha256"]
     assert not any(path.endswith(".bin") for path in hub.asked)
 
 
-def test_a_pattern_becomes_its_branches_in_order_of_step(measured: Command, tmp_path: Path) -> None:
-    code, said = measured("--checkpoints", f"{MODEL}:step*@nope")
-    assert code == 0, said
+def test_checkpoint_pattern_expands_to_branches_in_step_order(measure: Command, tmp_path: Path) -> None:
+    code, message = measure("--checkpoints", f"{MODEL}:step*@nope")
+    assert code == 0, message
     models = only_run(tmp_path / "runs").manifest["models"]
-    assert [(each["label"], each["step"]) for each in models] == [("step2", 2), ("step10", 10)]
-    assert [each["spec"] for each in models] == [f"{MODEL}:step2@nope", f"{MODEL}:step10@nope"]
+    assert [(model["label"], model["step"]) for model in models] == [("step2", 2), ("step10", 10)]
+    assert [model["spec"] for model in models] == [f"{MODEL}:step2@nope", f"{MODEL}:step10@nope"]
 
 
 @pytest.mark.parametrize(
-    ("code", "told", "flags"),
+    ("code", "fragment", "flags"),
     [
         (3, f"hub model '{MODEL}' has no revision 'step3' (did you mean 'step", ("--model", f"{MODEL}:step3")),
         (3, "no model 'lab/none:step2' on the hub", ("--model", "lab/none:step2")),
@@ -121,41 +133,43 @@ def test_a_pattern_becomes_its_branches_in_order_of_step(measured: Command, tmp_
         (2, "has no weights in safetensors, and pickled ones are never opened", ("--model", f"{MODEL}:pickled")),
     ],
 )
-def test_what_the_hub_does_not_have_is_one_line(
-    measured: Command, tmp_path: Path, code: int, told: str, flags: tuple[str, str]
+def test_hub_errors_are_one_line(
+    measure: Command, tmp_path: Path, code: int, fragment: str, flags: tuple[str, str]
 ) -> None:
-    got, said = measured(*flags)
-    assert got == code, said
-    assert said.startswith("headscope: ")
-    assert said.count("\n") == 1, said
-    assert told in said
+    exit_code, message = measure(*flags)
+    assert exit_code == code, message
+    assert message.startswith("headscope: ")
+    assert message.count("\n") == 1, message
+    assert fragment in message
     assert not list((tmp_path / "runs").glob("*"))
 
 
 @pytest.mark.parametrize("fails", ["silent", "503"])
-def test_what_was_fetched_serves_while_the_hub_is_down(
-    measured: Command, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+def test_downloaded_checkpoint_opens_while_the_hub_is_down(
+    measure: Command, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    code, said = measured("--model", f"early={MODEL}:step2", "--name", "before")
-    assert code == 0, said
+    code, message = measure("--model", f"early={MODEL}:step2", "--name", "before")
+    assert code == 0, message
     monkeypatch.setattr(hub, "fails", fails)
-    code, said = measured("--model", f"early={MODEL}:step2", "--name", "after")
-    assert code == 0, said
+    code, message = measure("--model", f"early={MODEL}:step2", "--name", "after")
+    assert code == 0, message
     after, before = (run for _, run in list_runs(tmp_path / "runs"))
     assert isinstance(after, Run)
     assert isinstance(before, Run)
     assert after.manifest["models"] == before.manifest["models"]
-    for flags, told in (
+    for flags, fragment in (
         (("--model", f"{MODEL}:other"), f"cannot fetch '{MODEL}:other' from the hub"),
         (("--checkpoints", f"{MODEL}:step*"), f"cannot list the branches of '{MODEL}' on the hub"),
     ):
-        code, said = measured(*flags)
-        assert (code, said.count("\n")) == (3, 1), said
-        assert told in said
+        code, message = measure(*flags)
+        assert (code, message.count("\n")) == (3, 1), message
+        assert fragment in message
 
 
-def test_a_colon_in_a_path_is_a_path(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(place / "main", tmp_path / "lab" / "tiny:step2")
+def test_existing_path_with_a_colon_is_not_a_hub_id(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(checkpoints / "main", tmp_path / "lab" / "tiny:step2")
     monkeypatch.chdir(tmp_path)
     assert locate("lab/tiny:step2") == ("lab/tiny:step2", "lab/tiny:step2")
     (tmp_path / "lab" / "tiny").mkdir()
@@ -163,7 +177,7 @@ def test_a_colon_in_a_path_is_a_path(place: Path, tmp_path: Path, monkeypatch: p
         locate("lab/tiny:step3")
 
 
-def test_a_revision_in_a_study_file_needs_no_quotes(tmp_path: Path) -> None:
+def test_revision_in_a_study_file_needs_no_quotes(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("models:\n  early: lab/tiny:step2@yarn:factor=4\nmeasure:\n")
     study = read_study(tmp_path / "study.yaml", {})
     spec = ModelSpec.read(study.models["early"])
@@ -171,7 +185,7 @@ def test_a_revision_in_a_study_file_needs_no_quotes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "read"),
+    ("text", "hub_id"),
     [
         ("org/name", HubId("org/name")),
         ("org/name:step1000", HubId("org/name", "step1000")),
@@ -186,5 +200,5 @@ def test_a_revision_in_a_study_file_needs_no_quotes(tmp_path: Path) -> None:
         ("org/name:*", HubId("org/name", "*")),
     ],
 )
-def test_what_is_read_as_a_hub_id(text: str, read: HubId | None) -> None:
-    assert HubId.parse(text) == read
+def test_hub_id_is_parsed(text: str, hub_id: HubId | None) -> None:
+    assert HubId.parse(text) == hub_id

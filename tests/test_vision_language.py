@@ -1,4 +1,4 @@
-"""Vision-language checkpoints from a folder: their text part opens, and its numbers are eager attention's."""
+"""Vision-language checkpoints: the language model opens, with the logits and attention of eager transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ TEXT: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-SEEN: dict[str, Any] = {
+VISION: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 1,
@@ -32,7 +32,7 @@ SEEN: dict[str, Any] = {
     "image_size": 28,
     "patch_size": 14,
 }
-PATCHES = {
+QWEN_VISION = {
     "depth": 1,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -44,23 +44,23 @@ MROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3],
 IDS = {"image_token_id": 126, "video_token_id": 125, "vision_start_token_id": 124, "vision_end_token_id": 123}
 
 MODELS: dict[str, dict[str, Any]] = {
-    "gemma3": {"text_config": {"model_type": "gemma3_text"}, "vision_config": SEEN, "mm_tokens_per_image": 4},
-    "llava": {"text_config": {"model_type": "llama"}, "vision_config": {"model_type": "clip_vision_model", **SEEN}},
-    "llava_next": {"text_config": {"model_type": "mistral"}, "vision_config": SEEN},
-    "llava_onevision": {"text_config": {"model_type": "qwen2"}, "vision_config": SEEN},
-    "mistral3": {"text_config": {"model_type": "mistral"}, "vision_config": {"model_type": "pixtral", **SEEN}},
-    "internvl": {"text_config": {"model_type": "qwen2"}, "vision_config": SEEN},
-    "idefics3": {"text_config": {"model_type": "llama"}, "vision_config": SEEN, "scale_factor": 2},
-    "smolvlm": {"text_config": {"model_type": "llama"}, "vision_config": SEEN, "scale_factor": 2},
-    "qwen2_vl": {"text_config": MROPE, "vision_config": {**PATCHES, "embed_dim": 32, "hidden_size": 64}, **IDS},
-    "qwen2_5_vl": {"text_config": MROPE, "vision_config": PATCHES, **IDS},
-    "qwen3_vl": {"text_config": MROPE, "vision_config": {**PATCHES, "deepstack_visual_indexes": [0]}, **IDS},
-    "aya_vision": {"text_config": {"model_type": "cohere2"}, "vision_config": SEEN},
+    "gemma3": {"text_config": {"model_type": "gemma3_text"}, "vision_config": VISION, "mm_tokens_per_image": 4},
+    "llava": {"text_config": {"model_type": "llama"}, "vision_config": {"model_type": "clip_vision_model", **VISION}},
+    "llava_next": {"text_config": {"model_type": "mistral"}, "vision_config": VISION},
+    "llava_onevision": {"text_config": {"model_type": "qwen2"}, "vision_config": VISION},
+    "mistral3": {"text_config": {"model_type": "mistral"}, "vision_config": {"model_type": "pixtral", **VISION}},
+    "internvl": {"text_config": {"model_type": "qwen2"}, "vision_config": VISION},
+    "idefics3": {"text_config": {"model_type": "llama"}, "vision_config": VISION, "scale_factor": 2},
+    "smolvlm": {"text_config": {"model_type": "llama"}, "vision_config": VISION, "scale_factor": 2},
+    "qwen2_vl": {"text_config": MROPE, "vision_config": {**QWEN_VISION, "embed_dim": 32, "hidden_size": 64}, **IDS},
+    "qwen2_5_vl": {"text_config": MROPE, "vision_config": QWEN_VISION, **IDS},
+    "qwen3_vl": {"text_config": MROPE, "vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]}, **IDS},
+    "aya_vision": {"text_config": {"model_type": "cohere2"}, "vision_config": VISION},
 }
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_text_part_of_a_vision_language_checkpoint_is_eager_attention_s(kind: str, tmp_path: Path) -> None:
+def test_language_model_has_eager_logits_and_attention(kind: str, tmp_path: Path) -> None:
     options = dict(MODELS[kind])
     options["text_config"] = TEXT | options["text_config"]
     with torch.random.fork_rng(devices=[]):
@@ -73,21 +73,21 @@ def test_the_text_part_of_a_vision_language_checkpoint_is_eager_attention_s(kind
     model = hs.load(str(tmp_path), device="cpu")
     assert (model.geometry.layers, model.geometry.heads, model.geometry.kv_groups) == (2, 4, 2)
     assert model.geometry.native_context == 256
-    ids, heard = torch.arange(3, 43)[None], []
+    ids, records = torch.arange(3, 43)[None], []
     with torch.no_grad():
         expected = plain(input_ids=ids, output_attentions=True)
         with hs.capturing(model) as layers:
-            layers.listen(heard.append)
+            layers.listen(records.append)
             logits = model.module(input_ids=ids).logits
     torch.testing.assert_close(logits, expected.logits, atol=1e-4, rtol=1e-4)
-    assert len(heard) == len(expected.attentions) == 2
-    for each, weights in zip(heard, expected.attentions, strict=True):
-        products = each.scaling * torch.einsum("hqd,hkd->hqk", each.q, each.k.repeat_interleave(2, 0))
-        ours = products.masked_fill(torch.ones(40, 40).triu(1).bool(), -torch.inf).softmax(-1)
-        torch.testing.assert_close(ours, weights[0], atol=1e-5, rtol=1e-4)
+    assert len(records) == len(expected.attentions) == 2
+    for record, weights in zip(records, expected.attentions, strict=True):
+        products = record.scaling * torch.einsum("hqd,hkd->hqk", record.q, record.k.repeat_interleave(2, 0))
+        pattern = products.masked_fill(torch.ones(40, 40).triu(1).bool(), -torch.inf).softmax(-1)
+        torch.testing.assert_close(pattern, weights[0], atol=1e-5, rtol=1e-4)
 
 
-def test_each_part_attends_as_before_when_a_capture_ends() -> None:
+def test_capture_restores_the_attention_implementation_of_each_part() -> None:
     options = MODELS["llava"] | {"text_config": TEXT | MODELS["llava"]["text_config"]}
     module = AutoModelForImageTextToText.from_config(AutoConfig.for_model("llava", **options)).eval()
     module.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})

@@ -88,7 +88,7 @@ def test_the_docs_have_the_table_of_families(verdicts: dict[str, Verdict]) -> No
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Errors can be planted: opening does not hold them against eager attention, which would refuse the model."""
-    monkeypatch.setattr(checkpoint, "refuse_disagreement", lambda *_: None)
+    monkeypatch.setattr(checkpoint, "check_against_eager", lambda *_: None)
     return monkeypatch
 
 

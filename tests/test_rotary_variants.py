@@ -1,5 +1,7 @@
-"""Other ways to rotate: functions of other shapes, latent attention, layers without attention, no rotation at all,
-frequencies that change with the length. References are transformers' own models and rotation by hand."""
+"""Rotary variants: other rotation functions, latent attention, hybrid models, models without RoPE, dynamic frequencies.
+
+References are the models of transformers and an explicit rotation.
+"""
 
 import math
 from pathlib import Path
@@ -23,19 +25,19 @@ from headscope.report import html_page
 from probes.measure.run import measure_tokens
 from probes.positions.run import position_tables
 
-ROTATING = pytest.mark.parametrize("family", [name for name, each in families.OTHERS.items() if each.rotary_dims])
-UNROTATED = pytest.mark.parametrize("family", [name for name, each in families.OTHERS.items() if not each.rotary_dims])
+ROTATING = pytest.mark.parametrize("family", [name for name, spec in families.OTHERS.items() if spec.rotary_dims])
+UNROTATED = pytest.mark.parametrize("family", [name for name, spec in families.OTHERS.items() if not spec.rotary_dims])
 LENGTH = 40
 IDS = torch.randint(3, families.VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(5))
 
 
-def tiny(family: str) -> Model:
+def load_tiny(family: str) -> Model:
     return load(families.OTHERS[family].build())
 
 
 @torch.no_grad()
 def logits(model: Model | PreTrainedModel, scheme: Any = None) -> Tensor:
-    """Logits [B, L, V] of a full pass, under `scheme` where one is given."""
+    """Logits [B, L, V] of a full pass, under `scheme` if it is not None."""
     if isinstance(model, PreTrainedModel):
         return model(IDS, use_cache=False).logits
     with attached(model, scheme):
@@ -47,54 +49,56 @@ def largest(difference: Tensor) -> float:
 
 
 @torch.no_grad()
-def learned(model: Model) -> AdaRoPE:
-    """An adapter from YaRN whose groups differ."""
+def random_adapter(model: Model) -> AdaRoPE:
+    """A YaRN adapter with different frequencies in each group."""
     adapter = AdaRoPE.untrained(model, resolve(model, "yarn:factor=4"))
     adapter.xi += 0.2 * torch.randn(adapter.xi.shape, generator=torch.Generator().manual_seed(7))
     return adapter
 
 
-# Functions of other shapes -----------------------------------------------------------------------------------------
+# Other rotation functions ------------------------------------------------------------------------------------------
 
 
 @ROTATING
-def test_tables_for_each_group_are_tables_for_all_where_groups_agree(family: str) -> None:
-    model = tiny(family)
+def test_equal_frequencies_per_group_equal_shared_frequencies(family: str) -> None:
+    model = load_tiny(family)
     untrained = AdaRoPE.untrained(model, resolve(model, "base"))
     assert largest(logits(model, untrained) - logits(model)) <= 1e-4
 
 
 @ROTATING
-def test_yarn_is_what_transformers_does(family: str) -> None:
-    model = tiny(family)
+def test_yarn_equals_yarn_of_transformers(family: str) -> None:
+    model = load_tiny(family)
     config = type(model.module.config).from_dict(model.module.config.to_dict())
-    own = config.rope_parameters
+    base = config.rope_parameters
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
-    nested = "full_attention" in own
-    config.rope_parameters = {**own, "full_attention": {**own["full_attention"], **rope}} if nested else {**own, **rope}
-    twin = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-    twin.load_state_dict(model.module.state_dict())
-    expected = logits(twin)
+    nested = "full_attention" in base
+    config.rope_parameters = (
+        {**base, "full_attention": {**base["full_attention"], **rope}} if nested else {**base, **rope}
+    )
+    reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    reference.load_state_dict(model.module.state_dict())
+    expected = logits(reference)
     assert largest(logits(model, "yarn:factor=4") - expected) <= 1e-4 * largest(expected)
     assert largest(logits(model) - expected) > 1e-3
 
 
 @torch.no_grad()
 def first_layer(model: Model, scheme: str | AdaRoPE) -> AttentionRecord:
-    heard: list[AttentionRecord] = []
+    records: list[AttentionRecord] = []
     with attached(model, scheme), capturing(model) as layers:
-        layers.listen(heard.append, [0])
+        layers.listen(records.append, [0])
         model.module(IDS[:1], use_cache=False)
-    return heard[0]
+    return records[0]
 
 
 @ROTATING
-def test_every_group_turns_by_its_own_frequencies(family: str) -> None:
-    """The first attention layer heard without rotation, turned by hand, is that layer heard under the adapter."""
-    model, spec = tiny(family), families.OTHERS[family]
-    adapter = learned(model)
+def test_each_group_rotates_by_its_own_frequencies(family: str) -> None:
+    """Keys of the first layer without rotation, rotated explicitly, equal its keys under the adapter."""
+    model, spec = load_tiny(family), families.OTHERS[family]
+    adapter = random_adapter(model)
     adapter.tau.data.fill_(1)
-    plain, found = first_layer(model, "nope"), first_layer(model, adapter)
+    plain, rotated = first_layer(model, "nope"), first_layer(model, adapter)
     factor = adapter.factor(0) if model.rotation.factor_scales_logits else 1.0
     assert adapter.xi[0].unique(dim=0).shape[0] == spec.groups
     pairs, start = spec.rotary_dims // 2, spec.rotary_start
@@ -114,13 +118,13 @@ def test_every_group_turns_by_its_own_frequencies(family: str) -> None:
         expected = x.clone()
         expected[:, first] = factor * (x[:, first] * angles.cos() - x[:, second] * angles.sin())
         expected[:, second] = factor * (x[:, second] * angles.cos() + x[:, first] * angles.sin())
-        assert largest(found.k[group].double() - expected) <= 1e-4
+        assert largest(rotated.k[group].double() - expected) <= 1e-4
 
 
 @ROTATING
-def test_cached_decoding_is_the_full_pass(family: str) -> None:
-    model = tiny(family)
-    for scheme in ("yarn:factor=4", learned(model)):
+def test_cached_decoding_equals_the_full_pass(family: str) -> None:
+    model = load_tiny(family)
+    for scheme in ("yarn:factor=4", random_adapter(model)):
         expected = logits(model, scheme)
         cache = DynamicCache(config=model.module.config)
         with attached(model, scheme), torch.no_grad():
@@ -131,16 +135,16 @@ def test_cached_decoding_is_the_full_pass(family: str) -> None:
 
 @ROTATING
 def test_detaching_restores_the_model_bit_for_bit(family: str) -> None:
-    model = tiny(family)
+    model = load_tiny(family)
     expected = logits(model)
     assert not torch.equal(logits(model, "nope"), expected)
     assert torch.equal(logits(model), expected)
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.module.modules())
 
 
-def test_a_factor_that_a_norm_undoes_is_no_logit_scale() -> None:
-    """nanochat norms q and k after rotating them."""
-    plain, normed = load(families.SPECS["llama-gqa"].build()), tiny("nanochat")
+def test_attention_factor_undone_by_a_norm_is_not_a_logit_scale() -> None:
+    """nanochat norms q and k after the rotation."""
+    plain, normed = load(families.SPECS["llama-gqa"].build()), load_tiny("nanochat")
     scales = {
         model: position_tables("m", model.with_scheme("yarn:factor=8"))["scales"]["logit_scale"]
         for model in (plain, normed)
@@ -151,14 +155,14 @@ def test_a_factor_that_a_norm_undoes_is_no_logit_scale() -> None:
     assert largest(sharper - logits(normed, "yarn:factor=8")) <= 1e-4
 
 
-def test_a_scheme_is_refused_where_the_config_does_not_tell_the_frequencies() -> None:
+def test_scheme_is_refused_if_frequencies_differ_from_the_config() -> None:
     module = families.SPECS["llama"].build()
     module.model.rotary_emb.inv_freq = module.model.rotary_emb.inv_freq * 0.5
     with pytest.raises(UnsupportedModel, match=r"cannot put yarn on .* does not tell the frequencies"):
         resolve(load(module), "yarn:factor=4")
 
 
-def test_an_adapter_is_refused_where_layers_share_keys() -> None:
+def test_adapter_is_refused_if_layers_share_keys() -> None:
     spec = families.OTHERS["gemma3n"]
     model = load(families.build(spec.model_type, spec.options | {"num_kv_shared_layers": 2}))
     assert largest(logits(model, "yarn:factor=4") - logits(model)) > 1e-3
@@ -169,8 +173,8 @@ def test_an_adapter_is_refused_where_layers_share_keys() -> None:
 # Layers without attention, no rotation ------------------------------------------------------------------------------
 
 
-def test_rows_of_a_hybrid_carry_the_numbers_of_its_layers() -> None:
-    model = tiny("qwen3_next")
+def test_tables_of_a_hybrid_model_have_true_layer_numbers() -> None:
+    model = load_tiny("qwen3_next")
     for columns in measure_tokens(model, IDS[0], ["attention", "pairs", "distance"], None).values():
         assert set(columns["layer"].tolist()) == {1, 3}
     for columns in position_tables("m", model).values():
@@ -178,11 +182,11 @@ def test_rows_of_a_hybrid_carry_the_numbers_of_its_layers() -> None:
 
 
 @UNROTATED
-def test_without_rotation_there_are_no_pair_tables_and_no_schemes_of_frequencies(family: str) -> None:
-    model = tiny(family)
+def test_models_without_rope_have_no_pair_tables_and_refuse_frequency_schemes(family: str) -> None:
+    model = load_tiny(family)
     assert position_tables("m", model) == {}
-    found = measure_tokens(model, IDS[0], ["attention", "pairs", "distance", "nll"], None)
-    assert found.keys() == {"attention", "nll"}
+    tables = measure_tokens(model, IDS[0], ["attention", "pairs", "distance", "nll"], None)
+    assert tables.keys() == {"attention", "nll"}
     with pytest.raises(BadInput, match="Measure attention or nll"):
         measure_tokens(model, IDS[0], ["pairs"], None)
     for scheme in ("yarn:factor=4", "linear:factor=2", "ntk:factor=2", "abf:theta=5e6", "prope", "nope"):
@@ -192,7 +196,7 @@ def test_without_rotation_there_are_no_pair_tables_and_no_schemes_of_frequencies
     assert largest(logits(model, "base") - logits(model)) == 0.0
 
 
-def test_models_with_and_without_rotation_share_a_run_and_its_report(tmp_path: Path) -> None:
+def test_models_with_and_without_rope_share_a_run_and_its_report(tmp_path: Path) -> None:
     tokens = tokenizer("byte-level")
     models = {}
     for label, spec in (("learned positions", families.OTHERS["gpt2"]), ("rotary", families.SPECS["llama"])):
@@ -206,33 +210,33 @@ def test_models_with_and_without_rotation_share_a_run_and_its_report(tmp_path: P
     assert html_page.write_report([run], tmp_path / "report.html").is_file()
 
 
-# Frequencies that change with the length ----------------------------------------------------------------------------
+# Frequencies that depend on the length ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", families.DYNAMIC)
-def test_theta_is_that_of_the_measured_length_whatever_ran_before(name: str) -> None:
+def test_theta_depends_only_on_the_measured_length(name: str) -> None:
     model = load(families.DYNAMIC[name]())
-    rotary, until = model.rotation.rotary_modules[0], model.rotation.frequency_change_length
-    assert until == model.geometry.native_context
-    short, seen = rotary.inv_freq.clone(), {}
-    for length in (until + 40, until // 2, until, until + 40):
+    rotary, limit = model.rotation.rotary_modules[0], model.rotation.frequency_change_length
+    assert limit == model.geometry.native_context
+    short_frequencies, first_ess2 = rotary.inv_freq.clone(), {}
+    for length in (limit + 40, limit // 2, limit, limit + 40):
         ids = torch.randint(3, families.VOCAB, (length,), generator=torch.Generator().manual_seed(1))
-        found = measure_tokens(model, ids, ["pairs", "attention"], 16)
-        theta = torch.as_tensor(found["pairs"]["theta"]).view(families.LAYERS, families.HEADS, -1)
-        assert torch.equal(rotary.inv_freq, short), "measuring left the frequencies of its text"
-        other = load(families.DYNAMIC[name]())
+        tables = measure_tokens(model, ids, ["pairs", "attention"], 16)
+        theta = torch.as_tensor(tables["pairs"]["theta"]).view(families.LAYERS, families.HEADS, -1)
+        assert torch.equal(rotary.inv_freq, short_frequencies), "measuring changed the frequencies"
+        reference = load(families.DYNAMIC[name]())
         with torch.no_grad():
-            other.module(ids[None])
-        own = other.rotation.rotary_modules[0].inv_freq
-        torch.testing.assert_close(theta[0, 0, : model.geometry.pairs], own, rtol=1e-6, atol=0)
+            reference.module(ids[None])
+        expected = reference.rotation.rotary_modules[0].inv_freq
+        torch.testing.assert_close(theta[0, 0, : model.geometry.pairs], expected, rtol=1e-6, atol=0)
         assert largest(theta - theta[0, 0]) == 0
-        again = seen.setdefault(length, found["attention"]["ess2"])
-        assert (again == found["attention"]["ess2"]).all()
-        assert torch.equal(theta[0, 0, : model.geometry.pairs], model.rotation.theta[0]) == (length <= until)
+        ess2 = first_ess2.setdefault(length, tables["attention"]["ess2"])
+        assert (ess2 == tables["attention"]["ess2"]).all()
+        assert torch.equal(theta[0, 0, : model.geometry.pairs], model.rotation.theta[0]) == (length <= limit)
 
 
 @pytest.mark.parametrize("name", families.DYNAMIC)
-def test_partial_rotation_of_changing_frequencies_is_refused_and_none_is_not(name: str) -> None:
+def test_changing_frequencies_refuse_prope_but_not_nope(name: str) -> None:
     model = load(families.DYNAMIC[name]())
     with pytest.raises(UnsupportedModel, match=r"cannot put prope on .* are others in a text of more than"):
         resolve(model, "prope:keep=0.5")
@@ -240,7 +244,7 @@ def test_partial_rotation_of_changing_frequencies_is_refused_and_none_is_not(nam
 
 
 @pytest.mark.parametrize("name", families.DYNAMIC)
-def test_keys_kept_from_before_are_refused_where_frequencies_change(name: str) -> None:
+def test_cached_keys_are_refused_if_frequencies_change(name: str) -> None:
     model = load(families.DYNAMIC[name]())
     ids = torch.randint(3, families.VOCAB, (1, model.geometry.native_context + 8))
     first, rest = ids[:, :20], ids[:, 20:]
@@ -252,12 +256,12 @@ def test_keys_kept_from_before_are_refused_where_frequencies_change(name: str) -
             assert largest(cached - model.module(ids).logits[:, 20:]) <= 1e-3
 
 
-# Text beside images -------------------------------------------------------------------------------------------------
+# Vision-language models ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def sighted() -> Model:
-    """A tiny Qwen2.5-VL: a language model with positions of time, height and width, beside a vision tower."""
+def vision_language() -> Model:
+    """A tiny Qwen2.5-VL: a language model with positions of time, height and width, and a vision tower."""
     text = families.COMMON | {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
     }
@@ -266,21 +270,21 @@ def sighted() -> Model:
     return load(families.build("qwen2_5_vl", options, auto=AutoModelForImageTextToText))
 
 
-def test_a_vision_language_model_is_opened_by_its_text_part(sighted: Model) -> None:
-    geometry = sighted.geometry
+def test_geometry_is_that_of_the_language_model(vision_language: Model) -> None:
+    geometry = vision_language.geometry
     assert (geometry.layers, geometry.heads, geometry.kv_groups, geometry.pairs) == (4, 4, 2, 8)
     assert geometry.native_context == 256
     theta = 1e4 ** (-torch.arange(8, dtype=torch.float64) / 8)
-    torch.testing.assert_close(sighted.rotation.theta.double(), theta.expand(4, 8), rtol=1e-6, atol=0)
-    untrained = AdaRoPE.untrained(sighted, resolve(sighted, "base"))
-    assert largest(logits(sighted, untrained) - logits(sighted)) <= 1e-4
+    torch.testing.assert_close(vision_language.rotation.theta.double(), theta.expand(4, 8), rtol=1e-6, atol=0)
+    untrained = AdaRoPE.untrained(vision_language, resolve(vision_language, "base"))
+    assert largest(logits(vision_language, untrained) - logits(vision_language)) <= 1e-4
 
 
-def test_a_scheme_refuses_positions_of_an_image(sighted: Model) -> None:
+def test_scheme_refuses_image_positions(vision_language: Model) -> None:
     positions = torch.arange(LENGTH).expand(3, 2, -1)
     image = positions.clone()
     image[1, :, 5:9] = 5
-    with attached(sighted, "yarn:factor=4"), torch.no_grad():
-        sighted.module(IDS, position_ids=positions, use_cache=False)
+    with attached(vision_language, "yarn:factor=4"), torch.no_grad():
+        vision_language.module(IDS, position_ids=positions, use_cache=False)
         with pytest.raises(UnsupportedModel, match="positions of an image"):
-            sighted.module(IDS, position_ids=image, use_cache=False)
+            vision_language.module(IDS, position_ids=image, use_cache=False)

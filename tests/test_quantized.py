@@ -1,4 +1,4 @@
-"""Checkpoints that bitsandbytes quantised: they open where it is installed, and their digest knows their scales."""
+"""Checkpoints quantized by bitsandbytes: logits as in transformers, and a digest that includes the scales."""
 
 import shutil
 from pathlib import Path
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import headscope as hs
 
-pytest.importorskip("bitsandbytes", reason="a package of its own")
+pytest.importorskip("bitsandbytes", reason="bitsandbytes is optional")
 
 KINDS = {
     "four bits": ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, ".absmax"),
@@ -20,9 +20,9 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_quantised_checkpoint_opens_as_transformers_opens_it(kind: str, tmp_path: Path) -> None:
+def test_quantized_checkpoint_has_the_logits_of_transformers_and_digests_its_scales(kind: str, tmp_path: Path) -> None:
     options, scales = KINDS[kind]
-    tiny, folder = save_checkpoint(tmp_path / "tiny"), tmp_path / "quantised"
+    tiny, folder = save_checkpoint(tmp_path / "tiny"), tmp_path / "quantized"
     plain = AutoModelForCausalLM.from_pretrained(
         tiny,
         quantization_config=BitsAndBytesConfig(**options),
