@@ -98,7 +98,7 @@ def inspect_model(model: PreTrainedModel) -> ModelInspection:
     calls = _record_attention_calls(model)
     shapes = {call.shape[:2] for call in calls}
     if len(shapes) > 1:
-        raise unsupported_model_error(model, f"its layers differ in (heads, KV groups): {sorted(shapes)}")
+        raise unsupported_model_error(model, f"its layers differ in heads or KV groups {sorted(shapes)}")
     modules = tuple(call.module for call in calls)
     numbers = _layer_numbers(model, modules)
     rotation = _base_rotation(model, calls, numbers)
