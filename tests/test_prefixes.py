@@ -190,7 +190,7 @@ def test_an_interrupted_reader_answers_the_next_prompt_by_its_own_keys(monkeypat
             raise KeyboardInterrupt
         return step(ids)
 
-    monkeypatch.setattr(reader, "_step", interrupted)
+    monkeypatch.setattr(reader, "_forward", interrupted)
     other = np.concatenate([order[0][::-1], order[0]])
     with pytest.raises(KeyboardInterrupt):
         answered(reader, other)
