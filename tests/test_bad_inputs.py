@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 
 import headscope as hs
 from headscope import plugins
+from headscope.model_spec import ModelSpec
 from headscope.positions import AdaRoPE, resolve
 from headscope.positions.adarope import FORMAT
-from headscope.positions.model import ModelSpec
 from headscope.study.config import read_study
 from headscope.study.progress import ProgressBar
 
@@ -74,18 +74,18 @@ def of_schemes() -> Iterator[Any]:
         for value in ("nan", "inf", "-inf", "-1"):
             yield model(2, f"{key}{value}: expected a", before + value)
         yield model(2, expected, f"{before}-0.5")
-        yield model(2, f"key '{key[:-1]}' stands twice", f"{before}1,{key}1")
+        yield model(2, f"key '{key[:-1]}' is given twice", f"{before}1,{key}1")
     for value in ("eight", "1.5", "nan", "inf", "²", ""):
         yield model(2, f"'{value}' is not a number: length in scheme", f"{{place}}/tiny@logn:length={value}")
     for value in ("1", "0", "-8"):
         yield model(2, f"length={value}: expected a number of at least 2", f"{{place}}/tiny@logn:length={value}")
     yield model(2, "is too large", f"{{place}}/tiny@logn:length={'9' * 400}")
     for scheme in ("base", "nope", "alibi"):
-        yield model(2, f"scheme '{scheme}' has no key 'factor': it takes no keys", f"{{place}}/tiny@{scheme}:factor=8")
+        yield model(2, f"scheme '{scheme}' has no key 'factor'. It takes no keys", f"{{place}}/tiny@{scheme}:factor=8")
     for scheme in ("yarn", "linear", "ntk", "llama3"):
         yield model(2, f"scheme '{scheme}' needs factor=", f"{{place}}/tiny@{scheme}")
         yield model(2, f"scheme '{scheme}' has no key 'fakto'", f"{{place}}/tiny@{scheme}:fakto=8")
-        yield model(2, "expected key=value", f"{{place}}/tiny@{scheme}:8")
+        yield model(2, "Write key=value", f"{{place}}/tiny@{scheme}:8")
     for misspelt, meant in (("yarm", "yarn"), ("lin", "linear"), ("llama", "llama3"), ("adarop", "adarope")):
         yield model(2, f"(did you mean '{meant}'?)", f"{{place}}/tiny@{misspelt}:factor=8")
 
@@ -321,8 +321,8 @@ PLAIN = [
     model(2, "unknown checkpoint 'smollm2-135m:step1'", "smollm2-135m:step1"),
     model(2, "cannot be looked up", "~no-such-user/model"),
     model(2, "cannot be looked up", LONG),
-    model(2, "expected CHECKPOINT or CHECKPOINT@SCHEME", "@yarn:factor=8"),
-    model(2, "expected CHECKPOINT or CHECKPOINT@SCHEME", "{place}/tiny@"),
+    model(2, "Write CHECKPOINT or CHECKPOINT@SCHEME", "@yarn:factor=8"),
+    model(2, "Write CHECKPOINT or CHECKPOINT@SCHEME", "{place}/tiny@"),
     model(2, "is not a checkpoint folder", "{place}/texts"),
     model(2, "is a file, not a checkpoint", "{place}/texts/a.txt"),
     model(3, "no checkpoint at '[/red]'", "[/red]"),
@@ -717,12 +717,12 @@ def test_a_source_alone_is_understood_with_and_without_flags_over_it(tmp_path: P
 def test_a_folder_with_an_at_in_its_name_opens(tmp_path: Path) -> None:
     folder = tmp_path / "me@home"
     folder.mkdir()
-    assert ModelSpec.read(str(folder)).checkpoint == str(folder)
-    scaled = ModelSpec.read(f"{folder}@yarn:factor=4")
-    assert (scaled.checkpoint, scaled.scheme) == (str(folder), "yarn:factor=4")
+    assert ModelSpec.parse(str(folder)).checkpoint == str(folder)
+    scaled = ModelSpec.parse(f"{folder}@yarn:factor=4")
+    assert (scaled.checkpoint, scaled.scheme.text) == (str(folder), "yarn:factor=4")
     (folder / "a.safetensors").touch()
-    learned = ModelSpec.read(f"smollm2-135m@adarope:adapter={folder}/a.safetensors")
-    assert (learned.checkpoint, learned.rule.adapter) == ("smollm2-135m", f"{folder}/a.safetensors")
+    learned = ModelSpec.parse(f"smollm2-135m@adarope:adapter={folder}/a.safetensors")
+    assert (learned.checkpoint, learned.scheme.options["adapter"]) == ("smollm2-135m", f"{folder}/a.safetensors")
 
 
 def test_a_bar_shows_a_label_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support.manifests import model_entry
 
 from dashboards.pages import checkpoints
 from headscope.plots import role_emergence
@@ -18,12 +19,7 @@ TRAININGS = ("rope-s0", "alibi-s0")
 
 def models() -> list[dict[str, Any]]:
     return [
-        {
-            "label": f"{training}:{step}",
-            "checkpoint": f"runs/{training}/step-{step:06d}",
-            "scheme": "base",
-            "step": step,
-        }
+        model_entry(f"{training}:{step}", f"runs/{training}/step-{step:06d}", step=step)
         for training in TRAININGS
         for step in STEPS
     ]
@@ -66,23 +62,23 @@ COURSE = training_checkpoints(models())
 def test_a_training_run_is_named_after_the_folder_of_its_checkpoints(
     checkpoint: str, scheme: str, label: str, training: str
 ) -> None:
-    table = training_checkpoints([{"label": label, "checkpoint": checkpoint, "scheme": scheme, "step": 7}])
+    table = training_checkpoints([model_entry(label, checkpoint, scheme, 7)])
     assert table.to_dict("records") == [{"label": label, "training": training, "step": 7}]
 
 
 def test_models_without_a_step_belong_to_no_training_run() -> None:
-    assert training_checkpoints([{"label": "a", "checkpoint": "x/step-1", "scheme": "base", "step": None}]).empty
+    assert training_checkpoints([model_entry("a", "x/step-1")]).empty
 
 
 def test_adapters_named_without_a_step_belong_to_no_training_run() -> None:
     adapters = "smollm2-135m", "smollm2-135m-x2", "a/no-freq.safetensors"
     schemes = [f"adarope:adapter={adapter}" for adapter in adapters]
-    models = [{"label": s, "checkpoint": "smollm2-135m", "scheme": s, "step": at} for at, s in enumerate(schemes, 28)]
+    models = [model_entry(scheme, "smollm2-135m", scheme, step) for step, scheme in enumerate(schemes, 28)]
     assert training_checkpoints(models).empty
 
 
 def test_default_models_are_the_last_checkpoint_of_each_training_run_and_models_without_steps() -> None:
-    untrained = {"label": "other", "checkpoint": "other", "scheme": "base", "step": None}
+    untrained = model_entry("other", "other")
 
     def default_labels(models: list[dict[str, Any]]) -> list[str]:
         run: Any = SimpleNamespace(manifest={"models": models}, models=[model["label"] for model in models])

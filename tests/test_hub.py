@@ -16,9 +16,8 @@ from support.tiny_studies import content, save_checkpoint, save_texts
 
 import headscope as hs
 from headscope.errors import BadInput
-from headscope.models.hub import HubId
+from headscope.model_spec import HubId, ModelSpec
 from headscope.models.loading import locate
-from headscope.positions.model import ModelSpec
 from headscope.runs.run import Run, list_runs
 from headscope.study.config import read_study
 
@@ -180,8 +179,8 @@ def test_existing_path_with_a_colon_is_not_a_hub_id(
 def test_revision_in_a_study_file_needs_no_quotes(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("models:\n  early: lab/tiny:step2@yarn:factor=4\nmeasure:\n")
     study = read_study(tmp_path / "study.yaml", {})
-    spec = ModelSpec.read(study.models["early"])
-    assert (spec.checkpoint, spec.scheme) == ("lab/tiny:step2", "yarn:factor=4")
+    spec = ModelSpec.parse(study.models["early"])
+    assert (spec.checkpoint, spec.scheme.text) == ("lab/tiny:step2", "yarn:factor=4")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import headscope as hs
 from headscope.errors import BadInput, Changed, Interrupted, UnsupportedModel
-from headscope.models.loading import split_adapter
+from headscope.model_spec import ModelSpec
 from headscope.models.lora import apply_lora
 from headscope.positions.lora import added
 from headscope.runs.run import Run
@@ -156,7 +156,7 @@ def test_a_model_under_prompts_is_refused_by_name(place: Path) -> None:
 def test_a_plus_may_stand_in_the_name_of_a_folder(tmp_path: Path) -> None:
     for name in ("a+b", "c+d"):
         (tmp_path / name).mkdir()
-    assert split_adapter(f"{tmp_path}/a+b") == (f"{tmp_path}/a+b", None)
-    assert split_adapter(f"{tmp_path}/a+b+{tmp_path}/c+d") == (f"{tmp_path}/a+b", f"{tmp_path}/c+d")
-    assert split_adapter("smollm2-135m+org/lora") == ("smollm2-135m", "org/lora")
-    assert split_adapter("org/name:step1") == ("org/name:step1", None)
+    assert ModelSpec.parse(f"{tmp_path}/a+b") == ModelSpec(f"{tmp_path}/a+b", None)
+    assert ModelSpec.parse(f"{tmp_path}/a+b+{tmp_path}/c+d") == ModelSpec(f"{tmp_path}/a+b", f"{tmp_path}/c+d")
+    assert ModelSpec.parse("smollm2-135m+org/lora") == ModelSpec("smollm2-135m", "org/lora")
+    assert ModelSpec.parse("org/name:step1") == ModelSpec("org/name:step1", None)

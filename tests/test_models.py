@@ -16,9 +16,10 @@ from support import families
 import headscope
 from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel
+from headscope.model_spec import SCHEME_NAMES, ModelSpec, SchemeSpec
 from headscope.models import loading
-from headscope.positions.model import Model, ModelSpec, load
-from headscope.positions.schemes import Base, Yarn
+from headscope.positions.model import Model, load
+from headscope.positions.schemes import SCHEMES
 
 MEASURABLE = pytest.mark.parametrize("family", families.MEASURABLE)
 TOKENIZER = object()
@@ -327,9 +328,13 @@ def test_incomplete_spec_is_bad_input(spec: str) -> None:
 
 
 def test_spec_is_split_at_its_last_at_sign() -> None:
-    read = ModelSpec.read("runs/me@home/ckpt@yarn:factor=2")
-    assert (read.checkpoint, read.scheme, read.rule) == ("runs/me@home/ckpt", "yarn:factor=2", Yarn(2.0))
-    assert ModelSpec.read("ckpt") == ModelSpec("ckpt", "base", Base())
+    spec = ModelSpec.parse("runs/me@home/ckpt@yarn:factor=2")
+    assert spec == ModelSpec("runs/me@home/ckpt", None, SchemeSpec("yarn:factor=2", "yarn", {"factor": "2"}))
+    assert ModelSpec.parse("ckpt") == ModelSpec("ckpt")
+
+
+def test_the_names_of_schemes_are_those_of_their_rules() -> None:
+    assert tuple(SCHEMES) == SCHEME_NAMES
 
 
 def test_scheme_is_validated_before_the_checkpoint_is_located() -> None:

@@ -25,7 +25,7 @@ from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, Missing, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.models import loading
-from headscope.positions import AdaRoPE, attached, parse, resolve
+from headscope.positions import AdaRoPE, attached, parse_scheme, resolve
 from headscope.positions.adarope import LEARNED
 from headscope.positions.model import Model, load
 from headscope.positions.schedule import Schedule
@@ -495,7 +495,7 @@ def test_a_checkpoint_runs_under_the_positions_it_was_trained_under(told: str, w
     assert torch.equal(logits(model, scheme="yarn:factor=4"), logits(plain, scheme="yarn:factor=4"))
 
 
-@pytest.mark.parametrize(("told", "why"), [("nopee", "unknown position scheme"), (["nope"], "not a position scheme")])
+@pytest.mark.parametrize(("told", "why"), [("nopee", "unknown position scheme"), (["nope"], "must be a position scheme")])
 def test_positions_that_no_scheme_has_are_refused(told: Any, why: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=why):
         opened_alone(trained_under(told, tmp_path))
@@ -731,7 +731,7 @@ def test_a_file_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Missing, match="no adapter at"):
         AdaRoPE.load(tmp_path / "none.safetensors", model)
     with pytest.raises(Missing, match="no adapter at"):
-        parse(f"adarope:adapter={tmp_path / 'none.safetensors'}")
+        parse_scheme(f"adarope:adapter={tmp_path / 'none.safetensors'}")
 
 
 def test_lambda_by_sequence_gives_every_query_the_length_of_the_whole(tmp_path: Path) -> None:
@@ -758,7 +758,7 @@ def test_lambda_by_sequence_gives_every_query_the_length_of_the_whole(tmp_path: 
         ("yarm:factor=4", "did you mean 'yarn'"),
         ("yarn", "needs factor="),
         ("yarn:factr=4", "did you mean 'factor'"),
-        ("yarn:4", "expected key=value"),
+        ("yarn:4", "Write key=value"),
         ("yarn:factor=x", "'x' is not a number"),
         ("yarn:factor=0", "at least 1"),
         ("yarn:factor=nan", "at least 1"),
@@ -777,16 +777,16 @@ def test_lambda_by_sequence_gives_every_query_the_length_of_the_whole(tmp_path: 
 )
 def test_a_mistake_in_a_scheme_is_named(text: str, said: str) -> None:
     with pytest.raises(BadInput, match=said) as raised:
-        parse(text)
+        parse_scheme(text)
     assert "\n" not in str(raised.value)
 
 
 def test_a_spec_string_gives_its_scheme(tmp_path: Path) -> None:
-    scheme = parse("yarn:factor=8,attention_factor=1")
-    assert replace(scheme, factor=2) == parse("yarn:factor=2,attention_factor=1")  # type: ignore[type-var]
+    scheme = parse_scheme("yarn:factor=8,attention_factor=1")
+    assert replace(scheme, factor=2) == parse_scheme("yarn:factor=2,attention_factor=1")  # type: ignore[type-var]
     path = tmp_path / "b=c.safetensors"
     path.touch()
-    assert parse(f"adarope:adapter={path}").adapter == str(path)  # type: ignore[attr-defined]
+    assert parse_scheme(f"adarope:adapter={path}").adapter == str(path)  # type: ignore[attr-defined]
 
 
 def test_a_resolved_schedule_is_taken_as_it_is() -> None:

@@ -25,10 +25,10 @@ from headscope.study.context import StudyContext
 from headscope.study.runner import run_study
 from headscope.training.adapter_trainer import held_out_loss
 from probes.pretrain import plots, report
-from probes.pretrain.analysis import TrainingKey, final_checkpoint_labels, variant_table
+from probes.pretrain.analysis import final_checkpoint_labels, variant_table
 from probes.pretrain.claims import pretraining_claims
 from probes.pretrain.model_setup import initial_positions, random_model
-from probes.pretrain.options import PretrainOptions
+from probes.pretrain.options import PretrainOptions, TrainingKey
 from probes.pretrain.run import PretrainRunner
 from probes.pretrain.trainer import PretrainTrainer
 
@@ -332,6 +332,11 @@ def test_too_few_long_texts_are_refused(texts: Path, tmp_path: Path) -> None:
 # The paper's claims -----------------------------------------------------------------------------------------------
 
 
+def pretraining_entry(name: str) -> dict[str, Any]:
+    variant, _, seed = name.rpartition("-s")
+    return {"variant": variant, "seed": int(seed)}
+
+
 class FakeRun:
     """The part of a run that claims use: final models of some trainings, with synthetic heads and losses."""
 
@@ -339,7 +344,8 @@ class FakeRun:
         geometry = {"native_context": 512}
         self.manifest = {
             "models": [
-                {"label": name, "checkpoint": f"out/{name}/step-000100", "geometry": geometry} for name in trainings
+                {"label": name, "step": 100, "pretraining": pretraining_entry(name), "geometry": geometry}
+                for name in trainings
             ]
         }
         units = pd.DataFrame([(layer, head) for layer in range(4) for head in range(8)], columns=["layer", "head"])
@@ -426,8 +432,8 @@ def test_seeds_that_disagree_are_inconclusive() -> None:
 def test_only_the_last_checkpoints_are_judged() -> None:
     run = FakeRun({name: head_columns(name.startswith("adarope")) for name in ("adarope-s0", "rope-s0")}, {})
     run.manifest["models"] += [
-        {**run.manifest["models"][1], "label": "later", "checkpoint": "out/rope-s0/step-000200"},
-        {**run.manifest["models"][1], "label": "other", "checkpoint": "smollm2-135m"},
+        {**run.manifest["models"][1], "label": "later", "step": 200},
+        {**run.manifest["models"][1], "label": "other", "pretraining": None},
     ]
     assert final_checkpoint_labels(run) == {TrainingKey("rope", 0): "later"}  # type: ignore[arg-type]
     assert not list(pretraining_claims(run))  # type: ignore[arg-type]

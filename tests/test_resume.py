@@ -175,10 +175,10 @@ def test_models_in_memory_differ_by_more_than_their_weights(folder: Path) -> Non
 
     model = model_with_theta(1e4)
     learned = noisy(model, 0.1)
-    losses = [loss(model), loss(model_with_theta(1e2)), loss(model.under(learned, "adarope"))]
+    losses = [loss(model), loss(model_with_theta(1e2)), loss(model.with_schedule(learned, "adarope"))]
     with torch.no_grad():
         learned.xi -= 1.5
-    losses.append(loss(model.under(learned, "adarope")))
+    losses.append(loss(model.with_schedule(learned, "adarope")))
     assert len({path for _, path in losses}) == len({value for value, _ in losses}) == 4
     assert loss(model_with_theta(1e4)) == losses[0]
 

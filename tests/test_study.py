@@ -29,7 +29,7 @@ from support.tiny_studies import (
 import headscope
 from headscope import plugins
 from headscope.errors import BadInput, Interrupted, Missing
-from headscope.positions.model import ModelSpec
+from headscope.model_spec import ModelSpec
 from headscope.runs.run import Run, list_runs
 from headscope.runs.schema import all_tables
 from headscope.runs.validate import validate
@@ -63,9 +63,9 @@ class LoadRecorder:
     def __init__(self, load: Callable[..., Any]):
         self.load, self.names = load, []
 
-    def __call__(self, name: str, *options: Any) -> Any:
-        self.names.append(name)
-        return self.load(name, *options)
+    def __call__(self, spec: ModelSpec, *options: Any) -> Any:
+        self.names.append(spec.name)
+        return self.load(spec, *options)
 
 
 @pytest.fixture
@@ -417,8 +417,8 @@ def test_folder_names_may_contain_an_at_sign(tmp_path: Path) -> None:
         all_specs = expand_checkpoints(f"{tmp_path}/**{scheme}")
         assert list(all_specs) == ["step-1@nope", "step-2", "step-10"]
         for spec in all_specs.values():
-            assert ModelSpec.read(spec).checkpoint == spec.removesuffix(scheme)
-            assert ModelSpec.read(spec).scheme == (scheme[1:] or "base")
+            assert ModelSpec.parse(spec).checkpoint == spec.removesuffix(scheme)
+            assert ModelSpec.parse(spec).scheme.text == (scheme[1:] or "base")
 
 
 def test_training_steps_are_stored_in_the_manifest(folder: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from headscope.attention.geometry import Geometry
 from headscope.errors import BadInput, first_line
+from headscope.model_spec import ModelSpec
 from headscope.models import loading, lora, quantization
 from headscope.models.bridge import delegating_attention, is_bridge
 from headscope.models.eager_check import check_against_eager
@@ -113,8 +114,8 @@ class LoadedModel(Protocol):
     def weights_sha256(self) -> str: ...
 
 
-def open_checkpoint(name: str, device: str, dtype: str, tokenizer: Any = None) -> Checkpoint:
-    """Open the checkpoint `name`; `tokenizer` replaces its own.
+def open_checkpoint(spec: ModelSpec, device: str, dtype: str, tokenizer: Any = None) -> Checkpoint:
+    """Open the checkpoint of `spec`, without its position scheme; `tokenizer` replaces its own.
 
     `device` "auto" is CUDA if available, and all GPUs for weights that do not fit one. `dtype` "auto" is float32 on CPU
     and bfloat16 on CUDA.
@@ -124,10 +125,10 @@ def open_checkpoint(name: str, device: str, dtype: str, tokenizer: Any = None) -
     """
     torch_device = pick_device(device)
     torch_dtype = pick_dtype(dtype, torch_device)
-    module, identity = loading.load_module(name, torch_device, torch_dtype, spread=device == "auto")
+    module, identity = loading.load_module(spec, torch_device, torch_dtype, spread=device == "auto")
     checkpoint = Checkpoint(module, tokenizer, identity)
     if tokenizer is None:
-        checkpoint.tokenizer = loading.load_tokenizer(name)
+        checkpoint.tokenizer = loading.load_tokenizer(spec.checkpoint)
     return checkpoint
 
 

@@ -3,8 +3,6 @@
 Imports no torch, so that a hub id can be looked up before anything is opened.
 """
 
-import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -18,29 +16,13 @@ from huggingface_hub.errors import (
 )
 
 from headscope.errors import Missing, first_line, nearest
+from headscope.model_spec import HubId
 
 DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """Files that are downloaded: no code and no pickles."""
 TIMEOUT_SECONDS = 10
 """How long to wait for the hub's first answer."""
 CONNECTION_ERRORS = (httpx2.HTTPError, ConnectionError)
-
-
-@dataclass(frozen=True)
-class HubId:
-    """A repository on the hub, with an optional revision."""
-
-    repository: str
-    revision: str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> "HubId | None":
-        """Parse ORG/NAME[:REVISION]; None if `text` is not a hub id."""
-        match = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?::([^\s:@]+))?", text)
-        return cls(match[1], match[2]) if match else None
-
-    def __str__(self) -> str:
-        return self.repository if self.revision is None else f"{self.repository}:{self.revision}"
 
 
 @cache

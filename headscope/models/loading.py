@@ -10,7 +10,6 @@ import io
 import json
 import logging
 import os
-import re
 import shutil
 import tempfile
 from contextlib import redirect_stderr
@@ -29,8 +28,9 @@ from transformers import (
 
 from headscope import user_input
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel, first_line, nearest
+from headscope.model_spec import HubId, ModelSpec
 from headscope.models import device_map, lora, quantization
-from headscope.models.hub import HubId, fetch, snapshot_commit
+from headscope.models.hub import fetch, snapshot_commit
 from headscope.models.unsupported import refuse_by_config
 
 log = logging.getLogger("headscope")
@@ -56,13 +56,15 @@ ALIASES = {
 }
 
 
-def load_module(name: str, device: torch.device, dtype: torch.dtype, *, spread: bool) -> tuple[PreTrainedModel, str]:
+def load_module(
+    spec: ModelSpec, device: torch.device, dtype: torch.dtype, *, spread: bool
+) -> tuple[PreTrainedModel, str]:
     """The transformers model of a checkpoint, in evaluation mode, and its name in a run.
 
     With `spread`, a model that does not fit the GPU `device` is spread over all GPUs. Raises BadInput for an unknown
     alias, an unreadable file or weights that do not fit, Missing for a path or hub id that does not exist.
     """
-    base, adapter = split_adapter(name)
+    base = spec.checkpoint
     folder, identity = locate(base)
     _refuse_unsafe_weights(Path(folder), base)
     _refuse_adapter(Path(folder), base)
@@ -99,9 +101,9 @@ def load_module(name: str, device: torch.device, dtype: torch.dtype, *, spread: 
         raise BadInput(f"checkpoint '{base}' lacks weights, e.g. {min(loading['missing_keys'])}. Download it again")
     device_map.refuse_offloaded(module, base)
     module.config._commit_hash = snapshot_commit(Path(folder))  # as transformers does for its own downloads
-    if adapter is not None:
-        module = lora.apply_lora(module, locate_lora(adapter), base).get_base_model()
-        identity = f"{identity}+{adapter}"
+    if spec.lora is not None:
+        module = lora.apply_lora(module, locate_lora(spec.lora), base).get_base_model()
+        identity = f"{identity}+{spec.lora}"
     return (module if placement else module.to(device)).eval(), identity
 
 
@@ -150,28 +152,13 @@ def _refuse_adapter(folder: Path, name: str) -> None:
         )
 
 
-def load_tokenizer(name: str) -> Any:
+def load_tokenizer(checkpoint: str) -> Any:
     """The checkpoint's tokenizer; it can be loaded without the weights, to select documents first."""
-    base, _ = split_adapter(name)
-    folder, _ = locate(base)
+    folder, _ = locate(checkpoint)
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # as in load_module
-        raise _opening_error(error, base) from error
-
-
-def split_adapter(name: str) -> tuple[str, str | None]:
-    """Split BASE+ADAPTER into a checkpoint and its LoRA, or None if the name has no LoRA.
-
-    The split is at the first "+" before an existing folder, else at the last "+". An existing path is never split.
-    """
-    if user_input.expand_path(name, "checkpoint").exists():
-        return name, None
-    pluses = [match.start() for match in re.finditer(r"\+", name)]
-    for plus in pluses:
-        if user_input.is_folder(name[plus + 1 :]):
-            return name[:plus], name[plus + 1 :]
-    return (name[: pluses[-1]], name[pluses[-1] + 1 :]) if pluses else (name, None)
+        raise _opening_error(error, checkpoint) from error
 
 
 def locate_lora(name: str) -> Path:

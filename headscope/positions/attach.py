@@ -27,7 +27,7 @@ from headscope.positions import lora
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import Fixed, Schedule
-from headscope.positions.scheme_syntax import parse
+from headscope.positions.scheme_syntax import parse_scheme
 from headscope.positions.schemes import Base, Scheme
 
 
@@ -65,8 +65,8 @@ def resolve(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None) 
         return model.schedule
     if isinstance(scheme, Fixed | AdaRoPE):
         return scheme
-    rule = parse(scheme) if isinstance(scheme, str) else scheme
-    return Model(model.checkpoint, "base").schedule if isinstance(rule, Base) else rule.schedule(model.checkpoint)
+    rule = parse_scheme(scheme) if isinstance(scheme, str) else scheme
+    return Model(model.checkpoint).schedule if isinstance(rule, Base) else rule.schedule(model.checkpoint)
 
 
 @contextmanager

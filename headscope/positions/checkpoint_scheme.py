@@ -1,37 +1,43 @@
-"""The positions that a checkpoint was trained under, where its config tells of them.
+"""The positions that a checkpoint was trained under, if its config names them.
 
-A folder whose config.json has `headscope_positions` was trained from its first step under that scheme, so that without
-it the weights would be measured wrongly. "adarope" stands for the learned parameters beside the weights.
+A folder whose config.json has `headscope_positions` was trained from its first step under that scheme: under another
+one its weights would give wrong numbers. "adarope" stands for the learned parameters in the same folder.
 """
 
 from pathlib import Path
 
 from headscope import user_input
 from headscope.errors import BadInput
+from headscope.model_spec import SchemeSpec
 from headscope.models.checkpoint import LoadedModel
-from headscope.positions.scheme_syntax import parse
-from headscope.positions.schemes import Adapted, Scheme
+from headscope.positions.scheme_syntax import build_scheme
+from headscope.positions.schemes import Scheme
 
-KEY = "headscope_positions"
-"""The entry of a checkpoint's config.json."""
+POSITIONS_KEY = "headscope_positions"
+"""The entry of config.json with the scheme of a checkpoint."""
+PRETRAINING_KEY = "headscope_pretraining"
+"""The entry of config.json with the variant and the seed of a checkpoint that `headscope pretrain` trained."""
 LEARNED = "adarope"
-FILE = "adarope.safetensors"
-"""Where a folder trained with AdaRoPE keeps its parameters."""
+ADAPTER_FILE = "adarope.safetensors"
+"""The learned parameters in the folder of a checkpoint that was trained with AdaRoPE."""
 
 
-def trained_under(checkpoint: LoadedModel) -> tuple[str, Scheme] | None:
-    """The text and the rule of a checkpoint's own scheme; None where it is its family's.
+def trained_under(checkpoint: LoadedModel) -> tuple[SchemeSpec, Scheme] | None:
+    """The scheme that a checkpoint was trained under, or None if that is its family's.
 
-    Raises BadInput for an entry that names no scheme, Missing where the learned parameters are not there.
+    Raises BadInput for an entry that is not a scheme, Missing if the learned parameters do not exist.
     """
-    told = getattr(checkpoint.module.config, KEY, None)
-    if told is None:
+    text = getattr(checkpoint.module.config, POSITIONS_KEY, None)
+    if text is None:
         return None
-    if not isinstance(told, str):
+    if not isinstance(text, str):
         raise BadInput(
-            f"'{checkpoint.name}': {KEY} in its config.json is {user_input.quote(told)}, not a position scheme"
+            f"checkpoint '{checkpoint.name}': {POSITIONS_KEY} in its config.json is {user_input.quote(text)}. It must "
+            "be a position scheme"
         )
-    if told == LEARNED:
-        file = str(Path(checkpoint.module.name_or_path) / FILE)
-        return f"adarope:adapter={file}", Adapted(file)
-    return told, parse(told)
+    if text == LEARNED:
+        file = str(Path(checkpoint.module.name_or_path) / ADAPTER_FILE)
+        spec = SchemeSpec(f"adarope:adapter={file}", "adarope", {"adapter": file})
+    else:
+        spec = SchemeSpec.parse(text)
+    return spec, build_scheme(spec)

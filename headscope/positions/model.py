@@ -1,10 +1,5 @@
-"""A model, the thing that is compared: a checkpoint under a position scheme.
+"""A model, the unit of comparison: an opened checkpoint under a position scheme."""
 
-It is written CHECKPOINT[@SCHEME], e.g. "smollm2-135m@yarn:factor=8", and read once, at the door: what goes on from
-there is a `Spec`, or a `Model` once the checkpoint is open.
-"""
-
-import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,52 +8,19 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headscope import user_input
 from headscope.attention.geometry import Geometry
-from headscope.errors import BadInput
+from headscope.model_spec import ModelSpec, SchemeSpec
 from headscope.models.checkpoint import Checkpoint, LoadedModel, open_checkpoint, open_in_memory
 from headscope.models.inspection import BaseRotation
 from headscope.positions.checkpoint_scheme import trained_under
 from headscope.positions.schedule import Schedule
-from headscope.positions.scheme_syntax import parse
-from headscope.positions.schemes import SCHEMES, Base, Scheme
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """What a model is to be: the name of a checkpoint, and a position scheme as it was written and as it was read."""
-
-    checkpoint: str
-    scheme: str
-    rule: Scheme
-
-    @classmethod
-    def read(cls, text: str) -> "ModelSpec":
-        """Read "CHECKPOINT[@SCHEME]", split at the last "@" before a scheme's name; the scheme defaults to "base".
-
-        A text that names a folder as it stands is that checkpoint. Raises BadInput for half a spec or a scheme that
-        cannot be read.
-        """
-        if "@" not in text or user_input.is_folder(text):
-            checkpoint, scheme = text, "base"
-        else:
-            named = [each.end() for each in re.finditer("@", text) if _begins_scheme(text[each.end() :])]
-            at = named[-1] if named else text.rindex("@") + 1
-            checkpoint, scheme = text[: at - 1], text[at:]
-        if not checkpoint or not scheme:
-            raise BadInput(
-                f"bad model spec '{text}': expected CHECKPOINT or CHECKPOINT@SCHEME, e.g. smollm2-135m@yarn:factor=8"
-            )
-        return cls(checkpoint, scheme, parse(scheme))
-
-
-def _begins_scheme(text: str) -> bool:
-    return text.partition(":")[0] in SCHEMES
+from headscope.positions.scheme_syntax import build_scheme
+from headscope.positions.schemes import Base, Scheme
 
 
 @dataclass(frozen=True, eq=False)
-class _AtHand:
-    """The rule of positions that are there already."""
+class _FixedScheme:
+    """A scheme that resolves to the same schedule for every checkpoint."""
 
     positions: Schedule
 
@@ -68,41 +30,46 @@ class _AtHand:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """An opened checkpoint with the position scheme it is to run under: the text of it, and the rule that was read.
+    """An opened checkpoint with a position scheme: the scheme's spec, and the rule that it describes.
 
-    Schemes are attached and detached (`positions.attach`); the checkpoint stays as it was opened, and models may share
-    it.
+    A checkpoint that was trained from its first step under another scheme runs under that scheme by default. Schemes
+    are attached and detached (`positions.attach`) and leave the checkpoint unchanged, so models may share it.
     """
 
     checkpoint: Checkpoint
-    scheme: str = "base"
+    scheme_spec: SchemeSpec = field(default_factory=SchemeSpec)
     rule: Scheme = field(default_factory=Base)
 
     def __post_init__(self) -> None:
-        """Under its own positions a checkpoint goes by those that it was trained under."""
-        if isinstance(self.rule, Base) and (own := trained_under(self.checkpoint)) is not None:
-            for name, value in zip(("scheme", "rule"), own, strict=True):
+        if isinstance(self.rule, Base) and (trained := trained_under(self.checkpoint)) is not None:
+            for name, value in zip(("scheme_spec", "rule"), trained, strict=True):
                 object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         return f"<Model {self.spec}>"
 
+    @property
+    def scheme(self) -> str:
+        """The position scheme as text, e.g. "yarn:factor=8"."""
+        return self.scheme_spec.text
+
     @cached_property
     def schedule(self) -> Schedule:
-        """What the scheme resolves to for this checkpoint; an adapter is read once."""
+        """The positions that the scheme gives this checkpoint; an adapter is read once."""
         return self.rule.schedule(self.checkpoint)
 
     def with_scheme(self, scheme: str) -> "Model":
-        """The same checkpoint under another scheme, e.g. "yarn:factor=8". Raises BadInput if it cannot be read."""
-        return Model(self.checkpoint, scheme, parse(scheme))
+        """The same checkpoint under another scheme, e.g. "yarn:factor=8". Raises BadInput if it is invalid."""
+        spec = SchemeSpec.parse(scheme)
+        return Model(self.checkpoint, spec, build_scheme(spec))
 
-    def under(self, positions: Schedule, scheme: str) -> "Model":
-        """The same checkpoint under positions that are at hand, which `scheme` only names."""
-        return Model(self.checkpoint, scheme, _AtHand(positions))
+    def with_schedule(self, positions: Schedule, name: str) -> "Model":
+        """The same checkpoint under positions in memory, which are stored under the scheme name `name`."""
+        return Model(self.checkpoint, SchemeSpec(name, name), _FixedScheme(positions))
 
     @property
     def spec(self) -> str:
-        """How it is written: CHECKPOINT[@SCHEME]."""
+        """The model as text: CHECKPOINT[@SCHEME]."""
         return self.name if self.scheme == "base" else f"{self.name}@{self.scheme}"
 
     @property
@@ -157,5 +124,6 @@ def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any
         return spec
     if not isinstance(spec, str):
         return Model(open_in_memory(spec, tokenizer))
-    read = ModelSpec.read(spec)
-    return Model(open_checkpoint(read.checkpoint, device, dtype, tokenizer), read.scheme, read.rule)
+    model_spec = ModelSpec.parse(spec)
+    scheme = build_scheme(model_spec.scheme)
+    return Model(open_checkpoint(model_spec, device, dtype, tokenizer), model_spec.scheme, scheme)

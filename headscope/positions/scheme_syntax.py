@@ -1,46 +1,44 @@
-"""How position schemes are written: "NAME[:key=value,...]" <-> a scheme."""
+"""Build a position scheme from its spec."""
 
 from dataclasses import MISSING, fields
 from typing import Any
 
 from headscope import user_input
 from headscope.errors import BadInput, nearest
+from headscope.model_spec import SchemeSpec
 from headscope.positions.schemes import SCHEMES, Scheme
 
 LARGEST = 2**31
 
 
-def parse(text: str) -> Scheme:
-    """The scheme that `text` names, e.g. "yarn:factor=8,attention_factor=1".
+def parse_scheme(text: str) -> Scheme:
+    """The scheme written "NAME[:key=value,...]". Raises BadInput if it is invalid."""
+    return build_scheme(SchemeSpec.parse(text))
 
-    Raises BadInput naming the unknown scheme or key, the missing key, or the value that is no number.
-    """
-    name, _, rest = text.partition(":")
-    if name not in SCHEMES:
-        raise BadInput(f"unknown position scheme '{name}'{nearest(name, SCHEMES)}: known are {', '.join(SCHEMES)}")
-    declared = {field.name: field for field in fields(SCHEMES[name])}
-    values: dict[str, Any] = {}
-    for item in rest.split(",") if rest else ():
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise BadInput(f"bad item '{item}' in scheme '{text}': expected key=value")
+
+def build_scheme(spec: SchemeSpec) -> Scheme:
+    """The scheme that a spec describes. Raises BadInput for an unknown or missing key, or a value that is no number."""
+    declared = {field.name: field for field in fields(SCHEMES[spec.name])}
+    for key in spec.options:
         if key not in declared:
-            known = f"it takes {', '.join(declared)}" if declared else "it takes no keys"
-            raise BadInput(f"scheme '{name}' has no key '{key}'{nearest(key, declared)}: {known}")
-        if key in values:
-            raise BadInput(f"key '{key}' stands twice in scheme '{text}': give it once")
-        values[key] = _value(value, str(declared[key].type), f"{key} in scheme '{text}'")
+            keys = f"It takes {', '.join(declared)}" if declared else "It takes no keys"
+            raise BadInput(f"scheme '{spec.name}' has no key '{key}'{nearest(key, declared)}. {keys}")
+    values = {
+        key: _parse_value(value, str(declared[key].type), f"{key} in scheme '{spec.text}'")
+        for key, value in spec.options.items()
+    }
     for key, field in declared.items():
         if field.default is MISSING and key not in values:
-            raise BadInput(f"scheme '{name}' needs {key}=..., e.g. {name}:{key}={'PATH' if field.type is str else 8}")
+            example = "PATH" if field.type is str else 8
+            raise BadInput(f"scheme '{spec.name}' needs {key}=..., e.g. {spec.name}:{key}={example}")
     try:
-        scheme: Scheme = SCHEMES[name](**values)
+        scheme: Scheme = SCHEMES[spec.name](**values)
     except BadInput as error:
-        raise BadInput(f"bad scheme '{text}': {error}") from error
+        raise BadInput(f"bad scheme '{spec.text}': {error}") from error
     return scheme
 
 
-def _value(text: str, kind: str, where: str) -> Any:
+def _parse_value(text: str, kind: str, where: str) -> Any:
     if "str" in kind:
         return text
     try:

@@ -1,7 +1,10 @@
 """Names that runs of format 1 used, and what they are called now: tables, columns, values and options."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from headscope.model_spec import ModelSpec, SchemeSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,7 +74,7 @@ def translate_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
         TABLES.get(name, name): {**entry, "file": name} if name in TABLES else entry
         for name, entry in manifest["tables"].items()
     }
-    translated = {**manifest, "tables": tables}
+    translated = {**manifest, "tables": tables, "models": [_translate_model(model) for model in manifest["models"]]}
     if isinstance(config := manifest.get("config"), dict):
         translated["config"] = translate_config(config)
     by_probe = translated.pop("spent", None)
@@ -87,6 +90,20 @@ def translate_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
             "peak_bytes": by_probe["peak"],
         }
     return translated
+
+
+def _translate_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of `models`, with the fields that format 1 left in the text of the spec and in names of folders."""
+    scheme = SchemeSpec.parse(model["scheme"])
+    spec = ModelSpec(model["checkpoint"], scheme=scheme)
+    pretraining = re.search(r"(?:^|/)([a-z-]+)-s(\d+)/step-\d+/?$", model["checkpoint"])
+    return {
+        **model,
+        "scheme_name": scheme.name,
+        "scheme_options": dict(scheme.options),
+        "training": spec.training,
+        "pretraining": pretraining and {"variant": pretraining[1], "seed": int(pretraining[2])},
+    }
 
 
 def translate_config(config: Mapping[str, Any]) -> dict[str, Any]:

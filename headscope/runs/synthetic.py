@@ -39,6 +39,10 @@ def synthetic_manifest(models: Sequence[str], layers: int = 4, heads: int = 6, g
                 "checkpoint": "tiny",
                 "weights_sha256": "a" * 64,
                 "scheme": label,
+                "scheme_name": label,
+                "scheme_options": {},
+                "training": None,
+                "pretraining": None,
                 "step": None,
                 "geometry": geometry,
             }

@@ -1,20 +1,16 @@
-"""Which models of a run are checkpoints of the same training."""
+"""The training runs whose checkpoints a run compares."""
 
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 from typing import Any
 
 import pandas as pd
-
-STEP_IN_NAME = re.compile(r"(?:(?:step|checkpoint|ckpt|iter)[-_]?\d+|^\d+)(?:\.safetensors)?$", re.IGNORECASE)
 
 
 def training_checkpoints(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """The models with a training step: columns label, training, step.
 
-    A training is named by the folder of its checkpoints or adapters. Models measured in memory have no folder and are
-    named by what follows " \u00b7 " in the labels of combined runs. An adapter without a step in its name stands alone.
+    Checkpoints in memory have no folder that names their training: they are named by what follows " \u00b7 " in the
+    labels of combined runs. An AdaRoPE adapter whose name has no step belongs to no training.
     """
     rows = [
         {"label": model["label"], "training": training, "step": int(model["step"])}
@@ -33,11 +29,7 @@ def latest_checkpoints(models: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _training_name(model: Mapping[str, Any]) -> str | None:
-    adapter = re.search(r"adapter=([^,]+)", str(model["scheme"]))
-    for path in (str(model["checkpoint"]), adapter[1] if adapter else ""):
-        if STEP_IN_NAME.search(PurePath(path).name):
-            repository, colon, _ = path.rpartition(":")
-            return (PurePath(repository).name if colon else PurePath(path).parent.name) or "training"
-    if adapter:
-        return None
+    if model["training"] is not None or "adapter" in model["scheme_options"]:
+        name: str | None = model["training"]
+        return name
     return str(model["label"]).partition(" \u00b7 ")[2] or "training"

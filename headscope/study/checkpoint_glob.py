@@ -1,6 +1,5 @@
 """Checkpoints of a training run: found by a pattern, ordered by training step."""
 
-import json
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -9,43 +8,9 @@ from pathlib import Path
 
 from headscope import user_input
 from headscope.errors import BadInput
+from headscope.model_spec import ModelSpec, step_of_name
 
-MAX_STEP = 2**63 - 1
 ADAPTER_MARKER = "@adarope:adapter="
-
-
-def training_step(checkpoint: str) -> int | None:
-    """The training step of a checkpoint: from its trainer's state file, else from its name, else None.
-
-    Names such as "step-10", "checkpoint-10" or "10" contain a step. Of BASE+LORA the LoRA counts, of ORG/NAME:REVISION
-    the revision. Raises BadInput for a state file without a step.
-    """
-    name = checkpoint if user_input.is_folder(checkpoint) else checkpoint.rpartition("+")[2]
-    folder = Path(name).expanduser()
-    if user_input.is_folder(name):
-        state = folder / "trainer_state.json"
-        return _step_from_trainer_state(state) if state.is_file() else _step_from_name(folder.name)
-    from headscope.models.hub import HubId
-
-    hub_id = HubId.parse(name)
-    return _step_from_name(hub_id.revision) if hub_id and hub_id.revision else None
-
-
-def _step_from_name(name: str) -> int | None:
-    match = re.search(r"(?:step|checkpoint|ckpt|iter)[-_]?(\d+)", name, re.IGNORECASE) or re.fullmatch(r"(\d+)", name)
-    return int(match[1]) if match and int(match[1]) <= MAX_STEP else None
-
-
-def _step_from_trainer_state(state: Path) -> int:
-    """The step in a trainer's state file. Raises BadInput if there is none."""
-    remedy = "Repair that file, or remove it to take the step from the name of the folder"
-    try:
-        step = json.loads(state.read_text(encoding="utf-8"))["global_step"]
-    except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
-        raise BadInput(f"cannot read a training step in '{state}' ({type(error).__name__}). {remedy}") from error
-    if type(step) is not int or not 0 <= step <= MAX_STEP:
-        raise BadInput(f"cannot read a training step in '{state}' (global_step is {user_input.quote(step)}). {remedy}")
-    return step
 
 
 def expand_checkpoints(pattern: str) -> dict[str, str]:
@@ -76,7 +41,7 @@ def expand_checkpoints(pattern: str) -> dict[str, str]:
 def _specs_by_step(paths: list[Path], prefix: str, suffix: str) -> dict[str, str]:
     labels = _unique_labels(paths)
     specs = {path: f"{prefix}{path}{suffix}" for path in paths}
-    steps = {path: training_step(str(path)) if path.is_dir() else _step_from_name(path.name) for path in paths}
+    steps = {path: ModelSpec(str(path)).step if path.is_dir() else step_of_name(path.name) for path in paths}
     ordered = sorted(paths, key=lambda path: (steps[path] is None, steps[path] or 0, path.name, path))
     return {labels[path]: specs[path] for path in ordered}
 
@@ -90,7 +55,7 @@ def _revision_specs(repository: str, pattern: str, scheme: str) -> dict[str, str
     if not matches:
         examples = ", ".join([*names][:5])
         raise BadInput(f"no branch or tag of '{repository}' matches '{pattern}'; it has {len(names)}, e.g. {examples}")
-    steps = {name: _step_from_name(name) for name in matches}
+    steps = {name: step_of_name(name) for name in matches}
     ordered = sorted(matches, key=lambda name: (steps[name] is None, steps[name] or 0, name))
     return {name: f"{repository}:{name}{scheme}" for name in ordered}
 

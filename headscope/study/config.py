@@ -23,6 +23,7 @@ from pydantic import (
 
 from headscope import plugins, user_input
 from headscope.errors import BadInput, nearest
+from headscope.model_spec import ModelSpec
 from headscope.runs import old_names
 
 MAX_SEED = 2**31 - 1
@@ -139,7 +140,8 @@ class Study(Options):
             takes = plugins.requestable_probes()[name].takes
             if "models" in takes and not self.models:
                 raise ValueError("models: give at least one model to measure")
-            if "model" in takes and (len(self.models) != 1 or _has_scheme(next(iter(self.models.values())))):
+            specs = [ModelSpec.parse(spec) for spec in self.models.values()] if "model" in takes else []
+            if "model" in takes and [spec.scheme.text for spec in specs] != ["base"]:
                 raise ValueError(f"{name}: give one checkpoint, without a scheme")
         return self
 
@@ -208,11 +210,6 @@ def parse_models(entries: list[str]) -> dict[str, str]:
             raise BadInput(f"model label '{label}' is used twice. Give each model its own label: --model NAME=SPEC")
         models[label] = spec
     return models
-
-
-def _has_scheme(spec: str) -> bool:
-    """Whether a spec names a scheme; an "@" may also be part of a folder name."""
-    return "@" in spec and not user_input.is_folder(spec)
 
 
 def _merge_options(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,12 @@ from typing import Any
 import pandas as pd
 
 from headscope.errors import BadInput
+from headscope.model_spec import ModelSpec
 from headscope.models import loading
 from headscope.models.checkpoint import Checkpoint, open_checkpoint, pick_device, pick_dtype
-from headscope.positions.model import Model, ModelSpec
+from headscope.positions.model import Model
+from headscope.positions.scheme_syntax import build_scheme
+from headscope.positions.schemes import Scheme
 from headscope.prompts.texts import TokenDocument, load_token_documents
 from headscope.study import digests
 from headscope.study.config import Study
@@ -34,6 +37,7 @@ class StudyContext:
     advanced: float = 0.0
     input_digests: dict[str | None, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     specs: Mapping[str, ModelSpec] = field(init=False)
+    schemes: Mapping[str, Scheme] = field(init=False)
     read_stored: Callable[[str, str], pd.DataFrame] = field(init=False)
     stored_tables: Callable[[str], Sequence[str]] = field(init=False)
     _open: tuple[str, Checkpoint] | None = None
@@ -44,7 +48,8 @@ class StudyContext:
 
     def __post_init__(self) -> None:
         specs = self.study.models.items()
-        self.specs = {label: ModelSpec.read(spec) for label, spec in specs if label not in self.in_memory}
+        self.specs = {label: ModelSpec.parse(spec) for label, spec in specs if label not in self.in_memory}
+        self.schemes = {label: build_scheme(spec.scheme) for label, spec in self.specs.items()}
 
     @property
     def labels(self) -> list[str]:
@@ -58,21 +63,21 @@ class StudyContext:
 
     def checkpoint_name(self, label: str) -> str:
         """The name of that model's checkpoint."""
-        return self.in_memory[label].name if label in self.in_memory else self.specs[label].checkpoint
+        return self.in_memory[label].name if label in self.in_memory else self.specs[label].name
 
     def model(self, label: str) -> Model:
         """The model of that label. Opening another checkpoint drops the previous one."""
         if label in self.in_memory:
             return self.in_memory[label]
         spec = self.specs[label]
-        if self._open is None or self._open[0] != spec.checkpoint:
+        if self._open is None or self._open[0] != spec.name:
             self._open, self._models = None, {}
             device = pick_device(self.study.device)
             dtype = pick_dtype(self.study.dtype, device)
             self.input_digests[None]["dtype"] = str(dtype)  # "auto" may resolve differently on another machine
-            self._open = (spec.checkpoint, open_checkpoint(spec.checkpoint, self.study.device, self.study.dtype))
+            self._open = (spec.name, open_checkpoint(spec, self.study.device, self.study.dtype))
         if label not in self._models:
-            self._models[label] = Model(self._open[1], spec.scheme, spec.rule)
+            self._models[label] = Model(self._open[1], spec.scheme, self.schemes[label])
         return self._models[label]
 
     def record_model_digests(self, label: str) -> None:
@@ -82,9 +87,12 @@ class StudyContext:
             self.input_digests[label] |= {**digests.digest_model(model), **digests.digest_scheme(model.rule)}
             return
         spec = self.specs[label]
-        if spec.checkpoint not in self._checkpoint_digests:
-            self._checkpoint_digests[spec.checkpoint] = digests.digest_checkpoint(spec.checkpoint)
-        self.input_digests[label] |= {**self._checkpoint_digests[spec.checkpoint], **digests.digest_scheme(spec.rule)}
+        if spec.name not in self._checkpoint_digests:
+            self._checkpoint_digests[spec.name] = digests.digest_checkpoint(spec)
+        self.input_digests[label] |= {
+            **self._checkpoint_digests[spec.name],
+            **digests.digest_scheme(self.schemes[label]),
+        }
 
     def record_input(self, name: str, content: digests.DigestParts) -> None:
         """Record the digest of another input that a probe reads; `name` appears in messages."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headscope import user_input
+from headscope.model_spec import ModelSpec
 from headscope.models import loading
 from headscope.positions import lora
 from headscope.positions.adarope import adapter_file
@@ -44,17 +45,16 @@ def digest_files(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def digest_checkpoint(name: str) -> dict[str, str]:
+def digest_checkpoint(spec: ModelSpec) -> dict[str, str]:
     """Digests of a checkpoint by input: configuration, weights and LoRA."""
-    base, adapter = loading.split_adapter(name)
-    folder = Path(loading.locate(base)[0])
+    folder = Path(loading.locate(spec.checkpoint)[0])
     inputs = {
         "configuration": digest_files([folder / "config.json"]),
         "weights": digest_files(folder.glob("*.safetensors")),
     }
-    if adapter is None:
+    if spec.lora is None:
         return inputs
-    return {**inputs, "LoRA": digest_files(loading.locate_lora(adapter).glob("adapter_*"))}
+    return {**inputs, "LoRA": digest_files(loading.locate_lora(spec.lora).glob("adapter_*"))}
 
 
 def digest_scheme(scheme: Scheme) -> dict[str, str]:

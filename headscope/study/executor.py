@@ -4,7 +4,7 @@ import platform
 import resource
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,10 @@ import torch
 from headscope import plugins
 from headscope.forward.observe import observe
 from headscope.positions.adarope import AdaRoPE
+from headscope.positions.checkpoint_scheme import PRETRAINING_KEY
 from headscope.positions.model import Model
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Job, ObservingRunner, ProbeRunner, group_by_pass
-from headscope.study.checkpoint_glob import training_step
 from headscope.study.context import StudyContext
 
 GEOMETRY_KEYS = {
@@ -68,7 +68,8 @@ class CellExecutor:
         cells = [(name, cell) for name, runner in requested for cell in runner.cells()]
         self.used_labels = [label for label in self.context.labels if any(cell.model == label for _, cell in cells)]
         for label in self.used_labels:
-            training_step(self.context.checkpoint_name(label))  # reports an unreadable step before any work
+            if label in self.context.specs:
+                _ = self.context.specs[label].step  # reports an unreadable step before any work
         always = [
             Job(((name, cell),))
             for name, runner in self.runners.items()
@@ -122,17 +123,23 @@ def runs_always(job: Job) -> bool:
 
 def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
     """The entry of one model in run.json."""
-    model, spec = context.model(label), context.study.models[label]
+    model, spec = context.model(label), context.specs.get(label)
     adapter = model.schedule if isinstance(model.schedule, AdaRoPE) else None
+    step = adapter.step if adapter is not None else spec.step if spec is not None else None
     return {
         "label": label,
-        "spec": spec,
+        "spec": context.study.models[label],
         "checkpoint": model.name,
+        "lora": None if spec is None else spec.lora,
         "revision": getattr(model.module.config, "_commit_hash", None),
         "weights_sha256": model.weights_sha256,
         "scheme": model.scheme,
+        "scheme_name": model.scheme_spec.name,
+        "scheme_options": dict(model.scheme_spec.options),
         "adapter_sha256": None if adapter is None else adapter.sha256,
-        "step": training_step(context.checkpoint_name(label)) if adapter is None else adapter.step,
+        "training": None if spec is None else replace(spec, scheme=model.scheme_spec).training,
+        "step": step,
+        "pretraining": getattr(model.module.config, PRETRAINING_KEY, None),
         "geometry": {
             "layers": model.geometry.layers,
             **{GEOMETRY_KEYS.get(name, name): value for name, value in asdict(model.geometry).items()},

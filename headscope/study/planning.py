@@ -238,8 +238,8 @@ def _model_kinds(executor: CellExecutor) -> dict[str | None, str]:
     kinds: dict[str | None, str] = {}
     for label in executor.used_labels:
         spec = executor.context.specs[label]
-        folder = Path(loading.locate(loading.split_adapter(spec.checkpoint)[0])[0])
-        kinds[label] = f"{digest_files([folder / 'config.json'])} {type(spec.rule).__name__}"
+        folder = Path(loading.locate(spec.checkpoint)[0])
+        kinds[label] = f"{digest_files([folder / 'config.json'])} {spec.scheme.name}"
     return kinds
 
 

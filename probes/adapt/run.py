@@ -99,7 +99,7 @@ class AdaptRunner:
                 measure_training_step(
                     self.context,
                     f"{self.context.study.name}-heads",
-                    model.under(trainer.adarope, "adarope"),
+                    model.with_schedule(trainer.adarope, "adarope"),
                     self.options.validation_length,
                     segment.end_step,
                     segment.end_step > 0,

@@ -1,28 +1,13 @@
 """Final checkpoints of pretraining in a run, and their validation losses by document, variant and seed."""
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any
 
 import pandas as pd
 
 from headscope.runs.aggregation import mean_losses, mean_with_interval
 from headscope.runs.run import Run
-from probes.pretrain.options import Variant
-
-CHECKPOINT_FOLDER_PATTERN = re.compile(rf"(?:^|/)({'|'.join(get_args(Variant))})-s(\d+)/step-(\d+)/?$")
-
-
-class TrainingKey(NamedTuple):
-    """Variant and seed of one training; the seed sets its weights and batches."""
-
-    variant: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.variant}-s{self.seed}"
-
+from probes.pretrain.options import TrainingKey
 
 LossesByTraining = dict[TrainingKey, pd.Series]
 """Mean loss (nats/token) of each document under each training."""
@@ -32,8 +17,9 @@ def checkpoint_labels(run: Run) -> dict[TrainingKey, dict[int, str]]:
     """The run's checkpoints of each training: step -> label, in the order of the run."""
     labels: dict[TrainingKey, dict[int, str]] = {}
     for model in run.manifest["models"]:
-        if match := CHECKPOINT_FOLDER_PATTERN.search(model["checkpoint"]):
-            labels.setdefault(TrainingKey(match[1], int(match[2])), {})[int(match[3])] = model["label"]
+        if model.get("pretraining") is not None and model["step"] is not None:
+            training = TrainingKey(model["pretraining"]["variant"], model["pretraining"]["seed"])
+            labels.setdefault(training, {})[model["step"]] = model["label"]
     return labels
 
 

@@ -18,11 +18,11 @@ from headscope.runs.aggregation import confidence_interval
 from headscope.runs.run import Run
 from probes.pretrain.analysis import (
     LossesByTraining,
-    TrainingKey,
     final_checkpoint_labels,
     losses_by_document,
     native_context,
 )
+from probes.pretrain.options import TrainingKey
 
 BOOTSTRAP_SAMPLES = 2000
 MIN_COV_DIFFERENCE = 0.05

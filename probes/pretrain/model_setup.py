@@ -21,11 +21,11 @@ from transformers import (
 
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import resolve
-from headscope.positions.checkpoint_scheme import FILE, KEY, LEARNED
+from headscope.positions.checkpoint_scheme import ADAPTER_FILE, LEARNED, POSITIONS_KEY, PRETRAINING_KEY
 from headscope.positions.model import Model, load
 from headscope.positions.schedule import Fixed
 from headscope.training.adarope_variants import VARIANT_SETUPS
-from probes.pretrain.options import PretrainOptions
+from probes.pretrain.options import PretrainOptions, TrainingKey
 
 REFERENCE_LENGTH = 64
 """L_ref of AdaScale (paper, Detailed Setting)."""
@@ -112,28 +112,25 @@ def initial_positions(variant: str, model: Model) -> Fixed | AdaRoPE:
     return adarope.to(model.device)
 
 
-def stored_scheme_name(variant: str) -> str | None:
-    """The scheme that a checkpoint's config names; None if the positions are those of the architecture."""
-    if variant == "rope":
-        return None
-    return FIXED_SCHEMES.get(variant, LEARNED)
-
-
 def save_checkpoint(
-    folder: Path, model: PreTrainedModel, tokenizer: Any, scheme_name: str | None, schedule: Fixed | AdaRoPE
+    folder: Path, model: PreTrainedModel, tokenizer: Any, training: TrainingKey, schedule: Fixed | AdaRoPE
 ) -> None:
-    """Write a checkpoint folder atomically: weights, tokenizer, and the positions that the model was trained under."""
+    """Write a checkpoint folder atomically: weights, tokenizer, and what the model was trained under.
+
+    The config names the variant, the seed, and the position scheme unless it is that of the architecture.
+    """
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
-    if scheme_name is not None:
-        file = partial / "config.json"
-        config = {**json.loads(file.read_text(encoding="utf-8")), KEY: scheme_name}
-        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    file = partial / "config.json"
+    config = {**json.loads(file.read_text(encoding="utf-8")), PRETRAINING_KEY: training._asdict()}
+    if training.variant != "rope":
+        config[POSITIONS_KEY] = FIXED_SCHEMES.get(training.variant, LEARNED)
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     if isinstance(schedule, AdaRoPE):
         digest = load(model).weights_sha256  # a new handle, because the old one remembers the digest of earlier weights
         step = int(folder.name.rpartition("-")[2])
-        schedule.save(partial / FILE, weights_sha256=digest, checkpoint=folder.name, step=step)
+        schedule.save(partial / ADAPTER_FILE, weights_sha256=digest, checkpoint=folder.name, step=step)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

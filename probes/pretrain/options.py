@@ -7,7 +7,7 @@ transformers' defaults; the weight decay.
 """
 
 import re
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -28,6 +28,18 @@ Variant = Literal[
 """Position schemes: RoPE, schemes without learned parameters, AdaRoPE, and AdaRoPE's ablations."""
 HALF_OCTAVE_START = 64
 """Checkpoints are saved every octave of steps before this step, and every half octave from it on."""
+
+
+class TrainingKey(NamedTuple):
+    """Variant and seed of one training; the seed sets its weights and batches."""
+
+    variant: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of the training in tables and folders, e.g. "rope-s0"."""
+        return f"{self.variant}-s{self.seed}"
 
 
 class PretrainOptions(Options):

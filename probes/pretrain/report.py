@@ -6,8 +6,9 @@ from headscope.report.blocks import Chart, ChartGroup, Finding, RenderContext, T
 from headscope.report.text import statistics_table
 from headscope.runs.run import Run
 from probes.pretrain import plots
-from probes.pretrain.analysis import TrainingKey, final_checkpoint_labels, variant_table
+from probes.pretrain.analysis import final_checkpoint_labels, variant_table
 from probes.pretrain.claims import pretraining_claims
+from probes.pretrain.options import TrainingKey
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:

@@ -35,10 +35,9 @@ from probes.pretrain.model_setup import (
     initial_positions,
     random_model,
     save_checkpoint,
-    stored_scheme_name,
     train_tokenizer,
 )
-from probes.pretrain.options import PretrainOptions
+from probes.pretrain.options import PretrainOptions, TrainingKey
 from probes.pretrain.trainer import PretrainTrainer
 
 STEPS_PER_TIMING = 6
@@ -54,9 +53,8 @@ class _TrainingSegment:
     end_step: int
 
     @property
-    def training_name(self) -> str:
-        """Name of the training in tables and folders."""
-        return f"{self.variant}-s{self.seed}"
+    def training(self) -> TrainingKey:
+        return TrainingKey(self.variant, self.seed)
 
 
 class PretrainRunner:
@@ -103,7 +101,7 @@ class PretrainRunner:
         validation = pass_cost(self.options.validation_length) / 3 * self.context.study.texts.docs
         cost = validation + (segment.end_step - segment.start_step) * self._step_cost
         steps = f"steps {segment.start_step + 1} to {segment.end_step}" if segment.end_step else "step 0"
-        return Cell(f"{segment.training_name}: {steps}", None, cost, segment)
+        return Cell(f"{segment.training.name}: {steps}", None, cost, segment)
 
     def rows(self, cell: Cell, model: None) -> Mapping[str, Rows]:
         segment: _TrainingSegment = cell.task
@@ -125,13 +123,13 @@ class PretrainRunner:
         if self.options.watch and segment.end_step in self.options.checkpoint_steps:
             measure_training_step(
                 self.context,
-                segment.training_name,
-                trained.under(positions, segment.variant),
+                segment.training.name,
+                trained.with_schedule(positions, segment.variant),
                 self.options.length,
                 segment.end_step,
                 resume=segment.end_step > self.options.checkpoint_steps[0],
             )
-        keys = {"adapter": segment.training_name}
+        keys = {"adapter": segment.training.name}
         tables: dict[str, Rows] = {"validation": {**keys, "step": segment.end_step, **validation}}
         if step_records:
             tables["training"] = keys | {name: [record[name] for record in step_records] for name in step_records[0]}
@@ -150,7 +148,7 @@ class PretrainRunner:
         except Diverged as error:
             raise self._divergence_error(str(error), segment, step + 1) from error
         speed = batch.numel() / (time.monotonic() - start_time)
-        progress = f"{segment.training_name} step {step + 1} of {options.steps}: loss {loss:.3f}, {speed:.0f} tokens/s"
+        progress = f"{segment.training.name} step {step + 1} of {options.steps}: loss {loss:.3f}, {speed:.0f} tokens/s"
         self.context.advance(self._step_cost, progress)
         return {
             "step": step + 1,
@@ -163,10 +161,9 @@ class PretrainRunner:
     def _save_segment(self, trainer: PretrainTrainer, positions: Fixed | AdaRoPE, segment: _TrainingSegment) -> None:
         """Write the state from which training resumes, and a checkpoint if the options ask for this step."""
         if segment.end_step in self.options.checkpoint_steps:
-            folder = self.context.files / "checkpoints" / segment.training_name / f"step-{segment.end_step:06d}"
+            folder = self.context.files / "checkpoints" / segment.training.name / f"step-{segment.end_step:06d}"
             folder.parent.mkdir(parents=True, exist_ok=True)
-            scheme_name = stored_scheme_name(segment.variant)
-            save_checkpoint(folder, trainer.model.module, self.tokenizer, scheme_name, positions)
+            save_checkpoint(folder, trainer.model.module, self.tokenizer, segment.training, positions)
         state_file = self._state_path(segment, segment.end_step)
         state_file.parent.mkdir(exist_ok=True)
         if 0 < segment.end_step < self.options.steps:
@@ -177,7 +174,7 @@ class PretrainRunner:
 
     def _divergence_error(self, reason: str, segment: _TrainingSegment, step: int) -> Diverged:
         return Diverged(
-            f"training {segment.training_name} diverged at step {step}: {reason}. Use a lower rate, e.g. --rate 1e-4"
+            f"training {segment.training.name} diverged at step {step}: {reason}. Use a lower rate, e.g. --rate 1e-4"
         )
 
     # Shared by all trainings --------------------------------------------------------------------------------------
@@ -220,7 +217,7 @@ class PretrainRunner:
 
     def _state_path(self, segment: _TrainingSegment, step: int) -> Path:
         # Outside context.files, which becomes part of the finished run.
-        return self.context.files.with_name("state") / f"{segment.training_name}-{step:06d}.safetensors"
+        return self.context.files.with_name("state") / f"{segment.training.name}-{step:06d}.safetensors"
 
 
 def _digest_content(documents: Iterable[Document]) -> DigestParts:
