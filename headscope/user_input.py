@@ -1,7 +1,6 @@
 """Validation of user input: paths, YAML files, names. Every mistake becomes a one-line message."""
 
 import os
-import re
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -43,17 +42,6 @@ def check_text(value: str) -> str:
     if control is not None:
         raise ValueError(f"{quote(value)} contains the control character {control!a}. Remove it")
     return value
-
-
-def unit(value: str) -> tuple[int, int, bool]:
-    """Layer, number, and whether it is a key group's, of a head written L18H6 or 18.6, or a key group written 18.g2.
-
-    Raises ValueError for anything else.
-    """
-    told = re.fullmatch(r"[lL]?([0-9]{1,5})(?:\.|[hH])(g?)([0-9]{1,5})", value)
-    if told is None:
-        raise ValueError(f"'{value[:60]}' names no head")
-    return int(told[1]), int(told[3]), bool(told[2])
 
 
 def quote(value: object) -> str:

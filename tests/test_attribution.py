@@ -129,7 +129,7 @@ class Squared(nn.Module):
 def test_logits_that_are_not_linear_in_the_residual_stream_are_refused() -> None:
     capped = families.build("gemma3_text", {"head_dim": 16, "layer_types": families.ALTERNATING})
     capped.config.final_logit_softcapping = 3.0
-    with pytest.raises(UnsupportedModel, match=r"cannot tell what the heads of .* write: its logits are not linear"):
+    with pytest.raises(UnsupportedModel, match=r"direct logit attribution is not possible for .*: its logits are not linear"):
         attribute_logits(headscope.load(capped, device="cpu"), IDS)
 
 

@@ -131,32 +131,33 @@ def reset_claims(run: Run, **changed: pd.Series) -> dict[str, PaperClaim]:
 
 def test_influence_claims_depend_on_spread_top_head_and_sum(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", LEARNED))
-    spread = "temperature of one head at a time: most matter little, a small set forms a heavy tail"
-    tail = "temperature of one head at a time: the top retrieval head lies in the tail"
-    sums = (
-        "frequencies and temperature of one head at a time: even the largest loss is modest against that of resetting"
-    )
+    spread = "temperature of one head at a time: most heads have little influence, a few form a heavy tail"
+    tail = "temperature of one head at a time: the top retrieval head is in the tail"
+    sums = "frequencies and temperature of one head at a time: even the largest effect is small compared with resetting"
     single, joint = run.influence["delta_nll"], run.influence_sets["delta_nll"]
     claims = reset_claims(run)
     assert len(claims) == 7
-    assert [claims[statement].verdict for statement in (spread, tail, f"{sums} all")] == [
-        "holds in part",
-        "holds",
-        "differs",
+    assert [claims[statement].verdict for statement in (spread, tail, f"{sums} all heads")] == [
+        "partly supported",
+        "supported",
+        "not supported",
     ]
     assert "has rank 1 of 24" in claims[tail].evidence
     rows = run.influence_sets.query("model == @LEARNED and component == 'joint' and choice == 'top' and size == 8")
     largest = best_unit_effects(run.influence).query("model == @LEARNED and component == 'joint'")["delta"].max()
-    assert f"{largest:+.2g} nats/token against {rows['delta_nll'].mean():+.2g}" in claims[f"{sums} all"].evidence
+    assert (
+        f"{largest:+.2g} nats/token for one unit, {rows['delta_nll'].mean():+.2g} for all"
+        in claims[f"{sums} all heads"].evidence
+    )
     opposite = reset_claims(run, influence=-single, influence_sets=10 * joint)
-    assert [opposite[statement].verdict for statement in (spread, tail, f"{sums} all")] == [
-        "holds in part",
-        "differs",
-        "holds",
+    assert [opposite[statement].verdict for statement in (spread, tail, f"{sums} all heads")] == [
+        "partly supported",
+        "not supported",
+        "supported",
     ]
     assert "has rank 24 of 24" in opposite[tail].evidence
-    assert reset_claims(run, influence=single * 0 + 0.01)[spread].verdict == "differs"
-    assert reset_claims(run, influence=single.where(single > 0.045, 0.0))[spread].verdict == "holds"
+    assert reset_claims(run, influence=single * 0 + 0.01)[spread].verdict == "not supported"
+    assert reset_claims(run, influence=single.where(single > 0.045, 0.0))[spread].verdict == "supported"
 
 
 def test_evenness_is_compared_with_the_start_of_the_training(tmp_path: Path) -> None:

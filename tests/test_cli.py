@@ -19,7 +19,7 @@ from transformers import BertConfig, BertForMaskedLM
 import headscope as hs
 from headscope.cli import app as cli
 from headscope.models import loading
-from headscope.positions import AdaRoPE, resolve
+from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.runs.synthetic import synthetic_run
 
 
@@ -112,15 +112,15 @@ def test_rows_that_are_no_number_are_refused(refused):
 
 
 def test_a_length_given_as_a_count_is_told_how_to_be_given(refused):
-    assert "for one of 1024 tokens give a list, '--lengths 1024,'" in refused(2, "needle", "--lengths", "1024")
+    assert "For one length of 1024 tokens write '--lengths 1024,'" in refused(2, "needle", "--lengths", "1024")
 
 
 def test_a_depth_alone_is_a_list_of_one(refused):
-    assert "depth 1.5 lies outside 0" in refused(2, "needle", "--depths", "1.5")
+    assert "depth 1.5 is outside the range 0" in refused(2, "needle", "--depths", "1.5")
 
 
 def test_a_depth_outside_the_haystack_is_refused(refused):
-    assert "depth 1.5 lies outside 0" in refused(2, "needle", "--depths", "0,1.5")
+    assert "depth 1.5 is outside the range 0" in refused(2, "needle", "--depths", "0,1.5")
 
 
 def test_needles_that_are_not_there_are_reported_as_missing(refused, tmp_path):
@@ -166,10 +166,10 @@ def test_mistakes_of_head_influence_are_refused_before_any_work(refused):
 @pytest.mark.model
 def test_head_influence_needs_an_adapter_and_documents_of_the_length(refused):
     line = refused(2, "influence", "--model", "yarn=smollm2-135m@yarn:factor=8", "--unit", "head")
-    assert "model 'yarn' has no adapter, so there is no joint to reset" in line
+    assert "model 'yarn' has no AdaRoPE adapter, so 'joint' cannot be reset" in line
     flags = ("--component", "zero", "--text", "pkg:britannica", "--docs", 1, "--length", 10_000_000)
     assert "the longest, britannica/shakespeare, has" in refused(2, "influence", *flags)
-    assert "more than the 270 units" in refused(2, "influence", "--component", "zero", "--top", 271, "--length", 64)
+    assert "exceed the 270 units" in refused(2, "influence", "--component", "zero", "--top", 271, "--length", 64)
 
 
 @pytest.mark.model
@@ -182,7 +182,7 @@ def test_a_text_that_is_not_utf8_is_refused_with_the_byte(refused, tmp_path):
 @pytest.mark.model
 def test_an_adapter_of_another_geometry_is_refused(refused, tmp_path):
     other = hs.load(families.MEASURABLE["llama-gqa"]())
-    AdaRoPE.untrained(other, resolve(other, "base")).save(tmp_path / "other.safetensors")
+    AdaRoPE.from_schedule(other, resolve_schedule(other, "base")).save(tmp_path / "other.safetensors")
     spec = f"x=smollm2-135m@adarope:adapter={tmp_path}/other.safetensors"
     line = refused(2, "run", "--model", spec, "--length", 64, "--docs", 1)
     assert "does not fit 'smollm2-135m'" in line

@@ -217,7 +217,7 @@ def test_wu_prompts_survive_the_round_trip_and_the_fuzzy_span_lies_on_the_fact()
     assert prompt.start <= true < prompt.end  # the fuzzy span of so small a vocabulary may begin early
     tail = len(prompter.suffix_ids)
     assert abs(len(prompt.ids) - (1200 - wu_prompts.RESERVED_TOKENS + tail)) <= 3
-    with pytest.raises(BadInput, match="mode wu needs"):
+    with pytest.raises(BadInput, match="is too short for mode wu"):
         wu_prompts.prompt_with_needle(prompter, haystack, 200, 0.5)
 
 

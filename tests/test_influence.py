@@ -17,7 +17,7 @@ import headscope as hs
 from headscope.errors import BadInput, Interrupted, UnsupportedModel
 from headscope.forward.interventions import kv_group_units
 from headscope.forward.replay import Replay, StreamStore
-from headscope.positions import AdaRoPE, resolve
+from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
 from headscope.runs.run import Run
@@ -34,7 +34,7 @@ from probes.influence.analysis import (
     top_share,
     unit_effects,
 )
-from probes.influence.damping import add_damped_estimates
+from probes.influence.effect_rows import add_damped_estimates
 from probes.influence.gradient_estimate import text_loss
 from probes.influence.run import head_influence
 from probes.influence.sweep import Sweep, random_units_by_layer
@@ -109,7 +109,7 @@ def test_the_run_and_the_scripted_sweep_agree(exact: Run, learned: Model) -> Non
 
 def test_only_the_group_that_learned_has_influence(tmp_path: Path) -> None:
     model = loaded("llama-gqa")
-    planted, noise = AdaRoPE.untrained(model, resolve(model, "yarn:factor=8")), noisy(model, 0.3)
+    planted, noise = AdaRoPE.from_schedule(model, resolve_schedule(model, "yarn:factor=8")), noisy(model, 0.3)
     with torch.no_grad():
         planted.xi[2, 1] = noise.xi[2, 1]
         planted.tau[2, 2:] = noise.tau[2, 2:]
@@ -284,7 +284,7 @@ def test_a_model_without_adapter_is_refused_but_can_be_ablated(tmp_path: Path) -
     for scheme in ("base", "yarn:factor=8"):
         for unit in ("auto", "head"):
             told = refused(model.with_scheme(scheme), tmp_path / "runs", unit=unit)
-            assert "model 'learned' has no adapter, so there is no joint to reset" in told
+            assert "model 'learned' has no AdaRoPE adapter, so 'joint' cannot be reset" in told
     assert len(swept(model, tmp_path / "fine", components=["zero"], method="estimate", curve=False).influence)
 
 
@@ -299,27 +299,27 @@ def test_a_model_that_lends_keys_is_refused(tmp_path: Path) -> None:
 def test_a_reset_to_base_is_refused_where_the_frequencies_of_base_change(tmp_path: Path) -> None:
     model = hs.load(families.DYNAMIC["llama-dynamic"]())
     own = model.with_scheme(f"adarope:adapter={noisy(model, 0.1).save(tmp_path / 'adapter.safetensors')}")
-    with pytest.raises(UnsupportedModel, match="where joint cannot be reset to base: give shorter --lengths, or reset"):
+    with pytest.raises(UnsupportedModel, match=r"where joint cannot be reset to base. Use shorter --lengths, or use"):
         swept(own, tmp_path / "runs", reset_to=["base"], lengths=[model.rotation.frequency_change_length + 8])
 
 
 def test_target_base_is_refused_where_the_adapter_started_from_base(tmp_path: Path) -> None:
     model = loaded("llama-gqa")
     own = adapted(tmp_path, adapter=noisy(model, 0.1, start="base"))
-    assert "has no base to reset to" in refused(own, tmp_path / "runs", reset_to=["base"])
+    assert "cannot be reset to base" in refused(own, tmp_path / "runs", reset_to=["base"])
 
 
 def test_more_units_than_there_are_cannot_be_verified(learned: Model, tmp_path: Path) -> None:
     told = refused(learned, tmp_path / "runs", top=7, random=2)
-    assert "top 7 and random 2 are more than the 8 units" in told
+    assert "top 7 and random 2 exceed the 8 units" in told
 
 
 def test_a_sweep_of_nothing_is_refused(learned: Model, tmp_path: Path) -> None:
-    assert "nothing to do to the units; give components" in refused(learned, tmp_path / "runs", components=[])
+    assert "no components. Give at least one" in refused(learned, tmp_path / "runs", components=[])
 
 
 def test_a_model_that_the_study_lacks_is_named(learned: Model, tmp_path: Path) -> None:
-    assert "no model 'other' in this study, only learned" in refused(learned, tmp_path / "r", models=["other"])
+    assert "no model 'other' in this study. Use one of: learned" in refused(learned, tmp_path / "r", models=["other"])
 
 
 @pytest.mark.parametrize(

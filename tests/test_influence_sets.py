@@ -15,8 +15,8 @@ from werkzeug.serving import make_server
 
 import headscope as hs
 from dashboards.app import create_app
-from headscope import user_input
 from headscope.errors import BadInput
+from headscope.heads import parse_head
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
 from headscope.report import assembly
@@ -99,8 +99,7 @@ def ablated(model: Model, document: int, heads: list[str]) -> float:
 
     before = loss()
     hooks = []
-    for each in heads:
-        layer, head, _ = user_input.unit(each)
+    for layer, head in map(parse_head, heads):
         hooks.append(net.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(hide(head)))
     after = loss()
     for hook in hooks:
@@ -125,7 +124,7 @@ def test_what_the_tray_exports_is_a_study_whose_sets_are_ablated_together(
         document = int(row["doc"].removeprefix("random/"))
         assert row["delta_nll"] == pytest.approx(ablated(model, document, heads), abs=2e-5)
     alone = run.influence.astype({"doc": "str"}).set_index(["doc", "layer", "head"])["delta_nll"]
-    every = {user_input.unit(head)[:2] for heads in SETS.values() for head in heads}
+    every = {parse_head(head) for heads in SETS.values() for head in heads}
     assert {place[1:] for place in alone.index} == every, "exact evaluates these heads and no other"
     for (doc, layer, head), delta in alone.items():
         document = int(doc.removeprefix("random/"))
@@ -142,7 +141,7 @@ def test_verify_evaluates_named_heads_beside_the_top_and_screens_every_head(mode
     run = run_of({"influence": {"heads": SETS}}, model, tmp_path, method="verify", top=2, random=1)
     rows = run.influence.astype({"method": "str", "doc": "str"})
     evaluated = rows[rows["method"] == "exact"]
-    named = {user_input.unit(head)[:2] for heads in SETS.values() for head in heads}
+    named = {parse_head(head) for heads in SETS.values() for head in heads}
     assert named <= set(evaluated[["layer", "head"]].itertuples(index=False, name=None))
     assert len(rows[rows["method"] == "estimate"]) == 16 * DOCS
     assert set(run.table("influence_sets")["choice"].astype("str")) == {f"set:{name}" for name in SETS}
@@ -162,10 +161,10 @@ def test_a_flag_says_the_same_as_the_study_file() -> None:
 @pytest.mark.parametrize(
     ("heads", "why"),
     [
-        ({"a": ["L1G2"]}, "'L1G2' names no head"),
-        ({"a": ["1.g0"]}, "is a key group: name its heads"),
-        ({"a": []}, "needs a name and heads"),
-        ("L1H2", "needs a name and heads"),
+        ({"a": ["L1G2"]}, "'L1G2' is not a head"),
+        ({"a": ["1.g0"]}, "is a KV group. Name its heads"),
+        ({"a": []}, "lacks a name or heads"),
+        ("L1H2", "lacks a name or heads"),
         ({}, "heads"),
         ("a=L1H1;a=L2H2", "the set 'a' is given twice"),
     ],
@@ -182,5 +181,5 @@ def test_heads_go_with_no_groups() -> None:
 
 @pytest.mark.parametrize("head", ["L4H0", "L0H4"])
 def test_a_head_that_the_model_lacks_is_refused_with_its_geometry(model: Model, tmp_path: Path, head: str) -> None:
-    with pytest.raises(BadInput, match=rf"'tiny' has no head {head}, which heads names in 'a': .* 0, 1, 2, 3, of 4"):
+    with pytest.raises(BadInput, match=rf"'tiny' has no head {head} of set 'a'. .* 0, 1, 2, 3, with heads 0 to 3"):
         run_of({"influence": {"heads": {"a": [head]}}}, model, tmp_path, method="exact")

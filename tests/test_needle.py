@@ -134,11 +134,11 @@ def section(**changes: Any) -> NeedleRunner:
 @pytest.mark.model
 def test_the_papers_grid_to_10k_takes_at_least_2_2_times_fewer_tokens_than_one_prompt_at_a_time() -> None:
     grid = section(lengths=20, max_length=10_000, depths=10)
-    prompts = [grid.prompts("base", trial)[0].ids for trial in grid.trials("base") if trial.mode == "strict"]
+    prompts = [grid._prompts("base", trial)[0].ids for trial in grid._trials("base") if trial.mode == "strict"]
     assert len(prompts) == 200
     for block in (128, 512):
         assert sum(map(len, prompts)) / read_tokens(prompts, block) >= 2.2
-    everything = [grid.prompts("base", trial)[0].ids for trial in grid.trials("base")]
+    everything = [grid._prompts("base", trial)[0].ids for trial in grid._trials("base")]
     assert read_tokens(everything, 128) < 1.05 * read_tokens(prompts, 128)
 
 
@@ -232,7 +232,7 @@ def test_a_needle_longer_than_the_context_is_refused(place: Path) -> None:
         ask(place, tiny(), lengths=[12])
 
 
-@pytest.mark.parametrize(("depths", "told"), [([0.5, 1.5], "depth 1.5 lies outside 0"), ([-0.1], "depth -0.1")])
+@pytest.mark.parametrize(("depths", "told"), [([0.5, 1.5], "depth 1.5 is outside the range 0"), ([-0.1], "depth -0.1")])
 def test_a_depth_outside_the_haystack_is_refused(depths: list[float], told: str) -> None:
     with pytest.raises(BadInput, match=told):
         build_study({"needle": {"depths": depths}})
@@ -258,6 +258,6 @@ def test_without_a_success_the_headline_is_missing_and_the_failures_are_stored(
     assert np.isnan(seen["top"])
     assert "none of" in " ".join(finding.text for finding in assembly.findings_by_topic(run)["Needle in a haystack"])
     terminal.print_warnings(run)
-    assert "found the needle in none of 6 trials" in capsys.readouterr().err
+    assert "answered none of 6 trials" in capsys.readouterr().err
     terminal.print_summary(run)
     assert "no score" in capsys.readouterr().out

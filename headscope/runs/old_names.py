@@ -24,6 +24,8 @@ TABLES = {
 }
 COLUMNS = {
     "token_text": {"piece": "text"},
+    "needle_tokens": {"given": "cue", "asked": "question"},
+    "needle_steps": {"piece": "text"},
     "attribution": {"write": "contribution"},
     "attribution_parts": {"write": "contribution"},
     "needle_ablation": {"how": "ablation"},

@@ -39,7 +39,7 @@ def synthetic_manifest(models: Sequence[str], layers: int = 4, heads: int = 6, g
                 "checkpoint": "tiny",
                 "weights_sha256": "a" * 64,
                 "scheme": label,
-                "scheme_name": label,
+                "scheme_name": label.partition(":")[0],
                 "scheme_options": {},
                 "training": None,
                 "pretraining": None,

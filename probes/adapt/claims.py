@@ -37,7 +37,7 @@ class ComparedModels:
         last = latest_checkpoints(run.manifest["models"])
         for model in run.manifest["models"]:
             adarope = model["label"]
-            if adarope not in last or not str(model["scheme"]).startswith("adarope:"):
+            if adarope not in last or model["scheme_name"] != "adarope":
                 continue
             schemes = {
                 other["label"]: str(other["scheme"])

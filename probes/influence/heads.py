@@ -1,6 +1,6 @@
-"""What the influence probe says of a head: its columns of the per-head table.
+"""Columns of the influence probe in the per-head table.
 
-A unit's influence is told by the method that knows it best; that of a KV group is told of each of its heads.
+The most accurate method of each unit counts. Every head of a KV group has the influence of the group.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,7 @@ from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_type
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 from probes.influence.bands import band_mask
-from probes.influence.damping import METHODS_BY_ACCURACY, add_damped_estimates
-from probes.influence.objectives import read_unit_rows, with_objective
+from probes.influence.effect_rows import METHODS_BY_ACCURACY, add_damped_estimates, read_unit_rows, with_objective
 from probes.influence.tables import SWEEP_KEYS, UNIT_COLUMNS
 
 COMPONENT_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
@@ -28,31 +27,31 @@ COMPONENT_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "uniform": "attention made uniform",
     }
 )
-"""Components in words; a user's own intervention goes by its name."""
+"""Text for each component; a user's own intervention has its name."""
 
 _COLUMN_PREFIXES = {"text": "", "answer": "answer_"}
-_UNIT_NOTE = "of the head or of its whole KV group, as measured"
+_UNIT_NOTE = "of the head or of its KV group, as measured"
 _RESET_NOTE = f"reset, {_UNIT_NOTE}; to init where measured, else to base"
 _RESET_STATISTICS = {
-    "joint": ("influence", f"loss added when frequencies and scale are {_RESET_NOTE}"),
-    "freq": ("influence of frequencies", f"loss added when they are {_RESET_NOTE}"),
-    "scale": ("influence of scale", f"loss added when tau, gamma are {_RESET_NOTE}"),
+    "joint": ("influence", f"rise of the loss when frequencies and temperature are {_RESET_NOTE}"),
+    "freq": ("influence of frequencies", f"rise of the loss when frequencies are {_RESET_NOTE}"),
+    "scale": ("influence of temperature", f"rise of the loss when tau and gamma are {_RESET_NOTE}"),
 }
-"""Label and meaning of what is reset; an ablation goes by its words."""
+"""Label and meaning by reset component; ablations use their description."""
 
 STATISTICS: Mapping[str, Statistic] = MappingProxyType(
     {
         f"influence_{name}": Statistic(label, "nats/token", meaning, number_format="+.2g")
         for name, words in COMPONENT_DESCRIPTIONS.items()
         for label, meaning in [
-            _RESET_STATISTICS.get(name, (f"influence, {words}", f"loss added with the {words}, {_UNIT_NOTE}"))
+            _RESET_STATISTICS.get(name, (f"influence, {words}", f"rise of the loss with the {words}, {_UNIT_NOTE}"))
         ]
     }
     | {
         f"influence_answer_{name}": Statistic(
             f"influence on answers, {words}",
             "nats/token",
-            f"loss of the answer about a hidden fact added with the {words}"
+            f"rise of the loss of the answer about a hidden fact with the {words}"
             f"{' reset' if name in _RESET_STATISTICS else ''}, mean over trials, {_UNIT_NOTE}",
             number_format="+.2g",
         )
@@ -63,17 +62,17 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
 
 def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """Columns by (model, layer, head, kv_group): `influence_<component>` at the longest length and, over all trials,
-    `influence_answer_<component>`, each with its interval. Bands of pairs have none."""
-    found = read_unit_rows(run)
-    if found is None:
+    `influence_answer_<component>`, each with its confidence interval. Bands of pairs have no columns."""
+    unit_rows = read_unit_rows(run)
+    if unit_rows is None:
         return None
-    whole = found[~band_mask(found["component"])]
-    if whole.empty:
+    without_bands = unit_rows[~band_mask(unit_rows["component"])]
+    if without_bands.empty:
         return None
-    frame = best_method_rows(whole)
+    frame = best_method_rows(without_bands)
     order = frame["target"].map({"init": 0, "base": 1}).fillna(0)
-    same = [frame[name] for name in ("model", "component", "objective")]
-    frame = frame[order == order.groupby(same).transform("min")]
+    sweep = [frame[name] for name in ("model", "component", "objective")]
+    frame = frame[order == order.groupby(sweep).transform("min")]
     rows = frame.merge(_group_members(run), on=["model", "kv_group"])
     rows = rows[(rows["head"] < 0) | (rows["head"] == rows["member"])].assign(head=lambda f: f["member"])
     groups: Any = rows.groupby(["objective", "component"], sort=False)
@@ -89,8 +88,8 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
 
 
 def best_method_rows(influence: pd.DataFrame) -> pd.DataFrame:
-    """Rows at each model's longest length, each unit by the method that knows it best: exact where it was evaluated,
-    else the estimate of highest order, damped."""
+    """Rows at each model's longest length, each unit by its most accurate method: exact if evaluated, else the damped
+    estimate of highest order."""
     frame = add_damped_estimates(rows_at_longest_length(with_objective(plain_types(influence)), ["model", "objective"]))
     rank = frame["method"].map(METHODS_BY_ACCURACY.index)
     unit = [frame[name] for name in [*SWEEP_KEYS, *UNIT_COLUMNS]]

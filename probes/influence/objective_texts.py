@@ -13,9 +13,9 @@ from probes.influence.options import InfluenceOptions
 
 @dataclass(frozen=True)
 class ObjectiveText:
-    """Token ids whose loss counts from position `first` on, after a context of `length` tokens.
+    """Token ids whose loss counts from position `first_scored` on, after a context of `length` tokens.
 
-    `keys` are its key columns, `description` names it in cell ids.
+    `keys` are the key columns of its rows; `description` names it in cell ids.
     """
 
     ids: Sequence[int]
@@ -46,7 +46,7 @@ def answer_grid(options: InfluenceOptions, context: StudyContext) -> NeedleGrid:
 
 
 def answer_texts(grid: NeedleGrid, tokenizer: Any, documents: Sequence[TokenDocument]) -> list[ObjectiveText]:
-    """The prompt of every trial, followed by the scored part of its needle, whose loss counts; short contexts first."""
+    """The prompt of every trial followed by the answer, whose loss counts; shortest contexts first."""
     texts = []
     for trial in grid.trials(tokenizer):
         if trial.mode != "strict":

@@ -1,8 +1,9 @@
-"""Head influence: what the loss becomes when something is done to one unit, a KV group or a head.
+"""Head influence: change of the loss when one unit, a KV group or a head, is reset or ablated.
 
-Delta = NLL(changed) - NLL(unchanged) of the same tokens: those of a document, or of the answer about a fact hidden in
-it. `exact` evaluates each unit, resumed from its layer; `screen` estimates all units at once; `verify` screens all and
-evaluates the top ones and a few random ones. Sets of units changed together tell whether gains are one head or many.
+Delta = NLL(changed) - NLL(unchanged) of the same tokens: all tokens of a document, or the answer about a hidden fact.
+`exact` evaluates each unit, resuming the forward pass at its layer; `estimate` estimates all units at once; `verify`
+estimates all units and evaluates the top ones and a few random ones. Sets of units changed together show whether one
+head or many carry the effect.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from headscope.study.cells import Cell, pass_cost
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from probes.influence.bands import is_band
-from probes.influence.damping import METHODS_BY_ACCURACY, add_damped_estimates
+from probes.influence.effect_rows import METHODS_BY_ACCURACY, add_damped_estimates
 from probes.influence.gradient_estimate import CURVATURE_DRAWS
 from probes.influence.objective_texts import ObjectiveText, answer_grid, answer_texts, document_texts
 from probes.influence.options import InfluenceOptions
@@ -43,45 +44,45 @@ def head_influence(
 ) -> pd.DataFrame:
     """The influence of every unit on every document, as rows of the `influence` table without the model.
 
-    With objectives=["answer"] on the answer in every trial, as rows of `influence_answers`.
+    With objectives=["answer"], on the answer of every trial, as rows of `influence_answers`.
 
-    `model` is what `headscope.load` takes, `options` are keys of a study's `influence` section that bear on one length
-    and single units, e.g. method="exact". `edits` are interventions of your own by name: functions (q [1, n, L, d],
-    k [1, 1, L, d], v [1, 1, L, d], layer) -> (q, k, v) for the heads of one unit, swept like the components; give
-    `components=()` for these alone.
+    `model` is what `headscope.load` takes, `options` are options of the probe for one length and single units, e.g.
+    method="exact". `edits` are interventions of your own by name: functions (q [1, n, L, d],
+    k [1, 1, L, d], v [1, 1, L, d], layer) -> (q, k, v) for the heads of one unit, swept like the components. Use
+    `components=()` to sweep only these.
     """
-    opened = load(model)
-    content = {"models": {"model": opened.name}, "texts": {"source": text, "docs": docs}, "seed": seed}
+    loaded = load(model)
+    content = {"models": {"model": loaded.name}, "texts": {"source": text, "docs": docs}, "seed": seed}
     study = build_study({**content, "influence": {**options, "lengths": [length]}})
     config = study.probe_options["influence"]
     assert isinstance(config, InfluenceOptions)
-    section = InfluenceRunner(config, StudyContext(study, {"model": opened}))
-    sweep = plan_sweep("model", opened, config, edits)
+    runner = InfluenceRunner(config, StudyContext(study, {"model": loaded}))
+    sweep = plan_sweep("model", loaded, config, edits)
 
-    def visit(passages: Sequence[ObjectiveText], results: Callable[[TextReplay, int], Iterator[Row]]) -> list[Row]:
-        found: list[Row] = []
-        for number, passage in enumerate(passages):
-            replay = _prepare_replay(sweep, passage, config.memory)
+    def collect_rows(texts: Sequence[ObjectiveText], measure: Callable[[TextReplay, int], Iterator[Row]]) -> list[Row]:
+        rows: list[Row] = []
+        for number, text in enumerate(texts):
+            replay = _prepare_replay(sweep, text, config.memory)
             with replay.replay.running():
-                keys = {"context_length": passage.length, **passage.keys}
-                found.extend({**keys, **row} for row in results(replay, number))
-        return found
+                keys = {"context_length": text.length, **text.keys}
+                rows.extend({**keys, **row} for row in measure(replay, number))
+        return rows
 
-    def swept(passages: Sequence[ObjectiveText]) -> list[Row]:
-        chosen: Mapping[ComponentKey, Sequence[Unit]] = sweep.units
-        screened: list[Row] = []
+    def sweep_texts(texts: Sequence[ObjectiveText]) -> list[Row]:
+        units: Mapping[ComponentKey, Sequence[Unit]] = sweep.units
+        estimates: list[Row] = []
         if config.method != "exact":
-            screened = visit(
-                passages, lambda replay, number: sweep.estimate(replay, config.estimate_order, seed + number)
+            estimates = collect_rows(
+                texts, lambda replay, number: sweep.estimate(replay, config.estimate_order, seed + number)
             )
         if config.method == "estimate":
-            return screened
+            return estimates
         if config.method == "verify":
-            chosen = select_units_to_verify(sweep, pd.DataFrame(screened), config, seed)
-        return screened + visit(passages, lambda replay, _: sweep.evaluate_units(replay, chosen))
+            units = select_units_to_verify(sweep, pd.DataFrame(estimates), config, seed)
+        return estimates + collect_rows(texts, lambda replay, _: sweep.evaluate_units(replay, units))
 
-    every = (section.scored_texts("model", objective, length) for objective in config.objectives)
-    return pd.DataFrame([row for passages in every for row in swept(passages)])
+    texts_by_objective = (runner.scored_texts("model", objective, length) for objective in config.objectives)
+    return pd.DataFrame([row for texts in texts_by_objective for row in sweep_texts(texts)])
 
 
 @dataclass(frozen=True)
@@ -92,15 +93,15 @@ class _InfluenceTask:
     text_index: int
     layer: int | None = None
     prerequisites: tuple[str, ...] = field(default=(), compare=False)
-    """Cells that this one reads back."""
+    """Cells whose stored rows this one reads."""
 
 
 class InfluenceRunner:
-    """Cells: for each model, objective and length (answers: of all lengths together), every passage's screen, then
-    evaluations (by layer where all are), then sets.
+    """Cells by model, objective and length (answers: all lengths together): estimates of every text, then exact
+    evaluations (by layer for method exact), then sets.
 
-    What is evaluated after a screen is chosen from the stored cells of all passages, so that an interrupted
-    study goes on exactly as it would have.
+    The units to verify are selected from the stored estimates of all texts, so an interrupted study resumes with the
+    same selection.
     """
 
     def __init__(self, options: InfluenceOptions, context: StudyContext):
@@ -115,7 +116,7 @@ class InfluenceRunner:
         labels = self.context.labels
         for label in self.options.models or labels:
             if label not in labels:
-                raise BadInput(f"influence: no model '{label}' in this study, only {', '.join(labels)}")
+                raise BadInput(f"influence: no model '{label}' in this study. Use one of: {', '.join(labels)}")
             sweep = self._get_sweep(label, self.context.model(label))
             for objective in self.options.objectives:
                 lengths = sorted(set(self.options.lengths))
@@ -126,10 +127,10 @@ class InfluenceRunner:
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         assert cell.model is not None
         sweep, task = self._get_sweep(cell.model, model), cell.task
-        passage = self.scored_texts(cell.model, task.objective, task.length)[task.text_index]
+        text = self.scored_texts(cell.model, task.objective, task.length)[task.text_index]
         units, sets = UNIT_TABLES[task.objective], SET_TABLES[task.objective]
-        with self._prepared_replay(cell.model, sweep, task, passage) as replay:
-            keys = {"model": cell.model, "context_length": passage.length, **passage.keys}
+        with self._prepared_replay(cell.model, sweep, task, text) as replay:
+            keys = {"model": cell.model, "context_length": text.length, **text.keys}
             if task.objective == "answer":
                 keys["hits"] = replay.top1_accuracy
             seed = self.context.seed
@@ -140,74 +141,81 @@ class InfluenceRunner:
                     )
                 }
             if task.step == "exact" and task.layer is not None:
-                here = {key: [u for u in every if u.layer == task.layer] for key, every in sweep.units.items()}
-                return {units: _rows_to_columns(keys, sweep.evaluate_units(replay, here))}
+                layer_units = {
+                    key: [unit for unit in all_units if unit.layer == task.layer]
+                    for key, all_units in sweep.units.items()
+                }
+                return {units: _rows_to_columns(keys, sweep.evaluate_units(replay, layer_units))}
             if task.step == "sets" and sweep.named_sets:
                 return {sets: _rows_to_columns(keys, sweep.evaluate_named_sets(replay))}
-            known = pd.concat([self.context.read_stored(f"influence/{name}", units) for name in task.prerequisites])
-            known["layer"] = np.searchsorted(model.geometry.layer_numbers, known["layer"])
+            stored = pd.concat([self.context.read_stored(f"influence/{name}", units) for name in task.prerequisites])
+            stored["layer"] = np.searchsorted(model.geometry.layer_numbers, stored["layer"])
             if task.step == "exact":
-                chosen = select_units_to_verify(sweep, known, self.options, seed)
-                return {units: _rows_to_columns(keys, sweep.evaluate_units(replay, chosen))}
-            ranked = {key: _rank_units(known, key, every) for key, every in self._units_for_sets(sweep).items()}
+                selected = select_units_to_verify(sweep, stored, self.options, seed)
+                return {units: _rows_to_columns(keys, sweep.evaluate_units(replay, selected))}
+            ranked = {
+                key: _rank_units(stored, key, candidates) for key, candidates in self._units_for_sets(sweep).items()
+            }
             return {sets: _rows_to_columns(keys, sweep.evaluate_ranked_sets(replay, ranked, self.options.draws, seed))}
 
     def scored_texts(self, label: str, objective: str, length: int) -> list[ObjectiveText]:
-        """What the losses of one model are taken of: documents of that length, or all trials up to it."""
-        found = self._token_documents(label)
+        """The texts of one model: documents of that length, or all trials up to it."""
+        documents = self._token_documents(label)
         if objective == "text":
-            return document_texts(found, length)
+            return document_texts(documents, length)
         key = (label, objective, length)
         if key not in self._answer_texts:
             assert self._grid is not None
-            made = answer_texts(self._grid, self.context.tokenizer(label), found)
-            self.context.record_input(f"questions to '{label}'", (each.ids for each in made))
-            self._answer_texts[key] = made
+            texts = answer_texts(self._grid, self.context.tokenizer(label), documents)
+            self.context.record_input(f"questions to '{label}'", (text.ids for text in texts))
+            self._answer_texts[key] = texts
         return self._answer_texts[key]
 
     def _objective_cells(self, label: str, objective: str, length: int, sweep: Sweep) -> list[Cell]:
-        """Cells of one model, objective and length. Costs are in passes over the passage."""
+        """Cells of one model, objective and length. Costs are in forward passes over the text."""
         config, layers = self.options, sweep.model.geometry.layers
         count = sum(map(len, sweep.units.values()))
-        read = self.scored_texts(label, objective, length)
+        texts = self.scored_texts(label, objective, length)
         cells: list[Cell] = []
 
         def add(
-            step: Any, passage: int, cost: float, layer: int | None = None, prerequisites: Sequence[Cell] = ()
+            step: Any, number: int, cost: float, layer: int | None = None, prerequisites: Sequence[Cell] = ()
         ) -> None:
-            named = "" if layer is None else f" layer {sweep.model.geometry.layer_numbers[layer]}"
-            where = f"{label}: {read[passage].length} tokens, {read[passage].description}, {step}{named}"
-            task = _InfluenceTask(step, objective, length, passage, layer, tuple(cell.id for cell in prerequisites))
-            cells.append(Cell(where, label, cost * pass_cost(read[passage].length), task))
+            layer_suffix = "" if layer is None else f" layer {sweep.model.geometry.layer_numbers[layer]}"
+            cell_id = f"{label}: {texts[number].length} tokens, {texts[number].description}, {step}{layer_suffix}"
+            task = _InfluenceTask(step, objective, length, number, layer, tuple(cell.id for cell in prerequisites))
+            cells.append(Cell(cell_id, label, cost * pass_cost(texts[number].length), task))
 
         if config.method != "exact":
-            for passage in range(len(read)):
-                add("estimate", passage, 4 + 2 * CURVATURE_DRAWS * (config.estimate_order - 1))
+            for number in range(len(texts)):
+                add("estimate", number, 4 + 2 * CURVATURE_DRAWS * (config.estimate_order - 1))
         if config.method == "exact":
-            for passage in range(len(read)):
+            for number in range(len(texts)):
                 for layer in range(layers):
                     if any(unit.layer == layer for units in sweep.units.values() for unit in units):
-                        add("exact", passage, count / layers * (0.2 + 0.8 * (layers - layer) / layers), layer)
+                        add("exact", number, count / layers * (0.2 + 0.8 * (layers - layer) / layers), layer)
         elif config.method == "verify":
-            screens = list(cells)
-            for passage in range(len(read)):
-                add("exact", passage, 0.6 * (config.top + config.random) * len(sweep.units), prerequisites=screens)
+            estimate_cells = list(cells)
+            for number in range(len(texts)):
+                add(
+                    "exact", number, 0.6 * (config.top + config.random) * len(sweep.units), prerequisites=estimate_cells
+                )
         if sweep.named_sets:
-            for passage in range(len(read)):
-                add("sets", passage, 0.9 * len(sweep.named_sets) * len(sweep.units))
-        elif together := self._units_for_sets(sweep):
-            known = list(cells)
-            evaluations = sum(len(set_sizes(key, len(units))) for key, units in together.items()) * (1 + config.draws)
-            for passage in range(len(read)):
-                add("sets", passage, 0.9 * evaluations, prerequisites=known)
+            for number in range(len(texts)):
+                add("sets", number, 0.9 * len(sweep.named_sets) * len(sweep.units))
+        elif set_units := self._units_for_sets(sweep):
+            unit_cells = list(cells)
+            evaluations = sum(len(set_sizes(key, len(units))) for key, units in set_units.items()) * (1 + config.draws)
+            for number in range(len(texts)):
+                add("sets", number, 0.9 * evaluations, prerequisites=unit_cells)
         return cells
 
     def _units_for_sets(self, sweep: Sweep) -> Mapping[ComponentKey, list[Unit]]:
-        """The units that are changed in sets."""
+        """The units that are changed in sets, by component."""
         return {key: units for key, units in sweep.units.items() if self.options.curve or is_band(key[0])}
 
     def _token_documents(self, label: str) -> list[TokenDocument]:
-        """The documents of every length, as long as the longest."""
+        """The documents, cut to the longest requested length."""
         return self.context.documents(label, max(self.options.lengths))
 
     def _get_sweep(self, label: str, model: Model) -> Sweep:
@@ -219,7 +227,7 @@ class InfluenceRunner:
     def _prepared_replay(
         self, label: str, sweep: Sweep, task: _InfluenceTask, text: ObjectiveText
     ) -> Iterator[TextReplay]:
-        """The passage, run once and kept until another is asked for."""
+        """The replay of a text, kept until another text is requested."""
         key = (label, task.objective, task.length, task.text_index)
         if self._cached_replay is None or self._cached_replay[0] != key:
             self._cached_replay = None
@@ -229,27 +237,27 @@ class InfluenceRunner:
 
 
 def _prepare_replay(sweep: Sweep, text: ObjectiveText, memory_mib: int) -> TextReplay:
-    """The passage, run once; `memory` in MiB."""
+    """Run the model once on a text and record what the replay needs."""
     return TextReplay(sweep, torch.tensor([text.ids]).to(sweep.model.device), memory_mib * 2**20, text.first_scored)
 
 
 def select_units_to_verify(
     sweep: Sweep, estimates: pd.DataFrame, options: InfluenceOptions, seed: int
 ) -> dict[ComponentKey, list[Unit]]:
-    """By (component, target): the units of largest |mean estimate| over passages, random others, those with a name."""
-    chosen, known = {}, add_damped_estimates(estimates)
-    for at, (key, units) in enumerate(sweep.units.items()):
-        means = _mean_influence(known, key, "damped" if options.estimate_order == 2 else "estimate")
+    """By (component, target): the units of largest |mean estimate| over texts, random others, named units."""
+    selected, estimates = {}, add_damped_estimates(estimates)
+    for number, (key, units) in enumerate(sweep.units.items()):
+        means = _mean_influence(estimates, key, "damped" if options.estimate_order == 2 else "estimate")
         order = sorted(units, key=lambda unit: -abs(means[unit]))
-        rest = np.random.default_rng([seed, at]).permutation(len(units) - options.top)[: options.random]
-        asked = order[: options.top] + [order[options.top + int(number)] for number in sorted(rest)]
+        rest = np.random.default_rng([seed, number]).permutation(len(units) - options.top)[: options.random]
+        sampled = [order[options.top + int(index)] for index in sorted(rest)]
         named = (unit for heads in sweep.named_sets.values() for unit in heads)
-        chosen[key] = [*dict.fromkeys([*asked, *named])]
-    return chosen
+        selected[key] = [*dict.fromkeys([*order[: options.top], *sampled, *named])]
+    return selected
 
 
 def _rank_units(measured: pd.DataFrame, key: ComponentKey, units: Sequence[Unit]) -> list[Unit]:
-    """Units by mean influence over passages, the most harmful reset first, as exactly as each is known."""
+    """Units by mean influence over texts in descending order, each by its most accurate method."""
     means: dict[Unit, float] = {}
     measured = add_damped_estimates(measured)
     for method in reversed(METHODS_BY_ACCURACY):
@@ -258,10 +266,10 @@ def _rank_units(measured: pd.DataFrame, key: ComponentKey, units: Sequence[Unit]
 
 
 def _mean_influence(rows: pd.DataFrame, key: ComponentKey, method: str) -> dict[Unit, float]:
-    """Mean over passages of delta_nll by unit."""
+    """Mean of delta_nll over texts, by unit."""
     rows = rows[(rows["component"] == key[0]) & (rows["target"] == key[1]) & (rows["method"] == method)]
     means = rows.astype({"delta_nll": "float64"}).groupby(UNIT_COLUMNS)["delta_nll"].mean()
-    return {Unit(*map(int, place)): float(mean) for place, mean in means.items()}  # type: ignore[call-overload]
+    return {Unit(*map(int, unit)): float(mean) for unit, mean in means.items()}  # type: ignore[call-overload]
 
 
 def _rows_to_columns(keys: Mapping[str, Any], rows: Iterator[Row]) -> Rows:

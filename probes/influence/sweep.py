@@ -1,7 +1,5 @@
-"""A sweep of interventions over the units of one model: each alone, all estimated at once, or sets of them together.
-
-Knows what a section asks for and one document at a time; which units are worth evaluating is not its affair.
-"""
+"""A sweep of interventions over the units of one model, on one text at a time: each unit alone, all estimated at once,
+or sets of units together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope import user_input
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.interventions import (
     ABLATIONS,
@@ -28,16 +25,17 @@ from headscope.forward.interventions import (
 )
 from headscope.forward.pair_ablation import PairsUnrotated, PairsZeroed
 from headscope.forward.replay import Replay
+from headscope.heads import parse_head
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
-from headscope.positions.schedule import Fixed, Schedule
+from headscope.positions.schedule import FixedSchedule, Schedule
 from probes.influence import bands
 from probes.influence.gradient_estimate import CURVATURE_DRAWS, estimate_effects
 from probes.influence.options import InfluenceOptions
 from probes.influence.tables import NAMED_SET_PREFIX
 
 ComponentKey = tuple[str, str]
-"""(component, target), as the tables name them."""
+"""(component, target) as in the tables."""
 Row = dict[str, Any]
 QKVEdit = Callable[[Tensor, Tensor, Tensor, int], QKV]
 NO_TARGET = "none"
@@ -45,51 +43,51 @@ NO_TARGET = "none"
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """What is done to which units of one model: interventions and units by (component, target)."""
+    """Interventions on one model and the units they apply to, by (component, target)."""
 
     model: Model
     schedule: Any
     interventions: Mapping[ComponentKey, Intervention]
     units: Mapping[ComponentKey, list[Unit]]
     named_sets: Mapping[str, list[Unit]] = field(default_factory=dict)
-    """Sets of heads that the user named."""
+    """Named sets of heads."""
 
     def evaluate_units(
         self, replay: "TextReplay", units_by_key: Mapping[ComponentKey, Sequence[Unit]]
     ) -> Iterator[Row]:
-        """Evaluate each chosen unit by itself."""
+        """Change each of these units alone and evaluate the loss."""
         for key, units in units_by_key.items():
             for unit in units:
                 yield self._unit_row(key, unit, "exact", replay, replay.loss_change(self.interventions[key], [unit]))
 
     def estimate(self, replay: "TextReplay", order: int, seed: int) -> Iterator[Row]:
-        """Estimate every unit, in first order and, where `order` is 2, in second."""
+        """Estimate the effect on every unit: in first order and, if `order` is 2, also in second order."""
         estimates = estimate_effects(replay.replay, self.interventions, CURVATURE_DRAWS if order == 2 else 0, seed)
         for key, units in self.units.items():
             for unit in units:
-                at = unit.head_slice(self.model.geometry)
-                yield self._unit_row(key, unit, "estimate", replay, estimates[key].first_order(unit, at))
+                heads = unit.head_slice(self.model.geometry)
+                yield self._unit_row(key, unit, "estimate", replay, estimates[key].first_order(unit, heads))
                 if order == 2:
-                    yield self._unit_row(key, unit, "curved", replay, estimates[key].second_order(unit, at))
+                    yield self._unit_row(key, unit, "curved", replay, estimates[key].second_order(unit, heads))
 
     def evaluate_ranked_sets(
         self, replay: "TextReplay", ranked_units: Mapping[ComponentKey, list[Unit]], draws: int, seed: int
     ) -> Iterator[Row]:
-        """Evaluate the first 1, 2, 4, ..., all ranked units together, and as many random ones of the same layers.
+        """Change the first 1, 2, 4, ..., all ranked units together, and as many random units of the same layers.
 
-        Of bands of pairs, all units alone.
+        For bands of pairs, only all units together.
         """
-        for at, (key, units) in enumerate(ranked_units.items()):
+        for number, (key, units) in enumerate(ranked_units.items()):
             for size in set_sizes(key, len(units)):
-                chosen = [("top", 0, units[:size])]
+                sets = [("top", 0, units[:size])]
                 for draw in range(draws if size < len(units) else 0):
-                    rng = np.random.default_rng([seed, at, size, draw])
-                    chosen.append(("random", draw, random_units_by_layer(units[:size], units, rng)))
-                for choice, draw, members in chosen:
+                    rng = np.random.default_rng([seed, number, size, draw])
+                    sets.append(("random", draw, random_units_by_layer(units[:size], units, rng)))
+                for choice, draw, members in sets:
                     yield self._set_row(key, choice, draw, replay, members)
 
     def evaluate_named_sets(self, replay: "TextReplay") -> Iterator[Row]:
-        """Evaluate each set that has a name, its heads together."""
+        """Change the heads of each named set together."""
         for key in self.units:
             for name, members in self.named_sets.items():
                 yield self._set_row(key, f"{NAMED_SET_PREFIX}{name}", 0, replay, members)
@@ -106,13 +104,23 @@ class Sweep:
         }
 
     def _unit_row(self, key: ComponentKey, unit: Unit, method: str, replay: "TextReplay", delta: float) -> Row:
-        place = {"layer": self.model.geometry.layer_numbers[unit.layer], "head": unit.head, "kv_group": unit.kv_group}
-        return {**place, **_key_columns(key), "method": method, "nll_before": replay.baseline_loss, "delta_nll": delta}
+        identity = {
+            "layer": self.model.geometry.layer_numbers[unit.layer],
+            "head": unit.head,
+            "kv_group": unit.kv_group,
+        }
+        return {
+            **identity,
+            **_key_columns(key),
+            "method": method,
+            "nll_before": replay.baseline_loss,
+            "delta_nll": delta,
+        }
 
 
 class TextReplay:
-    """One text of a sweep after its one full pass: `before` is the mean loss of its tokens from `first` on with nothing
-    changed."""
+    """One text of a sweep after one full pass. `baseline_loss` is the unchanged model's mean loss from token
+    `first_scored` on."""
 
     def __init__(self, sweep: Sweep, ids: Tensor, memory: float, first_scored: int = 1):
         self.replay = Replay(sweep.model, sweep.schedule, ids, memory, first_scored)
@@ -123,22 +131,22 @@ class TextReplay:
 
     @property
     def top1_accuracy(self) -> float:
-        """Share of these tokens that the model, with nothing changed, finds likeliest; inside `replay.ready`."""
+        """Share of these tokens that are the unchanged model's top prediction. Call inside `replay.running`."""
         return self.replay.accuracy()
 
     def loss_change(self, intervention: Intervention, units: Sequence[Unit]) -> float:
-        """Mean loss with these units changed together, minus `before`; inside `replay.ready`."""
+        """Mean loss with these units changed together minus `baseline_loss`. Call inside `replay.running`."""
         geometry = self.replay.model.geometry
         layers = sorted({unit.layer for unit in units})
         by_layer = {layer: [unit for unit in units if unit.layer == layer] for layer in layers}
-        changes = {layer: layer_output_edit(intervention, there, geometry) for layer, there in by_layer.items()}
+        changes = {layer: layer_output_edit(intervention, members, geometry) for layer, members in by_layer.items()}
         return float((self.replay.losses(changes).double() - self._baseline_losses).mean())
 
 
 def plan_sweep(
     label: str, model: Model, options: InfluenceOptions, edits: Mapping[str, QKVEdit] | None = None
 ) -> Sweep:
-    """The sweep that a section asks for. Raises BadInput for what this model does not have."""
+    """The sweep that the options request. Raises BadInput for components or heads that this model does not have."""
     schedule = model.schedule
     interventions: dict[ComponentKey, Intervention] = {
         (name, NO_TARGET): qkv_intervention(edit) for name, edit in (edits or {}).items()
@@ -148,123 +156,130 @@ def plan_sweep(
             interventions[component, NO_TARGET] = ABLATIONS[component]
             continue
         if bands.is_band(component):
-            knocked = _pair_ablations(label, model, component, max(options.lengths))
-            interventions |= {(name, NO_TARGET): intervention for name, intervention in knocked}
+            ablations = _pair_ablations(label, model, component, max(options.lengths))
+            interventions |= {(name, NO_TARGET): intervention for name, intervention in ablations}
             continue
         for target in options.reset_to:
-            then = _reset_schedule(label, model, schedule, component, target, max(options.lengths))
-            interventions[component, target] = PositionReset(cast(Component, component), schedule, then, model.geometry)
+            reset = _reset_schedule(label, model, schedule, component, target, max(options.lengths))
+            interventions[component, target] = PositionReset(
+                cast(Component, component), schedule, reset, model.geometry
+            )
     if not interventions:
-        raise BadInput("influence: nothing to do to the units; give components")
-    named = {name: _resolve_head_set(label, model, name, told) for name, told in (options.heads or {}).items()}
-    units = {key: _list_units(model, key[0], "head" if named else options.unit) for key in interventions}
-    if named:
-        wanted = sorted({unit for heads in named.values() for unit in heads})
-        for (component, _), every in units.items():
-            if still := [unit for unit in wanted if unit not in every]:
-                layer = model.geometry.layer_numbers[still[0].layer]
-                raise BadInput(f"influence: layer {layer} of model '{label}' does not rotate, as {component} asks")
-        units = {key: wanted if options.method == "exact" else every for key, every in units.items()}
+        raise BadInput("influence: no components. Give at least one")
+    named_sets = {name: _resolve_head_set(label, model, name, heads) for name, heads in (options.heads or {}).items()}
+    units = {key: _list_units(model, key[0], "head" if named_sets else options.unit) for key in interventions}
+    if named_sets:
+        named_units = sorted({unit for heads in named_sets.values() for unit in heads})
+        for (component, _), candidates in units.items():
+            if unrotated := [unit for unit in named_units if unit not in candidates]:
+                layer = model.geometry.layer_numbers[unrotated[0].layer]
+                raise BadInput(
+                    f"influence: layer {layer} of model '{label}' has no rotation, which {component} ablates. "
+                    "Remove its heads from the set"
+                )
+        units = {key: named_units if options.method == "exact" else candidates for key, candidates in units.items()}
     fewest = min(map(len, units.values()))
     if options.method == "verify" and options.top + options.random > fewest:
         raise BadInput(
-            f"top {options.top} and random {options.random} are more than the {fewest} units of model '{label}': "
-            "ask for fewer with --top and --random, or --method exact"
+            f"top {options.top} and random {options.random} exceed the {fewest} units of model '{label}'. Use a "
+            "smaller --top or --random, or --method exact"
         )
-    return Sweep(model, schedule, interventions, units, named)
+    return Sweep(model, schedule, interventions, units, named_sets)
 
 
 def _resolve_head_set(label: str, model: Model, set_name: str, head_names: Sequence[str]) -> list[Unit]:
-    """The heads of one set. Raises BadInput for one that the model does not have."""
-    geometry, found = model.geometry, []
-    for each in head_names:
-        layer, head, _ = user_input.unit(each)
+    """The heads of one set as units. Raises BadInput for a head that the model does not have."""
+    geometry, units = model.geometry, []
+    for name in head_names:
+        layer, head = parse_head(name)
         if layer not in geometry.layer_numbers or head >= geometry.heads:
             raise BadInput(
-                f"influence: model '{label}' has no head {each}, which heads names in '{set_name}': its layers are "
-                f"{', '.join(map(str, geometry.layer_numbers))}, of {geometry.heads} heads each, from 0"
+                f"influence: model '{label}' has no head {name} of set '{set_name}'. Its layers are "
+                f"{', '.join(map(str, geometry.layer_numbers))}, with heads 0 to {geometry.heads - 1}"
             )
-        found.append(Unit(geometry.layer_numbers.index(layer), head // geometry.heads_per_group, head))
-    return found
+        units.append(Unit(geometry.layer_numbers.index(layer), head // geometry.heads_per_group, head))
+    return units
 
 
 def _reset_schedule(
     label: str, model: Model, schedule: Schedule, component: str, target: str, max_length: int
 ) -> Schedule:
-    """What the parameters of the model go back to."""
+    """The schedule that the parameters are reset to."""
     if not isinstance(schedule, AdaRoPE):
         raise BadInput(
-            f"model '{label}' has no adapter, so there is no {component} to reset: give "
-            f"CHECKPOINT@adarope:adapter=PATH, or components that need none ({', '.join(ABLATIONS)})"
+            f"model '{label}' has no AdaRoPE adapter, so '{component}' cannot be reset. Use "
+            f"CHECKPOINT@adarope:adapter=PATH, or components that need no adapter: {', '.join(ABLATIONS)}"
         )
-    initial, own = schedule.initial(), Fixed.own(model)
+    initial, own = schedule.untrained_copy(), FixedSchedule.of_checkpoint(model)
     if target == "init":
         return initial
-    _require_fixed_frequencies(
-        label, model, max_length, f"{component} cannot be reset to base", "reset it to init (--reset-to init)"
-    )
+    _require_fixed_frequencies(label, model, max_length, f"{component} cannot be reset to base", "use --reset-to init")
     layers = range(model.geometry.layers)
-    moved = any(
+    frequencies_differ = any(
         not torch.equal(initial.theta(n), own.theta(n).expand_as(initial.theta(n)).to(initial.xi)) for n in layers
     )
-    if not moved and all(initial.factor(n) == own.factor(n) for n in layers) and bool((initial.tau == 1).all()):
+    if (
+        not frequencies_differ
+        and all(initial.attention_factor(n) == own.attention_factor(n) for n in layers)
+        and bool((initial.tau == 1).all())
+    ):
         raise BadInput(
-            f"model '{label}' has no base to reset to: its adapter started from the checkpoint's own positions, so "
-            "use --reset-to init"
+            f"model '{label}' cannot be reset to base: its adapter started from the checkpoint's own positions. Use "
+            "--reset-to init"
         )
     return own
 
 
 def _require_fixed_frequencies(label: str, model: Model, max_length: int, operation: str, advice: str) -> None:
-    """Refuse what takes the checkpoint's own frequencies for those of every text."""
-    until = model.rotation.frequency_change_length
-    if until is not None and max_length > until:
+    """Refuse texts so long that the checkpoint changes its own frequencies."""
+    limit = model.rotation.frequency_change_length
+    if limit is not None and max_length > limit:
         raise UnsupportedModel(
-            f"model '{label}' turns by other frequencies in a text of more than {until} tokens, where {operation}: "
-            f"give shorter --lengths, or {advice}"
+            f"model '{label}' changes its rotary frequencies above {limit} tokens, where {operation}. Use shorter "
+            f"--lengths, or {advice}"
         )
 
 
 def _pair_ablations(label: str, model: Model, component: str, max_length: int) -> Iterator[tuple[str, Intervention]]:
-    """The knock-outs that a component stands for, by name."""
+    """The pair ablations that a component stands for, by name."""
     geometry, rotation, schedule = model.geometry, model.rotation, model.schedule
     if not geometry.pairs:
-        raise UnsupportedModel(f"cannot knock out pairs of model '{label}': {rotation.no_pairs_reason}, so it has none")
-    still, theta = component.startswith("pairs-unrotated"), rotation.theta.numpy()
-    if still and not schedule.rotates:
+        raise UnsupportedModel(f"cannot ablate rotary pairs of model '{label}': {rotation.no_pairs_reason}")
+    unrotates, theta = component.startswith("pairs-unrotated"), rotation.theta.numpy()
+    if unrotates and not schedule.replaces_rotation:
         _require_fixed_frequencies(
-            label, model, max_length, f"{component} cannot turn it back", "put a scheme on it (@yarn:factor=4)"
+            label, model, max_length, f"{component} cannot undo the rotation", "add a position scheme (@yarn:factor=4)"
         )
     try:
         for name, pairs in bands.expand_bands(component, theta, geometry.native_context):
-            chosen = torch.from_numpy(pairs)
-            yield name, PairsUnrotated(chosen, schedule, geometry) if still else PairsZeroed(chosen, geometry)
+            mask = torch.from_numpy(pairs)
+            yield name, PairsUnrotated(mask, schedule, geometry) if unrotates else PairsZeroed(mask, geometry)
     except BadInput as error:
         raise BadInput(f"model '{label}': {error}") from error
 
 
 def _list_units(model: Model, component: str, unit: str) -> list[Unit]:
-    """`auto` is who owns the parameters: KV groups for frequencies, query heads for the rest. Pairs are knocked out
-    where they turn."""
-    whole = unit == "group" or (unit == "auto" and component in ("freq", "joint"))
-    units = kv_group_units(model.geometry) if whole else head_units(model.geometry)
+    """All units of a model. `auto`: KV groups for frequencies, query heads for other components. Bands of pairs apply
+    only to layers that rotate."""
+    use_groups = unit == "group" or (unit == "auto" and component in ("freq", "joint"))
+    units = kv_group_units(model.geometry) if use_groups else head_units(model.geometry)
     return [unit for unit in units if model.geometry.layer_rotates[unit.layer] or not bands.is_band(component)]
 
 
 def random_units_by_layer(chosen: Sequence[Unit], units: Sequence[Unit], rng: np.random.Generator) -> list[Unit]:
     """As many random units of each layer as `chosen` has there."""
-    drawn: list[Unit] = []
+    sample: list[Unit] = []
     for layer in sorted({unit.layer for unit in chosen}):
-        there = sorted(unit for unit in units if unit.layer == layer)
+        candidates = sorted(unit for unit in units if unit.layer == layer)
         count = sum(unit.layer == layer for unit in chosen)
-        drawn += [there[at] for at in rng.permutation(len(there))[:count]]
-    return drawn
+        sample += [candidates[index] for index in rng.permutation(len(candidates))[:count]]
+    return sample
 
 
 def set_sizes(key: ComponentKey, count: int) -> list[int]:
-    """1, 2, 4, ... and all units; of a band of pairs all alone."""
-    alone = [] if bands.is_band(key[0]) else [2**power for power in range((count - 1).bit_length())]
-    return [*alone, count]
+    """1, 2, 4, ..., and all units; for a band of pairs only all units."""
+    powers = [] if bands.is_band(key[0]) else [2**power for power in range((count - 1).bit_length())]
+    return [*powers, count]
 
 
 def _key_columns(key: ComponentKey) -> Row:

@@ -22,5 +22,5 @@ PROBE = Probe(
     findings="probes.measure.findings:findings",
     head_findings="probes.measure.findings:head_findings",
     glossary="probes.measure.findings:GLOSSARY",
-    synthetic_rows="probes.measure.sample:synthetic_cells",
+    synthetic_rows="probes.measure.synthetic:synthetic_cells",
 )

@@ -7,16 +7,15 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from headscope.attention.geometry import Geometry
-from headscope.attention.record import AttentionRecord
+from headscope.attention.record import AttentionRecord, Geometry
 from headscope.errors import BadInput
 from headscope.forward import logits
 from headscope.forward.capture import CapturedLayers
 from headscope.forward.observe import FinishedPass, observe
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, RotaryPairs
 from headscope.positions.model import Model
-from headscope.positions.rope_scaling import own_at
-from headscope.positions.schedule import Schedule, all_theta
+from headscope.positions.rope_scaling import own_schedule_at_length
+from headscope.positions.schedule import Schedule, frequencies_by_layer
 from headscope.prompts.texts import TokenDocument
 from headscope.study.cells import Cell, TextPass, pass_cost
 from headscope.study.context import StudyContext
@@ -123,7 +122,7 @@ class MeasureObserver:
             at_once = logits.POSITIONS_PER_CHUNK if finished.chunk is None else logits.LOW_MEMORY_POSITIONS_PER_CHUNK
             columns["nll"] = dict(logits.compute_loss_by_position(model, ids, finished.hidden, at_once).compute())
         if "pairs" in columns:
-            schedule = finished.schedule if finished.schedule.rotates else own_at(model, ids.shape[1])
+            schedule = finished.schedule if finished.schedule.replaces_rotation else own_schedule_at_length(model, ids.shape[1])
             columns["pairs"]["theta"] = _theta_column(model, schedule, columns["pairs"])
         of_document = {**self.keys, **self.document}
         return {name: {**(self.keys if name == "distance" else of_document), **own} for name, own in columns.items()}
@@ -159,5 +158,5 @@ def _without_pairs(model: Model, tables: Sequence[str]) -> list[str]:
 
 def _theta_column(model: Model, schedule: Schedule, columns: Mapping[str, np.ndarray]) -> np.ndarray:
     layer = np.searchsorted(model.geometry.layer_numbers, columns["layer"])
-    theta: np.ndarray = all_theta(model, schedule).numpy()[layer, columns["kv_group"], columns["pair"]]
+    theta: np.ndarray = frequencies_by_layer(model, schedule).numpy()[layer, columns["kv_group"], columns["pair"]]
     return theta

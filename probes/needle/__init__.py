@@ -1,4 +1,4 @@
-"""Needle-in-a-Haystack: does the model find a hidden fact, and which heads copy it."""
+"""Needle-in-a-Haystack: whether the model retrieves a hidden fact, and which heads copy it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ PROBE = Probe(
     name="needle",
     title="Needle in a haystack",
     tab="Retrieval",
-    summary="Whether the model finds a fact that is hidden in a long text, and which heads copy it.",
+    summary="Whether the model retrieves a fact hidden in a long text, and which heads copy it.",
     order=30,
     takes=("models", "text"),
     example="headscope needle --model base=smollm2-135m --lengths 20 --max-length 10000 --depths 10 --needles 1",
@@ -30,10 +30,10 @@ PROBE = Probe(
     head_findings="probes.needle.findings:head_findings",
     glossary="probes.needle.findings:GLOSSARY",
     overview="probes.needle.findings:overview",
-    explorer="probes.needle.browser:trials_page",
+    explorer="probes.needle.trial_explorer:trials_page",
     explorer_tab="Trials",
-    synthetic_rows="probes.needle.sample:synthetic_cells",
-    bench="probes.needle.bench:benchmark_variants",
+    synthetic_rows="probes.needle.synthetic:synthetic_cells",
+    bench="probes.needle.run:benchmark_variants",
 )
 
 
@@ -50,8 +50,8 @@ def retrieval_scores(
 ) -> "Run":
     """Hide needles from a model (what `headscope.load` takes) or from several by label, and return the stored run.
 
-    `grid` are the keys of a study's `needle` section, e.g. lengths=[1024], depths=3, needles=2, mode="wu". The scores
-    are in `run.heads`: `retrieval` with its interval, and `retrieval_mass`.
+    `grid` are options of the probe, e.g. lengths=[1024], depths=3, needles=2, mode="wu". The scores
+    are in `run.heads`: `retrieval` with its confidence interval, and `retrieval_mass`.
     """
     from headscope.api import probe_function  # imports pandas
 

@@ -1,6 +1,6 @@
-"""Does the model still find the needle with its top heads silenced, and with as many random ones of the same layers?
+"""Ablation of retrieval heads: the top heads, or as many random heads of the same layers (after Wu et al. 2024).
 
-As Wu et al. 2024 ask, but heads are ranked on one half of the needles and silenced while the other half is asked for.
+Heads are ranked on one half of the needles and ablated on the other half [ours].
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention import backend
-from headscope.attention.geometry import Geometry
-from headscope.attention.record import AttentionRecord
+from headscope.attention.record import AttentionRecord, Geometry
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import Intervention, Unit, layer_output_edit, zero_ablation
 from headscope.forward.logits import finite_hidden_states
@@ -29,49 +28,51 @@ HEAD_COLUMNS = ["layer", "head"]
 
 @dataclass(frozen=True)
 class AblationTask:
-    """One cell: every trial of one half of the needles, with one set of heads silenced. Draw 0 are the top ones."""
+    """One cell: every trial of one half of the needles with one set of heads ablated. Draw 0 is the set of top
+    heads."""
 
     ablation: str
     size: int
     draw: int
     half: int
     prerequisites: tuple[str, ...]
-    """The cells that rank the heads: those of the other half."""
+    """The cells that rank the heads, those of the other half."""
 
 
 def needle_half(needle_index: int) -> int:
-    """The half of the needles that one belongs to, by its number."""
+    """The half that a needle belongs to."""
     return needle_index % NEEDLE_HALVES
 
 
 def select_heads(ranking: pd.DataFrame, task: AblationTask, seed: int) -> pd.DataFrame:
-    """The heads of a set: rows of `ranked`, which has every head with its score, the highest first."""
+    """The heads of a set: rows of `ranking`, which has every head in descending order of score."""
     top = ranking.head(task.size)
     if task.draw == 0:
         return top
     rng = np.random.default_rng([seed, task.half, task.size, task.draw])
-    drawn = []
-    for layer, wanted in top.groupby("layer").size().items():
-        mine = ranking[ranking["layer"] == layer].sort_values("head")
-        is_top = mine.index.isin(top.index)
-        others, rest = (mine.index[mask][rng.permutation(int(mask.sum()))] for mask in (~is_top, is_top))
-        drawn += [*others, *rest][:wanted]
-    return ranking.loc[sorted(drawn)]
+    sample = []
+    for layer, count in top.groupby("layer").size().items():
+        layer_heads = ranking[ranking["layer"] == layer].sort_values("head")
+        is_top = layer_heads.index.isin(top.index)
+        preferred, rest = (layer_heads.index[mask][rng.permutation(int(mask.sum()))] for mask in (~is_top, is_top))
+        sample += [*preferred, *rest][:count]
+    return ranking.loc[sorted(sample)]
 
 
 def heads_to_units(heads: pd.DataFrame, geometry: Geometry) -> list[Unit]:
-    """The heads of a table, whose layers go by their numbers, as units."""
-    places = heads[HEAD_COLUMNS].itertuples(index=False, name=None)
+    """The heads of a table as units; `layer` is the layer number."""
+    rows = heads[HEAD_COLUMNS].itertuples(index=False, name=None)
     return [
         Unit(geometry.layer_numbers.index(layer), int(head) // geometry.heads_per_group, int(head))
-        for layer, head in places
+        for layer, head in rows
     ]
 
 
 @dataclass(frozen=True, eq=False)
 class FixedMeanAblation:
-    """The heads say the same at every token: their `means`, one [H, dv] a layer. Unlike the mean over a call this holds
-    while an answer is written token by token."""
+    """Set the outputs of heads to `head_means`, one [H, dv] per layer. Unlike the mean over a call, they are the same
+    when
+    an answer is generated token by token."""
 
     head_means: Sequence[Tensor]
     geometry: Geometry
@@ -82,34 +83,34 @@ class FixedMeanAblation:
 
 
 def make_ablation(ablation: str, model: Model, haystack: TokenIds) -> Intervention:
-    """What is done to silenced heads; `haystack` [L] is what their mean is taken over."""
+    """The intervention of an ablation; the mean is over the tokens of `haystack` [L]."""
     return (
         zero_ablation if ablation == "zero" else FixedMeanAblation(mean_head_outputs(model, haystack), model.geometry)
     )
 
 
 def mean_head_outputs(model: Model, ids: TokenIds) -> list[Tensor]:
-    """The mean output of every head over these tokens: one [H, dv] a layer, float32."""
+    """The mean output of every head over these tokens: one [H, dv] per layer, float32."""
     means: dict[int, Tensor] = {}
 
-    def hear(heard: AttentionRecord) -> None:
-        means[heard.layer] = heard.z.float().mean(1)
+    def add_means(record: AttentionRecord) -> None:
+        means[record.layer] = record.z.float().mean(1)
 
     with attached(model), capturing(model) as layers, evaluating(model), torch.no_grad():
-        layers.listen(hear)
+        layers.listen(add_means)
         finite_hidden_states(model, torch.from_numpy(ids.astype(np.int64))[None].to(model.device))
     return [means[layer] for layer in sorted(means)]
 
 
 @contextmanager
 def heads_ablated(model: Model, units: Sequence[Unit], intervention: Intervention) -> Iterator[None]:
-    """Silence these heads of the model. What was cached before knows nothing of it."""
+    """Ablate these heads of the model. Earlier cached prefixes do not include the ablation; do not reuse them."""
     with ExitStack() as stack:
         for layer in sorted({unit.layer for unit in units}):
-            here = [unit for unit in units if unit.layer == layer]
+            layer_units = [unit for unit in units if unit.layer == layer]
             stack.enter_context(
                 backend.editing_output(
-                    model.attention_modules[layer], layer_output_edit(intervention, here, model.geometry)
+                    model.attention_modules[layer], layer_output_edit(intervention, layer_units, model.geometry)
                 )
             )
         yield

@@ -1,7 +1,4 @@
-"""What the needle probe found: success by cell, and how retrieval scores go over heads, key groups, seeds and models.
-
-Reads the tables and the per-head table; knows no figures.
-"""
+"""Analysis of needle trials: success by cell, retrieval scores by head, KV group, seed and model, ablation curves."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -15,42 +12,42 @@ from headscope.runs.run import Run
 from probes.needle.heads import RETRIEVAL_THRESHOLD, retrieval_rows
 
 MODE_LABELS = {"strict": "needles", "indirect": "indirect needles", "wu": "needles, as Wu et al. count"}
-"""What was hidden, by mode, in the order that it is shown in."""
+"""Text for each mode, in display order."""
 PUBLISHED_SHARES = {"above": (0.03, 0.06), "zero": (0.45, 0.73)}
 """Shares of heads above 0.1 and of exactly 0 over the models of Wu et al. 2024."""
 TOP_COUNT = 10
 LISTED_HEADS = 5
-"""Heads that are named in a sentence."""
+"""Heads listed in a finding."""
 NORMAL_QUANTILE = 1.959963984540054
-"""Of a normal number, 95 % lie within so many standard deviations."""
+"""The 97.5 % quantile of the standard normal distribution."""
 DETECTOR_PAIRS = (
     ("retrieval", "needle_write"),
     ("retrieval", "needle_write_indirect"),
     ("needle_write", "needle_write_indirect"),
     ("retrieval_indirect", "needle_write_indirect"),
 )
-"""Pairs of columns of the per-head table that detect retrieval heads, each in its way."""
+"""Pairs of columns of the per-head table that detect retrieval heads in different ways."""
 
 
 def present_modes(needles: pd.DataFrame) -> list[str]:
-    """The modes of these trials, controls aside."""
+    """The modes of these trials, without controls."""
     present = set(needles["mode"])
     return [mode for mode in MODE_LABELS if mode in present]
 
 
 def success_by_cell(needles: pd.DataFrame) -> pd.DataFrame:
     """One row per (model, mode, context_length, depth): `trials`, `successes`, their `share` and its 95 % Wilson
-    interval `low` .. `high`. The control counts like the rest: what was answered without the needle."""
+    confidence interval `low` .. `high`. Control trials, without the needle, count like the others."""
     groups = needles.groupby(["model", "mode", "context_length", "depth"], observed=True)["success"]
     return _add_wilson_interval(groups.agg(trials="size", successes="sum").reset_index())
 
 
 def retrieval_summary(run: Run) -> pd.DataFrame:
-    """One row per model and mode, the control aside.
+    """One row per model and mode, without controls.
 
-    `trials`, `successes`, `share`, `low`, `high` as in `success`. Over the successful trials, NaN without any: `above`
-    the share of heads whose mean score is above 0.1, `zero` the share at exactly 0, `layer`, `head` and `top` the best
-    head and its score. `control` is the best head's mean score in the control.
+    `trials`, `successes`, `share`, `low`, `high` as in `success_by_cell`. Over the successful trials, NaN if there are
+    none: `above`, the share of heads whose mean score is above 0.1; `zero`, the share at exactly 0; `layer`, `head` and
+    `top`, the top head and its score. `control` is the largest mean score of a head in the control.
     """
     trials = run.needles.groupby(["model", "mode"], observed=True)["success"]
     counts = trials.agg(trials="size", successes="sum").reset_index().astype({"model": "str", "mode": "str"})
@@ -75,21 +72,21 @@ def retrieval_summary(run: Run) -> pd.DataFrame:
 
 
 def retrieval_column(mode: str) -> str:
-    """The column of the per-head table that holds a mode's scores."""
+    """The column of the per-head table with the scores of a mode."""
     return "retrieval" if mode == "strict" else f"retrieval_{mode}"
 
 
 def top_heads(run: Run, model: str, mode: str) -> list[tuple[int, int, float]]:
-    """Layer, head and score of the heads of a model that copy most."""
+    """Layer, head and score of the heads of a model with the highest scores."""
     order = run.heads[run.heads["model"] == model].sort_values(retrieval_column(mode), ascending=False, kind="stable")
     return [*order[["layer", "head", retrieval_column(mode)]].head(LISTED_HEADS).itertuples(index=False, name=None)]
 
 
 def detector_agreement(heads: pd.DataFrame) -> pd.DataFrame:
-    """How far detectors agree on the heads of a model: one row per model and pair of `DETECTORS` that it has.
+    """Agreement of detectors: one row per model and pair of `DETECTOR_PAIRS` that it has.
 
-    `spearman` and `overlap` as in `retest`, `low` .. `high` the 95 % interval of the correlation over heads (Fisher's z
-    with the variance of Bonett and Wright 2000 [ours]); `first`, `second` are the columns.
+    `spearman` and `overlap` as in `seed_agreement`; `low` .. `high` is the 95 % confidence interval of the correlation
+    over heads (Fisher's z with the variance of Bonett and Wright 2000 [ours]); `first`, `second` are the columns.
     """
     rows = []
     for label, block in heads.groupby("model", observed=True):
@@ -102,48 +99,48 @@ def detector_agreement(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def ablation_curve(run: Run) -> pd.DataFrame:
-    """Success with heads silenced: one row per (model, mode, how, size, top).
+    """Success with heads ablated: one row per (model, mode, ablation, size, top).
 
-    `top` tells whether the top heads are silenced or random ones; size 0 is the unchanged model, for both. `share` of
-    `trials` succeeds, random sets averaged over their draws, of which `least` and `most` are the extremes; `low` ..
-    `high` is the 95 % Wilson interval over the trials of one set, so that more draws make it no narrower.
+    `top` is True for the top heads and False for random heads; size 0 is the unchanged model. `share` is the share of
+    `trials` that succeed, averaged over draws for random heads, with extremes `minimum` and `maximum`. `low` .. `high`
+    is the 95 % Wilson confidence interval over the trials of one set, so more draws do not make it narrower.
     """
     keys = ["model", "mode", "ablation", "size"]
-    knocked = plain_types(run.table("needle_ablation"))
-    sets = knocked.groupby([*keys, "draw"])["success"].agg(["size", "mean"])
+    ablated = plain_types(run.table("needle_ablation"))
+    sets = ablated.groupby([*keys, "draw"])["success"].agg(["size", "mean"])
     sets = sets.set_axis(["trials", "share"], axis=1).reset_index()
     sets["top"] = sets["draw"] == 0
     shares = sets.groupby([*keys, "top"])["share"]
-    found = sets.groupby([*keys, "top"]).agg(trials=("trials", "first"), share=("share", "mean"))
-    found = found.assign(least=shares.min(), most=shares.max()).reset_index()
-    asked = knocked[["model", "mode", "needle"]].drop_duplicates()
-    needles = plain_types(run.table("needles")).merge(asked)
-    whole = needles.groupby(["model", "mode"])["success"].agg(["size", "mean"])
-    whole = whole.set_axis(["trials", "share"], axis=1).reset_index()
-    start = found[["model", "mode", "ablation", "top"]].drop_duplicates().merge(whole, on=["model", "mode"])
-    start = start.assign(size=0, least=start["share"], most=start["share"])
-    joined = pd.concat([start, found], ignore_index=True)
+    curve = sets.groupby([*keys, "top"]).agg(trials=("trials", "first"), share=("share", "mean"))
+    curve = curve.assign(minimum=shares.min(), maximum=shares.max()).reset_index()
+    needles = ablated[["model", "mode", "needle"]].drop_duplicates()
+    unchanged_trials = plain_types(run.table("needles")).merge(needles)
+    unchanged = unchanged_trials.groupby(["model", "mode"])["success"].agg(["size", "mean"])
+    unchanged = unchanged.set_axis(["trials", "share"], axis=1).reset_index()
+    start = curve[["model", "mode", "ablation", "top"]].drop_duplicates().merge(unchanged, on=["model", "mode"])
+    start = start.assign(size=0, minimum=start["share"], maximum=start["share"])
+    joined = pd.concat([start, curve], ignore_index=True)
     low, high = wilson_interval(joined["share"], joined["trials"])
     return joined.assign(low=low, high=high).sort_values([*keys[:3], "top", "size"], ignore_index=True)
 
 
 def first_separated_size(ablation_rows: pd.DataFrame) -> int | None:
-    """The smallest size at which the top heads' interval lies below that of random heads, from rows of `curve` of one
-    model, mode and way; None where there is none."""
-    top, random = (ablation_rows[ablation_rows["top"] == which].set_index("size") for which in (True, False))
+    """The smallest size at which the confidence interval of the top heads is below that of random heads, from rows of
+    `ablation_curve` of one model, mode and ablation; None if there is none."""
+    top, random = (ablation_rows[ablation_rows["top"] == is_top].set_index("size") for is_top in (True, False))
     below = top["high"] < random["low"].reindex(top.index)
     return int(below.index[below].min()) if below.any() else None
 
 
 def can_detect_loss(share: float, trials: int) -> bool:
-    """Whether the loss of every needle would show in so many trials, of which that share succeeds unchanged."""
+    """Whether losing every needle would be significant, if `share` of the unchanged model's `trials` succeed."""
     low, high = wilson_interval(pd.Series([share, 0.0]), pd.Series([trials, trials]))
     return bool(high[1] < low[0])
 
 
 def format_share(row: "pd.Series[float]") -> str:
-    """A share of trials with its 95 % interval, in words."""
-    return f"{row['share']:.0%} (95 % interval {row['low']:.0%} to {row['high']:.0%})"
+    """Text with a share of trials and its 95 % confidence interval."""
+    return f"{row['share']:.0%} (95 % confidence interval {row['low']:.0%} to {row['high']:.0%})"
 
 
 def scores_by_group(heads: pd.DataFrame) -> pd.DataFrame:
@@ -161,18 +158,18 @@ def scores_by_seed(run: Run) -> pd.DataFrame:
 
 
 def seed_agreement(scores: pd.DataFrame) -> pd.DataFrame:
-    """How far seeds agree: one row per model and pair of seeds, from `by_seed`.
+    """Agreement of seeds: one row per model and pair of seeds, from `scores_by_seed`.
 
-    `spearman` is the rank correlation over heads, -1 .. 1, NaN where no scores differ; `overlap` the share of the top
-    10 heads that both have, 0 .. 1.
+    `spearman` is the rank correlation over heads, -1 .. 1, NaN if all scores are equal; `overlap` is the share of the
+    top 10 heads that both have, 0 .. 1.
     """
     return pd.DataFrame(_seed_pair_rows(scores), columns=["model", "first", "second", "spearman", "overlap"])
 
 
 def model_agreement(heads: pd.DataFrame) -> pd.DataFrame:
-    """How far models agree with the first one: one row per other model that has scores for the same heads.
+    """Agreement of models with the first one: one row per other model that has scores for the same heads.
 
-    `spearman` and `overlap` as in `retest`, of the column `retrieval`; `first`, `second` are the labels.
+    `spearman` and `overlap` of the column `retrieval`, as in `seed_agreement`; `first`, `second` are the labels.
     """
     scores = heads.dropna(subset=["retrieval"]).pivot(index=["layer", "head"], columns="model", values="retrieval")
     first, *others = [label for label in heads["model"].unique() if label in scores] or [None]
@@ -187,7 +184,7 @@ def model_agreement(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def seed_columns(scores: pd.DataFrame) -> list[int]:
-    """The seed columns of `by_seed`."""
+    """The seed columns of `scores_by_seed`."""
     return [name for name in scores if isinstance(name, int)]
 
 
@@ -201,14 +198,14 @@ def _seed_pair_rows(scores: pd.DataFrame) -> Iterator[tuple[str, int, int, float
 
 
 def _rank_agreement(scores: pd.DataFrame) -> tuple[float, float]:
-    """Of two columns over heads: their rank correlation, and the share of the top heads that both have."""
+    """Rank correlation of two columns over heads, and the share of the top heads that both have."""
     first, second = (scores[name] for name in scores)
     best = [set(column.sort_values(ascending=False, kind="stable").index[:TOP_COUNT]) for column in (first, second)]
     return float(first.rank().corr(second.rank())), len(best[0] & best[1]) / min(TOP_COUNT, len(scores))
 
 
 def _spearman_interval(spearman: float, head_count: int) -> tuple[float, float]:
-    """95 % interval of a rank correlation over that many heads; NaN below four or at a perfect one."""
+    """95 % confidence interval of a rank correlation; NaN below four heads or for a correlation of ±1."""
     if head_count < 4 or not abs(spearman) < 1:
         return np.nan, np.nan
     reach = NORMAL_QUANTILE * np.sqrt((1 + spearman**2 / 2) / (head_count - 3))
@@ -216,7 +213,7 @@ def _spearman_interval(spearman: float, head_count: int) -> tuple[float, float]:
 
 
 def wilson_interval(share: pd.Series, trials: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """The ends of the 95 % Wilson interval of shares of that many trials."""
+    """Lower and upper end of the 95 % Wilson confidence interval of shares of trials."""
     middle = share + NORMAL_QUANTILE**2 / (2 * trials)
     half = NORMAL_QUANTILE * np.sqrt(share * (1 - share) / trials + NORMAL_QUANTILE**2 / (4 * trials**2))
     return ((middle - half) / (1 + NORMAL_QUANTILE**2 / trials)).clip(lower=0), (

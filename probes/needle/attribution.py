@@ -1,4 +1,4 @@
-"""What each head adds to the tokens of an answer, and how much of it comes through the needle."""
+"""Direct logit attribution of heads to the tokens of an answer, in total and through the needle."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,24 +21,26 @@ from headscope.positions.model import Model
 
 @dataclass(frozen=True, eq=False)
 class AnswerAttribution:
-    """What the heads added to the logits of T answered tokens: `whole` [layers, H], and `through` [S, layers, H] each
-    span, means over the tokens in logits, less the mean over the vocabulary; 0 without a token."""
+    """Mean direct logit attribution to the tokens of an answer, minus the mean over the vocabulary; 0 without a token.
+
+    `total` [layers, H]; `through_spans` [S, layers, H], through each of S token spans.
+    """
 
     total: Tensor
     through_spans: Tensor
 
 
 def decompose_residual(model: Model, ids: TokenIds) -> ResidualDecomposition:
-    """How the model's logits are a sum. Raises UnsupportedModel where they are none."""
-    read = torch.from_numpy(ids.astype("int64"))[None].to(model.device)
+    """The decomposition of the model's logits. Raises UnsupportedModel if they are not a sum over heads."""
+    input_ids = torch.from_numpy(ids.astype("int64"))[None].to(model.device)
     with attached(model), evaluating(model), capturing(model) as layers:
-        return decompose_residual_stream(model, layers, read)
+        return decompose_residual_stream(model, layers, input_ids)
 
 
 class AttributionAccumulator:
-    """Accumulates `last_outputs` over the steps of one answer, and what the norms after them divide by.
+    """Accumulates head outputs and normalisation scales over the steps of one answer.
 
-    `update` listens to every layer of each step, within `listening`. What a head adds is known once the token is.
+    `update` receives every layer of each step, inside `hooks_registered`. `compute` needs the answer's tokens.
     """
 
     def __init__(self, stream: ResidualDecomposition, spans: Sequence[TokenSpan]):
@@ -50,7 +52,7 @@ class AttributionAccumulator:
 
     @contextmanager
     def hooks_registered(self) -> Iterator[None]:
-        """Take the scale of every norm between a head and the logit, at each step."""
+        """Record the scale of every norm between a head and the logits at each step."""
         norms = [heads.norm for heads in self._head_terms if heads.norm is not None] + [self.stream.final_norm]
         with ExitStack() as stack:
             for norm in norms:
@@ -59,37 +61,39 @@ class AttributionAccumulator:
             yield
 
     def update(self, record: AttentionRecord) -> None:
-        """Take one layer of one step."""
+        """Add one layer of one step."""
         self._current_step[record.layer] = last_query_outputs(record, self.spans)
 
     def compute(self, tokens: Tensor) -> AnswerAttribution:
-        """What was added to the first T tokens, which the first T steps produced; `tokens` [T]."""
+        """Attribution to `tokens` [T], which the first T steps produced."""
         stream, steps, spans = self.stream, len(tokens), len(self.spans)
         tokens = tokens.to(stream.unembedding.device)
-        towards = stream.final_norm.pull_back(stream.unembedding[tokens].float() - stream.unembedding_mean)
-        towards = stream.logit_factor * towards / self._stacked_scales(stream.final_norm, steps)
-        found = []
+        direction = stream.final_norm.pull_back(stream.unembedding[tokens].float() - stream.unembedding_mean)
+        direction = stream.logit_factor * direction / self._stacked_scales(stream.final_norm, steps)
+        results = []
         for heads in self._head_terms:
-            before = (
-                towards
+            head_direction = (
+                direction
                 if heads.norm is None
-                else heads.norm.pull_back(towards) / self._stacked_scales(heads.norm, steps)
+                else heads.norm.pull_back(direction) / self._stacked_scales(heads.norm, steps)
             )
             if not steps:
-                found.append(torch.zeros(1 + spans, len(self._step_outputs[0][heads.layer_index][0])))
+                results.append(torch.zeros(1 + spans, len(self._step_outputs[0][heads.layer_index][0])))
                 continue
             z = torch.stack([step[heads.layer_index] for step in self._step_outputs[:steps]])  # T, 1 + S, H, d
             rows = z.flatten(0, 1).transpose(0, 1)
-            before = before.to(heads.projection.device)
-            added = direct_logit_attribution(rows, heads.projection, before.repeat_interleave(1 + spans, 0))
-            means = added.view(len(added), steps, 1 + spans).double().mean(1).T
-            found.append((heads.factor * means).float().cpu())
-        whole, *through = torch.stack(found, 1)
-        return AnswerAttribution(whole, torch.stack(through))
+            head_direction = head_direction.to(heads.projection.device)
+            attribution = direct_logit_attribution(
+                rows, heads.projection, head_direction.repeat_interleave(1 + spans, 0)
+            )
+            means = attribution.view(len(attribution), steps, 1 + spans).double().mean(1).T
+            results.append((heads.factor * means).float().cpu())
+        total, *through_spans = torch.stack(results, 1)
+        return AnswerAttribution(total, torch.stack(through_spans))
 
     def _scale_hook(self, norm: Norm) -> Any:
-        def take(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-            if not self._current_step:  # a part of the prompt, which answers nothing
+        def record_scale(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+            if not self._current_step:  # part of the prompt, before the first answer step
                 return
             scale = norm.scales(args[0][0, -1:], output[0, -1:])
             self._norm_scales.setdefault(module, []).append(scale)
@@ -97,7 +101,7 @@ class AttributionAccumulator:
                 self._step_outputs.append(self._current_step)
                 self._current_step = {}
 
-        return take
+        return record_scale
 
     def _stacked_scales(self, norm: Norm, steps: int) -> Tensor:
         return torch.stack(self._norm_scales[norm.module][:steps]) if steps else torch.ones(0, 1)

@@ -1,4 +1,4 @@
-"""A model's answer to a prompt, what is right about it, and what each head copied while it was written."""
+"""Generate a model's answer to a needle prompt, compute its recall, and score the heads at every step."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +19,13 @@ from headscope.prompts.haystack import NeedlePrompt, NeedlePromptBuilder, decode
 from probes.needle.attribution import AnswerAttribution, AttributionAccumulator
 
 EXTRA_ANSWER_STEPS = 6
-"""Answer steps of a strict trial beyond the length of what is scored [ours]."""
+"""Answer steps of a strict trial beyond the number of scored tokens [ours]."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrialAnswer:
-    """A trial's outcome: the answer, its recall 0..1, what each step that was scored added to it, what each head copied
-    and, where it was asked for, what each wrote."""
+    """Outcome of a trial: the answer, its recall 0..1, the text of each scored step, copy scores of the heads and, if
+    requested, their attribution."""
 
     text: str
     recall: float
@@ -41,31 +41,31 @@ def answer_prompt(
     mode: str,
     stream: ResidualDecomposition | None = None,
 ) -> TrialAnswer:
-    """Let the model answer the prompt, the same in all `prompts`, and score every head on each one's span.
+    """Generate the answer to a prompt and score every head on the span of each of `prompts`, whose tokens are the same.
 
-    With a `stream` also what each head writes, in all and through the whole needle.
+    With a `stream`, also compute attribution, in total and through the whole needle.
     """
     ids, spans = prompts[0].ids, [(prompt.start, prompt.end) for prompt in prompts]
-    rows = CopyScoreAccumulator(reader.model.geometry.layers, spans)
+    copy_scores = CopyScoreAccumulator(reader.model.geometry.layers, spans)
     needles = [(start - builder.given_count, end) for start, end in spans]
-    writes = None if stream is None else AttributionAccumulator(stream, needles)
+    attribution = None if stream is None else AttributionAccumulator(stream, needles)
 
-    def listen(heard: AttentionRecord) -> None:
-        rows.update(heard)
-        if writes is not None:
-            writes.update(heard)
+    def listen(record: AttentionRecord) -> None:
+        copy_scores.update(record)
+        if attribution is not None:
+            attribution.update(record)
 
-    with nullcontext() if writes is None else writes.hooks_registered():
-        tokens, said = generate_answer(reader, ids, builder, mode, spans[0][1] - spans[0][0], listen)
-    scored = torch.tensor(tokens if mode == "wu" else said, dtype=torch.int64)
-    copies = rows.compute(torch.from_numpy(ids.astype(np.int64)), scored)
+    with nullcontext() if attribution is None else attribution.hooks_registered():
+        tokens, answer_tokens = generate_answer(reader, ids, builder, mode, spans[0][1] - spans[0][0], listen)
+    scored = torch.tensor(tokens if mode == "wu" else answer_tokens, dtype=torch.int64)
+    copies = copy_scores.compute(torch.from_numpy(ids.astype(np.int64)), scored)
     if mode == "wu":
         lengths = torch.tensor([[[end - start]] for start, end in spans])
         copies = CopyScores(copies.copy_counts / lengths, copies.copy_counts, copies.span_mass, copies.copy_events)
-    text = decode_tokens(builder.tokenizer, np.array(said, np.int32)).strip()
-    pieces = [*text_increments(builder.tokenizer, scored.tolist())]
-    written = None if writes is None else writes.compute(scored)
-    return TrialAnswer(text, rouge1_recall(builder.scored_text, text), pieces, copies, written)
+    text = decode_tokens(builder.tokenizer, np.array(answer_tokens, np.int32)).strip()
+    step_texts = [*text_increments(builder.tokenizer, scored.tolist())]
+    answer_attribution = None if attribution is None else attribution.compute(scored)
+    return TrialAnswer(text, rouge1_recall(builder.scored_text, text), step_texts, copies, answer_attribution)
 
 
 def generate_answer(
@@ -74,40 +74,42 @@ def generate_answer(
     builder: NeedlePromptBuilder,
     mode: str,
     scored_count: int,
-    listener: Callable[[AttentionRecord], None] = lambda heard: None,
+    listener: Callable[[AttentionRecord], None] = lambda record: None,
 ) -> tuple[list[int], list[int]]:
-    """The tokens of the model's answer to a prompt whose needle has that many scored tokens, and those before the one
-    that ended it."""
-    most = wu_prompts.MAX_STEPS if mode == "wu" else scored_count + EXTRA_ANSWER_STEPS
+    """The generated tokens, and those of them before the token that ends the answer.
+
+    `scored_count` is the number of scored tokens of the needle.
+    """
+    max_steps = wu_prompts.MAX_STEPS if mode == "wu" else scored_count + EXTRA_ANSWER_STEPS
     ends = answer_end_test(reader.model, builder.tokenizer, stop_at_end_token=mode != "wu")
-    tokens = reader.generate(ids, listener, most, ends)
+    tokens = reader.generate(ids, listener, max_steps, ends)
     return tokens, tokens[:-1] if ends(tokens[-1]) else tokens
 
 
 def text_increments(tokenizer: Any, tokens: Sequence[int]) -> Iterator[str]:
-    """What each token adds to the text; a character that is split over tokens comes with the last of them."""
-    told = ""
+    """The text that each token adds; a character split over several tokens belongs to the last of them."""
+    complete_text = ""
     for step in range(1, len(tokens) + 1):
         text = decode_tokens(tokenizer, np.array(tokens[:step], np.int32))
-        whole = step == len(tokens) or not text.endswith("\ufffd")
-        yield text.removeprefix(told) if whole else ""
-        told = text if whole else told
+        is_complete = step == len(tokens) or not text.endswith("\ufffd")
+        yield text.removeprefix(complete_text) if is_complete else ""
+        complete_text = text if is_complete else complete_text
 
 
 def answer_end_test(model: Model, tokenizer: Any, stop_at_end_token: bool) -> Callable[[int], bool]:
-    """Whether a token ends an answer: it holds a line break or, where asked, it is one of the end tokens."""
+    """A test whether a token ends an answer: it contains a line break or, if requested, is an end token."""
     configured = model.module.generation_config.eos_token_id if model.module.generation_config else None
-    named = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
-    end_tokens = {token for token in named if token is not None} if stop_at_end_token else set()
+    candidates = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
+    end_tokens = {token for token in candidates if token is not None} if stop_at_end_token else set()
     return lambda token: token in end_tokens or "\n" in decode_tokens(tokenizer, np.array([token], np.int32))
 
 
 def rouge1_recall(reference: str, answer: str) -> float:
-    """ROUGE-1 recall, 0..1: the share of the wanted words, counted with repeats, that were said. No stemming [ours]."""
-    words, left = re.findall(r"\w+", reference.lower()), re.findall(r"\w+", answer.lower())
+    """ROUGE-1 recall, 0..1: share of the reference words, counted with repeats, in the answer. No stemming [ours]."""
+    words, remaining = re.findall(r"\w+", reference.lower()), re.findall(r"\w+", answer.lower())
     repeated = 0
     for word in words:
-        if word in left:
-            left.remove(word)
+        if word in remaining:
+            remaining.remove(word)
             repeated += 1
     return repeated / len(words)

@@ -1,4 +1,4 @@
-"""Needle-in-a-Haystack: where a model finds the needle, which heads copy it, and how far the scores can be trusted."""
+"""Plots of needle trials: success by length and depth, retrieval scores of heads, agreement, ablation curves."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,8 @@ from probes.needle.heads import RETRIEVAL_THRESHOLD
 
 
 def plot_success_map(needles: pd.DataFrame, model: str, mode: str = "strict") -> go.Figure:
-    """Share of trials that succeed, context length by depth, over needles and haystacks; depth 0 is at the top."""
-    title = f"{_needle_kind_label(mode)} found: {style.escape_label(model)}"
+    """Heatmap of the share of successful trials by context length and depth; depth 0 is at the top."""
+    title = f"{_needle_kind_label(mode)} retrieved: {style.escape_label(model)}"
     if why := style.missing_data_reason(needles, "model", "mode", "context_length", "depth", "success"):
         return style.empty_figure(title, why)
     counted = success_by_cell(needles[(needles["model"] == model) & (needles["mode"] == mode)])
@@ -24,139 +24,144 @@ def plot_success_map(needles: pd.DataFrame, model: str, mode: str = "strict") ->
         for name in ("share", "trials", "low", "high")
     )
     hover = (
-        "%{z:.0%} of %{customdata[0]:.0f} trials<br>95 % Wilson interval %{customdata[1]:.0%} to %{customdata[2]:.0%}"
+        "%{z:.0%} of %{customdata[0]:.0f} trials<br>"
+        "95 % confidence interval %{customdata[1]:.0%} to %{customdata[2]:.0%}"
     )
-    told = np.dstack([trials, low, high])
-    made = _length_depth_heatmap(title, shares, told, hover)
-    made.update_traces(colorbar={"title": {"text": "share"}, "tickformat": ".0%"})
-    return made.update_traces(texttemplate="%{z:.0%}" if shares.size <= 60 else None)
+    hover_data = np.dstack([trials, low, high])
+    figure = _length_depth_heatmap(title, shares, hover_data, hover)
+    figure.update_traces(colorbar={"title": {"text": "share"}, "tickformat": ".0%"})
+    return figure.update_traces(texttemplate="%{z:.0%}" if shares.size <= 60 else None)
 
 
 def plot_success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Figure:
-    """Share of trials that succeed by context length, over depths: a line a model in its 95 % Wilson interval."""
-    title = f"{_needle_kind_label(mode)} found, by context length"
+    """Share of successful trials by context length, over all depths: one line per model with its 95 % confidence
+    band."""
+    title = f"{_needle_kind_label(mode)} retrieved, by context length"
     if why := style.missing_data_reason(needles, "model", "mode", "context_length", "success"):
         return style.empty_figure(title, why)
     trials = needles[needles["mode"] == mode]
-    made = style.new_figure(title)
+    figure = style.new_figure(title)
     for label, look in style.model_styles(trials).items():
         counted = success_by_cell(trials[trials["model"] == label].assign(depth=0.0)).set_index("context_length")
         line = counted.rename(columns={"share": "mean"})[["mean", "low", "high"]]
-        style.add_line_with_band(made, line, look, "%{x:,} tokens: %{y:.0%} of trials")
-    made.update_xaxes(title_text="context length (tokens)", tickformat=",")
-    made.update_yaxes(title_text="share of trials", tickformat=".0%", range=[-0.02, 1.02])
-    return style.fit_legend(made)
+        style.add_line_with_band(figure, line, look, "%{x:,} tokens: %{y:.0%} of trials")
+    figure.update_xaxes(title_text="context length (tokens)", tickformat=",")
+    figure.update_yaxes(title_text="share of trials", tickformat=".0%", range=[-0.02, 1.02])
+    return style.fit_legend(figure)
 
 
 def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
-    """Success against the number of heads silenced, the top ones and random ones, each in its Wilson interval; from
-    rows of `found.curve` of one model, mode and way. Thin lines are the extremes of the random draws."""
-    (how,), (mode,) = ablation_rows["ablation"].unique(), ablation_rows["mode"].unique()
-    made = style.new_figure(
-        f"{_needle_kind_label(mode)} found with heads silenced ({how}): {style.escape_label(model)}"
+    """Success by the number of ablated heads, for top heads and random heads, with 95 % confidence bands. Thin lines
+    are
+    the extremes of the random draws. `ablation_rows` are rows of `analysis.ablation_curve` of one model, mode and
+    ablation."""
+    (ablation,), (mode,) = ablation_rows["ablation"].unique(), ablation_rows["mode"].unique()
+    figure = style.new_figure(
+        f"{_needle_kind_label(mode)} retrieved with heads ablated ({ablation}): {style.escape_label(model)}"
     )
     sizes = sorted(ablation_rows["size"].unique())
     for top, name, colour, dash in ((True, "top heads", 4, 0), (False, "random heads of the same layers", 0, 1)):
         look = style.ModelStyle(name, style.PALETTE[colour], style.LINE_DASHES[dash], style.MARKER_SYMBOLS[dash])
-        mine = ablation_rows[ablation_rows["top"] == top].set_index("size").rename(columns={"share": "mean"})
-        mine.index = pd.Index([sizes.index(size) for size in mine.index])
+        line = ablation_rows[ablation_rows["top"] == top].set_index("size").rename(columns={"share": "mean"})
+        line.index = pd.Index([sizes.index(size) for size in line.index])
         if not top:
             thin = {"mode": "lines", "line": {"color": look.colour, "width": 0.7, "dash": "dot"}, "hoverinfo": "skip"}
-            for end in ("least", "most"):
-                made.add_scatter(x=mine.index, y=mine[end], showlegend=False, legendgroup=name, **thin)
-        style.add_line_with_band(made, mine[["mean", "low", "high"]], look, "%{customdata} heads: %{y:.0%} of trials")
-        made.data[-1].customdata = [sizes[at] for at in mine.index]
+            for end in ("minimum", "maximum"):
+                figure.add_scatter(x=line.index, y=line[end], showlegend=False, legendgroup=name, **thin)
+        style.add_line_with_band(figure, line[["mean", "low", "high"]], look, "%{customdata} heads: %{y:.0%} of trials")
+        figure.data[-1].customdata = [sizes[index] for index in line.index]
     ticks = {"tickvals": [*range(len(sizes))], "ticktext": [str(size) for size in sizes]}
-    made.update_xaxes(title_text="heads silenced", **ticks)
-    made.update_yaxes(title_text="share of trials", tickformat=".0%", range=[-0.02, 1.02])
-    return style.fit_legend(made)
+    figure.update_xaxes(title_text="ablated heads", **ticks)
+    figure.update_yaxes(title_text="share of trials", tickformat=".0%", range=[-0.02, 1.02])
+    return style.fit_legend(figure)
 
 
 def plot_detector_comparison(heads: pd.DataFrame, model: str, x: str, y: str) -> go.Figure:
-    """One score that detects retrieval heads against another, a dot a head."""
+    """Scatter plot of two scores that detect retrieval heads, one point per head."""
     first, second = statistic(x), statistic(y)
-    made = style.new_figure(f"{second.label.capitalize()} against {first.label}: {style.escape_label(model)}")
+    figure = style.new_figure(f"{second.label.capitalize()} against {first.label}: {style.escape_label(model)}")
     if why := style.missing_data_reason(heads[heads["model"] == model], x, y):
-        return style.empty_figure(made.layout.title.text, why)
+        return style.empty_figure(figure.layout.title.text, why)
     points = heads[heads["model"] == model].dropna(subset=[x, y])
-    head_scatter.add_points(made, points, x, y, "%{x:.3f} and %{y:.3f}")
-    for axis, name, told in ((made.update_xaxes, x, first), (made.update_yaxes, y, second)):
-        label = told.label.replace(", ", ",<br>") + (f" ({told.unit})" if told.unit else "")
+    head_scatter.add_points(figure, points, x, y, "%{x:.3f} and %{y:.3f}")
+    for axis, name, declared in ((figure.update_xaxes, x, first), (figure.update_yaxes, y, second)):
+        label = declared.label.replace(", ", ",<br>") + (f" ({declared.unit})" if declared.unit else "")
         axis(title_text=label, range=_axis_range(heads[name].dropna()))
     return style.set_metadata(
-        head_scatter.add_layer_colorbar(made), value=second.label, model=style.escape_label(model)
+        head_scatter.add_layer_colorbar(figure), value=second.label, model=style.escape_label(model)
     )
 
 
 def _needle_kind_label(mode: str) -> str:
-    """What a mode's trials hide."""
+    """Text for the kind of needle of a mode."""
     return "Indirect needle" if mode == "indirect" else "Needle"
 
 
 def plot_head_retrieval(retrieval: pd.DataFrame, model: str, layer: int, head: int) -> go.Figure:
-    """Copy score of one head over successful trials, context length by depth, mean over needles and haystacks.
+    """Heatmap of the retrieval score of one head over successful trials by context length and depth.
 
-    `retrieval` are rows of `heads.retrieval_rows`. A cell without a successful trial is a gap.
+    `retrieval` are rows of `heads.retrieval_rows`. Cells without a successful trial are empty.
     """
     title = f"Retrieval of layer {layer}, head {head}: {style.escape_label(model)}"
     if why := style.missing_data_reason(retrieval, "model", "context_length", "depth", "score"):
         return style.empty_figure(title, why)
-    place = (retrieval["model"] == model) & (retrieval["layer"] == layer) & (retrieval["head"] == head)
-    rows = retrieval[place & retrieval["success"] & (retrieval["mode"] == "strict")]
+    is_head = (retrieval["model"] == model) & (retrieval["layer"] == layer) & (retrieval["head"] == head)
+    rows = retrieval[is_head & retrieval["success"] & (retrieval["mode"] == "strict")]
     if rows.empty:
         return style.empty_figure(title, "no successful trial of this model")
     scores, trials = (
-        rows.pivot_table(index="depth", columns="context_length", values="score", aggfunc=how)
-        for how in ("mean", "size")
+        rows.pivot_table(index="depth", columns="context_length", values="score", aggfunc=aggregate)
+        for aggregate in ("mean", "size")
     )
     hover = "score %{z:.3f} over %{customdata:.0f} trials"
-    made = _length_depth_heatmap(title, scores, trials.to_numpy(), hover)
-    return made.update_traces(colorbar={"title": {"text": "score"}})
+    figure = _length_depth_heatmap(title, scores, trials.to_numpy(), hover)
+    return figure.update_traces(colorbar={"title": {"text": "score"}})
 
 
 def plot_ranked_scores(heads: pd.DataFrame) -> go.Figure:
-    """Retrieval score of every head, best first, one line a model with the 95 % interval of each head's mean."""
+    """Retrieval scores in descending order: one line per model, with the 95 % confidence interval of each head's
+    mean."""
     title = "Retrieval score, heads ranked"
     if why := style.missing_data_reason(heads, "model", "retrieval"):
         return style.empty_figure(title, why)
     scored = heads.dropna(subset=["retrieval"])
-    made = style.new_figure(title)
+    figure = style.new_figure(title)
     for label, look in style.model_styles(scored).items():
         order = scored[scored["model"] == label].sort_values("retrieval", ascending=False, kind="stable")
         line = pd.DataFrame(
             {"mean": order["retrieval"], "low": order["retrieval_low"], "high": order["retrieval_high"]}
         ).set_axis(np.arange(1, len(order) + 1))
         style.add_line_with_band(
-            made, line, look, "rank %{x}: layer %{customdata[0]}, head %{customdata[1]}, score %{y:.3f}"
+            figure, line, look, "rank %{x}: layer %{customdata[0]}, head %{customdata[1]}, score %{y:.3f}"
         )
-        made.data[-1].customdata = order[head_scatter.HEAD_COLUMNS].to_numpy()
-    made.add_hline(y=RETRIEVAL_THRESHOLD, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
-    most = int(scored.groupby("model", observed=True).size().max())
-    made.update_xaxes(title_text="rank of the head", **axes.log_axis([1, most]))
-    made.update_yaxes(title_text="retrieval score", rangemode="tozero")
-    return style.declare_head_points(style.fit_legend(made))
+        figure.data[-1].customdata = order[head_scatter.HEAD_COLUMNS].to_numpy()
+    figure.add_hline(y=RETRIEVAL_THRESHOLD, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
+    head_count = int(scored.groupby("model", observed=True).size().max())
+    figure.update_xaxes(title_text="rank of the head", **axes.log_axis([1, head_count]))
+    figure.update_yaxes(title_text="retrieval score", rangemode="tozero")
+    return style.declare_head_points(style.fit_legend(figure))
 
 
 def plot_against_growth(heads: pd.DataFrame, model: str) -> go.Figure:
-    """Retrieval score of every head of `model` against its growth exponent; colour is the layer."""
+    """Scatter plot of retrieval score and growth exponent of the heads of `model`; colour is the layer."""
     title = f"Retrieval against growth: {style.escape_label(model)}"
     if why := style.missing_data_reason(heads, "model", "retrieval", "growth") or style.missing_data_reason(
         heads[heads["model"] == model], "retrieval", "growth"
     ):
         return style.empty_figure(title, why)
     points = heads[heads["model"] == model].dropna(subset=["retrieval", "growth"])
-    made = style.new_figure(title)
-    head_scatter.add_points(made, points, "growth", "retrieval", "growth exponent %{x:.3g}, score %{y:.3f}")
-    # One scale for all models in `heads`, whose charts stand side by side.
-    made.update_xaxes(title_text="growth exponent", range=_axis_range(heads["growth"]))
-    made.update_yaxes(title_text="retrieval score", range=_axis_range(heads["retrieval"]))
+    figure = style.new_figure(title)
+    head_scatter.add_points(figure, points, "growth", "retrieval", "growth exponent %{x:.3g}, score %{y:.3f}")
+    # One scale for all models in `heads`, because their charts are compared.
+    figure.update_xaxes(title_text="growth exponent", range=_axis_range(heads["growth"]))
+    figure.update_yaxes(title_text="retrieval score", range=_axis_range(heads["retrieval"]))
     return style.set_metadata(
-        head_scatter.add_layer_colorbar(made), value="retrieval score", model=style.escape_label(model)
+        head_scatter.add_layer_colorbar(figure), value="retrieval score", model=style.escape_label(model)
     )
 
 
 def plot_seed_agreement(scores: pd.DataFrame, model: str) -> go.Figure:
-    """Retrieval score of every head in one haystack against another, from `found.by_seed`: its first and last seed.
+    """Scatter plot of retrieval scores with the first and with the last seed, from `analysis.scores_by_seed`.
 
     The dashed line is y = x; colour is the layer.
     """
@@ -168,25 +173,25 @@ def plot_seed_agreement(scores: pd.DataFrame, model: str) -> go.Figure:
     points = scores[scores["model"] == model].dropna(subset=seeds)
     if len(seeds) < 2 or points.empty:
         return style.empty_figure(title, "a comparison needs two seeds with successful trials")
-    made = style.new_figure(title)
-    head_scatter.add_points(made, points, seeds[0], seeds[1], "score %{x:.3f} and %{y:.3f}")
+    figure = style.new_figure(title)
+    head_scatter.add_points(figure, points, seeds[0], seeds[1], "score %{x:.3f} and %{y:.3f}")
     ends = _axis_range(scores[seeds].max())
-    head_scatter.add_diagonal(made, [0, ends[1]])
-    made.update_xaxes(title_text=f"score with seed {seeds[0]}", range=ends)
-    made.update_yaxes(title_text=f"score with seed {seeds[1]}", range=ends)
-    return head_scatter.add_layer_colorbar(made)
+    head_scatter.add_diagonal(figure, [0, ends[1]])
+    figure.update_xaxes(title_text=f"score with seed {seeds[0]}", range=ends)
+    figure.update_yaxes(title_text=f"score with seed {seeds[1]}", range=ends)
+    return head_scatter.add_layer_colorbar(figure)
 
 
 def _axis_range(values: pd.Series) -> list[float]:
-    """The ends of an axis over the values and zero, with a little room."""
+    """Range of an axis that includes the values and zero, with a margin."""
     low, high = min(0.0, float(values.min())), float(values.max()) or 1.0
     return [low - 0.04 * (high - low), high + 0.04 * (high - low)]
 
 
 def _length_depth_heatmap(title: str, z: pd.DataFrame, hover_data: npt.ArrayLike, hover_template: str) -> go.Figure:
-    """A map of numbers from 0 to 1, rows depths and columns context lengths; `told` is what `hover` refers to."""
-    made = style.new_figure(title, 320)
-    made.add_heatmap(
+    """Heatmap of values from 0 to 1 by depth (rows) and context length (columns)."""
+    figure = style.new_figure(title, 320)
+    figure.add_heatmap(
         x=[f"{length:,}" for length in z.columns],
         y=[f"{depth:.0%}" for depth in z.index],
         z=z.to_numpy(),
@@ -199,6 +204,8 @@ def _length_depth_heatmap(title: str, z: pd.DataFrame, hover_data: npt.ArrayLike
         colorscale=style.SEQUENTIAL_SCALE,
     )
     depths, lengths = z.shape
-    made.update_xaxes(title_text="context length (tokens)", type="category", dtick=-(-lengths // 7), showgrid=False)
-    made.update_yaxes(title_text="depth", autorange="reversed", type="category", dtick=-(-depths // 12), showgrid=False)
-    return style.set_top_margin(made)
+    figure.update_xaxes(title_text="context length (tokens)", type="category", dtick=-(-lengths // 7), showgrid=False)
+    figure.update_yaxes(
+        title_text="depth", autorange="reversed", type="category", dtick=-(-depths // 12), showgrid=False
+    )
+    return style.set_top_margin(figure)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headscope.attention.geometry import Geometry
+from headscope.attention.record import Geometry
 from headscope.measures.copying import CopyScores
 from headscope.prompts.haystack import NeedlePrompt, NeedlePromptBuilder, decode_tokens
 from headscope.runs.arrow import Rows
@@ -16,7 +16,7 @@ from probes.needle.generation import TrialAnswer
 
 IntArray = npt.NDArray[np.int64]
 CONTEXT_TOKENS = 40
-"""Tokens of the haystack that are stored on either side of a needle."""
+"""Haystack tokens stored on each side of a needle."""
 
 
 def retrieval_columns(copies: CopyScores, geometry: Geometry, depths: Sequence[float]) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def retrieval_columns(copies: CopyScores, geometry: Geometry, depths: Sequence[f
 
 
 def attribution_columns(attribution: AnswerAttribution, geometry: Geometry, depths: Sequence[float]) -> dict[str, Any]:
-    """Columns of `needle_writes` for every depth, layer and head."""
+    """Columns of `needle_attribution` for every depth, layer and head."""
     rest = attribution.total - attribution.through_spans
     columns = {"through": attribution.through_spans.reshape(-1).numpy(), "rest": rest.reshape(-1).numpy()}
     return _head_and_depth_columns(attribution.through_spans, geometry, depths) | columns
@@ -45,7 +45,7 @@ def _head_and_depth_columns(numbers: torch.Tensor, geometry: Geometry, depths: S
 
 
 def _head_columns(layer_index: IntArray, head: IntArray, geometry: Geometry) -> dict[str, Any]:
-    """Key columns of heads, given by the index of their layer."""
+    """Key columns of heads; `layer_index` counts the layers from 0."""
     return {
         "layer": np.array(geometry.layer_numbers)[layer_index],
         "head": head,
@@ -54,24 +54,24 @@ def _head_columns(layer_index: IntArray, head: IntArray, geometry: Geometry) -> 
 
 
 def needle_tokens_row(prompt: NeedlePrompt, builder: NeedlePromptBuilder, keys: Mapping[str, Any]) -> Rows:
-    """The row of `needle_passages`: the prompt around the needle, and its end."""
-    ids, asked = prompt.ids, len(prompt.ids) - len(builder.suffix_ids)
+    """The row of `needle_tokens`: the prompt around the needle, and the question."""
+    ids, question_start = prompt.ids, len(prompt.ids) - len(builder.suffix_ids)
     start, needle, end = prompt.start, prompt.start - builder.given_count, prompt.end
     parts = {
         "before": ids[max(0, needle - CONTEXT_TOKENS) : needle],
-        "given": ids[needle:start],
+        "cue": ids[needle:start],
         "scored": ids[start:end],
-        "after": ids[end : min(asked, end + CONTEXT_TOKENS)],
-        "asked": ids[asked:],
+        "after": ids[end : min(question_start, end + CONTEXT_TOKENS)],
+        "question": ids[question_start:],
     }
     return {**keys, **{name: [decode_tokens(builder.tokenizer, part)] for name, part in parts.items()}}
 
 
 def answer_step_rows(answer: TrialAnswer, geometry: Geometry, keys: Mapping[str, Any]) -> dict[str, Rows]:
-    """Rows of `needle_steps` and `needle_copies`, as far as there are any."""
+    """Rows of `needle_steps` and `needle_copies`; a table without rows is omitted."""
     rows: dict[str, Rows] = {}
     if answer.step_texts:
-        rows["needle_steps"] = {**keys, "step": list(range(len(answer.step_texts))), "piece": answer.step_texts}
+        rows["needle_steps"] = {**keys, "step": list(range(len(answer.step_texts))), "text": answer.step_texts}
     _, layer, step, head, key = answer.copies.copy_events.numpy().T
     if len(key):
         rows["needle_copies"] = {**keys, "step": step, **_head_columns(layer, head, geometry), "key": key}

@@ -1,11 +1,12 @@
 """Needle-in-a-Haystack: which heads copy a hidden fact while the model answers a question about it.
 
-After Wu et al. 2024, "Retrieval Head Mechanistically Explains Long-Context Factuality". Cells are ordered so that
-those which begin alike follow each other, and each goes through the model only from where it differs.
+After Wu et al. 2024, "Retrieval Head Mechanistically Explains Long-Context Factuality". Prompts with a common prefix
+are
+consecutive, so the model only reads the tokens after it.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -22,6 +23,7 @@ from headscope.prompts.needle_grid import CONTROL, NeedleGrid, NeedleTrial
 from headscope.prompts.needles import read_needles
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
+from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from probes.needle import ablation
 from probes.needle import rows as rows_of
@@ -35,19 +37,23 @@ log = logging.getLogger("headscope")
 
 SUCCESS_RECALL = 0.5
 """ROUGE-1 recall above which a trial succeeds."""
+BENCHMARK_LENGTHS, BENCHMARK_DEPTHS = 20, 10
+"""Context lengths and depths of the benchmark, as many as in the paper."""
 
 
 class NeedleRunner:
-    """Cells: each (model, haystack, needle, context length, depth), and for each but the depth a control without; then
-    each knock-out, over half of the needles."""
+    """Cells: one per model, haystack, needle, context length and depth; a control without the needle for all depths;
+    and one per ablation and half of the needles."""
 
     def __init__(self, options: NeedleOptions, context: StudyContext):
         self.options, self.context = options, context
         self.needles = read_needles(options.file, options.needles, options.kind)
         if options.mode == "wu" and (other := [needle.name for needle in self.needles if needle.is_indirect]):
-            raise BadInput(f"needle '{other[0]}' has a cue, and mode wu counts copies of literal ones: use mode strict")
+            raise BadInput(
+                f"needle '{other[0]}' is indirect (it has a cue), which mode wu does not support. Use mode strict"
+            )
         if options.ablate_top and len(self.needles) < NEEDLE_HALVES:
-            raise BadInput("knockout ranks heads by one half of the needles and asks for the other: give two needles")
+            raise BadInput("ablate_top ranks heads on half of the needles. Use at least 2 needles")
         context.record_input("needles", (text for needle in self.needles for text in astuple(needle)))
         self.grid = NeedleGrid(
             self.needles,
@@ -67,36 +73,38 @@ class NeedleRunner:
     def cells(self) -> list[Cell]:
         cells = []
         for label in self.context.labels:
-            before: NeedleTrial | None = None
+            previous: NeedleTrial | None = None
             for trial in self._trials(label):
-                shared = 0 if before is None or before.haystack != trial.haystack else before.branch
+                shared = 0 if previous is None or previous.haystack != trial.haystack else previous.branch
                 cost = pass_cost(trial.length) - pass_cost(shared)
                 cells.append(Cell(f"{label}: {self._describe_trial(trial)}", label, cost, trial))
-                before = trial
+                previous = trial
             cells += self._ablation_cells(label, cells)
         return cells
 
     def _ablation_cells(self, label: str, trial_cells: Sequence[Cell]) -> list[Cell]:
-        """The knock-outs of one model, of whose cells `trials` holds all others."""
+        """The ablation cells of one model; `trial_cells` are all its trials."""
         if not self.options.ablate_top:
             return []
-        every = self.context.model(label).geometry
-        if max(self.options.ablate_top) > every.layers * every.heads:
+        geometry = self.context.model(label).geometry
+        head_count = geometry.layers * geometry.heads
+        if max(self.options.ablate_top) > head_count:
             raise BadInput(
-                f"knockout {max(self.options.ablate_top)}: '{label}' has {every.layers * every.heads} heads; give fewer"
+                f"ablate_top {max(self.options.ablate_top)}: model '{label}' has {head_count} heads. Use a "
+                "smaller number"
             )
-        mine = [cell for cell in trial_cells if cell.model == label]
+        model_cells = [cell for cell in trial_cells if cell.model == label]
         cells = []
-        for how in self.options.ablation:
+        for kind in self.options.ablation:
             for size in sorted(set(self.options.ablate_top)):
                 for draw in range(1 + self.options.draws):
                     for half in range(NEEDLE_HALVES):
-                        before = tuple(cell.id for cell in mine if needle_half(cell.task.needle) != half)
-                        asked = [cell for cell in mine if needle_half(cell.task.needle) == half]
-                        which = f"the top {size} heads" if draw == 0 else f"{size} heads of draw {draw}"
-                        name = f"{label}: {how} of {which}, half {half} of the needles"
-                        cost = sum(cell.cost for cell in asked if cell.task.mode != CONTROL)
-                        cells.append(Cell(name, label, cost, AblationTask(how, size, draw, half, before)))
+                        prerequisites = tuple(cell.id for cell in model_cells if needle_half(cell.task.needle) != half)
+                        tested = [cell for cell in model_cells if needle_half(cell.task.needle) == half]
+                        heads = f"the top {size} heads" if draw == 0 else f"{size} heads of draw {draw}"
+                        name = f"{label}: {kind} of {heads}, half {half} of the needles"
+                        cost = sum(cell.cost for cell in tested if cell.task.mode != CONTROL)
+                        cells.append(Cell(name, label, cost, AblationTask(kind, size, draw, half, prerequisites)))
         return cells
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
@@ -123,10 +131,10 @@ class NeedleRunner:
             "retrieval": {**keys, **rows_of.retrieval_columns(answer.copies, model.geometry, trial.depths)},
         }
         if trial.mode != CONTROL:
-            one = {**keys, "depth": trial.depths[0]}
+            trial_keys = {**keys, "depth": trial.depths[0]}
             rows |= {
-                "needle_tokens": rows_of.needle_tokens_row(prompts[0], prompter, one),
-                **rows_of.answer_step_rows(answer, model.geometry, one),
+                "needle_tokens": rows_of.needle_tokens_row(prompts[0], prompter, trial_keys),
+                **rows_of.answer_step_rows(answer, model.geometry, trial_keys),
             }
         if answer.attribution is not None:
             rows["needle_attribution"] = {
@@ -136,12 +144,13 @@ class NeedleRunner:
         return rows
 
     def _ablation_rows(self, label: str, task: AblationTask, model: Model) -> Mapping[str, Rows]:
-        """Every trial of one half of the needles with a set of heads silenced; nothing where no success ranks heads."""
-        order = self._head_ranking(label, task)
-        if order is None:
-            log.warning("%s finds none of the needles that would rank its heads: it gets no knock-out", label)
+        """Every trial of one half of the needles with a set of heads ablated; no rows if no successful trial ranks
+        heads."""
+        ranking = self._head_ranking(label, task)
+        if ranking is None:
+            log.warning("no trial that ranks the heads of %s succeeds; its heads are not ablated", label)
             return {}
-        heads = ablation.select_heads(order, task, self.context.seed)
+        heads = ablation.select_heads(ranking, task, self.context.seed)
         units = ablation.heads_to_units(heads, model.geometry)
         stacks, prompters = self._prepare(label)
         if (label, task.ablation) not in self._ablations:
@@ -154,20 +163,22 @@ class NeedleRunner:
             for trial in self._trials(label):
                 if trial.mode != CONTROL and needle_half(trial.needle) == task.half:
                     (prompt,), prompter = self._prompts(label, trial), prompters[trial.needle]
-                    _, said = generate_answer(reader, prompt.ids, prompter, trial.mode, prompt.end - prompt.start)
-                    text = decode_tokens(prompter.tokenizer, np.array(said, np.int32)).strip()
-                    share = rouge1_recall(prompter.scored_text, text)
-                    found = {"answer": text, "recall": share, "success": share > SUCCESS_RECALL}
-                    rows.append({**self._key_columns(label, trial), "depth": trial.depths[0], **found})
+                    _, answer_tokens = generate_answer(
+                        reader, prompt.ids, prompter, trial.mode, prompt.end - prompt.start
+                    )
+                    text = decode_tokens(prompter.tokenizer, np.array(answer_tokens, np.int32)).strip()
+                    recall = rouge1_recall(prompter.scored_text, text)
+                    outcome = {"answer": text, "recall": recall, "success": recall > SUCCESS_RECALL}
+                    rows.append({**self._key_columns(label, trial), "depth": trial.depths[0], **outcome})
         groups = heads["head"] // model.geometry.heads_per_group
-        knocked = heads.assign(model=label, half=task.half, kv_group=groups)
+        ablated = heads.assign(model=label, half=task.half, kv_group=groups)
         return {
             name: frame.assign(ablation=task.ablation, size=task.size, draw=task.draw)
-            for name, frame in (("needle_ablation", pd.DataFrame(rows)), ("needle_ablated_heads", knocked))
+            for name, frame in (("needle_ablation", pd.DataFrame(rows)), ("needle_ablated_heads", ablated))
         }
 
     def _head_ranking(self, label: str, task: AblationTask) -> pd.DataFrame | None:
-        """Every head by its score over the successful trials of the other half, from the stored cells; None without."""
+        """The heads ranked over the successful trials of the other half, from stored cells; None if there are none."""
         if (label, task.half) not in self._rankings:
             name = "retrieval" if self.options.rank_by == "copies" else "needle_attribution"
             trials, scores = (
@@ -178,7 +189,7 @@ class NeedleRunner:
         return self._rankings[label, task.half]
 
     def _key_columns(self, label: str, trial: NeedleTrial) -> dict[str, Any]:
-        """The key columns of a trial but its depth."""
+        """The key columns of a trial without its depth."""
         return {
             "model": label,
             "mode": trial.mode,
@@ -214,16 +225,42 @@ class NeedleRunner:
             self._cached_reader = None  # its cache goes before the next one grows
             self._cached_reader = (label, PrefixCachedGenerator(model))
             if not self._cached_reader[1].shares_prefixes:
-                log.warning("queries of %s depend on the total length: every answer step reads its whole prompt", label)
+                log.warning(
+                    "the queries of %s depend on the total length; every answer step reads the whole prompt again",
+                    label,
+                )
         return self._cached_reader[1]
 
     def _get_stream(self, label: str, model: Model, prompt: NeedlePrompt) -> ResidualDecomposition:
-        """How the model's logits are a sum, seen once a model."""
+        """The decomposition of the model's logits, computed once per model."""
         if self._cached_stream is None or self._cached_stream[0] != label:
             self._cached_stream = (label, decompose_residual(model, prompt.ids))
         return self._cached_stream[1]
 
     def _describe_trial(self, trial: NeedleTrial) -> str:
-        where = f"depth {trial.depths[0]:.4f}" if trial.mode != CONTROL else "without the needle"
+        position = f"depth {trial.depths[0]:.4f}" if trial.mode != CONTROL else "without the needle"
         needle, seed = self.needles[trial.needle].name, self.context.seed + trial.haystack
-        return f"needle {needle}, seed {seed}, {trial.length} tokens, {where}"
+        return f"needle {needle}, seed {seed}, {trial.length} tokens, {position}"
+
+
+def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]]:
+    """A grid of one needle up to context length `length`, with and without shared prefixes."""
+    grid = {"lengths": BENCHMARK_LENGTHS, "max_length": length, "depths": BENCHMARK_DEPTHS, "needles": 1}
+    study = build_study({"models": {"bench": model.name}, "needle": grid})
+    options = study.probe_options["needle"]
+    assert isinstance(options, NeedleOptions)
+    runner = NeedleRunner(options, StudyContext(study, {"bench": model}))
+    cells = [cell for cell in runner.cells() if cell.task.mode == "strict"]
+
+    def run_grid(shares_prefixes: bool) -> None:
+        runner.drop_cached_prefix()
+        for cell in cells:
+            runner.rows(cell, model)
+            if not shares_prefixes:
+                runner.drop_cached_prefix()
+
+    name = f"needle grid {BENCHMARK_LENGTHS} x {BENCHMARK_DEPTHS}"
+    return {
+        f"{name}, one prompt at a time": lambda: run_grid(shares_prefixes=False),
+        f"{name}, shared prefixes": lambda: run_grid(shares_prefixes=True),
+    }

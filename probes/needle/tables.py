@@ -1,16 +1,16 @@
-"""What the needle probe stores: trials, and what each head copied in each."""
+"""Tables of the needle probe: trials, retrieval scores, answers, attribution and ablation."""
 
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 
 NEEDLE_KEYS = (
-    key("needle", "label", "", "name of the needle, the fact that was hidden", None),
+    key("needle", "label", "", "name of the needle, the hidden fact", None),
     LENGTH,
     key(
         "depth",
         "value",
         "",
-        "where the needle was to begin, as a share of the haystack's tokens; it begins at the last sentence start "
-        "that lies there or before, and span_start tells where that was",
+        "requested position of the needle as a share of the haystack's tokens; it is inserted at the last start of a "
+        "sentence up to there; span_start is the actual position",
         0,
         1,
     ),
@@ -21,15 +21,14 @@ MODE = key(
     "mode",
     "label",
     "",
-    "strict: exact span, score at most 1; indirect: the same, of a needle that is asked for in other words [ours]; wu: "
-    "as the public code of Wu et al. counts; absent: the control, a strict trial without the needle, scored where it "
-    "would have been [ours]",
+    "strict: exact span, score at most 1; indirect: strict, with a question in other words than the needle [ours]; wu: "
+    "counted as in Wu et al.'s code; absent: control, a strict trial without the needle, scored at its position [ours]",
     None,
 )
 
 NEEDLES = Table(
     "needles",
-    "Needle-in-a-Haystack trials: what each model answered",
+    "Needle-in-a-Haystack trials: the answer of each model",
     (
         MODEL,
         MODE,
@@ -37,7 +36,7 @@ NEEDLES = Table(
         Column("prompt_tokens", "index32", "tokens", "length of the whole prompt", 1),
         Column("span_start", "index32", "tokens", "first token of the scored part of the needle in the prompt", 0),
         Column("span_end", "index32", "tokens", "end of the scored part (exclusive)", 0),
-        Column("answer", "text", "", "what the model said, greedily, before the end token or a line break"),
+        Column("answer", "text", "", "the model's greedy answer up to the end token or a line break"),
         Column(
             "recall", "value", "", "ROUGE-1 recall of the scored part's words in the answer, no stemming [ours]", 0, 1
         ),
@@ -48,7 +47,7 @@ NEEDLES = Table(
 
 RETRIEVAL = Table(
     "retrieval",
-    "how much of the needle each head copied in each trial, successful or not",
+    "retrieval score of each head in each trial, successful or not",
     (
         MODEL,
         MODE,
@@ -61,8 +60,8 @@ RETRIEVAL = Table(
             "value",
             "",
             "strict, indirect, absent: share of the scored part's tokens that the head copied at some step; wu: copies "
-            "/ tokens, which repeats can take above 1. A copy: the row that produced a token has its largest weight on "
-            "a token of the scored part that is equal to it",
+            "/ tokens, above 1 with repeats. A copy: the largest weight of the query that outputs a token is on an "
+            "equal token of the scored part",
             0,
         ),
         Column("copies", "index32", "steps", "answer steps at which the head copied", 0),
@@ -72,38 +71,38 @@ RETRIEVAL = Table(
 
 NEEDLE_TOKENS = Table(
     "needle_tokens",
-    "what each model read around each needle; controls are left out",
+    "the prompt around each needle, without controls",
     (
         MODEL,
         MODE,
         *NEEDLE_KEYS,
-        Column("before", "text", "", "the last words of the haystack before the needle"),
-        Column("given", "text", "", "the needle's opening, which is not scored"),
-        Column("scored", "text", "", "the rest of the needle, which is"),
-        Column("after", "text", "", "the first words of the haystack after the needle"),
-        Column("asked", "text", "", "what follows the haystack: the question, and how the answer begins"),
+        Column("before", "text", "", "the haystack just before the needle"),
+        Column("cue", "text", "", "the opening of the needle, which is not scored"),
+        Column("scored", "text", "", "the rest of the needle, which is scored"),
+        Column("after", "text", "", "the haystack just after the needle"),
+        Column("question", "text", "", "the end of the prompt: the question and the beginning of the answer"),
     ),
 )
 
-ANSWER_STEP = key("step", "index16", "steps", "answer step that was scored, from 0")
+ANSWER_STEP = key("step", "index16", "steps", "scored answer step, from 0")
 
 NEEDLE_STEPS = Table(
     "needle_steps",
-    "each answer as it was written, token by token; controls are left out",
+    "each answer token by token, without controls",
     (
         MODEL,
         MODE,
         *NEEDLE_KEYS,
         ANSWER_STEP,
         Column(
-            "piece", "text", "", "what the token adds to the answer; a character that is split stands on its last token"
+            "text", "text", "", "text that the token adds to the answer; a split character belongs to its last token"
         ),
     ),
 )
 
 NEEDLE_COPIES = Table(
     "needle_copies",
-    "which heads copied a token of the needle at which step of the answer; controls are left out",
+    "heads that copied a token of the needle, by answer step, without controls",
     (
         MODEL,
         MODE,
@@ -118,7 +117,7 @@ NEEDLE_COPIES = Table(
 
 NEEDLE_ATTRIBUTION = Table(
     "needle_attribution",
-    "what each head added directly to the logits of the answered tokens in each trial, successful or not",
+    "direct logit attribution of each head to the answer in each trial, successful or not",
     (
         MODEL,
         MODE,
@@ -130,35 +129,35 @@ NEEDLE_ATTRIBUTION = Table(
             "through",
             "value",
             "logits",
-            "mean over answered tokens of what the head added through its weight on the needle's tokens, opening "
-            "included; absent: on the tokens that stand where the needle would; less the mean over the vocabulary, "
-            "norms frozen at the scale that they had",
+            "mean over answer tokens of the attribution through the needle's tokens, cue included (absent: through the "
+            "tokens at its position), minus the mean over the vocabulary, with frozen normalisation scales",
         ),
-        Column("rest", "value", "logits", "the same through all other tokens"),
+        Column("rest", "value", "logits", "attribution through all other tokens"),
     ),
 )
 
 ABLATION_KEYS = (
-    key("ablation", "label", "", "zero: the heads say nothing; mean: they say their mean over the haystack", None),
-    key("size", "index16", "heads", "heads that were silenced together", 1),
+    key("ablation", "label", "", "zero: outputs set to zero; mean: outputs set to their mean over the haystack", None),
+    key("size", "index16", "heads", "number of heads ablated together", 1),
     key(
         "draw",
         "index16",
         "",
-        "0: the top heads by score, over the successful trials of the other half of the needles; from 1: random heads, "
-        "as many in each layer, none of the top ones where others are left [ours]",
+        "0: the top heads by score over the successful trials of the other half of the needles; from 1: random "
+        "heads, as "
+        "many in each layer, avoiding the top heads if possible [ours]",
     ),
 )
 
 NEEDLE_ABLATION = Table(
     "needle_ablation",
-    "what each model answered with some of its heads silenced",
+    "the answer of each model with some of its heads ablated",
     (
         MODEL,
         MODE,
         *ABLATION_KEYS,
         *NEEDLE_KEYS,
-        Column("answer", "text", "", "what the model said, greedily, before the end token or a line break"),
+        Column("answer", "text", "", "the model's greedy answer up to the end token or a line break"),
         Column("recall", "value", "", "ROUGE-1 recall of the scored part's words in the answer", 0, 1),
         Column("success", "flag", "", "whether recall is above 0.5"),
     ),
@@ -166,15 +165,20 @@ NEEDLE_ABLATION = Table(
 
 NEEDLE_ABLATED_HEADS = Table(
     "needle_ablated_heads",
-    "which heads were silenced together",
+    "heads that were ablated together",
     (
         MODEL,
         *ABLATION_KEYS,
-        key("half", "index16", "", "half of the needles that was asked for: 0 the first, third ...; 1 the others"),
+        key(
+            "half",
+            "index16",
+            "",
+            "half of the needles that was tested: 0 for needles 1, 3, ...; 1 for needles 2, 4, ...",
+        ),
         LAYER,
         HEAD,
         GROUP,
-        Column("score", "value", "", "what the head scored over the other half of the needles"),
+        Column("score", "value", "", "score of the head over the other half of the needles"),
     ),
 )
 

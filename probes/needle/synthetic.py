@@ -1,4 +1,4 @@
-"""Made-up needle trials, for tests and timings: heads of low growth copy, and deep or long trials fail more."""
+"""Synthetic needle trials for tests and benchmarks: heads of low growth copy; deep and long trials fail more often."""
 
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -11,11 +11,11 @@ from headscope.runs.arrow import Rows
 from headscope.runs.synthetic import Sizes
 
 SUCCESS_DROP = 0.15
-"""How much less often each model succeeds than the one before."""
+"""Drop of the success rate from each model to the next."""
 
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
-    """Trials at 4 depths of 2 needles in 2 haystacks by the model of that number, as one cell."""
+    """One cell with trials of one model at 4 depths of 2 needles in 2 haystacks."""
     rng = np.random.default_rng([sizes.seed, model_index])
     trials = pd.DataFrame(
         list(product(("strict", "absent"), ("bell", "ledger"), sizes.lengths, (0.0, 0.33, 0.67, 1.0), (0, 1))),
@@ -40,33 +40,33 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     heads["score"] = heads["copies"] / 8
     heads["mass"] = np.clip(0.7 * skill + 0.01 * rng.random(len(heads)), 0, 1)
     stored = {"needles": trials, "retrieval": heads.drop(columns=["growth", "success"])}
-    browsed, knocked = (
+    answers, ablations = (
         _synthetic_answers(trials, heads, keys),
         _synthetic_ablation(sizes, trials[hidden], model, model_index),
     )
-    yield "trials", {**stored, **browsed, **knocked, "needle_attribution": _synthetic_attribution(heads, rng)}
+    yield "trials", {**stored, **answers, **ablations, "needle_attribution": _synthetic_attribution(heads, rng)}
 
 
 def _synthetic_answers(trials: pd.DataFrame, heads: pd.DataFrame, keys: list[str]) -> dict[str, pd.DataFrame]:
-    """What a reader of single trials sees: every head that copied did so once, at the step of its number."""
+    """Prompts, answer steps and copies: every copying head copies once, at the step that equals its number modulo 3."""
     hidden = trials[trials["mode"] == "strict"]
-    told = {
+    texts = {
         "before": "The king sleeps. ",
-        "given": "The harbour bell of Port Selwyn was cast in the year",
+        "cue": "The harbour bell of Port Selwyn was cast in the year",
         "scored": " 1847 by Odette Marchbanks.",
         "after": " Enter <b>a messenger</b> \u05e9\u05dc\u05d5\u05dd.",
-        "asked": "\n\nQuestion: When was the bell cast?\nAnswer: The harbour bell was cast in the year",
+        "question": "\n\nQuestion: When was the bell cast?\nAnswer: The harbour bell was cast in the year",
     }
-    steps = hidden[[*keys, "answer"]].assign(piece=hidden["answer"].str.findall(r"\s*\S+")).explode("piece")
+    steps = hidden[[*keys, "answer"]].assign(text=hidden["answer"].str.findall(r"\s*\S+")).explode("text")
     steps["step"] = steps.groupby(keys).cumcount()
     copies = heads[(heads["mode"] == "strict") & (heads["copies"] > 0)].merge(hidden[[*keys, "span_start"]], on=keys)
     copies["step"] = copies["head"] % 3
     copies["key"] = copies["span_start"] + copies["step"]
-    places = [*keys, "step", "layer", "head", "kv_group", "key"]
+    columns = [*keys, "step", "layer", "head", "kv_group", "key"]
     return {
-        "needle_tokens": hidden[keys].assign(**told),
-        "needle_steps": steps[[*keys, "step", "piece"]],
-        "needle_copies": copies[places],
+        "needle_tokens": hidden[keys].assign(**texts),
+        "needle_steps": steps[[*keys, "step", "text"]],
+        "needle_copies": copies[columns],
     }
 
 
@@ -77,18 +77,18 @@ def _synthetic_attribution(heads: pd.DataFrame, rng: np.random.Generator) -> pd.
 
 
 def _synthetic_ablation(sizes: Sizes, trials: pd.DataFrame, model: str, model_index: int) -> dict[str, pd.DataFrame]:
-    """Top heads of low growth, without which half as many trials succeed, and two random draws that cost little."""
+    """Ablation of the top heads, which lowers success, and of two random sets, which hardly does."""
     ranked = sizes.units.sort_values("growth", ignore_index=True)
-    asked = trials.drop(columns=["prompt_tokens", "span_start", "span_end", "steps"])
-    knockouts, knocked = [], []
+    questions = trials.drop(columns=["prompt_tokens", "span_start", "span_end", "steps"])
+    trial_blocks, head_blocks = [], []
     for size, draw, half in product((1, 4), range(3), range(2)):
         rng = np.random.default_rng([sizes.seed, model_index, size, draw, half])
-        which: dict[str, Any] = {"ablation": "zero", "size": size, "draw": draw}
-        found = asked[asked["needle"] == ("bell", "ledger")[half]].assign(**which)
-        found["success"] &= rng.random(len(found)) < (0.95 if draw else 0.3 if size > 1 else 0.8)
-        found["recall"] = np.where(found["success"], 1.0, 0.1)
+        set_keys: dict[str, Any] = {"ablation": "zero", "size": size, "draw": draw}
+        answers = questions[questions["needle"] == ("bell", "ledger")[half]].assign(**set_keys)
+        answers["success"] &= rng.random(len(answers)) < (0.95 if draw else 0.3 if size > 1 else 0.8)
+        answers["recall"] = np.where(answers["success"], 1.0, 0.1)
         heads = ranked.head(size) if draw == 0 else ranked.iloc[rng.permutation(len(ranked))[:size]]
-        knocked.append(heads.assign(**which, half=half, score=1 - heads["growth"]))
-        knockouts.append(found)
-    heads = pd.concat(knocked).drop(columns="growth").assign(model=model)
-    return {"needle_ablation": pd.concat(knockouts), "needle_ablated_heads": heads}
+        head_blocks.append(heads.assign(**set_keys, half=half, score=1 - heads["growth"]))
+        trial_blocks.append(answers)
+    heads = pd.concat(head_blocks).drop(columns="growth").assign(model=model)
+    return {"needle_ablation": pd.concat(trial_blocks), "needle_ablated_heads": heads}

@@ -1,0 +1,104 @@
+"""Plots of influence by band of rotary pairs: of each unit, and of all units at once.
+
+Rows are those of `analysis.band_sweeps` and `analysis.joint_effects`.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.plots import style
+from headscope.plots.rotary import ZERO_CENTRED_SCALE
+from probes.influence import bands
+from probes.influence.analysis import describe_methods
+from probes.influence.plots import influence_title
+from probes.influence.tables import UNIT_COLUMNS
+
+BandWavelengths = Mapping[str, str]
+"""Text with the wavelengths of a band, by the band's label."""
+NO_WAVELENGTHS: BandWavelengths = MappingProxyType({})
+
+
+def plot_influence_by_band(units: pd.DataFrame, wavelengths: BandWavelengths = NO_WAVELENGTHS) -> go.Figure:
+    """Heatmap of the influence (nats/token) of each band of pairs of each unit under one kind of ablation: units from
+    left to right, layer by layer, bands from top to bottom. Colours saturate at the 99 % quantile of |Δ|."""
+    if why := style.missing_data_reason(units, "delta"):
+        return style.empty_figure("Influence by band", why)
+    order = sorted(units["component"].unique(), key=bands.band_sort_key)
+    places = units[UNIT_COLUMNS].drop_duplicates().sort_values(UNIT_COLUMNS, ignore_index=True)
+    table = units.pivot(index="component", columns=UNIT_COLUMNS, values="delta")
+    grid = table.reindex(index=order, columns=pd.MultiIndex.from_frame(places)).to_numpy(dtype=np.float64)
+    limit = max(float(np.nanquantile(np.abs(grid), 0.99)), 1e-9)
+    head_ids = np.broadcast_to(places[["layer", "head", "kv_group"]].to_numpy(), (*grid.shape, 3))
+    are_groups = bool((places["head"] < 0).all())
+    unit_name = "KV group %{customdata[2]}" if are_groups else "head %{customdata[1]}"
+    figure = style.new_figure("", 180 + 36 * len(order))
+    subtitle = f"{bands.KIND_DESCRIPTIONS[order[0].partition(':')[0]]}: {describe_methods(units)}"
+    figure.update_layout(title=influence_title(units, " by band of rotary pairs", subtitle))
+    figure.add_heatmap(
+        x=list(range(len(places))),
+        y=[_band_axis_label(component, wavelengths) for component in order],
+        z=grid,
+        zmin=-limit,
+        zmax=limit,
+        customdata=head_ids,
+        hovertemplate=f"layer %{{customdata[0]}}, {unit_name}, pairs %{{y}}<br>Δ %{{z:+.3g}} nats/token<extra></extra>",
+        colorbar={"title": {"text": "nats/token"}},
+        **ZERO_CENTRED_SCALE,
+    )
+    first = places.reset_index().groupby("layer")["index"].first()
+    ticks = first.iloc[:: max(1, len(first) // 16)]
+    figure.update_xaxes(
+        title_text=f"layer, {'KV groups' if are_groups else 'heads'} from left to right",
+        tickvals=ticks.to_list(),
+        ticktext=[str(layer) for layer in ticks.index],
+    )
+    figure.update_yaxes(title_text="pairs", type="category", autorange="reversed", showgrid=False, showline=False)
+    return style.set_metadata(
+        style.declare_head_points(style.set_top_margin(figure, 62)), value="influence (nats/token)"
+    )
+
+
+def plot_joint_effects_by_band(effects: pd.DataFrame, wavelengths: BandWavelengths = NO_WAVELENGTHS) -> go.Figure:
+    """Rise of the loss (nats/token) when a band of pairs is ablated in all units at once, by band and kind of ablation:
+    mean over documents with its 95 % confidence interval. `effects` are rows of `analysis.joint_effects`."""
+    title = "All heads at once, by band of rotary pairs"
+    band_effects = effects[bands.band_mask(effects["component"])] if "component" in effects else effects
+    if why := style.missing_data_reason(band_effects, "component", "mean"):
+        return style.empty_figure(title, why)
+    figure = style.new_figure(f"{title}: {style.escape_label(band_effects['model'].iloc[0])}")
+    order = dict.fromkeys(
+        _narrow_band_axis_label(component, wavelengths)
+        for component in sorted(band_effects["component"], key=bands.band_sort_key)
+    )
+    for number, (kind, change) in enumerate(bands.KIND_DESCRIPTIONS.items()):
+        line = band_effects[band_effects["component"].str.startswith(kind)]
+        if len(line):
+            ends = {"array": line["high"] - line["mean"], "arrayminus": line["mean"] - line["low"]}
+            bars = {"type": "data", "symmetric": False, "thickness": 1.5, **ends}
+            figure.add_bar(
+                x=[_narrow_band_axis_label(component, wavelengths) for component in line["component"]],
+                y=line["mean"],
+                error_y=bars if line["low"].notna().any() else None,
+                marker={"color": style.PALETTE[number], "line_width": 0},
+                name=change,
+                hovertemplate=f"pairs %{{x}}, {change}<br>Δ %{{y:+.3g}} nats/token<extra></extra>",
+            )
+    figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(order))
+    figure.update_xaxes(title_text="pairs with their wavelengths (tokens)" if wavelengths else "pairs")
+    figure.update_yaxes(title_text="rise of the loss Δ (nats/token)")
+    return style.fit_legend(figure.update_layout(barmode="group", bargap=0.25))
+
+
+def _band_axis_label(component: str, wavelengths: BandWavelengths) -> str:
+    """The label of a band, with the wavelengths of its pairs on a second line."""
+    band = bands.band_label(component)
+    return f"{band}<br>{wavelengths[band]}" if band in wavelengths else band
+
+
+def _narrow_band_axis_label(component: str, wavelengths: BandWavelengths) -> str:
+    """The axis label broken into lines as narrow as a bar."""
+    return _band_axis_label(component, wavelengths).removesuffix(" tokens").replace(" to ", "<br>to ")

