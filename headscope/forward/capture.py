@@ -1,12 +1,12 @@
 """Listen to every attention layer of a model while it runs.
 
     with capturing(model) as layers:
-        layers.listen(lambda heard: ...)     # called with a seam.Attention for each layer and sequence
+        layers.listen(lambda record: ...)     # called with an AttentionRecord for each layer and sequence
         model.module(input_ids)
 
-Where the model came as a TransformerBridge, the seam also fires its hooks `blocks.{l}.attn.hook_rot_q` and
-`hook_rot_k` ([B, L, heads, d], after rotation), so `run_with_hooks` and `run_with_cache` work at fused-kernel speed
-and hooks that edit take effect. `hook_z` and the projections' hooks fire as they always do.
+For a TransformerBridge, the backend also fires its hooks `blocks.{l}.attn.hook_rot_q` and
+`hook_rot_k` ([B, L, heads, d], after rotation), so `run_with_hooks` and `run_with_cache` work at fused-kernel speed and
+editing hooks take effect. `hook_z` and the projections' hooks fire as usual.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from headscope.models.checkpoint import LoadedModel
 
 
 class CapturedLayers:
-    """The attention layers of a model that is being captured, by index; `geometry.numbers` are their true numbers."""
+    """The attention layers of a captured model, by index; `geometry.layer_numbers` are their numbers in the model."""
 
     def __init__(self, model: LoadedModel, exit_stack: ExitStack):
         self._model = model
@@ -34,7 +34,7 @@ class CapturedLayers:
             self._exit_stack.enter_context(backend.listening(self._module(layer), layer, listener))
 
     def edit_qkv(self, layer: int, edit: backend.QKVEdit) -> None:
-        """Change q, k and v of one layer before its kernel until the capture ends."""
+        """Edit q, k and v of one layer before its kernel until the capture ends."""
         self._exit_stack.enter_context(backend.editing_qkv(self._module(layer), edit))
 
     def edit_output(self, layer: int, edit: backend.OutputEdit) -> None:
@@ -53,22 +53,22 @@ class CapturedLayers:
 
 @contextmanager
 def capturing(model: LoadedModel) -> Iterator[CapturedLayers]:
-    """Route the model's attention through the seam and yield its layers; leaving restores the model."""
+    """Route the model's attention through headscope's backend and yield its layers; leaving restores the model."""
     with ExitStack() as stack:
         stack.enter_context(delegating_attention(model.bridge))
         stack.enter_context(backend.using_backend(model.module))
         for module in model.attention_modules:
-            hook = module.register_forward_pre_hook(_refuse_quantised_cache, with_kwargs=True)
+            hook = module.register_forward_pre_hook(_refuse_quantized_cache, with_kwargs=True)
             stack.callback(hook.remove)
         if model.bridge is not None:
             for block, module in zip(model.bridge.blocks, model.attention_modules, strict=True):
-                if hasattr(block.attn, "hook_rot_q"):  # which a bridge has wherever its architecture is rotary
+                if hasattr(block.attn, "hook_rot_q"):  # only in rotary architectures
                     stack.enter_context(backend.editing_qkv(module, _bridge_hook_edit(block.attn)))
         yield CapturedLayers(model, stack)
 
 
 def _bridge_hook_edit(attn: Any) -> backend.QKVEdit:
-    """Fire hook_rot_q and hook_rot_k; the hook points themselves show hooks [B, L, heads, d]."""
+    """An edit that fires hook_rot_q and hook_rot_k, which see [B, L, heads, d]."""
 
     def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return attn.hook_rot_q(q), attn.hook_rot_k(k), v
@@ -76,8 +76,10 @@ def _bridge_hook_edit(attn: Any) -> backend.QKVEdit:
     return edit
 
 
-def _refuse_quantised_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    cache = kwargs.get("past_key_values", kwargs.get("layer_past"))  # GPT-NeoX has its own name for it
+def _refuse_quantized_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    cache = kwargs.get("past_key_values", kwargs.get("layer_past"))  # GPT-NeoX's name
     layers = getattr(cache, "layers", ())
     if any("Quantized" in type(layer).__name__ for layer in layers):
-        raise UnsupportedModel("a quantised KV cache would be measured instead of the model's keys; use a plain cache")
+        raise UnsupportedModel(
+            "a quantized KV cache changes the keys that are measured. Use a cache without quantization"
+        )

@@ -1,11 +1,10 @@
-"""What can be done to one attention head, or to one KV group, of a running model.
+"""Interventions on one attention head or one KV group of a running model: ablations and resets of AdaRoPE parameters.
 
-An intervention recomputes the output z of the heads of one unit from edited q, k and v; every other head, and the
-model itself, stays as it is. Resetting AdaRoPE's parameters is one: since q and k are already rotated, it is a
-relative rotation and a ratio of scales. Knows the seam and position schedules, nothing of losses or sweeps.
+An intervention recomputes the output z of the heads of one unit from edited q, k and v; other heads and the model are
+unchanged. Because q and k are already rotated, a reset is a relative rotation and a ratio of scales.
 
-Shapes within a unit: q and z [B, n, Lq, d] with the n query heads of the unit, k and v [B, 1, Lk, d]. A single
-query head gets keys of its own: its siblings keep theirs.
+Shapes within a unit: q and z [B, n, Lq, d] with the n query heads of the unit, k and v [B, 1, Lk, d]. For a single
+query head, the other heads of its KV group keep the unedited keys.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,20 +15,20 @@ import torch
 from torch import Tensor
 
 from headscope.attention import backend
-from headscope.attention.geometry import Geometry
+from headscope.attention.record import Geometry
 from headscope.forward.rerotation import key_positions, rotate_pairs, rotation_angles, split_rotary
 from headscope.positions.schedule import Schedule
 
 Component = Literal["freq", "scale", "joint"]
 WHOLE_GROUP = -1
-"""The `head` of a unit that is a whole KV group."""
+"""Value of `head` for a unit that is a whole KV group."""
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, order=True)
 class Unit:
-    """One KV group of an attention layer, by its index, with all its query heads, or one query head of it."""
+    """One KV group with all its query heads, or one query head. `layer` is the index of the attention layer."""
 
     layer: int
     kv_group: int
@@ -49,29 +48,29 @@ def kv_group_units(geometry: Geometry) -> list[Unit]:
 
 def head_units(geometry: Geometry) -> list[Unit]:
     """Every query head, layer by layer."""
-    every = [(layer, head) for layer in range(geometry.layers) for head in range(geometry.heads)]
-    return [Unit(layer, head // geometry.heads_per_group, head) for layer, head in every]
+    heads = [(layer, head) for layer in range(geometry.layers) for head in range(geometry.heads)]
+    return [Unit(layer, head // geometry.heads_per_group, head) for layer, head in heads]
 
 
 class Intervention(Protocol):
-    """The new z of a unit's heads, from their z and the call that it was computed in, cut to the unit."""
+    """Computes the new z of a unit's heads from their z and their attention call."""
 
     def __call__(self, z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor: ...
 
 
 def unit_theta(schedule: Schedule, unit: Unit) -> Tensor:
-    """The frequencies [P] that turn a unit: those of its key group, or those that its layer shares."""
+    """The rotary frequencies [P] of a unit: those of its KV group, or those that its layer shares."""
     theta = schedule.theta(unit.layer).detach()
     return theta[unit.kv_group if len(theta) > 1 else 0]
 
 
 @dataclass(frozen=True, eq=False)
 class PositionReset:
-    """Position parameters of the unit back from `now`, which the model runs under, to `then` (eqs. AdaFreq, AdaScale).
+    """Reset the position parameters of a unit from the `current` to the `target` schedule (eqs. AdaFreq, AdaScale).
 
-    freq: q and k turn by (theta_then - theta_now) x position; scale: q is multiplied by the ratio of the query scales
-    and of the squared factors of cos and sin; joint: both. The angles are the differences, in float64, of the float32
-    angles that the rotation tables hold, so that a reset meets the model rebuilt with these parameters.
+    freq: q and k are rotated by (theta_target - theta_current) x position; scale: q is multiplied by the ratio of the
+    query scales and of the squared factors of cos and sin; joint: both. The angles are float64 differences of the
+    float32 angles in the rotation tables, so a reset matches the model rebuilt with these parameters.
     """
 
     component: Component
@@ -83,11 +82,11 @@ class PositionReset:
         q, k = call.q, call.k
         rotates = self.geometry.layer_rotates[unit.layer]
         if self.component != "scale" and rotates:
-            at = ((q, call.positions), (k, key_positions(call)))
-            q, k = (rotate_pairs(t, self._angle_differences(unit, positions), self.geometry) for t, positions in at)
+            located = ((q, call.positions), (k, key_positions(call)))
+            q, k = (rotate_pairs(t, self._angle_differences(unit, at), self.geometry) for t, at in located)
         if self.component != "freq":
             q = (q.float() * self._query_scale_ratio(unit, call.positions)).to(q.dtype)
-            factors = [schedule.factor(unit.layer) for schedule in (self.target, self.current)]
+            factors = [schedule.attention_factor(unit.layer) for schedule in (self.target, self.current)]
             if rotates and factors[0] != factors[1]:
                 before, rotary, after = split_rotary(q, self.geometry)
                 scaled = (rotary.float() * (factors[0] / factors[1]) ** 2).to(q.dtype)
@@ -95,12 +94,14 @@ class PositionReset:
         return call.attend(q, k, call.v)
 
     def _angle_differences(self, unit: Unit, positions: Tensor) -> Tensor:
-        """What every pair still has to turn at positions [1|B, L]: [1|B, 1, L, P], float64 rad."""
-        then, now = (rotation_angles(unit_theta(schedule, unit), positions) for schedule in (self.target, self.current))
-        return then - now
+        """Angle differences of every pair at positions [1|B, L]: [1|B, 1, L, P], float64, rad."""
+        target, current = (
+            rotation_angles(unit_theta(schedule, unit), positions) for schedule in (self.target, self.current)
+        )
+        return target - current
 
     def _query_scale_ratio(self, unit: Unit, positions: Tensor) -> Tensor:
-        """lambda_then / lambda_now of the unit's heads at positions [1|B, Lq]: [1|B, n, Lq, 1]."""
+        """lambda_target / lambda_current of the unit's heads at positions [1|B, Lq]: [1|B, n, Lq, 1]."""
         chosen = unit.head_slice(self.geometry)
         scales = []
         for schedule in (self.target, self.current):
@@ -111,17 +112,17 @@ class PositionReset:
 
 
 def zero_ablation(z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
-    """The heads say nothing: zeros in their slice of o_proj's input."""
+    """Zero ablation: set the heads' outputs to zero."""
     return torch.zeros_like(z)
 
 
 def mean_ablation(z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
-    """The heads say the same everywhere: their mean over the positions of the document [ours]."""
+    """Mean ablation: set the heads' outputs to their mean over the positions of the document [ours]."""
     return z.float().mean(2, keepdim=True).to(z.dtype).expand_as(z)
 
 
 def uniform_attention(z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
-    """The heads attend to all visible keys alike: queries of zero. Not the same as zero: they still speak."""
+    """Uniform attention over all visible keys, from queries of zero; the outputs are not zero."""
     return call.attend(torch.zeros_like(call.q), call.k, call.v)
 
 
@@ -130,7 +131,7 @@ ABLATIONS: dict[str, Intervention] = {"zero": zero_ablation, "mean": mean_ablati
 
 
 def qkv_intervention(edit: Callable[[Tensor, Tensor, Tensor, int], QKV]) -> Intervention:
-    """A user's edit (q, k, v, layer) -> (q, k, v), shapes as above, as an intervention."""
+    """An intervention from a user's edit (q, k, v, layer) -> (q, k, v), with the shapes above."""
 
     def intervene(z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
         return call.attend(*edit(call.q, call.k, call.v, unit.layer))
@@ -139,13 +140,13 @@ def qkv_intervention(edit: Callable[[Tensor, Tensor, Tensor, int], QKV]) -> Inte
 
 
 def layer_output_edit(intervention: Intervention, units: Sequence[Unit], geometry: Geometry) -> backend.OutputEdit:
-    """The intervention on some units of one layer, none of which share a head, as a change for the seam."""
+    """An output edit for the attention backend that applies the intervention to disjoint units of one layer."""
 
-    def change(z: Tensor, call: backend.AttentionCall) -> Tensor:
-        changed = z.clone()
+    def edit(z: Tensor, call: backend.AttentionCall) -> Tensor:
+        edited = z.clone()
         for unit in units:
-            chosen, key = unit.head_slice(geometry), slice(unit.kv_group, unit.kv_group + 1)
-            changed[:, chosen] = intervention(z[:, chosen], call.for_heads(chosen, key), unit)
-        return changed
+            heads, group = unit.head_slice(geometry), slice(unit.kv_group, unit.kv_group + 1)
+            edited[:, heads] = intervention(z[:, heads], call.for_heads(heads, group), unit)
+        return edited
 
-    return change
+    return edit

@@ -1,4 +1,4 @@
-"""Next-token logits and losses from a backbone's last hidden states, in chunks: memory O(chunk x vocabulary)."""
+"""Next-token logits and losses from the last hidden states, in chunks: memory O(chunk x vocabulary)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,18 +14,18 @@ from headscope.measures.loss_by_position import LossByPosition
 from headscope.models.checkpoint import LoadedModel
 
 POSITIONS_PER_CHUNK, LOW_MEMORY_POSITIONS_PER_CHUNK = 512, 128
-"""Positions whose logits are held at once, and as many of a document that is read in chunks to need little memory."""
+"""Positions whose logits are in memory at once; the second, for documents that are read in chunks to save memory."""
 
 
 def last_hidden_states(model: LoadedModel, ids: Tensor) -> Tensor:
-    """The backbone's output for ids [1, L]: [1, L, D]. Raises BadInput for tokens that the model does not know."""
+    """The backbone's output for ids [1, L]: [1, L, D]. Raises BadInput for unknown tokens."""
     refuse_unknown_tokens(model, ids)
     hidden: Tensor = backbone(model)(ids, use_cache=False).last_hidden_state
     return hidden
 
 
 def finite_hidden_states(model: LoadedModel, ids: Tensor) -> Tensor:
-    """`last_hidden`, for who goes on from it as if it were sound: BadInput where it is not finite."""
+    """`last_hidden_states`, checked. Raises BadInput if they are not finite."""
     hidden = last_hidden_states(model, ids)
     refuse_non_finite(model, ids, hidden)
     return hidden
@@ -34,7 +34,7 @@ def finite_hidden_states(model: LoadedModel, ids: Tensor) -> Tensor:
 def predicting_position_slices(
     ids: Tensor, positions_per_chunk: int = POSITIONS_PER_CHUNK, first_position: int = 0
 ) -> Iterator[slice]:
-    """The positions of ids [1, L] from `first` on that predict a token of it, at most `size` at a time."""
+    """Slices of the positions of ids [1, L] that predict a token, from `first_position` on."""
     last = ids.shape[1] - 1
     return (
         slice(start, min(start + positions_per_chunk, last))
@@ -43,34 +43,33 @@ def predicting_position_slices(
 
 
 def logits_and_targets(model: LoadedModel, ids: Tensor, hidden: Tensor, positions: slice) -> tuple[Tensor, Tensor]:
-    """Logits [n, vocabulary] of the positions `at` of ids [1, L], and the tokens [n] that they predict.
+    """Logits [n, vocabulary] at `positions` of ids [1, L], and their target tokens [n].
 
-    `hidden` [1, n, D] are the backbone's last states there; gradients flow into it. The logits are the model's own
-    forward, so that every family's scaling of them is its own code. Raises UnsupportedModel for a backbone that has no
-    head, and for a head that computes its logits from something else.
+    `hidden` [1, n, D] are the last hidden states there; gradients flow into it. The model's own forward computes the
+    logits, so its own scaling applies. Raises UnsupportedModel for a model without a language-model head, or whose head
+    does not use the hidden states.
     """
-    inner, asked = backbone(model), []
+    inner, calls = backbone(model), []
 
-    def answer(*_: Any, **__: Any) -> BackboneOutput:
-        asked.append(True)
+    def return_hidden(*_: Any, **__: Any) -> BackboneOutput:
+        calls.append(True)
         return BackboneOutput(last_hidden_state=hidden)
 
     with ExitStack() as stack:
-        for module in {inner, getattr(inner, "decoder", inner)}:  # OPT's head asks the decoder within
-            stack.enter_context(replacing_forward(module, answer))
+        for module in {inner, getattr(inner, "decoder", inner)}:  # OPT's head calls the inner decoder
+            stack.enter_context(replacing_forward(module, return_hidden))
         output = model.module(ids[:, positions], use_cache=False)
     if getattr(output, "logits", None) is None:
         raise UnsupportedModel(
-            f"'{model.name}' has no head that predicts tokens: open it as a causal language model, or measure without "
-            "losses"
+            f"'{model.name}' has no language-model head. Open it as a causal language model, or measure without losses"
         )
-    if not asked:
-        raise UnsupportedModel(f"the head of '{model.name}' does not compute its logits from what its backbone returns")
+    if not calls:
+        raise UnsupportedModel(f"the head of '{model.name}' does not compute logits from the output of its backbone")
     return output.logits[0], ids[0, positions.start + 1 : positions.stop + 1]
 
 
 class BackboneOutput(BaseModelOutputWithPast):  # type: ignore[misc]
-    """A backbone's output. What a head reads beyond the hidden states (`router_logits`, say) is None."""
+    """A backbone's output. Other attributes that a head may read, such as `router_logits`, are None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -80,19 +79,19 @@ class BackboneOutput(BaseModelOutputWithPast):  # type: ignore[misc]
 def next_token_logits(
     model: LoadedModel, ids: Tensor, hidden: Tensor, positions_per_chunk: int = POSITIONS_PER_CHUNK
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield (logits [n, vocabulary], the tokens [n] they predict, position of the first) for ids [1, L].
+    """Yield (logits [n, vocabulary], target tokens [n], position of the first target) for ids [1, L].
 
-    `hidden` [1, L, D] is what `last_hidden` returned; n is at most `size`.
+    `hidden` [1, L, D] are the last hidden states; n is at most `positions_per_chunk`.
     """
-    for at in predicting_position_slices(ids, positions_per_chunk):
-        logits, tokens = logits_and_targets(model, ids, hidden[:, at], at)
-        yield logits, tokens, at.start + 1
+    for positions in predicting_position_slices(ids, positions_per_chunk):
+        logits, tokens = logits_and_targets(model, ids, hidden[:, positions], positions)
+        yield logits, tokens, positions.start + 1
 
 
 def token_losses(logits: Tensor, tokens: Tensor) -> Tensor:
     """-ln p of each token [n] under logits [n, vocabulary], float32.
 
-    Not cross_entropy: its running sum over a large vocabulary is off by 1e-5, logsumexp adds pairwise.
+    Not cross_entropy: its sum over a large vocabulary has an error of 1e-5; logsumexp sums pairwise.
     """
     return logits.logsumexp(-1) - logits.gather(1, tokens[:, None])[:, 0]
 
@@ -100,7 +99,7 @@ def token_losses(logits: Tensor, tokens: Tensor) -> Tensor:
 def compute_loss_by_position(
     model: LoadedModel, ids: Tensor, hidden: Tensor, positions_per_chunk: int = POSITIONS_PER_CHUNK
 ) -> LossByPosition:
-    """Loss of ids [1, L] by position, from the last hidden states, with the logits of `size` positions at once."""
+    """Loss of ids [1, L] by position, from the last hidden states."""
     loss = LossByPosition(ids.shape[1])
     for logits, tokens, first in next_token_logits(model, ids, hidden, positions_per_chunk):
         loss.update(logits, tokens, first)
@@ -109,7 +108,7 @@ def compute_loss_by_position(
 
 @contextmanager
 def replacing_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Let a module run another forward; what it ran before, its class's or one put on it, returns on exit."""
+    """Replace a module's forward; restore the previous one on exit."""
     before = {key: value for key, value in vars(module).items() if key == "forward"}
     module.__dict__["forward"] = forward
     try:

@@ -93,7 +93,7 @@ def supports_prefix_cache(model: Model) -> bool:
     """Whether the cache of a beginning serves every sequence that begins so."""
     schedule, rotation = model.schedule, model.rotation
     by_length = getattr(schedule, "by_sequence", False) or (
-        rotation.frequency_change_length is not None and not schedule.rotates
+        rotation.frequency_change_length is not None and not schedule.replaces_rotation
     )
     layers = DynamicCache(config=model.module.config).layers
     return not by_length and {type(layer) for layer in layers} <= {DynamicLayer, DynamicSlidingWindowLayer}

@@ -1,7 +1,7 @@
-"""Run a document once, keep what every decoder layer was given, and go on from any layer as often as is wanted.
+"""Run a document once, store the input of every decoder layer, and resume the forward pass from any layer.
 
-Knows any family whose decoder layers take the residual stream first: a resumed pass calls the model's own layers
-with the arguments that the model itself called them with, and the model's own code for all that follows them.
+Works for families whose decoder layers take the residual stream as first argument. A resumed pass calls the model's own
+layers with the arguments of the recorded pass, and the model's own code for everything after them.
 """
 
 import tempfile
@@ -24,17 +24,17 @@ from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
-from headscope.positions.schedule import Fixed
+from headscope.positions.schedule import FixedSchedule
 
 Objective = Callable[[Tensor, Tensor], Tensor]
-"""(logits [n, vocabulary] float32, tokens that they predict [n]) -> a sum over these positions."""
+"""(logits [n, vocabulary] float32, target tokens [n]) -> a sum over these positions."""
 
 POSITIONS_PER_CHUNK = 128
-"""Positions whose logits are held at once: memory O(LOGIT_CHUNK x vocabulary)."""
+"""Positions whose logits are in memory at once."""
 
 
 class StreamStore:
-    """Residual streams [1, L, D] by layer: the first `memory` bytes of them in memory, the others on disk."""
+    """Residual streams [1, L, D] by layer: the first `memory_bytes` in memory, the rest on disk."""
 
     def __init__(self, memory_bytes: float):
         self.memory_bytes, self.bytes_in_memory = memory_bytes, 0
@@ -57,96 +57,96 @@ class StreamStore:
         self._entries.append((file, stream.device))
 
     def load(self, layer: int) -> Tensor:
-        kept = self._entries[layer]
-        if isinstance(kept, Tensor):
-            return kept
-        file, device = kept
+        entry = self._entries[layer]
+        if isinstance(entry, Tensor):
+            return entry
+        file, device = entry
         stream: Tensor = torch.load(file, weights_only=True).to(device)
         return stream
 
 
 class Replay:
-    """One document, ids [1, L], under one schedule, of which the tokens from `first` on are predicted.
+    """One document, ids [1, L], under one schedule. The targets are the tokens from `first_target` on.
 
-    `rehearse` it once; use it inside `ready`.
+    Call `record_streams` once, and use the replay inside `running`.
     """
 
     def __init__(
-        self, model: Model, schedule: Fixed | AdaRoPE, ids: Tensor, memory_bytes: float, first_target: int = 1
+        self, model: Model, schedule: FixedSchedule | AdaRoPE, ids: Tensor, memory_bytes: float, first_target: int = 1
     ):
         self.model, self.schedule, self.ids, self.first_target = model, schedule, ids, first_target
         self.layers = resumable_layers(model)
         self.streams = StreamStore(memory_bytes)
         self._layer_arguments: list[tuple[Any, Any]] = []
-        self._returns_tensor = True  # whether a layer returns its stream as such, not in a tuple
+        self._returns_tensor = True  # whether a layer returns a tensor, not a tuple
 
     @contextmanager
     def running(self) -> Iterator[CapturedLayers]:
-        """The model under the schedule, listening, without gradients of its own."""
+        """Attach the schedule, capture the layers and put the model into evaluation mode."""
         with attached(self.model, self.schedule), capturing(self.model) as layers, evaluating(self.model):
             yield layers
 
     def record_streams(self) -> None:
-        """The one full pass: keeps what each layer is given and what the last returns."""
+        """Run the full pass and store the input of every layer and the output of the last."""
 
-        def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def record_input(module: nn.Module, args: Any, kwargs: Any) -> None:
             self.streams.append(args[0])
             self._layer_arguments.append((args[1:], kwargs))
 
-        def last(module: nn.Module, args: Any, output: Any) -> None:
+        def record_last_output(module: nn.Module, args: Any, output: Any) -> None:
             self._returns_tensor = isinstance(output, Tensor)
             self.streams.append(residual_stream(output))
 
         with ExitStack() as stack:
             for layer in self.layers:
-                stack.callback(layer.register_forward_pre_hook(note, with_kwargs=True).remove)
-            stack.callback(self.layers[-1].register_forward_hook(last).remove)
+                stack.callback(layer.register_forward_pre_hook(record_input, with_kwargs=True).remove)
+            stack.callback(self.layers[-1].register_forward_hook(record_last_output).remove)
             refuse_unknown_tokens(self.model, self.ids)
             hidden = backbone(self.model)(self.ids, use_cache=False).last_hidden_state
         refuse_non_finite(self.model, self.ids, hidden)
 
     def stream(self, layer: int) -> Tensor:
-        """The residual stream [1, L, D] that the layer was given; one past the last layer, what that returned."""
+        """The residual stream [1, L, D] before a layer; for the index after the last layer, its output."""
         return self.streams.load(layer)
 
     def run_layer(self, layer: int, stream: Tensor) -> Tensor:
-        """What one layer makes of a residual stream."""
+        """The output of one layer for a residual stream."""
         args, kwargs = self._layer_arguments[layer]
         return residual_stream(self.layers[layer](stream, *args, **kwargs))
 
     @property
     def target_count(self) -> int:
-        """How many tokens are predicted."""
+        """Number of target tokens."""
         return self.ids.shape[1] - self.first_target
 
     def losses(self, output_edits: Mapping[int, backend.OutputEdit]) -> Tensor:
-        """Loss of each predicted token, nats, [L - first] float32, with head outputs changed in some layers.
+        """Loss of each target token in nats, [L - first_target] float32, with edited head outputs in some layers.
 
-        Runs from the lowest of these layers on; without changes, only what follows the layers.
+        Resumes at the lowest edited layer; without edits, after the last layer.
         """
         return torch.cat([token_losses(logits, tokens) for logits, tokens in self._logits_and_targets(output_edits)])
 
     def accuracy(self) -> float:
-        """Share of the predicted tokens that the model, with nothing changed, finds likeliest."""
-        found = [(logits.argmax(-1) == tokens).sum() for logits, tokens in self._logits_and_targets({})]
-        return float(sum(found)) / self.target_count
+        """Share of the target tokens that are the unchanged model's top prediction."""
+        correct = [(logits.argmax(-1) == tokens).sum() for logits, tokens in self._logits_and_targets({})]
+        return float(sum(correct)) / self.target_count
 
     def _logits_and_targets(self, output_edits: Mapping[int, backend.OutputEdit]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Logits [n, vocabulary], float32, and the tokens [n] that they predict."""
+        """Logits [n, vocabulary], float32, and their target tokens [n], in chunks."""
         lowest = min(output_edits, default=len(self.layers))
         stream = self.stream(lowest)
         with ExitStack() as stack:
-            for layer, change in output_edits.items():
-                stack.enter_context(backend.editing_output(self.model.attention_modules[layer], change))
+            for layer, edit in output_edits.items():
+                stack.enter_context(backend.editing_output(self.model.attention_modules[layer], edit))
             for layer in range(lowest, len(self.layers)):
                 stream = self.run_layer(layer, stream)
         hidden = self._final_hidden_states(stream)
-        for at in self._predicting_position_slices():
-            logits, tokens = logits_and_targets(self.model, self.ids, hidden[:, at], at)
+        for positions in self._predicting_position_slices():
+            logits, tokens = logits_and_targets(self.model, self.ids, hidden[:, positions], positions)
             yield logits.float(), tokens
 
     def _predicting_position_slices(self) -> Iterator[slice]:
-        """The positions that predict, some at a time."""
+        """The predicting positions, in chunks."""
         return predicting_position_slices(self.ids, POSITIONS_PER_CHUNK, self.first_target - 1)
 
     def backpropagate(
@@ -154,42 +154,45 @@ class Replay:
         objectives: Sequence[Objective],
         on_layer: Callable[[int, Tensor, backend.AttentionCall, list[Tensor]], None],
     ) -> None:
-        """Gradients of some objectives with respect to the head outputs z of every layer, the last layer first.
+        """Compute gradients of objectives with respect to the head outputs z of every layer, from the last to the
+        first.
 
-        `hear(layer, z, call, gradients)` gets the layer's z [1, H, L, d], the call that computed it, and one gradient
-        of that shape for each objective. One layer's activations are held at a time.
+        `on_layer(layer, z, call, gradients)` receives z [1, H, L, d], the call that computed it, and one gradient of
+        the same shape per objective. Only one layer's activations are in memory at a time.
         """
         with torch.enable_grad():
             stream = self.stream(len(self.layers)).detach().requires_grad_()
             hidden = self._final_hidden_states(stream)
-            pulls = _gradients(
+            cotangents = _gradients(
                 [hidden] * len(objectives), [stream], self._hidden_gradients(hidden.detach(), objectives)
             )
             for layer in reversed(range(len(self.layers))):
                 stream = self.stream(layer).detach().requires_grad_()
-                with _collecting_outputs(self.model.attention_modules[layer]) as heard:
+                with _collecting_outputs(self.model.attention_modules[layer]) as calls:
                     output = self.run_layer(layer, stream)
-                ((z, call),) = heard
-                both = _gradients([output] * len(objectives), [stream, z], [pull[0] for pull in pulls])
+                ((z, call),) = calls
+                gradients = _gradients(
+                    [output] * len(objectives), [stream, z], [cotangent[0] for cotangent in cotangents]
+                )
                 q, k, v = (t.detach() for t in (call.q, call.k, call.v))
                 with torch.no_grad():
-                    on_layer(layer, z.detach(), replace(call, q=q, k=k, v=v), [gradient for _, gradient in both])
-                pulls = [(gradient,) for gradient, _ in both]
+                    on_layer(layer, z.detach(), replace(call, q=q, k=k, v=v), [gradient for _, gradient in gradients])
+                cotangents = [(gradient,) for gradient, _ in gradients]
 
     def _hidden_gradients(self, hidden: Tensor, objectives: Sequence[Objective]) -> list[Tensor]:
         """Gradients of the objectives with respect to the backbone's last hidden states."""
-        pulls = [torch.zeros_like(hidden) for _ in objectives]
-        for at in self._predicting_position_slices():
-            chunk = hidden[:, at].clone().requires_grad_()
-            logits, tokens = logits_and_targets(self.model, self.ids, chunk, at)
+        totals = [torch.zeros_like(hidden) for _ in objectives]
+        for positions in self._predicting_position_slices():
+            chunk = hidden[:, positions].clone().requires_grad_()
+            logits, tokens = logits_and_targets(self.model, self.ids, chunk, positions)
             logits = logits.float()
             values = [objective(logits, tokens) for objective in objectives]
-            for pull, (gradient,) in zip(pulls, _gradients(values, [chunk], [None] * len(values)), strict=True):
-                pull[:, at] = gradient
-        return pulls
+            for total, (gradient,) in zip(totals, _gradients(values, [chunk], [None] * len(values)), strict=True):
+                total[:, positions] = gradient
+        return totals
 
     def _final_hidden_states(self, stream: Tensor) -> Tensor:
-        """The backbone's last hidden states [1, L, D] from what its last layer returned."""
+        """The backbone's last hidden states [1, L, D] from the output of its last layer."""
         with ExitStack() as stack:
             for layer in self.layers:
                 stack.enter_context(
@@ -200,33 +203,31 @@ class Replay:
 
 
 def resumable_layers(model: LoadedModel) -> list[nn.Module]:
-    """The decoder layers of a model all of which attend by keys of their own. Raises UnsupportedModel for others."""
+    """The decoder layers of a model. Raises UnsupportedModel if layers share keys or are not one list."""
     layers = decoder_layers(model)
     if len(layers) != len(model.attention_modules):
         raise UnsupportedModel(f"cannot resume {model.name} from a layer: its decoder layers are not one list")
     if shares_keys_across_layers(model):
-        raise UnsupportedModel(
-            f"cannot resume {model.name} from a layer: its last layers attend by keys of earlier ones"
-        )
+        raise UnsupportedModel(f"cannot resume {model.name} from a layer: its last layers use the keys of earlier ones")
     return layers
 
 
 def shares_keys_across_layers(model: LoadedModel) -> bool:
-    """Whether layers of the model attend by the keys and values that another layer made."""
+    """Whether layers of the model use the keys and values of another layer."""
     return bool(getattr(model.module.config.get_text_config(), "num_kv_shared_layers", 0))
 
 
 @contextmanager
 def _collecting_outputs(attention: nn.Module) -> Iterator[list[tuple[Tensor, backend.AttentionCall]]]:
-    """Collects z and its call from every call of an attention module."""
-    heard: list[tuple[Tensor, backend.AttentionCall]] = []
+    """Collect z and its call from every call of an attention module."""
+    calls: list[tuple[Tensor, backend.AttentionCall]] = []
 
-    def hear(z: Tensor, call: backend.AttentionCall) -> Tensor:
-        heard.append((z, call))
+    def collect(z: Tensor, call: backend.AttentionCall) -> Tensor:
+        calls.append((z, call))
         return z
 
-    with backend.editing_output(attention, hear):
-        yield heard
+    with backend.editing_output(attention, collect):
+        yield calls
 
 
 def _gradients(
@@ -235,12 +236,12 @@ def _gradients(
     """One tuple of gradients, by input, for each output; all may share one graph."""
     last = len(outputs) - 1
     return [
-        torch.autograd.grad(output, inputs, seed, retain_graph=at < last)
-        for at, (output, seed) in enumerate(zip(outputs, seeds, strict=True))
+        torch.autograd.grad(output, inputs, seed, retain_graph=number < last)
+        for number, (output, seed) in enumerate(zip(outputs, seeds, strict=True))
     ]
 
 
 def residual_stream(output: Any) -> Tensor:
-    """The residual stream in what a decoder layer returned."""
+    """The residual stream in a decoder layer's output."""
     stream: Tensor = output if isinstance(output, Tensor) else output[0]
     return stream

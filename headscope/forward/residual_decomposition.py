@@ -1,9 +1,9 @@
-"""How a model's residual stream is put together, seen in a short pass: what adds to it, through which norms, and how
-logits come of it.
+"""Decompose a model's residual stream, from a short forward pass: which modules add to it, through which norms, and how
+logits follow from it.
 
-Nothing is taken from a family's name. Every decoder layer must return the stream that it was given plus multiples of
-what some of its parts returned, the heads among them through one projection; norms must divide by one number a token;
-logits must be linear in the last hidden states. What is otherwise is refused by name.
+The decomposition is measured, not derived from the family's name. Every decoder layer must return its input plus
+multiples of the outputs of some of its modules, with the heads projected by one matrix; norms must divide by one number
+per token; logits must be linear in the last hidden states. Other architectures are refused with the reason.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,13 +21,13 @@ from headscope.forward.capture import CapturedLayers
 from headscope.positions.model import Model
 
 NORM_TEST_SCALE = 1024.0
-"""Size of what a norm is shown, so that its epsilon does not count."""
+"""Size of the inputs that test a norm, large enough to make its epsilon negligible."""
 MAX_INSPECTED_TOKENS = 16
-"""Tokens of the pass that shows how the stream is put together."""
+"""Tokens of the pass that is inspected."""
 
 
 class DecompositionError(Exception):
-    """Why a model's logits are not the sum that this file knows."""
+    """The reason why a model's logits cannot be decomposed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Norm:
 
     @classmethod
     def from_module(cls, module: nn.Module, example: Tensor) -> "Norm":
-        """What the module does to states of `like`'s width and kind."""
+        """Measure the gain and shift of a norm module on states with the width and dtype of `example`."""
         width = example.shape[-1]
         signs = torch.ones(1, 1, width, device=example.device, dtype=example.dtype)
         signs[..., width // 2 :] = -1
@@ -52,12 +52,12 @@ class Norm:
         return cls(module, (plain - zero) * signs[0, 0].float(), zero, close)
 
     def pull_back(self, directions: Tensor) -> Tensor:
-        """Directions [n, D] before the norm for those after it, still to be divided by `scales`."""
+        """Pull directions [n, D] after the norm back to directions before it, to be divided by `scales`."""
         back = directions.to(self.gain.device) * self.gain
         return back - back.mean(-1, keepdim=True) if self.is_centred else back
 
     def scales(self, inputs: Tensor, outputs: Tensor) -> Tensor:
-        """What each row of `given` [n, D] was divided by, [n]."""
+        """The divisor of each row of `inputs` [n, D], [n]."""
         x, y = inputs.to(outputs.device).float(), outputs.float() - self.shift
         linear = self.gain * (x - x.mean(-1, keepdim=True) if self.is_centred else x)
         scales: Tensor = linear.square().sum(-1) / torch.linalg.vecdot(y, linear)
@@ -68,7 +68,7 @@ class Norm:
 
 @dataclass(frozen=True, eq=False)
 class ResidualBranch:
-    """A module of a decoder layer whose output is added to the stream, `factor` times."""
+    """A module of a decoder layer whose output is added to the stream, multiplied by `factor`."""
 
     module: nn.Module
     factor: float
@@ -76,7 +76,7 @@ class ResidualBranch:
 
 @dataclass(frozen=True, eq=False)
 class AttentionBranch:
-    """How the heads of attention layer `index` reach the stream: projected, perhaps normed, `factor` times."""
+    """Path from the heads of one attention layer to the stream: projection, optional norm, `factor`."""
 
     layer_index: int
     projection: Tensor
@@ -87,7 +87,7 @@ class AttentionBranch:
 
 @dataclass(frozen=True, eq=False)
 class DecoderLayer:
-    """A decoder layer: what its heads add to the stream, None in a layer without attention, and its other parts."""
+    """A decoder layer: its attention branch, None in a layer without attention, and its other branches."""
 
     module: nn.Module
     attention_branch: AttentionBranch | None
@@ -96,8 +96,8 @@ class DecoderLayer:
 
 @dataclass(frozen=True, eq=False)
 class ResidualDecomposition:
-    """All that a logit is the sum of: `unembedding` [V, D] less its `mean` [D], `bias` [V] less its own, `factor`
-    times, of the final norm of the stream."""
+    """Decomposition of the logits: `logit_factor` x (`unembedding` [V, D] - `unembedding_mean` [D]) x final norm of the
+    stream, plus `bias` [V] minus its mean."""
 
     layers: tuple[DecoderLayer, ...]
     final_norm: Norm
@@ -115,11 +115,11 @@ class _ModuleCall:
 
 
 def decompose_residual_stream(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> ResidualDecomposition:
-    """See how the model, which is being captured, makes logits of the first of ids [1, n]. Raises UnsupportedModel."""
+    """Decompose a captured model on the first tokens of ids [1, n]. Raises UnsupportedModel if that is impossible."""
     try:
         return _decompose(model, captured_layers, ids[:, :MAX_INSPECTED_TOKENS])
-    except DecompositionError as why:
-        raise UnsupportedModel(f"cannot tell what the heads of {model.name} write: {why}") from why
+    except DecompositionError as error:
+        raise UnsupportedModel(f"direct logit attribution is not possible for {model.name}: {error}") from error
 
 
 def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> ResidualDecomposition:
@@ -128,74 +128,78 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
         raise DecompositionError("its decoder layers are not one list")
     z: dict[int, Tensor] = {}
 
-    def hear(heard: AttentionRecord) -> None:
-        z[heard.layer] = heard.z.transpose(0, 1).flatten(1)
+    def record_output(record: AttentionRecord) -> None:
+        z[record.layer] = record.z.transpose(0, 1).flatten(1)
 
-    captured_layers.listen(hear)
+    captured_layers.listen(record_output)
     with _recording_calls(inner.modules()) as calls:
         logits = model.module(ids, use_cache=False).logits[0]
     by_module = {call.module: call for call in calls}
-    found = []
+    layers = []
     for layer in stack:
         if layer not in by_module:
-            raise DecompositionError("its decoder layers do not hand on one stream")
+            raise DecompositionError("its decoder layers do not pass on one residual stream")
         index = next((n for n, module in enumerate(model.attention_modules) if module in set(layer.modules())), None)
-        inside = [call for call in calls if call.module in set(layer.children()) and not _consumes_output(call, call)]
-        ends = [c for n, c in enumerate(inside) if not any(_consumes_output(d, c) for d in inside[n + 1 :])]
+        inner_calls = [
+            call for call in calls if call.module in set(layer.children()) and not _consumes_output(call, call)
+        ]
+        ends = [c for n, c in enumerate(inner_calls) if not any(_consumes_output(d, c) for d in inner_calls[n + 1 :])]
         ends = [call for call in ends if call.output.shape == by_module[layer].output.shape]
         factors = _branch_factors(by_module[layer], ends)
         heads, end = None, None
         if index is not None:
             attention = model.attention_modules[index]
-            end, norm = _attention_output_call(next(c for c in inside if attention in set(c.module.modules())), inside)
+            end, norm = _attention_output_call(
+                next(c for c in inner_calls if attention in set(c.module.modules())), inner_calls
+            )
             if end not in ends:
                 raise DecompositionError(
                     f"the output of the heads of {type(layer).__name__} is not added to its stream"
                 )
             heads = _attention_branch(attention, index, z[index], norm, factors[end.module], by_module)
-        others = tuple(
+        other_branches = tuple(
             ResidualBranch(module, factor)
             for module, factor in factors.items()
             if end is None or module is not end.module
         )
-        found.append(DecoderLayer(layer, heads, others))
+        layers.append(DecoderLayer(layer, heads, other_branches))
     hidden, last = by_module[inner].output, by_module[stack[-1]].output
     final = next(
         (
             c
             for c in calls
-            if _is_same_tensor(c.output, hidden) and any(_is_same_tensor(given, last) for given in c.inputs)
+            if _is_same_tensor(c.output, hidden) and any(_is_same_tensor(tensor, last) for tensor in c.inputs)
         ),
         None,
     )
     if final is None:
-        raise DecompositionError("no norm stands between its last layer and its logits")
+        raise DecompositionError("it has no norm between its last layer and its logits")
     norm = Norm.from_module(final.module, hidden)
     norm.scales(last[0], hidden[0])
-    return _with_unembedding(model, found, norm, hidden[0], logits)
+    return _with_unembedding(model, layers, norm, hidden[0], logits)
 
 
 def _attention_output_call(call: _ModuleCall, calls: Sequence[_ModuleCall]) -> tuple[_ModuleCall, Norm | None]:
-    """The part whose output is what the heads add to the stream: the attention, or a norm after it."""
-    after = [later for later in calls if _consumes_output(later, call)]
-    if not after:
+    """The module whose output the heads add to the stream: the attention, or a norm after it."""
+    consumers = [later for later in calls if _consumes_output(later, call)]
+    if not consumers:
         return call, None
-    norm = Norm.from_module(after[0].module, after[0].output)
-    norm.scales(call.output[0], after[0].output[0])
-    return after[0], norm
+    norm = Norm.from_module(consumers[0].module, consumers[0].output)
+    norm.scales(call.output[0], consumers[0].output[0])
+    return consumers[0], norm
 
 
 def _branch_factors(layer_call: _ModuleCall, branch_calls: Sequence[_ModuleCall]) -> dict[nn.Module, float]:
-    """How many times each of the outputs, which no later part takes as it is, was added to the stream."""
+    """The factor with which each branch's output was added to the stream."""
     if not branch_calls:
-        raise DecompositionError(f"no part of {type(layer_call.module).__name__} adds to its stream")
+        raise DecompositionError(f"no module of {type(layer_call.module).__name__} adds to its residual stream")
     outputs = torch.stack([call.output.double().flatten() for call in branch_calls], 1).cpu()
     stream, returned = (t.double().flatten().cpu() for t in (layer_call.inputs[0], layer_call.output))
     factors = torch.linalg.lstsq(outputs, (returned - stream)[:, None]).solution[:, 0]
     factors = torch.where((factors - 1).abs() < _relative_tolerance(layer_call.output.dtype), 1.0, factors)
     if not _is_close(stream + outputs @ factors, returned, layer_call.output.dtype):
         raise DecompositionError(
-            f"{type(layer_call.module).__name__} returns more than its stream and what its parts add"
+            f"{type(layer_call.module).__name__} returns more than its input and the outputs of its modules"
         )
     return {call.module: float(factor) for call, factor in zip(branch_calls, factors, strict=True)}
 
@@ -208,7 +212,7 @@ def _attention_branch(
     factor: float,
     by_module: dict[nn.Module, _ModuleCall],
 ) -> AttentionBranch:
-    """The projection whose input is the heads' output as it is and whose output is the attention's."""
+    """The branch whose projection takes the heads' outputs and returns the attention's output."""
     returned = by_module[attention].output if attention in by_module else None
     for module in attention.modules():
         call, matrix = by_module.get(module), _weight_matrix(module)
@@ -216,28 +220,30 @@ def _attention_branch(
             continue
         if torch.equal(call.inputs[0][0], z) and (returned is None or _is_close(call.output, returned, z.dtype)):
             bias = getattr(module, "bias", None)
-            own = z.float() @ matrix.float().T + (0 if bias is None else bias.float())
-            if not _is_close(own, call.output[0].float(), z.dtype):  # as where a LoRA adds to it
-                raise DecompositionError(f"its {type(module).__name__} projects heads by more than its weight")
+            projected = z.float() @ matrix.float().T + (0 if bias is None else bias.float())
+            if not _is_close(projected, call.output[0].float(), z.dtype):  # a LoRA, for example
+                raise DecompositionError(f"its {type(module).__name__} does more than multiply by its weight")
             return AttentionBranch(layer_index, matrix, bias, norm, factor)
-    raise DecompositionError("its attention changes what heads put out before, or after, it is projected")
+    raise DecompositionError("its attention changes the heads' outputs before or after the projection")
 
 
 def _with_unembedding(
     model: Model, layers: list[DecoderLayer], norm: Norm, hidden: Tensor, logits: Tensor
 ) -> ResidualDecomposition:
-    """The whole stream; `logits` [n, V] must be what comes of `hidden` [n, D]."""
+    """The complete decomposition. `logits` [n, V] must follow from `hidden` [n, D]."""
     head = model.module.get_output_embeddings()
     weight, bias = head.weight.detach(), getattr(head, "bias", None)
     hidden, logits = hidden.to(weight.device), logits.to(weight.device)
     mean = weight.mean(0, dtype=torch.float32)
-    ours = hidden.float() @ weight.float().T - (hidden.float() @ mean)[:, None]
+    computed = hidden.float() @ weight.float().T - (hidden.float() @ mean)[:, None]
     if bias is not None:
-        ours += bias.float() - bias.float().mean()
-    theirs = logits.float() - logits.float().mean(-1, keepdim=True)
-    factor = float((ours * theirs).sum() / ours.square().sum())
-    if not _is_close(factor * ours, theirs, logits.dtype):
-        raise DecompositionError("its logits are not linear in its last hidden states, as where they are soft-capped")
+        computed += bias.float() - bias.float().mean()
+    actual = logits.float() - logits.float().mean(-1, keepdim=True)
+    factor = float((computed * actual).sum() / computed.square().sum())
+    if not _is_close(factor * computed, actual, logits.dtype):
+        raise DecompositionError(
+            "its logits are not linear in its last hidden states, for example because of a soft cap"
+        )
     factor = 1.0 if abs(factor - 1) < _relative_tolerance(logits.dtype) else factor
     return ResidualDecomposition(tuple(layers), norm, weight, mean, bias, factor)
 
@@ -251,7 +257,7 @@ def _weight_matrix(module: nn.Module) -> Tensor | None:
 
 
 def _is_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """Whether they agree as far as numbers of that kind can."""
+    """Whether two tensors agree within the tolerance of `dtype`."""
     return float((actual - expected).abs().max()) <= _relative_tolerance(dtype) * float(expected.abs().max())
 
 
@@ -260,33 +266,34 @@ def _relative_tolerance(dtype: torch.dtype) -> float:
 
 
 def _consumes_output(later_call: _ModuleCall, call: _ModuleCall) -> bool:
-    """Whether a call was given what another returned, as it is."""
-    return any(_is_same_tensor(given, call.output) for given in later_call.inputs)
+    """Whether a call received the output of another one unchanged."""
+    return any(_is_same_tensor(tensor, call.output) for tensor in later_call.inputs)
 
 
-def _is_same_tensor(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same numbers in the same place."""
-    return one.data_ptr() == other.data_ptr() and one.numel() == other.numel()
+def _is_same_tensor(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors share the same memory."""
+    return first.data_ptr() == second.data_ptr() and first.numel() == second.numel()
 
 
 @contextmanager
 def _recording_calls(modules: Iterable[nn.Module]) -> Iterator[list[_ModuleCall]]:
-    """Every call of these modules, in the order in which they return. The tensors are kept, so that places stay."""
+    """Record every call of these modules, in the order in which they return. The tensors are kept, so memory addresses
+    stay unique."""
     calls: list[_ModuleCall] = []
 
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.dim() == 3]
+    def record_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() == 3]
         if (state := extract_hidden_states(output)) is not None:
-            calls.append(_ModuleCall(module, given, state))
+            calls.append(_ModuleCall(module, inputs, state))
 
     with ExitStack() as stack:
         for module in modules:
-            stack.callback(module.register_forward_hook(note, with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(record_call, with_kwargs=True).remove)
         yield calls
 
 
 def extract_hidden_states(output: Any) -> Tensor | None:
-    """The states [1, n, D] in what a module returned, alone or first of several."""
+    """The hidden states [1, n, D] in a module's output, or None."""
     output = getattr(output, "last_hidden_state", output)
     first = output[0] if isinstance(output, tuple) and output else output
     return first if isinstance(first, Tensor) and first.dim() == 3 else None
