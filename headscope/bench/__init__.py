@@ -1,1 +1,1 @@
-"""What measuring costs: time and peak memory as ratios to the plain forward pass, in one process."""
+"""Benchmarks of measuring: time and peak memory as ratios to the plain forward pass, in one process."""

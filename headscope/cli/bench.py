@@ -62,16 +62,15 @@ def _tables(
     model: str, length: int, repeats: int, lens_length: int, probes: dict[str, int], engine: bool
 ) -> Iterator[list[dict[str, Any]]]:
     """The comparison tables, each as soon as it is measured."""
-    from headscope.bench.engines import engines
-    from headscope.bench.rounding import has_bfloat16, rounding
-    from headscope.bench.variants import compare
+    from headscope.bench.rounding import compare_bfloat16, has_bfloat16
+    from headscope.bench.variants import compare_engines, compare_variants
 
     if engine:
-        yield engines(model, length)
+        yield compare_engines(model, length)
         return
-    yield from compare(model, length, repeats, lens_length, probes)
+    yield from compare_variants(model, length, repeats, lens_length, probes)
     if has_bfloat16():
-        yield rounding(model, BF16_LENGTH)
+        yield compare_bfloat16(model, BF16_LENGTH)
 
 
 def _verdict(table: list[dict[str, Any]]) -> str:

@@ -53,13 +53,13 @@ def selfcheck(
 
 
 def _check_rows(device: str, name: str, length: int, longest: int | None) -> Iterator[dict[str, Any]]:
-    from headscope.bench.variants import tokens
+    from headscope.bench.variants import document_tokens
     from headscope.forward.selfcheck import run_checks
     from headscope.positions.model import load
 
     for dtype in ("bf16", "fp32"):
         model = load(name, device=device, dtype=dtype)
-        for check in run_checks(model, tokens(model, length)):
+        for check in run_checks(model, document_tokens(model, length)):
             result = "agrees" if check.is_within_tolerance else "DISAGREES"
             yield _row(check.quantity, check.dtype, length, f"{check.difference:.1e}", f"{check.tolerance:.0e}", result)
     if model.device.type == "cuda":  # what is measured there
@@ -69,12 +69,12 @@ def _check_rows(device: str, name: str, length: int, longest: int | None) -> Ite
 
 def _timing_rows(model: "Model", longest: int | None) -> Iterator[dict[str, Any]]:
     """Time of measuring as a ratio to the plain forward pass, at lengths that double until time or memory runs out."""
-    from headscope.bench.variants import ratios
+    from headscope.bench.variants import measuring_cost_ratios
 
     length, start = SHORTEST, time.monotonic()
     dtype = str(model.module.dtype).removeprefix("torch.")
     while time.monotonic() - start < MAX_TIMING_SECONDS and (longest is None or length <= longest):
-        ratio_by_check = ratios(model, length)
+        ratio_by_check = measuring_cost_ratios(model, length)
         if ratio_by_check is None:
             yield _row("memory", dtype, length, "does not fit", "", "")
             return
@@ -83,8 +83,15 @@ def _timing_rows(model: "Model", longest: int | None) -> Iterator[dict[str, Any]
         length *= 2
 
 
-def _row(check: str, dtype: str, length: int, difference: str, allowed: str, result: str) -> dict[str, Any]:
-    return {"check": check, "dtype": dtype, "length": length, "found": difference, "allowed": allowed, "result": result}
+def _row(check: str, dtype: str, length: int, difference: str, tolerance: str, result: str) -> dict[str, Any]:
+    return {
+        "check": check,
+        "dtype": dtype,
+        "length": length,
+        "difference": difference,
+        "tolerance": tolerance,
+        "result": result,
+    }
 
 
 def _machine(device: str) -> str:

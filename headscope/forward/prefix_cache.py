@@ -92,7 +92,7 @@ class PrefixCachedGenerator:
 def supports_prefix_cache(model: Model) -> bool:
     """Whether the cache of a beginning serves every sequence that begins so."""
     schedule, rotation = model.schedule, model.rotation
-    by_length = getattr(schedule, "by_sequence", False) or (
+    by_length = getattr(schedule, "uses_sequence_length", False) or (
         rotation.frequency_change_length is not None and not schedule.replaces_rotation
     )
     layers = DynamicCache(config=model.module.config).layers

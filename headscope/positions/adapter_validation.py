@@ -1,4 +1,4 @@
-"""What may stand in a file of learned positions: numbers that a training can leave, notes of the right kind."""
+"""Validation of adapter files: parameter values that training can produce, and metadata of the right types."""
 
 import json
 import math
@@ -11,63 +11,72 @@ from torch import Tensor
 from headscope import user_input
 from headscope.errors import BadInput
 
-LARGEST = 2**31
-"""Tokens or steps."""
-ABOVE_ZERO = ("tau", "tau_init", "rotary_factor")
-BOUNDS = {
+MAX_COUNT = 2**31
+"""Upper bound on tokens and steps."""
+POSITIVE_PARAMETERS = ("tau", "tau_init", "rotary_factor")
+PARAMETER_BOUNDS = {
     "xi": (-100.0, math.log(1000.0)),
     "theta_init": (0.0, 1000.0),
     "tau": (1e-3, 1e3),
     "gamma": (-30.0, 30.0),
     "rotary_factor": (1e-3, 1e3),
 }
-"""What a training can leave, with room: theta = exp(xi) in rad/token (a turn is 6.3), factors of logits, and the power
-of a logarithm of lengths. Beyond them rotations and logits are rounding errors or infinite."""
+"""Values that training can produce, with a wide margin: theta = exp(xi) in rad/token (a full turn is 6.3), factors on
+logits, and the exponent of a logarithm of lengths. Beyond them rotations and logits are rounding errors or infinite.
+"""
 
 
-def refuse_unsound(tensor: Tensor, name: str, where: str, theta: Tensor | None = None) -> None:
-    """Refuse parameters that no training leaves: not real, not finite, not positive where that is meant, absurd.
+def validate_parameter(tensor: Tensor, name: str, source: str, theta_init: Tensor | None = None) -> None:
+    """Raise BadInput unless the parameter `name` holds real, finite numbers within its bounds.
 
-    Where the frequency `theta` [T, G, P] that learning started from is 0, its logarithm is not looked at.
+    xi is not checked where the initial frequency `theta_init` [T, G, P] is 0: its logarithm is -inf. `source` names the
+    tensor's origin in messages.
     """
-    hint = "it is damaged, so learn it again"
+    damaged = f"{source} is damaged: {name}"
     if not tensor.is_floating_point():
-        raise BadInput(f"{where}: {name} holds {str(tensor.dtype).removeprefix('torch.')}, not real numbers; {hint}")
-    logarithm = name.startswith("xi")
-    looked_at = tensor[theta != 0] if logarithm and theta is not None else tensor
-    odd = looked_at[~looked_at.isfinite()]
-    if len(odd):
-        raise BadInput(f"{where}: {name} holds {float(odd.flatten()[0]):g}, {len(odd)} numbers are not finite; {hint}")
-    if (name in ABOVE_ZERO and (tensor <= 0).any()) or (name == "theta_init" and (tensor < 0).any()):
-        raise BadInput(f"{where}: {name} holds {float(tensor.min()):g}, where numbers above 0 are meant; {hint}")
-    low, high = BOUNDS[name if name in BOUNDS else name.removesuffix("_init")]
-    absurd = looked_at[(looked_at < low) | (looked_at > high)]
-    if len(absurd):
-        raise BadInput(
-            f"{where}: {name} holds {float(absurd.flatten()[0]):g}, outside what a training leaves "
-            f"({low:g} to {high:.3g}); {hint}"
-        )
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise BadInput(f"{damaged} holds {dtype}, not floating-point numbers. Train it again")
+    checked = tensor[theta_init != 0] if name.startswith("xi") and theta_init is not None else tensor
+    not_finite = checked[~checked.isfinite()]
+    if len(not_finite):
+        value = float(not_finite.flatten()[0])
+        raise BadInput(f"{damaged} holds {value:g}; {len(not_finite)} numbers are not finite. Train it again")
+    if (name in POSITIVE_PARAMETERS and (tensor <= 0).any()) or (name == "theta_init" and (tensor < 0).any()):
+        raise BadInput(f"{damaged} holds {float(tensor.min()):g}, but must be positive. Train it again")
+    low, high = PARAMETER_BOUNDS[name if name in PARAMETER_BOUNDS else name.removesuffix("_init")]
+    out_of_bounds = checked[(checked < low) | (checked > high)]
+    if len(out_of_bounds):
+        value = float(out_of_bounds.flatten()[0])
+        raise BadInput(f"{damaged} holds {value:g}, outside the valid range {low:g} to {high:.3g}. Train it again")
 
 
-def metadata(text: str, path: Path, wanted: str) -> dict[str, Any]:
-    """An adapter file's metadata, which must be of the format `wanted`."""
+def parse_metadata(text: str, path: Path, expected_format: str) -> dict[str, Any]:
+    """Metadata of an adapter file, from JSON. Raises BadInput unless its format is `expected_format`."""
     try:
-        notes = json.loads(text)
+        metadata = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"'{path}' is not an AdaRoPE adapter: its metadata is not JSON ({error})") from error
-    found = notes.get("format", "none") if isinstance(notes, dict) else "none"
-    if found != wanted:
-        raise BadInput(f"'{path}' is not an AdaRoPE adapter of format {wanted} (found {found})")
-    return dict(notes)
+        raise BadInput(f"'{path}' is not an AdaRoPE adapter: its metadata is not JSON. Check adapter=PATH") from error
+    file_format = metadata.get("format", "none") if isinstance(metadata, dict) else "none"
+    if file_format != expected_format:
+        raise BadInput(
+            f"'{path}' is not an AdaRoPE adapter: its format is {user_input.quote(file_format)}, not "
+            f"{expected_format}. Check adapter=PATH"
+        )
+    return dict(metadata)
 
 
-def refuse_odd(notes: Mapping[str, Any], where: str) -> None:
-    """Refuse metadata whose values are of the wrong kind."""
-    length, step, digest = (notes.get(name) for name in ("reference_length", "step", "weights_sha256"))
-    whole = {"reference_length": length} | ({} if step is None else {"step": step})
-    for name, value in whole.items():
-        least = name == "reference_length"
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST:
-            raise BadInput(f"{where}: its {name} is {user_input.quote(value)}, no length or count; learn it again")
+def validate_metadata(metadata: Mapping[str, Any], source: str) -> None:
+    """Raise BadInput unless reference_length, step and weights_sha256 have the right types and ranges."""
+    length, step, digest = (metadata.get(name) for name in ("reference_length", "step", "weights_sha256"))
+    counts = {"reference_length": length} | ({} if step is None else {"step": step})
+    for name, value in counts.items():
+        least = int(name == "reference_length")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_COUNT:
+            raise BadInput(
+                f"{source} is damaged: its {name} is {user_input.quote(value)}, not a whole number from {least} on. "
+                "Train it again"
+            )
     if not isinstance(digest, str | None):
-        raise BadInput(f"{where}: its weights_sha256 is {user_input.quote(digest)}, no digest; learn it again")
+        raise BadInput(
+            f"{source} is damaged: its weights_sha256 is {user_input.quote(digest)}, not a digest. Train it again"
+        )

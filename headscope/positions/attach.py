@@ -1,21 +1,23 @@
-"""Attach a position scheme to a model and take it off again, exactly.
+"""Attach a position scheme to a model, and detach it without a trace.
 
-Frequencies enter where an attention layer calls its family's rotation function: it runs on other cos and sin tables.
-Where KV groups differ, there is a table for each group, and heads are folded into the batch, so partial and
-interleaved rotation stay the family's code. The query scale is an edit in the seam, and so are slopes: they become
-dimensions that are added to q and k, so that every reader of q . k reads them too.
+An attention layer calls its family's rotation function with other cos and sin tables. If KV groups differ, each has its
+own table, and heads are folded into the batch, so partial and interleaved rotation remain the family's code. The query
+scale is an edit in the attention backend. So are ALiBi's slopes: they are dimensions added to q and k, so that every
+reader of q . k includes them.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headscope.attention import backend
-from headscope.errors import UnsupportedModel
+from headscope.errors import Missing, UnsupportedModel
 from headscope.models.bridge import delegating_attention
+from headscope.models.lora import WEIGHTS_FILE, apply_lora
 from headscope.models.rotation import (
     RotationCall,
     cos_sin_tables,
@@ -23,99 +25,121 @@ from headscope.models.rotation import (
     preserving_frequencies,
     rope_types,
 )
-from headscope.positions import lora
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
-from headscope.positions.schedule import Fixed, Schedule
-from headscope.positions.scheme_syntax import parse_scheme
-from headscope.positions.schemes import Base, Scheme
+from headscope.positions.schedule import FixedSchedule, Schedule, unsupported_scheme
+from headscope.positions.schemes import Base, Scheme, parse_scheme
 
 
 @contextmanager
-def attached(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None) -> Iterator[Schedule]:
-    """Run the model under a position scheme inside the `with`; leaving restores it bit for bit.
+def attached(model: Model, scheme: str | Scheme | FixedSchedule | AdaRoPE | None = None) -> Iterator[Schedule]:
+    """Run the model under a position scheme inside the `with`; leaving restores the model bit for bit.
 
-    `scheme` is the text of one ("yarn:factor=8"), a scheme, a schedule (an AdaRoPE with live parameters, say), or None
-    for the model's own. Yields the schedule. Works in full passes, cached generation, padded batches, any dtype,
-    gradient checkpointing and under LoRA.
+    `scheme` is a spec ("yarn:factor=8"), a scheme, a schedule (for example an AdaRoPE in training), or None for the
+    model's own. Yields the schedule. Works with full passes, cached generation, padded batches, every dtype, gradient
+    checkpointing and LoRA. Raises UnsupportedModel if the scheme cannot be applied to the model.
     """
-    schedule = resolve(model, scheme)
+    schedule = resolve_schedule(model, scheme)
     with ExitStack() as stack:
-        # A TransformerBridge rotates and attends by its own code unless it runs the wrapped module's.
+        # A TransformerBridge rotates and attends with its own code unless it delegates to the wrapped module.
         stack.enter_context(delegating_attention(model.bridge))
-        if isinstance(schedule, AdaRoPE) and schedule.lora is not None:
-            stack.enter_context(lora.attached(model, schedule.lora))
-        if schedule.rotates:
-            stack.enter_context(_rotating(model, schedule))
+        if isinstance(schedule, AdaRoPE) and schedule.lora_folder is not None:
+            stack.enter_context(_attaching_lora(model, schedule.lora_folder))
+        if schedule.replaces_rotation:
+            stack.enter_context(_replacing_rotation(model, schedule))
         elif model.rotation.frequency_change_length is not None:
-            stack.enter_context(_steady(model, model.rotation.frequency_change_length))
+            stack.enter_context(_refusing_frequency_changes(model, model.rotation.frequency_change_length))
         if schedule.scales_queries or schedule.slopes is not None:
             stack.enter_context(backend.using_backend(model.module))
         if schedule.scales_queries:
             for layer, module in enumerate(model.attention_modules):
-                stack.enter_context(backend.editing_qkv(module, _scale_edit(schedule, layer)))
+                stack.enter_context(backend.editing_qkv(module, _query_scale_edit(schedule, layer)))
         if schedule.slopes is not None:
-            stack.enter_context(_falling(model, schedule.slopes))
+            stack.enter_context(_adding_slopes(model, schedule.slopes))
         yield schedule
 
 
-def resolve(model: Model, scheme: str | Scheme | Fixed | AdaRoPE | None = None) -> Schedule:
-    """The schedule of a scheme for this model; None is the model's own."""
+def resolve_schedule(model: Model, scheme: str | Scheme | FixedSchedule | AdaRoPE | None = None) -> Schedule:
+    """The schedule of a scheme for this model; None is the model's own scheme."""
     if scheme is None:
         return model.schedule
-    if isinstance(scheme, Fixed | AdaRoPE):
+    if isinstance(scheme, FixedSchedule | AdaRoPE):
         return scheme
-    rule = parse_scheme(scheme) if isinstance(scheme, str) else scheme
-    return Model(model.checkpoint).schedule if isinstance(rule, Base) else rule.schedule(model.checkpoint)
+    parsed = parse_scheme(scheme) if isinstance(scheme, str) else scheme
+    return Model(model.checkpoint).schedule if isinstance(parsed, Base) else parsed.schedule(model.checkpoint)
 
 
 @contextmanager
-def _rotating(model: Model, schedule: Schedule) -> Iterator[None]:
-    """Let every layer that rotates do so by the schedule's frequencies."""
-    now = _Now()
-    made: dict[str, Any] = {}
+def _attaching_lora(model: Model, folder: Path) -> Iterator[None]:
+    """Run the model with a stored LoRA inside the `with`. Raises Missing if it does not exist."""
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise Missing(f"no LoRA at '{folder}', but the adapter was trained with one. Put it beside the adapter")
+    requires_grad = {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
+    peft_model = apply_lora(model.module, folder, model.name)
+    try:
+        yield
+    finally:
+        peft_model.unload()
+        for name, parameter in model.module.named_parameters():
+            parameter.requires_grad_(requires_grad[name])
 
-    def turned(turn: RotationCall) -> Any:
-        if now.layer is None:  # another tower's rotation, or another model's
+
+@contextmanager
+def _replacing_rotation(model: Model, schedule: Schedule) -> Iterator[None]:
+    """Rotate q and k of every rotating layer by the schedule's frequencies."""
+    state = _ForwardState()
+    last_tables: tuple[Tensor, Tensor, tuple[float, torch.dtype], Any] | None = None
+
+    def rotate(call: RotationCall) -> Any:
+        nonlocal last_tables
+        if state.layer is None:  # the rotation of another tower or another model
             return None
-        theta, factor, dtype = schedule.theta(now.layer), schedule.factor(now.layer), turn.tables[0].dtype
-        known = made.get("last")
+        theta, dtype = schedule.theta(state.layer), call.tables[0].dtype
+        factor = schedule.attention_factor(state.layer)
         # Layers that share one theta tensor share one table within a forward pass.
-        if known is None or known[0] is not now.positions or known[1] is not theta or known[2] != (factor, dtype):
-            new = cos_sin_tables(now.positions, theta, factor, model.rotation.table_layout, dtype)
-            made["last"] = known = (now.positions, theta, (factor, dtype), new)
-        return turn.run(known[3]) if theta.shape[0] == 1 else turn.run_per_group(known[3])
+        if (
+            last_tables is None
+            or last_tables[0] is not state.positions
+            or last_tables[1] is not theta
+            or last_tables[2] != (factor, dtype)
+        ):
+            tables = cos_sin_tables(state.positions, theta, factor, model.rotation.table_layout, dtype)
+            last_tables = (state.positions, theta, (factor, dtype), tables)
+        return call.run(last_tables[3]) if theta.shape[0] == 1 else call.run_per_group(last_tables[3])
 
     with ExitStack() as stack:
         for layer, module in enumerate(model.attention_modules):
             if model.geometry.layer_rotates[layer]:
-                stack.callback(module.register_forward_pre_hook(now.enter(layer), with_kwargs=True).remove)
-                stack.callback(module.register_forward_hook(now.leave, always_call=True).remove)
+                stack.callback(module.register_forward_pre_hook(state.enter_layer(layer), with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(state.leave_layer, always_call=True).remove)
         for module in model.rotation.rotary_modules:
-            stack.callback(module.register_forward_pre_hook(now.note, with_kwargs=True).remove)
-        stack.enter_context(intercepting_rotations(model.attention_modules, turned))
+            stack.callback(module.register_forward_pre_hook(state.record_positions, with_kwargs=True).remove)
+        stack.enter_context(intercepting_rotations(model.attention_modules, rotate))
         yield
 
 
 @contextmanager
-def _steady(model: Model, until: int) -> Iterator[None]:
-    """Refuse to go on with a cached text where its own frequencies change: its keys were turned by the others."""
-    begun = until
+def _refusing_frequency_changes(model: Model, change_length: int) -> Iterator[None]:
+    """Refuse cached decoding across a change of the checkpoint's own frequencies: cached keys have the old ones.
+
+    `change_length` is the longest text in tokens with the original frequencies.
+    """
+    cached_length = change_length
 
     def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        nonlocal begun
-        positions = _given(args, kwargs)
-        first, length = int(positions.min()), max(int(positions.max()) + 1, until)
-        if "longrope" in rope_types(module):  # one other set, however long the text
-            length = min(length, until + 1)
+        nonlocal cached_length
+        positions = _position_ids(args, kwargs)
+        first, length = int(positions.min()), max(int(positions.max()) + 1, change_length)
+        if "longrope" in rope_types(module):  # one set of frequencies for all longer texts
+            length = min(length, change_length + 1)
         elif first == 0:
-            _forget(module, until)
+            _reset_dynamic_frequencies(module, change_length)
         if first == 0:
-            begun = length
-        elif length != begun:
+            cached_length = length
+        elif length != cached_length:
             raise UnsupportedModel(
-                f"'{model.name}' turns by other frequencies in a text of more than {until} tokens, so keys kept from "
-                "before do not fit: keep texts within that, or put a scheme on it (@yarn:factor=4)"
+                f"'{model.name}' changes its rotary frequencies beyond {change_length} tokens, so its cached keys do "
+                f"not fit. Keep texts within {change_length} tokens, or apply a scheme such as @yarn:factor=4"
             )
 
     with ExitStack() as stack:
@@ -125,50 +149,50 @@ def _steady(model: Model, until: int) -> Iterator[None]:
         yield
 
 
-def _forget(module: nn.Module, until: int) -> None:
-    """Back to the frequencies of a short text: dynamic ones would stay those of the longest text before."""
+def _reset_dynamic_frequencies(module: nn.Module, change_length: int) -> None:
+    """Restore the frequencies of a short text: dynamic RoPE would keep those of the longest text so far."""
     for name, buffer in list(module.named_buffers(recurse=False)):
         if name.endswith("original_inv_freq"):
             setattr(module, name.replace("original_", ""), buffer)
     for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
-        setattr(module, name, until)
+        setattr(module, name, change_length)
 
 
-class _Now:
+class _ForwardState:
     """The attention layer that is running, and the positions [1|B, L] of its tokens."""
 
     def __init__(self) -> None:
         self.layer: int | None = None
-        self.positions = self._noted = torch.zeros(1, 0)
+        self.positions = self._recorded_positions = torch.zeros(1, 0)
 
-    def enter(self, layer: int) -> Callable[..., None]:
+    def enter_layer(self, layer: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             self.layer = layer
-            given = kwargs.get("position_ids")
-            # Some families tell their attention no positions, or three of them; what made its tables knew them.
-            self.positions = given if given is not None and given.dim() == 2 else self._noted
+            positions = kwargs.get("position_ids")
+            # Some families pass no positions to attention, or three rows of them; their rotary module has them.
+            self.positions = positions if positions is not None and positions.dim() == 2 else self._recorded_positions
 
         return hook
 
-    def leave(self, *_: Any) -> None:
+    def leave_layer(self, *_: Any) -> None:
         self.layer = None
 
-    def note(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        positions = _given(args, kwargs)
-        if positions.dim() == 3:  # of time, height and width, which agree for text
+    def record_positions(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        positions = _position_ids(args, kwargs)
+        if positions.dim() == 3:  # time, height and width, which are equal for text
             if not (positions == positions[:1]).all():
-                raise UnsupportedModel("positions of an image reached the model; a position scheme serves text alone")
+                raise UnsupportedModel("the input contains an image. Position schemes support text only")
             positions = positions[0]
-        self._noted = positions
+        self._recorded_positions = positions
 
 
-def _given(args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """The positions that a module is given to compute cos and sin for."""
+def _position_ids(args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """The position ids among the arguments of a rotary module."""
     positions: Tensor = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
     return positions
 
 
-def _scale_edit(schedule: Schedule, layer: int) -> backend.QKVEdit:
+def _query_scale_edit(schedule: Schedule, layer: int) -> backend.QKVEdit:
     def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scale = schedule.query_scale(layer, positions + 1)[..., None]
         return (q * scale).to(q.dtype), k, v  # the product of bfloat16 and float32 is float32
@@ -176,40 +200,42 @@ def _scale_edit(schedule: Schedule, layer: int) -> backend.QKVEdit:
     return edit
 
 
-DISTANCE_DIMS = 8
-"""Dimensions that hold distances, two of them used; kernels like multiples of 8."""
+SLOPE_DIMENSIONS = 8
+"""Dimensions added to q and k for the slopes. Two are used; attention kernels prefer multiples of 8."""
 
 
 @contextmanager
-def _falling(model: Model, slopes: Tensor) -> Iterator[None]:
-    """Let the logits of head h fall by slopes[h] for every token between query and key.
+def _adding_slopes(model: Model, slopes: Tensor) -> Iterator[None]:
+    """Decrease the logits of head h by slopes[h] for every token between query and key.
 
-    k gets its slot j and 1, q gets slope / scaling times 1 and times -i, so that scaling q . k has slope (j - i) more.
-    Slots and positions differ by the same for all keys of a row, which no softmax sees. Raises UnsupportedModel below
-    float32, which cannot hold such numbers, and where logits are capped after the slopes.
+    k gets its cache index j and 1; q gets slope / scaling times 1 and times -i. So scaling q . k increases by
+    slope (j - i). Cache indices differ from positions by the same number for all keys of a row, which a softmax
+    ignores. Raises UnsupportedModel below float32, which is too coarse for positions, and for capped logits, because
+    the cap would follow the slopes.
     """
-    scalings: dict[nn.Module, float] = {}
+    scaling_by_module: dict[nn.Module, float] = {}
 
-    def witness(module: nn.Module, *_: Any, scaling: float, softcap: float | None, **__: Any) -> None:
+    def record_scaling(module: nn.Module, *_: Any, scaling: float, softcap: float | None, **__: Any) -> None:
         if softcap is not None:
-            raise UnsupportedModel(f"cannot put alibi on '{model.name}': it caps its logits")
-        scalings[module] = scaling
+            raise unsupported_scheme(model, "alibi", "it caps its logits")
+        scaling_by_module[module] = scaling
 
-    def sloping(module: nn.Module) -> backend.QKVEdit:
+    def slope_edit(module: nn.Module) -> backend.QKVEdit:
         def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             if q.dtype.itemsize < 4:
-                raise UnsupportedModel(f"alibi needs float32, '{model.name}' is {q.dtype}: open it with --dtype fp32")
-            rise = (slopes.to(q) / scalings[module])[None, :, None].expand(len(q), -1, q.shape[2])
+                dtype = str(q.dtype).removeprefix("torch.")
+                raise UnsupportedModel(f"alibi needs float32, but '{model.name}' is {dtype}. Open it with --dtype fp32")
+            slope = (slopes.to(q) / scaling_by_module[module])[None, :, None].expand(len(q), -1, q.shape[2])
             dim = q.shape[-1]
-            q, k = (nn.functional.pad(t, (0, DISTANCE_DIMS)) for t in (q, k))
-            q[..., dim], q[..., dim + 1] = rise, -rise * positions[:, None].to(q)
+            q, k = (nn.functional.pad(t, (0, SLOPE_DIMENSIONS)) for t in (q, k))
+            q[..., dim], q[..., dim + 1] = slope, -slope * positions[:, None].to(q)
             k[..., dim], k[..., dim + 1] = torch.arange(k.shape[2]).to(k), 1
             return q, k, v
 
         return edit
 
     with ExitStack() as stack:
-        stack.enter_context(backend.observing_calls(witness))
+        stack.enter_context(backend.observing_calls(record_scaling))
         for module in model.attention_modules:
-            stack.enter_context(backend.editing_qkv(module, sloping(module)))
+            stack.enter_context(backend.editing_qkv(module, slope_edit(module)))
         yield

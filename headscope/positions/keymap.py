@@ -1,14 +1,14 @@
-"""AdaRoPE trained elsewhere, inside a checkpoint: which of its tensors are xi, tau and gamma is told by a key map.
+"""AdaRoPE parameters stored inside a checkpoint that was trained elsewhere, loaded through a key map.
 
-A key map is a YAML file of patterns; {layer} stands for the layer's number:
+A key map is a YAML file that names the tensors of xi, tau and gamma by patterns; {layer} stands for the layer number:
 
-    xi: model.layers.{layer}.self_attn.adafreq.log_freq     # log-frequencies, [kv groups, pairs]
+    xi: model.layers.{layer}.self_attn.adafreq.log_freq     # log-frequencies, [KV groups, pairs]
     tau: model.layers.{layer}.self_attn.adascale.tau        # temperatures, [heads]
-    gamma: model.layers.{layer}.self_attn.adascale.gamma    # growth, [heads]
+    gamma: model.layers.{layer}.self_attn.adascale.gamma    # growth exponents, [heads]
     reference_length: 8192                                  # L_ref, by default the native context
 
-A tensor with one row a query head is accepted for xi where the heads of a group agree. Without tau or gamma they are
-1 and 0. Where training started is not known: the checkpoint's own frequencies, 1 and 0 count as the start.
+xi may also have one row per query head if the rows of each KV group are equal. Without tau or gamma they are 1 and 0.
+The initial values are unknown, so the checkpoint's own frequencies, 1 and 0 are used as initial values.
 """
 
 from pathlib import Path
@@ -21,9 +21,9 @@ from torch import Tensor
 from headscope import user_input
 from headscope.errors import BadInput, Missing, nearest
 from headscope.models.checkpoint import LoadedModel
-from headscope.positions.adapter_validation import refuse_unsound
+from headscope.positions.adapter_validation import validate_parameter
 from headscope.positions.adarope import AdaRoPE
-from headscope.positions.schedule import Fixed
+from headscope.positions.schedule import FixedSchedule
 
 
 class KeyMap(BaseModel):
@@ -37,66 +37,71 @@ class KeyMap(BaseModel):
     reference_length: int | None = Field(None, ge=1)
 
 
-def mapped(trained: Path | str, keys: Path | str, checkpoint: LoadedModel) -> AdaRoPE:
-    """AdaRoPE's parameters out of `trained` (a .safetensors file or a folder of them) by the key map `keys`.
+def load_with_key_map(stored: Path | str, key_map_file: Path | str, checkpoint: LoadedModel) -> AdaRoPE:
+    """Load AdaRoPE's parameters from `stored` (a .safetensors file, or a folder of them) through a key map.
 
-    Raises Missing if either is not there, BadInput for a key map that cannot be read, a key that is not in
-    it, or a tensor that does not fit the geometry of `checkpoint`.
+    Raises Missing if either path does not exist, BadInput for an invalid key map, an unknown tensor name, or a tensor
+    that does not fit the geometry of `checkpoint`.
     """
-    key_map, stored = (
-        _read(user_input.expand_path(keys, "key map")),
-        _tensors(user_input.expand_path(trained, "checkpoint")),
-    )
+    key_map = _read_key_map(user_input.expand_path(key_map_file, "key map"))
+    tensors = _load_tensors(user_input.expand_path(stored, "checkpoint"))
     geometry = checkpoint.geometry
-    shape = (geometry.kv_groups, geometry.pairs)
-    adarope = AdaRoPE.untrained(checkpoint, Fixed.own(checkpoint), key_map.reference_length)
-    wanted = {"xi": shape, "tau": (geometry.heads,), "gamma": (geometry.heads,)}
+    by_pair, by_head = (geometry.kv_groups, geometry.pairs), (geometry.heads,)
+    adarope = AdaRoPE.from_schedule(checkpoint, FixedSchedule.of_checkpoint(checkpoint), key_map.reference_length)
     with torch.no_grad():
-        for name, fitting in wanted.items():
+        for name, shape in {"xi": by_pair, "tau": by_head, "gamma": by_head}.items():
             pattern = getattr(key_map, name)
             for layer in range(geometry.layers if pattern else 0):
                 key = pattern.replace("{layer}", str(geometry.layer_numbers[layer]))
-                if key not in stored:
-                    raise BadInput(f"'{trained}' has no tensor '{key}'{nearest(key, stored)}: check {name} in '{keys}'")
-                refuse_unsound(stored[key], name, f"'{key}' of '{trained}'")
-                tensor = stored[key].float().squeeze()
+                if key not in tensors:
+                    raise BadInput(
+                        f"'{stored}' has no tensor '{key}'{nearest(key, tensors)}. Check {name} in '{key_map_file}'"
+                    )
+                validate_parameter(tensors[key], name, f"'{key}' of '{stored}'")
+                tensor = tensors[key].float().squeeze()
                 if name == "xi" and tensor.shape == (geometry.heads, geometry.pairs):
-                    tensor = _by_group(tensor, geometry.kv_groups, key)
-                if tensor.shape != torch.empty(fitting).squeeze().shape:
-                    raise BadInput(f"'{key}' has shape {tuple(stored[key].shape)}, '{checkpoint.name}' needs {fitting}")
-                getattr(adarope, name)[layer] = tensor.reshape(fitting)
+                    tensor = _reduce_to_groups(tensor, geometry.kv_groups, key)
+                if tensor.shape != torch.empty(shape).squeeze().shape:
+                    raise BadInput(
+                        f"'{key}' has shape {tuple(tensors[key].shape)}, but '{checkpoint.name}' needs {shape}. Check "
+                        f"{name} in '{key_map_file}'"
+                    )
+                getattr(adarope, name)[layer] = tensor.reshape(shape)
     return adarope.to(checkpoint.device)
 
 
-def _by_group(tensor: Tensor, groups: int, key: str) -> Tensor:
-    """Frequencies of query heads [H, P] as those of their groups [G, P]."""
+def _reduce_to_groups(tensor: Tensor, groups: int, key: str) -> Tensor:
+    """Frequencies by query head [H, P] as frequencies by KV group [G, P]."""
     grouped = tensor.reshape(groups, -1, tensor.shape[-1])
     if not torch.equal(grouped, grouped[:, :1].expand_as(grouped)):
-        raise BadInput(f"'{key}' gives query heads of one KV group different frequencies, which share a key")
+        raise BadInput(
+            f"'{key}' has different frequencies for query heads of one KV group, which share a key. Use one row per "
+            "group"
+        )
     return grouped[:, 0]
 
 
-def _read(file: Path) -> KeyMap:
+def _read_key_map(file: Path) -> KeyMap:
     try:
         return KeyMap.model_validate(user_input.read_yaml(file, f"key map '{file}'"))
     except FileNotFoundError as error:
-        raise Missing(f"no key map at '{file}': check keys=PATH") from error
+        raise Missing(f"no key map at '{file}'. Check keys=PATH") from error
     except ValidationError as error:
         raise BadInput(
-            f"key map '{file}' cannot be used: it needs xi (and takes tau, gamma, reference_length), each a pattern "
-            "such as model.layers.{layer}.self_attn.xi"
+            f"invalid key map '{file}'. It needs xi and may have tau and gamma, each a pattern such as "
+            "model.layers.{layer}.self_attn.xi, and reference_length, in tokens"
         ) from error
 
 
-def _tensors(trained: Path) -> dict[str, Tensor]:
-    files = sorted(trained.glob("*.safetensors")) if trained.is_dir() else [trained]
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     tensors: dict[str, Tensor] = {}
     try:
         for file in files:
-            with safe_open(file, "pt") as opened:
-                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a mapping)
+            with safe_open(file, "pt") as stored:
+                tensors |= {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError) as error:
-        raise BadInput(f"'{trained}' is not a readable safetensors file ({error})") from error
+        raise BadInput(f"'{path}' is not a readable safetensors file. Check adapter=PATH") from error
     if not tensors:
-        raise Missing(f"no .safetensors file in '{trained}': check adapter=PATH")
+        raise Missing(f"no .safetensors file in '{path}'. Check adapter=PATH")
     return tensors

@@ -1,36 +1,71 @@
-"""A model, the unit of comparison: an opened checkpoint under a position scheme."""
+"""A model, the unit of comparison: a loaded checkpoint under a position scheme.
+
+A checkpoint whose config.json has `headscope_positions` was trained from its first step under that scheme, and runs
+under it by default: its family's positions would give wrong numbers. The value "adarope" refers to the trained
+parameters in the same folder.
+"""
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headscope.attention.geometry import Geometry
+from headscope import user_input
+from headscope.attention.record import Geometry
+from headscope.errors import BadInput
 from headscope.model_spec import ModelSpec, SchemeSpec
 from headscope.models.checkpoint import Checkpoint, LoadedModel, open_checkpoint, open_in_memory
 from headscope.models.inspection import BaseRotation
-from headscope.positions.checkpoint_scheme import trained_under
 from headscope.positions.schedule import Schedule
-from headscope.positions.scheme_syntax import build_scheme
-from headscope.positions.schemes import Base, Scheme
+from headscope.positions.schemes import Base, Scheme, build_scheme
+
+POSITIONS_KEY = "headscope_positions"
+"""The entry of config.json with the scheme that a checkpoint was trained under."""
+PRETRAINING_KEY = "headscope_pretraining"
+"""The entry of config.json with the variant and the seed of a checkpoint that `headscope pretrain` trained."""
+ADAROPE_POSITIONS = "adarope"
+ADAPTER_FILE = "adarope.safetensors"
+"""The trained parameters in the folder of a checkpoint that was trained with AdaRoPE."""
+
+
+def training_scheme(checkpoint: LoadedModel) -> tuple[SchemeSpec, Scheme] | None:
+    """The scheme that a checkpoint was trained under, or None if it is its family's.
+
+    Raises BadInput for an entry that is not a scheme, Missing if the trained parameters do not exist.
+    """
+    text = getattr(checkpoint.module.config, POSITIONS_KEY, None)
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise BadInput(
+            f"checkpoint '{checkpoint.name}': {POSITIONS_KEY} in its config.json is {user_input.quote(text)}. It must "
+            "be a position scheme"
+        )
+    if text == ADAROPE_POSITIONS:
+        file = str(Path(checkpoint.module.name_or_path) / ADAPTER_FILE)
+        spec = SchemeSpec(f"adarope:adapter={file}", "adarope", {"adapter": file})
+    else:
+        spec = SchemeSpec.parse(text)
+    return spec, build_scheme(spec)
 
 
 @dataclass(frozen=True, eq=False)
 class _FixedScheme:
-    """A scheme that resolves to the same schedule for every checkpoint."""
+    """A scheme with the same schedule for every checkpoint."""
 
-    positions: Schedule
+    fixed_schedule: Schedule
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
-        return self.positions
+        return self.fixed_schedule
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """An opened checkpoint with a position scheme: the scheme's spec, and the rule that it describes.
+    """A loaded checkpoint with a position scheme and the spec of that scheme.
 
     A checkpoint that was trained from its first step under another scheme runs under that scheme by default. Schemes
     are attached and detached (`positions.attach`) and leave the checkpoint unchanged, so models may share it.
@@ -38,11 +73,11 @@ class Model:
 
     checkpoint: Checkpoint
     scheme_spec: SchemeSpec = field(default_factory=SchemeSpec)
-    rule: Scheme = field(default_factory=Base)
+    position_scheme: Scheme = field(default_factory=Base)
 
     def __post_init__(self) -> None:
-        if isinstance(self.rule, Base) and (trained := trained_under(self.checkpoint)) is not None:
-            for name, value in zip(("scheme_spec", "rule"), trained, strict=True):
+        if isinstance(self.position_scheme, Base) and (trained := training_scheme(self.checkpoint)) is not None:
+            for name, value in zip(("scheme_spec", "position_scheme"), trained, strict=True):
                 object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
@@ -55,17 +90,17 @@ class Model:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The positions that the scheme gives this checkpoint; an adapter is read once."""
-        return self.rule.schedule(self.checkpoint)
+        """The checkpoint's positions under the scheme; an adapter is read once."""
+        return self.position_scheme.schedule(self.checkpoint)
 
     def with_scheme(self, scheme: str) -> "Model":
         """The same checkpoint under another scheme, e.g. "yarn:factor=8". Raises BadInput if it is invalid."""
         spec = SchemeSpec.parse(scheme)
         return Model(self.checkpoint, spec, build_scheme(spec))
 
-    def with_schedule(self, positions: Schedule, name: str) -> "Model":
-        """The same checkpoint under positions in memory, which are stored under the scheme name `name`."""
-        return Model(self.checkpoint, SchemeSpec(name, name), _FixedScheme(positions))
+    def with_schedule(self, schedule: Schedule, name: str) -> "Model":
+        """The same checkpoint under a schedule in memory; `name` is the name of its scheme in stored tables."""
+        return Model(self.checkpoint, SchemeSpec(name, name), _FixedScheme(schedule))
 
     @property
     def spec(self) -> str:
@@ -112,13 +147,13 @@ class Model:
 def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any = None) -> Model:
     """Open a model for measuring.
 
-    `spec` is a spec string ("smollm2-135m@yarn:factor=8", a folder, a .gguf file, a hub id, each with an optional
-    @SCHEME), a transformers model, a TransformerBridge, or an already opened Model (returned as it is).
-    `device` "auto" is cuda where there is one, and all GPUs for weights that do not fit one; `dtype` "auto" is float32
-    on CPU and bfloat16 on CUDA.
+    `spec` is a string CHECKPOINT[@SCHEME], a transformers model, a TransformerBridge, or a Model (returned unchanged).
+    CHECKPOINT is a shipped name, a folder, a .gguf file or a hub id; "smollm2-135m@yarn:factor=8" is an example.
+    `device` "auto" is CUDA if available, and all GPUs for weights that do not fit one; `dtype` "auto" is float32 on CPU
+    and bfloat16 on CUDA.
 
-    Raises BadInput for a spec that cannot be read, Missing for a checkpoint that is not there,
-    UnsupportedModel for an architecture that would be measured wrongly.
+    Raises BadInput for an invalid spec, Missing for a checkpoint that does not exist, UnsupportedModel for an
+    architecture that would be measured wrongly.
     """
     if isinstance(spec, Model):
         return spec

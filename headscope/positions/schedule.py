@@ -1,4 +1,4 @@
-"""What a position scheme resolves to for one checkpoint: frequencies, factors and query scale by layer, slopes."""
+"""The positions of one checkpoint under a scheme: frequencies, attention factors and query scales by layer, slopes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from headscope.errors import UnsupportedModel
 from headscope.models.checkpoint import LoadedModel
 
 QueryScale = Callable[[int, Tensor], Tensor]
-"""(layer, visible keys n [B, Lq]) -> what each query is multiplied by, [1|B, 1|H, Lq]."""
+"""(layer, visible keys n [B, Lq]) -> factor on each query, [1|B, 1|H, Lq]."""
 
 
 class Schedule(Protocol):
-    """Positions of one checkpoint. Shapes: G kv groups, P rotary pairs, H heads, T layers."""
+    """Positions of one checkpoint. Shapes: T layers, G KV groups, P rotary pairs, H heads."""
 
     @property
-    def rotates(self) -> bool:
-        """False where the checkpoint's own rotation is left untouched."""
+    def replaces_rotation(self) -> bool:
+        """Whether the schedule replaces the checkpoint's own rotation."""
 
     @property
     def scales_queries(self) -> bool: ...
@@ -29,103 +29,112 @@ class Schedule(Protocol):
         """L_ref: the length in tokens up to which the query scale is constant."""
 
     def theta(self, layer: int) -> Tensor:
-        """Frequencies [1|G, P], rad/token, float32; one row where all groups share them."""
+        """Frequencies [1|G, P], rad/token, float32; one row if all groups share them."""
 
-    def factor(self, layer: int) -> float:
-        """What cos and sin are multiplied by."""
+    def attention_factor(self, layer: int) -> float:
+        """Factor on cos and sin."""
 
     def query_scale(self, layer: int, visible: Tensor) -> Tensor: ...
 
     @property
     def slopes(self) -> Tensor | None:
-        """What each head's logits fall by per token of distance, [H]; None where distance costs nothing."""
+        """Decrease of each head's logits per token of distance, [H]; None without such a decrease."""
 
     def log_theta_init(self, layer: int) -> Tensor:
-        """Log-frequencies [1|G, P] that learning started from."""
+        """Log-frequencies [1|G, P] at the start of training."""
 
-    def temperatures(self) -> tuple[Tensor, Tensor]:
-        """tau and gamma, each [T, H]."""
+    def tau_and_gamma(self) -> tuple[Tensor, Tensor]:
+        """Temperature tau and growth exponent gamma, each [T, H]."""
 
 
 @dataclass(frozen=True, eq=False)
-class Fixed:
-    """A schedule without learned parameters; `thetas` [1, P] by layer, equal layers share one tensor."""
+class FixedSchedule:
+    """A schedule without trained parameters; `thetas` [1, P] by layer, equal layers share one tensor."""
 
     checkpoint: LoadedModel
     thetas: tuple[Tensor, ...]
-    factors: tuple[float, ...]
-    rotates: bool = True
-    scale: QueryScale | None = None
-    reference: int | None = None
+    attention_factors: tuple[float, ...]
+    replaces_rotation: bool = True
+    query_scale_function: QueryScale | None = None
+    scale_reference_length: int | None = None
     slopes: Tensor | None = None
 
     @classmethod
-    def own(
-        cls, checkpoint: LoadedModel, scale: QueryScale | None = None, reference_length: int | None = None
-    ) -> "Fixed":
-        """The checkpoint's own rotation, left untouched."""
-        shared: dict[bytes, Tensor] = {}
+    def of_checkpoint(
+        cls, checkpoint: LoadedModel, query_scale: QueryScale | None = None, reference_length: int | None = None
+    ) -> "FixedSchedule":
+        """The checkpoint's own rotation, optionally with a query scale."""
+        tensor_by_bytes: dict[bytes, Tensor] = {}
         rotation = checkpoint.rotation
-        thetas = tuple(shared.setdefault(row.numpy().tobytes(), row[None]) for row in rotation.theta)
-        return cls(checkpoint, thetas, rotation.factors, rotates=False, scale=scale, reference=reference_length)
+        thetas = tuple(tensor_by_bytes.setdefault(row.numpy().tobytes(), row[None]) for row in rotation.theta)
+        return cls(
+            checkpoint,
+            thetas,
+            rotation.factors,
+            replaces_rotation=False,
+            query_scale_function=query_scale,
+            scale_reference_length=reference_length,
+        )
 
     @property
     def reference_length(self) -> int:
-        return self.reference or self.checkpoint.geometry.native_context
+        return self.scale_reference_length or self.checkpoint.geometry.native_context
 
     def theta(self, layer: int) -> Tensor:
         return self.thetas[layer]
 
-    def factor(self, layer: int) -> float:
-        return self.factors[layer]
+    def attention_factor(self, layer: int) -> float:
+        return self.attention_factors[layer]
 
     @property
     def scales_queries(self) -> bool:
-        return self.scale is not None
+        return self.query_scale_function is not None
 
     def query_scale(self, layer: int, visible: Tensor) -> Tensor:
-        assert self.scale is not None
-        return self.scale(layer, visible)
+        assert self.query_scale_function is not None
+        return self.query_scale_function(layer, visible)
 
     def log_theta_init(self, layer: int) -> Tensor:
         return self.thetas[layer].log()
 
-    def temperatures(self) -> tuple[Tensor, Tensor]:
-        """tau = 1 / factor^2 (the factor multiplies q and k), relative to the checkpoint's own; gamma = 0."""
+    def tau_and_gamma(self) -> tuple[Tensor, Tensor]:
+        """tau = 1 / factor^2, relative to the checkpoint's own (the factor multiplies both q and k); gamma = 0."""
         geometry = self.checkpoint.geometry
-        relative = torch.tensor(self.factors) / torch.tensor(self.checkpoint.rotation.factors)
-        tau = (relative**-2)[:, None].expand(geometry.layers, geometry.heads)
+        relative_factors = torch.tensor(self.attention_factors) / torch.tensor(self.checkpoint.rotation.factors)
+        tau = (relative_factors**-2)[:, None].expand(geometry.layers, geometry.heads)
         return tau, torch.zeros_like(tau)
 
 
-def refusal(checkpoint: LoadedModel, scheme: str, why: str) -> UnsupportedModel:
-    """Says in one line why a checkpoint cannot run under a scheme."""
+def unsupported_scheme(checkpoint: LoadedModel, scheme: str, reason: str) -> UnsupportedModel:
+    """The error for a checkpoint that cannot run under a scheme."""
     return UnsupportedModel(
-        f"cannot put {scheme} on '{checkpoint.name}' ({checkpoint.module.config.model_type}): {why}"
+        f"cannot apply {scheme} to '{checkpoint.name}' ({checkpoint.module.config.model_type}): {reason}"
     )
 
 
-def refuse_without_rotation(checkpoint: LoadedModel, scheme: str) -> None:
-    """A scheme of frequencies needs a checkpoint that rotates."""
+def require_rotation(checkpoint: LoadedModel, scheme: str) -> None:
+    """Raise UnsupportedModel if the checkpoint has no rotary frequencies that a scheme could change."""
     if not checkpoint.geometry.pairs:
-        raise refusal(checkpoint, scheme, f"{checkpoint.rotation.no_pairs_reason}, so it has no frequencies to change")
+        raise unsupported_scheme(
+            checkpoint, scheme, f"{checkpoint.rotation.no_pairs_reason}, so it has no frequencies to change"
+        )
 
 
-def refuse_shared_keys(checkpoint: LoadedModel) -> None:
-    """Learned frequencies need layers that turn their own keys."""
+def require_own_keys(checkpoint: LoadedModel) -> None:
+    """Raise UnsupportedModel if some layers attend to keys that another layer has rotated."""
     if checkpoint.rotation.shares_keys:
-        raise refusal(checkpoint, "adarope", "some of its layers attend to keys that another layer has turned")
+        raise unsupported_scheme(checkpoint, "adarope", "some layers attend to keys that another layer has rotated")
 
 
-def all_theta(model: LoadedModel, schedule: Schedule) -> Tensor:
-    """Frequencies of every pair, unrotated ones as 0: [layers, G, d/2], float32, cpu."""
-    return padded(model, [schedule.theta(layer).detach() for layer in range(model.geometry.layers)])
+def frequencies_by_layer(model: LoadedModel, schedule: Schedule) -> Tensor:
+    """Frequencies of every pair, 0 for unrotated pairs: [layers, G, d/2], float32, on the CPU."""
+    return pad_frequencies(model, [schedule.theta(layer).detach() for layer in range(model.geometry.layers)])
 
 
-def padded(model: LoadedModel, thetas: list[Tensor]) -> Tensor:
-    """Frequencies by layer, [1|G, P] each, with 0 for the pairs that do not rotate: [layers, G, d/2]."""
+def pad_frequencies(model: LoadedModel, thetas: list[Tensor]) -> Tensor:
+    """Stack frequencies by layer, [1|G, P] each, with 0 for unrotated pairs: [layers, G, d/2]."""
     geometry = model.geometry
-    full = torch.zeros(geometry.layers, geometry.kv_groups, geometry.all_pairs)
+    padded = torch.zeros(geometry.layers, geometry.kv_groups, geometry.all_pairs)
     for layer, theta in enumerate(thetas):
-        full[layer, :, : geometry.pairs] = theta.cpu()
-    return full
+        padded[layer, :, : geometry.pairs] = theta.cpu()
+    return padded

@@ -1,13 +1,13 @@
-"""Position schemes: frozen rules that give every layer its rotation frequencies and logit scale.
+"""Position schemes (RoPE scaling methods and others): frozen options, built from a spec, that make a Schedule.
 
-The frequency schedules are transformers' own (`ROPE_INIT_FUNCTIONS`) wherever it has them. Where a
-checkpoint keeps separate frequencies for its sliding-window layers, a scheme changes the full-attention layers
-only: a window does not grow with the context.
+Frequencies come from transformers (`ROPE_INIT_FUNCTIONS`) for every method that it has. In a checkpoint with separate
+frequencies for its sliding-window layers, a scheme changes only the full-attention layers: a window does not grow with
+the context.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -15,18 +15,23 @@ import torch
 from torch import Tensor
 
 from headscope import user_input
-from headscope.errors import BadInput, Missing
+from headscope.errors import BadInput, Missing, nearest
+from headscope.model_spec import SchemeSpec
 from headscope.models.checkpoint import LoadedModel
-from headscope.positions.adarope import AdaRoPE, adapter_file
-from headscope.positions.keymap import mapped
-from headscope.positions.rope_scaling import rescheduled
-from headscope.positions.schedule import Fixed, Schedule, refusal, refuse_without_rotation
+from headscope.positions.adarope import AdaRoPE, find_adapter_file
+from headscope.positions.keymap import load_with_key_map
+from headscope.positions.rope_scaling import scaled_schedule
+from headscope.positions.schedule import FixedSchedule, Schedule, require_rotation, unsupported_scheme
+
+MAX_INTEGER = 2**31
+"""Largest whole number in a spec."""
 
 
 class Scheme(Protocol):
-    """A position scheme; `schedule` resolves it for one checkpoint."""
+    """A position scheme."""
 
-    def schedule(self, checkpoint: LoadedModel) -> Schedule: ...
+    def schedule(self, checkpoint: LoadedModel) -> Schedule:
+        """The positions of `checkpoint` under the scheme. Raises UnsupportedModel if it cannot be applied."""
 
 
 @dataclass(frozen=True)
@@ -34,25 +39,25 @@ class Base:
     """The checkpoint's own positions."""
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
-        return Fixed.own(checkpoint)
+        return FixedSchedule.of_checkpoint(checkpoint)
 
 
 @dataclass(frozen=True)
 class Yarn:
-    """YaRN (Peng et al. 2023): frequencies interpolated by wavelength, logits sharpened by m^2.
+    """YaRN (Peng et al. 2023): frequencies interpolated by wavelength, logits multiplied by m^2.
 
-    `attention_factor` is m, by default 0.1 ln(factor) + 1; `attention_factor=1` is "YaRN without scaling".
+    `attention_factor` is m, by default 0.1 ln(factor) + 1; with 1 only the frequencies change.
     """
 
     factor: float
     attention_factor: float | None = None
 
     def __post_init__(self) -> None:
-        _at_least(1, factor=self.factor)
-        _above(0, attention_factor=self.attention_factor)
+        _require_at_least(1, factor=self.factor)
+        _require_above(0, attention_factor=self.attention_factor)
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
-        return rescheduled(checkpoint, "yarn", factor=self.factor, attention_factor=self.attention_factor)
+        return scaled_schedule(checkpoint, "yarn", factor=self.factor, attention_factor=self.attention_factor)
 
 
 @dataclass(frozen=True)
@@ -62,27 +67,29 @@ class Linear:
     factor: float
 
     def __post_init__(self) -> None:
-        _at_least(1, factor=self.factor)
+        _require_at_least(1, factor=self.factor)
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
-        return rescheduled(checkpoint, "linear", factor=self.factor)
+        return scaled_schedule(checkpoint, "linear", factor=self.factor)
 
 
 @dataclass(frozen=True)
 class NTK:
-    """NTK-aware interpolation: the base grows by factor^(r / (r - 2)), r rotary dimensions."""
+    """NTK-aware interpolation: the base is multiplied by factor^(r / (r - 2)) for r rotary dimensions."""
 
     factor: float
 
     def __post_init__(self) -> None:
-        _at_least(1, factor=self.factor)
+        _require_at_least(1, factor=self.factor)
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
-        refuse_without_rotation(checkpoint, "ntk")
+        require_rotation(checkpoint, "ntk")
         dims = 2 * checkpoint.geometry.pairs
         if dims == 2:
-            raise refusal(checkpoint, "ntk", "its one rotary pair turns alike under every base")
-        return rescheduled(checkpoint, "linear", factor=1.0, base_factor=self.factor ** (dims / (dims - 2)))
+            raise unsupported_scheme(
+                checkpoint, "ntk", "it has one rotary pair, whose frequency does not depend on the base"
+            )
+        return scaled_schedule(checkpoint, "linear", factor=1.0, base_factor=self.factor ** (dims / (dims - 2)))
 
 
 @dataclass(frozen=True)
@@ -92,27 +99,27 @@ class ABF:
     theta: float
 
     def __post_init__(self) -> None:
-        _above(1, theta=self.theta)
+        _require_above(1, theta=self.theta)
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
-        return rescheduled(checkpoint, "linear", factor=1.0, rope_theta=self.theta)
+        return scaled_schedule(checkpoint, "linear", factor=1.0, rope_theta=self.theta)
 
 
 @dataclass(frozen=True)
 class Llama3:
-    """Llama 3.1's scheme: long wavelengths divided by `factor`, short ones kept, smooth in between."""
+    """Llama 3.1's scheme: low frequencies divided by `factor`, high ones kept, interpolated in between."""
 
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
 
     def __post_init__(self) -> None:
-        _at_least(1, factor=self.factor)
-        _above(0, low_freq_factor=self.low_freq_factor)
-        _above(self.low_freq_factor, high_freq_factor=self.high_freq_factor)
+        _require_at_least(1, factor=self.factor)
+        _require_above(0, low_freq_factor=self.low_freq_factor)
+        _require_above(self.low_freq_factor, high_freq_factor=self.high_freq_factor)
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
-        return rescheduled(
+        return scaled_schedule(
             checkpoint,
             "llama3",
             factor=self.factor,
@@ -123,25 +130,25 @@ class Llama3:
 
 @dataclass(frozen=True)
 class LogN:
-    """The checkpoint's rotation; beyond `length` visible keys the query grows by ln(n) / ln(length)."""
+    """Log-n scaling: with n > `length` visible keys the query is multiplied by ln(n) / ln(length)."""
 
     length: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least(2, length=self.length)
+        _require_at_least(2, length=self.length)
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         length = self.length or checkpoint.geometry.native_context
 
-        def scale(layer: int, visible: Tensor) -> Tensor:
+        def query_scale(layer: int, visible: Tensor) -> Tensor:
             return (visible.float().log() / math.log(length)).clamp(min=1.0)[:, None]
 
-        return Fixed.own(checkpoint, scale=scale, reference_length=length)
+        return FixedSchedule.of_checkpoint(checkpoint, query_scale=query_scale, reference_length=length)
 
 
 @dataclass(frozen=True)
 class PRoPE:
-    """Partial RoPE (Barbero et al. 2025): the highest `keep` of the frequencies kept, the rest set to 0."""
+    """Partial RoPE (Barbero et al. 2025): the highest share `keep` of the frequencies kept, the rest set to 0."""
 
     keep: float = 0.75
 
@@ -150,13 +157,13 @@ class PRoPE:
             raise BadInput(f"keep={self.keep:g}: expected a share of the rotary pairs between 0 and 1")
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
-        refuse_without_rotation(checkpoint, "prope")
-        if self.keep and (until := checkpoint.rotation.frequency_change_length) is not None:
-            raise refusal(checkpoint, "prope", f"its own frequencies are others in a text of more than {until} tokens")
-        own = Fixed.own(checkpoint)
-        kept = torch.arange(checkpoint.geometry.pairs) < round(self.keep * checkpoint.geometry.pairs)
-        shared = {id(theta): theta * kept for theta in own.thetas}
-        return Fixed(checkpoint, tuple(shared[id(theta)] for theta in own.thetas), own.factors)
+        require_rotation(checkpoint, "prope")
+        if self.keep and (limit := checkpoint.rotation.frequency_change_length) is not None:
+            raise unsupported_scheme(checkpoint, "prope", f"its own frequencies change beyond {limit} tokens")
+        own = FixedSchedule.of_checkpoint(checkpoint)
+        is_kept = torch.arange(checkpoint.geometry.pairs) < round(self.keep * checkpoint.geometry.pairs)
+        masked = {id(theta): theta * is_kept for theta in own.thetas}  # layers go on sharing tensors
+        return FixedSchedule(checkpoint, tuple(masked[id(theta)] for theta in own.thetas), own.attention_factors)
 
 
 @dataclass(frozen=True)
@@ -169,36 +176,37 @@ class NoPE:
 
 @dataclass(frozen=True)
 class ALiBi:
-    """No rotation; head h's logits fall by its slope for every token of distance (Press et al. 2022).
+    """No rotation; the logits of a head fall by its slope for every token of distance (Press et al. 2022).
 
-    Slopes are the published ones: 2^(-8/H), 2^(-16/H), ... for H heads, H a power of two; for another H those of the
-    power below, and of the power above every other one.
+    The slopes are the published ones: 2^(-8/H), 2^(-16/H), ... for H heads if H is a power of two; for another H all
+    slopes of the next lower power of two, then every other slope of the next higher one.
     """
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
-        still = NoPE().schedule(checkpoint)
+        unrotated = NoPE().schedule(checkpoint)
         geometry = checkpoint.geometry
         if 2 * geometry.pairs < geometry.head_dim:
-            raise refusal(checkpoint, "alibi", "it turns only a part of each head; use one that turns whole heads")
-        thetas = tuple(still.theta(layer) for layer in range(geometry.layers))
-        return Fixed(checkpoint, thetas, (1.0,) * geometry.layers, slopes=published_slopes(geometry.heads))
+            raise unsupported_scheme(checkpoint, "alibi", "it rotates only a part of each head")
+        thetas = tuple(unrotated.theta(layer) for layer in range(geometry.layers))
+        return FixedSchedule(checkpoint, thetas, (1.0,) * geometry.layers, slopes=alibi_slopes(geometry.heads))
 
 
-def published_slopes(heads: int) -> Tensor:
+def alibi_slopes(heads: int) -> Tensor:
     """ALiBi's slopes [H], float32."""
-    below = 2 ** int(math.log2(heads))
-    first = [2 ** (-8 * (n + 1) / below) for n in range(below)]
-    between = [2 ** (-4 * (n + 1) / below) for n in range(0, 2 * below, 2)]
-    return torch.tensor(first + between[: heads - below])
+    power = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 * (n + 1) / power) for n in range(power)]
+    further_slopes = [2 ** (-4 * (n + 1) / power) for n in range(0, 2 * power, 2)]
+    return torch.tensor(slopes + further_slopes[: heads - power])
 
 
 @dataclass(frozen=True)
-class Adapted:
-    """AdaRoPE: learned frequencies per KV group and temperatures per head, from an adapter file.
+class AdaRoPEScheme:
+    """AdaRoPE: trained frequencies per KV group and temperatures per head, from an adapter file.
 
-    lambda(n) takes n = the keys that each query sees (`length=visible`), or, as the paper writes it, the length of the
-    whole sequence for every query (`length=sequence`). `weights=any` puts it on weights it was not learned on.
-    With `keys`, `adapter` is a checkpoint trained with AdaRoPE inside, read by that key map (`positions.keymap`).
+    In lambda(n), n is the number of keys that the query sees (`length=visible`) or, as in the paper, the length of the
+    whole sequence for every query (`length=sequence`). `weights=any` accepts other weights than those of the training.
+    With `keys`, `adapter` is a checkpoint that was itself trained with AdaRoPE, and `keys` its key map
+    (`positions.keymap`).
     """
 
     adapter: str
@@ -211,25 +219,25 @@ class Adapted:
             raise BadInput(f"length={self.length}: expected visible or sequence")
         if self.weights not in ("same", "any"):
             raise BadInput(f"weights={self.weights}: expected same or any")
-        # Told when the spec is read, not after other models have been measured.
+        # Checked with the spec, not after other models have been measured.
         if self.keys is None:
-            adapter_file(self.adapter)
+            find_adapter_file(self.adapter)
         elif not user_input.expand_path(self.adapter, "checkpoint").exists():
-            raise Missing(f"no checkpoint at '{self.adapter}': check adapter=PATH")
+            raise Missing(f"no checkpoint at '{self.adapter}'. Check adapter=PATH")
         elif not user_input.expand_path(self.keys, "key map").exists():
-            raise Missing(f"no key map at '{self.keys}': check keys=PATH")
+            raise Missing(f"no key map at '{self.keys}'. Check keys=PATH")
 
     @property
-    def by_sequence(self) -> bool:
+    def uses_sequence_length(self) -> bool:
         return self.length == "sequence"
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         if self.keys is not None:
-            learned = mapped(self.adapter, self.keys, checkpoint)
+            adarope = load_with_key_map(self.adapter, self.keys, checkpoint)
         else:
-            learned = AdaRoPE.load(self.adapter, checkpoint, any_weights=self.weights == "any")
-        learned.by_sequence = self.by_sequence
-        return learned
+            adarope = AdaRoPE.load(self.adapter, checkpoint, any_weights=self.weights == "any")
+        adarope.uses_sequence_length = self.uses_sequence_length
+        return adarope
 
 
 SCHEMES: Mapping[str, type[Any]] = MappingProxyType(
@@ -244,18 +252,57 @@ SCHEMES: Mapping[str, type[Any]] = MappingProxyType(
         "prope": PRoPE,
         "nope": NoPE,
         "alibi": ALiBi,
-        "adarope": Adapted,
+        "adarope": AdaRoPEScheme,
     }
 )
 
 
-def _at_least(low: float, **named: float | None) -> None:
-    for name, value in named.items():
+def parse_scheme(text: str) -> Scheme:
+    """Build the scheme of a spec "NAME[:key=value,...]". Raises BadInput if the spec is invalid."""
+    return build_scheme(SchemeSpec.parse(text))
+
+
+def build_scheme(spec: SchemeSpec) -> Scheme:
+    """Build the scheme of a parsed spec. Raises BadInput for an unknown or missing key, or an invalid value."""
+    declared = {field.name: field for field in fields(SCHEMES[spec.name])}
+    for key in spec.options:
+        if key not in declared:
+            keys = f"It takes {', '.join(declared)}" if declared else "It takes no keys"
+            raise BadInput(f"scheme '{spec.name}' has no key '{key}'{nearest(key, declared)}. {keys}")
+    values = {
+        key: _parse_value(value, str(declared[key].type), f"{key} in scheme '{spec.text}'")
+        for key, value in spec.options.items()
+    }
+    for key, field in declared.items():
+        if field.default is MISSING and key not in values:
+            example = "PATH" if field.type is str else 8
+            raise BadInput(f"scheme '{spec.name}' needs {key}=..., e.g. {spec.name}:{key}={example}")
+    try:
+        scheme: Scheme = SCHEMES[spec.name](**values)
+    except BadInput as error:
+        raise BadInput(f"invalid scheme '{spec.text}': {error}") from error
+    return scheme
+
+
+def _parse_value(text: str, field_type: str, description: str) -> Any:
+    if "str" in field_type:
+        return text
+    try:
+        number = int(text) if "int" in field_type else float(text)
+    except ValueError as error:
+        raise BadInput(f"'{text}' is not a number: {description}") from error
+    if isinstance(number, int) and abs(number) > MAX_INTEGER:
+        raise BadInput(f"{user_input.quote(number)} is too large: {description}")
+    return number
+
+
+def _require_at_least(low: float, **options: float | None) -> None:
+    for name, value in options.items():
         if value is not None and not (value >= low and math.isfinite(value)):
             raise BadInput(f"{name}={value:g}: expected a number of at least {low:g}")
 
 
-def _above(low: float, **named: float | None) -> None:
-    for name, value in named.items():
+def _require_above(low: float, **options: float | None) -> None:
+    for name, value in options.items():
         if value is not None and not (value > low and math.isfinite(value)):
             raise BadInput(f"{name}={value:g}: expected a number above {low:g}")

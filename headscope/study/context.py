@@ -13,8 +13,7 @@ from headscope.model_spec import ModelSpec
 from headscope.models import loading
 from headscope.models.checkpoint import Checkpoint, open_checkpoint, pick_device, pick_dtype
 from headscope.positions.model import Model
-from headscope.positions.scheme_syntax import build_scheme
-from headscope.positions.schemes import Scheme
+from headscope.positions.schemes import Scheme, build_scheme
 from headscope.prompts.texts import TokenDocument, load_token_documents
 from headscope.study import digests
 from headscope.study.config import Study
@@ -84,7 +83,7 @@ class StudyContext:
         """Record digests of a model's checkpoint files and adapter, without opening them."""
         if label in self.in_memory:
             model = self.in_memory[label]
-            self.input_digests[label] |= {**digests.digest_model(model), **digests.digest_scheme(model.rule)}
+            self.input_digests[label] |= {**digests.digest_model(model), **digests.digest_scheme(model.position_scheme)}
             return
         spec = self.specs[label]
         if spec.name not in self._checkpoint_digests:

@@ -16,10 +16,9 @@ from torch import Tensor
 from headscope import user_input
 from headscope.model_spec import ModelSpec
 from headscope.models import loading
-from headscope.positions import lora
-from headscope.positions.adarope import adapter_file
+from headscope.positions.adarope import find_adapter_file, lora_folder_of
 from headscope.positions.model import Model
-from headscope.positions.schemes import Adapted, Scheme
+from headscope.positions.schemes import AdaRoPEScheme, Scheme
 from headscope.prompts.texts import TokenDocument
 
 DigestParts = Iterable[str | bytes | Sequence[int] | np.ndarray]
@@ -59,7 +58,7 @@ def digest_checkpoint(spec: ModelSpec) -> dict[str, str]:
 
 def digest_scheme(scheme: Scheme) -> dict[str, str]:
     """Digests of the adapter that a position scheme reads, with its LoRA or its key map, by input."""
-    if not isinstance(scheme, Adapted):
+    if not isinstance(scheme, AdaRoPEScheme):
         return {}
     if scheme.keys is None:
         return {"adapter": digest_adapter(scheme.adapter)}
@@ -71,8 +70,8 @@ def digest_scheme(scheme: Scheme) -> dict[str, str]:
 
 def digest_adapter(name: str) -> str:
     """Digest of an adapter (a path or the name of a shipped one) and of the LoRA in its folder."""
-    file = adapter_file(name)
-    return digest_files([file, *(part for part in lora.beside(file).glob("adapter_*") if part.is_file())])
+    file = find_adapter_file(name)
+    return digest_files([file, *(part for part in lora_folder_of(file).glob("adapter_*") if part.is_file())])
 
 
 def digest_model(model: Model) -> dict[str, str]:
@@ -81,7 +80,7 @@ def digest_model(model: Model) -> dict[str, str]:
     visible = torch.tensor([[1, positions.reference_length, 8 * positions.reference_length]], device=model.device)
     tensors: list[Tensor] = [] if positions.slopes is None else [positions.slopes]
     for layer in range(geometry.layers):
-        tensors += [positions.theta(layer), torch.tensor(positions.factor(layer))]
+        tensors += [positions.theta(layer), torch.tensor(positions.attention_factor(layer))]
         tensors += [positions.query_scale(layer, visible)] if positions.scales_queries else []
     return {
         "configuration": compute_digest([model.module.config.to_json_string()]),

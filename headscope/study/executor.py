@@ -13,8 +13,7 @@ import torch
 from headscope import plugins
 from headscope.forward.observe import observe
 from headscope.positions.adarope import AdaRoPE
-from headscope.positions.checkpoint_scheme import PRETRAINING_KEY
-from headscope.positions.model import Model
+from headscope.positions.model import PRETRAINING_KEY, Model
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Job, ObservingRunner, ProbeRunner, group_by_pass
 from headscope.study.context import StudyContext

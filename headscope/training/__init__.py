@@ -1,1 +1,1 @@
-"""Parts that the probes `adapt` and `pretrain` share: batches, optimiser steps, validation loss, AdaRoPE variants."""
+"""Training code shared by the probes `adapt` and `pretrain`: batches, optimiser steps, validation loss, variants."""

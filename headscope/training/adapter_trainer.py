@@ -1,4 +1,4 @@
-"""Training of AdaRoPE's parameters, and of a LoRA, on a frozen model; and the validation loss by position.
+"""Training of AdaRoPE parameters and of a LoRA on a frozen model, and the validation loss by position.
 
 Memory is bounded by one sequence: the loss is computed in chunks of positions, the gradients of a batch are accumulated
 sequence by sequence, and long sequences recompute their activations.
@@ -15,16 +15,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from headscope.errors import Diverged
+from headscope.errors import Diverged, UnsupportedModel
 from headscope.forward.logits import compute_loss_by_position, last_hidden_states, next_token_logits
-from headscope.models.checkpoint import evaluating
+from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions import attached
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
-from headscope.positions.schedule import Fixed
+from headscope.positions.schedule import FixedSchedule
 from headscope.prompts.texts import TokenDocument
 
 log = logging.getLogger("headscope")
+LORA_MODULES = ("q_proj", "k_proj")
+"""The layers that a LoRA is trained on."""
 BETAS = (0.8, 0.95)
 EPSILON = 1e-8
 DECAY_FRACTION, FINAL_RATE_FACTOR = 0.1, 0.1
@@ -51,7 +53,9 @@ def warn_if_warmup_too_long(steps: int, warmup: int) -> None:
         )
 
 
-def held_out_loss(model: Model, scheme: str | Fixed | AdaRoPE, documents: Sequence[TokenDocument]) -> dict[str, Any]:
+def held_out_loss(
+    model: Model, scheme: str | FixedSchedule | AdaRoPE, documents: Sequence[TokenDocument]
+) -> dict[str, Any]:
     """Loss by position of documents of one length: the columns of table `validation` from `context_length` on."""
     parts = []
     with attached(model, scheme), evaluating(model):
@@ -64,7 +68,7 @@ def held_out_loss(model: Model, scheme: str | Fixed | AdaRoPE, documents: Sequen
 
 
 class AdapterTrainer:
-    """Trains those parameters of `adarope` and `lora` that require gradients.
+    """Trainer of those parameters of `adarope` and `lora` that require gradients.
 
     `learning_rates` are those of xi, of (tau, gamma), and of the LoRA. The optimiser is AdamW with the paper's betas
     and epsilon and without weight decay, which would pull every log-frequency to 0 [ours].
@@ -131,6 +135,32 @@ class AdapterTrainer:
     def load(self, file: Path) -> None:
         """Restore what `save` wrote."""
         load_state(file, self.trainable_parameters, self.optimizer)
+
+
+@contextmanager
+def adding_lora(checkpoint: LoadedModel, rank: int, alpha: int, seed: int) -> Iterator[Any]:
+    """Add an untrained LoRA, which has no effect yet, to the query and key projections inside the `with`.
+
+    Yields the PeftModel. Raises UnsupportedModel unless every attention layer has separate linear projections.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    projections = {name: module for name, module in checkpoint.module.named_modules() if name.endswith(LORA_MODULES)}
+    if len(projections) != len(LORA_MODULES) * len(checkpoint.attention_modules) or not all(
+        isinstance(module, nn.Linear) for module in projections.values()
+    ):
+        raise UnsupportedModel(
+            f"cannot add a LoRA to '{checkpoint.name}': not every layer has separate linear "
+            f"{' and '.join(LORA_MODULES)}. Train positions only (--strategy adarope)"
+        )
+    torch.manual_seed(seed)
+    peft_model = get_peft_model(
+        checkpoint.module, LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(LORA_MODULES))
+    )
+    try:
+        yield peft_model
+    finally:
+        peft_model.unload()
 
 
 def save_state(file: Path, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:

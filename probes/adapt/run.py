@@ -17,9 +17,8 @@ import numpy as np
 from safetensors import safe_open
 
 from headscope.errors import BadInput, Diverged
-from headscope.positions import lora
-from headscope.positions.adarope import METADATA, AdaRoPE
-from headscope.positions.attach import resolve
+from headscope.positions.adarope import METADATA_KEY, AdaRoPE, lora_folder_of
+from headscope.positions.attach import resolve_schedule
 from headscope.positions.model import Model
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
@@ -29,6 +28,7 @@ from headscope.study.executor import peak_bytes
 from headscope.study.monitor import measure_training_step
 from headscope.training.adapter_trainer import (
     AdapterTrainer,
+    adding_lora,
     frozen_weights,
     held_out_loss,
     warn_if_warmup_too_long,
@@ -154,7 +154,7 @@ class AdaptRunner:
             stack.enter_context(frozen_weights(model))
             peft = None
             if options.strategy != "adarope":
-                peft = stack.enter_context(lora.added(model, options.lora_rank, options.lora_alpha, self.context.seed))
+                peft = stack.enter_context(adding_lora(model, options.lora_rank, options.lora_alpha, self.context.seed))
             adarope = self._initial_adapter(model)
             rates = (options.frequency_rate, options.scale_rate, options.lora_rate)
             trainer = AdapterTrainer(model, adarope, rates, peft, options.recompute_above)
@@ -169,7 +169,7 @@ class AdaptRunner:
             adarope = self._continued_adapter(self.options.adapter, model, yarn)
         else:
             start = self.options.start or yarn
-            adarope = AdaRoPE.untrained(model, resolve(model, start)).to(model.device)
+            adarope = AdaRoPE.from_schedule(model, resolve_schedule(model, start)).to(model.device)
             adarope.metadata["start"] = start
         trains_positions = self.options.strategy in ("adarope", "joint", "adarope-joint")
         VARIANT_SETUPS[self.options.variant if trains_positions else "frozen"](adarope)
@@ -178,7 +178,7 @@ class AdaptRunner:
     def _continued_adapter(self, adapter_path: str, model: Model, yarn_scheme: str) -> AdaRoPE:
         """Load an adapter to continue; its metadata becomes `before`. Raises BadInput if it does not fit the study."""
         adarope = AdaRoPE.load(adapter_path, model)
-        if adarope.lora is not None:
+        if adarope.lora_folder is not None:
             raise BadInput(f"adapter '{adapter_path}' already has a LoRA: start from a stage 1 adapter without one")
         start = adarope.metadata.get("start", yarn_scheme)
         if start.startswith("yarn:") and start != yarn_scheme:
@@ -221,7 +221,7 @@ class AdaptRunner:
         }
         file = self._adapter_path(segment.end_step)
         if peft is not None:
-            peft.save_pretrained(lora.beside(file))
+            peft.save_pretrained(lora_folder_of(file))
         trainer.adarope.save(
             file,
             **({} if peft is None else {"lora": {"rank": self.options.lora_rank, "alpha": self.options.lora_alpha}}),
@@ -265,5 +265,5 @@ def _training_document_digests(adarope: AdaRoPE) -> list[str]:
 
 def _read_losses(adapter: Path) -> dict[str, Any]:
     with safe_open(adapter, "pt") as file:
-        losses: dict[str, Any] = json.loads(file.metadata()[METADATA])["losses"]
+        losses: dict[str, Any] = json.loads(file.metadata()[METADATA_KEY])["losses"]
     return losses

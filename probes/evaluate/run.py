@@ -46,7 +46,7 @@ class EvaluateRunner:
         for label in context.labels:
             # With a scale for the whole sequence, cached keys of an answer's beginning would be wrong for its end.
             scheme = context.in_memory[label].schedule if label in context.in_memory else context.schemes[label]
-            if getattr(scheme, "by_sequence", False):
+            if getattr(scheme, "uses_sequence_length", False):
                 raise BadInput(f"model '{label}' cannot generate answers with length=sequence: use length=visible")
         self._built_tasks: dict[tuple[str, int, str], dict[str, Any]] = {}
         context.record_input("lm-evaluation-harness", [version("lm_eval")])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headscope.positions.model import Model
-from headscope.positions.schedule import Fixed, all_theta, padded
+from headscope.positions.schedule import FixedSchedule, frequencies_by_layer, pad_frequencies
 from headscope.study.cells import Cell
 from headscope.study.context import StudyContext
 
@@ -39,7 +39,7 @@ def position_tables(label: str, model: Model) -> dict[str, dict[str, Any]]:
 
 def _positions(model: Model) -> dict[str, Tensor]:
     schedule = model.schedule
-    theta = all_theta(model, schedule)
+    theta = frequencies_by_layer(model, schedule)
     layer, group, pair = _grid(*theta.shape)
     inits = [schedule.log_theta_init(layer).exp() for layer in range(model.geometry.layers)]
     return {
@@ -48,24 +48,27 @@ def _positions(model: Model) -> dict[str, Tensor]:
         "pair": pair,
         "theta": theta,
         "log_theta": theta.log(),
-        "log_theta_init": padded(model, inits).log(),
-        "log_theta_base": all_theta(model, Fixed.own(model)).log(),
+        "log_theta_init": pad_frequencies(model, inits).log(),
+        "log_theta_base": frequencies_by_layer(model, FixedSchedule.of_checkpoint(model)).log(),
     }
 
 
 def _scales(model: Model) -> dict[str, Tensor]:
-    schedule, geometry, own = model.schedule, model.geometry, Fixed.own(model)
+    schedule, geometry, own = model.schedule, model.geometry, FixedSchedule.of_checkpoint(model)
     layers = range(geometry.layers)
     layer, head = _grid(geometry.layers, geometry.heads)
     group = head // geometry.heads_per_group
-    tau, gamma = (t.detach().cpu() for t in schedule.temperatures())
+    tau, gamma = (t.detach().cpu() for t in schedule.tau_and_gamma())
     # float64: a product of many frequencies loses the base's last digits in float32.
-    mean_log = all_theta(model, schedule)[..., : geometry.pairs].double().log().mean(-1)
+    mean_log = frequencies_by_layer(model, schedule)[..., : geometry.pairs].double().log().mean(-1)
     if geometry.pairs > 1:
         base = torch.exp(-4 * geometry.pairs / (2 * geometry.pairs - 2) * mean_log)
     else:  # the frequency of a single pair does not depend on the base
         base = torch.full_like(mean_log, torch.inf)
-    logit_scale = torch.tensor([schedule.factor(n) / own.factor(n) for n in layers])[:, None].expand_as(tau) ** 2
+    logit_scale = (
+        torch.tensor([schedule.attention_factor(n) / own.attention_factor(n) for n in layers])[:, None].expand_as(tau)
+        ** 2
+    )
     if schedule.scales_queries:
         at_reference = torch.full((1, 1), schedule.reference_length)
         scales = [schedule.query_scale(n, at_reference)[0, :, 0].cpu().expand(geometry.heads) for n in layers]

@@ -20,10 +20,9 @@ from transformers import (
 )
 
 from headscope.positions.adarope import AdaRoPE
-from headscope.positions.attach import resolve
-from headscope.positions.checkpoint_scheme import ADAPTER_FILE, LEARNED, POSITIONS_KEY, PRETRAINING_KEY
-from headscope.positions.model import Model, load
-from headscope.positions.schedule import Fixed
+from headscope.positions.attach import resolve_schedule
+from headscope.positions.model import ADAPTER_FILE, ADAROPE_POSITIONS, POSITIONS_KEY, PRETRAINING_KEY, Model, load
+from headscope.positions.schedule import FixedSchedule
 from headscope.training.adarope_variants import VARIANT_SETUPS
 from probes.pretrain.options import PretrainOptions, TrainingKey
 
@@ -101,19 +100,19 @@ def random_model(options: PretrainOptions, vocabulary_size: int, seed: int) -> P
     return model
 
 
-def initial_positions(variant: str, model: Model) -> Fixed | AdaRoPE:
+def initial_positions(variant: str, model: Model) -> FixedSchedule | AdaRoPE:
     """The positions from which a variant's training starts; AdaRoPE starts as RoPE."""
     if variant in FIXED_SCHEMES:
-        positions = resolve(model, FIXED_SCHEMES[variant])
-        assert isinstance(positions, Fixed)
+        positions = resolve_schedule(model, FIXED_SCHEMES[variant])
+        assert isinstance(positions, FixedSchedule)
         return positions
-    adarope = AdaRoPE.untrained(model, resolve(model, "base"), REFERENCE_LENGTH)
+    adarope = AdaRoPE.from_schedule(model, resolve_schedule(model, "base"), REFERENCE_LENGTH)
     VARIANT_SETUPS["full" if variant == "adarope" else variant](adarope)
     return adarope.to(model.device)
 
 
 def save_checkpoint(
-    folder: Path, model: PreTrainedModel, tokenizer: Any, training: TrainingKey, schedule: Fixed | AdaRoPE
+    folder: Path, model: PreTrainedModel, tokenizer: Any, training: TrainingKey, schedule: FixedSchedule | AdaRoPE
 ) -> None:
     """Write a checkpoint folder atomically: weights, tokenizer, and what the model was trained under.
 
@@ -126,7 +125,7 @@ def save_checkpoint(
     file = partial / "config.json"
     config = {**json.loads(file.read_text(encoding="utf-8")), PRETRAINING_KEY: training._asdict()}
     if training.variant != "rope":
-        config[POSITIONS_KEY] = FIXED_SCHEMES.get(training.variant, LEARNED)
+        config[POSITIONS_KEY] = FIXED_SCHEMES.get(training.variant, ADAROPE_POSITIONS)
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     if isinstance(schedule, AdaRoPE):
         digest = load(model).weights_sha256  # a new handle, because the old one remembers the digest of earlier weights

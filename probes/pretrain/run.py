@@ -22,7 +22,7 @@ from headscope.models.checkpoint import pick_device
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
 from headscope.positions.model import Model, load
-from headscope.positions.schedule import Fixed
+from headscope.positions.schedule import FixedSchedule
 from headscope.prompts.texts import CHARACTERS_PER_TOKEN, Document, TokenDocument, first_tokens, read_documents
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
@@ -158,7 +158,9 @@ class PretrainRunner:
             "rate": factor,
         }
 
-    def _save_segment(self, trainer: PretrainTrainer, positions: Fixed | AdaRoPE, segment: _TrainingSegment) -> None:
+    def _save_segment(
+        self, trainer: PretrainTrainer, positions: FixedSchedule | AdaRoPE, segment: _TrainingSegment
+    ) -> None:
         """Write the state from which training resumes, and a checkpoint if the options ask for this step."""
         if segment.end_step in self.options.checkpoint_steps:
             folder = self.context.files / "checkpoints" / segment.training.name / f"step-{segment.end_step:06d}"

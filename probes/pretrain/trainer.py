@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from headscope.errors import Diverged
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
-from headscope.positions.schedule import Fixed
+from headscope.positions.schedule import FixedSchedule
 from headscope.training.adapter_trainer import BETAS, EPSILON, load_state, save_state
 from probes.pretrain.model_setup import BALANCE_LOSS_WEIGHT
 from probes.pretrain.options import PretrainOptions
@@ -23,7 +23,7 @@ class PretrainTrainer:
     them to 0. The caller attaches the schedule to the model before it takes steps.
     """
 
-    def __init__(self, model: Model, schedule: Fixed | AdaRoPE, options: PretrainOptions):
+    def __init__(self, model: Model, schedule: FixedSchedule | AdaRoPE, options: PretrainOptions):
         self.model = model
         self.balances_experts = options.architecture == "olmoe"
         positions = list(schedule.named_parameters()) if isinstance(schedule, AdaRoPE) else []
