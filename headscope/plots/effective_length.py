@@ -72,7 +72,7 @@ def _length_curves(attention: pd.DataFrame, heads: Sequence[tuple[int, int]]) ->
 
 
 def _document_intervals(rows: pd.DataFrame, group_columns: Sequence[str]) -> pd.DataFrame:
-    """Columns low and high: 95 % interval over documents of each bin's mean; NaN with too few documents."""
+    """Columns low and high: 95 % confidence interval over documents of each bin's mean; NaN with too few documents."""
     if "doc" not in rows:
         return pd.DataFrame(columns=["low", "high"])
     values = rows.astype({"log_ess2": "float64", "doc": "str"})

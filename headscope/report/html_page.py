@@ -94,7 +94,7 @@ def render_report(runs: Sequence[Run]) -> str:
         findings=assembly.findings_by_topic(run),
         dropped_row_notes=assembly.dropped_row_notes(run),
         model_table=statistics_table(
-            "Medians over heads and mean loss; 95 % intervals in brackets", summary.model_table(run)
+            "Medians over heads and mean loss; 95 % confidence intervals in brackets", summary.model_table(run)
         ),
         chapters=chapters,
         notable_heads=_notable_heads_table(context),
@@ -214,7 +214,7 @@ def _notable_heads_table(context: RenderContext) -> TextTable:
         rows.append(head_rows.assign(**{REASON_COLUMN: [reason, *[""] * (len(head_rows) - 1)]}))
     table = pd.concat(rows) if rows else heads[:0]
     table = table[[name for name in column_names if name in table]]
-    return statistics_table("Notable heads under each model; 95 % intervals in brackets", table)
+    return statistics_table("Notable heads under each model; 95 % confidence intervals in brackets", table)
 
 
 def _head_statistics(run: Run) -> list[Statistic]:

@@ -48,7 +48,7 @@ def _head_comparison_charts(tasks: pd.DataFrame, context: RenderContext) -> Iter
     if len(summaries) > 1 and len(summaries.columns):
         yield Chart(
             plots.plot_scores_against_heads(tasks, summaries),
-            "A point is a model: its score on a task at the longest length, against one number about its heads. Error "
+            "One point per model: its score on a task at the longest length, against one number about its heads. Error "
             f"bars are one standard error. Effective lengths count as the same within a factor of {MAX_LENGTH_RATIO}. "
             "So few models can show a correlation, but not a cause.",
         )

@@ -43,7 +43,7 @@ def _width_charts(window: pd.DataFrame) -> Iterator[Chart]:
     )
     yield Chart(
         plots.plot_frequency_mass(window),
-        "A point is a trained model that solves the task. Its frequency mass is the mean of its frequencies, weighted "
+        "One point per trained model that solves the task. Its frequency mass is the mean of its frequencies, weighted "
         "by how much each pair can change the logit. Theorem 1 bounds it from both sides, up to two constants; the "
         "lines use the tightest constants for all points.",
         half_width=True,
