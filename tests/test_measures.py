@@ -17,18 +17,15 @@ from support import eager_reference
 from support.measure_laws import geometry_of, heard, layers_of, random_heard, weights
 from torch import Tensor
 
-from headscope.attention.geometry import Geometry
-from headscope.attention.record import AttentionRecord
+from headscope.attention.record import AttentionRecord, Geometry
 from headscope.bins import position_bin_edges
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, LossByPosition, RotaryPairs
 from headscope.measures import attention_rows as rows_module
 from headscope.measures import distance_profile as profile_module
 from headscope.measures import rotary_pairs as pairs_module
-from headscope.measures import rotary_planes as planes_module
 from headscope.measures.attention_rows import ROW_STATISTICS, row_statistics
 from headscope.measures.distance_profile import log_spaced_distances, profile_sums
-from headscope.measures.rotary_pairs import mean_abs_by_row, pair_moment_sums
-from headscope.measures.rotary_planes import planes_by_head, rotary_planes
+from headscope.measures.rotary_pairs import mean_abs_by_row, pair_moment_sums, planes_by_head, rotary_planes
 from headscope.measures.row_sampling import log_spaced_rows, pair_weighted_rows, stratified_pair_quantiles
 
 EAGER = 1e-5
@@ -44,7 +41,7 @@ def small_tiles() -> Iterator[None]:
         patch.setattr(rows_module, "KEY_TILE", 11)
         patch.setattr(pairs_module, "QUERIES_PER_CHUNK", 13)
         patch.setattr(pairs_module, "KEYS_PER_CHUNK", 17)
-        patch.setattr(planes_module, "TOKENS_PER_CHUNK", 15)
+        patch.setattr(pairs_module, "TOKENS_PER_CHUNK", 15)
         patch.setattr(profile_module, "DISTANCES_PER_CHUNK", 3)
         yield
 
@@ -115,7 +112,7 @@ def test_effective_lengths_lie_between_one_and_the_visible_keys_and_fall_with_th
     assert (found["ess1"] <= layer.visible_counts * rounding).all()
     assert (found["log_ess2"] - found["ess2"].log()).abs().max() < 1e-5
     # What a sink leaves is known to 1e-5 of the whole row, since the log-sum-exp is float32.
-    kept = 1 if layer.sink_share is None else 1 - layer.sink_share.double() - EAGER
+    kept = 1 if layer.sink_weight is None else 1 - layer.sink_weight.double() - EAGER
     assert (kept / found["max_weight"] <= found["ess2"] * rounding).all()
     for name in ("max_weight", "sink_mass", "local_mass"):
         assert ((found[name] >= 0) & (found[name] <= 1)).all(), name

@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from support import families
 
 import headscope
-from headscope.attention.geometry import Geometry
+from headscope.attention.record import Geometry
 from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel
 from headscope.model_spec import SCHEME_NAMES, ModelSpec, SchemeSpec
 from headscope.models import loading

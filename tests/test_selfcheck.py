@@ -1,4 +1,4 @@
-"""The check of a machine: it agrees where all is right, and disagrees with every measure that is made wrong."""
+"""The selfcheck finds no difference on a correct machine, and reports every measure that is wrong."""
 
 import json
 from typing import Any
@@ -30,67 +30,72 @@ def tiny(folder: str) -> Model:
     return hs.load(folder, device="cpu")
 
 
-def disagreeing(model: Model) -> list[str]:
+def failed_checks(model: Model) -> list[str]:
     return [check.quantity for check in run_checks(model, torch.arange(LENGTH) % 120) if not check.is_within_tolerance]
 
 
 def test_every_measure_of_the_real_checkpoint_agrees_in_float32_and_in_bfloat16(smollm2: Model, tokens: Tensor) -> None:
     for model, dtype in ((smollm2, "float32"), (hs.load("smollm2-135m", device="cpu", dtype="bf16"), "bfloat16")):
-        told = list(run_checks(model, tokens[0, :LENGTH]))
-        assert [check.quantity for check in told] == list(TOLERANCES)
-        assert {check.dtype for check in told} == {dtype}
-        assert [check for check in told if not check.is_within_tolerance] == []
+        checks = list(run_checks(model, tokens[0, :LENGTH]))
+        assert [check.quantity for check in checks] == list(TOLERANCES)
+        assert {check.dtype for check in checks} == {dtype}
+        assert [check for check in checks if not check.is_within_tolerance] == []
 
 
 @pytest.mark.parametrize(
-    ("family", "scheme", "said"),
+    ("family", "scheme", "message"),
     [
-        ("llama-gqa", "yarn:factor=4", "is under yarn:factor=4"),
-        *((family, "base", "attends by more than q . k") for family in ("mistral-sliding", "gemma2", "gpt_oss")),
+        ("llama-gqa", "yarn:factor=4", "has scheme 'yarn:factor=4'"),
+        *(
+            (family, "base", "has a window, chunks, a soft cap or a learned sink")
+            for family in ("mistral-sliding", "gemma2", "gpt_oss")
+        ),
     ],
 )
-def test_what_the_formulas_are_not_those_of_is_refused(family: str, scheme: str, said: str) -> None:
+def test_models_that_the_formulas_do_not_cover_are_refused(family: str, scheme: str, message: str) -> None:
     model = hs.load((families.SPECS | families.OTHERS)[family].build(), device="cpu").with_scheme(scheme)
-    with pytest.raises(BadInput, match=said):
-        disagreeing(model)
+    with pytest.raises(BadInput, match=message):
+        failed_checks(model)
 
 
-def made_wrong(measure: Any, by: float) -> Any:
-    def wrong(*arguments: Any) -> Any:
-        found = measure(*arguments)
-        return tuple(each * by for each in found) if isinstance(found, tuple) else found * by
+def scaled(measure: Any, factor: float) -> Any:
+    """The measure with all its results multiplied by a factor."""
 
-    return wrong
+    def scaled_measure(*arguments: Any) -> Any:
+        result = measure(*arguments)
+        return tuple(part * factor for part in result) if isinstance(result, tuple) else result * factor
+
+    return scaled_measure
 
 
 @pytest.mark.parametrize(
-    ("part", "what"),
+    ("function", "quantities"),
     [
-        ("in_blocks", ["log-sum-exp, in blocks"]),
-        ("row_statistics", ["rows of attention"]),
-        ("moment_sums", ["rotary pairs"]),
-        ("row_means", ["rotary pairs"]),
+        ("blockwise_attention", ["log-sum-exp, blockwise"]),
+        ("row_statistics", ["row statistics"]),
+        ("pair_moment_sums", ["rotary pairs"]),
+        ("mean_abs_by_row", ["rotary pairs"]),
         ("profile_sums", ["distance profile"]),
         ("attend", list(RULE_CASES)),
     ],
 )
-@pytest.mark.parametrize("by", [1.01, float("nan")])
-def test_a_measure_that_is_off_by_one_in_a_hundred_or_no_number_is_found(
-    tiny: Model, monkeypatch: pytest.MonkeyPatch, part: str, what: list[str], by: float
+@pytest.mark.parametrize("factor", [1.01, float("nan")])
+def test_a_measure_that_is_one_percent_off_or_nan_fails_its_check(
+    tiny: Model, monkeypatch: pytest.MonkeyPatch, function: str, quantities: list[str], factor: float
 ) -> None:
-    assert disagreeing(tiny) == []
-    monkeypatch.setattr(selfcheck, part, made_wrong(getattr(selfcheck, part), by))
-    assert disagreeing(tiny) == what
+    assert failed_checks(tiny) == []
+    monkeypatch.setattr(selfcheck, function, scaled(getattr(selfcheck, function), factor))
+    assert failed_checks(tiny) == quantities
 
 
-def test_another_loss_than_under_eager_attention_is_found(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selfcheck, "last_hidden_states", made_wrong(selfcheck.last_hidden_states, 1.1))
-    assert disagreeing(tiny) == ["loss"]
+def test_a_loss_that_differs_from_eager_attention_fails_its_check(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selfcheck, "last_hidden_states", scaled(selfcheck.last_hidden_states, 1.1))
+    assert failed_checks(tiny) == ["loss"]
 
 
-def test_the_command_ends_with_1_where_something_disagrees(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ["selfcheck", "--device", "cpu", "--model", folder, "--length", "40", "--longest", "256"]
-    good = CliRunner().invoke(cli.app, [*asked, "--json"])
+def test_the_command_exits_with_1_if_a_check_fails(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["selfcheck", "--device", "cpu", "--model", folder, "--length", "40", "--longest", "256"]
+    good = CliRunner().invoke(cli.app, [*arguments, "--json"])
     assert good.exit_code == 0, good.output
     rows = json.loads(good.output.splitlines()[-1])
     checked, timed = rows[: 2 * len(TOLERANCES)], rows[2 * len(TOLERANCES) :]
@@ -98,8 +103,8 @@ def test_the_command_ends_with_1_where_something_disagrees(folder: str, monkeypa
     assert [row["check"] for row in checked] == 2 * list(TOLERANCES)
     assert [row["check"] for row in timed] == ["time of measuring, ratio", "memory of measuring, ratio"]
     assert {row["length"] for row in timed} == {256}
-    monkeypatch.setattr(selfcheck, "row_statistics", made_wrong(selfcheck.row_statistics, 1.01))
-    bad = CliRunner().invoke(cli.app, asked)
+    monkeypatch.setattr(selfcheck, "row_statistics", scaled(selfcheck.row_statistics, 1.01))
+    bad = CliRunner().invoke(cli.app, arguments)
     assert bad.exit_code == 1
     assert "DISAGREES" in bad.output
     assert f"torch {torch.__version__.partition('+')[0]}" in bad.output

@@ -18,9 +18,9 @@ from zoo.judge import Verdict
 
 from headscope.attention import backend
 from headscope.attention.kernel import AttentionRule
-from headscope.measures import rotary_planes
+from headscope.measures import rotary_pairs
 from headscope.models import checkpoint
-from headscope.positions.rope_scaling import rescheduled
+from headscope.positions.rope_scaling import scaled_schedule
 from headscope.positions.schemes import Yarn
 from probes.measure import run as cells
 
@@ -111,20 +111,22 @@ def test_the_zoo_sees_a_term_that_is_ignored(name: str, what: str, planted: pyte
 
 
 def test_the_zoo_sees_pairs_of_other_dimensions(planted: pytest.MonkeyPatch) -> None:
-    split = rotary_planes._split_pairs
+    split = rotary_pairs._split_pairs
     other = {"half": "interleaved", "interleaved": "half"}
-    planted.setattr(rotary_planes, "_split_pairs", lambda t, layout: split(t, other[layout]))
+    planted.setattr(rotary_pairs, "_split_pairs", lambda t, layout: split(t, other[layout]))
     assert "pair" in verdict("llama").what
 
 
 def test_the_zoo_sees_other_frequencies(planted: pytest.MonkeyPatch) -> None:
-    told = cells.all_theta
-    planted.setattr(cells, "all_theta", lambda *asked: 1.01 * told(*asked))
+    told = cells.frequencies_by_layer
+    planted.setattr(cells, "frequencies_by_layer", lambda *asked: 1.01 * told(*asked))
     assert verdict("llama").what.startswith("theta")
 
 
 def test_the_zoo_sees_a_scheme_without_its_factor(planted: pytest.MonkeyPatch) -> None:
-    planted.setattr(Yarn, "schedule", lambda self, opened: rescheduled(opened, "yarn", factor=4, attention_factor=1))
+    planted.setattr(
+        Yarn, "schedule", lambda self, opened: scaled_schedule(opened, "yarn", factor=4, attention_factor=1)
+    )
     assert verdict("llama").what.startswith("yarn")
 
 

@@ -1,1 +1,1 @@
-"""The one seam between headscope and a model: kernel, attention and mask function, and the record a layer hands on."""
+"""Attention backend: hooks into every attention layer of a model, the fused kernels, and the attention record."""

@@ -1,11 +1,11 @@
-"""The one seam between headscope and a model: an attention function for transformers, beside the mask function.
+"""Attention backend: the attention function that headscope registers with transformers, and hooks on its calls.
 
-After rotation, QK-norm and cache update, every attention layer hands its q, k and v to `attention`. Edits
-registered for that layer change them, the fused kernel computes the output, changes may replace heads of it,
-and listeners see what was computed. Nothing L x L is built and nothing is kept once the listeners return.
-This file knows nothing of position schemes, measures or files.
+After rotation, QK-norm and cache update, every attention layer passes its q, k and v to `attention_forward`. The edits
+registered for that layer change them, the fused kernel computes the output, output edits may replace the outputs of
+heads, and listeners get the attention record. No L x L matrix is built, and nothing is kept after the listeners return.
+This module does not depend on position schemes, measures or files.
 
-Axes: B batch, H query heads, G key (kv) groups, Lq queries, Lk keys, d head dimension.
+Axes: B batch, H query heads, G KV groups, Lq queries, Lk keys, d head dimension, dv value dimension.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,16 +28,16 @@ IGNORED_KEYWORDS = frozenset(
     {"is_causal", "sliding_window", "use_cache", "logits_to_keep"}
     | {"output_attentions", "output_hidden_states", "output_router_logits"}
 )
-"""Keywords of attention functions that change no weight here. The window that counts is the mask's, as in eager."""
-REFUSED_KEYWORDS = {
+"""Keywords that do not change attention weights. The window is taken from the mask, as in eager attention."""
+UNSUPPORTED_KEYWORDS = {
     "indices": "each query attends only to keys that an indexer chose",
     "block_indices": "each query attends only to blocks of keys that an indexer chose",
     "position_bias": "it adds a bias to its attention logits",
     "sinks": "its softmax has a sink that differs by query",
-    "cu_seq_lens_q": "its sequences come packed",
+    "cu_seq_lens_q": "its sequences are packed",
     "cache": "its cache is paged",
 }
-"""Why a keyword is refused."""
+"""Keyword of an attention function -> why headscope cannot measure a model that passes it."""
 
 T = TypeVar("T")
 QKVEdit = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -46,7 +46,7 @@ QKVEdit = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tenso
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """What the kernel of one layer was given, edits included; `attend` runs it again on other q, k, v."""
+    """The inputs of one layer's kernel, after edits. `attend` runs the kernel again on other q, k and v."""
 
     q: Tensor
     k: Tensor
@@ -56,17 +56,17 @@ class AttentionCall:
     first_key: int = 0
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """z [B, H, Lq, dv] for q, k and v of these shapes."""
+        """Head outputs z [B, H, Lq, dv] for q, k and v of the call's shapes."""
         return attend(q, k, v, None, self.rule, 0.0, False, self.first_key)[0]
 
     def for_heads(self, heads: slice, kv_groups: slice) -> "AttentionCall":
-        """The call of some of the layer's heads, and of the key groups that are theirs."""
+        """The call restricted to some of the layer's heads and their KV groups."""
         q, k, v = self.q[:, heads], self.k[:, kv_groups], self.v[:, kv_groups]
         return AttentionCall(q, k, v, self.positions, self.rule.for_heads(heads), self.first_key)
 
 
 OutputEdit = Callable[[Tensor, AttentionCall], Tensor]
-"""(z [B, H, Lq, d], what it was computed from) -> the z that o_proj is to read."""
+"""(z [B, H, Lq, dv], the call that computed it) -> the z that is passed to o_proj."""
 Listener = Callable[[AttentionRecord], None]
 
 
@@ -82,13 +82,13 @@ _call_observers: list[Callable[..., None]] = []
 
 
 def using_backend(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Route the model's attention through the seam; the previous implementation returns on exit."""
+    """Route the model's attention through headscope's backend; restore the previous implementation on exit."""
     return using_attention_implementation(model, BACKEND_NAME)
 
 
 @contextmanager
 def using_attention_implementation(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Let the model attend by one of transformers' implementations; the previous one of each part returns on exit."""
+    """Select one of transformers' attention implementations; restore that of every submodel on exit."""
     configs = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
     previous = [config._attn_implementation for config in configs]
     model.set_attn_implementation(implementation)
@@ -96,30 +96,30 @@ def using_attention_implementation(model: PreTrainedModel, implementation: str) 
         yield
     finally:
         model.set_attn_implementation(previous[0])
-        for config, own in zip(configs, previous, strict=True):  # a whole hands its own on to its parts
-            config._attn_implementation = own
+        for config, implementation in zip(configs, previous, strict=True):  # the line above set all to the first one
+            config._attn_implementation = implementation
 
 
 def editing_qkv(module: nn.Module, edit: QKVEdit) -> AbstractContextManager[None]:
-    """Apply `edit` to every (q, k, v) of one attention module, after the edits that are already there."""
+    """Apply `edit` to every (q, k, v) of one attention module, after the edits already registered."""
     return _temporarily_appended(_hooks_by_module.setdefault(module, _ModuleHooks()).qkv_edits, edit)
 
 
 def editing_output(module: nn.Module, edit: OutputEdit) -> AbstractContextManager[None]:
-    """Apply `change` to every head output of one attention module, before o_proj and before listeners hear it."""
+    """Apply `edit` to the head outputs z of one attention module, before o_proj and before listeners are called."""
     return _temporarily_appended(_hooks_by_module.setdefault(module, _ModuleHooks()).output_edits, edit)
 
 
 def listening(module: nn.Module, layer: int, listener: Listener) -> AbstractContextManager[None]:
-    """Call `listener` with what one attention module computed, once for each sequence of a batch.
+    """Call `listener` with the attention record of one module, once for each sequence of a batch.
 
-    `layer` is the index that the module goes by among the model's attention layers.
+    `layer` is the module's index among the model's attention layers.
     """
     return _temporarily_appended(_hooks_by_module.setdefault(module, _ModuleHooks()).listeners, (layer, listener))
 
 
 def observing_calls(observer: Callable[..., None]) -> AbstractContextManager[None]:
-    """Call `witness(module, q, k, v=, scaling=, window=, chunk=, softcap=, s_aux=)` at every call, of any model."""
+    """Call `observer(module, q, k, v=, scaling=, window=, chunk=, softcap=, s_aux=)` at every call, of any model."""
     return _temporarily_appended(_call_observers, observer)
 
 
@@ -145,73 +145,79 @@ def attention_forward(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function: q [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, dv] -> out [B, Lq, H, dv]."""
+    """transformers' attention function: q [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, dv] -> out [B, Lq, H, dv].
+
+    Raises UnsupportedModel for keywords and masks that headscope does not support.
+    """
     _refuse_unsupported_keywords(module, kwargs)
-    seen = DecodedMask.decode(attention_mask)
+    mask = DecodedMask.decode(attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    rule = AttentionRule(scale, seen.window, seen.chunk, softcap, s_aux)
-    for witness in _call_observers:
-        witness(
+    rule = AttentionRule(scale, mask.window, mask.chunk, softcap, s_aux)
+    for observer in _call_observers:
+        observer(
             module,
             query,
             key,
             v=value,
             scaling=scale,
-            window=seen.window,
-            chunk=seen.chunk,
+            window=mask.window,
+            chunk=mask.chunk,
             softcap=softcap,
             s_aux=s_aux,
         )
-    taps = _hooks_by_module.get(module) or _ModuleHooks()
+    hooks = _hooks_by_module.get(module) or _ModuleHooks()
     positions = (
-        seen.query_positions(query.shape[2], key.shape[2], query.device) if position_ids is None else position_ids
+        mask.query_positions(query.shape[2], key.shape[2], query.device) if position_ids is None else position_ids
     )
-    # Positions that are given may count padding, which nobody sees.
-    counted = positions if seen.key_roles is None else seen.query_positions(query.shape[2], key.shape[2], query.device)
-    for edit in taps.qkv_edits:
-        query, key, value = edit(query, key, value, counted)
+    # The caller's position_ids may count padding, which no query sees.
+    edit_positions = (
+        positions if mask.key_roles is None else mask.query_positions(query.shape[2], key.shape[2], query.device)
+    )
+    for edit in hooks.qkv_edits:
+        query, key, value = edit(query, key, value, edit_positions)
 
-    def tell(sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor | None, first_key: int) -> None:
+    def notify(sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor | None, first_key: int) -> None:
         if lse is not None:
-            beyond = (first_key, rule.chunk, rule.cap, rule.sink)
-            for layer, listener in list(taps.listeners):
-                listener(AttentionRecord(layer, sequence, q, k, v, z, lse, scale, rule.window, *beyond))
+            optional = (first_key, rule.chunk, rule.cap, rule.sink)
+            for layer, listener in list(hooks.listeners):
+                listener(AttentionRecord(layer, sequence, q, k, v, z, lse, scale, rule.window, *optional))
 
-    def changed(z: Tensor, call: AttentionCall) -> Tensor:
-        for change in taps.output_edits:
-            z = change(z, call)
+    def apply_output_edits(z: Tensor, call: AttentionCall) -> Tensor:
+        for edit in hooks.output_edits:
+            z = edit(z, call)
         return z
 
-    options = (module, rule, dropout, bool(taps.listeners))
-    if seen.key_roles is None:
-        first = seen.dropped_keys[0]
+    options = (module, rule, dropout, bool(hooks.listeners))
+    if mask.key_roles is None:
+        first = mask.dropped_keys[0]
         out, lse = attend(query, key, value, *options, first)
-        out = changed(out, AttentionCall(query, key, value, positions, rule, first))
+        out = apply_output_edits(out, AttentionCall(query, key, value, positions, rule, first))
         for sequence, (q, k, v, z) in enumerate(zip(query, key, value, out, strict=True)):
-            tell(sequence, q, k, v, z, None if lse is None else lse[sequence], first)
+            notify(sequence, q, k, v, z, None if lse is None else lse[sequence], first)
         return out.transpose(1, 2).contiguous(), None
     out = query.new_zeros(*query.shape[:3], value.shape[-1])
-    for sequence, (roles, first) in enumerate(zip(seen.key_roles, seen.dropped_keys, strict=True)):
+    for sequence, (roles, first) in enumerate(zip(mask.key_roles, mask.dropped_keys, strict=True)):
         real, slots = (roles & REAL_KEY_BIT).bool(), (roles & QUERY_BIT).bool()
         rows = real[slots].nonzero()[:, 0]
         if len(rows) == 0:
             continue
         q, k, v = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
         z, lse = attend(q, k, v, *options, first)
-        z = changed(z, AttentionCall(q, k, v, positions.expand(len(query), -1)[sequence, None, rows], rule, first))
+        row_positions = positions.expand(len(query), -1)[sequence, None, rows]
+        z = apply_output_edits(z, AttentionCall(q, k, v, row_positions, rule, first))
         out[sequence, :, rows] = z[0]
-        tell(sequence, q[0], k[0], v[0], z[0], None if lse is None else lse[0], first)
+        notify(sequence, q[0], k[0], v[0], z[0], None if lse is None else lse[0], first)
     return out.transpose(1, 2).contiguous(), None
 
 
 def _refuse_unsupported_keywords(module: nn.Module, keywords: dict[str, Any]) -> None:
-    """Refuse keywords of a family's attention that may change its weights: nothing is swallowed."""
+    """Raise UnsupportedModel for keywords that may change attention weights and that the backend does not implement."""
     for name, value in keywords.items():
         if name == "is_causal" and value is False:
             raise _unsupported_model_error(module, "it attends in both directions")
         if name not in IGNORED_KEYWORDS and value is not None:
-            why = REFUSED_KEYWORDS.get(name, f"its attention takes '{name}', which headscope does not know")
-            raise _unsupported_model_error(module, why)
+            reason = UNSUPPORTED_KEYWORDS.get(name, f"its attention takes '{name}', which headscope does not know")
+            raise _unsupported_model_error(module, reason)
 
 
 def _unsupported_model_error(module: nn.Module, reason: str) -> UnsupportedModel:

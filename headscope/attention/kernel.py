@@ -1,7 +1,7 @@
-"""Causal attention and its log-sum-exp in O(L) memory: fused where a kernel serves, in blocks of rows elsewhere.
+"""Causal attention and its log-sum-exp in O(L) memory: fused where a kernel supports it, otherwise in blocks of rows.
 
-Knows tensors only. Axes: B batch, H query heads, G key (kv) groups, Lq queries, Lk keys, d head dimension, which the
-values may have another of.
+All functions take tensors only. Axes: B batch, H query heads, G KV groups, Lq queries, Lk keys, d head dimension,
+dv value dimension.
 """
 
 from collections.abc import Iterable
@@ -16,21 +16,21 @@ from headscope.attention import cuda
 from headscope.attention.record import soft_cap
 
 ROWS_PER_BLOCK = 256
-"""Query rows per masked block: memory stays O(ROWS_PER_BLOCK x Lk) where a kernel needs an explicit mask."""
+"""Query rows per masked block: memory stays O(ROWS_PER_BLOCK x Lk) if a kernel needs an explicit mask."""
 MAX_CUDA_MASK_ELEMENTS, MAX_CUDA_ROWS_PER_BLOCK = 2**26, 8192
-"""Numbers in a block's mask there, and its rows, at most: a launch is dear, memory is not."""
+"""Limits of a block on CUDA: elements of its mask, and rows. Large, since launches cost more than memory."""
 
 SINK_EXTRA_DIMS = 8
-"""Dimensions that a sink's key adds to every head; kernels like multiples of 8."""
+"""Dimensions that the sink's key adds to every head. Kernels need multiples of 8."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionRule:
-    """What a layer makes of q . k: logits, which keys are seen, and weights.
+    """How a layer computes attention weights from q . k: scaling, visible keys, soft cap and sink.
 
-    A query sees the last keys, as many as its window has, or those of its own chunk: keys are cut into runs of that
-    many, from the sequence's first. `cap` bounds the logits s: cap tanh(s / cap). `sink` [H] are logits that every row
-    of a head has beside those of its keys, with a value of 0. None is what most families have.
+    A query sees the last `window` keys, or the earlier keys of its own chunk: the sequence is cut into chunks of
+    `chunk` keys. `cap` soft-caps the logits s: cap * tanh(s / cap). `sink` [H] is a learned logit that every row of a
+    head has in addition to those of its keys; its value is 0. Most families use none of these (None).
     """
 
     scaling: float
@@ -40,11 +40,11 @@ class AttentionRule:
     sink: Tensor | None = None
 
     def for_heads(self, heads: slice) -> "AttentionRule":
-        """The rule for some of the layer's query heads."""
+        """The rule restricted to some of the layer's query heads."""
         return self if self.sink is None else replace(self, sink=self.sink[heads])
 
     def hides_earlier_keys(self, n_keys: int, first_key: int) -> bool:
-        """Whether a query may not see every earlier one of these keys, the first of which is key `first_key`."""
+        """Whether some query does not see all earlier keys, of `n_keys` keys starting at key number `first_key`."""
         if self.chunk is not None and first_key // self.chunk != (first_key + n_keys - 1) // self.chunk:
             return True
         return self.window is not None and self.window < n_keys
@@ -61,8 +61,8 @@ def causal_row_blocks(
 ) -> Iterable[tuple[slice, slice, Tensor]]:
     """Cut causal attention into blocks of query rows: (rows, keys that any of them sees, mask [rows, keys]).
 
-    Queries are the last of the keys, the first of which is number `first_key`. Serves windows, chunks and cached
-    prefixes without a dense L x L mask. Masks are on `device`, blocks of `size` rows.
+    The queries belong to the last keys; the first key has number `first_key`. Supports windows, chunks and cached
+    prefixes without a dense L x L mask. Masks are on `device`.
     """
     first = n_keys - n_queries
     for start in range(0, n_queries, rows_per_block):
@@ -72,12 +72,12 @@ def causal_row_blocks(
             low = max(low, (first_key + first + start) // chunk * chunk - first_key)
         i = torch.arange(first + start, first + stop, device=device)[:, None]
         j = torch.arange(low, first + stop, device=device)[None]
-        seen = j <= i
+        visible = j <= i
         if window is not None:
-            seen = seen & (j > i - window)
+            visible = visible & (j > i - window)
         if chunk is not None:
-            seen = seen & ((first_key + j) // chunk == (first_key + i) // chunk)
-        yield slice(start, stop), slice(low, first + stop), seen
+            visible = visible & ((first_key + j) // chunk == (first_key + i) // chunk)
+        yield slice(start, stop), slice(low, first + stop), visible
 
 
 def _is_on_cuda(t: Tensor) -> bool:
@@ -85,7 +85,7 @@ def _is_on_cuda(t: Tensor) -> bool:
 
 
 def _cuda_rows_per_block(rule: AttentionRule, n_keys: int) -> int:
-    """As many as one launch should serve there, where a kernel does."""
+    """Rows per launch on CUDA; ROWS_PER_BLOCK if no kernel supports the rule."""
     if rule.cap is not None:
         return ROWS_PER_BLOCK
     reach = min(filter(None, (n_keys, rule.window, rule.chunk)))
@@ -97,7 +97,8 @@ def fused_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention output [B, H, Lq, dv] and log-sum-exp of the logits [B, H, Lq] (float32, natural log).
 
-    On CPU and CUDA both come from one fused kernel, where one serves.
+    `visible_mask` [Lq, Lk] is True where a query sees a key. On CPU and CUDA both results come from one fused kernel
+    if one supports the inputs.
     """
     return (_fused_attention_cpu if q.device.type == "cpu" else _fused_attention_non_cpu)(
         q, k, v, scaling, is_causal, visible_mask
@@ -109,7 +110,7 @@ def _fused_attention_cpu(
 ) -> tuple[Tensor, Tensor]:
     bias = None if visible_mask is None else q.new_zeros(visible_mask.shape).masked_fill(~visible_mask, -torch.inf)
     width = v.shape[-1]
-    if width != q.shape[-1]:  # the kernel wants one width; dimensions of 0 change nothing
+    if width != q.shape[-1]:  # the kernel needs equal widths; zeros change nothing
         widest = max(width, q.shape[-1])
         q, k, v = (nn.functional.pad(t, (0, widest - t.shape[-1])) for t in (q, k, v))
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -120,12 +121,12 @@ def _fused_attention_cpu(
 def _fused_attention_non_cpu(
     q: Tensor, k: Tensor, v: Tensor, scaling: float, is_causal: bool, visible_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    found = None
+    result = None
     if _is_on_cuda(q) and visible_mask is not None:
-        found = cuda.masked_attention(q, k, v, scaling, visible_mask)
+        result = cuda.masked_attention(q, k, v, scaling, visible_mask)
     elif _is_on_cuda(q) and (is_causal or q.shape[2] == 1):
-        found = cuda.causal_attention(q, k, v, scaling, None)
-    return blockwise_attention(q, k, v, scaling, is_causal, visible_mask) if found is None else found
+        result = cuda.causal_attention(q, k, v, scaling, None)
+    return blockwise_attention(q, k, v, scaling, is_causal, visible_mask) if result is None else result
 
 
 def attend(
@@ -140,15 +141,15 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Causal attention of the last Lq of Lk keys under a rule: out [B, H, Lq, dv] and lse [B, H, Lq] or None.
 
-    `module` is the attention module whose heads these are; None where they are only some of a layer's heads.
+    `module` is the attention module that owns the heads; None if they are only some of a layer's heads.
     """
     queries, keys = q.shape[2], k.shape[2]
     plain = queries in (1, keys) and not rule.hides_earlier_keys(keys, first_key) and rule.cap is None
     bare = plain and not with_lse and rule.sink is None and v.shape[-1] == q.shape[-1]
     if _is_on_cuda(q) and not (bare and module is not None):
-        found = _maskless_cuda_attention(q, k, v, rule, first_key)
-        if found is not None:
-            return found
+        result = _maskless_cuda_attention(q, k, v, rule, first_key)
+        if result is not None:
+            return result
     if plain:
         if not bare:
             return _attend_block(q, k, v, rule, is_causal=queries > 1)
@@ -158,7 +159,7 @@ def attend(
                 q, k, v, dropout_p=dropout, is_causal=causal, scale=rule.scaling, enable_gqa=True
             )
             return out, None
-        # The model's own kernel, so that a seam nobody listens to changes no bit.
+        # The model's own kernel, so that the backend without listeners changes no bit.
         out, _ = sdpa_attention_forward(module, q, k, v, None, dropout=dropout, scaling=rule.scaling)
         return out.transpose(1, 2), None
     on_cpu = q.device.type == "cpu" and not torch.is_grad_enabled()  # the log-sum-exp has no gradient
@@ -166,8 +167,8 @@ def attend(
         return _attend_after_cached_keys(q, k, v, rule)
     outs, lses = [], []
     size = _cuda_rows_per_block(rule, keys) if _is_on_cuda(q) else ROWS_PER_BLOCK
-    for rows, cols, seen in causal_row_blocks(queries, keys, rule.window, rule.chunk, first_key, q.device, size):
-        out, lse = _attend_block(q[:, :, rows], k[:, :, cols], v[:, :, cols], rule, is_causal=False, visible_mask=seen)
+    for rows, cols, visible in causal_row_blocks(queries, keys, rule.window, rule.chunk, first_key, q.device, size):
+        out, lse = _attend_block(q[:, :, rows], k[:, :, cols], v[:, :, cols], rule, False, visible)
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, 2), torch.cat(lses, 2)
@@ -176,55 +177,57 @@ def attend(
 def _maskless_cuda_attention(
     q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, first_key: int
 ) -> tuple[Tensor, Tensor] | None:
-    """Chunk by chunk, with a sink weighed in afterwards; None where that takes another kernel, or gradients of the
-    log-sum-exp, which kernels do not have."""
+    """Attention by causal kernels without a mask, one launch per chunk; a sink is added afterwards.
+
+    None if no kernel supports the rule, or if a sink needs gradients of the log-sum-exp, which kernels do not have.
+    """
     if rule.cap is not None or (rule.sink is not None and torch.is_grad_enabled()):
         return None
     outs, lses = [], []
     for rows, cols in _chunk_slices(q.shape[2], k.shape[2], rule.chunk, first_key):
-        found = cuda.causal_attention(q[:, :, rows], k[:, :, cols], v[:, :, cols], rule.scaling, rule.window)
-        if found is None:
+        result = cuda.causal_attention(q[:, :, rows], k[:, :, cols], v[:, :, cols], rule.scaling, rule.window)
+        if result is None:
             return None
-        outs.append(found[0])
-        lses.append(found[1])
-    out, lse = (each[0] if len(each) == 1 else torch.cat(each, 2) for each in (outs, lses))
+        outs.append(result[0])
+        lses.append(result[1])
+    out, lse = (parts[0] if len(parts) == 1 else torch.cat(parts, 2) for parts in (outs, lses))
     if rule.sink is None:
         return out, lse
-    whole = torch.logaddexp(lse, rule.sink.float()[None, :, None])
-    return (out * (lse - whole).exp()[..., None]).to(out.dtype), whole
+    lse_with_sink = torch.logaddexp(lse, rule.sink.float()[None, :, None])
+    return (out * (lse - lse_with_sink).exp()[..., None]).to(out.dtype), lse_with_sink
 
 
 def _chunk_slices(n_queries: int, n_keys: int, chunk: int | None, first_key: int) -> Iterable[tuple[slice, slice]]:
-    """The queries of each chunk, and the keys of it up to the last of them."""
+    """Slices of the queries of each chunk, and of the chunk's keys up to the last of these queries."""
     first, start = n_keys - n_queries, 0
     while start < n_queries:
-        at = first_key + first + start
-        low, stop = (0, n_queries) if chunk is None else (at // chunk * chunk - first_key, start + chunk - at % chunk)
+        key = first_key + first + start
+        low, stop = (0, n_queries) if chunk is None else (key // chunk * chunk - first_key, start + chunk - key % chunk)
         stop = min(stop, n_queries)
         yield slice(start, stop), slice(max(low, 0), first + stop)
         start = stop
 
 
 def _attend_after_cached_keys(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor]:
-    """Queries that follow on cached keys: over those without a mask, over their own causally, then both by weight."""
+    """Attention of queries after cached keys: to cached keys unmasked, to new keys causal, combined by weight."""
     cached = k.shape[2] - q.shape[2]
     before, lse_before = fused_attention(q, k[:, :, :cached], v[:, :, :cached], rule.scaling, is_causal=False)
     own, lse_own = _attend_block(q, k[:, :, cached:], v[:, :, cached:], rule, is_causal=True)
     lse = torch.logaddexp(lse_before, lse_own)
-    shares = ((each - lse).exp()[..., None] for each in (lse_before, lse_own))
-    return (before * next(shares) + own * next(shares)).to(q.dtype), lse
+    share_before, share_own = ((part - lse).exp()[..., None] for part in (lse_before, lse_own))
+    return (before * share_before + own * share_own).to(q.dtype), lse
 
 
 def _attend_block(
     q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, is_causal: bool, visible_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`fused`, with the rule's cap or sink."""
+    """`fused_attention` with the rule's cap or sink."""
     if rule.cap is not None:
         return _unfused_attention(q, k, v, rule, visible_mask)
     if rule.sink is None:
         return fused_attention(q, k, v, rule.scaling, is_causal, visible_mask)
     q, k, v = _prepend_sink_key(q, k, v, rule.scaling, rule.sink)
-    if is_causal:  # the sink's key is the first, so it gets a query too, whose row is dropped
+    if is_causal:  # the sink's key comes first, so it needs a query too; that row is dropped
         out, lse = fused_attention(nn.functional.pad(q, (0, 0, 1, 0)), k, v, rule.scaling, is_causal)
         return out[:, :, 1:], lse[:, :, 1:]
     return fused_attention(
@@ -238,10 +241,10 @@ def _attend_block(
 
 
 def _prepend_sink_key(q: Tensor, k: Tensor, v: Tensor, scaling: float, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v with one key before all others, whose logit is the sink's and whose value is 0.
+    """q, k and v with one more key before all others; its logit is the sink's and its value is 0.
 
-    That key alone is not 0 in the dimensions that are added. There it is 1 / scaling, in two parts, since bfloat16
-    holds 8 bits of it, and every query holds the sink.
+    Only that key is nonzero in the added dimensions: there it holds 1 / scaling, and every query holds the sink's
+    logit. 1 / scaling is split into two parts, since bfloat16 keeps only 8 bits of it.
     """
     dim = q.shape[-1]
     q, k = (nn.functional.pad(t, (0, SINK_EXTRA_DIMS)) for t in (q, k))
@@ -256,9 +259,9 @@ def _prepend_sink_key(q: Tensor, k: Tensor, v: Tensor, scaling: float, sink: Ten
 def _unfused_attention(
     q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, visible_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a block of rows by plain products, where no fused kernel serves, as for a cap."""
+    """Output and log-sum-exp of a block of rows by plain matrix products, if no fused kernel supports it (soft cap)."""
     block = (q, k, v, rule, visible_mask)
-    if torch.is_grad_enabled():  # else a backward pass would keep the weights of every block
+    if torch.is_grad_enabled():  # without it, the backward pass would keep the weights of every block
         out, lse = checkpoint(_unfused_attention_block, *block, use_reentrant=False)
         return out, lse
     return _unfused_attention_block(*block)
@@ -267,7 +270,7 @@ def _unfused_attention(
 def _unfused_attention_block(
     q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, visible_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """In float32 at least: a rounded logit is off by its bits."""
+    """At least in float32: rounding errors of logits become relative errors of weights."""
     precise = torch.promote_types(q.dtype, torch.float32)
     grouped = q.to(precise).reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
     logits = soft_cap((grouped @ k.to(precise).mT) * rule.scaling, rule.cap).view(*q.shape[:3], -1)
@@ -280,12 +283,12 @@ def _unfused_attention_block(
 def blockwise_attention(
     q: Tensor, k: Tensor, v: Tensor, scaling: float, is_causal: bool, visible_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What `fused` gives, by plain products in blocks of rows."""
+    """The result of `fused_attention`, by plain matrix products in blocks of rows."""
     outs, lses = [], []
-    for rows, cols, below in causal_row_blocks(q.shape[2], k.shape[2], None):
+    for rows, cols, causal_mask in causal_row_blocks(q.shape[2], k.shape[2], None):
         keys = cols if is_causal else slice(None)
-        allowed = below if is_causal else None if visible_mask is None else visible_mask[rows]
-        out, lse = _unfused_attention(q[:, :, rows], k[:, :, keys], v[:, :, keys], AttentionRule(scaling), allowed)
+        mask = causal_mask if is_causal else None if visible_mask is None else visible_mask[rows]
+        out, lse = _unfused_attention(q[:, :, rows], k[:, :, keys], v[:, :, keys], AttentionRule(scaling), mask)
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, 2), torch.cat(lses, 2)

@@ -1,8 +1,8 @@
-"""Which keys each query may see, as a family tells transformers' mask function: in O(Lk), never L x L.
+"""Encoding and decoding of attention masks: which keys each query sees, in O(Lk) memory instead of L x L.
 
-What transformers passes from the mask function to the attention function is one tensor, [B|1, 1, 2, Lk|1] int32. In
-its first row bits 1 and 2 of an entry are the role of a key, the others hold a window or chunk, the same in every
-entry; the second row holds how many real keys came before the first, which a sliding cache has dropped.
+transformers passes one tensor from the mask function to the attention function. headscope's is [B|1, 1, 2, Lk|1]
+int32. In its first row, bits 1 and 2 of an entry are the role of a key; the other bits hold a window or chunk, the
+same in every entry. Its second row holds the number of real keys before the first, which a sliding cache has dropped.
 """
 
 from collections.abc import Callable
@@ -16,24 +16,25 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 from headscope.errors import UnsupportedModel
 
 REAL_KEY_BIT = 1
-"""The key is not padding, nor an empty slot of a cache."""
+"""The key is neither padding nor an empty slot of a cache."""
 QUERY_BIT = 2
 """The key's token is a query of this call."""
 CHUNKED_BIT = 4
 REACH_MULTIPLIER = 8
 UNSUPPORTED_MASK_CODE = -1
-"""All there is in a mask of another kind, which is refused where a layer attends by it."""
+"""Only entry of an unsupported mask. The attention function refuses it, so that unused masks do no harm."""
 
 
 class UnsupportedMask(UnsupportedModel):
-    """What reached the model is not the causal mask of one sequence: its caller's doing, or its own."""
+    """The model or its caller passed a mask that is not the causal mask of one sequence."""
 
 
 @dataclass(frozen=True, eq=False)
 class DecodedMask:
-    """What a mask says: the roles [B|1, Lk] of the keys, None where all are real and the last are the queries'.
+    """Content of an encoded mask.
 
-    `dropped` [B|1] real keys came before the first of these.
+    `key_roles` [B|1, Lk] are the roles of the keys; None if all keys are real and the last ones are the queries'.
+    `dropped_keys` [B|1] is the number of real keys before the first.
     """
 
     key_roles: Tensor | None = None
@@ -43,11 +44,11 @@ class DecodedMask:
 
     @classmethod
     def decode(cls, encoded_mask: Tensor | None) -> "DecodedMask":
-        """Read what `mask` wrote. Raises UnsupportedModel for a mask that it did not write."""
+        """Decode the result of `encode_mask`. Raises UnsupportedModel for any other mask."""
         if encoded_mask is None:
             return cls()
         if encoded_mask.dtype != torch.int32 or encoded_mask.shape[1:3] != (1, 2):
-            raise UnsupportedMask("a custom 4-D attention mask reached the model; pass a 2-D padding mask or none")
+            raise UnsupportedMask("the model got a custom 4-D attention mask; pass a 2-D padding mask or none")
         first = int(encoded_mask[0, 0, 0, 0])
         if first == UNSUPPORTED_MASK_CODE:
             raise UnsupportedModel(
@@ -64,8 +65,8 @@ class DecodedMask:
             end = self.dropped_keys[0] + n_keys
             return torch.arange(end - n_queries, end, device=device)[None]
         before = torch.tensor(self.dropped_keys, device=device)[:, None]
-        counted = (before + (self.key_roles & REAL_KEY_BIT).cumsum(-1) - 1).clamp(min=0)
-        return counted[(self.key_roles & QUERY_BIT).bool()].view(len(counted), -1)
+        positions = (before + (self.key_roles & REAL_KEY_BIT).cumsum(-1) - 1).clamp(min=0)
+        return positions[(self.key_roles & QUERY_BIT).bool()].view(len(positions), -1)
 
 
 def encode_mask(
@@ -82,48 +83,50 @@ def encode_mask(
     config: Any = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """transformers' mask function: None for plain causal attention, else what `Seen` reads."""
-    both_ways = mask_function is bidirectional_mask_function
-    if not allow_is_causal_skip and q_length > 1 and not both_ways:
+    """transformers' mask function: None for plain causal attention, otherwise the tensor that `DecodedMask` decodes.
+
+    Raises UnsupportedModel for a model that computes with its mask, and UnsupportedMask for packed sequences.
+    """
+    is_bidirectional = mask_function is bidirectional_mask_function
+    if not allow_is_causal_skip and q_length > 1 and not is_bidirectional:
         if mask_function is causal_mask_function:
             raise UnsupportedModel("it computes with its attention mask, and so may change its weights by it")
         raise UnsupportedMask(
-            "packed sequences or a custom mask function reached the model; headscope measures one causal "
-            "sequence a row, so pass each document as its own row"
+            "the model got packed sequences or a custom mask function; pass each document as its own row"
         )
-    reach = UNSUPPORTED_MASK_CODE if both_ways else _encoded_reach(mask_function, local_size, config, device)
+    reach = UNSUPPORTED_MASK_CODE if is_bidirectional else _encoded_reach(mask_function, local_size, config, device)
     if reach == UNSUPPORTED_MASK_CODE:
         return _pack_mask(torch.full((1, 1), UNSUPPORTED_MASK_CODE), torch.zeros(1))
     offset = int(q_offset)
-    seen = offset + q_length
-    if kv_offset + kv_length == seen and (attention_mask is None or bool(attention_mask.all())):
+    end = offset + q_length
+    if kv_offset + kv_length == end and (attention_mask is None or bool(attention_mask.all())):
         return _pack_mask(torch.full((1, 1), reach), torch.full((1,), kv_offset)) if reach or kv_offset else None
     if reach & CHUNKED_BIT and kv_offset:
         raise UnsupportedModel("chunked attention in a padded batch over a sliding cache; pass one sequence at a time")
     slots = torch.arange(kv_offset, kv_offset + kv_length, device=device)
-    real = (slots < seen).expand(batch_size, -1)
+    real = (slots < end).expand(batch_size, -1)
     dropped = torch.full((batch_size,), kv_offset)
     if attention_mask is not None:
         padded = nn.functional.pad(attention_mask, (0, max(0, kv_offset + kv_length - attention_mask.shape[-1])))
         real = real & padded[:, slots].bool()
         dropped = attention_mask[:, :kv_offset].sum(-1)
-    queries = (slots >= offset) & (slots < seen)
+    queries = (slots >= offset) & (slots < end)
     return _pack_mask(REAL_KEY_BIT * real.int() + QUERY_BIT * queries.int() + reach, dropped)
 
 
 def _pack_mask(role_entries: Tensor, dropped_keys: Tensor) -> Tensor:
-    """The tensor that `Seen.read` reads, from the entries [B|1, Lk|1] of its first row."""
+    """The tensor that `DecodedMask.decode` reads, from the entries [B|1, Lk|1] of its first row."""
     second = dropped_keys.to(role_entries)[:, None].expand_as(role_entries)
     return torch.stack((role_entries, second), 1).to(torch.int32)[:, None]
 
 
 def _encoded_reach(mask_function: Callable[..., Any], size: int | None, config: Any, device: torch.device | str) -> int:
-    """The bits of a window or chunk of `size` keys, which the mask function is asked about: nothing is assumed."""
+    """The bits of a window or chunk of `size` keys, found by evaluating the mask function."""
     if mask_function is causal_mask_function:
         return 0
     if size:
         rows = torch.arange(size, size + 2, device=device)  # at most one of them is the last of its chunk
-        last, before, next_ = (mask_function(0, 0, rows, rows + by) for by in (1 - size, -size, 1))
+        last, before, next_ = (mask_function(0, 0, rows, rows + offset) for offset in (1 - size, -size, 1))
         if bool((last & ~before & ~next_).all()):
             return REACH_MULTIPLIER * size
         if getattr(config, "attention_chunk_size", None) == size:

@@ -1,25 +1,72 @@
-"""What one attention layer computed for one sequence: the record that travels from the seam to the measures."""
+"""The shape of a model's attention, and the record of what one attention layer computed for one sequence."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+RotaryLayout = Literal["half", "interleaved"]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Shape of a model's attention: the same in every layer except for `windows` and `layer_rotates`.
+
+    Only layers with attention count. `layer_numbers` are their numbers in the model, from 0: a hybrid model also has
+    layers without attention. The code identifies a layer by its index into `layer_numbers`; tables, messages and
+    options use the layer number.
+
+    `pairs` is the number of rotary pairs of a head, 0 if nothing rotates; the other dimensions pass unrotated.
+    `rotary_layout` says which two dimensions form pair f: "half" is (f, f + pairs), "interleaved" is (2f, 2f + 1),
+    counted from dimension `rotary_start`. That is 0 except in latent attention, where the rotary dimensions come last.
+    With growing position a pair rotates from its first dimension to its second, or back (`rotation_direction` -1).
+    """
+
+    layer_numbers: tuple[int, ...]
+    heads: int
+    kv_groups: int
+    head_dim: int
+    pairs: int
+    rotary_layout: RotaryLayout
+    native_context: int
+    windows: tuple[int | None, ...]
+    layer_rotates: tuple[bool, ...]
+    rotary_start: int = 0
+    rotation_direction: Literal[1, -1] = 1
+
+    @property
+    def layers(self) -> int:
+        """Number of layers with attention."""
+        return len(self.layer_numbers)
+
+    @property
+    def all_pairs(self) -> int:
+        """Number of rotary pairs plus the pairs that the unrotated dimensions form."""
+        return self.head_dim // 2
+
+    @property
+    def heads_per_group(self) -> int:
+        """Number of query heads per KV group."""
+        return self.heads // self.kv_groups
+
 
 def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
-    """Logits as the softmax gets them, softly bounded by `cap` where there is one."""
+    """Logits after soft-capping, cap * tanh(logits / cap); unchanged if `cap` is None."""
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionRecord:
-    """One layer, one sequence of the batch, padding removed. Axes: H heads, G kv groups, Lq queries, Lk keys, d dims.
+    """What one layer computed for one sequence of the batch, without padding.
 
-    `layer` is the index into the model's attention layers. q [H, Lq, d] and k [G, Lk, d] are the kernel's inputs,
-    rotated, normed and scaled; v [G, Lk, dv]; z [H, Lq, dv] is the head output before o_proj. Queries are the last Lq
-    of the Lk keys; k[:, 0] is the sequence's key number `first_key`. The window, chunk, cap and sink [H] are
-    those of `kernel.Rule`: the logits are `capped(scaling q . k)`. lse [H, Lq] is the natural log of what a row's
-    exp(logit) are divided by, float32: the sum of them all and, where there is one, of the sink's.
+    Axes: H query heads, G KV groups, Lq queries, Lk keys, d head dimension, dv value dimension.
+
+    `layer` is the index into the model's attention layers. q [H, Lq, d] and k [G, Lk, d] are the inputs of the kernel:
+    after rotation and QK-norm. v is [G, Lk, dv]; z [H, Lq, dv] are the head outputs before o_proj. The queries belong
+    to the last Lq of the Lk keys; k[:, 0] is key number `first_key` of the sequence. `window`, `chunk`, `cap` and
+    `sink` [H] are those of `kernel.AttentionRule`; the logits are `soft_cap(scaling * q . k)`. lse [H, Lq], float32, is
+    the natural log of each row's softmax denominator: the sum of exp(logit) over the visible keys plus the sink's.
     """
 
     layer: int
@@ -45,16 +92,16 @@ class AttentionRecord:
     @property
     def visible_counts(self) -> Tensor:
         """Number of keys that each query sees, [Lq]."""
-        seen = self.query_key_index + 1
+        counts = self.query_key_index + 1
         if self.chunk is not None:
-            seen = torch.minimum(seen, (self.query_key_index + self.first_key) % self.chunk + 1)
-        return seen if self.window is None else seen.clamp(max=self.window)
+            counts = torch.minimum(counts, (self.query_key_index + self.first_key) % self.chunk + 1)
+        return counts if self.window is None else counts.clamp(max=self.window)
 
     def soft_cap(self, logits: Tensor) -> Tensor:
-        """Logits as the softmax gets them, from scaling q . k."""
+        """Logits after the layer's soft-capping, from scaling * q . k."""
         return soft_cap(logits, self.cap)
 
     @property
     def sink_weight(self) -> Tensor | None:
-        """The weight of the learned sink in each row, [H, Lq], 0..1; None for a model without."""
+        """Weight of the learned sink in each row, [H, Lq], 0..1; None for a model without one."""
         return None if self.sink is None else (self.sink.float()[:, None] - self.lse).exp().clamp(max=1)

@@ -1,1 +1,1 @@
-"""Ways to run a model while listening: capture, logits, shared prefixes, replay, interventions."""
+"""Forward passes: capture, observers, logits, prefix cache, replay from a layer, and interventions on heads."""

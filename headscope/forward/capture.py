@@ -1,12 +1,13 @@
-"""Listen to every attention layer of a model while it runs.
+"""Capture: listen to and edit every attention layer of a model while it runs.
 
     with capturing(model) as layers:
         layers.listen(lambda record: ...)     # called with an AttentionRecord for each layer and sequence
         model.module(input_ids)
 
-For a TransformerBridge, the backend also fires its hooks `blocks.{l}.attn.hook_rot_q` and
-`hook_rot_k` ([B, L, heads, d], after rotation), so `run_with_hooks` and `run_with_cache` work at fused-kernel speed and
-editing hooks take effect. `hook_z` and the projections' hooks fire as usual.
+If the model was loaded from a TransformerBridge, the attention backend also fires its hooks
+`blocks.{l}.attn.hook_rot_q` and `hook_rot_k` ([B, L, heads, d], after rotation). So `run_with_hooks` and
+`run_with_cache` work at the speed of the fused kernels, and hooks that edit take effect. `hook_z` and the hooks of the
+projections fire as usual.
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,10 @@ class CapturedLayers:
         self._exit_stack = exit_stack
 
     def listen(self, listener: backend.Listener, layers: list[int] | None = None) -> None:
-        """Call `listener` for the given layers (default all) until the capture ends. Unknown layers raise BadInput."""
+        """Call `listener` for these layers, by default all, until the capture ends.
+
+        Raises BadInput for unknown layers.
+        """
         for layer in range(len(self._model.attention_modules)) if layers is None else layers:
             self._exit_stack.enter_context(backend.listening(self._module(layer), layer, listener))
 

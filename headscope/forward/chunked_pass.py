@@ -1,8 +1,8 @@
-"""Read a long document layer by layer, and each layer in chunks of tokens.
+"""Forward pass over a long document layer by layer, and within each layer in chunks of tokens.
 
-Held are the residual stream, one layer's keys and values, and what one chunk makes; in a full pass it is what a layer
-makes of all tokens at once. A layer is run by the model's own forward, in which the other layers hand on what they are
-given: masks and positions are the family's own.
+Memory holds the residual stream, the keys and values of one layer, and the activations of one chunk; a full pass holds
+a layer's activations for all tokens. Each layer runs inside the model's own forward while the other layers pass on
+their input, so masks and positions are the family's own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,26 +13,25 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from headscope.forward.backbone import backbone
-from headscope.forward.input_checks import refuse_non_finite, refuse_unknown_tokens
+from headscope.forward.backbone import backbone, refuse_non_finite, refuse_unknown_tokens
 from headscope.forward.logits import last_hidden_states, replacing_forward
 from headscope.forward.prefix_cache import supports_prefix_cache
 from headscope.forward.replay import residual_stream, resumable_layers
 from headscope.positions.model import Model
 
 MAX_SINGLE_PASS_TOKENS, TOKENS_PER_CHUNK = {"cpu": 2**14, "cuda": 2**16}, {"cpu": 2**10, "cuda": 2**14}
-"""Tokens of the longest document that is read in one pass, and those of a chunk of a longer one."""
+"""Tokens of the longest document that is read in one pass, and of a chunk of longer ones."""
 TRIAL_TOKENS = 48
-"""Tokens that are read both ways before a document is read in chunks."""
+"""Tokens that are read in one pass and in chunks, to check that both agree."""
 RELATIVE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""What the two may differ by, as a share of the norm: the rounding of many layers."""
+"""Largest difference between the two, as a share of the norm: the rounding of many layers."""
 
 
 def choose_chunk_size(model: Model, ids: Tensor) -> int | None:
-    """Tokens of the chunks in which ids [1, L] are to be read; None to read them in one pass.
+    """Tokens per chunk for ids [1, L], or None to read them in one pass.
 
-    That is for documents that are not long, and for models that cannot be read otherwise, as where layers pass on
-    more than the residual stream, or positions depend on the length. Ask before anybody listens: it tries.
+    None for short documents, and for models that cannot be read in chunks: their layers pass on more than the residual
+    stream, or their positions depend on the length. Call it before registering listeners, since it runs the model.
     """
     device = model.device.type
     if (
@@ -45,32 +44,35 @@ def choose_chunk_size(model: Model, ids: Tensor) -> int | None:
 
 
 def _chunks_match_single_pass(model: Model, ids: Tensor) -> bool:
-    """Whether the model makes the same of ids [1, L] in chunks as in one pass."""
-    whole = last_hidden_states(model, ids)
+    """Whether the model computes the same hidden states for ids [1, L] in chunks as in one pass."""
+    expected = last_hidden_states(model, ids)
     try:
-        found = chunked_hidden_states(model, ids, ids.shape[1] // 3)
-    except Exception:  # a family's own code, run as it does not run itself: then one pass is what is left
+        hidden = chunked_hidden_states(model, ids, ids.shape[1] // 3)
+    except Exception:  # a family's code may fail if its layers run one at a time
         return False
-    return float((found - whole).norm()) <= RELATIVE_TOLERANCE.get(whole.dtype, 5e-2) * float(whole.norm())
+    return float((hidden - expected).norm()) <= RELATIVE_TOLERANCE.get(expected.dtype, 5e-2) * float(expected.norm())
 
 
 def chunked_hidden_states(model: Model, ids: Tensor, chunk_tokens: int) -> Tensor:
-    """`finite_hidden` of ids [1, L], [1, L, D]; whoever listens hears every layer once for each `size` tokens."""
+    """`finite_hidden_states` of ids [1, L], [1, L, D], in chunks of `chunk_tokens`.
+
+    Listeners are called for every layer once per chunk. Raises BadInput for unknown tokens and non-finite states.
+    """
     refuse_unknown_tokens(model, ids)
     layers, length = resumable_layers(model), ids.shape[1]
-    keys, alone = _LayerKVCache(length), _SingleLayerRunner(layers)
-    cache = Cache(layers=[keys] * len(layers))
+    layer_cache, runner = _LayerKVCache(length), _SingleLayerRunner(layers)
+    cache = Cache(layers=[layer_cache] * len(layers))
     stream: Tensor | None = None
     for layer in layers:
-        given = stream
-        with alone.running_only(layer):
-            for keys.chunk_start in range(0, length, chunk_tokens):
-                here = slice(keys.chunk_start, keys.chunk_start + chunk_tokens)
-                alone.residual_stream = None if given is None else given[..., here, :]
-                made = backbone(model)(ids[:, here], past_key_values=cache, use_cache=True).last_hidden_state
+        layer_input = stream
+        with runner.running_only(layer):
+            for layer_cache.chunk_start in range(0, length, chunk_tokens):
+                tokens = slice(layer_cache.chunk_start, layer_cache.chunk_start + chunk_tokens)
+                runner.residual_stream = None if layer_input is None else layer_input[..., tokens, :]
+                output = backbone(model)(ids[:, tokens], past_key_values=cache, use_cache=True).last_hidden_state
                 if layer is not layers[-1]:
-                    made = residual_stream(alone.output)
-                stream = _write_tokens(made, here, stream, length)
+                    output = residual_stream(runner.output)
+                stream = _write_tokens(output, tokens, stream, length)
     assert stream is not None
     if not all(bool(part.isfinite().all()) for part in torch.split(stream, chunk_tokens, -2)):
         refuse_non_finite(model, ids, stream)
@@ -78,7 +80,7 @@ def chunked_hidden_states(model: Model, ids: Tensor, chunk_tokens: int) -> Tenso
 
 
 def _write_tokens(part: Tensor, token_slice: slice, buffer: Tensor | None, length: int) -> Tensor:
-    """The whole with this part, [.., tokens, D], in its place: a new whole of `length` tokens where it does not fit."""
+    """Write a part [.., tokens, D] into the buffer, or into a new one of `length` tokens if shape or dtype differ."""
     if buffer is None or (buffer.shape[:-2], buffer.dtype) != (part.shape[:-2], part.dtype):
         buffer = part.new_empty(*part.shape[:-2], length, part.shape[-1])
     buffer[..., token_slice, :] = part
@@ -86,7 +88,7 @@ def _write_tokens(part: Tensor, token_slice: slice, buffer: Tensor | None, lengt
 
 
 class _LayerKVCache(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of the layer that runs, of `length` tokens, of which those before `begun` are there."""
+    """Keys and values of the running layer for `length` tokens; those before `chunk_start` are filled."""
 
     is_sliding = False
 
@@ -95,12 +97,12 @@ class _LayerKVCache(CacheLayerMixin):  # type: ignore[misc]
         self.length, self.chunk_start = length, 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys = self.values = key_states.new_empty(0)  # those of the layer before are held no longer
+        self.keys = self.values = key_states.new_empty(0)  # frees those of the layer before
         self.keys = key_states.new_empty(*key_states.shape[:2], self.length, key_states.shape[-1])
         self.values = value_states.new_empty(*value_states.shape[:2], self.length, value_states.shape[-1])
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Add those of a chunk, and return all there are."""
+        """Add the keys and values of a chunk; return all up to its end."""
         if not self.chunk_start:
             self.lazy_initialization(key_states, value_states)
         end = self.chunk_start + key_states.shape[2]
@@ -118,7 +120,7 @@ class _LayerKVCache(CacheLayerMixin):  # type: ignore[misc]
 
 
 class _SingleLayerRunner:
-    """The model's layers while one of them runs: on `stream`, or on its own input where that is None."""
+    """Runs one decoder layer at a time, on `residual_stream` or, if that is None, on the layer's own input."""
 
     def __init__(self, layers: Sequence[nn.Module]):
         self.layers = layers
@@ -127,17 +129,19 @@ class _SingleLayerRunner:
 
     @contextmanager
     def running_only(self, layer: nn.Module) -> Iterator[None]:
-        """Let that one run, and keep its output; the others return what they are given, in the form of an output."""
-        own = layer.forward
+        """Run only this layer and keep its output; the others return their input in the form of an output."""
+        layer_forward = layer.forward
 
         def run(stream: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.output = own(stream if self.residual_stream is None else self.residual_stream, *args, **kwargs)
+            self.output = layer_forward(
+                stream if self.residual_stream is None else self.residual_stream, *args, **kwargs
+            )
             return self.output
 
-        def hand_on(stream: Tensor, *_: Any, **__: Any) -> Any:
+        def pass_on(stream: Tensor, *_: Any, **__: Any) -> Any:
             return stream if isinstance(self.output, Tensor) else (stream, *self.output[1:])
 
         with ExitStack() as stack:
-            for each in self.layers:
-                stack.enter_context(replacing_forward(each, run if each is layer else hand_on))
+            for module in self.layers:
+                stack.enter_context(replacing_forward(module, run if module is layer else pass_on))
             yield

@@ -1,10 +1,11 @@
-"""Interventions on one attention head or one KV group of a running model: ablations and resets of AdaRoPE parameters.
+"""Interventions on one attention head, or one KV group, of a running model.
 
-An intervention recomputes the output z of the heads of one unit from edited q, k and v; other heads and the model are
-unchanged. Because q and k are already rotated, a reset is a relative rotation and a ratio of scales.
+An intervention recomputes the output z of the heads of one unit from edited q, k and v. All other heads and the model
+itself stay unchanged. Resetting AdaRoPE's parameters is an intervention: q and k are already rotated, so a reset is a
+relative rotation and a ratio of query scales.
 
-Shapes within a unit: q and z [B, n, Lq, d] with the n query heads of the unit, k and v [B, 1, Lk, d]. For a single
-query head, the other heads of its KV group keep the unedited keys.
+Shapes within a unit: q and z [B, n, Lq, d] with the n query heads of the unit, k and v [B, 1, Lk, d]. An edit of the
+keys of a single query head does not change those of the other heads in its KV group.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from headscope.attention import backend
 from headscope.attention.record import Geometry
-from headscope.forward.rerotation import key_positions, rotate_pairs, rotation_angles, split_rotary
 from headscope.positions.schedule import Schedule
 
 Component = Literal["freq", "scale", "joint"]
@@ -82,8 +82,8 @@ class PositionReset:
         q, k = call.q, call.k
         rotates = self.geometry.layer_rotates[unit.layer]
         if self.component != "scale" and rotates:
-            located = ((q, call.positions), (k, key_positions(call)))
-            q, k = (rotate_pairs(t, self._angle_differences(unit, at), self.geometry) for t, at in located)
+            q = rotate_pairs(q, self._angle_differences(unit, call.positions), self.geometry)
+            k = rotate_pairs(k, self._angle_differences(unit, key_positions(call)), self.geometry)
         if self.component != "freq":
             q = (q.float() * self._query_scale_ratio(unit, call.positions)).to(q.dtype)
             factors = [schedule.attention_factor(unit.layer) for schedule in (self.target, self.current)]
@@ -102,12 +102,12 @@ class PositionReset:
 
     def _query_scale_ratio(self, unit: Unit, positions: Tensor) -> Tensor:
         """lambda_target / lambda_current of the unit's heads at positions [1|B, Lq]: [1|B, n, Lq, 1]."""
-        chosen = unit.head_slice(self.geometry)
+        heads = unit.head_slice(self.geometry)
         scales = []
         for schedule in (self.target, self.current):
             visible = positions + 1
             scale = schedule.query_scale(unit.layer, visible) if schedule.scales_queries else torch.ones(1, 1, 1)
-            scales.append(scale.detach().to(positions.device).expand(-1, self.geometry.heads, -1)[:, chosen])
+            scales.append(scale.detach().to(positions.device).expand(-1, self.geometry.heads, -1)[:, heads])
         return (scales[0] / scales[1])[..., None]
 
 
@@ -127,7 +127,7 @@ def uniform_attention(z: Tensor, call: backend.AttentionCall, unit: Unit) -> Ten
 
 
 ABLATIONS: dict[str, Intervention] = {"zero": zero_ablation, "mean": mean_ablation, "uniform": uniform_attention}
-"""Interventions by name, for any model."""
+"""Ablations by name, for any model."""
 
 
 def qkv_intervention(edit: Callable[[Tensor, Tensor, Tensor, int], QKV]) -> Intervention:
@@ -143,10 +143,83 @@ def layer_output_edit(intervention: Intervention, units: Sequence[Unit], geometr
     """An output edit for the attention backend that applies the intervention to disjoint units of one layer."""
 
     def edit(z: Tensor, call: backend.AttentionCall) -> Tensor:
-        edited = z.clone()
+        output = z.clone()
         for unit in units:
             heads, group = unit.head_slice(geometry), slice(unit.kv_group, unit.kv_group + 1)
-            edited[:, heads] = intervention(z[:, heads], call.for_heads(heads, group), unit)
-        return edited
+            output[:, heads] = intervention(z[:, heads], call.for_heads(heads, group), unit)
+        return output
 
     return edit
+
+
+@dataclass(frozen=True, eq=False)
+class PairsZeroed:
+    """Zero the queries of the selected `pairs` [layers, P] (bool), so that they contribute nothing to the logits."""
+
+    pairs: Tensor
+    geometry: Geometry
+
+    def __call__(self, z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
+        selected = self.pairs[unit.layer].to(call.q.device)
+        dims = (
+            torch.cat((selected, selected)) if self.geometry.rotary_layout == "half" else selected.repeat_interleave(2)
+        )
+        before, rotary, after = split_rotary(call.q, self.geometry)
+        return call.attend(torch.cat((before, rotary.masked_fill(dims, 0), after), -1), call.k, call.v)
+
+
+@dataclass(frozen=True, eq=False)
+class PairsUnrotated:
+    """Undo the rotation of the selected `pairs` [layers, P] (bool) of q and k under the `current` schedule.
+
+    A factor on cos and sin stays.
+    """
+
+    pairs: Tensor
+    current: Schedule
+    geometry: Geometry
+
+    def __call__(self, z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
+        if not self.geometry.layer_rotates[unit.layer]:
+            return z
+        theta = unit_theta(self.current, unit)
+        theta = theta * self.pairs[unit.layer].to(theta.device)
+        q = rotate_pairs(call.q, -rotation_angles(theta, call.positions), self.geometry)
+        k = rotate_pairs(call.k, -rotation_angles(theta, key_positions(call)), self.geometry)
+        return call.attend(q, k, call.v)
+
+
+def split_rotary(t: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
+    """Split [..., d] into the dimensions before the rotary ones, the rotary ones, and those after."""
+    start, end = geometry.rotary_start, geometry.rotary_start + 2 * geometry.pairs
+    return t[..., :start], t[..., start:end], t[..., end:]
+
+
+def rotate_pairs(t: Tensor, angles: Tensor, geometry: Geometry) -> Tensor:
+    """Rotate each pair of q or k [B, heads, L, d] by `angles` [1|B, 1, L, P] in rad, in the direction of RoPE."""
+    pairs = geometry.pairs
+    cos, sin = angles.cos().float(), angles.sin().float() * geometry.rotation_direction
+    before, rotary, after = split_rotary(t, geometry)
+    rotary = rotary.float()
+    if geometry.rotary_layout == "half":
+        x, y = rotary[..., :pairs], rotary[..., pairs:]
+        rotated = torch.cat((x * cos - y * sin, y * cos + x * sin), -1)
+    else:
+        x, y = rotary[..., 0::2], rotary[..., 1::2]
+        rotated = torch.stack((x * cos - y * sin, y * cos + x * sin), -1).flatten(-2)
+    return torch.cat((before, rotated.to(t.dtype), after), -1)
+
+
+def rotation_angles(theta: Tensor, positions: Tensor) -> Tensor:
+    """Angles of frequencies [P] at positions [1|B, L]: [1|B, 1, L, P] in rad.
+
+    They are rounded to float32 like the model's rotation tables, then float64, so differences match a model that is
+    rebuilt with other frequencies.
+    """
+    return (positions[:, None, :, None].float() * theta.to(positions.device)).double()
+
+
+def key_positions(call: backend.AttentionCall) -> Tensor:
+    """Positions [1|B, Lk] of the keys; the last key is at the position of the last query."""
+    keys = call.k.shape[2]
+    return call.positions[:, -1:] - (keys - 1) + torch.arange(keys, device=call.positions.device)

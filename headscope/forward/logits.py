@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from headscope.errors import UnsupportedModel
-from headscope.forward.backbone import backbone
-from headscope.forward.input_checks import refuse_non_finite, refuse_unknown_tokens
-from headscope.measures.loss_by_position import LossByPosition
+from headscope.forward.backbone import backbone, refuse_non_finite, refuse_unknown_tokens
+from headscope.measures.binned_means import LossByPosition
 from headscope.models.checkpoint import LoadedModel
 
 POSITIONS_PER_CHUNK, LOW_MEMORY_POSITIONS_PER_CHUNK = 512, 128

@@ -17,9 +17,9 @@ from headscope.positions.schedule import Schedule
 
 @dataclass(frozen=True)
 class FinishedPass:
-    """What a forward pass leaves: token ids [1, L], the last hidden states [1, L, D] and the attached schedule.
+    """Results of a forward pass: token ids [1, L], the last hidden states [1, L, D] and the attached schedule.
 
-    `chunk` is the number of tokens that were read at a time, None if the text was read at once.
+    `chunk` is the number of tokens per chunk, None if the text was read in one pass.
     """
 
     model: Model
@@ -33,7 +33,7 @@ class Observer(Protocol):
     """Collects statistics of one forward pass. It must not keep q, k, v or whole weights: memory is O(L) per layer."""
 
     needs_whole_text: bool
-    """Whether the text must be read at once. Other observers also work where a long text is read in chunks."""
+    """Whether the text must be read in one pass. Other observers also work if a long text is read in chunks."""
 
     def listen(self, layers: CapturedLayers) -> None:
         """Register listeners before the pass."""
@@ -46,9 +46,8 @@ def observe(model: Model, ids: Tensor, factories: Sequence[Callable[[Tensor], Ob
     """Run the model once over ids [L] under its position scheme and return the tables of every observer.
 
     Each factory is called with ids [1, L] on the model's device while the scheme is attached. A long text is read in
-    chunks;
-    observers that need the whole text then share a second pass. Raises BadInput for unknown tokens or hidden states
-    that are not finite.
+    chunks; observers that need the whole text then share a second pass. Raises BadInput for unknown tokens or hidden
+    states that are not finite.
     """
     with attached(model) as schedule, evaluating(model):
         ids = ids.to(model.device)[None]
@@ -58,7 +57,7 @@ def observe(model: Model, ids: Tensor, factories: Sequence[Callable[[Tensor], Ob
         sizes = [None if observer.needs_whole_text else chunk for observer in observers]
         tables: dict[int, Mapping[str, Any]] = {}
         for size in dict.fromkeys(sizes):
-            sharing = [number for number, own in enumerate(sizes) if own == size]
+            sharing = [number for number, observer_size in enumerate(sizes) if observer_size == size]
             with capturing(model) as layers:
                 for number in sharing:
                     observers[number].listen(layers)

@@ -1,8 +1,7 @@
-"""Prompts read one after the other, each at the cost of what it does not share with the one before.
+"""Prefix cache: generate answers to prompts, computing only what a prompt does not share with the previous one.
 
-Keys and values are cached in blocks that begin at fixed places and are computed in one call each, so what is found in
-a prompt depends on that prompt alone, to the last bit: not on the prompts before it, nor on where a run was resumed.
-Knows nothing of needles.
+Keys and values are cached in blocks that start at fixed positions, and each block is computed in one call. So results
+for a prompt are bit-identical whatever prompts came before, and wherever a run was resumed.
 """
 
 from collections.abc import Callable
@@ -15,8 +14,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from headscope.attention import backend
+from headscope.forward.backbone import refuse_non_finite, refuse_unknown_tokens
 from headscope.forward.capture import capturing
-from headscope.forward.input_checks import refuse_non_finite, refuse_unknown_tokens
 from headscope.forward.replay import shares_keys_across_layers
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
@@ -25,15 +24,15 @@ from headscope.positions.model import Model
 TokenIds = npt.NDArray[np.int32]
 
 TOKENS_PER_BLOCK = {"cpu": 128, "cuda": 512}
-"""Tokens a block: small ones share more of a prompt, large ones keep a GPU busy."""
+"""Tokens per block. Small blocks share more of a prompt, large ones keep a GPU busy."""
 
 
 class PrefixCachedGenerator:
-    """Answers prompts with one model under its scheme; `tokens` counts what went through the model so far.
+    """Greedy generation by one model under its scheme; `processed_tokens` counts the tokens that the model has read.
 
-    Prompts in an order that keeps common beginnings together cost least. Where what is cached is not a key and a value
-    of every token, as in layers without attention, or depends on the total length, nothing is shared (`shares` is
-    False): the whole sequence is read again for every token of the answer.
+    It is fastest if prompts with a common prefix follow each other. If the cache is not one key and value per token, as
+    in layers without attention, or depends on the total length, `shares_prefixes` is False: the model then reads the
+    whole sequence again for every token of the answer.
     """
 
     def __init__(self, model: Model):
@@ -41,16 +40,16 @@ class PrefixCachedGenerator:
         self.block_size = TOKENS_PER_BLOCK.get(model.device.type, 128)
         self.shares_prefixes = supports_prefix_cache(model)
         self.processed_tokens = 0
-        # Without the config, sliding layers keep every key too, and so can be cropped; the seam applies their window.
+        # Without the config, sliding layers also keep every key, so they can be cropped; the backend applies windows.
         self._cache = DynamicCache()
         self._cached_ids: TokenIds = np.empty(0, np.int32)
 
     def generate(
         self, prompt: TokenIds, listener: backend.Listener, max_tokens: int, is_last_token: Callable[[int], bool]
     ) -> list[int]:
-        """At most `most` greedy tokens after `prompt` [L], up to and including the first for which `ends` holds.
+        """At most `max_tokens` greedy tokens after `prompt` [L]; ends with the first for which `is_last_token` holds.
 
-        `listener` is called for every layer of the step that produced each token, with the row of that step last.
+        `listener` is called for every layer of the step that produced each token; the step's query is the last one.
         """
         answer: list[int] = []
         with evaluating(self.model), attached(self.model), capturing(self.model) as layers:
@@ -65,12 +64,12 @@ class PrefixCachedGenerator:
         return answer
 
     def _prefill(self, prompt: TokenIds) -> TokenIds:
-        """Cache all blocks of the prompt but the last, which is returned."""
-        kept = shared_prefix_length(self._cached_ids, prompt, self.block_size)
-        self._cache.crop(kept - self._cache.get_seq_length())
-        self._cached_ids = prompt[:kept]  # whatever interrupts what follows
+        """Cache all blocks of the prompt except the last, and return the last."""
+        shared = shared_prefix_length(self._cached_ids, prompt, self.block_size)
+        self._cache.crop(shared - self._cache.get_seq_length())
+        self._cached_ids = prompt[:shared]  # stays correct if the loop is interrupted
         last = last_block_start(len(prompt), self.block_size)
-        for start in range(kept, last, self.block_size):
+        for start in range(shared, last, self.block_size):
             self._forward(prompt[start : start + self.block_size])
         self._cached_ids = prompt[:last]
         return prompt[last:]
@@ -82,7 +81,7 @@ class PrefixCachedGenerator:
         refuse_unknown_tokens(self.model, tensor)
         tensor = tensor.to(self.model.device)
         cache = {"past_key_values": self._cache, "use_cache": True} if self.shares_prefixes else {"use_cache": False}
-        # Of a model that lends keys, Gemma 4 would cut its mask down to the logits that are kept.
+        # If layers share keys, Gemma 4 would crop its mask to the positions in logits_to_keep.
         last = {} if shares_keys_across_layers(self.model) else {"logits_to_keep": 1}
         logits: Tensor = self.model.module(tensor, **last, **cache).logits
         refuse_non_finite(self.model, tensor, logits[0, -1])
@@ -90,22 +89,22 @@ class PrefixCachedGenerator:
 
 
 def supports_prefix_cache(model: Model) -> bool:
-    """Whether the cache of a beginning serves every sequence that begins so."""
+    """Whether the cache of a prefix is valid for every sequence with that prefix."""
     schedule, rotation = model.schedule, model.rotation
-    by_length = getattr(schedule, "uses_sequence_length", False) or (
+    depends_on_length = getattr(schedule, "uses_sequence_length", False) or (
         rotation.frequency_change_length is not None and not schedule.replaces_rotation
     )
     layers = DynamicCache(config=model.module.config).layers
-    return not by_length and {type(layer) for layer in layers} <= {DynamicLayer, DynamicSlidingWindowLayer}
+    return not depends_on_length and {type(layer) for layer in layers} <= {DynamicLayer, DynamicSlidingWindowLayer}
 
 
 def last_block_start(length: int, block_size: int) -> int:
-    """Where the last block of a prompt of `length` tokens begins; it holds at least one token."""
+    """Start of the last block of a prompt of `length` tokens; the block holds at least one token."""
     return (length - 1) // block_size * block_size
 
 
 def shared_prefix_length(cached_ids: TokenIds, prompt: TokenIds, block_size: int) -> int:
-    """Tokens of `prompt` in whole blocks that are also `cached`; its last block is always read."""
+    """Number of tokens of `prompt` in whole cached blocks. Its last block is never shared."""
     shorter = min(len(cached_ids), last_block_start(len(prompt), block_size))
     differ = np.flatnonzero(cached_ids[:shorter] != prompt[:shorter])
     return (int(differ[0]) if len(differ) else shorter) // block_size * block_size

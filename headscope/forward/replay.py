@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from headscope.attention import backend
 from headscope.errors import UnsupportedModel
-from headscope.forward.backbone import backbone, decoder_layers
+from headscope.forward.backbone import backbone, decoder_layers, refuse_non_finite, refuse_unknown_tokens
 from headscope.forward.capture import CapturedLayers, capturing
-from headscope.forward.input_checks import refuse_non_finite, refuse_unknown_tokens
 from headscope.forward.logits import logits_and_targets, predicting_position_slices, replacing_forward, token_losses
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.adarope import AdaRoPE
@@ -154,8 +153,7 @@ class Replay:
         objectives: Sequence[Objective],
         on_layer: Callable[[int, Tensor, backend.AttentionCall, list[Tensor]], None],
     ) -> None:
-        """Compute gradients of objectives with respect to the head outputs z of every layer, from the last to the
-        first.
+        """Compute gradients of objectives with respect to the head outputs z of every layer, last layer first.
 
         `on_layer(layer, z, call, gradients)` receives z [1, H, L, d], the call that computed it, and one gradient of
         the same shape per objective. Only one layer's activations are in memory at a time.

@@ -1,9 +1,9 @@
-"""Decompose a model's residual stream, from a short forward pass: which modules add to it, through which norms, and how
-logits follow from it.
+"""Decomposition of the residual stream: which modules add to it, through which norms, and how logits follow from it.
 
-The decomposition is measured, not derived from the family's name. Every decoder layer must return its input plus
-multiples of the outputs of some of its modules, with the heads projected by one matrix; norms must divide by one number
-per token; logits must be linear in the last hidden states. Other architectures are refused with the reason.
+A short forward pass measures the decomposition; it is not derived from the family's name. Every decoder layer must
+return its input plus multiples of the outputs of some of its modules, with the heads projected by one matrix; norms
+must divide by one number per token; logits must be linear in the last hidden states. Other architectures are refused
+with the reason.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ class DecompositionError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """RMSNorm or LayerNorm: gain * (x - its mean, if `centred`) / scale + shift."""
+    """RMSNorm or LayerNorm: gain * (x - its mean, if `is_centred`) / scale + shift."""
 
     module: nn.Module
     gain: Tensor
@@ -96,8 +96,11 @@ class DecoderLayer:
 
 @dataclass(frozen=True, eq=False)
 class ResidualDecomposition:
-    """Decomposition of the logits: `logit_factor` x (`unembedding` [V, D] - `unembedding_mean` [D]) x final norm of the
-    stream, plus `bias` [V] minus its mean."""
+    """How logits follow from the residual stream.
+
+    Logits are `logit_factor` times (`unembedding` [V, D] - `unembedding_mean` [D]) applied to the final norm of the
+    stream, plus `bias` [V] minus its mean.
+    """
 
     layers: tuple[DecoderLayer, ...]
     final_norm: Norm
@@ -277,8 +280,10 @@ def _is_same_tensor(first: Tensor, second: Tensor) -> bool:
 
 @contextmanager
 def _recording_calls(modules: Iterable[nn.Module]) -> Iterator[list[_ModuleCall]]:
-    """Record every call of these modules, in the order in which they return. The tensors are kept, so memory addresses
-    stay unique."""
+    """Record every call of these modules, in the order in which they return.
+
+    The tensors are kept, so that memory addresses stay unique.
+    """
     calls: list[_ModuleCall] = []
 
     def record_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -1,7 +1,7 @@
-"""Whether this machine measures what eager attention says: every measure against plain formulas over all L x L weights.
+"""Selfcheck: compare every measure on this machine with plain formulas over all L x L weights.
 
-The formulas take q, k and v as the kernel got them and are evaluated in float64, so that what differs is the kernel and
-the measure alone, not the rounding of the layers before.
+The formulas take the kernel's own q, k and v and are evaluated in float64. So differences come from the kernel and the
+measure alone, not from rounding in earlier layers.
 """
 
 import math
@@ -20,8 +20,7 @@ from headscope.forward.capture import capturing
 from headscope.forward.logits import compute_loss_by_position, last_hidden_states
 from headscope.measures.attention_rows import LOCAL_DISTANCE, row_statistics
 from headscope.measures.distance_profile import log_spaced_distances, profile_sums
-from headscope.measures.rotary_pairs import mean_abs_by_row, pair_moment_sums
-from headscope.measures.rotary_planes import planes_by_head, rotary_planes
+from headscope.measures.rotary_pairs import mean_abs_by_row, pair_moment_sums, planes_by_head, rotary_planes
 from headscope.models.checkpoint import evaluating
 from headscope.positions.attach import attached
 from headscope.positions.model import Model
@@ -29,37 +28,38 @@ from headscope.positions.model import Model
 TOLERANCES = {
     "attention output": (1e-4, 2e-2),
     "log-sum-exp, fused": (1e-4, 5e-3),
-    "log-sum-exp, in blocks": (1e-4, 5e-3),
-    "rows of attention": (1e-3, 2e-2),
+    "log-sum-exp, blockwise": (1e-4, 5e-3),
+    "row statistics": (1e-3, 2e-2),
     "rotary pairs": (1e-4, 1e-4),
     "distance profile": (1e-4, 1e-4),
     "loss": (1e-3, 3e-2),
     "cached keys": (1e-4, 2e-2),
-    "a window": (1e-4, 2e-2),
-    "chunks": (1e-4, 2e-2),
-    "a cap": (1e-4, 2e-2),
-    "a sink": (1e-4, 2e-2),
+    "window": (1e-4, 2e-2),
+    "chunked attention": (1e-4, 2e-2),
+    "soft cap": (1e-4, 2e-2),
+    "learned sink": (1e-4, 2e-2),
 }
-"""What each may differ by, in float32 and in bfloat16, whose kernels round the weights (not q and k, which both get).
+"""Largest allowed difference of each quantity, in float32 and in bfloat16, whose kernels round the weights.
 
-Nats for log-sum-exp and loss; of the output a share of its largest value, of rows of a value where it is above 1, of
-pairs and distances of what was added up. The last are what attention knows beyond what every model asks of it, tried
-on random heads: the larger difference of output and log-sum-exp.
+Log-sum-exp and loss: nats. Attention output: share of its largest value. Row statistics: relative above 1, otherwise
+absolute. Rotary pairs and distance profile: share of the sum of absolute terms. The others are the cases of
+`RULE_CASES` on random heads: the larger difference of output and log-sum-exp.
 """
 RANDOM_KEY_COUNT, RANDOM_QUERY_COUNTS = 150, (150, 40, 1)
-"""Of random heads: a whole pass, some tokens after cached ones, and one."""
+"""Shapes of the random heads: a full pass, several queries after cached keys, and one query."""
 RULE_CASES = {
     "cached keys": AttentionRule(1.0),
-    "a window": AttentionRule(1.0, window=30),
-    "chunks": AttentionRule(1.0, chunk=64),
-    "a cap": AttentionRule(1.0, cap=3.0),
-    "a sink": AttentionRule(1.0, sink=torch.tensor(1.5)),
+    "window": AttentionRule(1.0, window=30),
+    "chunked attention": AttentionRule(1.0, chunk=64),
+    "soft cap": AttentionRule(1.0, cap=3.0),
+    "learned sink": AttentionRule(1.0, sink=torch.tensor(1.5)),
 }
+"""Rules of attention that not every model has."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The largest difference that was found, and what is allowed."""
+    """The largest difference of one quantity, and the tolerance."""
 
     quantity: str
     dtype: str
@@ -74,69 +74,69 @@ class CheckResult:
 
 @torch.no_grad()
 def run_checks(model: Model, ids: Tensor) -> Iterator[CheckResult]:
-    """Every measure of ids [L], which must be short: memory is O(L^2 x head_dim).
+    """Check every measure on ids [L], which must be short: memory is O(L^2 x head_dim).
 
-    Raises BadInput for a model that its family's eager attention or the plain formulas are not those of: one under a
-    scheme, or whose weights are capped, shared with a sink or kept within a window or chunk. RULES try those.
+    Raises BadInput if the plain formulas or the family's eager attention do not apply to the model: it has a position
+    scheme, a soft cap, a learned sink, a window or chunks. `RULE_CASES` cover these on random heads.
     """
     if model.scheme != "base":
-        raise BadInput(f"'{model.name}' is under {model.scheme}, which eager attention knows nothing of: leave it out")
-    worst: dict[str, float] = defaultdict(float)
+        raise BadInput(f"'{model.name}' has scheme '{model.scheme}', which eager attention lacks. Omit the scheme")
+    largest: dict[str, float] = defaultdict(float)
 
-    def listen(heard: AttentionRecord) -> None:
-        hides = bool((heard.visible_counts <= heard.query_key_index).any())
-        if hides or heard.cap is not None or heard.sink is not None:
-            raise BadInput(f"'{model.name}' attends by more than q . k, or not to every key: check another checkpoint")
-        for what, difference in _layer_differences(model, heard):
-            worst[what] = max(worst[what], difference if math.isfinite(difference) else math.inf)
+    def listen(record: AttentionRecord) -> None:
+        hides_keys = bool((record.visible_counts <= record.query_key_index).any())
+        if hides_keys or record.cap is not None or record.sink is not None:
+            raise BadInput(f"'{model.name}' has a window, chunks, a soft cap or a learned sink. Use another checkpoint")
+        for quantity, difference in _layer_differences(model, record):
+            largest[quantity] = max(largest[quantity], difference if math.isfinite(difference) else math.inf)
 
     ids = ids.to(model.device)[None]
     with attached(model), evaluating(model), capturing(model) as layers:
         layers.listen(listen)
         measured = compute_loss_by_position(model, ids, last_hidden_states(model, ids))
     loss = float(measured.sums.sum() / measured.counts.sum())
-    worst["loss"] = abs(loss - _eager_loss(model, ids)) if math.isfinite(loss) else math.inf
-    worst |= dict(_rule_differences(model))
-    rounded = model.module.dtype.itemsize < 4
+    largest["loss"] = abs(loss - _eager_loss(model, ids)) if math.isfinite(loss) else math.inf
+    largest |= dict(_rule_differences(model))
+    is_half_precision = model.module.dtype.itemsize < 4
     dtype = str(model.module.dtype).removeprefix("torch.")
-    for what, allowed in TOLERANCES.items():
-        yield CheckResult(what, dtype, ids.shape[1], worst[what], allowed[rounded])
+    for quantity, tolerances in TOLERANCES.items():
+        yield CheckResult(quantity, dtype, ids.shape[1], largest[quantity], tolerances[is_half_precision])
 
 
 def _rule_differences(model: Model) -> Iterator[tuple[str, float]]:
-    """The largest difference under each rule of attention, of heads shaped like the model's."""
-    geometry, chance = model.geometry, torch.Generator().manual_seed(0)
+    """The largest difference under each rule of attention, on random heads with the model's shape."""
+    geometry, generator = model.geometry, torch.Generator().manual_seed(0)
     scaling = geometry.head_dim**-0.5
-    for what, asked in RULE_CASES.items():
-        found = 0.0
+    for name, case in RULE_CASES.items():
+        largest = 0.0
         for queries in RANDOM_QUERY_COUNTS:
             shapes = (
                 (geometry.heads, queries),
                 (geometry.kv_groups, RANDOM_KEY_COUNT),
                 (geometry.kv_groups, RANDOM_KEY_COUNT),
             )
-            drawn = (torch.randn(1, *shape, geometry.head_dim, generator=chance) for shape in shapes)
-            q, k, v = (t.to(model.device, model.module.dtype) for t in drawn)
-            sink = None if asked.sink is None else asked.sink.expand(geometry.heads).to(q)
-            rule = replace(asked, scaling=scaling, sink=sink)
+            random_heads = (torch.randn(1, *shape, geometry.head_dim, generator=generator) for shape in shapes)
+            q, k, v = (t.to(model.device, model.module.dtype) for t in random_heads)
+            sink = None if case.sink is None else case.sink.expand(geometry.heads).to(q)
+            rule = replace(case, scaling=scaling, sink=sink)
             out, lse = attend(q, k, v, None, rule, 0.0, True)
             keys, values = (_expand_to_query_heads(t[0], geometry.heads) for t in (k, v))
-            expected, exact = _exact_attention(q[0].double(), keys, values, rule)
+            expected, expected_lse = _exact_attention(q[0].double(), keys, values, rule)
             assert lse is not None
-            differences = _max_abs(out[0] - expected) / _max_abs(expected), _max_abs(lse[0] - exact)
-            found = max([found, *(each if math.isfinite(each) else math.inf for each in differences)])
-        yield what, found
+            differences = _max_abs(out[0] - expected) / _max_abs(expected), _max_abs(lse[0] - expected_lse)
+            largest = max([largest, *(error if math.isfinite(error) else math.inf for error in differences)])
+        yield name, largest
 
 
 def _exact_attention(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp under a rule, from all weights."""
-    at = torch.arange(k.shape[1], device=q.device)
-    query = at[len(at) - q.shape[1] :, None]
-    hidden = at > query
+    """Output and log-sum-exp under a rule, from all L x L weights."""
+    key = torch.arange(k.shape[1], device=q.device)
+    query = key[len(key) - q.shape[1] :, None]
+    hidden = key > query
     if rule.window is not None:
-        hidden = hidden | (at <= query - rule.window)
+        hidden = hidden | (key <= query - rule.window)
     if rule.chunk is not None:
-        hidden = hidden | (at // rule.chunk != query // rule.chunk)
+        hidden = hidden | (key // rule.chunk != query // rule.chunk)
     logits = rule.scaling * q @ k.mT
     logits = logits if rule.cap is None else rule.cap * torch.tanh(logits / rule.cap)
     logits = logits.masked_fill(hidden, -torch.inf)
@@ -159,46 +159,45 @@ def _layer_differences(model: Model, record: AttentionRecord) -> Iterator[tuple[
     distance = record.query_key_index[:, None] - record.query_key_index
     hidden = distance < 0
     logits = record.scaling * q @ k.mT
-    seen = logits.masked_fill(hidden, -torch.inf)
-    lse, alpha = seen.logsumexp(-1), seen.softmax(-1)
+    logits = logits.masked_fill(hidden, -torch.inf)
+    lse, alpha = logits.logsumexp(-1), logits.softmax(-1)
     out = alpha @ v
     yield "attention output", _max_abs(record.z - out) / max(_max_abs(out), 1e-12)
     yield "log-sum-exp, fused", _max_abs(record.lse - lse)
-    _, blocks = blockwise_attention(record.q[None], record.k[None], record.v[None], record.scaling, True)
-    yield "log-sum-exp, in blocks", _max_abs(blocks[0] - lse)
+    _, blockwise_lse = blockwise_attention(record.q[None], record.k[None], record.v[None], record.scaling, True)
+    yield "log-sum-exp, blockwise", _max_abs(blockwise_lse[0] - lse)
     rows = torch.arange(record.q.shape[1], device=q.device)
     expected = _exact_row_statistics(alpha, distance)
-    yield "rows of attention", _max_abs((row_statistics(record, rows) - expected) / expected.abs().clamp(min=1))
+    yield "row statistics", _max_abs((row_statistics(record, rows) - expected) / expected.abs().clamp(min=1))
     geometry = model.geometry
-    qp, kp = rotary_planes(record.q, geometry), rotary_planes(record.k, geometry)
+    q_planes, k_planes = rotary_planes(record.q, geometry), rotary_planes(record.k, geometry)
     visible = record.visible_counts
-    moments = torch.stack([planes_by_head(t, geometry) for t in pair_moment_sums(qp, kp, visible)])
-    means = mean_abs_by_row(qp, kp, rows, visible).double()
-    sums = torch.stack(
-        [planes_by_head(t, geometry) for t in profile_sums(qp, kp, log_spaced_distances(len(rows))).unbind(-1)], -1
-    )
+    moments = torch.stack([planes_by_head(t, geometry) for t in pair_moment_sums(q_planes, k_planes, visible)])
+    means = mean_abs_by_row(q_planes, k_planes, rows, visible).double()
     absolute = planes_by_head((means * visible[:, None, None]).sum(0), geometry)
-    at = log_spaced_distances(len(rows))
+    distances = log_spaced_distances(len(rows))
+    sums = profile_sums(q_planes, k_planes, distances)
+    sums = torch.stack([planes_by_head(t, geometry) for t in sums.unbind(-1)], -1)
     for head in range(geometry.heads):
-        q, k = _head_planes(head, qp, kp, model)
+        q, k = _head_planes(head, q_planes, k_planes, model)
         c = torch.einsum("xfi,xfj->fij", q, k)
-        inside = c.masked_fill(hidden, 0)
-        signed, size, squares = inside.sum((1, 2)), inside.abs().sum((1, 2)), inside.square().sum((1, 2))
+        visible_c = c.masked_fill(hidden, 0)
+        signed, size, squares = visible_c.sum((1, 2)), visible_c.abs().sum((1, 2)), visible_c.square().sum((1, 2))
         yield "rotary pairs", _relative_difference(moments[0, head], signed, size)
         yield "rotary pairs", _relative_difference(moments[1, head], squares, squares)
         yield "rotary pairs", _relative_difference(absolute[head], size, size)
-        added_up = torch.einsum("xfi,xfj->fij", q.abs(), k.abs())
-        yield "distance profile", _relative_difference(sums[head], _diagonal_sums(c, at), _diagonal_sums(added_up, at))
+        magnitude = _diagonal_sums(torch.einsum("xfi,xfj->fij", q.abs(), k.abs()), distances)
+        yield "distance profile", _relative_difference(sums[head], _diagonal_sums(c, distances), magnitude)
 
 
 def _exact_row_statistics(alpha: Tensor, distance: Tensor) -> Tensor:
-    """The statistics of `row_statistics`, in its order, from the weights [H, L, L]."""
+    """`row_statistics` from the weights [H, L, L], in the same order."""
     ess2 = 1 / alpha.square().sum(-1)
     entropy = -torch.special.xlogy(alpha, alpha).sum(-1)
     local = ((distance >= 0) & (distance < LOCAL_DISTANCE)).double()
-    far = (alpha * distance).sum(-1)
-    sums = (alpha * local).sum(-1)
-    return torch.stack([ess2, ess2.log(), entropy.exp(), alpha.amax(-1), alpha[..., 0], sums, far])
+    mean_distance = (alpha * distance).sum(-1)
+    local_mass = (alpha * local).sum(-1)
+    return torch.stack([ess2, ess2.log(), entropy.exp(), alpha.amax(-1), alpha[..., 0], local_mass, mean_distance])
 
 
 def _head_planes(head: int, q_planes: Tensor, k_planes: Tensor, model: Model) -> tuple[Tensor, Tensor]:
@@ -209,13 +208,13 @@ def _head_planes(head: int, q_planes: Tensor, k_planes: Tensor, model: Model) ->
     return q_planes[:, pairs, within].double(), k_planes[:, pairs, 0].double()
 
 
-def _diagonal_sums(contributions: Tensor, offsets: Tensor) -> Tensor:
-    """Sums of c [F, L, L] over all queries and the keys that many tokens before them, [F, D]."""
-    return torch.stack([contributions.diagonal(-int(distance), 1, 2).sum(-1) for distance in offsets], -1)
+def _diagonal_sums(contributions: Tensor, distances: Tensor) -> Tensor:
+    """Sums of contributions [F, L, L] over all queries and their keys at each distance, [F, D]."""
+    return torch.stack([contributions.diagonal(-int(distance), 1, 2).sum(-1) for distance in distances], -1)
 
 
 def _expand_to_query_heads(t: Tensor, heads: int) -> Tensor:
-    """Keys or values [G, L, d] for every query head, float64."""
+    """Keys or values [G, L, d] repeated for every query head, float64."""
     return t.double().repeat_interleave(heads // t.shape[0], 0)
 
 
@@ -224,5 +223,5 @@ def _max_abs(t: Tensor) -> float:
 
 
 def _relative_difference(measured: Tensor, expected: Tensor, magnitude: Tensor) -> float:
-    """The largest difference as a share of what was added up."""
+    """The largest difference as a share of `magnitude`, the sum of absolute terms."""
     return _max_abs((measured.double() - expected) / magnitude.clamp(min=1e-12))

@@ -1,7 +1,7 @@
-"""Effective length and shape of attention rows, streamed: no L x L matrix, whatever the number of rows.
+"""Effective length, shape and learned-sink weight of attention rows, streamed without an L x L matrix.
 
-ln ESS_2 = 2 lse(s) - lse(2 s) = -ln sum_j alpha_ij^2 (paper, section on AdaScale; appendix, effective sequence length).
-The log-sum-exp comes from the fused kernel that computed the output; rows are then visited in tiles that fit the cache.
+ln ESS_2 = 2 lse(s) - lse(2 s) = -ln sum_j alpha_ij^2 (paper: section on AdaScale; appendix on effective sequence
+length). The log-sum-exp comes from the fused kernel that computed the output; rows are visited in cache-sized tiles.
 """
 
 import numpy as np
@@ -9,44 +9,50 @@ import torch
 from torch import Tensor
 
 from headscope.attention.record import AttentionRecord
-from headscope.measures.row_means import BinnedRowMeans
-from headscope.measures.row_sampling import IntArray, count_visible_keys, query_range, to_device, to_numpy
-from headscope.measures.tiles import items_per_tile
+from headscope.measures.binned_means import BinnedRowMeans
+from headscope.measures.row_sampling import (
+    IntArray,
+    count_visible_keys,
+    items_per_tile,
+    query_range,
+    to_device,
+    to_numpy,
+)
 
 LOCAL_DISTANCE = 32
 ROW_STATISTICS = ("ess2", "log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
 ROW_TILE, KEY_TILE = 64, 512
 MASKED_LOGIT = -1e30
-"""Logit of a masked key: exp gives 0, and 0 x NEVER is still 0 where -inf would give NaN."""
+"""Logit of a masked key: exp gives 0, and 0 x MASKED_LOGIT is 0, whereas -inf would give NaN."""
 
 
 def row_statistics(record: AttentionRecord, rows: Tensor | IntArray) -> Tensor:
-    """Statistics of the given query rows, [len(STATISTICS), H, rows], float32, in the order of `STATISTICS`.
+    """Statistics of query rows, [len(ROW_STATISTICS), H, rows], float32, in the order of `ROW_STATISTICS`.
 
-    Ranges: 1 <= ess2 <= ess1 <= visible keys; weights in [0, 1]; mean_distance in tokens, >= 0. `rows` index the
-    queries, sorted ascending. Accumulated in log-space relative to the row's log-sum-exp, in float32.
+    Ranges: 1 <= ess2 <= ess1 <= visible keys; weights in [0, 1]; mean_distance in tokens, >= 0. `rows` are indices of
+    the record's queries, ascending. Accumulated in log-space relative to the row's log-sum-exp, in float32.
 
-    A learned sink takes its share of every row. `max_weight`, `sink_mass` (of key 0) and `local_mass` are the weights
-    that are left to keys; effective lengths and distance are of what is left, as shares of it, so that a head which
-    gives nearly all to its sink does not seem to attend to more keys than there are.
+    A learned sink takes its share of every row. `max_weight`, `sink_mass` (of key 0) and `local_mass` are weights in
+    the whole row. Effective lengths and distances use the weights of the keys alone, renormalized to 1. Otherwise a
+    head that gives nearly all weight to its sink would seem to attend to more keys than there are.
     """
-    places, size = to_numpy(rows), items_per_tile(record.q.device, ROW_TILE, record.q.shape[0] * record.k.shape[1])
-    tiles = [_tile_statistics(record, places[start : start + size]) for start in range(0, len(places), size)]
+    indices, size = to_numpy(rows), items_per_tile(record.q.device, ROW_TILE, record.q.shape[0] * record.k.shape[1])
+    tiles = [_tile_statistics(record, indices[start : start + size]) for start in range(0, len(indices), size)]
     return torch.cat(tiles, -1)
 
 
 def _tile_statistics(record: AttentionRecord, row_indices: IntArray) -> Tensor:
-    """`row_statistics` of one tile of rows: one sweep over their keys."""
+    """`row_statistics` of one tile of rows, in one sweep over their keys."""
     (heads, count, _), (groups, keys, dim) = record.q.shape, record.k.shape
     shape = (heads, len(row_indices))
-    device, own = record.q.device, row_indices + keys - count
-    seen = count_visible_keys(record, row_indices + query_range(record).start)
-    first, last = int(own[0] - seen[0]) + 1, int(own[-1])
-    rows, at, visible = to_device(device, np.stack((row_indices, own, seen)))
+    device, own_keys = record.q.device, row_indices + keys - count
+    visible_counts = count_visible_keys(record, row_indices + query_range(record).start)
+    first, last = int(own_keys[0] - visible_counts[0]) + 1, int(own_keys[-1])
+    rows, own, visible = to_device(device, np.stack((row_indices, own_keys, visible_counts)))
     q = record.q[:, rows].float().reshape(groups, -1, dim)
     minus_lse = -record.lse[:, rows].float().reshape(groups, -1, 1)
     largest = torch.full(shape, MASKED_LOGIT, device=device)
-    squares, neg_entropy, sink, kept = (torch.zeros(shape, device=device) for _ in range(4))
+    squares, neg_entropy, sink, key_mass = (torch.zeros(shape, device=device) for _ in range(4))
     distance_and_local = torch.zeros(shape[1], shape[0], 2, device=device)
     size = items_per_tile(device, KEY_TILE, heads * len(row_indices))
     for start in range(first, last + 1, size):
@@ -57,26 +63,26 @@ def _tile_statistics(record: AttentionRecord, row_indices: IntArray) -> Tensor:
             if record.cap is None
             else record.soft_cap(torch.bmm(q, scaled)) + minus_lse
         ).view(*shape, -1)
-        distance = at[:, None] - torch.arange(start, stop, device=device)
-        if own[0] + 1 < stop:
+        distance = own[:, None] - torch.arange(start, stop, device=device)
+        if own_keys[0] + 1 < stop:
             log_weight.masked_fill_(distance < 0, MASKED_LOGIT)
-        if (own - start >= seen).any():
+        if (own_keys - start >= visible_counts).any():
             log_weight.masked_fill_(distance >= visible[:, None], MASKED_LOGIT)
         weight = log_weight.exp()
         largest = torch.maximum(largest, log_weight.amax(-1))
         squares += torch.linalg.vecdot(weight, weight)
         neg_entropy += torch.linalg.vecdot(weight, log_weight)
         if record.sink is not None:
-            kept += weight.sum(-1)
-        # Distances, not key indices: far from the start a mean index minus the row's own would lose its digits.
-        of_keys = torch.stack((distance.float(), (distance < LOCAL_DISTANCE).float()), -1)
-        distance_and_local += torch.bmm(weight.transpose(0, 1), of_keys)
+            key_mass += weight.sum(-1)
+        # Distances, not key indices: far from the start, a mean index minus the row's own index would lose precision.
+        key_values = torch.stack((distance.float(), (distance < LOCAL_DISTANCE).float()), -1)
+        distance_and_local += torch.bmm(weight.transpose(0, 1), key_values)
         if start == 0 and record.first_key == 0:
             sink = weight[..., 0].clone()
     mean_distance, local = distance_and_local.permute(2, 1, 0)
     if record.sink is not None:
-        squares, mean_distance = squares / kept**2, mean_distance / kept
-        neg_entropy = neg_entropy / kept - kept.log()
+        squares, mean_distance = squares / key_mass**2, mean_distance / key_mass
+        neg_entropy = neg_entropy / key_mass - key_mass.log()
     log_ess2 = (-squares.log()).clamp(min=0)
     return torch.stack(
         [
@@ -99,3 +105,14 @@ class AttentionRows(BinnedRowMeans):
 
     def row_values(self, record: AttentionRecord, rows: IntArray) -> Tensor:
         return row_statistics(record, rows)
+
+
+class LearnedSink(BinnedRowMeans):
+    """Mean weight of learned sinks (gpt-oss, Granite): the `learned_sink` table, empty if no layer has one."""
+
+    name = "learned_sink"
+    statistic_names = ("share",)
+
+    def row_values(self, record: AttentionRecord, rows: IntArray) -> Tensor | None:
+        shares = record.sink_weight
+        return None if shares is None else shares.index_select(1, to_device(shares.device, rows))[None]

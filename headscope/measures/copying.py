@@ -1,6 +1,6 @@
-"""Which heads copy a passage while the model answers: the key each answer row looks at most, and its weight on spans.
+"""Copy scores: which heads attend to the tokens of a passage while the model writes them in its answer.
 
-Only the last query of a call is looked at, the one that produces the next token: q_last . k over the keys, all heads of
+Only the last query of a call matters, the one that produces the next token: q_last . k over the keys, for all heads of
 a layer in one product, never L x L.
 """
 
@@ -18,11 +18,12 @@ TokenSpan = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class CopyScores:
-    """What the heads did over T answer steps: T layers x H heads for each of S spans.
+    """Copy scores of all heads over T answer steps, for each of S spans.
 
-    score [S, layers, H]: share of the span's tokens that were copied at some step, 0..1. copies [S, layers, H]: steps
-    at which the head copied. mass [S, layers, H]: mean weight on the span, 0..1, 0 without a step. places [n, 5] are
-    the copies one by one: span, layer, step, head and key.
+    A head copies a token of the span at a step if its top attended token is that token and the model writes it.
+    scores [S, layers, H]: share of the span's tokens that the head copied at some step, 0..1. copy_counts
+    [S, layers, H]: number of steps at which it copied. span_mass [S, layers, H]: mean weight on the span over the
+    steps, 0..1, 0 without steps. copy_events [n, 5]: span, layer, step, head and key of every copy.
     """
 
     scores: Tensor
@@ -32,9 +33,10 @@ class CopyScores:
 
 
 def last_query_top_key_and_span_mass(record: AttentionRecord, spans: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the last query's row: the key with the largest weight [H], and the weight on each span [S, H], float32.
+    """Top attended key [H] of the last query, and its weight on each span [S, H], float32.
 
-    `spans` [S, 2] index the keys, which are all of the sequence. Among equal weights the first key is taken.
+    `spans` [S, 2] are first and end indices of keys; the record must hold all keys of the sequence. Ties go to the
+    first key.
     """
     logits, weights = last_query_weights(record)
     return logits.argmax(-1), torch.stack([weights[:, start:end].sum(-1) for start, end in spans.tolist()])
@@ -53,7 +55,10 @@ def last_query_weights(record: AttentionRecord) -> tuple[Tensor, Tensor]:
 
 
 class CopyScoreAccumulator:
-    """Accumulates `last_row` over the steps of one answer; `update` listens to every layer of each step."""
+    """Accumulates `last_query_top_key_and_span_mass` over the steps of one answer.
+
+    `update` is a listener of every layer; the steps come in order.
+    """
 
     def __init__(self, n_layers: int, spans: Sequence[TokenSpan]):
         self.spans = torch.tensor(spans)
@@ -61,27 +66,27 @@ class CopyScoreAccumulator:
         self._span_mass: list[list[Tensor]] = [[] for _ in range(n_layers)]
 
     def update(self, record: AttentionRecord) -> None:
-        """Take one layer of one step."""
-        largest, mass = last_query_top_key_and_span_mass(record, self.spans)
-        self._top_keys[record.layer].append(largest)
+        """Add the record of one layer at one step."""
+        top_key, mass = last_query_top_key_and_span_mass(record, self.spans)
+        self._top_keys[record.layer].append(top_key)
         self._span_mass[record.layer].append(mass)
 
     def compute(self, prompt: Tensor, answer: Tensor) -> CopyScores:
-        """What was copied of `prompt` [L] in the first T steps, which produced the tokens `answer` [T]."""
+        """Copy scores for `prompt` [L] over the first T steps, which produced the tokens `answer` [T]."""
         steps = len(answer)
-        largest = _stack_steps(self._top_keys)[:, :steps]  # layers, T, H
+        top_keys = _stack_steps(self._top_keys)[:, :steps]  # layers, T, H
         mass = _stack_steps(self._span_mass)[:, :steps].double()  # layers, T, S, H
-        written = answer[None, :, None]
-        scores, copies, places = [], [], []
+        written_tokens = answer[None, :, None]
+        scores, counts, events = [], [], []
         for span, (start, end) in enumerate(self.spans.tolist()):
-            place = torch.arange(start, end)
-            copied = (largest[..., None] == place) & (prompt[place] == written[..., None])  # layers, T, H, span
+            keys = torch.arange(start, end)
+            copied = (top_keys[..., None] == keys) & (prompt[keys] == written_tokens[..., None])  # layers, T, H, span
             scores.append(copied.any(1).double().mean(-1))
-            copies.append(copied.sum((1, 3)))
-            at = copied.nonzero()
-            places.append(torch.cat((torch.full_like(at[:, :1], span), at[:, :3], at[:, 3:] + start), 1))
-        weight = (mass.sum(1) / max(steps, 1)).transpose(0, 1).float()
-        return CopyScores(torch.stack(scores), torch.stack(copies), weight, torch.cat(places))
+            counts.append(copied.sum((1, 3)))
+            event = copied.nonzero()
+            events.append(torch.cat((torch.full_like(event[:, :1], span), event[:, :3], event[:, 3:] + start), 1))
+        mean_mass = (mass.sum(1) / max(steps, 1)).transpose(0, 1).float()
+        return CopyScores(torch.stack(scores), torch.stack(counts), mean_mass, torch.cat(events))
 
 
 def _stack_steps(steps_by_layer: list[list[Tensor]]) -> Tensor:

@@ -1,7 +1,7 @@
-"""What each head adds to a logit directly: its output through its part of the output projection, along a direction.
+"""Direct logit attribution: what each head adds to a logit through its slice of the output projection.
 
-The residual stream is a sum, so the logit of a token is one too once the norms on the way are frozen at the scale that
-they had. The direction of a row is what a unit of the stream adds to the logit of the token that comes next there.
+The residual stream is a sum, so the logit of a token is a sum too once the norms are frozen at the scale that they had.
+The direction of a row is the gradient of its next token's logit with respect to the residual stream.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from headscope.bins import position_bin_edges
 from headscope.measures.copying import last_query_weights
 
 ROWS_PER_PRODUCT = 2048
-"""Rows whose product is held at once."""
+"""Rows whose products are in memory at once."""
 
 
 def direct_logit_attribution(z: Tensor, projection: Tensor, directions: Tensor) -> Tensor:
-    """(z_h W_h) . u of every head and row: [H, rows], float32.
+    """Direct logit attribution (z_h W_h) . u of every head and row: [H, rows], float32.
 
-    z [H, rows, d] are the outputs of the heads, `projection` [D, H d] the weight that mixes them into the stream, and
-    `towards` [rows, D] the direction of each row.
+    z [H, rows, d] are the head outputs, `projection` [D, H d] is the weight of the output projection, and `directions`
+    [rows, D] hold the direction u of each row.
     """
     heads, _, dim = z.shape
     matrix = projection.float()
@@ -38,22 +38,22 @@ def direct_logit_attribution(z: Tensor, projection: Tensor, directions: Tensor) 
 
 
 def last_query_outputs(record: AttentionRecord, spans: Tensor) -> Tensor:
-    """The output of every head at the last query, and the part of it that comes through the keys of each span.
+    """Output of every head at the last query, and its part from the keys of each span: [1 + S, H, dv], float32.
 
-    `spans` [S, 2] index the keys, which are all of the sequence. [1 + S, H, dv], float32: z, then the sums over each
-    span of weight times value.
+    `spans` [S, 2] are first and end indices of keys; the record must hold all keys of the sequence. The first entry is
+    z; the others are the sums over each span of weight times value.
     """
     _, weights = last_query_weights(record)
     values = record.v.float()
-    of_groups = weights.view(len(values), -1, weights.shape[-1])
+    group_weights = weights.view(len(values), -1, weights.shape[-1])
     parts = [record.z[:, -1].float()]
     for start, end in spans.tolist():
-        parts.append((of_groups[..., start:end] @ values[:, start:end]).flatten(0, 1))
+        parts.append((group_weights[..., start:end] @ values[:, start:end]).flatten(0, 1))
     return torch.stack(parts)
 
 
 class AttributionByPosition:
-    """Sums of terms of the next token's logit over log-spaced bins of its position 1..length-1, in float64."""
+    """Means of contributions to the next token's logit over log-spaced bins of its position 1..length-1."""
 
     def __init__(self, length: int):
         self.edges = torch.from_numpy(position_bin_edges(length))
@@ -61,16 +61,16 @@ class AttributionByPosition:
         self.token_counts = torch.bincount(self.token_bins, minlength=len(self.edges))
 
     def bin_means(self, contributions: Tensor) -> Tensor:
-        """Mean of `terms` [..., length - 1] over each bin: [..., bins], float64."""
+        """Mean of `contributions` [..., length - 1] over each bin: [..., bins], float64."""
         sums = torch.zeros(*contributions.shape[:-1], len(self.edges), dtype=torch.float64)
         sums.index_add_(-1, self.token_bins, contributions.double().cpu())
         return sums / self.token_counts
 
-    def table_columns(self, contributions: Tensor, **places: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Columns position, contribution and tokens of terms [n, length - 1], beside `places` [n] of each."""
+    def table_columns(self, contributions: Tensor, **key_columns: np.ndarray) -> Mapping[str, np.ndarray]:
+        """Columns position, contribution and tokens of contributions [n, length - 1], after the key columns [n]."""
         bins = len(self.edges)
         return {
-            **{name: np.repeat(place, bins) for name, place in places.items()},
+            **{name: np.repeat(column, bins) for name, column in key_columns.items()},
             "position": np.tile(self.edges.numpy(), len(contributions)),
             "contribution": self.bin_means(contributions).reshape(-1).numpy(),
             "tokens": np.tile(self.token_counts.numpy(), len(contributions)),

@@ -1,7 +1,7 @@
-"""What a head reads: the keys that get most of the weight of chosen query rows, and of those far back the one.
+"""Top attended keys: the keys with the largest weights of sampled query rows, and the top key at a far distance.
 
-The weights are exp(logit - lse) of the very pass, with the log-sum-exp that the fused kernel returned. Rows are visited
-in tiles, so that memory is O(L) however many rows and heads there are; of a row `most` keys are kept.
+Weights are exp(logit - lse) of the same forward pass, with the log-sum-exp that the fused kernel returned. Rows are
+visited in tiles, so memory is O(L) for any number of rows and heads; per row only the top keys are kept.
 """
 
 from collections import defaultdict
@@ -12,33 +12,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.geometry import Geometry
-from headscope.attention.record import AttentionRecord
+from headscope.attention.record import AttentionRecord, Geometry
 from headscope.measures.row_sampling import rows_in_chunk
 
 MIN_FAR_DISTANCE = 32
-"""Keys closer than this, and the first of all, are not far: nearly every head reads them."""
+"""Keys closer than this, and the first key, are not far: nearly every head attends to them."""
 LOGITS_PER_TILE = 2**22
-"""Logits that are held at once."""
+"""Logits in memory at once."""
 
 
 def stratified_rows(length: int, count: int, seed: int) -> Tensor:
-    """`count` distinct rows of 0..length-1, one drawn from each of `count` equal parts; every row where that is fewer.
+    """`count` distinct rows of 0..length-1, one drawn from each of `count` equal parts; every row if there are fewer.
 
-    The draw knows neither heads nor models, so that rows compare. Sorted, int64.
+    The draw does not depend on heads or models, so all have the same rows. Sorted, int64.
     """
     if count >= length:
         return torch.arange(length)
     edges = torch.arange(count + 1) * length // count
-    share = torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    rows: Tensor = edges[:-1] + (share * edges.diff()).long()
+    offsets = torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rows: Tensor = edges[:-1] + (offsets * edges.diff()).long()
     return rows
 
 
 @dataclass(frozen=True, eq=False)
 class TopKeys:
-    """Of H heads and n rows: the `keys` [H, n, k] of most weight, largest first, ties to the later, with their
-    `weights`, NaN where a row sees fewer; and the `far` key of most weight [H, n] with `far_weights`, NaN without any.
+    """Top keys of H heads and n rows.
+
+    `keys` [H, n, k] have the largest weights, in descending order; of equal weights the later key comes first. Their
+    `weights` are NaN if a row sees fewer than k keys. `far_keys` [H, n] have the largest weight among far keys;
+    `far_weights` are NaN if a row sees no far key.
     """
 
     keys: Tensor
@@ -48,9 +50,9 @@ class TopKeys:
 
 
 def find_top_keys(record: AttentionRecord, rows: Tensor, max_keys: int) -> TopKeys:
-    """The top keys of query rows [n], by index of the queries, sorted ascending."""
+    """Top keys of query rows [n], given as indices of the record's queries in ascending order."""
     size = max(1, LOGITS_PER_TILE // (record.q.shape[0] * record.k.shape[1]))
-    tiles = [_tile_top_keys(record, some, max_keys) for some in torch.split(rows, size)]
+    tiles = [_tile_top_keys(record, tile, max_keys) for tile in torch.split(rows, size)]
     return TopKeys(*(torch.cat(parts, 1) for parts in zip(*tiles, strict=True)))
 
 
@@ -58,71 +60,71 @@ def _tile_top_keys(record: AttentionRecord, rows: Tensor, max_keys: int) -> tupl
     groups, _, dim = record.k.shape
     visible, own = record.visible_counts[rows], record.query_key_index[rows]
     first, last = int((own - visible).min()) + 1, int(own[-1])
-    # Later keys come first, so that of equal ones the later is met first.
+    # Later keys come first, so that ties go to the later key.
     keys = torch.arange(last, first - 1, -1, device=rows.device)
     q = record.q[:, rows].float().reshape(groups, -1, dim)
     logits = record.soft_cap((q @ record.k[:, keys].float().mT).mul_(record.scaling)).view(-1, len(rows), len(keys))
     distance = own[:, None] - keys
     logits.masked_fill_((distance < 0) | (distance >= visible[:, None]), -torch.inf)
     lse = record.lse[:, rows, None]
-    found, at = _top_k_stable(logits, max_keys)
-    weights = (found - lse).exp().clamp(max=1).masked_fill(found == -torch.inf, torch.nan)
-    best, far = logits.masked_fill_((distance < MIN_FAR_DISTANCE) | (keys == 0), -torch.inf).max(-1)
-    far_weights = (best - lse[..., 0]).exp().clamp(max=1).masked_fill(best == -torch.inf, torch.nan)
-    missing = max_keys - found.shape[-1]
+    top_logits, indices = _top_k_stable(logits, max_keys)
+    weights = (top_logits - lse).exp().clamp(max=1).masked_fill(top_logits == -torch.inf, torch.nan)
+    far_logits, far = logits.masked_fill_((distance < MIN_FAR_DISTANCE) | (keys == 0), -torch.inf).max(-1)
+    far_weights = (far_logits - lse[..., 0]).exp().clamp(max=1).masked_fill(far_logits == -torch.inf, torch.nan)
+    missing = max_keys - top_logits.shape[-1]
     padded = torch.nn.functional.pad(weights, (0, missing), value=torch.nan)
-    return torch.nn.functional.pad(keys[at], (0, missing)), padded, keys[far], far_weights
+    return torch.nn.functional.pad(keys[indices], (0, missing)), padded, keys[far], far_weights
 
 
 def _top_k_stable(logits: Tensor, max_keys: int) -> tuple[Tensor, Tensor]:
-    """The largest values of each row and where they are, largest first, of equal ones the first: [H, n, k]."""
-    values, at = logits.topk(min(max_keys, logits.shape[-1]))
-    least = values[..., -1:]
-    # `topk` takes any of equal values: where more of them reach the last place, sort that row.
-    tied = ((logits >= least).sum(-1) > values.shape[-1]) & (least[..., 0] > -torch.inf)
+    """Largest values of each row and their indices, in descending order, ties by index: both [H, n, k]."""
+    values, indices = logits.topk(min(max_keys, logits.shape[-1]))
+    smallest = values[..., -1:]
+    # `topk` returns any of several equal values: if more values than k reach the smallest, sort that row.
+    tied = ((logits >= smallest).sum(-1) > values.shape[-1]) & (smallest[..., 0] > -torch.inf)
     if tied.any():
         sorted_values, order = logits[tied].sort(dim=-1, descending=True, stable=True)
-        values[tied], at[tied] = sorted_values[:, : values.shape[-1]], order[:, : values.shape[-1]]
-    at, by_place = at.sort(dim=-1)
-    values, by_value = values.gather(-1, by_place).sort(dim=-1, descending=True, stable=True)
-    return values, at.gather(-1, by_value)
+        values[tied], indices[tied] = sorted_values[:, : values.shape[-1]], order[:, : values.shape[-1]]
+    indices, by_index = indices.sort(dim=-1)
+    values, by_value = values.gather(-1, by_index).sort(dim=-1, descending=True, stable=True)
+    return values, indices.gather(-1, by_value)
 
 
 class TopKeysAccumulator:
-    """The top keys of the same `rows` in every layer and head of one document."""
+    """Accumulates the top keys of the same rows in every layer and head of one document."""
 
     def __init__(self, geometry: Geometry, rows: Tensor, max_keys: int):
         self.geometry, self.rows, self.max_keys = geometry, rows, max_keys
         self._chunks_by_layer: dict[int, list[TopKeys]] = defaultdict(list)
 
     def update(self, record: AttentionRecord) -> None:
-        """Take what a layer computed for a document, or for the next chunk of its queries."""
+        """Add the record of one layer for a document, or for the next chunk of its queries."""
         rows = rows_in_chunk(self.rows.numpy(), record)
         if len(rows):
             top = find_top_keys(record, torch.from_numpy(rows).to(record.q.device), self.max_keys)
             self._chunks_by_layer[record.layer].append(TopKeys(*(part.cpu() for part in vars(top).values())))
 
     def compute(self) -> Mapping[str, np.ndarray]:
-        """Columns layer, head, kv_group, query, rank, key and weight, in the order of the first ones."""
+        """Columns layer, head, kv_group, query, rank, key and weight, sorted by the first five."""
         weights, keys = self._stack_layers("weights"), self._stack_layers("keys")
-        seen = ~weights.isnan()
-        *places, rank = seen.nonzero(as_tuple=True)
+        is_visible = ~weights.isnan()
+        layer, head, row, rank = is_visible.nonzero(as_tuple=True)
         return {
-            **self._row_columns(*places),
+            **self._row_columns(layer, head, row),
             "rank": rank.numpy(),
-            "key": keys[seen].numpy(),
-            "weight": weights[seen].numpy(),
+            "key": keys[is_visible].numpy(),
+            "weight": weights[is_visible].numpy(),
         }
 
     def compute_far_keys(self) -> Mapping[str, np.ndarray]:
-        """Columns layer, head, kv_group, query, key and weight of the far key; rows that see none are left out."""
+        """Columns layer, head, kv_group, query, key and weight of the far key. Rows without one are left out."""
         weights, keys = self._stack_layers("far_weights"), self._stack_layers("far_keys")
-        seen = ~weights.isnan()
-        places = seen.nonzero(as_tuple=True)
-        return {**self._row_columns(*places), "key": keys[seen].numpy(), "weight": weights[seen].numpy()}
+        is_visible = ~weights.isnan()
+        columns = self._row_columns(*is_visible.nonzero(as_tuple=True))
+        return {**columns, "key": keys[is_visible].numpy(), "weight": weights[is_visible].numpy()}
 
     def _stack_layers(self, field_name: str) -> Tensor:
-        """One part of what was found, [layers, H, rows, ..]."""
+        """One field of the top keys of all layers, [layers, H, rows, ..]."""
         layers = [self._chunks_by_layer[layer] for layer in sorted(self._chunks_by_layer)]
         return torch.stack([torch.cat([getattr(chunk, field_name) for chunk in chunks], 1) for chunks in layers])
 

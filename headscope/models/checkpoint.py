@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headscope.attention.geometry import Geometry
+from headscope.attention.record import Geometry
 from headscope.errors import BadInput, first_line
 from headscope.model_spec import ModelSpec
 from headscope.models import loading, lora, quantization

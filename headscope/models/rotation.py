@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from headscope.attention.geometry import RotaryLayout
+from headscope.attention.record import RotaryLayout
 
 ROTATION_FUNCTIONS = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_emb")
 VECTOR_ARGUMENTS = ("q", "k", "x", "xq", "xk")

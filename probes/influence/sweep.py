@@ -16,6 +16,8 @@ from headscope.forward.interventions import (
     WHOLE_GROUP,
     Component,
     Intervention,
+    PairsUnrotated,
+    PairsZeroed,
     PositionReset,
     Unit,
     head_units,
@@ -23,7 +25,6 @@ from headscope.forward.interventions import (
     layer_output_edit,
     qkv_intervention,
 )
-from headscope.forward.pair_ablation import PairsUnrotated, PairsZeroed
 from headscope.forward.replay import Replay
 from headscope.heads import parse_head
 from headscope.positions.adarope import AdaRoPE

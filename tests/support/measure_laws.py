@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attention.geometry import Geometry
-from headscope.attention.record import AttentionRecord
+from headscope.attention.record import AttentionRecord, Geometry
 from support import eager_reference
 
 LENGTH = 40

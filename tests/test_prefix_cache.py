@@ -14,7 +14,7 @@ from support.planted_needle import read_tokens
 import headscope as hs
 from headscope.attention.record import AttentionRecord
 from headscope.forward.prefix_cache import PrefixCachedGenerator, TokenIds, last_block_start, shared_prefix_length
-from headscope.positions import AdaRoPE, resolve
+from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model
 
 BLOCK = 8
@@ -108,7 +108,7 @@ def test_what_a_cache_cannot_give_again_is_not_shared(name: str) -> None:
 
 def test_an_untrained_adapter_shares_like_the_scheme_it_starts_from(tmp_path) -> None:
     opened = model()
-    AdaRoPE.untrained(opened, resolve(opened, "yarn:factor=4")).save(tmp_path / "a.safetensors")
+    AdaRoPE.from_schedule(opened, resolve_schedule(opened, "yarn:factor=4")).save(tmp_path / "a.safetensors")
     adapted = opened.with_scheme(f"adarope:adapter={tmp_path}/a.safetensors")
     yarn, ada = small(opened.with_scheme("yarn:factor=4")), small(adapted)
     assert ada.shares_prefixes
@@ -118,7 +118,7 @@ def test_an_untrained_adapter_shares_like_the_scheme_it_starts_from(tmp_path) ->
 
 def test_queries_that_depend_on_the_total_length_are_read_again_at_every_step(tmp_path) -> None:
     opened = model()
-    learned = AdaRoPE.untrained(opened, resolve(opened, "yarn:factor=4"), reference_length=16)
+    learned = AdaRoPE.from_schedule(opened, resolve_schedule(opened, "yarn:factor=4"), reference_length=16)
     with torch.no_grad():
         learned.gamma.add_(0.5)
     learned.save(tmp_path / "a.safetensors")
