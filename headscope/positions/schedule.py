@@ -67,14 +67,7 @@ class FixedSchedule:
         tensor_by_bytes: dict[bytes, Tensor] = {}
         rotation = checkpoint.rotation
         thetas = tuple(tensor_by_bytes.setdefault(row.numpy().tobytes(), row[None]) for row in rotation.theta)
-        return cls(
-            checkpoint,
-            thetas,
-            rotation.factors,
-            replaces_rotation=False,
-            query_scale_function=query_scale,
-            scale_reference_length=reference_length,
-        )
+        return cls(checkpoint, thetas, rotation.factors, False, query_scale, reference_length)
 
     @property
     def reference_length(self) -> int:
@@ -107,17 +100,15 @@ class FixedSchedule:
 
 def unsupported_scheme(checkpoint: LoadedModel, scheme: str, reason: str) -> UnsupportedModel:
     """The error for a checkpoint that cannot run under a scheme."""
-    return UnsupportedModel(
-        f"cannot apply {scheme} to '{checkpoint.name}' ({checkpoint.module.config.model_type}): {reason}"
-    )
+    model_type = checkpoint.module.config.model_type
+    return UnsupportedModel(f"cannot apply {scheme} to '{checkpoint.name}' ({model_type}): {reason}")
 
 
 def require_rotation(checkpoint: LoadedModel, scheme: str) -> None:
     """Raise UnsupportedModel if the checkpoint has no rotary frequencies that a scheme could change."""
     if not checkpoint.geometry.pairs:
-        raise unsupported_scheme(
-            checkpoint, scheme, f"{checkpoint.rotation.no_pairs_reason}, so it has no frequencies to change"
-        )
+        reason = f"{checkpoint.rotation.no_pairs_reason}, so it has no frequencies to change"
+        raise unsupported_scheme(checkpoint, scheme, reason)
 
 
 def require_own_keys(checkpoint: LoadedModel) -> None:

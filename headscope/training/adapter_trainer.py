@@ -154,9 +154,8 @@ def adding_lora(checkpoint: LoadedModel, rank: int, alpha: int, seed: int) -> It
             f"{' and '.join(LORA_MODULES)}. Train positions only (--strategy adarope)"
         )
     torch.manual_seed(seed)
-    peft_model = get_peft_model(
-        checkpoint.module, LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(LORA_MODULES))
-    )
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(LORA_MODULES))
+    peft_model = get_peft_model(checkpoint.module, config)
     try:
         yield peft_model
     finally:
