@@ -43,7 +43,9 @@ def test_a_run_without_an_adarope_model_has_no_adaptation_claims(tmp_path: Path)
     run = synthetic_run(tmp_path / "a", models=("base", YARN))
     assert [*adaptation_claims(run)] == []
     texts = [finding.text for finding in findings_by_topic(run)["Comparison with the paper"]]
-    assert all("(Wu et al. 2024)" in text for text in texts), "only claims about retrieval heads need no AdaRoPE model"
+    assert all("(Wu et al. 2024)" in text for text in texts), (
+        "without an AdaRoPE model, all claims are about retrieval heads"
+    )
     trained = findings_by_topic(synthetic_run(tmp_path / "b", models=("base", LEARNED)))["Comparison with the paper"]
     assert not all("(Wu et al. 2024)" in finding.text for finding in trained)
 
@@ -51,13 +53,13 @@ def test_a_run_without_an_adarope_model_has_no_adaptation_claims(tmp_path: Path)
 @pytest.mark.parametrize(("order", "verdict"), [((LEARNED, YARN), "supported"), ((YARN, LEARNED), "not supported")])
 def test_the_loss_is_compared_with_yarn_in_every_bin(order: tuple[str, str], verdict: str, tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", *order))  # each model's loss is 0.05 above the previous one's
-    first = next(adaptation_claims(run))
-    assert "lower loss than YaRN" in first.statement
-    assert first.verdict == verdict
+    claim = next(adaptation_claims(run))
+    assert "lower loss than YaRN" in claim.statement
+    assert claim.verdict == verdict
     bins = run.nll[run.nll["context_length"] == 1024]["position"].nunique()
     below = bins if verdict == "supported" else 0
-    assert f"below YaRN's in {below} of {bins} position bins" in first.evidence
-    assert f"{-0.05 if below else 0.05:+.3f} nats/token" in first.evidence
+    assert f"below YaRN's in {below} of {bins} position bins" in claim.evidence
+    assert f"{-0.05 if below else 0.05:+.3f} nats/token" in claim.evidence
 
 
 def test_claims_need_measurements_of_both_models(tmp_path: Path) -> None:
@@ -93,11 +95,13 @@ def test_the_verdicts_follow_the_parameters(tmp_path: Path) -> None:
         "Frequencies change mostly in the low-frequency pairs",
     )
     assert [verdicts[statement] for statement in statements] == ["supported"] * 3
-    other = Run(run.path, run.manifest)
+    changed_run = Run(run.path, run.manifest)
     positions, scales = run.positions, run.scales
-    other._frames["scales"] = scales.assign(tau=2 * scales["tau"], gamma=-scales["gamma"])
-    other._frames["positions"] = positions.assign(log_theta=positions["log_theta_init"] + (positions["pair"] == 0))
-    opposite = {claim.statement: claim.verdict for claim in adaptation_claims(other)}
+    changed_run._frames["scales"] = scales.assign(tau=2 * scales["tau"], gamma=-scales["gamma"])
+    changed_run._frames["positions"] = positions.assign(
+        log_theta=positions["log_theta_init"] + (positions["pair"] == 0)
+    )
+    opposite = {claim.statement: claim.verdict for claim in adaptation_claims(changed_run)}
     assert [opposite[statement] for statement in statements] == ["not supported"] * 3
     assert verdicts["AdaRoPE keeps small-ESS heads near the diagonal and pushes large ones above it"] == "not supported"
 
@@ -116,54 +120,56 @@ def test_the_comparison_page_has_every_claim_and_every_position_bin(tmp_path: Pa
     assert "synthetic/0" in text
 
 
-def reset_claims(run: Run, **changed: pd.Series) -> dict[str, PaperClaim]:
-    """The claims about resets of the AdaRoPE model, with other effects in the given tables."""
-    other = Run(run.path, run.manifest)
-    for name, effects in changed.items():
-        other._frames[name] = run.table(name).assign(delta_nll=effects)
+def reset_claims(run: Run, **effects_by_table: pd.Series) -> dict[str, PaperClaim]:
+    """The claims about resets of the AdaRoPE model, with other effects in the named tables, by shortened statement."""
+    changed_run = Run(run.path, run.manifest)
+    for name, effects in effects_by_table.items():
+        changed_run._frames[name] = run.table(name).assign(delta_nll=effects)
     prefix = "Resetting the "
     return {
         claim.statement.removeprefix(prefix): claim
-        for claim in collect_claims(other)
+        for claim in collect_claims(changed_run)
         if claim.statement.startswith(prefix)
     }
 
 
-def test_influence_claims_depend_on_spread_top_head_and_sum(tmp_path: Path) -> None:
+def test_influence_claims_depend_on_concentration_top_head_and_sum(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", LEARNED))
-    spread = "temperature of one head at a time: most heads have little influence, a few form a heavy tail"
-    tail = "temperature of one head at a time: the top retrieval head is in the tail"
-    sums = "frequencies and temperature of one head at a time: even the largest effect is small compared with resetting"
+    heavy_tail = "temperature of one head at a time: most heads have little influence, a few form a heavy tail"
+    top_head = "temperature of one head at a time: the top retrieval head is in the tail"
+    small_effects = (
+        "frequencies and temperature of one head at a time: even the largest effect is small compared with resetting"
+    )
     single, joint = run.influence["delta_nll"], run.influence_sets["delta_nll"]
     claims = reset_claims(run)
     assert len(claims) == 7
-    assert [claims[statement].verdict for statement in (spread, tail, f"{sums} all heads")] == [
+    assert [claims[statement].verdict for statement in (heavy_tail, top_head, f"{small_effects} all heads")] == [
         "partly supported",
         "supported",
         "not supported",
     ]
-    assert "has rank 1 of 24" in claims[tail].evidence
+    assert "has rank 1 of 24" in claims[top_head].evidence
     rows = run.influence_sets.query("model == @LEARNED and component == 'joint' and choice == 'top' and size == 8")
     largest = best_unit_effects(run.influence).query("model == @LEARNED and component == 'joint'")["delta"].max()
     assert (
         f"{largest:+.2g} nats/token for one unit, {rows['delta_nll'].mean():+.2g} for all"
-        in claims[f"{sums} all heads"].evidence
+        in claims[f"{small_effects} all heads"].evidence
     )
     opposite = reset_claims(run, influence=-single, influence_sets=10 * joint)
-    assert [opposite[statement].verdict for statement in (spread, tail, f"{sums} all heads")] == [
+    assert [opposite[statement].verdict for statement in (heavy_tail, top_head, f"{small_effects} all heads")] == [
         "partly supported",
         "not supported",
         "supported",
     ]
-    assert "has rank 24 of 24" in opposite[tail].evidence
-    assert reset_claims(run, influence=single * 0 + 0.01)[spread].verdict == "not supported"
-    assert reset_claims(run, influence=single.where(single > 0.045, 0.0))[spread].verdict == "supported"
+    assert "has rank 24 of 24" in opposite[top_head].evidence
+    assert reset_claims(run, influence=single * 0 + 0.01)[heavy_tail].verdict == "not supported"
+    assert reset_claims(run, influence=single.where(single > 0.045, 0.0))[heavy_tail].verdict == "supported"
 
 
 def test_evenness_is_compared_with_the_start_of_the_training(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
-    wide = run.heads.assign(cov=run.heads["model"].map({"base": 2.37, YARN: 1.75, LEARNED: 1.87}).astype(float))
-    run.__dict__["heads"] = wide
+    heads = run.heads.assign(cov=run.heads["model"].map({"base": 2.37, YARN: 1.75, LEARNED: 1.87}).astype(float))
+    run.__dict__["heads"] = heads
     (claim,) = [claim for claim in adaptation_claims(run) if "more evenly" in claim.statement]
     assert claim.verdict == "not supported"
     assert f"training started from {YARN}" in claim.evidence

@@ -1,6 +1,6 @@
 """Analysis of influence: means over documents with confidence intervals and p-values, concentration, set effects.
 
-Every difference is paired: it is formed within one document.
+Every difference is paired: both losses are those of one document.
 """
 
 from collections.abc import Iterable
@@ -34,43 +34,32 @@ ESTIMATE_LABELS = {"estimate": "first-order", "curved": "second-order", "damped"
 def unit_effects(influence: pd.DataFrame) -> pd.DataFrame:
     """One row per unit of every sweep and method, in nats/token over documents or trials.
 
-    delta (mean), low, high (95 % confidence interval), minimum, maximum (over documents), p (two-sided t-test
-    of zero), p_adjusted
-    (Benjamini-Hochberg over the units of the sweep), documents. Below three documents low, high and p are NaN.
+    delta (mean), low, high (95 % confidence interval), minimum, maximum (over documents), p (two-sided t-test of zero),
+    p_adjusted (Benjamini-Hochberg over the units of the sweep), documents (number). Below three documents, low, high, p
+    and p_adjusted are NaN.
     """
     blocks = []
     for _, block in with_objective(influence).groupby([*SWEEP_KEYS, "method"], observed=True, sort=False):
-        # Documents are the columns, so that every unit of a sweep shares the bootstrap's draws.
+        # With documents as columns, all units of a sweep share the bootstrap's draws.
         table = block.astype({"delta_nll": "float64", "doc": "str"}).pivot_table(
             index=UNIT_COLUMNS, columns="doc", values="delta_nll", observed=True
         )
         numbers = table.to_numpy(dtype=np.float64)
         low, high = confidence_interval(numbers)
         p = _t_test(numbers)
-        ends = {"low": low, "high": high, "minimum": numbers.min(axis=1), "maximum": numbers.max(axis=1)}
-        effects = {"delta": numbers.mean(axis=1), **ends, "p": p, "p_adjusted": adjust_p_values(p)}
+        ranges = {"low": low, "high": high, "minimum": numbers.min(axis=1), "maximum": numbers.max(axis=1)}
+        effects = {"delta": numbers.mean(axis=1), **ranges, "p": p, "p_adjusted": adjust_p_values(p)}
         sweep = {name: block[name].iloc[0] for name in [*SWEEP_KEYS, "method"]}
         blocks.append(
             pd.DataFrame({**effects, "documents": numbers.shape[1]}, index=table.index).reset_index().assign(**sweep)
         )
-    columns = [
-        *SWEEP_KEYS,
-        "method",
-        *UNIT_COLUMNS,
-        "delta",
-        "low",
-        "high",
-        "minimum",
-        "maximum",
-        "p",
-        "p_adjusted",
-        "documents",
-    ]
+    results = ["delta", "low", "high", "minimum", "maximum", "p", "p_adjusted", "documents"]
+    columns = [*SWEEP_KEYS, "method", *UNIT_COLUMNS, *results]
     return pd.concat(blocks, ignore_index=True)[columns] if blocks else pd.DataFrame(columns=columns)
 
 
 def best_unit_effects(influence: pd.DataFrame) -> pd.DataFrame:
-    """`unit_effects` at the longest length of each model, each unit by its most accurate method.
+    """`unit_effects` at the longest context length of each model, with the most accurate method of each unit.
 
     p-values are adjusted over all units of a sweep, whatever their methods.
     """
@@ -96,16 +85,20 @@ def band_sweeps(run: RunTables) -> list[tuple[tuple[str, int, str], pd.DataFrame
 
 
 def band_wavelengths(run: RunTables, label: str, components: Iterable[str]) -> dict[str, str]:
-    """Text with the wavelengths of a model's own rotary pairs in each band, by the band's label."""
+    """Text with the wavelengths (tokens) of a model's rotary pairs in each band of pair numbers, by the band's label.
+
+    Wavelengths are those of the base RoPE. Empty without stored positions.
+    """
     if "positions" not in run.tables:
         return {}
-    own = run.table("positions")
-    own = own[(own["model"] == label) & np.isfinite(own["log_theta_base"])]
-    waves = (2 * np.pi * np.exp(-own["log_theta_base"].astype("float64"))).groupby(own["pair"]).agg(["min", "max"])
+    pairs = run.table("positions")
+    pairs = pairs[(pairs["model"] == label) & np.isfinite(pairs["log_theta_base"])]
+    wavelengths = 2 * np.pi * np.exp(-pairs["log_theta_base"].astype("float64"))
+    by_pair = wavelengths.groupby(pairs["pair"]).agg(["min", "max"])
     ranges: dict[str, str] = {}
     for band in dict.fromkeys(map(bands.band_label, components)):
         if band not in bands.WAVELENGTH_BANDS:
-            in_band = waves.loc[slice(*map(int, band.split("-")))]
+            in_band = by_pair.loc[slice(*map(int, band.split("-")))]
             if len(in_band):
                 ranges[band] = f"{in_band['min'].min():,.0f} to {in_band['max'].max():,.0f} tokens"
     return ranges
@@ -119,14 +112,17 @@ def all_sweeps(run: RunTables) -> list[SweepUnits]:
 
 
 def top_heads_by_statistic(heads: pd.DataFrame) -> dict[str, pd.Series]:
-    """The top head of one model by every statistic whose top head has a name, by the statistic's column."""
+    """The top head of one model for every statistic whose top head has a name, by the statistic's column.
+
+    `heads` are the model's rows of the per-head table. Statistics without values are left out.
+    """
     named = [name for name, statistic in statistics().items() if statistic.best_head_name and name in heads]
     measured = (name for name in named if heads[name].notna().any())
     return {name: heads.iloc[int(heads[name].fillna(-np.inf).argmax())] for name in measured}
 
 
 def unit_of_head(units: pd.DataFrame, head: pd.Series) -> pd.DataFrame:
-    """The unit that is or contains a query head, as one row; no row if it was not swept."""
+    """The unit that is or contains a query head, as one row; no row if the sweep lacks it."""
     group = (units["layer"] == head["layer"]) & (units["kv_group"] == head["kv_group"])
     unit: pd.DataFrame = units[group & units["head"].isin([-1, head["head"]])]
     return unit
@@ -146,10 +142,10 @@ def unit_rank(units: pd.DataFrame, unit: pd.Series) -> int:
 def describe_methods(units: pd.DataFrame) -> str:
     """Text naming the methods of a sweep's units."""
     methods = units["method"].value_counts()
-    rest = " and ".join(f"{label} estimate" for name, label in ESTIMATE_LABELS.items() if name in methods)
+    estimates = " and ".join(f"{label} estimate" for name, label in ESTIMATE_LABELS.items() if name in methods)
     if "exact" not in methods:
-        return rest
-    return f"exact for {methods['exact']} of {len(units)} units, else {rest}" if rest else "exact"
+        return estimates
+    return f"exact for {methods['exact']} of {len(units)} units, else {estimates}" if estimates else "exact"
 
 
 def adjust_p_values(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -178,20 +174,20 @@ def top_share(values: npt.ArrayLike) -> float:
 
 
 def answered_trials(run: RunTables) -> dict[str, tuple[int, int, list[SweepUnits]]]:
-    """By model: trials that the unchanged model answers, all trials, and the sweeps over the answered trials only.
+    """Number of trials that the unchanged model answers, of all trials, and sweeps over the answered trials; by model.
 
-    The sweeps are empty if all trials or none are answered.
+    The sweeps are empty if the model answers all trials or none.
     """
     if (name := UNIT_TABLES["answer"]) not in run.tables:
         return {}
     rows = with_objective(run.table(name))
     answered: dict[str, tuple[int, int, list[SweepUnits]]] = {}
     for label, trials in rows.groupby("model", sort=False):
-        right = trials[trials["hits"] > ANSWERED_THRESHOLD]
-        counts = right["doc"].nunique(), trials["doc"].nunique()
-        groups: Any = (
-            best_unit_effects(right).groupby(SWEEP_KEYS, observed=True, sort=False) if 0 < counts[0] < counts[1] else []
-        )
+        answered_rows = trials[trials["hits"] > ANSWERED_THRESHOLD]
+        counts = answered_rows["doc"].nunique(), trials["doc"].nunique()
+        groups: Any = []
+        if 0 < counts[0] < counts[1]:
+            groups = best_unit_effects(answered_rows).groupby(SWEEP_KEYS, observed=True, sort=False)
         answered[str(label)] = (*counts, [*groups])
     return answered
 
@@ -199,8 +195,8 @@ def answered_trials(run: RunTables) -> dict[str, tuple[int, int, list[SweepUnits
 def estimate_agreement(influence: pd.DataFrame) -> pd.DataFrame:
     """Agreement of each estimate with exact evaluation, on the units that have both.
 
-    spearman, pearson: correlations of the means over documents. shared: units among the `top` (at most 10) largest
-    |delta| of both. compared: number of units.
+    spearman, pearson: correlations of the means over documents, NaN below three units. shared: number of units among
+    the `top` (at most 10) largest |delta| of both. compared: number of units.
     """
     rows = []
     for sweep, block in unit_effects(add_damped_estimates(with_objective(influence))).groupby(
@@ -210,20 +206,23 @@ def estimate_agreement(influence: pd.DataFrame) -> pd.DataFrame:
         for method in ESTIMATE_LABELS:
             if method not in by_method or "exact" not in by_method:
                 continue
-            both = by_method[[method, "exact"]].dropna()
-            top = min(10, len(both))
-            largest = [set(both[name].abs().nlargest(top).index) for name in both]
-            ranks, line = (both.corr(kind).iloc[0, 1] if len(both) > 2 else np.nan for kind in ("spearman", "pearson"))
-            agreement = {"method": method, "spearman": ranks, "pearson": line, "top": top, "compared": len(both)}
-            rows.append(
-                {**dict(zip(SWEEP_KEYS, sweep, strict=True)), **agreement, "shared": len(largest[0] & largest[1])}
-            )
+            compared = by_method[[method, "exact"]].dropna()
+            top = min(10, len(compared))
+            largest = [set(compared[name].abs().nlargest(top).index) for name in compared]
+            correlations = {
+                kind: compared.corr(kind).iloc[0, 1] if len(compared) > 2 else np.nan
+                for kind in ("spearman", "pearson")
+            }
+            counts = {"shared": len(largest[0] & largest[1]), "top": top, "compared": len(compared)}
+            rows.append({**dict(zip(SWEEP_KEYS, sweep, strict=True)), "method": method, **correlations, **counts})
     return pd.DataFrame(rows, columns=[*SWEEP_KEYS, "method", "spearman", "pearson", "shared", "top", "compared"])
 
 
 def set_effects(sets: pd.DataFrame) -> pd.DataFrame:
-    """Effects of changing sets of units together: by sweep, unit, choice and size the mean over documents and draws
-    (nats/token) with a 95 % confidence interval over documents."""
+    """Effects of changing sets of units together, one row per sweep, kind of unit, choice and size.
+
+    mean: over documents and draws, in nats/token. low, high: 95 % confidence interval over documents.
+    """
     frame = with_objective(sets).astype({"delta_nll": "float64", "doc": "str"})
     rows = []
     for key, block in frame.groupby([*SWEEP_KEYS, "unit", "choice", "size"], observed=True, sort=False):
@@ -245,13 +244,13 @@ def joint_effects(run: RunTables, label: str, length: int, objective: str) -> pd
 
 
 def unit_label(unit: pd.Series) -> str:
-    """Text that names a unit, e.g. "layer 3, head 1"."""
-    who = f"KV group {unit['kv_group']}" if unit["head"] < 0 else f"head {unit['head']}"
-    return f"layer {unit['layer']}, {who}"
+    """Name of a unit, e.g. "layer 3, head 1"."""
+    name = f"KV group {unit['kv_group']}" if unit["head"] < 0 else f"head {unit['head']}"
+    return f"layer {unit['layer']}, {name}"
 
 
 def describe_change(component: str, target: str, objective: str = "text") -> str:
-    """Text that names a change, e.g. "frequencies reset to init"; for answers it names the loss, too."""
+    """Name of a change, e.g. "frequencies reset to init". For answers it also names the loss."""
     text = (
         bands.describe_band(component) if bands.is_band(component) else COMPONENT_DESCRIPTIONS.get(component, component)
     )
@@ -265,7 +264,10 @@ def describe_context_length(length: int, objective: str) -> str:
 
 
 def describe_uncertainty(unit: pd.Series) -> str:
-    """Text with the uncertainty of an effect: estimated or not, and its interval or the values of two documents."""
+    """Text with the uncertainty of an effect: whether it is an estimate, and its 95 % confidence interval.
+
+    Two documents have no interval, so the text has both values.
+    """
     estimated = "" if unit["method"] == "exact" else "estimated, "
     if not np.isnan(unit["low"]):
         return f" ({estimated}95 % confidence interval {unit['low']:+.2g} to {unit['high']:+.2g})"
@@ -281,14 +283,14 @@ def format_q_value(unit: pd.Series) -> str:
 
 
 def document_effects(run: RunTables) -> pd.DataFrame:
-    """Effects of every unit in each document or trial (`best_method_rows`), computed once per run."""
+    """Effects of every unit in each document or trial (`best_method_rows`)."""
     rows = read_unit_rows(run)
     assert rows is not None, "only called for sweeps of the run"
     return best_method_rows(rows)
 
 
 def ranked_set_effects(run: RunTables) -> pd.DataFrame:
-    """`set_effects` of the sets chosen by influence or at random; may have no rows."""
+    """`set_effects` of the sets selected by influence or at random; may have no rows."""
     effects = run.derived(_all_set_effects)
     return effects[~_is_named_set(effects)]
 
@@ -310,7 +312,7 @@ def _is_named_set(sets: pd.DataFrame) -> pd.Series:
 
 
 def _t_test(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Two-sided p of a zero mean for each row; 1 where a row never differs from zero."""
+    """Two-sided p-value of a zero mean for each row; 1 if all values of a row are zero."""
     if numbers.shape[1] < MIN_DOCUMENTS:
         return np.full(len(numbers), np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):

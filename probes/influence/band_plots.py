@@ -1,6 +1,6 @@
-"""Plots of influence by band of rotary pairs: of each unit, and of all units at once.
+"""Plots of influence by band of rotary pairs: for each unit, and for all units at once.
 
-Rows are those of `analysis.band_sweeps` and `analysis.joint_effects`.
+`units` are from `analysis.band_sweeps`, `effects` are rows of `analysis.joint_effects`.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,11 @@ NO_WAVELENGTHS: BandWavelengths = MappingProxyType({})
 
 
 def plot_influence_by_band(units: pd.DataFrame, wavelengths: BandWavelengths = NO_WAVELENGTHS) -> go.Figure:
-    """Heatmap of the influence (nats/token) of each band of pairs of each unit under one kind of ablation: units from
-    left to right, layer by layer, bands from top to bottom. Colours saturate at the 99 % quantile of |Δ|."""
+    """Heatmap of the influence (nats/token) of each unit by band of rotary pairs, under one kind of ablation.
+
+    Columns are units, layer by layer; rows are bands, fastest pairs on top. Colours saturate at the 99 % quantile of
+    |Δ|.
+    """
     if why := style.missing_data_reason(units, "delta"):
         return style.empty_figure("Influence by band", why)
     order = sorted(units["component"].unique(), key=bands.band_sort_key)
@@ -49,8 +52,8 @@ def plot_influence_by_band(units: pd.DataFrame, wavelengths: BandWavelengths = N
         colorbar={"title": {"text": "nats/token"}},
         **ZERO_CENTRED_SCALE,
     )
-    first = places.reset_index().groupby("layer")["index"].first()
-    ticks = first.iloc[:: max(1, len(first) // 16)]
+    layer_starts = places.reset_index().groupby("layer")["index"].first()
+    ticks = layer_starts.iloc[:: max(1, len(layer_starts) // 16)]
     figure.update_xaxes(
         title_text=f"layer, {'KV groups' if are_groups else 'heads'} from left to right",
         tickvals=ticks.to_list(),
@@ -63,8 +66,10 @@ def plot_influence_by_band(units: pd.DataFrame, wavelengths: BandWavelengths = N
 
 
 def plot_joint_effects_by_band(effects: pd.DataFrame, wavelengths: BandWavelengths = NO_WAVELENGTHS) -> go.Figure:
-    """Rise of the loss (nats/token) when a band of pairs is ablated in all units at once, by band and kind of ablation:
-    mean over documents with its 95 % confidence interval. `effects` are rows of `analysis.joint_effects`."""
+    """Bars of the rise of the loss (nats/token) when a band is ablated in all units at once, by band and ablation.
+
+    Mean over documents; error bars are 95 % confidence intervals.
+    """
     title = "All heads at once, by band of rotary pairs"
     band_effects = effects[bands.band_mask(effects["component"])] if "component" in effects else effects
     if why := style.missing_data_reason(band_effects, "component", "mean"):
@@ -75,14 +80,14 @@ def plot_joint_effects_by_band(effects: pd.DataFrame, wavelengths: BandWavelengt
         for component in sorted(band_effects["component"], key=bands.band_sort_key)
     )
     for number, (kind, change) in enumerate(bands.KIND_DESCRIPTIONS.items()):
-        line = band_effects[band_effects["component"].str.startswith(kind)]
-        if len(line):
-            ends = {"array": line["high"] - line["mean"], "arrayminus": line["mean"] - line["low"]}
-            bars = {"type": "data", "symmetric": False, "thickness": 1.5, **ends}
+        rows = band_effects[band_effects["component"].str.startswith(kind)]
+        if len(rows):
+            above, below = rows["high"] - rows["mean"], rows["mean"] - rows["low"]
+            bars = {"type": "data", "symmetric": False, "thickness": 1.5, "array": above, "arrayminus": below}
             figure.add_bar(
-                x=[_narrow_band_axis_label(component, wavelengths) for component in line["component"]],
-                y=line["mean"],
-                error_y=bars if line["low"].notna().any() else None,
+                x=[_narrow_band_axis_label(component, wavelengths) for component in rows["component"]],
+                y=rows["mean"],
+                error_y=bars if rows["low"].notna().any() else None,
                 marker={"color": style.PALETTE[number], "line_width": 0},
                 name=change,
                 hovertemplate=f"pairs %{{x}}, {change}<br>Δ %{{y:+.3g}} nats/token<extra></extra>",
@@ -100,5 +105,5 @@ def _band_axis_label(component: str, wavelengths: BandWavelengths) -> str:
 
 
 def _narrow_band_axis_label(component: str, wavelengths: BandWavelengths) -> str:
-    """The axis label broken into lines as narrow as a bar."""
+    """The axis label, wrapped to the width of a bar."""
     return _band_axis_label(component, wavelengths).removesuffix(" tokens").replace(" to ", "<br>to ")

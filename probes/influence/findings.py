@@ -1,4 +1,7 @@
-"""Findings of the influence probe: concentration, largest units, accuracy of estimates, sets, bands; glossary."""
+"""Findings of the influence probe: the paper's claims, concentration, largest units, estimates, sets, bands; glossary.
+
+The paper has no thresholds for its claims; those here are ours.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.report.blocks import Finding, Term
+from headscope.report.blocks import Finding, PaperClaim, Term
 from headscope.report.text import head_mask
 from headscope.runs.aggregation import MIN_DOCUMENTS
-from headscope.runs.column_metadata import statistic
+from headscope.runs.column_metadata import capitalise, statistic
 from headscope.runs.run import Run
 from probes.influence import PROBE, bands
 from probes.influence.analysis import (
@@ -18,6 +21,7 @@ from probes.influence.analysis import (
     SweepUnits,
     answered_trials,
     band_sweeps,
+    covers_all_units,
     describe_change,
     describe_context_length,
     describe_methods,
@@ -35,8 +39,8 @@ from probes.influence.analysis import (
     unit_of_head,
     unit_rank,
 )
-from probes.influence.claims import claims
 from probes.influence.effect_rows import TEXT_NOUNS, read_unit_rows
+from probes.influence.heads import COMPONENT_DESCRIPTIONS
 from probes.influence.tables import SWEEP_KEYS
 
 GLOSSARY = (
@@ -60,8 +64,49 @@ _UNIT_NOUNS = {"group": "KV group", "head": "head"}
 
 def findings(run: Run) -> Iterator[Finding]:
     """The paper's claims, then findings of every sweep."""
-    yield from claims(run)
+    yield from paper_claims(run)
     yield from sweep_findings(run)
+
+
+def paper_claims(run: Run) -> Iterator[PaperClaim]:
+    """The paper's claims about head influence and retrieval heads.
+
+    Resets of AdaRoPE parameters to the start of training: the effects have a heavy tail, the top heads are in it, and
+    the effects add up. Changes scored on answers: the top heads have the largest influence.
+    """
+    adapted = {model["label"] for model in run.manifest["models"] if model["scheme_name"] == "adarope"}
+    for key, units in run.derived(sweeps_without_bands):
+        label, length, component, target, objective = key
+        heads = run.heads[run.heads["model"] == label]
+        if not covers_all_units(units, heads):
+            continue
+        if objective == "answer":
+            yield from _answer_claims(heads, units, describe_change(component, target))
+            continue
+        if label not in adapted or target != "init" or component not in ("joint", "freq", "scale"):
+            continue
+        change = f"Resetting the {COMPONENT_DESCRIPTIONS[component]} of one head at a time"
+        order = units.sort_values("delta", ascending=False, ignore_index=True)
+        share = top_share(order["delta"])
+        yield PaperClaim(
+            f"{change}: most heads have little influence, a few form a heavy tail",
+            "supported" if share > 0.5 else "partly supported" if share > 0.25 else "not supported",
+            f"{label}, {length:,} tokens: the top {TAIL_FRACTION:.0%} of {len(order)} units contribute {share:.0%} of "
+            f"the summed |Δ|, Gini {gini(order['delta']):.2f}",
+            model=label,
+        )
+        yield from _top_head_claims(heads, order, change)
+        effects = run.derived(ranked_set_effects).set_index(SWEEP_KEYS)
+        if component == "joint" and key in effects.index:
+            effects = effects.loc[[key]]
+            total = float(effects[effects["choice"] == "top"].sort_values("size")["mean"].iloc[-1])
+            largest = float(order["delta"].iloc[0])
+            yield PaperClaim(
+                f"{change}: even the largest effect is small compared with resetting all heads",
+                "supported" if largest < total / 4 else "not supported",
+                f"{label}: {largest:+.2g} nats/token for one unit, {total:+.2g} for all",
+                model=label,
+            )
 
 
 def sweep_findings(run: Run) -> Iterator[Finding]:
@@ -71,19 +116,20 @@ def sweep_findings(run: Run) -> Iterator[Finding]:
         return
     answered = run.derived(answered_trials)
     for sweep, units in run.derived(sweeps_without_bands):
-        best = top_heads_by_statistic(run.heads[run.heads["model"] == sweep[0]]) if sweep[-1] == "answer" else {}
-        yield _sweep_finding(sweep, units, answered, best)
+        top_heads = top_heads_by_statistic(run.heads[run.heads["model"] == sweep[0]]) if sweep[-1] == "answer" else {}
+        yield _sweep_finding(sweep, units, answered, top_heads)
     without_bands = unit_rows[~bands.band_mask(unit_rows["component"])]
     for key, rows in estimate_agreement(without_bands).groupby(SWEEP_KEYS, sort=False):
         yield _agreement_finding(key, rows)
     effects = run.derived(ranked_set_effects)
     groups: Any = effects.groupby([*SWEEP_KEYS, "unit"], observed=True, sort=False)
-    for (label, length, *what, unit), block in groups:
+    for (label, length, component, target, objective, unit), block in groups:
         top = block[block["choice"] == "top"].set_index("size")["mean"].sort_index()
-        if not bands.is_band(what[0]):
+        if not bands.is_band(component):
             yield Finding(
                 PROBE.title,
-                f"{label}, {describe_change(*what)}, {describe_context_length(length, what[-1])}: the loss changes by "
+                f"{label}, {describe_change(component, target, objective)}, "
+                f"{describe_context_length(length, objective)}: the loss changes by "
                 f"{top.iloc[-1]:+.2g} nats/token with all {top.index[-1]} {_UNIT_NOUNS[unit]}s changed, and by "
                 f"{top.iloc[0]:+.2g} with only the most influential one.",
                 str(label),
@@ -101,23 +147,59 @@ def sweep_findings(run: Run) -> Iterator[Finding]:
 def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     """Influence and rank of a head or its KV group in each sweep of a model, and its band of largest influence."""
     rows = run.heads[head_mask(run.heads, layer, head)]
-    for (label, _, *what), units in run.derived(sweeps_without_bands) if len(rows) else ():
+    for (label, _, *change), units in run.derived(sweeps_without_bands) if len(rows) else ():
         for _, unit in unit_of_head(units, rows.iloc[0]).iterrows() if label == model else ():
             yield (
-                f"Influence in {model}, {describe_change(*what)}: {unit['delta']:+.2g} "
-                f"nats/token{describe_uncertainty(unit)} for "
-                f"{unit_label(unit)}, rank {unit_rank(units, unit)} of {len(units)}."
+                f"Influence in {model}, {describe_change(*change)}: {unit['delta']:+.2g} nats/token"
+                f"{describe_uncertainty(unit)} for {unit_label(unit)}, rank {unit_rank(units, unit)} of {len(units)}."
             )
     for (label, _, objective), units in run.derived(band_sweeps) if len(rows) else ():
-        own = unit_of_head(units, rows.iloc[0]) if label == model else units.head(0)
+        head_units = unit_of_head(units, rows.iloc[0]) if label == model else units.head(0)
         for kind in bands.KIND_DESCRIPTIONS:
-            if len(band_rows := own[own["component"].str.startswith(kind)]):
-                unit = most_harmful_unit(band_rows)
-                change = describe_change(unit["component"], "none", objective)
+            if len(band_rows := head_units[head_units["component"].str.startswith(kind)]):
+                unit, count = most_harmful_unit(band_rows), len(band_rows)
                 yield (
-                    f"Influence in {model}, largest of {len(band_rows)} bands, {change}: "
-                    f"{unit['delta']:+.2g} nats/token{describe_uncertainty(unit)} for {unit_label(unit)}."
+                    f"Influence in {model}, largest of {count} band{'s' if count > 1 else ''}, "
+                    f"{describe_change(unit['component'], 'none', objective)}: {unit['delta']:+.2g} nats/token"
+                    f"{describe_uncertainty(unit)} for {unit_label(unit)}."
                 )
+
+
+def _top_head_claims(heads: pd.DataFrame, sorted_units: pd.DataFrame, change: str) -> Iterator[PaperClaim]:
+    """Claims that a model's top heads are in the tail. `sorted_units` start with the largest rise of the loss."""
+    for column, head in top_heads_by_statistic(heads).items():
+        unit, declared = unit_of_head(sorted_units, head).iloc[0], statistic(column)
+        rank = unit_rank(sorted_units, unit)
+        yield PaperClaim(
+            f"{change}: the {declared.best_head_name} is in the tail",
+            "supported" if rank <= TAIL_FRACTION * len(sorted_units) else "not supported",
+            f"{unit['model']}: layer {head['layer']}, head {head['head']}, {declared.label} {head[column]:.2f}, has "
+            f"rank {rank} of {len(sorted_units)} with {unit['delta']:+.2g} nats/token",
+            model=unit["model"],
+        )
+
+
+def _answer_claims(heads: pd.DataFrame, units: pd.DataFrame, change: str) -> Iterator[PaperClaim]:
+    """Claims that changing a model's top heads raises the loss of the answer most.
+
+    Inconclusive unless all units are exact: on answers, an estimate can be wrong by a nat and hide the top head.
+    """
+    estimated = int((units["method"] != "exact").sum())
+    reason = f"; {estimated} of {len(units)} units are only estimated. Use --method exact" if estimated else ""
+    for column, head in top_heads_by_statistic(heads).items():
+        (_, unit), *_ = unit_of_head(units, head).iterrows()
+        declared, rank = statistic(column), unit_rank(units, unit)
+        in_tail = rank <= TAIL_FRACTION * len(units)
+        verdict = "supported" if rank == 1 else "partly supported" if in_tail else "not supported"
+        yield PaperClaim(
+            f"{capitalise(change)}, one unit at a time: the {declared.best_head_name} has the largest "
+            "influence on answers",
+            "inconclusive" if estimated else verdict,
+            f"{unit['model']}: layer {head['layer']}, head {head['head']}, {declared.label} {head[column]:.2f}, has "
+            f"rank {rank} of {len(units)} with {unit['delta']:+.2g} nats/token{describe_uncertainty(unit)}; the "
+            f"largest is {most_harmful_unit(units)['delta']:+.2g}{reason}",
+            model=unit["model"],
+        )
 
 
 def _sweep_finding(
@@ -126,44 +208,39 @@ def _sweep_finding(
     trials_by_model: Mapping[str, tuple[int, int, list[SweepUnits]]],
     top_heads: Mapping[str, pd.Series],
 ) -> Finding:
-    """Concentration and largest units of a sweep; of answers, also the ranks of the top heads and answered trials."""
-    label, length, *what = key
+    """Concentration and largest units of a sweep; for answers, also the ranks of the top heads and answered trials."""
+    label, length, component, target, objective = key
     order = units.sort_values("delta", ascending=False)
-    first, last = order.iloc[0], order.iloc[-1]
-    clear, noun = int((order["p_adjusted"] < 0.05).sum()), TEXT_NOUNS[what[-1]]
-    significance = f"{clear} differ from zero (false discovery rate 5 %)"
-    if first["documents"] < MIN_DOCUMENTS:
-        count = f"{first['documents']} {noun}{'s' if first['documents'] > 1 else ''}"
-        significance = (
-            f"{count} are too few to call any effect real"
-            if first["documents"] > 1
-            else (f"{count} is too little to call any effect real")
-        )
+    largest, smallest = order.iloc[0], order.iloc[-1]
+    significant = int((order["p_adjusted"] < 0.05).sum())
+    significance = f"{significant} differ from zero (false discovery rate 5 %)"
+    if largest["documents"] < MIN_DOCUMENTS:
+        significance = f"too few {TEXT_NOUNS[objective]}s to call any effect real"
     text = (
-        f"{label}, {describe_change(*what)} one unit at a time, {describe_context_length(length, what[-1])}, "
-        f"{describe_methods(order)}: the loss rises most for {unit_label(first)}, by {first['delta']:+.2g} nats/token"
-        f"{describe_uncertainty(first)}, and least for {unit_label(last)}, by {last['delta']:+.2g}"
-        f"{describe_uncertainty(last)}. The top {TAIL_FRACTION:.0%} of {len(order)} units contribute "
+        f"{label}, {describe_change(component, target, objective)}, one unit at a time, "
+        f"{describe_context_length(length, objective)}, {describe_methods(order)}: the loss rises most for "
+        f"{unit_label(largest)}, by {largest['delta']:+.2g} nats/token{describe_uncertainty(largest)}, and least for "
+        f"{unit_label(smallest)}, by {smallest['delta']:+.2g}{describe_uncertainty(smallest)}. "
+        f"The top {TAIL_FRACTION:.0%} of {len(order)} units contribute "
         f"{top_share(order['delta']):.0%} of the summed |Δ| (Gini {gini(order['delta']):.2f}); {significance}."
     )
     for column, head in top_heads.items():
-        if (own := unit_of_head(units, head)).empty:  # only heads of named sets were swept
+        if (matches := unit_of_head(units, head)).empty:  # the sweep covers only heads of named sets
             continue
-        unit = own.iloc[0]
+        unit = matches.iloc[0]
         text += (
             f" The {statistic(column).best_head_name}, layer {head['layer']}, head {head['head']}, has rank "
-            f"{unit_rank(units, unit)} "
-            f"with {unit['delta']:+.2g}{describe_uncertainty(unit)}."
+            f"{unit_rank(units, unit)} with {unit['delta']:+.2g}{describe_uncertainty(unit)}."
         )
-    if what[-1] == "answer":
-        right, trials, answered_sweeps = trials_by_model[label]
-        text += f" Unchanged, {label} answers {right} of {trials} trials"
-        answered_units = next((rows for other, rows in answered_sweeps if other == key), None)
+    if objective == "answer":
+        answered, trials, answered_sweeps = trials_by_model[label]
+        text += f" Unchanged, {label} answers {answered} of {trials} trials"
+        answered_units = next((rows for sweep, rows in answered_sweeps if sweep == key), None)
         if answered_units is not None:
-            largest = most_harmful_unit(answered_units)
+            unit = most_harmful_unit(answered_units)
             text += (
-                f"; over these trials the loss rises most for {unit_label(largest)}, by {largest['delta']:+.2g}"
-                f"{describe_uncertainty(largest)}"
+                f"; over these trials the loss rises most for {unit_label(unit)}, by {unit['delta']:+.2g}"
+                f"{describe_uncertainty(unit)}"
             )
         text += "."
     return Finding(PROBE.title, text, label)
@@ -171,10 +248,11 @@ def _sweep_finding(
 
 def _describe_named_set(row: dict[Any, Any]) -> str:
     """Text with the effect of changing a named set of heads."""
-    what = row["component"], row["target"], row["objective"]
+    component, target, objective = row["component"], row["target"], row["objective"]
     interval = "" if np.isnan(row["low"]) else f" (95 % confidence interval {row['low']:+.2g} to {row['high']:+.2g})"
     return (
-        f"{row['model']}, {describe_change(*what)}, {describe_context_length(row['context_length'], what[-1])}: "
+        f"{row['model']}, {describe_change(component, target, objective)}, "
+        f"{describe_context_length(row['context_length'], objective)}: "
         f"changing the {row['size']} heads of “{row['choice']}” together changes the loss by {row['mean']:+.2g} "
         f"nats/token{interval}."
     )
@@ -184,7 +262,7 @@ def _describe_bands(
     label: str, length: int, objective: str, kind: str, units: pd.DataFrame, effects: pd.DataFrame
 ) -> str:
     """Text with the unit and band of largest influence, and the effect of each band ablated in all units."""
-    first = most_harmful_unit(units)
+    largest = most_harmful_unit(units)
     means = effects[effects["component"].str.startswith(kind)].set_index("component")["mean"]
     listing = ", ".join(
         f"{bands.band_label(component)} {means[component]:+.2g}"
@@ -195,22 +273,21 @@ def _describe_bands(
     return (
         f"{label}, rotary pairs by band, {bands.KIND_DESCRIPTIONS[kind]}{loss}, "
         f"{describe_context_length(length, objective)}: in one unit at a time, the loss rises most for pairs "
-        f"{bands.band_label(first['component'])} of {unit_label(first)}, by {first['delta']:+.2g} nats/token"
-        f"{describe_uncertainty(first)}{joint}."
+        f"{bands.band_label(largest['component'])} of {unit_label(largest)}, by {largest['delta']:+.2g} nats/token"
+        f"{describe_uncertainty(largest)}{joint}."
     )
 
 
 def _agreement_finding(key: Any, rows: Any) -> Finding:
-    """How well the estimates of a sweep agree with exact evaluation."""
+    """Agreement of the estimates of a sweep with exact evaluation."""
     label, length, component, target, objective = key
     agreement = ", ".join(
         f"{ESTIMATE_LABELS[row['method']]} {row['spearman']:.3f}, {row['shared']} of the top {row['top']} shared"
         for row in rows.to_dict("records")
     )
-    loss = "" if objective == "text" else ", loss of the answer"
     return Finding(
         PROBE.title,
-        f"{label}, {component} to {target}{loss}, {describe_context_length(length, objective)}: rank correlation of "
-        f"the estimates with {rows['compared'].iloc[0]} exactly evaluated units: {agreement}.",
+        f"{label}, {describe_change(component, target, objective)}, {describe_context_length(length, objective)}: rank "
+        f"correlation of the estimates with exact evaluation over {rows['compared'].iloc[0]} units: {agreement}.",
         str(label),
     )

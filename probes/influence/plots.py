@@ -28,8 +28,10 @@ MAX_FOREST_UNITS = 20
 
 
 def plot_histogram(units: pd.DataFrame, marked_heads: Mapping[str, pd.Series] = MappingProxyType({})) -> go.Figure:
-    """Histogram of influence (nats/token) with counts on a log axis. A line marks the unit of each head in
-    `marked_heads`, by its label."""
+    """Histogram of influence (nats/token) with counts on a log axis.
+
+    A line marks the unit of each head in `marked_heads`, which maps labels to rows of the per-head table.
+    """
     if why := style.missing_data_reason(units, "delta"):
         return style.empty_figure("Head influence", why)
     figure = style.new_figure("").update_layout(title=_sweep_title(units))
@@ -65,27 +67,29 @@ def plot_histogram(units: pd.DataFrame, marked_heads: Mapping[str, pd.Series] = 
 
 
 def plot_matrix(units: pd.DataFrame) -> go.Figure:
-    """Heatmap of influence (nats/token) by layer and unit; red: the loss rises. Colours saturate at the 99 % quantile
-    of |Δ|."""
+    """Heatmap of influence (nats/token) by layer and unit; red: the loss rises.
+
+    Colours saturate at the 99 % quantile of |Δ|.
+    """
     if why := style.missing_data_reason(units, "delta"):
         return style.empty_figure("Head influence", why)
     are_groups = bool((units["head"] < 0).all())
-    across = units["kv_group"] if are_groups else units["head"]
-    grid = np.full((int(units["layer"].max()) + 1, int(across.max()) + 1), np.nan)
+    columns = units["kv_group"] if are_groups else units["head"]
+    grid = np.full((int(units["layer"].max()) + 1, int(columns.max()) + 1), np.nan)
     head_ids = np.full((*grid.shape, 3), np.nan)
     uncertainty = np.full(grid.shape, "", dtype=object)
-    grid[units["layer"], across] = units["delta"]
-    head_ids[units["layer"], across] = units[["layer", "head", "kv_group"]]
-    uncertainty[units["layer"], across] = [describe_uncertainty(unit) for _, unit in units.iterrows()]
-    reach = max(float(np.nanquantile(np.abs(grid), 0.99)), 1e-9)
+    grid[units["layer"], columns] = units["delta"]
+    head_ids[units["layer"], columns] = units[["layer", "head", "kv_group"]]
+    uncertainty[units["layer"], columns] = [describe_uncertainty(unit) for _, unit in units.iterrows()]
+    limit = max(float(np.nanquantile(np.abs(grid), 0.99)), 1e-9)
     unit_name = "KV group" if are_groups else "head"
     figure = style.new_figure("", int(np.clip(146 + 18 * len(grid), 280, 760))).update_layout(title=_sweep_title(units))
     figure.add_heatmap(
         x=list(range(grid.shape[1])),
         y=list(range(grid.shape[0])),
         z=grid,
-        zmin=-reach,
-        zmax=reach,
+        zmin=-limit,
+        zmax=limit,
         customdata=head_ids,
         text=uncertainty,
         hovertemplate=f"layer %{{y}}, {unit_name} %{{x}}<br>Δ %{{z:+.3g}} nats/token%{{text}}<extra></extra>",
@@ -102,23 +106,25 @@ def plot_matrix(units: pd.DataFrame) -> go.Figure:
 
 
 def plot_forest(units: pd.DataFrame, document_rows: pd.DataFrame) -> go.Figure:
-    """The units of largest influence (nats/token) in descending order: mean, 95 % confidence interval from three
-    documents on, and a small dot per document. Filled: exact; hollow: estimated. `document_rows` are rows of
-    `analysis.document_effects` of the same sweep."""
+    """Forest plot of the units of largest influence (nats/token), in descending order.
+
+    Mean, 95 % confidence interval (from three documents on) and a small dot per document. Filled: exact; hollow:
+    estimated. `document_rows` are rows of `analysis.document_effects` of the same sweep.
+    """
     if why := style.missing_data_reason(units, "delta"):
         return style.empty_figure("Head influence", why)
     order = units.sort_values("delta", ascending=False, kind="stable").head(MAX_FOREST_UNITS).reset_index(drop=True)
     figure = style.new_figure("", 120 + 22 * max(len(order), 4))
     figure.update_layout(title=_sweep_title(units, ", largest units"))
-    own = document_rows.merge(order.reset_index(names="row")[[*UNIT_COLUMNS, "row"]], on=UNIT_COLUMNS)
+    dot_rows = document_rows.merge(order.reset_index(names="row")[[*UNIT_COLUMNS, "row"]], on=UNIT_COLUMNS)
     dots = {"color": style.TEXT_COLOUR, "size": 4, "opacity": 0.7}
     hover = "%{text}: Δ %{x:+.2g} nats/token<extra></extra>"
     figure.add_scatter(
-        x=own["delta_nll"],
-        y=own["row"],
+        x=dot_rows["delta_nll"],
+        y=dot_rows["row"],
         mode="markers",
         marker=dots,
-        text=own["doc"].astype(str).map(style.escape_label),
+        text=dot_rows["doc"].astype(str).map(style.escape_label),
         hovertemplate=hover,
         name=f"one {TEXT_NOUNS[order['objective'].iloc[0]]}",
     )
@@ -127,17 +133,14 @@ def plot_forest(units: pd.DataFrame, document_rows: pd.DataFrame) -> go.Figure:
         rows = order[(order["method"] == "exact") == (method == "exact")]
         if rows.empty:
             continue
-        bars = {"type": "data", "symmetric": False, "thickness": 1.5, "width": 3}
-        reach = {
-            "array": (rows["high"] - rows["delta"]).fillna(0),
-            "arrayminus": (rows["delta"] - rows["low"]).fillna(0),
-        }
+        above, below = (rows["high"] - rows["delta"]).fillna(0), (rows["delta"] - rows["low"]).fillna(0)
+        bars = {"type": "data", "symmetric": False, "thickness": 1.5, "width": 3, "array": above, "arrayminus": below}
         figure.add_scatter(
             x=rows["delta"],
             y=rows.index,
             mode="markers",
             marker={"color": style.PALETTE[0], "size": 10, "symbol": symbol, "line": {"width": 2}},
-            error_x={**bars, **reach} if has_interval.any() else None,
+            error_x=bars if has_interval.any() else None,
             customdata=rows[["layer", "head", "kv_group"]].to_numpy(),
             text=[
                 f"{unit_label(unit)}{describe_uncertainty(unit)}{format_q_value(unit)}" for _, unit in rows.iterrows()
@@ -162,8 +165,10 @@ def plot_forest(units: pd.DataFrame, document_rows: pd.DataFrame) -> go.Figure:
 
 
 def plot_against_statistic(units: pd.DataFrame, heads: pd.DataFrame, column: str, label: str) -> go.Figure:
-    """Influence (nats/token) of every unit against a column of the per-head table, averaged over the heads of a KV
-    group. `label` names the axis; colour is the layer."""
+    """Scatter plot of the influence (nats/token) of every unit against a column of the per-head table.
+
+    The column is averaged over the heads of a KV group. `label` names the axis. Colour is the layer.
+    """
     if why := style.missing_data_reason(units, "delta") or style.missing_data_reason(heads, column):
         return style.empty_figure(f"Influence against {label}", why)
     place = UNIT_COLUMNS if (units["head"] >= 0).all() else UNIT_COLUMNS[:2]
@@ -180,9 +185,11 @@ def plot_against_statistic(units: pd.DataFrame, heads: pd.DataFrame, column: str
 
 
 def plot_cumulative_effect(effects: pd.DataFrame) -> go.Figure:
-    """Rise of the loss (nats/token) when the top 1, 2, 4, ... units are changed together, and when random units of the
-    same layers are: mean over documents and draws, 95 % confidence band over documents. `effects` are rows of
-    `analysis.ranked_set_effects` of one sweep."""
+    """Rise of the loss (nats/token) when the top 1, 2, 4, ... units are changed together, and when random units are.
+
+    Random units are from the same layers. Mean over documents and draws, 95 % confidence band over documents.
+    `effects` are rows of `analysis.ranked_set_effects` of one sweep.
+    """
     title = "Units changed together"
     if why := style.missing_data_reason(effects, "model", "choice", "size", "mean"):
         return style.empty_figure(title, why)
@@ -193,29 +200,30 @@ def plot_cumulative_effect(effects: pd.DataFrame) -> go.Figure:
     for choice, (label, colour) in kinds.items():
         line = effects[effects["choice"] == choice].set_index("size").sort_index()
         if len(line):
-            look = style.ModelStyle(
+            line_style = style.ModelStyle(
                 label, style.PALETTE[colour], style.LINE_DASHES[colour // 7], style.MARKER_SYMBOLS[colour // 7]
             )
             style.add_line_with_band(
-                figure, line[["mean", "low", "high"]], look, f"%{{x}} {unit}: Δ %{{y:+.4f}} nats/token"
+                figure, line[["mean", "low", "high"]], line_style, f"%{{x}} {unit}: Δ %{{y:+.4f}} nats/token"
             )
     sizes = sorted(set(effects["size"]))
-    sizes = [
-        size for size in sizes if size == sizes[-1] or size * 1.2 < sizes[-1]
-    ]  # leaves room for the last tick, all units
+    # The label of the last tick, all units, needs room.
+    sizes = [size for size in sizes if size == sizes[-1] or size * 1.2 < sizes[-1]]
     figure.update_xaxes(
-        title_text=f"{unit} changed together", type="log", tickvals=sizes, ticktext=[str(s) for s in sizes]
+        title_text=f"{unit} changed together", type="log", tickvals=sizes, ticktext=[str(size) for size in sizes]
     )
     figure.update_yaxes(title_text="rise of the loss Δ (nats/token)")
     return style.fit_legend(figure)
 
 
 def plot_named_sets(effects: pd.DataFrame) -> go.Figure:
-    """Rise of the loss (nats/token) when the heads of a named set are changed together, with its 95 % confidence
-    interval. `effects` are rows of `analysis.named_set_effects` of one sweep."""
+    """Bars of the rise of the loss (nats/token) when the heads of a named set are changed together.
+
+    Error bars are 95 % confidence intervals. `effects` are rows of `analysis.named_set_effects` of one sweep.
+    """
     figure = style.new_figure(f"Named sets: {describe_change(*effects[['component', 'target', 'objective']].iloc[0])}")
-    ends = {"array": effects["high"] - effects["mean"], "arrayminus": effects["mean"] - effects["low"]}
-    bars = {"type": "data", "symmetric": False, "thickness": 1.5, **ends}
+    above, below = effects["high"] - effects["mean"], effects["mean"] - effects["low"]
+    bars = {"type": "data", "symmetric": False, "thickness": 1.5, "array": above, "arrayminus": below}
     figure.add_bar(
         x=[f"{style.escape_label(name, 20)}<br>{size} heads" for name, size in effects[["choice", "size"]].to_numpy()],
         y=effects["mean"],
@@ -231,9 +239,8 @@ def plot_named_sets(effects: pd.DataFrame) -> go.Figure:
 
 def _sweep_title(units: pd.DataFrame, title_suffix: str = "") -> dict[str, object]:
     """A title with the model, and a subtitle with the change and the method."""
-    first = units.iloc[0]
-    reset = first["component"] if first["target"] == "none" else f"{first['component']} to {first['target']}"
-    return influence_title(units, title_suffix, f"{style.escape_label(reset)}: {describe_methods(units)}")
+    change = style.escape_label(describe_change(*units[["component", "target"]].iloc[0]), 60)
+    return influence_title(units, title_suffix, f"{change}: {describe_methods(units)}")
 
 
 def influence_title(units: pd.DataFrame, title_suffix: str, subtitle: str) -> dict[str, object]:

@@ -57,9 +57,9 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 def page(context: RenderContext) -> PageContent:
     """Findings and charts of every sweep of the selected model."""
     run, label = context.run, context.selected_model
-    swept = list(dict.fromkeys(sweep[0][0] for sweep in run.derived(all_sweeps)))
-    if label not in swept:
-        available = f" It has sweeps of {', '.join(swept)}." if swept else ""
+    swept_models = list(dict.fromkeys(sweep[0][0] for sweep in run.derived(all_sweeps)))
+    if label not in swept_models:
+        available = f" It has sweeps of {', '.join(swept_models)}." if swept_models else ""
         advice = f"To measure one, run: {PROBE.example}"
         return PageContent(
             PROBE.title, "", {"": [TextBlock([f"This run has no influence sweep of {label}.{available}", advice])]}
@@ -69,8 +69,8 @@ def page(context: RenderContext) -> PageContent:
         "": [TextBlock([finding.text for finding in run.derived(_list_sweep_findings) if finding.model == label])]
     }
     sections |= {group.heading: LazySequence(group.charts) for model, group in _chart_groups(context) if model == label}
-    lead = "Rise of the loss when one head or KV group is changed and all others are unchanged."
-    return PageContent(f"{PROBE.title}: {label}", lead, sections)
+    introduction = "Rise of the loss when one head or KV group is changed and all others are unchanged."
+    return PageContent(f"{PROBE.title}: {label}", introduction, sections)
 
 
 def _list_sweep_findings(run: Run) -> list[Finding]:
@@ -80,37 +80,38 @@ def _list_sweep_findings(run: Run) -> list[Finding]:
 def _chart_groups(context: RenderContext) -> Iterator[tuple[str, ChartGroup]]:
     """Groups of charts with the label of their model."""
     for sweep in context.run.derived(sweeps_without_bands):
-        label, length, *what = sweep[0]
-        heading = f"{capitalise(describe_change(*what))}, {describe_context_length(length, what[-1])}"
+        label, length, component, target, objective = sweep[0]
+        change = capitalise(describe_change(component, target, objective))
+        heading = f"{change}, {describe_context_length(length, objective)}"
         yield label, ChartGroup(PROBE.title, heading, _sweep_charts(context, sweep))
     for (label, length, objective), units in context.run.derived(band_sweeps):
         loss = "" if objective == "text" else ": loss of the answer"
         heading = f"Rotary pairs by band{loss}, {describe_context_length(length, objective)}"
         effects = joint_effects(context.run, label, length, objective)
-        waves = band_wavelengths(context.run, label, units["component"])
-        yield label, ChartGroup(PROBE.title, heading, _band_charts(units, effects, waves))
+        wavelengths = band_wavelengths(context.run, label, units["component"])
+        yield label, ChartGroup(PROBE.title, heading, _band_charts(units, effects, wavelengths))
 
 
 def _band_charts(units: pd.DataFrame, effects: pd.DataFrame, wavelengths: Mapping[str, str]) -> Iterator[Chart]:
     for kind, change in bands.KIND_DESCRIPTIONS.items():
         if len(rows := units[units["component"].str.startswith(kind)]):
-            first = most_harmful_unit(rows)
-            largest = (
-                f"Largest rise: pairs {bands.band_label(first['component'])} of {unit_label(first)}, "
-                f"{first['delta']:+.2g} nats/token."
+            largest = most_harmful_unit(rows)
+            summary = (
+                f"Largest rise: pairs {bands.band_label(largest['component'])} of {unit_label(largest)}, "
+                f"{largest['delta']:+.2g} nats/token."
             )
             caption = (
                 f"{_count_texts(units)} Rise of the loss with {change} in one unit. One column per head or KV group, "
                 "layer by layer. One row per band of rotary pairs, fastest pairs on top (short: wavelength below an "
                 "eighth of the native context; long: above the native context)."
             )
-            yield Chart(band_plots.plot_influence_by_band(rows, wavelengths), caption, largest)
+            yield Chart(band_plots.plot_influence_by_band(rows, wavelengths), caption, summary)
     if effects.empty:
         return
     yield Chart(
         band_plots.plot_joint_effects_by_band(effects, wavelengths),
         "Rise of the loss when a band of rotary pairs is ablated in all heads at once. With only the rotation removed, "
-        "the heads still compare content but not distance.",
+        "attention still depends on content but not on distance.",
     )
 
 
@@ -143,17 +144,17 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
         top = units.sort_values("delta").iloc[-1]
         yield Chart(
             learned_frequencies.plot_learned_frequencies(run.positions, label, int(top["layer"]), int(top["kv_group"])),
-            "The unit of largest influence: its frequencies after training, at the start of training, and in base.",
+            "Frequencies of the unit of largest influence: after training, at the start of training, and in base.",
             half_width=True,
         )
-    ess2, first = longest_ess_column(context.heads), run.models[0]
-    if ess2 is not None and label != first:
-        change = _log_ratio(context.heads, ess2, label, first)
+    ess2, baseline = longest_ess_column(context.heads), run.models[0]
+    if ess2 is not None and label != baseline:
+        change = _log_ratio(context.heads, ess2, label, baseline)
         yield Chart(
             plots.plot_against_statistic(
-                units, change, "change", f"ln ratio of ESS₂, {escape_label(label)} over {escape_label(first)}"
+                units, change, "change", f"ln ratio of ESS₂, {escape_label(label)} over {escape_label(baseline)}"
             ),
-            "One point per unit. Do the units of large influence also change their effective length?",
+            "One point per unit: influence against the change of effective length.",
             half_width=True,
         )
     named = [name for name, declared in statistics().items() if declared.best_head_name and name in heads]
@@ -163,39 +164,40 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
     if len(effects := _rows_of_sweep(run.derived(ranked_set_effects), key)):
         yield Chart(
             plots.plot_cumulative_effect(effects),
-            "Units changed together in order of influence, and as many random units of the same layers. The last point "
-            "changes all units. A steep start means that few units matter, a steady rise that many act together.",
+            "Units changed together in order of influence, and as many random units of the same layers. At the last "
+            "point, all units are changed. A steep start means that few units matter; a steady rise means that many "
+            "act together.",
             half_width=True,
         )
 
 
 def _rows_of_sweep(rows: pd.DataFrame, key: SweepKey) -> pd.DataFrame:
-    """The rows of one sweep."""
-    same = np.logical_and.reduce([rows[name] == value for name, value in zip(SWEEP_KEYS, key, strict=True)])
-    return rows[same]
+    is_in_sweep = np.logical_and.reduce([rows[name] == value for name, value in zip(SWEEP_KEYS, key, strict=True)])
+    return rows[is_in_sweep]
 
 
 def _count_texts(units: pd.DataFrame) -> str:
-    first = units.iloc[0]
-    return f"{first['documents']} {TEXT_NOUNS[first['objective']]}{'s' if first['documents'] > 1 else ''}."
+    """Text with the number of documents or trials."""
+    count, objective = units[["documents", "objective"]].iloc[0]
+    return f"{count} {TEXT_NOUNS[objective]}{'s' if count > 1 else ''}."
 
 
 def _describe_largest_effect(units: pd.DataFrame) -> str:
     """Text with the largest effect, and how many units differ from zero."""
-    first = most_harmful_unit(units)
+    largest = most_harmful_unit(units)
     text = (
-        f"Largest rise: {unit_label(first)}, {first['delta']:+.2g} nats/token"
-        f"{describe_uncertainty(first)}{format_q_value(first)}."
+        f"Largest rise: {unit_label(largest)}, {largest['delta']:+.2g} nats/token"
+        f"{describe_uncertainty(largest)}{format_q_value(largest)}."
     )
     if units["p_adjusted"].isna().all():
-        return f"{text} Too few {TEXT_NOUNS[first['objective']]}s to call any effect real."
-    clear = int((units["p_adjusted"] < 0.05).sum())
-    return f"{text} {clear} of {len(units)} units differ from zero (false discovery rate 5 %)."
+        return f"{text} Too few {TEXT_NOUNS[largest['objective']]}s to call any effect real."
+    significant = int((units["p_adjusted"] < 0.05).sum())
+    return f"{text} {significant} of {len(units)} units differ from zero (false discovery rate 5 %)."
 
 
 def _log_ratio(heads: pd.DataFrame, column: str, label: str, baseline: str) -> pd.DataFrame:
     """Layer, kv_group, head and `change`: ln of the ratio of a statistic under `label` to that under `baseline`."""
-    own, base = (
+    values, baseline_values = (
         heads[heads["model"] == model].set_index(UNIT_COLUMNS)[column].astype("float64") for model in (label, baseline)
     )
-    return pd.DataFrame({"change": np.log(own / base)}).reset_index()
+    return pd.DataFrame({"change": np.log(values / baseline_values)}).reset_index()
