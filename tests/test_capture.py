@@ -1,4 +1,4 @@
-"""The seam hears exactly what each layer computed: in full passes, padded batches, caches and chunks."""
+"""Attention records equal eager attention in full passes, padded batches, caches and chunks."""
 
 from collections.abc import Callable
 from functools import cache
@@ -22,7 +22,7 @@ SPECS = families.SPECS | families.OTHERS
 MEASURABLE = pytest.mark.parametrize("family", families.MEASURABLE)
 EVERY = pytest.mark.parametrize("family", SPECS)
 ATTENDING = pytest.mark.parametrize("family", [*families.MEASURABLE, "gemma2", "gpt_oss", "llama4", "deepseek_v3"])
-"""Families of every kind of attention, of which each reads its cache as the others do."""
+"""Families that cover every kind of attention."""
 LENGTH = 24
 """Longer than the families' window of 8, so that windows bind."""
 IDS = torch.randint(3, families.VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(3))
@@ -30,7 +30,7 @@ IDS = torch.randint(3, families.VOCAB, (3, LENGTH), generator=torch.Generator().
 
 @cache
 def tiny(family: str) -> Model:
-    """Shared: leave it as you found it."""
+    """A model of the family. Tests share it and must not change it."""
     return load(SPECS[family].build())
 
 
@@ -40,65 +40,65 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 
 @torch.no_grad()
-def hear(model: Model, ids: Tensor, **options: Any) -> tuple[Tensor, list[AttentionRecord]]:
-    """The logits of one call and what every layer computed in it, in the order heard."""
-    heard: list[AttentionRecord] = []
+def run_captured(model: Model, ids: Tensor, **options: Any) -> tuple[Tensor, list[AttentionRecord]]:
+    """Logits of one call and the records of its layers, in order."""
+    records: list[AttentionRecord] = []
     with capturing(model) as layers:
-        layers.listen(heard.append)
+        layers.listen(records.append)
         logits = model.module(ids, **options).logits
-    return logits, heard
+    return logits, records
 
 
-def check_records(
-    heard: list[AttentionRecord], expected: list[eager_reference.Layer], windows: tuple[int | None, ...]
+def assert_records(
+    records: list[AttentionRecord], expected: list[eager_reference.Layer], windows: tuple[int | None, ...]
 ) -> None:
-    """Every field of the records, against the formulas applied to what eager attention received."""
-    assert [each.layer for each in heard] == list(range(len(expected)))
-    for found, layer, window in zip(heard, expected, windows, strict=True):
-        assert (found.window, found.first_key, found.batch_index) == (window, 0, 0)
-        assert found.scaling == pytest.approx(layer.scaling, rel=1e-12)
+    """Compare every field of the records with the formulas applied to the inputs of eager attention."""
+    assert [record.layer for record in records] == list(range(len(expected)))
+    for record, layer, window in zip(records, expected, windows, strict=True):
+        assert (record.window, record.first_key, record.batch_index) == (window, 0, 0)
+        assert record.scaling == pytest.approx(layer.scaling, rel=1e-12)
         for name in ("q", "k", "v"):
-            assert difference(getattr(found, name), getattr(layer, name)) <= 1e-4, name
-        logits = eager_reference.logits(layer.q, layer.k, layer.scaling, window, found.chunk, layer.cap)
+            assert difference(getattr(record, name), getattr(layer, name)) <= 1e-4, name
+        logits = eager_reference.logits(layer.q, layer.k, layer.scaling, window, record.chunk, layer.cap)
         logits = eager_reference.with_sink(logits, layer.sink)
-        assert difference(found.lse.double(), logits.logsumexp(-1)) <= 1e-4
+        assert difference(record.lse.double(), logits.logsumexp(-1)) <= 1e-4
         values = layer.v.repeat_interleave(len(layer.q) // len(layer.v), 0).double()
-        assert difference(found.z.double(), logits.softmax(-1)[..., : len(values[0])] @ values) <= 1e-4
-        assert found.lse.dtype == torch.float32
-        assert torch.equal(found.visible_counts, layer.mask.sum(-1))
+        assert difference(record.z.double(), logits.softmax(-1)[..., : len(values[0])] @ values) <= 1e-4
+        assert record.lse.dtype == torch.float32
+        assert torch.equal(record.visible_counts, layer.mask.sum(-1))
 
 
 @EVERY
-def test_what_is_heard_is_what_eager_attention_computes(family: str) -> None:
+def test_records_equal_eager_attention(family: str) -> None:
     model = tiny(family)
     expected, layers = eager_reference.eager_qk(model.module, IDS[:1])
-    logits, heard = hear(model, IDS[:1], use_cache=False)
+    logits, records = run_captured(model, IDS[:1], use_cache=False)
     assert difference(logits, expected) <= 1e-4
-    check_records(heard, layers, SPECS[family].windows)
+    assert_records(records, layers, SPECS[family].windows)
 
 
 @pytest.mark.model
-def test_what_is_heard_of_the_real_checkpoint_is_what_eager_attention_computes(smollm2: Model, tokens: Tensor) -> None:
+def test_records_of_the_real_checkpoint_equal_eager_attention(smollm2: Model, tokens: Tensor) -> None:
     ids = tokens[:, :256]
     expected, layers = eager_reference.eager_qk(smollm2.module, ids)
-    logits, heard = hear(smollm2, ids, use_cache=False)
+    logits, records = run_captured(smollm2, ids, use_cache=False)
     assert difference(logits, expected) <= 1e-3  # of logits up to 30, through 30 layers
-    for found, layer in zip(heard, layers, strict=True):
-        assert difference(found.q, layer.q) <= 1e-3
-        assert difference(found.k, layer.k) <= 1e-3
+    for record, layer in zip(records, layers, strict=True):
+        assert difference(record.q, layer.q) <= 1e-3
+        assert difference(record.k, layer.k) <= 1e-3
         lse = eager_reference.logits(layer.q, layer.k, layer.scaling).logsumexp(-1)
-        assert difference(found.lse.double(), lse) <= 1e-3
+        assert difference(record.lse.double(), lse) <= 1e-3
 
 
 @MEASURABLE
-def test_a_seam_that_nobody_listens_to_changes_nothing(family: str) -> None:
+def test_the_backend_without_listeners_changes_nothing(family: str) -> None:
     model = tiny(family)
     with torch.no_grad():
         plain = model.module(IDS).logits
         with capturing(model):
-            seamed = model.module(IDS).logits
+            captured = model.module(IDS).logits
     # Windows are cut into blocks of rows instead of masked, so only those may round differently.
-    assert difference(seamed, plain) <= (1e-4 if any(families.SPECS[family].windows) else 0.0)
+    assert difference(captured, plain) <= (1e-4 if any(families.SPECS[family].windows) else 0.0)
 
 
 # Padding -----------------------------------------------------------------------------------------------------------
@@ -106,31 +106,31 @@ def test_a_seam_that_nobody_listens_to_changes_nothing(family: str) -> None:
 
 @ATTENDING
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_sequence_in_a_padded_batch_is_heard_as_it_is_alone(
+def test_a_sequence_in_a_padded_batch_has_the_records_of_the_sequence_alone(
     family: str, side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny(family)
     lengths = (LENGTH, 15, 9)
-    masks = spied_masks(monkeypatch)
+    masks = record_masks(monkeypatch)
     at = torch.arange(LENGTH)
     real = torch.stack([at < n if side == "right" else at >= LENGTH - n for n in lengths])
     ids = torch.where(real, IDS, 0)
     positions = (real.cumsum(-1) - 1).clamp(min=0)
-    logits, heard = hear(model, ids, attention_mask=real.long(), position_ids=positions, use_cache=False)
+    logits, records = run_captured(model, ids, attention_mask=real.long(), position_ids=positions, use_cache=False)
     assert {tuple(m.shape) for m in masks if m is not None} == {(3, 1, 2, LENGTH)}
     for sequence, row in enumerate(real):
-        alone, expected = hear(model, ids[sequence][row][None], use_cache=False)
+        alone, expected = run_captured(model, ids[sequence][row][None], use_cache=False)
         assert difference(logits[sequence][row], alone[0]) <= 1e-4
-        records = [each for each in heard if each.batch_index == sequence]
-        assert [each.layer for each in records] == [each.layer for each in expected]
-        for found, single in zip(records, expected, strict=True):
+        own_records = [record for record in records if record.batch_index == sequence]
+        assert [record.layer for record in own_records] == [record.layer for record in expected]
+        for record, single in zip(own_records, expected, strict=True):
             for name in ("q", "k", "v", "z", "lse"):
-                assert difference(getattr(found, name), getattr(single, name)) <= 1e-4, name
-            assert torch.equal(found.visible_counts, single.visible_counts)
+                assert difference(getattr(record, name), getattr(single, name)) <= 1e-4, name
+            assert torch.equal(record.visible_counts, single.visible_counts)
 
 
-def spied_masks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
-    """Collect the masks that reach the attention function."""
+def record_masks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
+    """Collect the masks passed to the attention function."""
     masks: list[Tensor | None] = []
 
     def spy(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Any:
@@ -144,8 +144,8 @@ def spied_masks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3"])
 def test_masks_of_long_unpadded_sequences_hold_two_numbers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(family)
-    masks = spied_masks(monkeypatch)
-    hear(model, IDS.repeat(1, 12), use_cache=False)
+    masks = record_masks(monkeypatch)
+    run_captured(model, IDS.repeat(1, 12), use_cache=False)
     windows = [None if mask is None else mask.numel() for mask in masks]
     assert windows == [None if window is None else 2 for window in model.geometry.windows]
 
@@ -156,51 +156,51 @@ SPLITS = pytest.mark.parametrize("split", [[16] + [1] * 8, [10, 14], [3, 9, 1, 1
 
 
 @torch.no_grad()
-def in_parts(model: Model, ids: Tensor, split: list[int], cache: Any) -> tuple[Tensor, list[list[AttentionRecord]]]:
-    """Run ids [1, L] in parts over a cache; the joined logits and what each part's layers computed."""
+def run_in_parts(model: Model, ids: Tensor, split: list[int], cache: Any) -> tuple[Tensor, list[list[AttentionRecord]]]:
+    """Run ids [1, L] in parts with a cache; return the joined logits and the records of each part."""
     logits, parts = [], []
     for part in ids.split(split, dim=1):
-        out, heard = hear(model, part, past_key_values=cache, use_cache=True)
+        out, records = run_captured(model, part, past_key_values=cache, use_cache=True)
         logits.append(out)
-        parts.append(heard)
+        parts.append(records)
     return torch.cat(logits, 1), parts
 
 
-def check_parts(parts: list[list[AttentionRecord]], whole: list[AttentionRecord], split: list[int]) -> None:
+def assert_parts(parts: list[list[AttentionRecord]], whole: list[AttentionRecord], split: list[int]) -> None:
     stop = 0
-    for heard, length in zip(parts, split, strict=True):
+    for records, length in zip(parts, split, strict=True):
         rows, stop = slice(stop, stop + length), stop + length
-        assert [each.layer for each in heard] == [each.layer for each in whole]
-        for found, full in zip(heard, whole, strict=True):
-            keys = slice(found.first_key, stop)
-            assert found.window is not None or found.chunk is not None or found.first_key == 0
+        assert [record.layer for record in records] == [record.layer for record in whole]
+        for record, full in zip(records, whole, strict=True):
+            keys = slice(record.first_key, stop)
+            assert record.window is not None or record.chunk is not None or record.first_key == 0
             for name in ("q", "z"):
-                assert difference(getattr(found, name), getattr(full, name)[:, rows]) <= 1e-3, name
+                assert difference(getattr(record, name), getattr(full, name)[:, rows]) <= 1e-3, name
             for name in ("k", "v"):
-                assert difference(getattr(found, name), getattr(full, name)[:, keys]) <= 1e-3, name
-            assert difference(found.lse, full.lse[:, rows]) <= 1e-3
-            assert torch.equal(found.visible_counts, full.visible_counts[rows])
-            assert torch.equal(found.query_key_index + found.first_key, torch.arange(rows.start, rows.stop))
+                assert difference(getattr(record, name), getattr(full, name)[:, keys]) <= 1e-3, name
+            assert difference(record.lse, full.lse[:, rows]) <= 1e-3
+            assert torch.equal(record.visible_counts, full.visible_counts[rows])
+            assert torch.equal(record.query_key_index + record.first_key, torch.arange(rows.start, rows.stop))
 
 
 @ATTENDING
 @SPLITS
-def test_a_cached_pass_is_heard_as_the_rows_of_the_full_pass(family: str, split: list[int]) -> None:
+def test_records_of_a_cached_pass_are_rows_of_the_full_pass(family: str, split: list[int]) -> None:
     model = tiny(family)
-    expected, whole = hear(model, IDS[:1], use_cache=False)
-    logits, parts = in_parts(model, IDS[:1], split, DynamicCache(config=model.module.config))
+    expected, whole = run_captured(model, IDS[:1], use_cache=False)
+    logits, parts = run_in_parts(model, IDS[:1], split, DynamicCache(config=model.module.config))
     assert difference(logits, expected) <= 1e-3
-    check_parts(parts, whole, split)
+    assert_parts(parts, whole, split)
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gpt_neox"])
 @SPLITS
-def test_empty_slots_of_a_static_cache_are_not_heard(family: str, split: list[int]) -> None:
+def test_records_leave_out_empty_slots_of_a_static_cache(family: str, split: list[int]) -> None:
     model = tiny(family)
-    expected, whole = hear(model, IDS[:1], use_cache=False)
-    logits, parts = in_parts(model, IDS[:1], split, StaticCache(config=model.module.config, max_cache_len=40))
+    expected, whole = run_captured(model, IDS[:1], use_cache=False)
+    logits, parts = run_in_parts(model, IDS[:1], split, StaticCache(config=model.module.config, max_cache_len=40))
     assert difference(logits, expected) <= 1e-3
-    check_parts(parts, whole, split)
+    assert_parts(parts, whole, split)
 
 
 # Refusals ----------------------------------------------------------------------------------------------------------
@@ -210,14 +210,14 @@ def test_empty_slots_of_a_static_cache_are_not_heard(family: str, split: list[in
 def test_packed_sequences_are_refused(family: str) -> None:
     packed = torch.cat([torch.arange(10), torch.arange(LENGTH - 10)])[None]
     with pytest.raises(UnsupportedModel, match="packed sequences"):
-        hear(tiny(family), IDS[:1], position_ids=packed, use_cache=False)
+        run_captured(tiny(family), IDS[:1], position_ids=packed, use_cache=False)
 
 
 @MEASURABLE
 def test_a_custom_dense_mask_is_refused(family: str) -> None:
     dense = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
     with pytest.raises(UnsupportedModel, match="4-D attention mask"):
-        hear(tiny(family), IDS[:1], attention_mask=dense, use_cache=False)
+        run_captured(tiny(family), IDS[:1], attention_mask=dense, use_cache=False)
 
 
 @MEASURABLE
@@ -227,8 +227,8 @@ def test_a_quantised_cache_is_refused(family: str) -> None:
     quantised = type("QuantoQuantizedLayer", (type(cache.layers[0]),), {})
     for layer in cache.layers:
         layer.__class__ = quantised
-    with pytest.raises(UnsupportedModel, match="quantised KV cache"):
-        hear(model, IDS[:1], past_key_values=cache, use_cache=True)
+    with pytest.raises(UnsupportedModel, match="quantized KV cache"):
+        run_captured(model, IDS[:1], past_key_values=cache, use_cache=True)
 
 
 @pytest.mark.parametrize("name", ["indices", "block_indices", "position_bias", "sinks", "anything"])
@@ -251,17 +251,17 @@ def test_attention_in_both_directions_is_refused() -> None:
         DecodedMask.decode(mask)
 
 
-def test_a_window_that_only_the_mask_knows_is_kept() -> None:
-    """Phi-MoE and others give attention functions no `sliding_window`."""
+def test_a_window_that_only_the_mask_contains_is_applied() -> None:
+    """Phi-MoE and others do not pass `sliding_window` to attention functions."""
     module = families.build(
         "phimoe", {"sliding_window": families.WINDOW, "num_local_experts": 2, "rope_parameters": None}
     )
     model = load(module)
     assert model.geometry.windows == (families.WINDOW,) * families.LAYERS
     expected, layers = eager_reference.eager_qk(module, IDS[:1])
-    logits, heard = hear(model, IDS[:1], use_cache=False)
+    logits, records = run_captured(model, IDS[:1], use_cache=False)
     assert difference(logits, expected) <= 1e-4
-    check_records(heard, layers, model.geometry.windows)
+    assert_records(records, layers, model.geometry.windows)
 
 
 @pytest.mark.parametrize("layer", [-1, families.LAYERS])
@@ -276,43 +276,43 @@ def test_an_unknown_layer_is_bad_input(layer: int) -> None:
 # Edits and restoration ---------------------------------------------------------------------------------------------
 
 
-def test_an_edit_changes_the_output_as_by_hand() -> None:
-    """Queries of zero attend evenly, so each head returns the running mean of its group's values."""
+def test_an_edit_has_the_effect_of_a_manual_replacement() -> None:
+    """Zero queries give uniform attention, so each head returns the running mean of its KV group's values."""
     model = tiny("llama-gqa")
-    seen: list[Tensor] = []
+    edit_positions: list[Tensor] = []
 
-    def silence(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        seen.append(positions)
+    def zero_queries(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        edit_positions.append(positions)
         return torch.zeros_like(q), k, v
 
-    heard: list[AttentionRecord] = []
+    records: list[AttentionRecord] = []
     with torch.no_grad(), capturing(model) as layers:
-        layers.edit_qkv(1, silence)
-        layers.listen(heard.append, [1])
+        layers.edit_qkv(1, zero_queries)
+        layers.listen(records.append, [1])
         edited = model.module(IDS[:1], use_cache=False).logits
-    assert torch.equal(seen[0], torch.arange(LENGTH)[None])
-    assert not heard[0].q.any()
-    assert difference(heard[0].lse, heard[0].visible_counts.log().expand(families.HEADS, -1)) <= 1e-5
+    assert torch.equal(edit_positions[0], torch.arange(LENGTH)[None])
+    assert not records[0].q.any()
+    assert difference(records[0].lse, records[0].visible_counts.log().expand(families.HEADS, -1)) <= 1e-5
 
     def mean_of_values(module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
-        v = heard[0].v.repeat_interleave(families.HEADS // 2, 0)
+        v = records[0].v.repeat_interleave(families.HEADS // 2, 0)
         means = v.cumsum(1) / torch.arange(1, LENGTH + 1)[:, None]
         return (means.transpose(0, 1).reshape(1, LENGTH, -1),)
 
     hook = model.module.model.layers[1].self_attn.o_proj.register_forward_pre_hook(mean_of_values)
     with torch.no_grad():
-        by_hand = model.module(IDS[:1], use_cache=False).logits
+        replaced = model.module(IDS[:1], use_cache=False).logits
         hook.remove()
         plain = model.module(IDS[:1], use_cache=False).logits
-    assert difference(edited, by_hand) <= 1e-4
+    assert difference(edited, replaced) <= 1e-4
     assert difference(edited, plain) > 0.1
 
 
-def test_edits_apply_in_the_order_given_and_end_with_the_capture() -> None:
+def test_edits_apply_in_registration_order_and_end_with_the_capture() -> None:
     model = tiny("qwen3")
     calls: list[str] = []
 
-    def named(name: str) -> backend.QKVEdit:
+    def logging_edit(name: str) -> backend.QKVEdit:
         def edit(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             calls.append(name)
             return q, k, v
@@ -320,8 +320,8 @@ def test_edits_apply_in_the_order_given_and_end_with_the_capture() -> None:
         return edit
 
     with torch.no_grad(), capturing(model) as layers:
-        layers.edit_qkv(2, named("first"))
-        layers.edit_qkv(2, named("second"))
+        layers.edit_qkv(2, logging_edit("first"))
+        layers.edit_qkv(2, logging_edit("second"))
         model.module(IDS)
     with torch.no_grad(), capturing(model):
         model.module(IDS)
@@ -330,33 +330,37 @@ def test_edits_apply_in_the_order_given_and_end_with_the_capture() -> None:
 
 def test_only_the_layers_asked_for_are_heard() -> None:
     model = tiny("olmo3")
-    heard: list[int] = []
+    layers_called: list[int] = []
     with torch.no_grad(), capturing(model) as layers:
-        layers.listen(lambda one: heard.append(one.layer), [3, 1])
+        layers.listen(lambda record: layers_called.append(record.layer), [3, 1])
         model.module(IDS[:1])
-    assert heard == [1, 3]
+    assert layers_called == [1, 3]
 
 
-def traces(model: Model) -> tuple[Any, ...]:
-    """What a capture might leave behind."""
-    taps = [backend._hooks_by_module.get(module) for module in model.attention_modules]
+def hook_state(model: Model) -> tuple[Any, ...]:
+    """State that a capture changes and must restore."""
+    hooks = [backend._hooks_by_module.get(module) for module in model.attention_modules]
     return (
         model.module.config._attn_implementation,
         sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.module.modules()),
-        sum(len(each.qkv_edits) + len(each.listeners) for each in taps if each is not None),
+        sum(
+            len(module_hooks.qkv_edits) + len(module_hooks.listeners)
+            for module_hooks in hooks
+            if module_hooks is not None
+        ),
     )
 
 
 @MEASURABLE
 def test_leaving_restores_the_model_bit_for_bit_even_by_an_exception(family: str) -> None:
     model = tiny(family)
-    before = traces(model)
+    before = hook_state(model)
     with torch.no_grad():
         expected = model.module(IDS).logits
-    heard: list[AttentionRecord] = []
+    records: list[AttentionRecord] = []
 
-    def failing(one: AttentionRecord) -> None:
-        heard.append(one)
+    def failing(record: AttentionRecord) -> None:
+        records.append(record)
         raise RuntimeError("a listener failed")
 
     def run() -> None:
@@ -367,10 +371,10 @@ def test_leaving_restores_the_model_bit_for_bit_even_by_an_exception(family: str
 
     with pytest.raises(RuntimeError, match="a listener failed"):
         run()
-    assert traces(model) == before
+    assert hook_state(model) == before
     with torch.no_grad():
         assert torch.equal(model.module(IDS).logits, expected)
-    assert len(heard) == 1
+    assert len(records) == 1
 
 
 # The kernels -------------------------------------------------------------------------------------------------------
@@ -403,16 +407,16 @@ def test_output_and_log_sum_exp_are_exact(
 def test_every_rule_of_attention_is_exact_and_so_are_its_gradients(
     queries: int, values: int, bound: dict[str, Any], reach: dict[str, Any]
 ) -> None:
-    """Against float64, with values of another width than keys."""
+    """Compared with float64; values may have another width than keys."""
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 4, queries, 16, generator=generator)
     k, v = (torch.randn(2, 2, 600, dim, generator=generator) for dim in (16, values))
     pull = torch.randn(2, 4, queries, values, generator=generator)
-    given = [t.requires_grad_() for t in (q, k, v)]
-    out, lse = kernel.attend(*given, None, kernel.AttentionRule(0.5, **reach, **bound), 0.0, True)
-    found = torch.autograd.grad((out * pull).sum(), given)
+    inputs = [t.requires_grad_() for t in (q, k, v)]
+    out, lse = kernel.attend(*inputs, None, kernel.AttentionRule(0.5, **reach, **bound), 0.0, True)
+    gradients = torch.autograd.grad((out * pull).sum(), inputs)
     assert lse is not None
-    exact = [t.detach().double().requires_grad_() for t in given]
+    exact = [t.detach().double().requires_grad_() for t in inputs]
     logits = 0.5 * exact[0] @ exact[1].repeat_interleave(2, 1).mT
     logits = bound["cap"] * torch.tanh(logits / bound["cap"]) if "cap" in bound else logits
     seen = eager_reference.visible(600, reach.get("window"), reach.get("chunk"))[600 - queries :]
@@ -422,11 +426,11 @@ def test_every_rule_of_attention_is_exact_and_so_are_its_gradients(
     expected = logits.softmax(-1)[..., :600] @ exact[2].repeat_interleave(2, 1)
     assert difference(out.double(), expected) <= 1e-5
     assert difference(lse.double(), logits.logsumexp(-1)) <= 1e-5
-    for ours, eager in zip(found, torch.autograd.grad((expected * pull).sum(), exact), strict=True):
-        assert difference(ours.double(), eager) <= 1e-4
+    for gradient, eager in zip(gradients, torch.autograd.grad((expected * pull).sum(), exact), strict=True):
+        assert difference(gradient.double(), eager) <= 1e-4
 
 
-def test_a_sink_in_bfloat16_is_as_exact_as_the_keys() -> None:
+def test_a_sink_in_bfloat16_is_as_exact_as_its_keys() -> None:
     """1 / scaling has more digits than bfloat16 holds."""
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(1, 4, 60, 16, generator=generator).bfloat16() for _ in range(3))

@@ -1,4 +1,4 @@
-"""Copies of a span: the streamed rows are the eager softmax's, and a copy is what the definition says."""
+"""Copy scores: last-query weights equal the eager softmax, and copies follow the definition."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from headscope.measures.copying import CopyScoreAccumulator, last_query_top_key_
 from headscope.measures.logit_attribution import last_query_outputs
 
 
-def heard(
+def random_record(
     seed: int,
     keys: int,
     queries: int = 1,
@@ -23,25 +23,25 @@ def heard(
     cap: float | None = None,
     sinks: bool = False,
 ) -> AttentionRecord:
-    made = torch.Generator().manual_seed(seed)
-    q, z = (torch.randn(heads, queries, 8, generator=made) for _ in range(2))
-    k, v = (torch.randn(groups, keys, 8, generator=made) for _ in range(2))
+    generator = torch.Generator().manual_seed(seed)
+    q, z = (torch.randn(heads, queries, 8, generator=generator) for _ in range(2))
+    k, v = (torch.randn(groups, keys, 8, generator=generator) for _ in range(2))
     row = AttentionRecord(0, 0, q, k, v, z, torch.zeros(heads, queries), 0.7, window, cap=cap)
     if not sinks:
         return row
-    row = replace(row, sink=torch.randn(heads, generator=made))
+    row = replace(row, sink=torch.randn(heads, generator=generator))
     return replace(row, lse=logits(row).logsumexp(-1).float()[:, None].expand(-1, queries))
 
 
 def logits(row: AttentionRecord) -> Tensor:
-    """Logits of the last query, [H, Lk], and where there is one the sink's, [H, Lk + 1]."""
+    """Logits of the last query, [H, Lk]; with a learned sink, [H, Lk + 1]."""
     k = row.k.repeat_interleave(row.q.shape[0] // row.k.shape[0], 0)
-    found = torch.einsum("hd,hkd->hk", row.q[:, -1].double(), k.double()) * row.scaling
+    row_logits = torch.einsum("hd,hkd->hk", row.q[:, -1].double(), k.double()) * row.scaling
     if row.cap is not None:
-        found = row.cap * torch.tanh(found / row.cap)
+        row_logits = row.cap * torch.tanh(row_logits / row.cap)
     if row.window is not None:
-        found[:, : max(0, k.shape[1] - row.window)] = -torch.inf
-    return found if row.sink is None else torch.cat((found, row.sink.double()[:, None]), -1)
+        row_logits[:, : max(0, k.shape[1] - row.window)] = -torch.inf
+    return row_logits if row.sink is None else torch.cat((row_logits, row.sink.double()[:, None]), -1)
 
 
 def eager(row: AttentionRecord) -> Tensor:
@@ -58,24 +58,24 @@ def eager(row: AttentionRecord) -> Tensor:
     st.sampled_from([None, 0.7, 4.0]),
     st.booleans(),
 )
-def test_the_last_row_is_the_eager_softmax(
+def test_the_last_row_equals_the_eager_softmax(
     seed: int, keys: int, queries: int, window: int | None, cap: float | None, sinks: bool
 ) -> None:
-    row = heard(seed, keys, min(queries, keys), window=window, cap=cap, sinks=sinks)
+    row = random_record(seed, keys, min(queries, keys), window=window, cap=cap, sinks=sinks)
     spans = torch.tensor([[0, keys], [keys // 2, keys // 2 + 1], [1, 1]])
-    largest, mass = last_query_top_key_and_span_mass(row, spans)
+    top_key, mass = last_query_top_key_and_span_mass(row, spans)
     weights = eager(row)
-    assert torch.equal(largest, weights.argmax(-1))
+    assert torch.equal(top_key, weights.argmax(-1))
     expected = torch.stack([weights[:, a:b].sum(-1) for a, b in spans.tolist()])
     torch.testing.assert_close(mass.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 999), st.integers(2, 60), st.sampled_from([None, 5]), st.booleans())
-def test_what_comes_through_spans_that_cover_all_keys_adds_up_to_the_eager_output(
+def test_outputs_through_spans_that_cover_all_keys_sum_to_the_eager_output(
     seed: int, keys: int, window: int | None, sinks: bool
 ) -> None:
-    row = heard(seed, keys, window=window, sinks=sinks)
+    row = random_record(seed, keys, window=window, sinks=sinks)
     outputs = last_query_outputs(row, torch.tensor([[0, keys // 2], [keys // 2, keys], [1, 1]]))
     v = row.v.double().repeat_interleave(3, 0)
     torch.testing.assert_close(outputs[0], row.z[:, -1])
@@ -85,38 +85,38 @@ def test_what_comes_through_spans_that_cover_all_keys_adds_up_to_the_eager_outpu
     assert not outputs[3].any()
 
 
-def steps(looked: list[list[int]], keys: int) -> CopyScoreAccumulator:
-    """Rows of one layer with one head per column, each of which looks at the given key at each step."""
+def accumulate_steps(top_keys: list[list[int]], keys: int) -> CopyScoreAccumulator:
+    """Accumulate steps of one layer, in which head h has its largest weight on key top_keys[step][h]."""
     rows = CopyScoreAccumulator(1, [(2, 5)])
-    for wanted in looked:
+    for keys_by_head in top_keys:
         k = torch.eye(keys)[None]
-        q = torch.eye(keys)[wanted][:, None] * 50
-        rows.update(AttentionRecord(0, 0, q, k, k, q, torch.zeros(len(wanted), 1), 1.0, None))
+        q = torch.eye(keys)[keys_by_head][:, None] * 50
+        rows.update(AttentionRecord(0, 0, q, k, k, q, torch.zeros(len(keys_by_head), 1), 1.0, None))
     return rows
 
 
 PROMPT = torch.tensor([7, 8, 20, 21, 22, 9, 20, 8])
-"""The span is 20 21 22 at 2..5; another 20 stands outside."""
+"""The span is 20 21 22 at positions 2..4; there is another 20 outside."""
 
 
 def test_a_copy_is_the_token_itself_within_the_span() -> None:
-    looked = [[2, 6, 3, 2], [3, 3, 2, 2], [4, 4, 4, 2]]
-    found = steps(looked, 8).compute(PROMPT, torch.tensor([20, 21, 22]))
-    assert found.scores[0, 0].tolist() == pytest.approx([1, 2 / 3, 1 / 3, 1 / 3])
-    assert found.copy_counts[0, 0].tolist() == [3, 2, 1, 1]
-    assert found.span_mass[0, 0].tolist() == pytest.approx([1, 2 / 3, 1, 1], abs=1e-6)
+    top_keys = [[2, 6, 3, 2], [3, 3, 2, 2], [4, 4, 4, 2]]
+    scores = accumulate_steps(top_keys, 8).compute(PROMPT, torch.tensor([20, 21, 22]))
+    assert scores.scores[0, 0].tolist() == pytest.approx([1, 2 / 3, 1 / 3, 1 / 3])
+    assert scores.copy_counts[0, 0].tolist() == [3, 2, 1, 1]
+    assert scores.span_mass[0, 0].tolist() == pytest.approx([1, 2 / 3, 1, 1], abs=1e-6)
     copied = [(0, 0, 2), (0, 3, 2), (1, 0, 3), (1, 1, 3), (2, 0, 4), (2, 1, 4), (2, 2, 4)]  # step, head, key
-    assert sorted(map(tuple, found.copy_events.tolist())) == [(0, 0, *each) for each in copied]
+    assert sorted(map(tuple, scores.copy_events.tolist())) == [(0, 0, *event) for event in copied]
 
 
 def test_a_repeated_copy_counts_once_in_the_score_and_each_time_in_copies() -> None:
-    found = steps([[2], [2], [2], [2]], 8).compute(PROMPT, torch.tensor([20, 20, 20, 20]))
-    assert found.scores.item() == pytest.approx(1 / 3)
-    assert found.copy_counts.item() == 4
+    scores = accumulate_steps([[2], [2], [2], [2]], 8).compute(PROMPT, torch.tensor([20, 20, 20, 20]))
+    assert scores.scores.item() == pytest.approx(1 / 3)
+    assert scores.copy_counts.item() == 4
 
 
 def test_steps_beyond_the_scored_answer_do_not_count() -> None:
-    rows = steps([[2], [3]], 8)
+    rows = accumulate_steps([[2], [3]], 8)
     assert rows.compute(PROMPT, torch.tensor([20])).copy_counts.item() == 1
     nothing = rows.compute(PROMPT, torch.tensor([], dtype=torch.int64))
     assert (nothing.scores.item(), nothing.copy_counts.item(), nothing.span_mass.item()) == (0, 0, 0)

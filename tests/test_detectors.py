@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from support import eager_reference, families
-from support.measure_laws import geometry_of, heard
+from support.measure_laws import full_pass_record, geometry_of
 from support.tiny_studies import save_checkpoint, tokenizer
 from tokenizers import Tokenizer, decoders, models, processors
 from torch import Tensor
@@ -96,7 +96,7 @@ def test_planted_heads_score_one() -> None:
     q, k = planted()
     geometry = geometry_of(5, 5, q.shape[-1], 4, windows=(None,))
     detectors = DetectorScores(geometry, 1, PERIOD)
-    detectors.update(heard(q, k, scaling=1.0))
+    detectors.update(full_pass_record(q, k, scaling=1.0))
     columns = detectors.compute()
     for index, kind in enumerate(DETECTOR_KINDS):
         kind_scores = scores(columns, kind)
@@ -108,7 +108,7 @@ def test_planted_heads_score_one() -> None:
 def test_heads_without_preference_score_chance(window: int | None) -> None:
     geometry = geometry_of(2, 1, 8, 4, windows=(window,))
     detectors = DetectorScores(geometry, 0, PERIOD)
-    detectors.update(heard(torch.zeros(2, 2 * PERIOD, 8), torch.ones(1, 2 * PERIOD, 8), window=window))
+    detectors.update(full_pass_record(torch.zeros(2, 2 * PERIOD, 8), torch.ones(1, 2 * PERIOD, 8), window=window))
     frame = pd.DataFrame(detectors.compute())
     np.testing.assert_allclose(frame["score"], frame["chance"], rtol=1e-6)
     far = {"duplicate", "induction"}

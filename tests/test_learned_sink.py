@@ -1,4 +1,4 @@
-"""Learned sinks: the share of a row that no key gets, held against the family's own eager attention."""
+"""Learned sinks: the share of a row that no key gets equals that of the family's own eager attention."""
 
 from pathlib import Path
 
@@ -18,27 +18,27 @@ from probes.measure.run import measure_tokens
 LENGTH = 48
 
 
-def test_the_share_of_a_learned_sink_is_what_eager_attention_leaves_out() -> None:
+def test_the_share_of_a_learned_sink_is_one_minus_the_eager_weights() -> None:
     module = OTHERS["gpt_oss"].build(0)
     ids = torch.randint(3, 100, (LENGTH,), generator=torch.Generator().manual_seed(0))
-    found = measure_tokens(hs.load(module), ids, ["attention"], None)["learned_sink"]
+    columns = measure_tokens(hs.load(module), ids, ["attention"], None)["learned_sink"]
     eager = AutoModelForCausalLM.from_config(module.config, attn_implementation="eager", trust_remote_code=False)
     eager.load_state_dict(module.state_dict())
     with torch.no_grad():
         weights = eager.eval()(ids[None], output_attentions=True).attentions  # without the sink's
     edges = visible_bin_edges(LENGTH)
-    assert len(found["share"]) > 0
+    assert len(columns["share"]) > 0
     for layer, head, visible, rows, share in zip(
-        *(found[name] for name in ("layer", "head", "visible", "rows", "share")), strict=True
+        *(columns[name] for name in ("layer", "head", "visible", "rows", "share")), strict=True
     ):
-        seen = np.minimum(np.arange(LENGTH) + 1, OTHERS["gpt_oss"].windows[layer] or LENGTH)
-        mine = edges[np.searchsorted(edges, seen)] == visible
-        left = 1 - weights[layer][0, head].sum(-1).double().numpy()
-        assert rows == mine.sum()
-        assert share == pytest.approx(left[mine].mean(), abs=1e-5)
+        visible_counts = np.minimum(np.arange(LENGTH) + 1, OTHERS["gpt_oss"].windows[layer] or LENGTH)
+        in_bin = edges[np.searchsorted(edges, visible_counts)] == visible
+        sink_share = 1 - weights[layer][0, head].sum(-1).double().numpy()
+        assert rows == in_bin.sum()
+        assert share == pytest.approx(sink_share[in_bin].mean(), abs=1e-5)
 
 
-def test_the_share_is_stored_only_of_models_that_have_a_sink(tmp_path: Path) -> None:
+def test_only_models_with_a_sink_have_stored_shares(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "plain")
     OTHERS["gpt_oss"].build(0).save_pretrained(tmp_path / "sink")
     tokenizer().save_pretrained(tmp_path / "sink")

@@ -1,4 +1,4 @@
-"""Losses come from the family's own head, whatever it reads from its backbone."""
+"""Losses come from the family's own head, whatever it uses from its backbone."""
 
 from typing import Any
 
@@ -21,29 +21,29 @@ EXPERTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", [*EXPERTS, "opt", "gemma2", "llama4", "gpt2"])
-def test_the_loss_is_that_of_the_models_own_head(family: str) -> None:
-    """Routers that a head wants to see, a decoder within the backbone, capped logits, a head without a prefix."""
+def test_the_loss_equals_that_of_the_models_own_head(family: str) -> None:
+    """Heads that use router logits, an inner decoder, soft-capped logits, and a head without a prefix."""
     options = EXPERTS.get(family, {"word_embed_proj_dim": 64} if family == "opt" else None)
     module = families.OTHERS[family].build() if options is None else families.build(family, options)
     expected = eager_reference.nll_reference(module, IDS)
-    found = measure_tokens(hs.load(module), IDS[0], ["nll"], None)["nll"]
-    mean = (found["nll"] * found["tokens"]).sum() / found["tokens"].sum()
+    columns = measure_tokens(hs.load(module), IDS[0], ["nll"], None)["nll"]
+    mean = (columns["nll"] * columns["tokens"]).sum() / columns["tokens"].sum()
     assert mean == pytest.approx(expected.mean().item(), rel=1e-5)
 
 
-def test_a_backbone_without_a_head_is_measured_but_asked_for_no_loss() -> None:
+def test_a_backbone_without_a_head_has_attention_tables_but_no_loss() -> None:
     model = hs.load(AutoModel.from_config(families.build("llama", {}).config))
     assert len(measure_tokens(model, IDS[0], ["attention"], None)["attention"]["ess2"])
-    with pytest.raises(UnsupportedModel, match="no head that predicts tokens: open it as a causal language model"):
+    with pytest.raises(UnsupportedModel, match=r"no language-model head. Open it as a causal language model"):
         measure_tokens(model, IDS[0], ["attention", "nll"], None)
 
 
-def test_a_head_that_does_not_ask_its_backbone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_does_not_use_its_backbone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = families.build("llama", {})
     model = hs.load(module)
-    own = module.forward
+    forward = module.forward
     module.decoy = hs.load(families.build("llama", {})).module.model
     monkeypatch.setattr(module, "base_model_prefix", "decoy")
-    assert own(IDS).logits is not None
-    with pytest.raises(UnsupportedModel, match="does not compute its logits from what its backbone returns"):
+    assert forward(IDS).logits is not None
+    with pytest.raises(UnsupportedModel, match="does not compute logits from the output of its backbone"):
         measure_tokens(model, IDS[0], ["nll"], None)

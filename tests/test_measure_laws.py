@@ -1,4 +1,4 @@
-"""Every measure faces the laws of `measure_laws`; a new one costs one line of `CASES`."""
+"""Every measure obeys the laws of `measure_laws`. A new measure needs one line in `CASES`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,10 @@ GEOMETRY = geometry_of(windows=(None, 9, None))
 
 
 def layered(measure: Callable[..., Any], *options: Any) -> Case:
-    """A measure that listens to the layers of a document."""
+    """A measure that is updated with the layers of a document."""
     return Case(
         lambda: measure(GEOMETRY, LENGTH, *options),
-        lambda document: [(heard,) for heard in layers_of(GEOMETRY, LENGTH, document)],
+        lambda document: [(record,) for record in layers_of(GEOMETRY, LENGTH, document)],
     )
 
 
@@ -51,6 +51,6 @@ def test_an_empty_accumulator_computes_an_empty_table(measure: str) -> None:
 
 @pytest.mark.parametrize("measure", CASES)
 def test_two_documents_differ(measure: str) -> None:
-    """Else the laws above would say nothing."""
-    one, other = CASES[measure].after(1).compute(), CASES[measure].after(2).compute()
-    assert any((one[name] != other[name]).any() for name in one)
+    """Otherwise the laws above would be trivially true."""
+    first, second = CASES[measure].after(1).compute(), CASES[measure].after(2).compute()
+    assert any((first[name] != second[name]).any() for name in first)

@@ -101,7 +101,7 @@ def tiled_pair_statistics(
     return {**means, "rms": means["rms"].sqrt(), "norm_product": means.pop("norms")}
 
 
-def test_the_tiled_reference_is_the_reference() -> None:
+def test_the_tiled_reference_equals_the_reference() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(1, 40, 8, generator=generator), torch.randn(1, 40, 8, generator=generator)
     geometry = geometry_of(1, 1, 8, 3, "interleaved")
@@ -116,7 +116,7 @@ def test_the_tiled_reference_is_the_reference() -> None:
 
 
 @pytest.mark.parametrize("family", families.MEASURABLE)
-def test_every_family_is_measured_as_its_eager_attention_is(family: str) -> None:
+def test_tables_of_every_family_equal_those_of_its_eager_attention(family: str) -> None:
     model = tiny(family)
     columns = measure_tokens(model, IDS, ["attention", "pairs"], None)
     _, layers = eager_reference.eager_qk(model.module, IDS[None])
@@ -147,7 +147,7 @@ SCHEMES = ["base", "yarn:factor=4", "nope", "prope:keep=0.5", "logn:length=16", 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("family", ["llama-gqa", "phi", "smollm3", "gemma3"])
-def test_every_scheme_gives_tables_that_can_be_stored(family: str, scheme: str) -> None:
+def test_tables_under_every_scheme_can_be_stored(family: str, scheme: str) -> None:
     model = tiny(family).with_scheme(scheme)
     tables = measure_tokens(model, IDS, ["attention", "pairs", "distance", "nll"], 8)
     keys: dict[str, Any] = {"model": "m", "context_length": len(IDS)}
@@ -209,7 +209,7 @@ def test_smollm2_rows_equal_eager_in_every_head(exact: Any, captured: Any, repor
 def test_smollm2_pair_moments_equal_the_l_by_l_formula_in_every_head(
     smollm2: Model, tokens: Tensor, exact: Any, captured: Any, report: Callable[..., None]
 ) -> None:
-    """At a few hundred tokens, since the formula has L x L terms a pair; over all tokens one head of each layer."""
+    """All heads at a few hundred tokens, since the formula has L x L terms per pair; one head per layer at all."""
     names = ("mean_signed", "rms", "norm_product", "mean_abs")
     largest = dict.fromkeys(names, 0.0)
     short = measure_tokens(smollm2, tokens[0, :SHORT], ["pairs"], None)["pairs"]
@@ -265,10 +265,10 @@ def test_smollm2_rows_equal_the_patterns_of_transformer_lens(
 
 @pytest.fixture
 def report(record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """Print a figure that was measured (shown with -s) and keep it in the junit report."""
+    """Print a measured value (visible with -s) and store it in the junit report."""
 
-    def say(what: str, figure: object) -> None:
-        print(f"\n{what}: {figure}")
-        record_property(what, str(figure))
+    def print_value(name: str, value: object) -> None:
+        print(f"\n{name}: {value}")
+        record_property(name, str(value))
 
-    return say
+    return print_value

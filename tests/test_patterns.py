@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from support import eager_reference, families
-from support.measure_laws import geometry_of, heard, random_heard
+from support.measure_laws import full_pass_record, geometry_of, random_record
 from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
@@ -114,7 +114,7 @@ def test_top_keys_with_soft_caps_chunks_and_sinks(options: Any) -> None:
 
 @pytest.mark.parametrize("window", [None, 9])
 def test_the_later_of_two_keys_of_equal_weight_comes_first(window: int | None) -> None:
-    even = heard(torch.ones(2, 40, 8), torch.ones(1, 40, 8), window=window)
+    even = full_pass_record(torch.ones(2, 40, 8), torch.ones(1, 40, 8), window=window)
     top = find_top_keys(even, torch.tensor([0, 2, 39]), 4)
     assert top.keys[0, 2].tolist() == [39, 38, 37, 36]
     assert top.keys[1, 1, :3].tolist() == [2, 1, 0]
@@ -126,12 +126,12 @@ def test_the_later_of_two_keys_of_equal_weight_comes_first(window: int | None) -
 def test_keys_of_equal_weight_at_the_last_rank_are_the_later_ones() -> None:
     k = torch.zeros(1, 40, 8)
     k[0, 3, 0] = 1
-    top = find_top_keys(heard(torch.ones(1, 40, 8), k, scaling=1.0), torch.tensor([30]), 3)
+    top = find_top_keys(full_pass_record(torch.ones(1, 40, 8), k, scaling=1.0), torch.tensor([30]), 3)
     assert top.keys[0, 0].tolist() == [3, 30, 29]
 
 
 def test_tiling_does_not_change_top_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = random_heard(geometry_of(windows=(11,)), 90, 0)
+    record = random_record(geometry_of(windows=(11,)), 90, 0)
     whole = find_top_keys(record, torch.arange(90), 6)
     monkeypatch.setattr("headscope.measures.top_keys.LOGITS_PER_TILE", 4 * 90 * 7)
     tiled = find_top_keys(record, torch.arange(90), 6)

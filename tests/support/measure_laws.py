@@ -1,6 +1,6 @@
-"""The laws that every accumulator of `headscope.measures` obeys, and documents to try them on.
+"""Laws that every accumulator of `headscope.measures` obeys, and random documents to test them on.
 
-A measure joins with one `Case`: how to make an empty accumulator and how to show it a document.
+A measure needs one `Case`: how to create an empty accumulator and how to update it with a document.
 """
 
 import copy
@@ -33,7 +33,7 @@ def geometry_of(
     return Geometry(layers, heads, groups, head_dim, pairs, layout, 256, tuple(windows), rotates, start)
 
 
-def heard(
+def full_pass_record(
     q: Tensor,
     k: Tensor,
     scaling: float = 0.3,
@@ -54,23 +54,23 @@ def weights(layer: AttentionRecord) -> Tensor:
     return eager_reference.weights(layer.q, layer.k, layer.scaling, layer.window, layer.chunk, layer.cap, layer.sink)
 
 
-def random_heard(
+def random_record(
     geometry: Geometry, length: int, seed: int, layer: int = 0, size: float = 1.5, **rule: Any
 ) -> AttentionRecord:
     generator = torch.Generator().manual_seed(seed)
     q = size * torch.randn(geometry.heads, length, geometry.head_dim, generator=generator)
     k = size * torch.randn(geometry.kv_groups, length, geometry.head_dim, generator=generator)
-    return heard(q, k, window=geometry.windows[layer], layer=layer, **rule)
+    return full_pass_record(q, k, window=geometry.windows[layer], layer=layer, **rule)
 
 
 def layers_of(geometry: Geometry, length: int, document: int) -> list[AttentionRecord]:
     """Every layer of one random document."""
-    return [random_heard(geometry, length, 100 * document + layer, layer) for layer in range(geometry.layers)]
+    return [random_record(geometry, length, 100 * document + layer, layer) for layer in range(geometry.layers)]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One accumulator under test. `parts(document)` are the updates that show it a document, in their usual order."""
+    """One accumulator under test. `parts(document)` are the arguments of its updates with a document, in order."""
 
     empty: Callable[[], Any]
     parts: Callable[[int], list[tuple[Any, ...]]]
