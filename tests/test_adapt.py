@@ -23,8 +23,8 @@ from transformers import PreTrainedTokenizerFast
 import headscope
 from headscope.errors import BadInput, Diverged, Missing
 from headscope.models.checkpoint import evaluating
-from headscope.positions import AdaRoPE, attached, resolve
-from headscope.positions.adarope import LEARNED
+from headscope.positions import AdaRoPE, attached, resolve_schedule
+from headscope.positions.adarope import LEARNED_PARAMETERS
 from headscope.positions.model import Model
 from headscope.prompts import texts
 from headscope.runs.run import Run
@@ -212,7 +212,7 @@ def test_a_training_can_start_from_any_scheme(folder: Path, tmp_path: Path) -> N
 
 def changes(adapter: Path) -> dict[str, Tensor]:
     tensors = load_file(adapter)
-    return {name: tensors[name] - tensors[f"{name}_init"] for name in LEARNED}
+    return {name: tensors[name] - tensors[f"{name}_init"] for name in LEARNED_PARAMETERS}
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANT_SETUPS if name != "frozen"])
@@ -221,7 +221,7 @@ def test_a_variant_trains_only_its_parameters(variant: str, folder: Path, tmp_pa
     change = changes(adapter_path(run, 6))
     changed = {name for name, values in change.items() if values.abs().max() > 0}
     frozen = {"no-freq": {"xi"}, "no-scale": {"tau", "gamma"}, "fixed-log": {"tau", "gamma"}}
-    assert changed == set(LEARNED) - frozen.get(variant, set())
+    assert changed == set(LEARNED_PARAMETERS) - frozen.get(variant, set())
     xi = change["xi"]
     if variant == "shared-freq":
         assert torch.allclose(xi, xi[:1, :1].expand_as(xi), atol=1e-6)
@@ -239,10 +239,10 @@ def test_a_variant_trains_only_its_parameters(variant: str, folder: Path, tmp_pa
 
 def test_fixed_log_changes_nothing_up_to_the_native_length_and_grows_beyond(folder: Path) -> None:
     model = headscope.load(str(folder / "tiny"))
-    yarn = resolve(model, f"yarn:factor={FACTOR}")
-    fixed_log = AdaRoPE.untrained(model, yarn)
+    yarn = resolve_schedule(model, f"yarn:factor={FACTOR}")
+    fixed_log = AdaRoPE.from_schedule(model, yarn)
     VARIANT_SETUPS["fixed-log"](fixed_log)
-    full = AdaRoPE.untrained(model, yarn)
+    full = AdaRoPE.from_schedule(model, yarn)
     visible = torch.tensor([[1, NATIVE, 2 * NATIVE]])
     ratio = (fixed_log.query_scale(0, visible) / full.query_scale(0, visible))[0, 0]
     assert ratio[:2].tolist() == pytest.approx([1, 1])
@@ -286,7 +286,7 @@ def test_a_strategy_with_lora_can_be_trained_saved_and_measured(
     assert np.allclose(remeasured.nll["nll"], last["nll"], atol=1e-5)
     assert (adapted - plain).abs().max() > 1e-3
     without_lora = AdaRoPE.load(adapter, model)
-    without_lora.lora = None
+    without_lora.lora_folder = None
     with torch.no_grad():
         assert (logits(model, ids, without_lora) - adapted).abs().max() > 1e-4
 
@@ -385,12 +385,12 @@ def test_chunked_and_recomputed_gradients_equal_those_of_the_plain_loss(folder: 
     batch = [torch.randint(3, 30, (length,), generator=torch.Generator().manual_seed(length)) for length in (700, 90)]
     results = []
     for recompute_above in (0, 10_000):
-        adarope = AdaRoPE.untrained(model, resolve(model, f"yarn:factor={FACTOR}"))
+        adarope = AdaRoPE.from_schedule(model, resolve_schedule(model, f"yarn:factor={FACTOR}"))
         with frozen_weights(model):
             trainer = AdapterTrainer(model, adarope, (0.0, 0.0, 0.0), None, recompute_above)
             loss = trainer.step(batch, 1.0)
         results.append((loss, [parameter.grad.clone() for parameter in adarope.parameters()]))
-    plain = AdaRoPE.untrained(model, resolve(model, f"yarn:factor={FACTOR}"))
+    plain = AdaRoPE.from_schedule(model, resolve_schedule(model, f"yarn:factor={FACTOR}"))
     total = torch.tensor(0.0)
     for ids in batch:
         with attached(model, plain):
@@ -529,18 +529,18 @@ def test_an_adapter_of_other_weights_is_refused_unless_forced(trained_run: Run, 
     with torch.no_grad():
         model.module.get_input_embeddings().weight[0, 0] += 1
     path = adapter_path(trained_run, 40)
-    with pytest.raises(BadInput, match=r"learned on other weights .*weights=any") as raised:
-        resolve(model, f"adarope:adapter={path}")
+    with pytest.raises(BadInput, match=r"trained on other weights .*weights=any") as raised:
+        resolve_schedule(model, f"adarope:adapter={path}")
     assert "\n" not in str(raised.value)
-    assert isinstance(resolve(model, f"adarope:adapter={path},weights=any"), AdaRoPE)
+    assert isinstance(resolve_schedule(model, f"adarope:adapter={path},weights=any"), AdaRoPE)
     with pytest.raises(BadInput, match="expected same or any"):
-        resolve(model, f"adarope:adapter={path},weights=all")
+        resolve_schedule(model, f"adarope:adapter={path},weights=all")
 
 
 def test_an_adapter_trained_in_bfloat16_fits_the_weights_in_float32(trained_run: Run, folder: Path) -> None:
     half = headscope.load(str(folder / "tiny"), dtype="bf16")
     assert half.weights_sha256 == headscope.load(str(folder / "tiny"), dtype="fp32").weights_sha256
-    assert isinstance(resolve(half, f"adarope:adapter={adapter_path(trained_run, 40)}"), AdaRoPE)
+    assert isinstance(resolve_schedule(half, f"adarope:adapter={adapter_path(trained_run, 40)}"), AdaRoPE)
 
 
 @pytest.mark.parametrize("by", ["group", "head"])
@@ -564,9 +564,9 @@ def test_parameters_trained_elsewhere_load_by_a_key_map(
         f"reference_length: {NATIVE}\n"
     )
     scheme = f"adarope:adapter={tmp_path},keys={keys}"
-    read = resolve(model, scheme)
+    read = resolve_schedule(model, scheme)
     assert isinstance(read, AdaRoPE)
-    assert all(torch.equal(getattr(read, name), tensors[name]) for name in LEARNED)
+    assert all(torch.equal(getattr(read, name), tensors[name]) for name in LEARNED_PARAMETERS)
     ids = torch.randint(3, 30, (1, 100), generator=torch.Generator().manual_seed(0))
     expected = logits(model, ids, f"adarope:adapter={adapter_path(trained_run, 40)}")
     assert (logits(model, ids, scheme) - expected).abs().max() <= 1e-4
@@ -575,9 +575,9 @@ def test_parameters_trained_elsewhere_load_by_a_key_map(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("xi: layers.{layer}.xo", r"has no tensor 'layers.0.xo' \(did you mean 'layers.0.xi'\?\): check xi"),
-        ("tau: layers.{layer}.xi", "it needs xi"),
-        ("xi: layers.{layer}.xi\nbeta: x", "cannot be used"),
+        ("xi: layers.{layer}.xo", r"has no tensor 'layers.0.xo' \(did you mean 'layers.0.xi'\?\)\. Check xi"),
+        ("tau: layers.{layer}.xi", "It needs xi"),
+        ("xi: layers.{layer}.xi\nbeta: x", "invalid key map"),
         ("xi: layers.{layer}.tau", "has shape"),
         ("xi: layers.{layer}.turned", r"has shape \(8, 2\), .* needs \(2, 8\)"),
     ],
@@ -589,7 +589,7 @@ def test_a_bad_key_map_is_refused(content: str, message: str, folder: Path, tmp_
     )
     (tmp_path / "keys.yaml").write_text(content)
     with pytest.raises(BadInput, match=message):
-        resolve(
+        resolve_schedule(
             headscope.load(str(folder / "tiny")),
             f"adarope:adapter={tmp_path / 'a.safetensors'},keys={tmp_path / 'keys.yaml'}",
         )
@@ -598,6 +598,6 @@ def test_a_bad_key_map_is_refused(content: str, message: str, folder: Path, tmp_
 def test_a_missing_key_map_or_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
     model = headscope.load(str(folder / "tiny"))
     with pytest.raises(Missing, match="no checkpoint at"):
-        resolve(model, f"adarope:adapter={tmp_path / 'none'},keys=keys.yaml")
+        resolve_schedule(model, f"adarope:adapter={tmp_path / 'none'},keys=keys.yaml")
     with pytest.raises(Missing, match="no key map at"):
-        resolve(model, f"adarope:adapter={tmp_path},keys={tmp_path / 'none.yaml'}")
+        resolve_schedule(model, f"adarope:adapter={tmp_path},keys={tmp_path / 'none.yaml'}")

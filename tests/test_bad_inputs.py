@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import headscope as hs
 from headscope import plugins
 from headscope.model_spec import ModelSpec
-from headscope.positions import AdaRoPE, resolve
+from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.adarope import FORMAT
 from headscope.study.config import read_study
 from headscope.study.progress import ProgressBar
@@ -306,7 +306,7 @@ PLAIN = [
     case(2, "Invalid value for '--docs'", "run", "--docs", "²", name="docs squared"),
     case(
         2,
-        "nothing to do to the units; give components",
+        "no components. Give at least one",
         *("influence", *TINY, "--length", 24, "--config", Yaml("influence: {components: []}")),
     ),
     model(3, "no checkpoint at", "./nowhere/model"),
@@ -378,18 +378,18 @@ def number(name: str, value: float) -> Callable[[Tensors], Tensors]:
 NAN, INF = float("nan"), float("inf")
 ADAPTERS: dict[str, tuple[str, Callable[[Tensors], Tensors], dict[str, Any]]] = {
     **{
-        f"{name}-{value}": (f"{name} holds {value:g}, 1 numbers are not finite", number(name, value), {})
+        f"{name}-{value}": (f"{name} holds {value:g}; 1 numbers are not finite", number(name, value), {})
         for name in ("xi", "tau", "gamma", "xi_init", "tau_init", "gamma_init", "theta_init", "rotary_factor")
         for value in (NAN, INF, -INF)
     },
     **{
-        f"{name}-{value}": (f"{name} holds {value:g}, where numbers above 0", number(name, value), {})
+        f"{name}-{value}": (f"{name} holds {value:g}, but must be positive", number(name, value), {})
         for name in ("tau", "tau_init", "rotary_factor")
         for value in (0, -1)
     },
     "theta_init-negative": ("theta_init holds -1", number("theta_init", -1), {}),
     **{
-        f"{name}-{value:g}": (f"{name} holds {value:g}, outside what a training leaves", number(name, value), {})
+        f"{name}-{value:g}": (f"{name} holds {value:g}, outside the valid range", number(name, value), {})
         for name, values in {
             "xi": (1000.0, 30.0, -1e30),
             "tau": (1e30, 1e-30),
@@ -401,7 +401,7 @@ ADAPTERS: dict[str, tuple[str, Callable[[Tensors], Tensors], dict[str, Any]]] = 
     },
     **{
         f"{name}-{dtype}": (
-            f"{name} holds {dtype}, not real numbers",
+            f"{name} holds {dtype}, not floating-point numbers",
             lambda tensors, name=name, dtype=dtype: tensors | {name: tensors[name].to(getattr(torch, dtype))},
             {},
         )
@@ -415,21 +415,21 @@ ADAPTERS: dict[str, tuple[str, Callable[[Tensors], Tensors], dict[str, Any]]] = 
     "step-huge": ("its step is 1000000", dict, {"step": 10**30}),
     "step-text": ("its step is 'ten'", dict, {"step": "ten"}),
     "digest-number": ("its weights_sha256 is 5", dict, {"weights_sha256": 5}),
-    "other-weights": ("was learned on other weights", dict, {"weights_sha256": "0" * 64}),
-    "format-2": ("(found headscope-adarope/2)", dict, {"format": "headscope-adarope/2"}),
+    "other-weights": ("was trained on other weights", dict, {"weights_sha256": "0" * 64}),
+    "format-2": ("its format is 'headscope-adarope/2'", dict, {"format": "headscope-adarope/2"}),
     "without-tau": ("lacks tau", lambda tensors: {k: v for k, v in tensors.items() if k != "tau"}, {}),
     "short-xi": ("does not fit", lambda tensors: tensors | {"xi": tensors["xi"][:1]}, {}),
 }
-METADATA = {"none": ("(found none)", None), "list": ("(found none)", "[1]"), "broken": ("is not JSON", "{")}
+METADATA = {"none": ("its format is 'none'", None), "list": ("its format is 'none'", "[1]"), "broken": ("is not JSON", "{")}
 
 KEYS: dict[str, tuple[int, str, str]] = {
-    "list": (2, "it needs xi", "[1]"),
-    "empty": (2, "it needs xi", ""),
-    "number": (2, "it needs xi", "xi: 3"),
-    "length-text": (2, "it needs xi", "xi: a\nreference_length: '8'"),
-    "length-zero": (2, "it needs xi", "xi: a\nreference_length: 0"),
-    "length-negative": (2, "it needs xi", "xi: a\nreference_length: -4"),
-    "unknown": (2, "it needs xi", "xi: a\nbeta: b"),
+    "list": (2, "It needs xi", "[1]"),
+    "empty": (2, "It needs xi", ""),
+    "number": (2, "It needs xi", "xi: 3"),
+    "length-text": (2, "It needs xi", "xi: a\nreference_length: '8'"),
+    "length-zero": (2, "It needs xi", "xi: a\nreference_length: 0"),
+    "length-negative": (2, "It needs xi", "xi: a\nreference_length: -4"),
+    "unknown": (2, "It needs xi", "xi: a\nbeta: b"),
     "twice": (2, "key 'xi' appears twice, in lines 1 and 2", "xi: a\nxi: b"),
     "not-yaml": (2, "cannot read key map", "{"),
     "deep": (2, "it is nested too deeply", "[" * 3000),
@@ -438,10 +438,10 @@ KEYS: dict[str, tuple[int, str, str]] = {
     "nowhere": (2, "has no tensor 'no.0'", "xi: no.{layer}"),
     "nan": (2, "xi holds nan", "xi: nan.{layer}"),
     "inf": (2, "xi holds inf", "xi: inf.{layer}"),
-    "complex": (2, "xi holds complex64, not real numbers", "xi: complex.{layer}"),
-    "whole": (2, "xi holds int64, not real numbers", "xi: whole.{layer}"),
+    "complex": (2, "xi holds complex64, not floating-point numbers", "xi: complex.{layer}"),
+    "whole": (2, "xi holds int64, not floating-point numbers", "xi: whole.{layer}"),
     "shape": (2, "has shape (4,)", "xi: one.{layer}"),
-    "tau-zero": (2, "tau holds 0, where numbers above 0", "xi: good.{layer}\ntau: zero.{layer}"),
+    "tau-zero": (2, "tau holds 0, but must be positive", "xi: good.{layer}\ntau: zero.{layer}"),
     "gamma-nan": (2, "gamma holds nan", "xi: good.{layer}\ngamma: tau-nan.{layer}"),
 }
 
@@ -486,10 +486,10 @@ CHECKPOINTS = [
     model(2, "cannot open checkpoint", "{place}/no-tokenizer"),
     model(2, "its weights are not finite, first in 'model.layers.1.mlp.up_proj.weight'", "{place}/nan"),
     model(2, "its weights are not finite, first in 'model.embed_tokens.weight'", "{place}/inf"),
-    model(2, "gives numbers that are not finite, first out of layer 2", "{place}/huge"),
+    model(2, "gives values that are not finite, first from layer 2", "{place}/huge"),
     case(
         2,
-        "gives numbers that are not finite",
+        "gives values that are not finite",
         "needle",
         *NEEDLE[2:],
         "--model",
@@ -498,7 +498,7 @@ CHECKPOINTS = [
         "{place}/needles.jsonl",
         name="needle on NaN",
     ),
-    model(2, "embeddings for 128: it is not the tokenizer of this model", "{place}/large-tokenizer"),
+    model(2, "has 128 embeddings. Use", "{place}/large-tokenizer"),
     model(2, "holds a LoRA of peft", "{place}/with-lora"),
     model(2, "names '../x.safetensors'", "{place}/strange-shards"),
     model(2, "has no weights in safetensors, and pickled ones are never opened", "{place}/pickled"),
@@ -540,7 +540,7 @@ LEARNED = [
     model(2, "cannot be applied to", "{place}/tiny@adarope:adapter={place}/lora-broken.safetensors"),
     model(2, "does not fit", "{place}/tiny@adarope:adapter={place}/lora-strange.safetensors"),
     model(2, "numbers that are not finite", "{place}/tiny@adarope:adapter={place}/lora-nan.safetensors"),
-    model(3, "was learned with a LoRA", "{place}/tiny@adarope:adapter={place}/lora-none.safetensors"),
+    model(3, "the adapter was trained with one", "{place}/tiny@adarope:adapter={place}/lora-none.safetensors"),
 ]  # fmt: skip
 
 OTHERS = [
@@ -627,7 +627,7 @@ def spoil_checkpoints(place: Path, tiny: Path) -> None:
 
 def spoil_adapters(place: Path, tiny: Path) -> None:
     model = hs.load(str(tiny), device="cpu")
-    adapter = AdaRoPE.untrained(model, resolve(model, "yarn:factor=4"))
+    adapter = AdaRoPE.from_schedule(model, resolve_schedule(model, "yarn:factor=4"))
     tensors = adapter.tensors()
     notes = {"format": FORMAT, "reference_length": 256, **adapter.metadata}
     (place / "adapters").mkdir()

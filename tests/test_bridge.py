@@ -12,7 +12,7 @@ from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_f
 
 from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
-from headscope.positions import AdaRoPE, attached, resolve
+from headscope.positions import AdaRoPE, attached, resolve_schedule
 from headscope.positions.model import Model, load
 
 FAMILY = pytest.mark.parametrize("family", families.MEASURABLE)
@@ -32,7 +32,7 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 def random_adapter(model: Model) -> AdaRoPE:
     generator = torch.Generator().manual_seed(7)
-    adapter = AdaRoPE.untrained(model, resolve(model, "yarn:factor=4"), 16)
+    adapter = AdaRoPE.from_schedule(model, resolve_schedule(model, "yarn:factor=4"), 16)
     with torch.no_grad():
         for parameter in adapter.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)

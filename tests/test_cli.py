@@ -133,7 +133,7 @@ def test_a_length_that_is_no_number_is_refused(refused):
 
 @pytest.mark.model
 def test_a_context_too_short_for_the_needle_is_refused(refused):
-    assert "leaves no haystack in a context of 40" in refused(2, "needle", "--lengths", "40,80")
+    assert "leaves no room for a haystack in a context of 40" in refused(2, "needle", "--lengths", "40,80")
 
 
 def test_an_unknown_table_is_refused(refused):

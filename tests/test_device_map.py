@@ -26,7 +26,7 @@ from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.forward.replay import Replay
 from headscope.models import device_map
 from headscope.positions.adarope import AdaRoPE
-from headscope.positions.attach import attached, resolve
+from headscope.positions.attach import attached, resolve_schedule
 from headscope.positions.model import Model
 from headscope.training.adapter_trainer import AdapterTrainer, frozen_weights
 from probes.measure.run import measure_tokens
@@ -164,7 +164,7 @@ def test_simulated_devices_refuse_to_mix_tensors() -> None:
 
 def adapter(model: Model) -> AdaRoPE:
     """An adapter whose parameters differ by layer, group and head."""
-    adarope = AdaRoPE.untrained(model, resolve(model, "yarn:factor=2"))
+    adarope = AdaRoPE.from_schedule(model, resolve_schedule(model, "yarn:factor=2"))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in adarope.parameters():
@@ -205,7 +205,7 @@ def test_listeners_and_edits_get_tensors_on_the_device_of_their_layer(models: tu
 
     outputs = []
     for model in models:
-        reset = PositionReset("joint", adapter(model), resolve(model, "yarn:factor=2"), model.geometry)
+        reset = PositionReset("joint", adapter(model), resolve_schedule(model, "yarn:factor=2"), model.geometry)
         with attached(model, adapter(model)), capturing(model) as layers:
             layers.listen(listen)
             for layer in range(4):

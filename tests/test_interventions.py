@@ -23,9 +23,9 @@ from headscope.forward.interventions import (
     layer_output_edit,
     qkv_intervention,
 )
-from headscope.positions import AdaRoPE, attached, resolve
+from headscope.positions import AdaRoPE, attached, resolve_schedule
 from headscope.positions.model import Model
-from headscope.positions.schedule import Fixed, Schedule
+from headscope.positions.schedule import FixedSchedule, Schedule
 
 COMPONENTS = ("freq", "scale", "joint")
 
@@ -39,7 +39,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 @pytest.mark.parametrize("target", ["init", "base"])
 def test_a_reset_group_equals_the_adapter_rebuilt_with_that_group_reset(model: Model, target: str) -> None:
     adapter = noisy(model)
-    then = adapter.initial() if target == "init" else Fixed.own(model)
+    then = adapter.untrained_copy() if target == "init" else FixedSchedule.of_checkpoint(model)
     turn = cycle(COMPONENTS if target == "init" else COMPONENTS[1:] + COMPONENTS[:1])
     cases = [(next(turn), unit) for unit in kv_group_units(model.geometry)]  # every component in several layers
     if target == "base" and 2 * model.geometry.pairs < model.geometry.head_dim:
@@ -55,7 +55,7 @@ def test_a_reset_group_equals_the_adapter_rebuilt_with_that_group_reset(model: M
 
 def neutral(model: Model) -> AdaRoPE:
     """The checkpoint's own positions written as adapter parameters: lambda = 1."""
-    return AdaRoPE.untrained(model, Fixed.own(model))
+    return AdaRoPE.from_schedule(model, FixedSchedule.of_checkpoint(model))
 
 
 def test_resetting_nothing_changes_no_bit(model: Model) -> None:
@@ -73,7 +73,7 @@ def test_resetting_nothing_changes_no_bit(model: Model) -> None:
 @pytest.mark.parametrize("target", ["init", "base"])
 def test_resetting_every_unit_jointly_is_the_model_under_the_target(model: Model, target: str) -> None:
     adapter = noisy(model)
-    then = adapter.initial() if target == "init" else Fixed.own(model)
+    then = adapter.untrained_copy() if target == "init" else FixedSchedule.of_checkpoint(model)
     reset = PositionReset("joint", adapter, then, model.geometry)
     by_group, by_head, _ = replayed(
         model, adapter, [(reset, kv_group_units(model.geometry)), (reset, head_units(model.geometry))]
@@ -87,7 +87,7 @@ def test_an_untied_head_sees_the_keys_of_its_own_reset(model: Model, component: 
     """By hand: the layer's keys before rotation are turned as the reset adapter turns them, for one head only."""
     geometry, adapter = model.geometry, noisy(model)
     unit = head_units(geometry)[geometry.heads + 1]
-    then = rebuilt(model, adapter, component, [Unit(unit.layer, unit.kv_group)], adapter.initial())
+    then = rebuilt(model, adapter, component, [Unit(unit.layer, unit.kv_group)], adapter.untrained_copy())
     outputs = []
     # The layer sees the same stream under both, so its z differs through the reset alone.
     for schedule in (adapter, then):
@@ -99,9 +99,9 @@ def test_an_untied_head_sees_the_keys_of_its_own_reset(model: Model, component: 
 
     def check(z: Tensor, call: backend.AttentionCall) -> Tensor:
         checked.append(call)
-        changed = layer_output_edit(PositionReset(component, adapter, adapter.initial(), geometry), [unit], geometry)(
-            z, call
-        )
+        changed = layer_output_edit(
+            PositionReset(component, adapter, adapter.untrained_copy(), geometry), [unit], geometry
+        )(z, call)
         torch.testing.assert_close(changed[0, unit.head], after[unit.head], rtol=1e-4, atol=1e-4)
         others = [head for head in range(geometry.heads) if head != unit.head]
         assert torch.equal(changed[0, others], z[0, others])
@@ -132,13 +132,13 @@ def by_hand(model: Model, unit: Unit, edit: Callable[[Tensor], Tensor]) -> float
 
     handle = projection.register_forward_pre_hook(hook)
     try:
-        return brute(model, resolve(model, "base"))
+        return brute(model, resolve_schedule(model, "base"))
     finally:
         handle.remove()
 
 
 def test_z_zero_and_z_mean_equal_the_slice_of_o_projs_input_edited_by_hand(model: Model) -> None:
-    unit, own = head_units(model.geometry)[-2], resolve(model, "base")
+    unit, own = head_units(model.geometry)[-2], resolve_schedule(model, "base")
     zero, mean, uniform, _ = replayed(model, own, [(ABLATIONS[name], [unit]) for name in ABLATIONS])
     assert zero == pytest.approx(by_hand(model, unit, torch.zeros_like), abs=1e-6)
     assert mean == pytest.approx(by_hand(model, unit, lambda z: z.mean(1, keepdim=True)), abs=1e-6)
@@ -173,7 +173,7 @@ def test_a_users_edit_gets_the_units_tensors_and_acts_on_them_alone() -> None:
         shapes.append((layer, q.shape[1], k.shape[1], v.shape[1]))
         return q, k, torch.zeros_like(v)
 
-    own, group, head = resolve(model, "base"), Unit(2, 1), Unit(3, 0, 1)
+    own, group, head = resolve_schedule(model, "base"), Unit(2, 1), Unit(3, 0, 1)
     losses = replayed(model, own, [(qkv_intervention(silent), [group]), (qkv_intervention(silent), [head])])
     zero = replayed(model, own, [(ABLATIONS["zero"], [group]), (ABLATIONS["zero"], [head])])
     assert shapes == [(2, 2, 1, 1), (3, 1, 1, 1)]
@@ -193,7 +193,7 @@ def test_changes_reach_each_sequence_of_a_padded_batch_without_its_padding() -> 
     model = hs.load(families.MEASURABLE["llama-gqa"]())
     adapter, unit = noisy(model), Unit(1, 0)
     change = layer_output_edit(
-        PositionReset("joint", adapter, adapter.initial(), model.geometry), [unit], model.geometry
+        PositionReset("joint", adapter, adapter.untrained_copy(), model.geometry), [unit], model.geometry
     )
     short = IDS[:, :20]
     batch = torch.cat((IDS, nn.functional.pad(short, (28, 0))))
@@ -218,7 +218,7 @@ def test_units_of_the_real_model_equal_brute_force(smollm2: Model, tokens: Tenso
         (component, Unit(layer, layer % 3), target)
         for layer, component, target in zip(layers, COMPONENTS * 2, targets, strict=True)
     ]
-    thens: dict[str, Schedule] = {"init": adapter.initial(), "base": Fixed.own(smollm2)}
+    thens: dict[str, Schedule] = {"init": adapter.untrained_copy(), "base": FixedSchedule.of_checkpoint(smollm2)}
     resets = [(PositionReset(c, adapter, thens[target], smollm2.geometry), [unit]) for c, unit, target in cases]
     *losses, nothing = replayed(smollm2, adapter, resets, ids)
     thens["base"] = neutral(smollm2)

@@ -19,7 +19,7 @@ from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.positions.adarope import AdaRoPE
-from headscope.positions.attach import attached, resolve
+from headscope.positions.attach import attached, resolve_schedule
 from headscope.positions.model import Model, load
 from headscope.report import html_page
 from probes.measure.run import measure_tokens
@@ -51,7 +51,7 @@ def largest(difference: Tensor) -> float:
 @torch.no_grad()
 def random_adapter(model: Model) -> AdaRoPE:
     """A YaRN adapter with different frequencies in each group."""
-    adapter = AdaRoPE.untrained(model, resolve(model, "yarn:factor=4"))
+    adapter = AdaRoPE.from_schedule(model, resolve_schedule(model, "yarn:factor=4"))
     adapter.xi += 0.2 * torch.randn(adapter.xi.shape, generator=torch.Generator().manual_seed(7))
     return adapter
 
@@ -62,7 +62,7 @@ def random_adapter(model: Model) -> AdaRoPE:
 @ROTATING
 def test_equal_frequencies_per_group_equal_shared_frequencies(family: str) -> None:
     model = load_tiny(family)
-    untrained = AdaRoPE.untrained(model, resolve(model, "base"))
+    untrained = AdaRoPE.from_schedule(model, resolve_schedule(model, "base"))
     assert largest(logits(model, untrained) - logits(model)) <= 1e-4
 
 
@@ -99,7 +99,7 @@ def test_each_group_rotates_by_its_own_frequencies(family: str) -> None:
     adapter = random_adapter(model)
     adapter.tau.data.fill_(1)
     plain, rotated = first_layer(model, "nope"), first_layer(model, adapter)
-    factor = adapter.factor(0) if model.rotation.factor_scales_logits else 1.0
+    factor = adapter.attention_factor(0) if model.rotation.factor_scales_logits else 1.0
     assert adapter.xi[0].unique(dim=0).shape[0] == spec.groups
     pairs, start = spec.rotary_dims // 2, spec.rotary_start
     for group in range(spec.groups):
@@ -158,16 +158,16 @@ def test_attention_factor_undone_by_a_norm_is_not_a_logit_scale() -> None:
 def test_scheme_is_refused_if_frequencies_differ_from_the_config() -> None:
     module = families.SPECS["llama"].build()
     module.model.rotary_emb.inv_freq = module.model.rotary_emb.inv_freq * 0.5
-    with pytest.raises(UnsupportedModel, match=r"cannot put yarn on .* does not tell the frequencies"):
-        resolve(load(module), "yarn:factor=4")
+    with pytest.raises(UnsupportedModel, match=r"cannot apply yarn to .* does not determine its rotary frequencies"):
+        resolve_schedule(load(module), "yarn:factor=4")
 
 
 def test_adapter_is_refused_if_layers_share_keys() -> None:
     spec = families.OTHERS["gemma3n"]
     model = load(families.build(spec.model_type, spec.options | {"num_kv_shared_layers": 2}))
     assert largest(logits(model, "yarn:factor=4") - logits(model)) > 1e-3
-    with pytest.raises(UnsupportedModel, match="keys that another layer has turned"):
-        AdaRoPE.untrained(model, resolve(model, "yarn:factor=4"))
+    with pytest.raises(UnsupportedModel, match="keys that another layer has rotated"):
+        AdaRoPE.from_schedule(model, resolve_schedule(model, "yarn:factor=4"))
 
 
 # Layers without attention, no rotation ------------------------------------------------------------------------------
@@ -190,8 +190,8 @@ def test_models_without_rope_have_no_pair_tables_and_refuse_frequency_schemes(fa
     with pytest.raises(BadInput, match="Measure attention or nll"):
         measure_tokens(model, IDS[0], ["pairs"], None)
     for scheme in ("yarn:factor=4", "linear:factor=2", "ntk:factor=2", "abf:theta=5e6", "prope", "nope"):
-        with pytest.raises(UnsupportedModel, match=rf"cannot put \w+ on .*{model.module.config.model_type}"):
-            resolve(model, scheme)
+        with pytest.raises(UnsupportedModel, match=rf"cannot apply \w+ to .*{model.module.config.model_type}"):
+            resolve_schedule(model, scheme)
     assert largest(logits(model, "logn:length=4") - logits(model)) > 1e-3
     assert largest(logits(model, "base") - logits(model)) == 0.0
 
@@ -238,9 +238,9 @@ def test_theta_depends_only_on_the_measured_length(name: str) -> None:
 @pytest.mark.parametrize("name", families.DYNAMIC)
 def test_changing_frequencies_refuse_prope_but_not_nope(name: str) -> None:
     model = load(families.DYNAMIC[name]())
-    with pytest.raises(UnsupportedModel, match=r"cannot put prope on .* are others in a text of more than"):
-        resolve(model, "prope:keep=0.5")
-    assert not resolve(model, "nope").theta(0).any()
+    with pytest.raises(UnsupportedModel, match=r"cannot apply prope to .* change beyond"):
+        resolve_schedule(model, "prope:keep=0.5")
+    assert not resolve_schedule(model, "nope").theta(0).any()
 
 
 @pytest.mark.parametrize("name", families.DYNAMIC)
@@ -249,7 +249,7 @@ def test_cached_keys_are_refused_if_frequencies_change(name: str) -> None:
     ids = torch.randint(3, families.VOCAB, (1, model.geometry.native_context + 8))
     first, rest = ids[:, :20], ids[:, 20:]
     with torch.no_grad():
-        with attached(model), pytest.raises(UnsupportedModel, match="by other frequencies"):
+        with attached(model), pytest.raises(UnsupportedModel, match="its cached keys do not fit"):
             model.module(rest, past_key_values=model.module(first, use_cache=True).past_key_values)
         with attached(model, "yarn:factor=4"):
             cached = model.module(rest, past_key_values=model.module(first, use_cache=True).past_key_values).logits
@@ -276,7 +276,7 @@ def test_geometry_is_that_of_the_language_model(vision_language: Model) -> None:
     assert geometry.native_context == 256
     theta = 1e4 ** (-torch.arange(8, dtype=torch.float64) / 8)
     torch.testing.assert_close(vision_language.rotation.theta.double(), theta.expand(4, 8), rtol=1e-6, atol=0)
-    untrained = AdaRoPE.untrained(vision_language, resolve(vision_language, "base"))
+    untrained = AdaRoPE.from_schedule(vision_language, resolve_schedule(vision_language, "base"))
     assert largest(logits(vision_language, untrained) - logits(vision_language)) <= 1e-4
 
 
@@ -286,5 +286,5 @@ def test_scheme_refuses_image_positions(vision_language: Model) -> None:
     image[1, :, 5:9] = 5
     with attached(vision_language, "yarn:factor=4"), torch.no_grad():
         vision_language.module(IDS, position_ids=positions, use_cache=False)
-        with pytest.raises(UnsupportedModel, match="positions of an image"):
+        with pytest.raises(UnsupportedModel, match="input contains an image"):
             vision_language.module(IDS, position_ids=image, use_cache=False)

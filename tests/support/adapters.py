@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 
 from headscope.forward.interventions import Component, Unit
-from headscope.positions import AdaRoPE, resolve
+from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model
 from headscope.positions.schedule import Schedule
 
 
 def noisy(model: Model, size: float = 0.3, seed: int = 1, start: str = "yarn:factor=8") -> AdaRoPE:
     """An adapter whose log-frequencies, ln tau and gamma all moved by about `size` from `start`."""
-    adapter = AdaRoPE.untrained(model, resolve(model, start))
+    adapter = AdaRoPE.from_schedule(model, resolve_schedule(model, start))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         adapter.xi += size * torch.randn(adapter.xi.shape, generator=generator)
@@ -23,8 +23,8 @@ def noisy(model: Model, size: float = 0.3, seed: int = 1, start: str = "yarn:fac
 
 def rebuilt(model: Model, adapter: AdaRoPE, component: Component, units: Sequence[Unit], then: Schedule) -> AdaRoPE:
     """The adapter with the parameters of whole units overwritten by those of `then`: brute force, no seam."""
-    twin = adapter.initial()
-    temperatures = then.temperatures()
+    twin = adapter.untrained_copy()
+    temperatures = then.tau_and_gamma()
     with torch.no_grad():
         for name in ("xi", "tau", "gamma"):
             getattr(twin, name).copy_(getattr(adapter, name))
