@@ -420,7 +420,11 @@ ADAPTERS: dict[str, tuple[str, Callable[[Tensors], Tensors], dict[str, Any]]] = 
     "without-tau": ("lacks tau", lambda tensors: {k: v for k, v in tensors.items() if k != "tau"}, {}),
     "short-xi": ("does not fit", lambda tensors: tensors | {"xi": tensors["xi"][:1]}, {}),
 }
-METADATA = {"none": ("its format is 'none'", None), "list": ("its format is 'none'", "[1]"), "broken": ("is not JSON", "{")}
+METADATA = {
+    "none": ("its format is 'none'", None),
+    "list": ("its format is 'none'", "[1]"),
+    "broken": ("is not JSON", "{"),
+}
 
 KEYS: dict[str, tuple[int, str, str]] = {
     "list": (2, "It needs xi", "[1]"),
