@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from headscope.cli import bundle
-from headscope.cli.site_pages import Address, Sheets
+from headscope.cli.site_pages import Address, SitePages
 from headscope.errors import BadRun, CannotWrite
 from headscope.report import assembly
 from headscope.report import static_site as pages
@@ -170,8 +170,8 @@ def test_only_a_bundle_is_replaced_and_nothing_half_written_stays(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "site"
-    monkeypatch.setattr(Sheets, "addresses", lambda self: [Address("/"), Address("/head/1.1")])
-    monkeypatch.setattr(Sheets, "sheet", lambda self, address: None)
+    monkeypatch.setattr(SitePages, "addresses", lambda self: [Address("/"), Address("/head/1.1")])
+    monkeypatch.setattr(SitePages, "page", lambda self, address: None)
     monkeypatch.setattr(pages, "render_page", lambda *_: "first")
     bundle.bundle([run.path], out, quiet=True)
     assert capsys.readouterr().out.startswith(f"Bundle: {out / 'index.html'} (2 pages, 4.")

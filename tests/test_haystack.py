@@ -32,14 +32,14 @@ def assert_sound(kind: str, needle: int, length: int, depth: float) -> None:
     haystack, prompter = ground(kind, needle)
     prompt = prompter.prompt_with_needle(haystack, length, depth)
     ids, tokens = prompt.ids, prompter.tokenizer
-    first = prompt.start - prompter.given_count
+    first = prompt.start - prompter.cue_count
     opening = len(haystack.special_prefix)
     assert len(ids) == length
     # the span is the fact, the whole needle stands before it, and the prompt ends with what it gives away
     assert decode_tokens(tokens, ids[prompt.start : prompt.end]).strip() == LITERAL_NEEDLES[needle].fact
     assert decode_tokens(tokens, ids[first : prompt.end]).strip() == LITERAL_NEEDLES[needle].text
     assert decode_tokens(tokens, ids[-20:]).endswith(LITERAL_NEEDLES[needle].opening[-12:])
-    assert np.array_equal(ids[first : prompt.start], ids[len(ids) - prompter.given_count :])
+    assert np.array_equal(ids[first : prompt.start], ids[len(ids) - prompter.cue_count :])
     # around it stands the haystack, from its start, unbroken
     after = len(ids) - len(prompter.suffix_ids)
     around = np.concatenate([ids[opening:first], ids[prompt.end : after]])
@@ -129,9 +129,7 @@ def test_an_indirect_needle_is_asked_for_in_other_words_and_its_fact_alone_is_sc
         assert (
             decode_tokens(tokens, prompt.ids[prompt.start : prompt.end]).strip() == needle.fact == prompter.scored_text
         )
-        assert (
-            decode_tokens(tokens, prompt.ids[prompt.start - prompter.given_count : prompt.end]).strip() == needle.text
-        )
+        assert decode_tokens(tokens, prompt.ids[prompt.start - prompter.cue_count : prompt.end]).strip() == needle.text
         assert text.count(needle.opening) == 1
         assert text.endswith(f"Question: {needle.question}\nAnswer:{f' {needle.cue}' if template == 'prefix' else ''}")
         (control,) = prompter.control_prompts(haystack, 700, [0.5])
@@ -146,12 +144,12 @@ def test_a_tokenizer_without_chat_template_is_refused() -> None:
 def test_a_needle_longer_than_the_context_names_the_shortest_that_fits() -> None:
     haystack, prompter = ground("characters")
     with pytest.raises(
-        BadInput, match=r"leaves no haystack in a context of 64: give lengths of at least (\d+)"
+        BadInput, match=r"leaves no room for a haystack in a context of 64. Use lengths of at least (\d+)"
     ) as told:
         prompter.prompt_with_needle(haystack, 64, 0.5)
     least = int(str(told.value).rsplit(" ", 1)[1])
     assert len(prompter.prompt_with_needle(haystack, least, 0.5).ids) == least
-    with pytest.raises(BadInput, match=f"in a context of {least - 1}: give lengths of at least {least}"):
+    with pytest.raises(BadInput, match=f"in a context of {least - 1}. Use lengths of at least {least}"):
         prompter.prompt_with_needle(haystack, least - 1, 0.5)
 
 
@@ -213,7 +211,7 @@ def test_wu_prompts_survive_the_round_trip_and_the_fuzzy_span_lies_on_the_fact()
     prompt = wu_prompts.prompt_with_needle(prompter, haystack, 1200, 0.5)
     text = decode_tokens(prompter.tokenizer, prompt.ids)
     true = len(prompter.tokenizer(text[: text.index(LITERAL_NEEDLES[0].fact)])["input_ids"])
-    assert prompt.end - prompt.start == len(prompter.needle_ids) - prompter.given_count
+    assert prompt.end - prompt.start == len(prompter.needle_ids) - prompter.cue_count
     assert prompt.start <= true < prompt.end  # the fuzzy span of so small a vocabulary may begin early
     tail = len(prompter.suffix_ids)
     assert abs(len(prompt.ids) - (1200 - wu_prompts.RESERVED_TOKENS + tail)) <= 3

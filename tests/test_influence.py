@@ -292,7 +292,7 @@ def test_a_model_that_lends_keys_is_refused(tmp_path: Path) -> None:
     """A layer that is run again would lend the keys of a changed pass to the next."""
     options = families.OTHERS["gemma3n"].options | {"num_kv_shared_layers": 2}
     model = hs.load(families.build("gemma3n_text", options))
-    with pytest.raises(UnsupportedModel, match="its last layers attend by keys of earlier ones"):
+    with pytest.raises(UnsupportedModel, match="its last layers use the keys of earlier ones"):
         swept(model, tmp_path, components=["zero"], method="estimate", curve=False)
 
 

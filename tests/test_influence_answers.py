@@ -175,7 +175,7 @@ def test_an_interrupted_study_of_answers_resumes_to_the_same_bytes(place: Path) 
 
 
 def test_a_context_without_room_for_the_fact_is_refused(place: Path) -> None:
-    with pytest.raises(BadInput, match="give lengths of at least") as told:
+    with pytest.raises(BadInput, match="Use lengths of at least") as told:
         runner.run_study(planned(place, lengths=[20]), place / "short")
     assert "\n" not in str(told.value)
     assert not (place / "short").exists()

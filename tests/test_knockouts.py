@@ -17,7 +17,7 @@ import headscope as hs
 from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.interventions import Intervention, Unit, head_units, kv_group_units, layer_output_edit
 from headscope.forward.replay import Replay
-from headscope.positions import resolve
+from headscope.positions import resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
 from headscope.runs.validate import validate
@@ -53,7 +53,7 @@ def test_one_unit_without_some_pairs_is_an_eager_attention_without_them(family: 
             for name, edit in zip(names, by_hand, strict=True):
                 made.append((knocks[name], [unit]))
                 edits.append({unit.layer: (unit.head_slice(model.geometry), edit)})
-    *losses, plain = replayed(model, resolve(model, "base"), made)
+    *losses, plain = replayed(model, resolve_schedule(model, "base"), made)
     assert plain == pytest.approx(edited_attention.losses(model, IDS, {}).mean().item(), abs=1e-5)
     expected = [edited_attention.losses(model, IDS, edit).mean().item() for edit in edits]
     assert losses == pytest.approx(expected, abs=1e-5)
@@ -68,7 +68,7 @@ def test_every_unit_with_pairs_held_still_is_the_model_that_does_not_turn_by_the
     (still,) = knocked_out(model, f"pairs-unrotated:1-{most}").values()
     turning = [unit for unit in head_units(model.geometry) if model.geometry.layer_rotates[unit.layer]]
     found, whole, _ = replayed(
-        model, resolve(model, "base"), [(still, turning), (still, kv_group_units(model.geometry))]
+        model, resolve_schedule(model, "base"), [(still, turning), (still, kv_group_units(model.geometry))]
     )
     module = families.SPECS[family].build()
     for name, buffer in module.named_buffers():
@@ -98,7 +98,7 @@ def test_pairs_of_the_real_model_are_knocked_out_as_by_an_edited_eager_attention
     ids, shape = tokens[:, :512], families.Family("llama", {}, head_dim=64, rotary_dims=64)
     head, group = Unit(22, 1, 4), Unit(25, 2)
     knocks = knocked_out(smollm2, "pairs-zero:20-31", "pairs-unrotated:0-15")
-    own, geometry = resolve(smollm2, "base"), smollm2.geometry
+    own, geometry = resolve_schedule(smollm2, "base"), smollm2.geometry
     replay = Replay(smollm2, own, ids, memory_bytes=1e9)
     with replay.running():
         replay.record_streams()
@@ -150,11 +150,11 @@ def test_eighths_are_equal_parts_and_wavelengths_are_told_by_the_native_context(
 @pytest.mark.parametrize(
     ("component", "told"),
     [
-        ("pairs-zero:0-8", "pairs-zero:0-8: there are pairs 0 to 7; give A-B with A <= B among these"),
-        ("pairs-unrotated:5-2", "there are pairs 0 to 7; give A-B with A <= B among these"),
+        ("pairs-zero:0-8", "pairs-zero:0-8: the model has pairs 0 to 7. Give A-B with A <= B in this range"),
+        ("pairs-unrotated:5-2", "the model has pairs 0 to 7. Give A-B with A <= B in this range"),
         (
             "pairs-unrotated:long",
-            "pairs-unrotated:long: no pair has such a wavelength in a native context of 100000 tokens",
+            "pairs-unrotated:long: no pair has such a wavelength for a native context of 100000 tokens",
         ),
     ],
 )
@@ -175,7 +175,9 @@ def test_what_is_no_band_is_told_by_what_may_be_written(component: str) -> None:
 
 
 def test_a_model_without_pairs_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModel, match=r"cannot knock out pairs of model 'tiny': .*, so it has none"):
+    with pytest.raises(
+        UnsupportedModel, match=r"cannot ablate rotary pairs of model 'tiny': it does not rotate its heads"
+    ):
         knocked_out(hs.load(families.OTHERS["gpt2"].build()), "pairs-zero:0-1")
 
 
@@ -186,7 +188,7 @@ def test_a_text_that_turns_by_other_frequencies_cannot_be_turned_back() -> None:
     assert until is not None, name
     assert knocked_out(model, "pairs-unrotated:0-1", lengths=[until])
     assert knocked_out(model, "pairs-zero:0-1", lengths=[until + 1])
-    with pytest.raises(UnsupportedModel, match=f"turns by other frequencies in a text of more than {until} tokens"):
+    with pytest.raises(UnsupportedModel, match=f"changes its rotary frequencies above {until} tokens"):
         knocked_out(model, "pairs-unrotated:0-1", lengths=[until + 1])
 
 

@@ -228,7 +228,7 @@ def test_a_haystack_is_never_repeated_and_the_longest_is_named(place: Path) -> N
 
 
 def test_a_needle_longer_than_the_context_is_refused(place: Path) -> None:
-    with pytest.raises(BadInput, match="leaves no haystack in a context of 12: give lengths of at least"):
+    with pytest.raises(BadInput, match=r"leaves no room for a haystack in a context of 12. Use lengths of at least"):
         ask(place, tiny(), lengths=[12])
 
 

@@ -25,7 +25,7 @@ from headscope.prompts.needles import INDIRECT_NEEDLES, LITERAL_NEEDLES, Needle
 from headscope.runs.run import Run
 from headscope.runs.validate import validate
 from headscope.study.config import build_study
-from probes.needle import ablation, analysis, claims, findings
+from probes.needle import ablation, analysis, findings
 from probes.needle import report as charts
 from probes.needle import run as cells
 from probes.needle.ablation import AblationTask
@@ -74,7 +74,7 @@ def test_what_a_head_writes_is_that_of_eager_weights_in_all_and_through_the_need
         wanted = expected(model, whole, families.HEADS)[..., -steps:].mean(-1)
         assert float((seen.attribution.total - wanted).abs().max()) <= 1e-4 * scale
         for through, span in zip(seen.attribution.through_spans, spans, strict=True):
-            wanted = expected(model, whole, families.HEADS, (span.start - prompter.given_count, span.end))
+            wanted = expected(model, whole, families.HEADS, (span.start - prompter.cue_count, span.end))
             assert float((through - wanted[..., -steps:].mean(-1)).abs().max()) <= 1e-4 * scale
             assert float(wanted.abs().max()) > 1e-2 * scale
 
@@ -100,7 +100,7 @@ def test_smollm2_writes_through_a_needle_what_eager_weights_give(smollm2: Model)
     steps = len(found.step_texts)
     assert (len(said), found.recall) == (steps, 1)
     whole = torch.tensor([*prompt.ids.tolist(), *said])
-    wanted = expected(smollm2, whole, 9, (prompt.start - prompter.given_count, prompt.end))[..., -steps:].mean(-1)
+    wanted = expected(smollm2, whole, 9, (prompt.start - prompter.cue_count, prompt.end))[..., -steps:].mean(-1)
     assert float((found.attribution.through_spans[0] - wanted).abs().max()) <= 1e-4 * 20
     assert float(wanted.max()) > 0.2
 
@@ -149,7 +149,7 @@ def test_a_scheme_or_a_model_whose_logits_are_no_sum_is_refused(place: Path) -> 
     with pytest.raises(UnsupportedModel, match="does more than multiply by its weight"):
         ask(place, hs.load(tuned, tokenizer=words()), attribution=True, needles=1, seeds=1)
     options = families.OTHERS["gemma3n"].options
-    with pytest.raises(UnsupportedModel, match="do not hand on one stream"):
+    with pytest.raises(UnsupportedModel, match="do not pass on one residual stream"):
         ask(
             place,
             hs.load(families.build("gemma3n_text", options), tokenizer=words()),
@@ -265,11 +265,12 @@ def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(
     assert analysis.first_separated_size(line) == 1
     low, high = analysis.wilson_interval(pd.Series([0.5]), pd.Series([10]))
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    (claim, _) = claims.claims(found_by_planting)
+    (claim, _) = findings.paper_claims(found_by_planting)
     assert (claim.verdict, "of 4 trials, 100% succeed in the unchanged model" in claim.evidence) == ("supported", True)
     told = " ".join(finding.text for finding in findings.findings(found_by_planting))
-    assert "With its top 2 heads ablated (zero), base retrieves 0% (95 % confidence interval 0% to 49%)" in told.replace(
-        found_by_planting.models[0], "base"
+    assert (
+        "With its top 2 heads ablated (zero ablation), base retrieves 0% (95 % confidence interval 0% to 49%)"
+        in told.replace(found_by_planting.models[0], "base")
     )
     assert "The confidence intervals separate from 1 head on" in told
 
@@ -292,7 +293,7 @@ def test_silencing_is_judged_by_intervals_that_part_or_could(
     lines["low"], lines["high"] = analysis.wilson_interval(lines["share"], lines["trials"])
     monkeypatch.setattr(analysis, "ablation_curve", lambda run: lines.assign(ablation="zero"))
     run: Any = SimpleNamespace(tables={"needle_ablation": ""}, derived=lambda derive: derive(None))
-    (claim,) = claims.claims(run)
+    (claim,) = findings.paper_claims(run)
     assert (claim.model, claim.verdict) == ("m", verdict)
 
 

@@ -1,4 +1,4 @@
-"""The trial browser shows the stored trials of a cell, and every text as text."""
+"""The trial explorer shows the stored trials of a cell, and all text of a trial as plain text."""
 
 import pytest
 
@@ -18,87 +18,89 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return synthetic_run(tmp_path_factory.mktemp("runs"), layers=2)
 
 
-def seen(run: Run, model: str = "yarn", **asked: str) -> PageContent:
-    return trials_page(assembly.render_context(run, model), asked)
+def page_content(run: Run, model: str = "yarn", **url_query: str) -> PageContent:
+    return trials_page(assembly.render_context(run, model), url_query)
 
 
-def tables(content: PageContent, heading: str) -> list[Passage]:
-    return [part for part in content.sections[heading] if isinstance(part, Passage)]
+def passages(content: PageContent, heading: str) -> list[Passage]:
+    return [block for block in content.sections[heading] if isinstance(block, Passage)]
 
 
-def links(passage: Passage) -> dict[str, Token]:
+def linked_tokens(passage: Passage) -> dict[str, Token]:
+    """Tokens of the passage by their link."""
     cells = (cell for row in passage.cells for cell in row if not isinstance(cell, str))
     return {token.href: token for cell in cells for token in cell if token.href}
 
 
-def test_every_cell_of_the_map_opens_its_trials(run: Run) -> None:
+def test_every_cell_of_the_success_table_links_to_its_trials(run: Run) -> None:
     stored = run.needles[(run.needles["model"] == "yarn") & (run.needles["mode"] == "strict")]
-    (drawn,) = tables(seen(run), "")
-    cells = links(drawn)
+    (success_table,) = passages(page_content(run), "")
+    cells = linked_tokens(success_table)
     assert len(cells) == 8
     for href, token in cells.items():
-        asked = dict(part.split("=") for part in href.removeprefix("?").split("&"))
-        here = stored[
-            (stored["context_length"] == int(asked["length"]))
-            & (stored["depth"].map(lambda depth: f"{depth:.4f}") == asked["depth"])
+        url_query = dict(part.split("=") for part in href.removeprefix("?").split("&"))
+        trials = stored[
+            (stored["context_length"] == int(url_query["length"]))
+            & (stored["depth"].map(lambda depth: f"{depth:.4f}") == url_query["depth"])
         ]
-        assert token.text == f"{here['success'].mean():.0%}"
-        opened = seen(run, **asked)
-        (heading,) = [name for name in opened.sections if name.startswith("Trials at")]
-        (listed,) = tables(opened, heading)
-        assert [row[1][0].text for row in listed.cells] == here["needle"].tolist()
-        assert [row[4][0].text for row in listed.cells] == here["answer"].tolist()
-        assert [row[0] for row in listed.cells] == ["success" if each else "failure" for each in here["success"]]
+        assert token.text == f"{trials['success'].mean():.0%}"
+        content = page_content(run, **url_query)
+        (heading,) = [name for name in content.sections if name.startswith("Trials at")]
+        (trial_list,) = passages(content, heading)
+        assert [row[1][0].text for row in trial_list.cells] == trials["needle"].tolist()
+        assert [row[4][0].text for row in trial_list.cells] == trials["answer"].tolist()
+        outcomes = ["success" if success else "failure" for success in trials["success"]]
+        assert [row[0] for row in trial_list.cells] == outcomes
 
 
-def test_a_trial_is_told_step_by_step_with_the_heads_that_copied(run: Run) -> None:
-    content = seen(run, length="1024", depth="0.3300", trial="2")
+def test_trial_shows_each_answer_token_with_the_heads_that_copied_it(run: Run) -> None:
+    content = page_content(run, length="1024", depth="0.3300", trial="2")
     heading = [*content.sections][-1]
-    read, steps = tables(content, heading)
-    assert "‹ 1847 by Odette Marchbanks.›" in read.rows[0][0]
+    prompt, steps = passages(content, heading)
+    assert "‹ 1847 by Odette Marchbanks.›" in prompt.rows[0][0]
     stored = run.needles.query("model == 'yarn' and mode == 'strict' and context_length == 1024")
     stored = stored[stored["depth"].round(2) == 0.33].reset_index(drop=True)
     trial = stored.iloc[1]
     assert heading == f"Needle {trial['needle']} in {trial['doc']}"
     assert "".join(row[1][0].text for row in steps.cells) == trial["answer"]
     copies = run.needle_copies.merge(stored.iloc[[1]])
-    told = {token.href for row in steps.cells for token in row[2] if token.href}
-    assert told <= {f"/head/{row['layer']}.{row['head']}" for row in copies.to_dict("records")}
+    hrefs = {token.href for row in steps.cells for token in row[2] if token.href}
+    assert hrefs <= {f"/head/{row['layer']}.{row['head']}" for row in copies.to_dict("records")}
     for step, row in enumerate(steps.cells):
-        here = copies[copies["step"] == step]
-        assert len([token for token in row[2] if token.href]) == min(len(here), 24)
+        step_copies = copies[copies["step"] == step]
+        assert len([token for token in row[2] if token.href]) == min(len(step_copies), 24)
 
 
-def test_texts_are_text_and_stand_in_their_own_direction(run: Run) -> None:
-    content = seen(run)
-    read = tables(content, [*content.sections][-1])[0]
-    assert "<b>a messenger</b> \u05e9\u05dc\u05d5\u05dd" in read.rows[0][0]
-    drawn = str(explorer_components.build_component(read, ViewState.from_query({}, run), "0"))
-    assert "Bdi(" in drawn
-    assert "<b>a messenger</b>" in drawn  # a child of a component, which React escapes
-    assert "dangerously" not in drawn
+def test_markup_and_right_to_left_text_are_shown_as_plain_text(run: Run) -> None:
+    content = page_content(run)
+    prompt = passages(content, [*content.sections][-1])[0]
+    assert "<b>a messenger</b> \u05e9\u05dc\u05d5\u05dd" in prompt.rows[0][0]
+    component = str(explorer_components.build_component(prompt, ViewState.from_query({}, run), "0"))
+    assert "Bdi(" in component
+    assert "<b>a messenger</b>" in component  # a child of a component, which React escapes
+    assert "dangerously" not in component
 
 
-def test_what_is_asked_in_vain_is_told(run: Run) -> None:
-    content = seen(run, length="77", trial="x" * 99)
-    (told,) = [part for part in content.sections[""] if isinstance(part, TextBlock)]
-    assert told.sentences[0] == "Unknown length ‘77’: showing length 256 instead."
-    assert len(told.sentences) == 2
-    assert all(len(sentence) < 120 for sentence in told.sentences)
+def test_invalid_query_values_are_replaced_by_defaults_with_a_note(run: Run) -> None:
+    content = page_content(run, length="77", trial="x" * 99)
+    (notes,) = [block for block in content.sections[""] if isinstance(block, TextBlock)]
+    assert notes.sentences[0] == "Unknown length ‘77’: showing length 256 instead."
+    assert len(notes.sentences) == 2
+    assert all(len(sentence) < 120 for sentence in notes.sentences)
 
 
-def test_a_run_of_before_tells_the_command_that_stores_what_is_missing(run: Run) -> None:
-    old = Run(run.path, run.manifest)
-    old.tables = [name for name in run.tables if not name.startswith("needle_")]
-    content = seen(old)
-    (told,) = content.sections[[*content.sections][-1]]
-    assert isinstance(told, TextBlock)
-    assert "headscope needle --model" in told.sentences[0]
-    assert len(links(tables(content, "")[0])) == 8
-    assert len([*findings.findings(old)]) > 4
+def test_run_without_stored_prompts_shows_the_command_that_stores_them(run: Run) -> None:
+    old_run = Run(run.path, run.manifest)
+    old_run.tables = [name for name in run.tables if not name.startswith("needle_")]
+    content = page_content(old_run)
+    (note,) = content.sections[[*content.sections][-1]]
+    assert isinstance(note, TextBlock)
+    assert "headscope needle --model" in note.sentences[0]
+    assert len(linked_tokens(passages(content, "")[0])) == 8
+    assert len([*findings.findings(old_run)]) > 4
 
 
-def test_a_model_without_trials_says_so(run: Run) -> None:
-    other = Run(run.path, run.manifest)
-    other._frames["needles"] = run.needles[run.needles["model"] != "yarn"]
-    assert seen(other).introduction == "No needle trials of yarn. Choose another model."
+def test_page_of_a_model_without_trials_asks_for_another_model(run: Run) -> None:
+    base_run = Run(run.path, run.manifest)
+    base_run._frames["needles"] = run.needles[run.needles["model"] != "yarn"]
+    assert page_content(base_run).introduction == "No needle trials of yarn. Choose another model."

@@ -20,7 +20,7 @@ from headscope.cli.flags import Quiet
 from headscope.errors import BrokenProbe, CannotWrite
 
 if TYPE_CHECKING:
-    from headscope.cli.site_pages import Address, Sheets
+    from headscope.cli.site_pages import Address, SitePages
 
     Addresses = Sequence[Address]
 
@@ -29,7 +29,7 @@ MARK = "headscope-bundle.json"
 TOGETHER = 8
 """Pages that a process makes at a time."""
 FEW = 64
-"""So many pages, or fewer, are made faster by one process than others start."""
+"""Up to this many pages, one process is faster than starting others."""
 MOST_PROCESSES = 8
 
 
@@ -49,10 +49,10 @@ def bundle(
 
     progress = console_progress(quiet)
     with _folder(out) as draft:
-        sheets = _sheets(tuple(runs))
-        for name, text in shared_files(sheets.heads).items():
+        site = _open_site(tuple(runs))
+        for name, text in shared_files(site.heads).items():
             (draft / name).write_text(text, encoding="utf-8")
-        addresses = sheets.addresses()
+        addresses = site.addresses()
         progress.start(len(addresses), 0)
         try:
             for done in _written(runs, draft, addresses):
@@ -60,7 +60,7 @@ def bundle(
                 progress.set_activity(done[-1].path)
         finally:
             progress.stop()
-        (draft / MARK).write_text(json.dumps({"runs": [part.name for part in sheets.run.parts]}), encoding="utf-8")
+        (draft / MARK).write_text(json.dumps({"runs": [part.name for part in site.run.parts]}), encoding="utf-8")
         size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
     print(f"Bundle: {out / 'index.html'} ({len(addresses)} pages, {size / 1e6:.1f} MB)")
 
@@ -89,7 +89,7 @@ def _folder(out: Path) -> Iterator[Path]:
 
 
 def _written(runs: Sequence[Path], draft: Path, addresses: "Addresses") -> "Iterator[Addresses]":
-    """Write the sheets, a few at a time, by as many processes as there are cores; yields those that are written."""
+    """Write the pages in batches, with one process per core; yields the addresses of the written pages."""
     parts = [addresses[at : at + TOGETHER] for at in range(0, len(addresses), TOGETHER)]
     if len(addresses) <= FEW:
         yield from (_write(tuple(runs), draft, part)[0] for part in parts)
@@ -111,31 +111,31 @@ def _written(runs: Sequence[Path], draft: Path, addresses: "Addresses") -> "Iter
 
 
 def _start() -> None:
-    """In a process of the pool: the first process hears signals, and tells of broken probes."""
+    """Set up a worker process: only the main process handles signals and reports broken probes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     plugins.log.disabled = True
 
 
 def _write(runs: tuple[Path, ...], draft: Path, addresses: "Addresses") -> "tuple[Addresses, list[str]]":
-    """Write these sheets; returns them, and what is broken in probes."""
+    """Write these pages; return their addresses and the problems of probes."""
     from headscope.report.static_site import render_page
 
-    sheets = _sheets(runs)
+    site = _open_site(runs)
     for address in addresses:
         file = draft / address.file
         file.parent.mkdir(parents=True, exist_ok=True)
-        text = render_page(sheets.sheet(address), sheets.pages, [part.name for part in sheets.run.parts])
+        text = render_page(site.page(address), site.pages, [part.name for part in site.run.parts])
         file.write_text(text, encoding="utf-8")
     return addresses, plugins.reported_problems()
 
 
 @cache
-def _sheets(runs: tuple[Path, ...]) -> "Sheets":
-    """The sheets of these runs read as one, every table checked; opened once in each process."""
-    from headscope.cli.site_pages import Sheets
+def _open_site(runs: tuple[Path, ...]) -> "SitePages":
+    """The site of the combined runs, with every table checked; opened once per process."""
+    from headscope.cli.site_pages import SitePages
     from headscope.runs.run import combine_runs, open_runs
 
     run = combine_runs(open_runs(runs))
     run.check()
-    return Sheets(run)
+    return SitePages(run)

@@ -1,7 +1,7 @@
-"""The pages of the app as sheets of a bundle: what it shows at an address, its links made into those between files.
+"""The app's pages as files of a static site, with links between the files.
 
-There is a file for every page, statistic and head, and it holds all models. Filters, picked heads and pinned baselines
-are the app's alone, and a link that needs them becomes text.
+Every page, statistic and head has one file with all models. The site has no filters, selected heads or pinned
+baselines; a link that needs them becomes plain text.
 """
 
 import re
@@ -28,12 +28,12 @@ from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import longest_ess_column
 
-FOLLOWED = {"run", "models", "sets", "model", "stat"}
-"""What a link may ask for to be followed; runs and models are all there, and sets are nowhere."""
+SUPPORTED_PARAMETERS = {"run", "models", "sets", "model", "stat"}
+"""URL parameters of links that the site can follow: it has all runs and models; it ignores sets."""
 
 
-class Given(RunStore):
-    """A library of one run, already open."""
+class SingleRunStore(RunStore):
+    """A store of one open run."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(Path())
@@ -51,122 +51,125 @@ class Given(RunStore):
 
 @dataclass(frozen=True)
 class Address:
-    """Where in the app a sheet is from: a path, perhaps of one statistic, and whether it has a view of every model."""
+    """A page of the app: its path, its statistic if it has one, and whether it has a view for every model."""
 
     path: str
     statistic: str = ""
-    of_a_model: bool = False
+    is_per_model: bool = False
 
     @property
     def file(self) -> str:
-        """Where in the bundle it lies."""
+        """Path of the file within the site."""
         name = "/".join(filter(None, (self.path.strip("/"), re.sub(r"[^\w.-]", "-", self.statistic))))
         return f"{name or 'index'}.html"
 
 
-class Sheets:
-    """Every sheet of a run's bundle, made when it is asked for."""
+class SitePages:
+    """The pages of a run's static site, rendered on request."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.heads: list[HeadIndex] = sorted(set(run.heads[["layer", "head"]].itertuples(index=False, name=None)))
         self._pages = [page for page in layout.all_pages() if _shows(page, run)]
-        self._addresses = {page.PATH: [*self._of(page)] for page in self._pages}
+        self._addresses = {page.PATH: [*self._addresses_of(page)] for page in self._pages}
         self._files = {address.file for address in self.addresses()}
         self._app = Flask(__name__)
-        self._app.config["RUN_STORE"] = Given(run)
+        self._app.config["RUN_STORE"] = SingleRunStore(run)
 
     def addresses(self) -> list[Address]:
-        """Of every sheet, in the order of the navigation."""
-        return [address for of_a_page in self._addresses.values() for address in of_a_page]
+        """The addresses of all pages, in the order of the navigation."""
+        return [address for addresses in self._addresses.values() for address in addresses]
 
     @cached_property
     def pages(self) -> list[Link]:
-        """The main pages, the heads' being that of the first notable one."""
+        """Links to the main pages; the page of heads is that of the first notable head."""
         first = next(iter(assembly.notable_heads(self.run.heads)), None)
         files = {page.PATH: self._addresses[page.PATH][0].file for page in self._pages}
         if first is not None:
             files[head.PATH] = Address(f"{head.PATH}/{first[0]}.{first[1]}").file
         return [Link(page.NAME, files[page.PATH]) for page in self._pages]
 
-    def sheet(self, address: Address) -> SitePage:
-        """What the app shows there."""
-        same = self._addresses.get(address.path, ())
-        statistics = [Link(statistic(each.statistic).label, each.file) for each in same if each.statistic]
-        models = self.run.models if address.of_a_model else [""]
+    def page(self, address: Address) -> SitePage:
+        """Render the page at an address."""
+        siblings = self._addresses.get(address.path, ())
+        statistics = [
+            Link(statistic(sibling.statistic).label, sibling.file) for sibling in siblings if sibling.statistic
+        ]
+        models = self.run.models if address.is_per_model else [""]
         with self._app.app_context():
             return SitePage(address.file, {model: self._content(address, model) for model in models}, statistics)
 
     def _content(self, address: Address, model: str) -> PageContent:
         query = {name: value for name, value in (("model", model), ("stat", address.statistic)) if value}
         page, _, view, content = layout.resolve_url(address.path, query)
-        left_out = layout.omission_notes(page, self.run, view)
-        first: list[Block] = [TextBlock(left_out)] if left_out else []
+        notes = layout.omission_notes(page, self.run, view)
+        first: list[Block] = [TextBlock(notes)] if notes else []
         if name := address.statistic:
             first.append(TextBlock([describe_statistic(name)], f"What {statistic(name).label} means", collapsed=True))
-        every = {"": [*first, *content.sections.get("", ())], **{k: v for k, v in content.sections.items() if k}}
+        blocks = {"": [*first, *content.sections.get("", ())], **{k: v for k, v in content.sections.items() if k}}
         if page is overview:
             terms = [f"{term.word}: {term.definition}" for term in assembly.collect_glossary(self.run)]
-            every["How to read this"] = [TextBlock(terms, "Words that are used here", collapsed=True)]
+            blocks["How to read this"] = [TextBlock(terms, "Glossary", collapsed=True)]
         sections = {
-            heading: [told for part in parts if (told := self._told(part, model)) is not None]
-            for heading, parts in every.items()
+            heading: [linked for part in parts if (linked := self._with_file_links(part, model)) is not None]
+            for heading, parts in blocks.items()
         }
         return replace(content, sections={heading: parts for heading, parts in sections.items() if parts})
 
-    def _of(self, page: Page) -> Iterator[Address]:
+    def _addresses_of(self, page: Page) -> Iterator[Address]:
         controls = page.controls(self.run)
         if page is head:
-            yield from (Address(f"{page.PATH}/{layer}.{number}", of_a_model=True) for layer, number in self.heads)
+            yield from (Address(f"{page.PATH}/{layer}.{number}", is_per_model=True) for layer, number in self.heads)
             return
         first = longest_ess_column(self.run.heads)
-        known = sorted(assembly.run_statistics(self.run), key=lambda name: name != first)
-        one_model = "model" in controls
-        # A comparison is drawn of the first statistic: the rest of its page would be the same with any other.
-        for name in known if one_model and "stat" in controls else [""]:
-            yield Address(page.PATH, name, one_model)
+        names = sorted(assembly.run_statistics(self.run), key=lambda name: name != first)
+        is_per_model = "model" in controls
+        # A comparison uses the first statistic: the rest of its page is the same for every statistic.
+        for name in names if is_per_model and "stat" in controls else [""]:
+            yield Address(page.PATH, name, is_per_model)
 
-    def _told(self, part: Block, model: str) -> Block | None:
-        """The part with links between files; None where nothing of it is left."""
+    def _with_file_links(self, part: Block, model: str) -> Block | None:
+        """The block with links between files; None if nothing of it is left."""
         match part:
             case Links():
-                found = [link for each in part.links if (link := self._linked(each, model)).href]
-                return Links(found) if found else None
+                links = [linked for link in part.links if (linked := self._file_link(link, model)).href]
+                return Links(links) if links else None
             case TextBlock():
-                ways = None if part.links is None else self._told(part.links, model)
-                return replace(part, links=ways if isinstance(ways, Links) else None)
+                text_links = None if part.links is None else self._with_file_links(part.links, model)
+                return replace(part, links=text_links if isinstance(text_links, Links) else None)
             case HeadTable() | RecordTable():
-                return self._told(_grid(part) if isinstance(part, HeadTable) else _records(part), model)
+                table = _head_table(part) if isinstance(part, HeadTable) else _record_table(part)
+                return self._with_file_links(table, model)
             case TextTable():
                 kind = SortableTable if isinstance(part, SortableTable) else TextTable
                 return kind(
-                    part.caption, part.column_names, [[self._cell(each, model) for each in row] for row in part.rows]
+                    part.caption, part.column_names, [[self._cell(cell, model) for cell in row] for row in part.rows]
                 )
             case _:
                 return part
 
     def _cell(self, cell: str | Link | Links, model: str) -> str | Link | Links:
         if isinstance(cell, Links):
-            return Links([self._linked(each, model) for each in cell.links])
-        return self._linked(cell, model) if isinstance(cell, Link) else cell
+            return Links([self._file_link(link, model) for link in cell.links])
+        return self._file_link(cell, model) if isinstance(cell, Link) else cell
 
-    def _linked(self, link: Link, model: str) -> Link:
-        """The link between files, from a view of `model`; without a target where the bundle has none."""
-        asked = {name: values[-1] for name, values in parse_qs(urlsplit(link.href).query).items()}
+    def _file_link(self, link: Link, model: str) -> Link:
+        """The link to a file, from the view of `model`; without a target if the site has no such file."""
+        query = {name: values[-1] for name, values in parse_qs(urlsplit(link.href).query).items()}
         path = urlsplit(link.href).path
-        if not path.startswith("/") or asked.keys() - FOLLOWED:
+        if not path.startswith("/") or query.keys() - SUPPORTED_PARAMETERS:
             return Link(link.text, "")
         if path.startswith(f"{head.PATH}/"):
             layer, number = parse_head(path.removeprefix(f"{head.PATH}/"), self.run)
             path = f"{head.PATH}/{layer}.{number}"
-        known = [Address(path, asked.get("stat", "")), Address(path), *self._addresses.get(path, [])]
-        file = next((address.file for address in known if address.file in self._files), "")
-        other = asked.get("model", model)
+        candidates = [Address(path, query.get("stat", "")), Address(path), *self._addresses.get(path, [])]
+        file = next((address.file for address in candidates if address.file in self._files), "")
+        other = query.get("model", model)
         return Link(link.text, f"{file}#model={quote(other)}" if file and other != model else file)
 
 
 def _shows(page: Page, run: Run) -> bool:
-    """Whether the page says more of the run than how to measure what it lacks."""
+    """Whether the page has content for this run."""
     if isinstance(page, ProbePage):
         return has_tables(page.probe, run)
     if page is head:
@@ -176,21 +179,21 @@ def _shows(page: Page, run: Run) -> bool:
     return page is not runs and (page is overview or bool(page.controls(run)))
 
 
-def _grid(part: HeadTable) -> TextTable:
-    """The heads with the statistic that the page is about; every other has a page of its own."""
+def _head_table(part: HeadTable) -> TextTable:
+    """The heads with the statistic of the page; every other statistic has its own page."""
     name = part.highlighted_column
-    wanted = ("kv_group", name, f"{name}_low", f"{name}_high", "baseline", "change")
-    kept = part.heads[[each for each in wanted if each in part.heads]]
-    table = statistics_table(f"{part.caption}: {len(kept):,} heads", kept)
-    places = part.heads[["layer", "head"]].itertuples(index=False, name=None)
+    columns = ("kv_group", name, f"{name}_low", f"{name}_high", "baseline", "change")
+    selected = part.heads[[column for column in columns if column in part.heads]]
+    table = statistics_table(f"{part.caption}: {len(selected):,} heads", selected)
+    identifiers = part.heads[["layer", "head"]].itertuples(index=False, name=None)
     rows = [
         [Link(f"L{layer}H{number}", f"{head.PATH}/{layer}.{number}"), *row]
-        for (layer, number), row in zip(places, table.rows, strict=True)
+        for (layer, number), row in zip(identifiers, table.rows, strict=True)
     ]
     return SortableTable(table.caption, ["head", *table.column_names], rows)
 
 
-def _records(part: RecordTable) -> TextTable:
+def _record_table(part: RecordTable) -> TextTable:
     first, *names = part.column_names or [""]
     rows: list[list[str | Link | Links]]
     rows = [[Link(str(row[first]), row.get("href") or ""), *(str(row[name]) for name in names)] for row in part.rows]

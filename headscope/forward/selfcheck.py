@@ -34,7 +34,7 @@ TOLERANCES = {
     "distance profile": (1e-4, 1e-4),
     "loss": (1e-3, 3e-2),
     "cached keys": (1e-4, 2e-2),
-    "window": (1e-4, 2e-2),
+    "sliding window": (1e-4, 2e-2),
     "chunked attention": (1e-4, 2e-2),
     "soft cap": (1e-4, 2e-2),
     "learned sink": (1e-4, 2e-2),
@@ -49,7 +49,7 @@ RANDOM_KEY_COUNT, RANDOM_QUERY_COUNTS = 150, (150, 40, 1)
 """Shapes of the random heads: a full pass, several queries after cached keys, and one query."""
 RULE_CASES = {
     "cached keys": AttentionRule(1.0),
-    "window": AttentionRule(1.0, window=30),
+    "sliding window": AttentionRule(1.0, window=30),
     "chunked attention": AttentionRule(1.0, chunk=64),
     "soft cap": AttentionRule(1.0, cap=3.0),
     "learned sink": AttentionRule(1.0, sink=torch.tensor(1.5)),

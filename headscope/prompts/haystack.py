@@ -1,7 +1,7 @@
-"""Prompts with a needle in a haystack, assembled from token ids, so that the needle's place is known exactly.
+"""Prompts with a needle in a haystack, assembled from token ids, so the position of the needle is exact.
 
-A prompt is: opening special tokens, haystack, needle, rest of the haystack, question. No text is ever decoded and
-tokenised again, and no haystack repeats itself. Knows tokenizers, not models.
+A prompt is: opening special tokens, haystack, needle, rest of the haystack, question. No text is decoded and tokenized
+again.
 """
 
 import re
@@ -27,13 +27,13 @@ SENTENCE_END_PATTERN = re.compile(r"[^\sA-Z][.!?…]+[\"'’”)\]»_]*\s*$")
 UNSPACED_END_PATTERN = re.compile(r"[。！？][」』”’）]*\s*$")
 """Scripts that put no space between sentences."""
 BOUNDARY_TOKENS = 12
-"""Tokens that are decoded on either side of a possible sentence start."""
+"""Tokens to decode on each side of a possible sentence start."""
 HAYSTACK_PLACEHOLDER = "⟦haystack⟧"
 
 
 @dataclass(frozen=True)
 class NeedlePrompt:
-    """A prompt [L] and the span of it that an answer may copy: the scored part of the needle."""
+    """A prompt [L] and the span of the scored part of the needle."""
 
     ids: Ids
     start: int
@@ -41,7 +41,7 @@ class NeedlePrompt:
 
 
 class Haystack:
-    """One document as tokens: where its sentences start, and whether it states a fact already."""
+    """One document as tokens, with its sentence starts."""
 
     def __init__(self, name: str, ids: Sequence[int], tokenizer: Any):
         special = set(tokenizer.all_special_ids)
@@ -52,9 +52,9 @@ class Haystack:
         self._tokenizer = tokenizer
 
     def sentence_start(self, target: int) -> int:
-        """Where the last sentence that begins at or before `target` parts from the one before; 0 begins one."""
+        """The start of the last sentence that begins at or before token `target`."""
         at = next(at for at in range(target, -1, -1) if at == 0 or self._starts_sentence(at))
-        while at > 0 and self._starts_sentence(at - 1):  # white space between sentences goes to the later one
+        while at > 0 and self._starts_sentence(at - 1):  # white space belongs to the later sentence
             at -= 1
         return at
 
@@ -68,7 +68,7 @@ class Haystack:
         return bool(UNSPACED_END_PATTERN.search(left) or (spaced and SENTENCE_END_PATTERN.search(left)))
 
     def contains_text(self, fact: str) -> bool:
-        """Whether the text holds these words."""
+        """Whether the text contains these words."""
         return _normalize_words(fact) in self._normalized_text
 
     @cached_property
@@ -77,11 +77,11 @@ class Haystack:
 
 
 class NeedlePromptBuilder:
-    """Makes the prompts of one needle, tokenizer and template.
+    """Builds the prompts of one needle with one tokenizer and template.
 
-    `needle` [N] are its tokens, of which the prompt gives the first `given` away, so that the others are scored;
-    `after` the tokens that follow the haystack: the question, and the needle's first `given` tokens. Of an indirect
-    needle nothing is given away: its opening is not scored, and its cue stands in the prompt instead.
+    `needle_ids` [N] are the needle's tokens, of which the first `cue_count` are not scored. `suffix_ids` follow the
+    haystack: the question and, for a literal needle, its first `cue_count` tokens. The prompt of an indirect needle
+    ends with its cue instead.
     """
 
     def __init__(self, needle: Needle, tokenizer: Any, template: Template):
@@ -92,31 +92,31 @@ class NeedlePromptBuilder:
         shorter = min(len(opening), len(self.needle_ids) - 1)
         differ = np.flatnonzero(opening[:shorter] != self.needle_ids[:shorter])
         scored_whole = template != "prefix" and not needle.is_indirect
-        self.given_count = 0 if scored_whole else int(differ[0]) if len(differ) else shorter
-        self.scored_text = decode_tokens(tokenizer, self.needle_ids[self.given_count :]).strip()
+        self.cue_count = 0 if scored_whole else int(differ[0]) if len(differ) else shorter
+        self.scored_text = decode_tokens(tokenizer, self.needle_ids[self.cue_count :]).strip()
         self._is_chat = template == "chat"
         if self._is_chat:
             before, after = _split_chat_template(tokenizer, needle.question)
             self._prefix_ids, self.suffix_ids = tokenize_plain(tokenizer, before), tokenize_plain(tokenizer, after)
         else:
             question = tokenize_plain(tokenizer, f"\n\nQuestion: {needle.question}\nAnswer:")
-            begun = (
+            answer_start = (
                 tokenize_continuation(tokenizer, needle.cue)
                 if needle.is_indirect
-                else self.needle_ids[: self.given_count]
+                else self.needle_ids[: self.cue_count]
             )
             self._prefix_ids, self.suffix_ids = (
                 question[:0],
-                np.append(question, begun if template == "prefix" else begun[:0]),
+                np.append(question, answer_start if template == "prefix" else answer_start[:0]),
             )
 
     def haystack_length(self, haystack: Haystack, length: int) -> int:
-        """Haystack tokens in a prompt of `length` tokens. Raises BadInput where there is no room for any."""
+        """Haystack tokens in a prompt of `length` tokens. Raises BadInput if there is no room for any."""
         room = length - len(self.prompt_prefix(haystack)) - len(self.needle_ids) - len(self.suffix_ids)
         if room < 1:
             raise BadInput(
-                f"needle '{self.name}' and its question take {length - room} tokens, which leaves no haystack in a "
-                f"context of {length}: give lengths of at least {length - room + 1}"
+                f"needle '{self.name}' and its question take {length - room} tokens, which leaves no room for a "
+                f"haystack in a context of {length}. Use lengths of at least {length - room + 1}"
             )
         return room
 
@@ -132,17 +132,17 @@ class NeedlePromptBuilder:
             self.insertion_point(haystack, length, depth),
         )
         ids = np.concatenate([head, haystack.ids[:at], self.needle_ids, haystack.ids[at:room], self.suffix_ids])
-        return NeedlePrompt(ids, len(head) + at + self.given_count, len(head) + at + len(self.needle_ids))
+        return NeedlePrompt(ids, len(head) + at + self.cue_count, len(head) + at + len(self.needle_ids))
 
     def control_prompts(self, haystack: Haystack, length: int, depths: Sequence[float]) -> list[NeedlePrompt]:
-        """The control, of the same length: haystack where the needle would be, with the span that would be scored."""
+        """The control of the same length without the needle, with the span at its position, for every depth."""
         head, room = self.prompt_prefix(haystack), self.haystack_length(haystack, length) + len(self.needle_ids)
         ids = np.concatenate([head, haystack.ids[:room], self.suffix_ids])
         starts = [len(head) + self.insertion_point(haystack, length, depth) for depth in depths]
-        return [NeedlePrompt(ids, start + self.given_count, start + len(self.needle_ids)) for start in starts]
+        return [NeedlePrompt(ids, start + self.cue_count, start + len(self.needle_ids)) for start in starts]
 
     def prompt_prefix(self, haystack: Haystack) -> Ids:
-        """What comes before the haystack: opening special tokens, or the chat template's first part."""
+        """Tokens before the haystack: opening special tokens, or the first part of the chat template."""
         return self._prefix_ids if self._is_chat else haystack.special_prefix
 
 

@@ -1,7 +1,7 @@
-"""Needles: invented facts, each with a question, to hide in a haystack. Ours, or a user's as JSON lines.
+"""Needles: invented facts, each with a question, to hide in a haystack; built-in, or a user's as JSON lines.
 
-Literal ones are asked for in their own words, so that a head can find them by matching tokens. Indirect ones are asked
-for in other words: question and needle share none that means anything.
+The question of a literal needle uses its words, so a head can find it by matching tokens. The question of an indirect
+needle shares no content word with it.
 """
 
 import json

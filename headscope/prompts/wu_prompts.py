@@ -33,13 +33,13 @@ def prompt_with_needle(builder: NeedlePromptBuilder, haystack: Haystack, length:
     parts = [haystack.ids[:start], builder.needle_ids, haystack.ids[start:room], builder.suffix_ids]
     text = decode_tokens(builder.tokenizer, np.concatenate(parts))
     ids = np.concatenate([builder.prompt_prefix(haystack), tokenize_plain(builder.tokenizer, text)])
-    span_start = fuzzy_span(ids, builder.needle_ids[builder.given_count :])
+    span_start = fuzzy_span(ids, builder.needle_ids[builder.cue_count :])
     if span_start is None:
         raise BadInput(
             f"mode wu cannot find needle '{builder.name}' in its re-tokenised prompt: the tokenizer splits it "
             "differently there. Use --mode strict"
         )
-    return NeedlePrompt(ids, span_start, span_start + len(builder.needle_ids) - builder.given_count)
+    return NeedlePrompt(ids, span_start, span_start + len(builder.needle_ids) - builder.cue_count)
 
 
 def fuzzy_span(ids: Ids, needle: Ids) -> int | None:

@@ -55,8 +55,8 @@ def rank_chart(
     """The change in the ranks of heads from the baseline to each other model, and the overlap of the top heads."""
     if beyond_noise:
         which_heads = (
-            f"Heads whose 95 % confidence intervals do not overlap, at most {rank_shift.MAX_LINES} per panel, by change of "
-            "rank."
+            f"Heads whose 95 % confidence intervals do not overlap, at most {rank_shift.MAX_LINES} per panel, "
+            "by change of rank."
         )
     elif selected_heads:
         which_heads = "Selected heads."

@@ -26,7 +26,7 @@ class Run(RunTables):
     """A finished run, read-only: every table by name, and `run.heads`, the wide one.
 
     `manifest` is its run.json, `models` the labels in the order of the study, `tables` the names of what is stored,
-    `parts` the runs that are read as one (only itself, unless `concatenate` made it).
+    `parts` the runs that are combined (only itself for a single run).
     """
 
     @cached_property

@@ -21,7 +21,7 @@ class RunTables:
     """The tables of a finished run, read-only: `run.attention` and every other by name.
 
     `manifest` is its run.json, `models` the labels in the order of the study, `tables` the names of what is
-    stored, `parts` the runs that are read as one (only itself, unless `concatenate` made it).
+    stored, `parts` the runs that are combined (only itself for a single run).
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
@@ -51,11 +51,11 @@ class RunTables:
         return self._frames[name]
 
     def derived(self, compute: Callable[[Self], T]) -> T:
-        """`make(run)`, computed once. Do not edit it: it is cached."""
+        """`compute(run)`, computed once and cached. Do not modify it."""
         if compute not in self._derived:
             self._derived[compute] = compute(self)
-        made: T = self._derived[compute]
-        return made
+        result: T = self._derived[compute]
+        return result
 
     def check(self) -> None:
         """Raise BadRun if the file of any declared table is damaged, whether it was read or not."""

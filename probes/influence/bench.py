@@ -27,7 +27,8 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
     ids = torch.tensor(tokens, device=model.device)[None]
     schedule = AdaRoPE.from_schedule(model, resolve_schedule(model, "yarn:factor=8")).to(model.device)
     resets = [
-        PositionReset(component, schedule, schedule.untrained_copy(), model.geometry) for component in get_args(Component)
+        PositionReset(component, schedule, schedule.untrained_copy(), model.geometry)
+        for component in get_args(Component)
     ]
     replay = Replay(model, schedule, ids, memory_bytes=STREAM_MEMORY_BYTES)
     with replay.running():

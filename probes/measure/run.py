@@ -122,7 +122,11 @@ class MeasureObserver:
             at_once = logits.POSITIONS_PER_CHUNK if finished.chunk is None else logits.LOW_MEMORY_POSITIONS_PER_CHUNK
             columns["nll"] = dict(logits.compute_loss_by_position(model, ids, finished.hidden, at_once).compute())
         if "pairs" in columns:
-            schedule = finished.schedule if finished.schedule.replaces_rotation else own_schedule_at_length(model, ids.shape[1])
+            schedule = (
+                finished.schedule
+                if finished.schedule.replaces_rotation
+                else own_schedule_at_length(model, ids.shape[1])
+            )
             columns["pairs"]["theta"] = _theta_column(model, schedule, columns["pairs"])
         of_document = {**self.keys, **self.document}
         return {name: {**(self.keys if name == "distance" else of_document), **own} for name, own in columns.items()}

@@ -1,4 +1,4 @@
-"""Needle-in-a-Haystack: whether the model retrieves a hidden fact, and which heads copy it."""
+"""Needle-in-a-Haystack probe: whether the model retrieves a hidden fact, and which heads copy it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,10 +48,11 @@ def retrieval_scores(
     quiet: bool = False,
     **grid: Any,
 ) -> "Run":
-    """Hide needles from a model (what `headscope.load` takes) or from several by label, and return the stored run.
+    """Measure retrieval scores of the heads of a model, or of several models by label, and return the stored run.
 
-    `grid` are options of the probe, e.g. lengths=[1024], depths=3, needles=2, mode="wu". The scores
-    are in `run.heads`: `retrieval` with its confidence interval, and `retrieval_mass`.
+    `model` is anything that `headscope.load` accepts. `grid` are options of the probe, such as lengths=[1024],
+    depths=3, needles=2, mode="wu". The scores are in `run.heads`: `retrieval`, 0 .. 1, with its 95 % confidence
+    interval, and `retrieval_mass`.
     """
     from headscope.api import probe_function  # imports pandas
 

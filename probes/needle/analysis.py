@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,10 +13,11 @@ from headscope.runs.run import Run
 from probes.needle.heads import RETRIEVAL_THRESHOLD, retrieval_rows
 
 MODE_LABELS = {"strict": "needles", "indirect": "indirect needles", "wu": "needles, as Wu et al. count"}
-"""Text for each mode, in display order."""
+"""Name of the needles of each mode in sentences, in display order."""
 PUBLISHED_SHARES = {"above": (0.03, 0.06), "zero": (0.45, 0.73)}
-"""Shares of heads above 0.1 and of exactly 0 over the models of Wu et al. 2024."""
+"""Range over the models of Wu et al. 2024: share of heads with a score above 0.1 and with a score of exactly 0."""
 TOP_COUNT = 10
+"""Top heads of each ranking whose overlap is reported."""
 LISTED_HEADS = 5
 """Heads listed in a finding."""
 NORMAL_QUANTILE = 1.959963984540054
@@ -30,14 +32,14 @@ DETECTOR_PAIRS = (
 
 
 def present_modes(needles: pd.DataFrame) -> list[str]:
-    """The modes of these trials, without controls."""
-    present = set(needles["mode"])
-    return [mode for mode in MODE_LABELS if mode in present]
+    """The modes of these trials in display order, without the control."""
+    modes = set(needles["mode"])
+    return [mode for mode in MODE_LABELS if mode in modes]
 
 
 def success_by_cell(needles: pd.DataFrame) -> pd.DataFrame:
-    """One row per (model, mode, context_length, depth): `trials`, `successes`, their `share` and its 95 % Wilson
-    confidence interval `low` .. `high`. Control trials, without the needle, count like the others."""
+    """One row per (model, mode, context_length, depth): `trials`, `successes`, their `share` and its 95 % confidence
+    interval (Wilson) `low` .. `high`. The control is one of the modes."""
     groups = needles.groupby(["model", "mode", "context_length", "depth"], observed=True)["success"]
     return _add_wilson_interval(groups.agg(trials="size", successes="sum").reset_index())
 
@@ -45,9 +47,9 @@ def success_by_cell(needles: pd.DataFrame) -> pd.DataFrame:
 def retrieval_summary(run: Run) -> pd.DataFrame:
     """One row per model and mode, without controls.
 
-    `trials`, `successes`, `share`, `low`, `high` as in `success_by_cell`. Over the successful trials, NaN if there are
-    none: `above`, the share of heads whose mean score is above 0.1; `zero`, the share at exactly 0; `layer`, `head` and
-    `top`, the top head and its score. `control` is the largest mean score of a head in the control.
+    `trials`, `successes`, `share`, `low`, `high` as in `success_by_cell`. Over the successful trials: `above`, the
+    share of heads whose mean score is above 0.1; `zero`, the share at exactly 0; `layer`, `head` and `top`, the top
+    head and its score; NaN without a successful trial. `control` is the largest mean score of a head in the control.
     """
     trials = run.needles.groupby(["model", "mode"], observed=True)["success"]
     counts = trials.agg(trials="size", successes="sum").reset_index().astype({"model": "str", "mode": "str"})
@@ -57,13 +59,13 @@ def retrieval_summary(run: Run) -> pd.DataFrame:
     for label, mode in counts[["model", "mode"]].itertuples(index=False):
         block = heads[heads["model"] == label]
         scores = block.get(retrieval_column(mode), pd.Series(np.nan, block.index)).dropna()
-        best = block.loc[scores.idxmax()] if len(scores) else None
+        top_head = block.loc[scores.idxmax()] if len(scores) else None
         rows.append(
             {
                 "above": (scores > RETRIEVAL_THRESHOLD).mean(),
                 "zero": (scores == 0).mean(),
-                "layer": np.nan if best is None else best["layer"],
-                "head": np.nan if best is None else best["head"],
+                "layer": np.nan if top_head is None else top_head["layer"],
+                "head": np.nan if top_head is None else top_head["head"],
                 "top": scores.max(),
                 "control": block["retrieval_control"].max() if "retrieval_control" in block else np.nan,
             }
@@ -77,16 +79,17 @@ def retrieval_column(mode: str) -> str:
 
 
 def top_heads(run: Run, model: str, mode: str) -> list[tuple[int, int, float]]:
-    """Layer, head and score of the heads of a model with the highest scores."""
-    order = run.heads[run.heads["model"] == model].sort_values(retrieval_column(mode), ascending=False, kind="stable")
-    return [*order[["layer", "head", retrieval_column(mode)]].head(LISTED_HEADS).itertuples(index=False, name=None)]
+    """Layer, head and score of the `LISTED_HEADS` heads of `model` with the highest scores, in descending order."""
+    score = retrieval_column(mode)
+    ordered = run.heads[run.heads["model"] == model].sort_values(score, ascending=False, kind="stable")
+    return [*ordered[["layer", "head", score]].head(LISTED_HEADS).itertuples(index=False, name=None)]
 
 
 def detector_agreement(heads: pd.DataFrame) -> pd.DataFrame:
-    """Agreement of detectors: one row per model and pair of `DETECTOR_PAIRS` that it has.
+    """Agreement of detectors: one row per model and measured pair of `DETECTOR_PAIRS`.
 
-    `spearman` and `overlap` as in `seed_agreement`; `low` .. `high` is the 95 % confidence interval of the correlation
-    over heads (Fisher's z with the variance of Bonett and Wright 2000 [ours]); `first`, `second` are the columns.
+    `first`, `second` are the columns; `spearman` and `overlap` as in `seed_agreement`; `low` .. `high` is the 95 %
+    confidence interval of the correlation over heads (Fisher's z, variance of Bonett and Wright 2000 [ours]).
     """
     rows = []
     for label, block in heads.groupby("model", observed=True):
@@ -101,9 +104,10 @@ def detector_agreement(heads: pd.DataFrame) -> pd.DataFrame:
 def ablation_curve(run: Run) -> pd.DataFrame:
     """Success with heads ablated: one row per (model, mode, ablation, size, top).
 
-    `top` is True for the top heads and False for random heads; size 0 is the unchanged model. `share` is the share of
-    `trials` that succeed, averaged over draws for random heads, with extremes `minimum` and `maximum`. `low` .. `high`
-    is the 95 % Wilson confidence interval over the trials of one set, so more draws do not make it narrower.
+    `size` is the number of ablated heads, 0 for the unchanged model; `top` is True for the top heads and False for
+    random heads. `share` is the share of `trials` that succeed. For random heads it is the mean over draws, with
+    extremes `minimum` and `maximum`. `low` .. `high` is the 95 % confidence interval (Wilson) over the trials of one
+    set of heads, so more draws do not make it narrower.
     """
     keys = ["model", "mode", "ablation", "size"]
     ablated = plain_types(run.table("needle_ablation"))
@@ -125,55 +129,58 @@ def ablation_curve(run: Run) -> pd.DataFrame:
 
 
 def first_separated_size(ablation_rows: pd.DataFrame) -> int | None:
-    """The smallest size at which the confidence interval of the top heads is below that of random heads, from rows of
-    `ablation_curve` of one model, mode and ablation; None if there is none."""
+    """The smallest number of ablated heads at which the confidence interval of the top heads is below that of random
+    heads; None if they overlap at every size. `ablation_rows` are rows of `ablation_curve` of one model, mode and
+    ablation."""
     top, random = (ablation_rows[ablation_rows["top"] == is_top].set_index("size") for is_top in (True, False))
     below = top["high"] < random["low"].reindex(top.index)
     return int(below.index[below].min()) if below.any() else None
 
 
 def can_detect_loss(share: float, trials: int) -> bool:
-    """Whether losing every needle would be significant, if `share` of the unchanged model's `trials` succeed."""
+    """Whether the loss of every needle would be significant if `share` of the unchanged model's `trials` succeed:
+    the confidence intervals of `share` and of 0 do not overlap."""
     low, high = wilson_interval(pd.Series([share, 0.0]), pd.Series([trials, trials]))
     return bool(high[1] < low[0])
 
 
-def format_share(row: "pd.Series[float]") -> str:
-    """Text with a share of trials and its 95 % confidence interval."""
+def format_share(row: "pd.Series[float] | dict[Any, Any]") -> str:
+    """Text with the `share` of successful trials and its 95 % confidence interval, `low` to `high`."""
     return f"{row['share']:.0%} (95 % confidence interval {row['low']:.0%} to {row['high']:.0%})"
 
 
 def scores_by_group(heads: pd.DataFrame) -> pd.DataFrame:
-    """One row per (model, layer, kv_group): mean and largest `retrieval` of the query heads that share its keys."""
+    """One row per (model, layer, kv_group): `mean` and `max` of the column `retrieval` over its query heads."""
     groups = heads.dropna(subset=["retrieval"]).groupby(["model", "layer", "kv_group"], observed=True)["retrieval"]
     return groups.agg(["mean", "max"]).reset_index()
 
 
 def scores_by_seed(run: Run) -> pd.DataFrame:
-    """Mean strict score over the successful trials of each seed: rows (model, layer, head, kv_group), columns seeds."""
+    """Mean strict score over the successful trials of each seed: one row per (model, layer, head, kv_group), one
+    column per seed."""
     rows = run.derived(retrieval_rows)
-    good = rows[rows["success"] & (rows["mode"] == "strict")]
-    wide = good.groupby([*HEAD_KEYS, "seed"])["score"].mean().unstack("seed").reset_index()
+    successful = rows[rows["success"] & (rows["mode"] == "strict")]
+    wide = successful.groupby([*HEAD_KEYS, "seed"])["score"].mean().unstack("seed").reset_index()
     return wide.assign(model=pd.Categorical(wide["model"], run.models))
 
 
 def seed_agreement(scores: pd.DataFrame) -> pd.DataFrame:
-    """Agreement of seeds: one row per model and pair of seeds, from `scores_by_seed`.
+    """Agreement of seeds, from `scores_by_seed`: one row per model and pair of seeds `first`, `second`.
 
     `spearman` is the rank correlation over heads, -1 .. 1, NaN if all scores are equal; `overlap` is the share of the
-    top 10 heads that both have, 0 .. 1.
+    top 10 heads that both seeds have in common, 0 .. 1.
     """
     return pd.DataFrame(_seed_pair_rows(scores), columns=["model", "first", "second", "spearman", "overlap"])
 
 
 def model_agreement(heads: pd.DataFrame) -> pd.DataFrame:
-    """Agreement of models with the first one: one row per other model that has scores for the same heads.
+    """Agreement of the first model with each other model that has scores for the same heads: one row per pair.
 
-    `spearman` and `overlap` of the column `retrieval`, as in `seed_agreement`; `first`, `second` are the labels.
+    `first`, `second` are the labels; `spearman` and `overlap` of the column `retrieval` as in `seed_agreement`.
     """
     scores = heads.dropna(subset=["retrieval"]).pivot(index=["layer", "head"], columns="model", values="retrieval")
-    first, *others = [label for label in heads["model"].unique() if label in scores] or [None]
-    pairs = ((first, other, scores[[first, other]].dropna()) for other in others)
+    first, *other_models = [label for label in heads["model"].unique() if label in scores] or [None]
+    pairs = ((first, other, scores[[first, other]].dropna()) for other in other_models)
     counts = heads.groupby("model", observed=True).size()
     rows = [
         (first, other, *_rank_agreement(both))
@@ -198,30 +205,32 @@ def _seed_pair_rows(scores: pd.DataFrame) -> Iterator[tuple[str, int, int, float
 
 
 def _rank_agreement(scores: pd.DataFrame) -> tuple[float, float]:
-    """Rank correlation of two columns over heads, and the share of the top heads that both have."""
+    """Rank correlation of two columns over heads, and the share of the top heads that they have in common."""
     first, second = (scores[name] for name in scores)
-    best = [set(column.sort_values(ascending=False, kind="stable").index[:TOP_COUNT]) for column in (first, second)]
-    return float(first.rank().corr(second.rank())), len(best[0] & best[1]) / min(TOP_COUNT, len(scores))
+    top_first, top_second = (
+        set(column.sort_values(ascending=False, kind="stable").index[:TOP_COUNT]) for column in (first, second)
+    )
+    return float(first.rank().corr(second.rank())), len(top_first & top_second) / min(TOP_COUNT, len(scores))
 
 
 def _spearman_interval(spearman: float, head_count: int) -> tuple[float, float]:
     """95 % confidence interval of a rank correlation; NaN below four heads or for a correlation of ±1."""
     if head_count < 4 or not abs(spearman) < 1:
         return np.nan, np.nan
-    reach = NORMAL_QUANTILE * np.sqrt((1 + spearman**2 / 2) / (head_count - 3))
-    return float(np.tanh(np.arctanh(spearman) - reach)), float(np.tanh(np.arctanh(spearman) + reach))
+    half_width = NORMAL_QUANTILE * np.sqrt((1 + spearman**2 / 2) / (head_count - 3))
+    return float(np.tanh(np.arctanh(spearman) - half_width)), float(np.tanh(np.arctanh(spearman) + half_width))
 
 
 def wilson_interval(share: pd.Series, trials: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """Lower and upper end of the 95 % Wilson confidence interval of shares of trials."""
-    middle = share + NORMAL_QUANTILE**2 / (2 * trials)
-    half = NORMAL_QUANTILE * np.sqrt(share * (1 - share) / trials + NORMAL_QUANTILE**2 / (4 * trials**2))
-    return ((middle - half) / (1 + NORMAL_QUANTILE**2 / trials)).clip(lower=0), (
-        (middle + half) / (1 + NORMAL_QUANTILE**2 / trials)
-    ).clip(upper=1)
+    """Lower and upper ends of the 95 % confidence intervals (Wilson) of shares of trials, 0 .. 1."""
+    centre = share + NORMAL_QUANTILE**2 / (2 * trials)
+    half_width = NORMAL_QUANTILE * np.sqrt(share * (1 - share) / trials + NORMAL_QUANTILE**2 / (4 * trials**2))
+    scale = 1 + NORMAL_QUANTILE**2 / trials
+    return ((centre - half_width) / scale).clip(lower=0), ((centre + half_width) / scale).clip(upper=1)
 
 
 def _add_wilson_interval(counts: pd.DataFrame) -> pd.DataFrame:
+    """Add `share`, `low` and `high` to `trials` and `successes`."""
     share = counts["successes"] / counts["trials"]
     low, high = wilson_interval(share, counts["trials"])
     return counts.assign(share=share, low=low, high=high)

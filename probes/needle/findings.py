@@ -1,7 +1,7 @@
 """Findings, glossary and terminal overview of the needle probe.
 
-Findings compare success and retrieval heads of each model with published shares, and report how well haystacks, models
-and detectors agree.
+Findings report the success and the retrieval heads of each model, the agreement of haystacks, models and detectors, the
+ablation of heads, and the claim of Wu et al. 2024 about ablated retrieval heads. The thresholds of the claim are ours.
 """
 
 import math
@@ -10,45 +10,50 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.report.blocks import Finding, Overview, Term
+from headscope.report.blocks import Finding, Overview, PaperClaim, Term
 from headscope.report.text import describe_ranks, head_mask, heads_by_model
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.needle import PROBE, analysis
 from probes.needle.analysis import PUBLISHED_SHARES
-from probes.needle.claims import claims
 from probes.needle.heads import RETRIEVAL_THRESHOLD
+
+MAX_SUPPORTED_SIZE = 16
+"""Largest number of ablated heads at which the claim of Wu et al. counts as supported [ours]."""
 
 GLOSSARY = (
     Term(
         "Retrieval score",
-        "A fact, the needle, is hidden in a long text and queried at its end. A head copies a token of the "
-        "needle if its "
-        "largest attention weight is on that token at the step at which the model outputs it. The score is the share "
-        "of the needle that a head copies, 0 to 1, averaged over the trials that the model answers, with a confidence "
-        "interval over trials. The control omits the needle: its scores arise by chance.",
+        "A fact, the needle, is hidden in a long text, the haystack. A question at the end of the prompt asks for it. "
+        "A head copies a token of the needle if its largest attention weight is on that token at the step at which the "
+        "model outputs it. The score is the share of the needle that a head copies, 0 to 1, averaged over successful "
+        "trials, with a 95 % confidence interval over trials. Control prompts omit the needle: their scores arise by "
+        "chance.",
         tables=("retrieval",),
     ),
     Term(
         "Attribution through the needle",
         "Direct logit attribution of a head to the answer through its attention to the needle's tokens, minus the same "
-        "for the tokens at that place without a needle. It does not require copying, so it also detects heads that "
-        "retrieve the answer to a question that shares no word with the needle.",
+        "through the tokens at that position in the control prompt. It does not require copying, so it also detects "
+        "heads that retrieve the answer to a question that shares no word with the needle.",
         "Σ_needle α v W_h · g ∘ (U_y − mean U) / scale of the final norm",
         ("needle_attribution",),
     ),
     Term(
         "Ablation of retrieval heads",
-        "A set of heads is ablated: their outputs are set to zero (zero) or to their mean over the haystack (mean). "
-        "The top heads have the highest scores over the other half of the needles. They are compared with random "
-        "sets that have as many heads in each layer.",
+        "Zero ablation sets the outputs of a set of heads to zero; mean ablation sets them to their mean over the "
+        "haystack. The top heads have the highest scores over the other half of the needles. They are compared with "
+        "random sets that have as many heads in each layer.",
         tables=("needle_ablation",),
     ),
 )
 
 
 def findings(run: Run) -> Iterator[Finding]:
-    """Findings of each model, of pairs of haystacks and of models, then claims; nothing without trials."""
+    """Findings of each model, of pairs of haystacks and of pairs of models, then the claim of Wu et al.
+
+    A run without trials has no findings.
+    """
     if "needles" not in run.tables:
         return
     for row in run.derived(analysis.retrieval_summary).to_dict("records"):
@@ -57,28 +62,27 @@ def findings(run: Run) -> Iterator[Finding]:
     for label, groups in (
         analysis.scores_by_group(run.heads).groupby("model", observed=True) if _has_retrieval(run) else ()
     ):
-        count = (groups["max"] > RETRIEVAL_THRESHOLD).sum()
-        text = (
-            f"{count} of {len(groups)} KV groups of {label} contain a head with a retrieval score above "
-            f"{RETRIEVAL_THRESHOLD:g}."
+        yield Finding(
+            PROBE.title,
+            f"In {label}, {(groups['max'] > RETRIEVAL_THRESHOLD).sum()} of {len(groups)} KV groups contain a head with "
+            f"a retrieval score above {RETRIEVAL_THRESHOLD:g}.",
+            str(label),
         )
-        yield Finding(PROBE.title, text, str(label))
     for row in analysis.seed_agreement(run.derived(analysis.scores_by_seed)).to_dict("records"):
         yield Finding(
             PROBE.title,
             f"The retrieval scores of {row['model']} in haystacks {row['first']} and {row['second']} have a rank "
-            f"correlation of {row['spearman']:.2f} and share {row['overlap']:.0%} of the top 10 heads.",
+            f"correlation of {row['spearman']:.2f} and {row['overlap']:.0%} of their top {analysis.TOP_COUNT} heads in "
+            "common.",
             row["model"],
         )
     for name in ("needle_write", "needle_write_indirect"):
         for label, block in heads_by_model(run.heads, name):
-            order = block.sort_values(name, ascending=False, kind="stable").head(5)
-            best = ", ".join(
-                f"layer {row['layer']} head {row['head']} ({row[name]:+.2f})" for _, row in order.iterrows()
+            top_rows = block.sort_values(name, ascending=False, kind="stable").head(5)
+            listed = ", ".join(
+                f"layer {row['layer']} head {row['head']} ({row[name]:+.2f})" for _, row in top_rows.iterrows()
             )
-            yield Finding(
-                PROBE.title, f"In {label}, {statistic(name).label} is largest in {best}; values in logits.", label
-            )
+            yield Finding(PROBE.title, f"In {label}, {statistic(name).label} (logits) is largest in {listed}.", label)
     for row in analysis.detector_agreement(run.heads).to_dict("records"):
         yield Finding(PROBE.title, _describe_detector_agreement(row), row["model"])
     yield from _ablation_findings(run)
@@ -86,51 +90,93 @@ def findings(run: Run) -> Iterator[Finding]:
         yield Finding(
             PROBE.title,
             f"The retrieval scores of {row['first']} and {row['second']} have a rank correlation of "
-            f"{row['spearman']:.2f} and share {row['overlap']:.0%} of the top 10 heads.",
+            f"{row['spearman']:.2f} and {row['overlap']:.0%} of their top {analysis.TOP_COUNT} heads in common.",
         )
-    yield from claims(run)
+    yield from paper_claims(run)
+
+
+def paper_claims(run: Run) -> Iterator[PaperClaim]:
+    """The claim of Wu et al. 2024 for each model, kind of needle and ablation: retrieval depends on the top heads more
+    than on random heads.
+
+    "supported": the confidence intervals of top and random heads separate at `MAX_SUPPORTED_SIZE` heads or fewer;
+    "partly supported": they separate only with more heads; "not supported": they overlap at every number of heads;
+    "inconclusive": they overlap, and even the loss of every needle would not be significant.
+    """
+    if "needle_ablation" not in run.tables:
+        return
+    for (label, mode, ablation), curve in run.derived(analysis.ablation_curve).groupby(
+        ["model", "mode", "ablation"], observed=True
+    ):
+        size, unchanged = analysis.first_separated_size(curve), curve[curve["size"] == 0].iloc[0]
+        trials, reason = int(unchanged["trials"]), ""
+        if size is not None:
+            verdict = "supported" if size <= MAX_SUPPORTED_SIZE else "partly supported"
+        elif analysis.can_detect_loss(unchanged["share"], trials):
+            verdict = "not supported"
+        else:
+            verdict, reason = "inconclusive", "; even the loss of every needle would not be significant"
+        reported_size = curve["size"].max() if size is None else size
+        top, random = (
+            curve[(curve["top"] == is_top) & (curve["size"] == reported_size)].iloc[0] for is_top in (True, False)
+        )
+        yield PaperClaim(
+            f"{str(ablation).capitalize()} ablation of the top retrieval heads lowers the retrieval of "
+            f"{analysis.MODE_LABELS[str(mode)]} more than ablation of as many random heads of the same layers "
+            "(Wu et al. 2024; criterion [ours]: the 95 % confidence intervals separate at "
+            f"{MAX_SUPPORTED_SIZE} heads or fewer, with heads ranked on one half of the needles and tested on the "
+            "other)",
+            verdict,
+            f"{label}: of {trials} trials, {unchanged['share']:.0%} succeed in the unchanged model, "
+            f"{analysis.format_share(top)} with the top {reported_size} heads ablated, and "
+            f"{analysis.format_share(random)} with random heads ablated{reason}",
+            model=str(label),
+        )
 
 
 def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
-    """Retrieval score of a head in `model` with and without the needle, its rank under each model, and its direct logit
+    """Retrieval score of a head in `model` with and without the needle, its rank in each model, and its direct logit
     attribution through the needle."""
     if not _has_retrieval(run):
         return
     rows = run.heads[head_mask(run.heads, layer, head)]
     if rows["retrieval"].any():
-        yield from _copy_sentences(run, rows, model, layer, head)
+        yield from _score_sentences(run, rows, model, layer, head)
     else:
         yield "It copies no needle token in any successful trial."
-    for row in (
-        rows[rows["model"] == model].dropna(subset=["needle_write"]).to_dict("records") if _has_attribution(run) else ()
-    ):
+    if "needle_write" not in run.heads:
+        return
+    for row in rows[rows["model"] == model].dropna(subset=["needle_write"]).to_dict("records"):
         interval = _format_interval(row, "needle_write", "+.2f")
         yield (
-            f"Its attribution to an answer token is {row['needle_write']:+.2f} logits{interval} through the needle and "
-            f"{row['needle_rest']:+.2f} through all other tokens."
+            f"Its direct logit attribution to an answer token is {row['needle_write']:+.2f} logits{interval} through "
+            f"the needle and {row['needle_rest']:+.2f} through all other tokens."
         )
 
 
-def _copy_sentences(run: Run, rows: pd.DataFrame, model: str, layer: int, head: int) -> Iterator[str]:
+def _score_sentences(run: Run, rows: pd.DataFrame, model: str, layer: int, head: int) -> Iterator[str]:
+    """Retrieval score of a head in `model`, with its control, and its rank in each model."""
     for row in rows[(rows["model"] == model) & rows["retrieval"].notna()].to_dict("records"):
         control = row.get("retrieval_control", math.nan)
-        without = "" if math.isnan(control) else f"; in control trials without the needle its score is {control:.3f}"
+        comparison = "" if math.isnan(control) else f"; its score on control prompts is {control:.3f}"
         interval = _format_interval(row, "retrieval", ".0%")
-        yield f"It copies {row['retrieval']:.0%} of the hidden fact{interval}{without}."
+        yield f"It copies {row['retrieval']:.0%} of the hidden fact{interval}{comparison}."
     if ranks := describe_ranks(run.heads, "retrieval", layer, head):
         yield f"Rank by {statistic('retrieval').label}: {ranks}."
 
 
 def overview(run: Run) -> Overview | None:
-    """One row per model and mode, with a warning for each model that answered no trial and so has no scores."""
+    """One row per model and mode, with a warning for each model that answered no trial and so has no scores.
+
+    None for a run without trials.
+    """
     if "needles" not in run.tables:
         return None
     data = run.derived(analysis.retrieval_summary)
     records = data.to_dict("records")
     warnings = [
-        f"{row['model']} answered none of {row['trials']} trials, so its heads have no retrieval score. Its "
-        "answers are "
-        "in the table 'needles'"
+        f"{row['model']} answered none of {row['trials']} trials, so its heads have no retrieval score. "
+        "See its answers in the table 'needles'"
         for row in records
         if not row["successes"]
     ]
@@ -143,21 +189,20 @@ def _model_sentences(run: Run, row: dict[Any, Any]) -> Iterator[str]:
     if not row["successes"]:
         yield f"{model} answers none of {row['trials']} trials{mode_suffix}, so its heads have no retrieval score."
         return
-    best = ", ".join(
+    listed = ", ".join(
         f"layer {layer} head {head} ({score:.2f})" for layer, head, score in analysis.top_heads(run, model, row["mode"])
     )
     yield (
-        f"{model} answers {row['successes']} of {row['trials']} trials{mode_suffix}, {row['share']:.0%} (95 % "
-        "confidence "
-        f"interval {row['low']:.0%} to {row['high']:.0%}). Its top retrieval heads are {best}. {_control_sentence(row)}"
+        f"{model} answers {row['successes']} of {row['trials']} trials{mode_suffix}, {analysis.format_share(row)}. "
+        f"Its top retrieval heads are {listed}. {_control_sentence(row)}"
     )
-    is_literal = row["mode"] != "indirect"  # like the needles of the published models
+    is_comparable = row["mode"] != "indirect"  # Wu et al. hide literal needles.
     above, zero = (
-        f" ({_compare_with_published(row[measure], measure)})" if is_literal else "" for measure in ("above", "zero")
+        f" ({_compare_with_published(row[measure], measure)})" if is_comparable else "" for measure in ("above", "zero")
     )
     yield (
-        f"In {model}, {row['above']:.1%} of heads score above {RETRIEVAL_THRESHOLD}{mode_suffix}{above} and "
-        f"{row['zero']:.1%} copy nothing{zero}."
+        f"In {model}, {row['above']:.1%} of heads have a retrieval score above {RETRIEVAL_THRESHOLD}{mode_suffix}"
+        f"{above}, and {row['zero']:.1%} have a score of 0{zero}."
     )
 
 
@@ -168,13 +213,12 @@ def _control_sentence(row: dict[Any, Any]) -> str:
 
 
 def _describe_detector_agreement(row: dict[Any, Any]) -> str:
-    """Text with the agreement of two detectors of retrieval heads."""
+    """A sentence with the agreement of two detectors of retrieval heads."""
     first, second = (statistic(row[name]).label for name in ("first", "second"))
     interval = "" if math.isnan(row["low"]) else f" (95 % confidence interval {row['low']:.2f} to {row['high']:.2f})"
     return (
         f"In {row['model']}, {first} and {second} have a rank correlation of {row['spearman']:.2f}{interval} over "
-        "heads "
-        f"and share {row['overlap']:.0%} of the top {analysis.TOP_COUNT} heads."
+        f"heads and {row['overlap']:.0%} of their top {analysis.TOP_COUNT} heads in common."
     )
 
 
@@ -182,29 +226,28 @@ def _ablation_findings(run: Run) -> Iterator[Finding]:
     """Success with the top heads ablated, compared with random heads."""
     if "needle_ablation" not in run.tables:
         return
-    for (label, mode, ablation), lines in run.derived(analysis.ablation_curve).groupby(
+    for (label, mode, ablation), curve in run.derived(analysis.ablation_curve).groupby(
         ["model", "mode", "ablation"], observed=True
     ):
-        top, random = (lines[lines["top"] == is_top].iloc[-1] for is_top in (True, False))
-        size, separated_at = int(top["size"]), analysis.first_separated_size(lines)
-        noun = "indirect needles" if mode == "indirect" else "needles"
-        verdict = (
-            f"The confidence intervals separate from {separated_at} head{'s' if separated_at > 1 else ''} on"
-            if separated_at is not None
-            else "The confidence intervals overlap at every size"
+        top, random = (curve[curve["top"] == is_top].iloc[-1] for is_top in (True, False))
+        size, separated_size = int(top["size"]), analysis.first_separated_size(curve)
+        comparison = (
+            "The confidence intervals overlap at every number of ablated heads"
+            if separated_size is None
+            else f"The confidence intervals separate from {separated_size} head{'s' if separated_size > 1 else ''} on"
         )
         yield Finding(
             PROBE.title,
-            f"With its top {size} heads ablated ({ablation}), {label} retrieves {analysis.format_share(top)} of "
-            f"the {noun} "
-            f"that did not rank them; with as many random heads of the same layers, {analysis.format_share(random)}; "
-            f"unchanged, {lines['share'].iloc[0]:.0%}. {verdict}.",
+            f"With its top {size} heads ablated ({ablation} ablation), {label} retrieves {analysis.format_share(top)} "
+            f"of the {analysis.MODE_LABELS[str(mode)]} that were not used to rank them. With as many random heads of "
+            f"the same layers ablated, it retrieves {analysis.format_share(random)}; unchanged, "
+            f"{curve['share'].iloc[0]:.0%}. {comparison}.",
             str(label),
         )
 
 
 def _overview_record(row: dict[Any, Any]) -> dict[str, object]:
-    """A row of the terminal's table: success with its confidence interval, shares of heads and the top head."""
+    """A row of the overview in the terminal: success with its 95 % confidence interval, shares of heads, top head."""
     heads = {
         "heads > 0.1": f"{row['above']:.1%}",
         "heads at 0": f"{row['zero']:.1%}",
@@ -221,18 +264,14 @@ def _overview_record(row: dict[Any, Any]) -> dict[str, object]:
 
 def _compare_with_published(share: float, measure: str) -> str:
     low, high = PUBLISHED_SHARES[measure]
-    position = "within" if low <= round(share, 3) <= high else "outside"  # of the rounded share in the text
+    # The sentence shows the share in per cent with one decimal.
+    position = "within" if low <= round(share, 3) <= high else "outside"
     return f"{position} the range of {low:.0%} to {high:.0%} in published models"
 
 
 def _format_interval(row: dict[Any, Any], column: str, number_format: str) -> str:
     low, high = row[f"{column}_low"], row[f"{column}_high"]
     return "" if math.isnan(low) else f" (95 % confidence interval {low:{number_format}} to {high:{number_format}})"
-
-
-def _has_attribution(run: Run) -> bool:
-    """Whether the run has attribution through literal needles."""
-    return "needle_write" in run.heads
 
 
 def _has_retrieval(run: Run) -> bool:

@@ -47,7 +47,7 @@ def answer_prompt(
     """
     ids, spans = prompts[0].ids, [(prompt.start, prompt.end) for prompt in prompts]
     copy_scores = CopyScoreAccumulator(reader.model.geometry.layers, spans)
-    needles = [(start - builder.given_count, end) for start, end in spans]
+    needles = [(start - builder.cue_count, end) for start, end in spans]
     attribution = None if stream is None else AttributionAccumulator(stream, needles)
 
     def listen(record: AttentionRecord) -> None:

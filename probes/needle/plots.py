@@ -1,4 +1,4 @@
-"""Plots of needle trials: success by length and depth, retrieval scores of heads, agreement, ablation curves."""
+"""Figures of needle trials: success by context length and depth, retrieval scores of heads, agreement, ablation."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,10 @@ from probes.needle.heads import RETRIEVAL_THRESHOLD
 
 
 def plot_success_map(needles: pd.DataFrame, model: str, mode: str = "strict") -> go.Figure:
-    """Heatmap of the share of successful trials by context length and depth; depth 0 is at the top."""
+    """Heatmap of the share of successful trials of `model` by context length and depth; depth 0 is at the top."""
     title = f"{_needle_kind_label(mode)} retrieved: {style.escape_label(model)}"
-    if why := style.missing_data_reason(needles, "model", "mode", "context_length", "depth", "success"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(needles, "model", "mode", "context_length", "depth", "success"):
+        return style.empty_figure(title, reason)
     counted = success_by_cell(needles[(needles["model"] == model) & (needles["mode"] == mode)])
     if counted.empty:
         return style.empty_figure(title, "no data to plot")
@@ -34,11 +34,11 @@ def plot_success_map(needles: pd.DataFrame, model: str, mode: str = "strict") ->
 
 
 def plot_success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Figure:
-    """Share of successful trials by context length, over all depths: one line per model with its 95 % confidence
+    """Share of successful trials by context length over all depths: one line per model with its 95 % confidence
     band."""
     title = f"{_needle_kind_label(mode)} retrieved, by context length"
-    if why := style.missing_data_reason(needles, "model", "mode", "context_length", "success"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(needles, "model", "mode", "context_length", "success"):
+        return style.empty_figure(title, reason)
     trials = needles[needles["mode"] == mode]
     figure = style.new_figure(title)
     for label, look in style.model_styles(trials).items():
@@ -51,23 +51,28 @@ def plot_success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Fi
 
 
 def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
-    """Success by the number of ablated heads, for top heads and random heads, with 95 % confidence bands. Thin lines
-    are
-    the extremes of the random draws. `ablation_rows` are rows of `analysis.ablation_curve` of one model, mode and
-    ablation."""
+    """Success by the number of ablated heads, for top heads and for random heads, with 95 % confidence bands.
+
+    Thin lines are the minimum and the maximum over random sets. `ablation_rows` are rows of `analysis.ablation_curve`
+    of one model, mode and ablation.
+    """
     (ablation,), (mode,) = ablation_rows["ablation"].unique(), ablation_rows["mode"].unique()
     figure = style.new_figure(
-        f"{_needle_kind_label(mode)} retrieved with heads ablated ({ablation}): {style.escape_label(model)}"
+        f"{_needle_kind_label(mode)} retrieved under {ablation} ablation of heads: {style.escape_label(model)}"
     )
     sizes = sorted(ablation_rows["size"].unique())
-    for top, name, colour, dash in ((True, "top heads", 4, 0), (False, "random heads of the same layers", 0, 1)):
+    for is_top, name, colour, dash in ((True, "top heads", 4, 0), (False, "random heads of the same layers", 0, 1)):
         look = style.ModelStyle(name, style.PALETTE[colour], style.LINE_DASHES[dash], style.MARKER_SYMBOLS[dash])
-        line = ablation_rows[ablation_rows["top"] == top].set_index("size").rename(columns={"share": "mean"})
+        line = ablation_rows[ablation_rows["top"] == is_top].set_index("size").rename(columns={"share": "mean"})
         line.index = pd.Index([sizes.index(size) for size in line.index])
-        if not top:
-            thin = {"mode": "lines", "line": {"color": look.colour, "width": 0.7, "dash": "dot"}, "hoverinfo": "skip"}
-            for end in ("minimum", "maximum"):
-                figure.add_scatter(x=line.index, y=line[end], showlegend=False, legendgroup=name, **thin)
+        if not is_top:
+            thin_line = {
+                "mode": "lines",
+                "line": {"color": look.colour, "width": 0.7, "dash": "dot"},
+                "hoverinfo": "skip",
+            }
+            for extreme in ("minimum", "maximum"):
+                figure.add_scatter(x=line.index, y=line[extreme], showlegend=False, legendgroup=name, **thin_line)
         style.add_line_with_band(figure, line[["mean", "low", "high"]], look, "%{customdata} heads: %{y:.0%} of trials")
         figure.data[-1].customdata = [sizes[index] for index in line.index]
     ticks = {"tickvals": [*range(len(sizes))], "ticktext": [str(size) for size in sizes]}
@@ -77,24 +82,19 @@ def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
 
 
 def plot_detector_comparison(heads: pd.DataFrame, model: str, x: str, y: str) -> go.Figure:
-    """Scatter plot of two scores that detect retrieval heads, one point per head."""
+    """Scatter plot of two scores that detect retrieval heads: columns `x` and `y` of `heads`, one point per head."""
     first, second = statistic(x), statistic(y)
     figure = style.new_figure(f"{second.label.capitalize()} against {first.label}: {style.escape_label(model)}")
-    if why := style.missing_data_reason(heads[heads["model"] == model], x, y):
-        return style.empty_figure(figure.layout.title.text, why)
+    if reason := style.missing_data_reason(heads[heads["model"] == model], x, y):
+        return style.empty_figure(figure.layout.title.text, reason)
     points = heads[heads["model"] == model].dropna(subset=[x, y])
     head_scatter.add_points(figure, points, x, y, "%{x:.3f} and %{y:.3f}")
-    for axis, name, declared in ((figure.update_xaxes, x, first), (figure.update_yaxes, y, second)):
-        label = declared.label.replace(", ", ",<br>") + (f" ({declared.unit})" if declared.unit else "")
-        axis(title_text=label, range=_axis_range(heads[name].dropna()))
+    for update_axis, name, score in ((figure.update_xaxes, x, first), (figure.update_yaxes, y, second)):
+        label = score.label.replace(", ", ",<br>") + (f" ({score.unit})" if score.unit else "")
+        update_axis(title_text=label, range=_axis_range(heads[name].dropna()))
     return style.set_metadata(
         head_scatter.add_layer_colorbar(figure), value=second.label, model=style.escape_label(model)
     )
-
-
-def _needle_kind_label(mode: str) -> str:
-    """Text for the kind of needle of a mode."""
-    return "Indirect needle" if mode == "indirect" else "Needle"
 
 
 def plot_head_retrieval(retrieval: pd.DataFrame, model: str, layer: int, head: int) -> go.Figure:
@@ -103,8 +103,8 @@ def plot_head_retrieval(retrieval: pd.DataFrame, model: str, layer: int, head: i
     `retrieval` are rows of `heads.retrieval_rows`. Cells without a successful trial are empty.
     """
     title = f"Retrieval of layer {layer}, head {head}: {style.escape_label(model)}"
-    if why := style.missing_data_reason(retrieval, "model", "context_length", "depth", "score"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(retrieval, "model", "context_length", "depth", "score"):
+        return style.empty_figure(title, reason)
     is_head = (retrieval["model"] == model) & (retrieval["layer"] == layer) & (retrieval["head"] == head)
     rows = retrieval[is_head & retrieval["success"] & (retrieval["mode"] == "strict")]
     if rows.empty:
@@ -119,22 +119,21 @@ def plot_head_retrieval(retrieval: pd.DataFrame, model: str, layer: int, head: i
 
 
 def plot_ranked_scores(heads: pd.DataFrame) -> go.Figure:
-    """Retrieval scores in descending order: one line per model, with the 95 % confidence interval of each head's
-    mean."""
+    """Retrieval scores in descending order: one line per model, with the 95 % confidence interval of each score."""
     title = "Retrieval score, heads ranked"
-    if why := style.missing_data_reason(heads, "model", "retrieval"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(heads, "model", "retrieval"):
+        return style.empty_figure(title, reason)
     scored = heads.dropna(subset=["retrieval"])
     figure = style.new_figure(title)
     for label, look in style.model_styles(scored).items():
-        order = scored[scored["model"] == label].sort_values("retrieval", ascending=False, kind="stable")
+        ranked = scored[scored["model"] == label].sort_values("retrieval", ascending=False, kind="stable")
         line = pd.DataFrame(
-            {"mean": order["retrieval"], "low": order["retrieval_low"], "high": order["retrieval_high"]}
-        ).set_axis(np.arange(1, len(order) + 1))
+            {"mean": ranked["retrieval"], "low": ranked["retrieval_low"], "high": ranked["retrieval_high"]}
+        ).set_axis(np.arange(1, len(ranked) + 1))
         style.add_line_with_band(
             figure, line, look, "rank %{x}: layer %{customdata[0]}, head %{customdata[1]}, score %{y:.3f}"
         )
-        figure.data[-1].customdata = order[head_scatter.HEAD_COLUMNS].to_numpy()
+        figure.data[-1].customdata = ranked[head_scatter.HEAD_COLUMNS].to_numpy()
     figure.add_hline(y=RETRIEVAL_THRESHOLD, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     head_count = int(scored.groupby("model", observed=True).size().max())
     figure.update_xaxes(title_text="rank of the head", **axes.log_axis([1, head_count]))
@@ -145,14 +144,14 @@ def plot_ranked_scores(heads: pd.DataFrame) -> go.Figure:
 def plot_against_growth(heads: pd.DataFrame, model: str) -> go.Figure:
     """Scatter plot of retrieval score and growth exponent of the heads of `model`; colour is the layer."""
     title = f"Retrieval against growth: {style.escape_label(model)}"
-    if why := style.missing_data_reason(heads, "model", "retrieval", "growth") or style.missing_data_reason(
+    if reason := style.missing_data_reason(heads, "model", "retrieval", "growth") or style.missing_data_reason(
         heads[heads["model"] == model], "retrieval", "growth"
     ):
-        return style.empty_figure(title, why)
+        return style.empty_figure(title, reason)
     points = heads[heads["model"] == model].dropna(subset=["retrieval", "growth"])
     figure = style.new_figure(title)
     head_scatter.add_points(figure, points, "growth", "retrieval", "growth exponent %{x:.3g}, score %{y:.3f}")
-    # One scale for all models in `heads`, because their charts are compared.
+    # All models in `heads` have the same axes, because readers compare their charts.
     figure.update_xaxes(title_text="growth exponent", range=_axis_range(heads["growth"]))
     figure.update_yaxes(title_text="retrieval score", range=_axis_range(heads["retrieval"]))
     return style.set_metadata(
@@ -161,29 +160,34 @@ def plot_against_growth(heads: pd.DataFrame, model: str) -> go.Figure:
 
 
 def plot_seed_agreement(scores: pd.DataFrame, model: str) -> go.Figure:
-    """Scatter plot of retrieval scores with the first and with the last seed, from `analysis.scores_by_seed`.
+    """Scatter plot of the retrieval scores of the first and the last seed, from `analysis.scores_by_seed`.
 
     The dashed line is y = x; colour is the layer.
     """
     title = f"Retrieval in two haystacks: {style.escape_label(model)}"
     columns = seed_columns(scores)
-    if why := style.missing_data_reason(scores, "model"):
-        return style.empty_figure(title, why)
+    if reason := style.missing_data_reason(scores, "model"):
+        return style.empty_figure(title, reason)
     seeds = [*columns[:1], *columns[1:][-1:]]
     points = scores[scores["model"] == model].dropna(subset=seeds)
     if len(seeds) < 2 or points.empty:
         return style.empty_figure(title, "a comparison needs two seeds with successful trials")
     figure = style.new_figure(title)
     head_scatter.add_points(figure, points, seeds[0], seeds[1], "score %{x:.3f} and %{y:.3f}")
-    ends = _axis_range(scores[seeds].max())
-    head_scatter.add_diagonal(figure, [0, ends[1]])
-    figure.update_xaxes(title_text=f"score with seed {seeds[0]}", range=ends)
-    figure.update_yaxes(title_text=f"score with seed {seeds[1]}", range=ends)
+    limits = _axis_range(scores[seeds].max())
+    head_scatter.add_diagonal(figure, [0, limits[1]])
+    figure.update_xaxes(title_text=f"score with seed {seeds[0]}", range=limits)
+    figure.update_yaxes(title_text=f"score with seed {seeds[1]}", range=limits)
     return head_scatter.add_layer_colorbar(figure)
 
 
+def _needle_kind_label(mode: str) -> str:
+    """Name of the kind of needle of a mode, for chart titles."""
+    return "Indirect needle" if mode == "indirect" else "Needle"
+
+
 def _axis_range(values: pd.Series) -> list[float]:
-    """Range of an axis that includes the values and zero, with a margin."""
+    """Axis range that contains the values and zero, with a margin of 4 %."""
     low, high = min(0.0, float(values.min())), float(values.max()) or 1.0
     return [low - 0.04 * (high - low), high + 0.04 * (high - low)]
 

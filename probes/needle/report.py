@@ -11,12 +11,15 @@ from headscope.report.text import describe_extremes
 from headscope.runs.run import Run
 from probes.needle import PROBE, analysis, plots
 from probes.needle.analysis import DETECTOR_PAIRS, scores_by_seed, seed_columns
-from probes.needle.heads import retrieval_rows
+from probes.needle.heads import RETRIEVAL_THRESHOLD, retrieval_rows
 from probes.needle.trial_explorer import cell_link
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:
-    """Success of each model, retrieval scores, attribution and ablation of heads; nothing without trials."""
+    """Success of each model, retrieval scores, attribution through the needle, and ablation of heads.
+
+    A run without trials has no charts.
+    """
     needles = context.table("needles")
     if needles is not None:
         yield ChartGroup(
@@ -44,7 +47,7 @@ def _success_by_length_charts(needles: pd.DataFrame) -> Iterator[Chart]:
     for mode in analysis.present_modes(needles):
         yield Chart(
             plots.plot_success_by_length(needles, mode),
-            "Over all depths, with a 95 % confidence band.",
+            "Over all depths. Bands: 95 % confidence interval over trials.",
             half_width=True,
         )
 
@@ -72,9 +75,8 @@ def _attribution_charts(context: RenderContext) -> Iterator[Chart]:
         for label in context.finite_values(name):
             yield Chart(
                 head_figures.plot_matrix(context.heads, name, label),
-                "Direct logit attribution of each head to the answer through its attention to the needle, minus "
-                "the same "
-                "in the control without the needle.",
+                "Direct logit attribution of each head to the answer through its attention to the needle, minus the "
+                "same through the tokens at that position in the control prompt.",
                 describe_extremes(context.heads, name, label),
                 half_width=True,
             )
@@ -83,31 +85,31 @@ def _attribution_charts(context: RenderContext) -> Iterator[Chart]:
             if label in context.finite_values(x) and label in context.finite_values(y):
                 yield Chart(
                     plots.plot_detector_comparison(context.heads, label, x, y),
-                    "One point per head: two scores that detect retrieval heads.",
+                    "One point per head. Each axis is a score that detects retrieval heads.",
                     half_width=True,
                 )
 
 
 def _ablation_charts(context: RenderContext) -> Iterator[Chart]:
-    """Success by the number of ablated heads."""
+    """Success by the number of ablated heads, for each model, mode and ablation."""
     if "needle_ablation" not in context.run.tables:
         return
-    lines = context.run.derived(analysis.ablation_curve)
-    for (label, _, _), curve in lines[lines["model"].isin(list(context.models))].groupby(["model", "mode", "ablation"]):
+    curves = context.run.derived(analysis.ablation_curve)
+    curves = curves[curves["model"].isin(list(context.models))]
+    for (label, _, _), curve in curves.groupby(["model", "mode", "ablation"]):
         yield Chart(
             plots.plot_ablation_curve(curve, str(label)),
-            "Heads are ranked on one half of the needles and ablated on the other half. Bands: 95 % confidence "
-            "interval over trials; thin lines: extremes of the random sets.",
+            "Heads are ranked on one half of the needles and ablated in trials of the other half. Bands: 95 % "
+            "confidence interval over trials; thin lines: minimum and maximum over random sets.",
             half_width=True,
         )
 
 
 def _retrieval_charts(context: RenderContext) -> Iterator[Chart]:
     """Retrieval score of every head, its relation to growth, and agreement of models and haystacks."""
-    heads = context.heads
-    with_score, with_growth = context.finite_values("retrieval"), context.finite_values("growth")
-    scored = [label for label in context.models if label in with_score]
-    for label in scored:
+    heads, growth_models = context.heads, context.finite_values("growth")
+    score_models = [label for label in context.models if label in context.finite_values("retrieval")]
+    for label in score_models:
         yield Chart(
             head_figures.plot_matrix(heads, "retrieval", label),
             "Share of the needle that a head copies in successful trials: its largest attention weight is on the token "
@@ -115,28 +117,28 @@ def _retrieval_charts(context: RenderContext) -> Iterator[Chart]:
             describe_extremes(heads, "retrieval", label),
             half_width=True,
         )
-    if scored:
+    if score_models:
         yield Chart(
             plots.plot_ranked_scores(heads),
-            "Heads above the dotted line, a score of 0.1, are retrieval heads. Bands: 95 % confidence interval over "
-            "trials.",
+            f"Heads above the dotted line ({RETRIEVAL_THRESHOLD}) are retrieval heads. Bands: 95 % confidence interval "
+            "over trials.",
             half_width=True,
         )
-    for label in scored:
-        if label in with_growth:
+    for label in score_models:
+        if label in growth_models:
             yield Chart(
                 plots.plot_against_growth(heads, label),
                 "One point per head. A retrieval head is expected to have a growth exponent near 0: its effective "
                 "length does not grow with the context.",
                 half_width=True,
             )
-    if len(scored) > 1:
+    if len(score_models) > 1:
         yield Chart(
-            head_scatter.plot_against_baseline(heads, "retrieval", scored[0]),
-            f"One point per head. On the dashed line the score equals that under {scored[0]}.",
+            head_scatter.plot_against_baseline(heads, "retrieval", score_models[0]),
+            f"One point per head. On the dashed line the score equals that in {score_models[0]}.",
         )
     scores = context.run.derived(scores_by_seed)
-    for label in scored if len(seed_columns(scores)) > 1 else ():
+    for label in score_models if len(seed_columns(scores)) > 1 else ():
         yield Chart(
             plots.plot_seed_agreement(scores, label),
             "The same needles in two haystacks. One point per head.",

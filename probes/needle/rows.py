@@ -56,7 +56,7 @@ def _head_columns(layer_index: IntArray, head: IntArray, geometry: Geometry) -> 
 def needle_tokens_row(prompt: NeedlePrompt, builder: NeedlePromptBuilder, keys: Mapping[str, Any]) -> Rows:
     """The row of `needle_tokens`: the prompt around the needle, and the question."""
     ids, question_start = prompt.ids, len(prompt.ids) - len(builder.suffix_ids)
-    start, needle, end = prompt.start, prompt.start - builder.given_count, prompt.end
+    start, needle, end = prompt.start, prompt.start - builder.cue_count, prompt.end
     parts = {
         "before": ids[max(0, needle - CONTEXT_TOKENS) : needle],
         "cue": ids[needle:start],

@@ -1,6 +1,6 @@
-"""The trial explorer: trials of one cell of the success map, and the prompt and answer of one trial.
+"""Trial explorer: the trials of one cell of the success map, and the prompt and answer of one trial.
 
-The URL query has the kind of needle (`mode`), the cell (`length`, `depth`) and the number of the trial (`trial`).
+The URL query selects the kind of needle (`mode`), the cell (`length`, `depth`) and the trial in the cell (`trial`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,13 +25,20 @@ from probes.needle.tables import NEEDLES
 
 PAGE_TITLE = "Needle trials"
 MAX_HEADS_PER_STEP = 24
-"""Heads listed at one step."""
+"""Largest number of heads listed for one answer token."""
 
 
 def trials_page(context: RenderContext, url_query: Mapping[str, str]) -> PageContent:
-    """The trials of the requested cell. Invalid values of the query are replaced by defaults, with a note."""
-    table = context.table("needles")
-    trials = None if table is None else table[(table["model"] == context.selected_model) & (table["mode"] != CONTROL)]
+    """The success table, the trials of the selected cell, and the selected trial.
+
+    Defaults replace invalid values of the query, and a note says so.
+    """
+    needles = context.table("needles")
+    trials = (
+        None
+        if needles is None
+        else needles[(needles["model"] == context.selected_model) & (needles["mode"] != CONTROL)]
+    )
     if trials is None or trials.empty:
         return PageContent(PAGE_TITLE, f"No needle trials of {context.selected_model}. Choose another model.", {})
     notes: list[str] = []
@@ -62,7 +69,7 @@ def trials_page(context: RenderContext, url_query: Mapping[str, str]) -> PageCon
 
 
 def cell_link(model: str, mode: str, length: int, depth: float) -> str:
-    """Link to the trials of a cell of the success map."""
+    """App link to the first trial of a cell of the success map."""
     return query_link(PROBE.explorer_path, model=model, mode=mode, length=length, depth=_format_depth(depth), trial=1)
 
 
@@ -71,17 +78,17 @@ def _format_depth(depth: float) -> str:
 
 
 def _mode_choice(context: RenderContext, mode: str) -> Iterator[LinkChoice]:
-    table = context.run.table("needles")
-    modes = present_modes(table[table["model"] == context.selected_model])
+    needles = context.run.table("needles")
+    modes = present_modes(needles[needles["model"] == context.selected_model])
     if len(modes) > 1:
         yield LinkChoice(
             [Link(MODE_LABELS[name], f"?mode={name}&trial=1") for name in modes], "Kind of needle", modes.index(mode)
         )
 
 
-def _success_table(trial_rows: pd.DataFrame, length: str, depth: str) -> Block:
+def _success_table(trials: pd.DataFrame, length: str, depth: str) -> Block:
     """Share of successful trials by depth and context length; each cell links to its trials."""
-    counted = success_by_cell(trial_rows).assign(depth_text=lambda rows: rows["depth"].map(_format_depth))
+    counted = success_by_cell(trials).assign(depth_text=lambda rows: rows["depth"].map(_format_depth))
     lengths = sorted(counted["context_length"].unique())
     cells: list[list[TextCell]] = []
     for depth_text, rows in counted.groupby("depth_text", sort=True):
@@ -96,24 +103,23 @@ def _success_table(trial_rows: pd.DataFrame, length: str, depth: str) -> Block:
             )
             row.append([token])
         cells.append(row)
-    names = ["depth", *(f"{cell_length:,} tokens" for cell_length in lengths)]
-    return passage_table("Share of successful trials. Click a cell to open its trials.", names, cells)
+    header = ["depth", *(f"{cell_length:,} tokens" for cell_length in lengths)]
+    return passage_table("Share of successful trials. Click a cell to open its trials.", header, cells)
 
 
 def _share_token(counts: pd.Series, length: int, depth: str, is_selected: bool) -> Token:
-    hint = f"{int(counts['successes'])} of {int(counts['trials'])} trials"
+    tooltip = f"{int(counts['successes'])} of {int(counts['trials'])} trials"
     href = f"?length={length}&depth={depth}&trial=1"
-    return Token(f"{counts['share']:.0%}", float(counts["share"]), href, is_marked=is_selected, tooltip=hint)
+    return Token(f"{counts['share']:.0%}", float(counts["share"]), href, is_marked=is_selected, tooltip=tooltip)
 
 
 def _trial_list(cell: pd.DataFrame, trial_number: int) -> Block:
     cells: list[list[TextCell]] = []
     for number, row in enumerate(cell.to_dict("records"), start=1):
-        name = [Token(str(row["needle"]), href=f"?trial={number}", is_marked=number == trial_number)]
+        needle = [Token(str(row["needle"]), href=f"?trial={number}", is_marked=number == trial_number)]
         answer = [Token(to_visible_line(str(row["answer"])) or " ")]
-        cells.append(
-            ["success" if row["success"] else "failure", name, str(row["doc"]), f"{row['recall']:.2f}", answer]
-        )
+        outcome = "success" if row["success"] else "failure"
+        cells.append([outcome, needle, str(row["doc"]), f"{row['recall']:.2f}", answer])
     return passage_table("Click a needle to open its trial.", ("", "needle", "haystack", "recall", "answer"), cells)
 
 
@@ -124,7 +130,7 @@ def _trial_links(trial_number: int, trial_count: int) -> KeyLinks:
 
 
 def _trial_blocks(context: RenderContext, trial: pd.Series) -> Iterator[Block]:
-    """The prompt around the needle and the answer step by step; if they are not stored, how to store them."""
+    """The prompt around the needle and the answer token by token; if they are not stored, how to store them."""
     if "needle_tokens" not in context.run.tables or (prompts := _rows_of_trial(context, "needle_tokens", trial)).empty:
         yield TextBlock([f"This run does not contain prompts and answers. To store them, run: {PROBE.example}"])
         return
@@ -150,12 +156,12 @@ def _trial_blocks(context: RenderContext, trial: pd.Series) -> Iterator[Block]:
         step_copies = copies[copies["step"] == step] if len(copies) else copies
         token = Token(to_visible_token(to_visible_line(str(text_added))), is_marked=len(step_copies) > 0)
         cells.append([f"{step + 1}", [token], [*_head_tokens(step_copies, copies)]])
-    caption = "Each answer token, and the heads that copied it: their largest attention weight was on it in the needle."
+    caption = "Answer tokens and the heads that copied them: their largest attention weight was on that needle token."
     yield passage_table(caption, ("step", "token", "copied by"), cells)
 
 
 def _rows_of_trial(context: RenderContext, table_name: str, trial: pd.Series) -> pd.DataFrame:
-    """The rows of a table for this trial."""
+    """The rows of a stored table that belong to `trial`."""
     rows = context.run.table(table_name)
     for key in NEEDLES.keys:
         rows = rows[rows[key] == trial[key]]
@@ -163,16 +169,16 @@ def _rows_of_trial(context: RenderContext, table_name: str, trial: pd.Series) ->
 
 
 def _head_tokens(step_copies: pd.DataFrame, copies: pd.DataFrame) -> Iterator[Token]:
-    """The heads that copied at one step, in descending order of copies in the trial."""
+    """The heads that copied at one step, in descending order of their copies in the trial."""
     if step_copies.empty:
         yield Token("no head")
         return
-    counts = copies.groupby(["layer", "head"]).size().rename("times")
-    order = step_copies.join(counts, on=["layer", "head"]).sort_values("times", ascending=False, kind="stable")
-    first = order[["layer", "head", "key", "times"]].head(MAX_HEADS_PER_STEP)
-    for layer, head, key, times in first.itertuples(index=False, name=None):
-        hint = f"from token {key:,}; {times} copies in this trial"
-        yield Token(f"L{layer}H{head}", times / counts.max() / 2, f"/head/{layer}.{head}", tooltip=hint)
+    counts = copies.groupby(["layer", "head"]).size().rename("count")
+    ranked = step_copies.join(counts, on=["layer", "head"]).sort_values("count", ascending=False, kind="stable")
+    listed = ranked[["layer", "head", "key", "count"]].head(MAX_HEADS_PER_STEP)
+    for layer, head, key, count in listed.itertuples(index=False, name=None):
+        tooltip = f"from token {key:,}; copies in this trial: {count}"
+        yield Token(f"L{layer}H{head}", count / counts.max() / 2, f"/head/{layer}.{head}", tooltip=tooltip)
         yield Token(" ")
-    if len(order) > MAX_HEADS_PER_STEP:
-        yield Token(f"and {len(order) - MAX_HEADS_PER_STEP} more")
+    if len(ranked) > MAX_HEADS_PER_STEP:
+        yield Token(f"and {len(ranked) - MAX_HEADS_PER_STEP} more")
