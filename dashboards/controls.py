@@ -10,8 +10,7 @@ from dashboards.run_store import current_store
 from dashboards.view_state import FILTER_PARAMETERS, ViewState
 from headscope.report.assembly import run_statistics
 from headscope.report.text import default_models
-from headscope.runs.column_metadata import statistic
-from headscope.runs.roles import roles
+from headscope.runs.column_metadata import roles, statistic
 from headscope.runs.run import Run
 
 RANK_LINE_OPTIONS = [

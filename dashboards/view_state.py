@@ -15,8 +15,7 @@ from headscope.heads import Head, HeadSet, parse_unit
 from headscope.report.assembly import run_statistics
 from headscope.report.text import default_models
 from headscope.runs.aggregation import HEAD_KEYS
-from headscope.runs.column_metadata import capitalise, format_number, statistic
-from headscope.runs.roles import heads_with_role, roles
+from headscope.runs.column_metadata import capitalise, format_number, heads_with_role, roles, statistic
 from headscope.runs.run import Run
 from headscope.runs.summary import longest_common_ess_column, longest_ess_column
 

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
         rows_at_longest_length,
     )
     from headscope.runs.arrow import Rows
-    from headscope.runs.column_metadata import Statistic, format_number
+    from headscope.runs.column_metadata import Role, Statistic, format_number
     from headscope.runs.columns import (
         DISTANCE,
         DOC,
@@ -89,7 +89,6 @@ if TYPE_CHECKING:
         Table,
         key,
     )
-    from headscope.runs.roles import Role
     from headscope.runs.run import Run
     from headscope.runs.run_tables import RunTables
     from headscope.study.cells import Cell, ObservingRunner, ProbeRunner, TextPass, pass_cost
@@ -114,9 +113,8 @@ _NAMES_BY_MODULE = {
     "runs.aggregation": "HEAD_KEYS confidence_interval mean_losses mean_with_interval plain_types "
     "rows_at_longest_length",
     "runs.arrow": "Rows",
-    "runs.column_metadata": "Statistic format_number",
+    "runs.column_metadata": "Role Statistic format_number",
     "runs.columns": "DISTANCE DOC GROUP HEAD LAYER LENGTH MODEL PAIR VISIBLE Column Table key",
-    "runs.roles": "Role",
     "runs.run": "Run",
     "runs.run_tables": "RunTables",
     "study.cells": "Cell ObservingRunner ProbeRunner TextPass pass_cost",

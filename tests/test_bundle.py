@@ -156,7 +156,7 @@ def test_every_sentence_that_was_found_is_on_the_first_page(run: Run, parsed: di
 
 
 def test_a_process_of_a_pool_writes_what_this_one_does(run: Run, site: Path, tmp_path: Path) -> None:
-    some = [Address("/head/0.1", of_a_model=True), Address("/head/1.1", of_a_model=True)]
+    some = [Address("/head/0.1", is_per_model=True), Address("/head/1.1", is_per_model=True)]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"FEW": 0, "TOGETHER": 1, "MOST_PROCESSES": 1}.items():
             patch.setattr(bundle, name, value)

@@ -23,7 +23,7 @@ from headscope.measures.detectors import DETECTOR_KINDS, DetectorScores
 from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.report import assembly
-from headscope.runs.roles import heads_with_role
+from headscope.runs.column_metadata import heads_with_role
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 from headscope.study.config import build_study

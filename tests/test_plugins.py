@@ -23,6 +23,7 @@ OTHER_MEANINGS = {
     "attribution": ["probes/needle/options.py"],
     "needle": ["headscope/prompts/haystack.py", "headscope/prompts/needle_grid.py"],
     "patterns": ["headscope/measures/top_keys.py"],
+    "window": ["headscope/attention/record.py"],
 }
 """Files where the name of a probe means something else."""
 KINDS: tuple[plugins.Kind, ...] = plugins.Kind.__args__

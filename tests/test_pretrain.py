@@ -24,7 +24,7 @@ from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from headscope.study.runner import run_study
 from headscope.training.adapter_trainer import held_out_loss
-from probes.pretrain import plots, report
+from probes.pretrain import report
 from probes.pretrain.analysis import final_checkpoint_labels, variant_table
 from probes.pretrain.claims import pretraining_claims
 from probes.pretrain.model_setup import initial_positions, random_model
@@ -279,7 +279,7 @@ def test_watching_measures_each_checkpoint_and_leaves_the_weights_unchanged(
 
 
 def test_losses_are_plotted_relative_to_the_first_training(trained: Run) -> None:
-    figure = plots.plot_loss_against_first(trained.validation)
+    figure = report.plot_loss_against_first(trained.validation)
     line = next(trace for trace in figure.data if trace.name == "alibi-s0")
     rows = trained.validation.astype({"adapter": "str", "nll": "float64"})
     rows = rows.assign(nll=rows["nll"] * rows["tokens"]).groupby(["adapter", "step"])[["nll", "tokens"]].sum()

@@ -9,10 +9,9 @@ from dashboards.view_state import ViewState
 from headscope.plots import layers, role_emergence
 from headscope.report import assembly
 from headscope.report.blocks import Block, Chart, LazySequence, PageContent, TextBlock, TextTable
-from headscope.runs.column_metadata import columns_by_length
-from headscope.runs.roles import roles
+from headscope.runs.column_metadata import columns_by_length, roles
 from headscope.runs.run import Run
-from headscope.runs.training_runs import training_checkpoints
+from headscope.runs.summary import training_checkpoints
 
 NAME = "Checkpoints"
 PATH = "/checkpoints"

@@ -10,8 +10,7 @@ from headscope.report import html_page as report
 from headscope.report.blocks import Block, LazySequence, Link, Links, PageContent, PaperClaim, TextBlock, TextTable
 from headscope.report.text import default_models, statistics_table
 from headscope.runs import summary
-from headscope.runs.column_metadata import capitalise
-from headscope.runs.roles import heads_with_role, leading_heads, roles
+from headscope.runs.column_metadata import capitalise, heads_with_role, leading_heads, roles
 from headscope.runs.run import Run
 from headscope.runs.run_tables import RunTables
 

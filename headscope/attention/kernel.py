@@ -28,7 +28,7 @@ SINK_EXTRA_DIMS = 8
 class AttentionRule:
     """How a layer computes attention weights from q . k: scaling, visible keys, soft cap and sink.
 
-    A query sees the last `window` keys, or the earlier keys of its own chunk: the sequence is cut into chunks of
+    A query sees the last window keys, or the earlier keys of its own chunk: the sequence is cut into chunks of
     `chunk` keys. `cap` soft-caps the logits s: cap * tanh(s / cap). `sink` [H] is a learned logit that every row of a
     head has in addition to those of its keys; its value is 0. Most families use none of these (None).
     """

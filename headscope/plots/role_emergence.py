@@ -10,8 +10,7 @@ import plotly.graph_objects as go
 from headscope.plots import axes, style
 from headscope.plots.axes import StepAxis
 from headscope.plots.highlight import HeadIndex
-from headscope.runs.column_metadata import statistic
-from headscope.runs.roles import heads_with_role
+from headscope.runs.column_metadata import heads_with_role, statistic
 
 MAX_LAYER_PANELS = 12
 """Maximum number of layer panels."""

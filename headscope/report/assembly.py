@@ -30,8 +30,7 @@ from headscope.report.blocks import (
 from headscope.report.text import default_models
 from headscope.runs.column_metadata import columns_by_length, parse_column, statistics
 from headscope.runs.run import Run
-from headscope.runs.summary import log_ratio_to_first, longest_ess_column
-from headscope.runs.training_runs import training_checkpoints
+from headscope.runs.summary import log_ratio_to_first, longest_ess_column, training_checkpoints
 
 MAX_HEADS = 6
 """Maximum number of notable heads with charts of their own."""

@@ -11,7 +11,7 @@ import pandas as pd
 from headscope.report.blocks import TextTable
 from headscope.runs.column_metadata import format_number, is_statistic, parse_column, statistic
 from headscope.runs.run import Run
-from headscope.runs.training_runs import latest_checkpoints, training_checkpoints
+from headscope.runs.summary import latest_checkpoints, training_checkpoints
 
 MAX_TRAININGS = 10
 """Maximum number of training runs in one comparison."""

@@ -6,9 +6,11 @@ A column name is a statistic, optionally with a context length, a difference to 
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+
+import pandas as pd
 
 from headscope import plugins
 from headscope.errors import BadInput, nearest
@@ -122,3 +124,38 @@ def format_number(value: float) -> str:
 def capitalise(text: str) -> str:
     """The text with a capital first letter."""
     return f"{text[:1].upper()}{text[1:]}"
+
+
+@dataclass(frozen=True)
+class Role:
+    """A role: its meaning and which rows of the per-head table have it.
+
+    Leading heads have the largest `order_by`, or the smallest if `ascending`.
+    """
+
+    meaning: str
+    has_role: Callable[[pd.DataFrame], pd.Series]
+    order_by: str = ""
+    ascending: bool = False
+
+
+@cache
+def roles() -> Mapping[str, Role]:
+    """Every declared role by name."""
+    return {name: role for _, declared in plugins.load_parts("roles") for name, role in declared.items()}
+
+
+def heads_with_role(heads: pd.DataFrame, role: str) -> pd.Series:
+    """Mask of the rows of the per-head table that have the role; all False if its statistic was not measured."""
+    try:
+        return roles()[role].has_role(heads).fillna(False).astype(bool)
+    except KeyError:
+        return pd.Series(False, heads.index)
+
+
+def leading_heads(heads: pd.DataFrame, role: str, count: int = 3) -> pd.DataFrame:
+    """The leading heads of one model that have the role."""
+    rows = heads[heads_with_role(heads, role)]
+    by = roles()[role].order_by
+    ordered = rows.sort_values(by, ascending=roles()[role].ascending, kind="stable") if by in rows else rows
+    return ordered.head(count)

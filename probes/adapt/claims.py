@@ -14,8 +14,7 @@ from headscope.report.blocks import PaperClaim
 from headscope.runs.aggregation import confidence_interval
 from headscope.runs.column_metadata import parse_column
 from headscope.runs.run import Run
-from headscope.runs.summary import longest_ess_column
-from headscope.runs.training_runs import latest_checkpoints
+from headscope.runs.summary import latest_checkpoints, longest_ess_column
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from types import MappingProxyType
 import pandas as pd
 
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
-from headscope.runs.column_metadata import Statistic
-from headscope.runs.roles import Role
+from headscope.runs.column_metadata import Role, Statistic
 from headscope.runs.run_tables import RunTables
 
 ROLE_THRESHOLD = 0.5

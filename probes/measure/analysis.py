@@ -12,8 +12,7 @@ import pandas as pd
 
 from headscope.bins import BINS_PER_OCTAVE, bin_center, in_last_octave
 from headscope.runs.aggregation import HEAD_KEYS, mean_losses, mean_with_interval, plain_types, rows_at_longest_length
-from headscope.runs.column_metadata import Statistic, columns_by_length
-from headscope.runs.roles import Role
+from headscope.runs.column_metadata import Role, Statistic, columns_by_length
 from headscope.runs.run_tables import RunTables
 from headscope.runs.summary import longest_ess_column
 

@@ -19,8 +19,7 @@ from headscope.report.text import (
     heads_by_model,
     join_words,
 )
-from headscope.runs.column_metadata import format_number, parse_column
-from headscope.runs.roles import heads_with_role
+from headscope.runs.column_metadata import format_number, heads_with_role, parse_column
 from headscope.runs.run import Run
 from headscope.runs.summary import log_ratio_to_first, longest_ess_column
 from headscope.runs.summary import model_table as per_model

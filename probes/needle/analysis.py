@@ -28,7 +28,7 @@ DETECTOR_PAIRS = (
     ("needle_write", "needle_write_indirect"),
     ("retrieval_indirect", "needle_write_indirect"),
 )
-"""Pairs of columns of the per-head table that detect retrieval heads in different ways."""
+"""Pairs of columns of the per-head table that are two scores of retrieval heads."""
 
 
 def present_modes(needles: pd.DataFrame) -> list[str]:

@@ -123,9 +123,8 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
         yield PaperClaim(
             f"{str(ablation).capitalize()} ablation of the top retrieval heads lowers the retrieval of "
             f"{analysis.MODE_LABELS[str(mode)]} more than ablation of as many random heads of the same layers "
-            "(Wu et al. 2024; criterion [ours]: the 95 % confidence intervals separate at "
-            f"{MAX_SUPPORTED_SIZE} heads or fewer, with heads ranked on one half of the needles and tested on the "
-            "other)",
+            f"(Wu et al. 2024), with separate 95 % confidence intervals at {MAX_SUPPORTED_SIZE} heads or fewer [ours]. "
+            "Heads are ranked on one half of the needles and tested on the other",
             verdict,
             f"{label}: of {trials} trials, {unchanged['share']:.0%} succeed in the unchanged model, "
             f"{analysis.format_share(top)} with the top {reported_size} heads ablated, and "

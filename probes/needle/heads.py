@@ -8,8 +8,7 @@ import pandas as pd
 
 from headscope.prompts.needle_grid import CONTROL
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types
-from headscope.runs.column_metadata import Statistic
-from headscope.runs.roles import Role
+from headscope.runs.column_metadata import Role, Statistic
 from headscope.runs.run_tables import RunTables
 from probes.needle.tables import NEEDLES
 

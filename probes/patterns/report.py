@@ -1,18 +1,22 @@
 """Findings, charts, glossary and terminal overview of attention patterns."""
 
+import html
 from collections.abc import Iterator
 
 import pandas as pd
+import plotly.graph_objects as go
 
 from headscope.plots import heads as head_figures
+from headscope.plots import style
 from headscope.report.blocks import Chart, ChartGroup, Finding, Overview, RenderContext, Term
 from headscope.report.explorer_blocks import Passage
 from headscope.report.statistic_charts import comparison_chart
 from headscope.report.text import default_models, describe_extremes, head_mask, head_name, heads_by_model
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run
-from probes.patterns import PROBE, plots
-from probes.patterns.analysis import document_text, top_far_rows
+from headscope.runs.run_tables import RunTables
+from probes.patterns import PROBE
+from probes.patterns.analysis import MAX_FAR_ROWS, document_text, top_far_rows
 from probes.patterns.lens import far_rows_table
 from probes.patterns.token_spans import mark_token
 
@@ -97,7 +101,7 @@ def _far_row_charts(context: RenderContext) -> Iterator[Chart]:
 
 def _far_rows_chart(run: Run, model: str, layer: int, head: int) -> Chart:
     return Chart(
-        plots.plot_far_rows(run, model, layer, head),
+        plot_far_rows(run, model, layer, head),
         "RunTables rows with the largest weight on one far token. ‹ › marks the token within its context.",
     )
 
@@ -133,3 +137,34 @@ def _top_far_row(run: Run, model: str, layer: int, head: int) -> Iterator[tuple[
     for row in top_far_rows(run, model, layer, head)[:1].itertuples(index=False, name=None):
         doc, query, key, weight, distance = row
         yield str(doc), int(query), int(key), float(weight), int(distance)
+
+
+ROW_HEIGHT = 30
+"""Height of a table row in px."""
+
+
+def plot_far_rows(run: RunTables, model: str, layer: int, head: int) -> go.Figure:
+    """A table of the head's top far rows over all documents: weight, distance, attended token and query token."""
+    title = f"Top far rows of layer {layer}, head {head}: {style.escape_label(model)}"
+    rows = top_far_rows(run, model, layer, head)[:MAX_FAR_ROWS]
+    if rows.empty:
+        return style.empty_figure(title, "every visible token is the first one or within 32 tokens")
+    figure = style.new_figure(title, 110 + ROW_HEIGHT * len(rows))
+    cell = {"align": ["right", "right", "left", "left"], "font": {"color": style.TEXT_COLOUR, "size": 12}}
+    background = {"fill": {"color": "rgba(0,0,0,0)"}, "line": {"color": style.GRID_COLOUR}}
+    values = [*zip(*_table_cells(run, model, rows), strict=True)]
+    figure.add_table(
+        columnwidth=[9, 10, 40, 40],
+        header={"values": ["weight", "distance", "attended token", "query token"], **cell, **background},
+        cells={"values": values, "height": ROW_HEIGHT, **cell, **background},
+    )
+    return figure.update_layout(margin={"l": 0, "r": 0, "t": 46, "b": 10})
+
+
+def _table_cells(run: RunTables, model: str, rows: pd.DataFrame) -> list[tuple[str, ...]]:
+    cells: list[tuple[str, ...]] = []
+    for doc, query, key, weight, distance in rows.itertuples(index=False, name=None):
+        text = document_text(run, model, doc)
+        key_text, query_text = (html.escape(mark_token(text, position), quote=False) for position in (key, query))
+        cells.append((format_number(weight), f"{distance:,}", key_text, query_text))
+    return cells
