@@ -225,7 +225,7 @@ def test_a_click_on_a_head_opens_its_page_with_the_numbers_of_the_parquet(app: s
 
 def test_a_cell_of_the_needle_map_opens_its_trials(app: str, browse: Callable[..., Page]):
     page = browse(f"{app}/retrieval?models=yarn")
-    chart = page.locator("[aria-label='Needle found: yarn']")
+    chart = page.locator("[aria-label='Needle retrieved: yarn']")
     chart.scroll_into_view_if_needed()
     box = chart.locator(".nsewdrag").bounding_box()
     assert box
@@ -234,7 +234,7 @@ def test_a_cell_of_the_needle_map_opens_its_trials(app: str, browse: Callable[..
     page.mouse.click(box["x"] + 8, box["y"] + box["height"] - 8)
     page.wait_for_url(re.compile(rf"/trials\?.*length={length}.*depth={depth:.4f}"))
     wait_until_drawn(page)
-    expect(page.locator("main")).to_contain_text(f"Trials of {length:,} tokens, depth {depth:.0%}")
+    expect(page.locator("main")).to_contain_text(f"Trials at {length:,} tokens, depth {depth:.0%}")
 
 
 def test_a_baseline_shows_differences_and_keeps_the_focus(app: str, browse: Callable[..., Page]):
@@ -306,7 +306,7 @@ def test_clicks_alone_answer_questions_with_the_numbers_of_the_parquet(app: str,
 
     # Which layers' frequencies changed most?
     page.get_by_role("link", name="Compare", exact=True).click()
-    caption = page.locator("figcaption", has_text="How far frequencies moved from the checkpoint").first
+    caption = page.locator("figcaption", has_text="Size of the change of frequencies from the checkpoint").first
     positions = table_rows("positions", model="adarope")
     square = (positions["log_theta"].astype(float) - positions["log_theta_base"].astype(float)) ** 2
     order = np.sqrt(square.groupby(positions["layer"]).mean()).sort_values(ascending=False)
@@ -361,7 +361,7 @@ def test_clicks_alone_answer_questions_with_the_numbers_of_the_parquet(app: str,
     ):
         assert float(cell) == pytest.approx(heads.loc[(model, 18, 6), "sink_mass"], abs=6e-4)
     choose_option(page, "Model", "base")
-    expect(page.locator(".head-summary")).to_contain_text(f"it copies {retrieval_score('base', 18, 6):.2f} of it")
+    expect(page.locator(".head-summary")).to_contain_text(f"It copies {retrieval_score('base', 18, 6):.0%} of the hidden fact")
 
     # Which heads retrieve, and do they survive each scheme?
     page.get_by_role("link", name="Overview", exact=True).click()
@@ -375,15 +375,15 @@ def test_clicks_alone_answer_questions_with_the_numbers_of_the_parquet(app: str,
 
     # Who carries AdaRoPE's gain, and is it more than noise?
     page.get_by_role("link", name="Influence", exact=True).click()
-    expect(page.locator("#content")).to_contain_text("It holds those of adarope.")
+    expect(page.locator("#content")).to_contain_text("It has sweeps of adarope.")
     choose_option(page, "Model", "adarope")
     expect(page.locator("h1")).to_have_text("Head influence: adarope")
     rows = table_rows("influence", model="adarope", component="joint", target="init", method="exact")
     mean = rows.astype({"doc": "str"}).groupby(["layer", "kv_group"])["delta_nll"].mean()
     (layer, group), most = mean.idxmax(), mean.max()
     caption = page.locator("figcaption", has_text="The units of largest influence").first
-    expect(caption).to_contain_text(f"Most: layer {layer}, key group {group}, {most:+.2g} nats/token")
-    expect(caption).to_contain_text("So few documents cannot tell any unit from zero.")
+    expect(caption).to_contain_text(f"Largest rise: layer {layer}, KV group {group}, {most:+.2g} nats/token")
+    expect(caption).to_contain_text("Too few documents to call any effect real.")
 
 
 def test_a_link_shows_the_same_after_a_newer_run_and_a_stopped_server_gives_a_banner(
