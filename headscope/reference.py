@@ -65,8 +65,8 @@ def _commands() -> list[str]:
         rows = ["| option | meaning |", "|---|---|"]
         for parameter in command.params:
             argument = parameter.param_type_name == "argument"
-            shown = (parameter.metavar or parameter.name.upper()) if argument else ", ".join(parameter.opts)
-            rows.append(f"| `{shown}` | {_plain(getattr(parameter, 'help', '') or '')} |")
+            flag = (parameter.metavar or parameter.name.upper()) if argument else ", ".join(parameter.opts)
+            rows.append(f"| `{flag}` | {_plain(getattr(parameter, 'help', '') or '')} |")
         parts.append(f"### headscope {name}\n\n{_plain(inspect.cleandoc(command.help or ''))}\n\n" + "\n".join(rows))
     return parts
 
@@ -81,8 +81,8 @@ def _functions() -> list[str]:
         rows = ["| keyword | default | meaning |", "|---|---|---|"]
         for name, field in keyword_fields(options).items():
             default = field.get_default(call_default_factory=True)
-            told = ", ".join(map(str, default)) if isinstance(default, list) else str(default)
-            rows.append(f"| `{name}` | {told} | {_plain((field.description or '') + choices(field))} |")
+            default_text = ", ".join(map(str, default)) if isinstance(default, list) else str(default)
+            rows.append(f"| `{name}` | {default_text} | {_plain((field.description or '') + choices(field))} |")
         takes = "model, " if {"models", "model"} & set(probe.takes) else ""
         parts.append(f"### hs.{probe.name}({takes}...)\n\n{probe.summary}\n\n" + "\n".join(rows))
     return parts
