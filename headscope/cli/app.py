@@ -51,6 +51,10 @@ class Commands(TyperGroup):
         probes = plugins.requestable_probes().values()
         if new_name := old_names.PROBES.get(cmd_name):
             raise BadInput(f"command '{cmd_name}' is now '{new_name}'. Use: headscope {new_name}")
+        if cmd_name == "measure":
+            raise BadInput(
+                "there is no command 'measure': 'run' measures. Use: headscope run --model base=smollm2-135m"
+            )
         probe = next((probe for probe in probes if cmd_name == probe.command_name), None)
         return super().get_command(ctx, cmd_name) if probe is None else ProbeCommand(probe)
 

@@ -213,14 +213,15 @@ def _sweep_finding(
     order = units.sort_values("delta", ascending=False)
     largest, smallest = order.iloc[0], order.iloc[-1]
     significant = int((order["p_adjusted"] < 0.05).sum())
+    lower_end = "falls most" if smallest["delta"] < 0 else "rises least"
     significance = f"{significant} differ from zero (false discovery rate 5 %)"
     if largest["documents"] < MIN_DOCUMENTS:
         significance = f"too few {TEXT_NOUNS[objective]}s to call any effect real"
     text = (
         f"{label}, {describe_change(component, target, objective)}, one unit at a time, "
         f"{describe_context_length(length, objective)}, {describe_methods(order)}: the loss rises most for "
-        f"{unit_label(largest)}, by {largest['delta']:+.2g} nats/token{describe_uncertainty(largest)}, and least for "
-        f"{unit_label(smallest)}, by {smallest['delta']:+.2g}{describe_uncertainty(smallest)}. "
+        f"{unit_label(largest)}, by {largest['delta']:+.2g} nats/token{describe_uncertainty(largest)}, and {lower_end} "
+        f"for {unit_label(smallest)}, by {smallest['delta']:+.2g}{describe_uncertainty(smallest)}. "
         f"The top {TAIL_FRACTION:.0%} of {len(order)} units contribute "
         f"{top_share(order['delta']):.0%} of the summed |Δ| (Gini {gini(order['delta']):.2f}); {significance}."
     )
