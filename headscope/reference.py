@@ -17,7 +17,7 @@ from headscope.api import SHARED_KEYWORDS, keyword_fields
 from headscope.cli.app import ProbeCommand, app
 from headscope.cli.probe_commands import choices
 from headscope.runs.column_metadata import statistics
-from headscope.runs.schema import all_tables
+from headscope.runs.columns import all_tables
 
 FILE = Path(__file__).parents[1] / "docs" / "reference.md"
 

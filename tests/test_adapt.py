@@ -28,7 +28,7 @@ from headscope.positions.adarope import LEARNED_PARAMETERS
 from headscope.positions.model import Model
 from headscope.prompts import texts
 from headscope.runs.run import Run
-from headscope.runs.validate import validate
+from headscope.runs.run_tables import validate
 from headscope.study import runner as study
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study

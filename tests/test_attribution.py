@@ -21,8 +21,8 @@ from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.report import assembly
 from headscope.runs.run import Run
+from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
-from headscope.runs.validate import validate
 from headscope.study.config import build_study
 from probes.attribution import report
 from probes.attribution.run import attribute_logits

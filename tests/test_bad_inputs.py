@@ -26,9 +26,9 @@ class Yaml(str):
     """An argument that is the content of a study file."""
 
 
-def case(code: int, told: str, *arguments: object, name: str = "") -> Any:
-    shown = " ".join(str(each) for each in arguments)
-    return pytest.param(code, told, arguments, id=ascii(name or shown).replace("\\", "/")[1:90])
+def case(code: int, message: str, *arguments: object, name: str = "") -> Any:
+    command_line = " ".join(str(each) for each in arguments)
+    return pytest.param(code, message, arguments, id=ascii(name or command_line).replace("\\", "/")[1:90])
 
 
 TINY = ("--model", "x={place}/tiny", "--text", "file:{place}/texts/*.txt", "--docs", 1, "--device", "cpu", "--quiet")
@@ -36,19 +36,19 @@ TINY = ("--model", "x={place}/tiny", "--text", "file:{place}/texts/*.txt", "--do
 NEEDLE = (*TINY[:4], "--device", "cpu", "--quiet", "--lengths", "55,", "--depths", "1")
 
 
-def run(code: int, told: str, *arguments: object) -> Any:
+def run(code: int, message: str, *arguments: object) -> Any:
     """Measuring the tiny model, but for these arguments."""
-    return case(code, told, "run", *TINY, "--length", 24, *arguments, name=" ".join(map(str, arguments)))
+    return case(code, message, "run", *TINY, "--length", 24, *arguments, name=" ".join(map(str, arguments)))
 
 
-def model(code: int, told: str, spec: str, *arguments: object) -> Any:
+def model(code: int, message: str, spec: str, *arguments: object) -> Any:
     """Measuring another model than the tiny one."""
     others = TINY[2:]
-    return case(code, told, "run", "--model", f"x={spec}", *others, "--length", 24, *arguments, name=spec)
+    return case(code, message, "run", "--model", f"x={spec}", *others, "--length", 24, *arguments, name=spec)
 
 
-def study(told: str, content: str) -> Any:
-    return case(2, told, "run", Yaml(content))
+def study(message: str, content: str) -> Any:
+    return case(2, message, "run", Yaml(content))
 
 
 # Families of cases -------------------------------------------------------------------------------------------------
@@ -150,8 +150,8 @@ def of_options() -> Iterator[Any]:
             yield study(f"{section}.{name}", f"{section}: {{{name}: [3.5]}}")
     for section in SECTIONS:
         yield study(f"unknown key '{section}.nope'", f"{section}: {{nope: 1}}")
-        for content, found in (("5", "5"), ("text", "'text'"), ("[1]", "[1]"), ("true", "True")):
-            yield study(f"{section}: Input should be keys with values, found {found}", f"{section}: {content}")
+        for content, shown_value in (("5", "5"), ("text", "'text'"), ("[1]", "[1]"), ("true", "True")):
+            yield study(f"{section}: Input should be keys with values, found {shown_value}", f"{section}: {content}")
         yield study(f"unknown key '{section}s'", f"{section}s: {{}}")
     for value in ("0", "-1", "1"):
         yield case(2, "is too short", "run", f"--length={value}")
@@ -485,7 +485,7 @@ CONFIGS: list[tuple[int, str, str, Any]] = [
 ]
 
 CHECKPOINTS = [
-    *(model(code, told, f"{{place}}/config-{n}") for n, (code, told, *_) in enumerate(CONFIGS)),
+    *(model(code, message, f"{{place}}/config-{n}") for n, (code, message, *_) in enumerate(CONFIGS)),
     model(2, "cannot open checkpoint", "{place}/config-broken"),
     model(2, "cannot open checkpoint", "{place}/no-tokenizer"),
     model(2, "its weights are not finite, first in 'model.layers.1.mlp.up_proj.weight'", "{place}/nan"),
@@ -526,12 +526,13 @@ CHECKPOINTS = [
 ]
 
 LEARNED = [
-    *(model(2, told, f"{{place}}/tiny@adarope:adapter={{place}}/adapters/{name}.safetensors")
-      for name, (told, *_) in ADAPTERS.items()),
-    *(model(2, told, f"{{place}}/tiny@adarope:adapter={{place}}/adapters/metadata-{name}.safetensors")
-      for name, (told, _) in METADATA.items()),
-    *(model(code, told, f"{{place}}/tiny@adarope:adapter={{place}}/trained.safetensors,keys={{place}}/keys/{name}.yaml")
-      for name, (code, told, _) in KEYS.items()),
+    *(model(2, message, f"{{place}}/tiny@adarope:adapter={{place}}/adapters/{name}.safetensors")
+      for name, (message, *_) in ADAPTERS.items()),
+    *(model(2, message, f"{{place}}/tiny@adarope:adapter={{place}}/adapters/metadata-{name}.safetensors")
+      for name, (message, _) in METADATA.items()),
+    *(model(code, message,
+            f"{{place}}/tiny@adarope:adapter={{place}}/trained.safetensors,keys={{place}}/keys/{name}.yaml")
+      for name, (code, message, _) in KEYS.items()),
     model(3, "no key map at", "{place}/tiny@adarope:adapter={place}/trained.safetensors,keys={place}/none.yaml"),
     model(2, "cannot read key map", "{place}/tiny@adarope:adapter={place}/trained.safetensors,keys={place}"),
     model(3, "no checkpoint at", "{place}/tiny@adarope:adapter={place}/none,keys={place}/keys/nan.yaml"),
@@ -565,7 +566,7 @@ OTHERS = [
 TABLE = [
     *of_schemes(),
     *of_options(),
-    *(study(told, content) for told, content in STUDIES),
+    *(study(message, content) for message, content in STUDIES),
     *PLAIN,
     *CHECKPOINTS,
     *LEARNED,
@@ -694,19 +695,19 @@ def filled(argument: object, place: Path, tmp_path: Path) -> str:
     return str(tmp_path / "study.yaml")
 
 
-@pytest.mark.parametrize(("code", "told", "arguments"), TABLE)
-def test_a_bad_input_is_one_line_and_leaves_nothing(code, told, arguments, place, refused, tmp_path):
+@pytest.mark.parametrize(("code", "message", "arguments"), TABLE)
+def test_a_bad_input_is_one_line_and_leaves_nothing(code, message, arguments, place, refused, tmp_path):
     line = refused(code, *(filled(argument, place, tmp_path) for argument in arguments))
-    assert told.replace("{place}", str(place)) in line
+    assert message.replace("{place}", str(place)) in line
 
 
-@pytest.mark.parametrize(("code", "told", "arguments"), OTHERS)
-def test_a_bad_input_of_what_writes_no_run_is_one_line(code, told, arguments, place, headscope, tmp_path):
+@pytest.mark.parametrize(("code", "message", "arguments"), OTHERS)
+def test_a_bad_input_of_what_writes_no_run_is_one_line(code, message, arguments, place, headscope, tmp_path):
     got, _, err = headscope(*(filled(argument, place, tmp_path) for argument in arguments))
     assert got == code, err
     assert err.startswith("headscope: ")
     assert err.count("\n") == 1, err
-    assert told in err
+    assert message in err
 
 
 def test_a_source_alone_is_understood_with_and_without_flags_over_it(tmp_path: Path) -> None:

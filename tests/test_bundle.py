@@ -42,8 +42,8 @@ class Parsed(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag, attrs) -> None:
-        told = dict(attrs)
-        self.links += [told[name] for name in ("href", "src") if told.get(name, "data:,") != "data:,"]
+        attributes = dict(attrs)
+        self.links += [attributes[name] for name in ("href", "src") if attributes.get(name, "data:,") != "data:,"]
         if tag not in VOID:
             self.open.append(tag)
         if tag == "script":
@@ -68,12 +68,12 @@ class Parsed(HTMLParser):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of two models of which little was measured, to be drawn quickly."""
-    made = synthetic_run(
+    synthetic = synthetic_run(
         tmp_path_factory.mktemp("runs"), ("base", HOSTILE), LAYERS, HEADS, groups=2, pairs=4, lengths=(256,), docs=2
     )
-    kept = {name: facts for name, facts in made.manifest["tables"].items() if name in TABLES}
-    (made.path / "run.json").write_text(json.dumps({**made.manifest, "tables": kept}), encoding="utf-8")
-    return Run.open(made.path)
+    kept = {name: facts for name, facts in synthetic.manifest["tables"].items() if name in TABLES}
+    (synthetic.path / "run.json").write_text(json.dumps({**synthetic.manifest, "tables": kept}), encoding="utf-8")
+    return Run.open(synthetic.path)
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +93,10 @@ def test_every_link_leads_to_a_file_of_the_bundle_and_none_elsewhere(site: Path,
     for name, page in parsed.items():
         assert len(page.links) > 5
         for link in page.links:
-            told = urlsplit(link)
-            assert not told.scheme, (name, link)
-            assert not told.netloc, (name, link)
-            target = (site / name).parent / unquote(told.path)
+            url = urlsplit(link)
+            assert not url.scheme, (name, link)
+            assert not url.netloc, (name, link)
+            target = (site / name).parent / unquote(url.path)
             assert target.is_file(), (name, link)
             assert target.resolve().is_relative_to(site)
     assert not re.search(r"url\(|@import", (site / "site.css").read_text())
@@ -140,17 +140,17 @@ def test_a_figure_of_the_bundle_is_the_app_s(run: Run, site: Path, parsed: dict[
     expected = pages.to_json_values(chart.figure.to_plotly_json())
     shared = expected["layout"].pop("template")
     assert stored == json.loads(pages.to_script_json(expected))
-    told = re.search(r"^const TEMPLATE = (.*);$", (site / "site.js").read_text(encoding="utf-8"), re.MULTILINE)
-    assert told
-    assert json.loads(told[1]) == json.loads(pages.to_script_json(shared)), (
+    template = re.search(r"^const TEMPLATE = (.*);$", (site / "site.js").read_text(encoding="utf-8"), re.MULTILINE)
+    assert template
+    assert json.loads(template[1]) == json.loads(pages.to_script_json(shared)), (
         "the template is in the script that all share"
     )
 
 
 def test_every_sentence_that_was_found_is_on_the_first_page(run: Run, parsed: dict[str, Parsed]) -> None:
     text = " ".join(parsed["index.html"].text.split())
-    for found in assembly.findings_by_topic(run).values():
-        for finding in found:
+    for topic_findings in assembly.findings_by_topic(run).values():
+        for finding in topic_findings:
             if not hasattr(finding, "verdict"):
                 assert " ".join(finding.text.split()) in text
 
@@ -209,7 +209,9 @@ def test_a_reader_finds_every_head_without_a_server(run: Run, site: Path, chromi
     noise: list[str] = []
     page.on("console", lambda message: noise.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: noise.append(str(error)))
-    page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else noise.append(asked.url))
+    page.on(
+        "request", lambda request: None if request.url.startswith(("file:", "data:")) else noise.append(request.url)
+    )
 
     def drawn() -> None:
         page.wait_for_selector("[data-figure]:visible[data-drawn]", state="attached", timeout=60_000)

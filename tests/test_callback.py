@@ -11,12 +11,12 @@ from headscope.callback import HeadscopeCallback
 from headscope.errors import BadInput
 from headscope.positions.model import Model, load
 from headscope.runs.run import Run, list_runs
-from headscope.runs.validate import validate
+from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
 from headscope.study.monitor import TIME_SHARE_KEY, TrainingMonitor
 from headscope.study.runner import run_study
 from probes.pretrain.model_setup import random_model, train_tokenizer
-from probes.pretrain.options import PretrainOptions
+from probes.pretrain.schema import PretrainOptions
 
 WORDS = "the quick brown fox jumps over the lazy dog and then sleeps under an old tree. " * 40
 PROBES = {"measure": {"lengths": [32], "rows": 4, "tables": ["attention", "nll"]}}

@@ -328,7 +328,7 @@ def test_edits_apply_in_registration_order_and_end_with_the_capture() -> None:
     assert calls == ["first", "second"]
 
 
-def test_only_the_layers_asked_for_are_heard() -> None:
+def test_a_listener_receives_only_its_layers() -> None:
     model = tiny("olmo3")
     layers_called: list[int] = []
     with torch.no_grad(), capturing(model) as layers:

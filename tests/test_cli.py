@@ -28,10 +28,14 @@ def test_threads_sleep_soon_unless_the_user_says_how_they_wait(headscope, monkey
     imported = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
     assert "headscope.cli.app" in imported
     assert "torch" not in imported, "it would have read its environment before the command sets it"
-    for given, set_to in (({}, cli.SPIN_COUNT), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)):
+    for variables, set_to in (
+        ({}, cli.SPIN_COUNT),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, None),
+    ):
         for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
             monkeypatch.delenv(name, raising=False)
-        for name, value in given.items():
+        for name, value in variables.items():
             monkeypatch.setenv(name, value)
         headscope("--help")
         assert os.environ.get("GOMP_SPINCOUNT") == set_to
@@ -74,7 +78,7 @@ def test_a_hub_id_without_network_is_reported_as_missing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "told"),
+    ("scheme", "message"),
     [
         ("yarm:factor=8", "did you mean 'yarn'"),
         ("yarn:factor=0", "factor=0: expected a number of at least 1"),
@@ -82,12 +86,12 @@ def test_a_hub_id_without_network_is_reported_as_missing(tmp_path):
         ("yarn:factors=8", "did you mean 'factor'"),
     ],
 )
-def test_a_bad_scheme_is_refused_before_any_work(refused, scheme, told):
-    assert told in refused(2, "run", "--model", f"x=smollm2-135m@{scheme}", "--length", 64)
+def test_a_bad_scheme_is_refused_before_any_work(refused, scheme, message):
+    assert message in refused(2, "run", "--model", f"x=smollm2-135m@{scheme}", "--length", 64)
 
 
 @pytest.mark.parametrize(
-    ("code", "arguments", "told"),
+    ("code", "arguments", "message"),
     [
         (2, ["--factor", 0.5], "adapt.factor: Input should be greater than or equal to 1"),
         (2, ["--phase", "2048"], "bad phase '2048': expected LENGTH:STEPS"),
@@ -99,8 +103,8 @@ def test_a_bad_scheme_is_refused_before_any_work(refused, scheme, told):
         (3, ["--train", "file:./none/*.txt"], "no file matches 'file:none/*.txt'"),
     ],
 )
-def test_a_mistake_in_a_training_is_refused_before_any_work(refused, code, arguments, told):
-    assert told in refused(code, "adapt", *arguments)
+def test_a_mistake_in_a_training_is_refused_before_any_work(refused, code, arguments, message):
+    assert message in refused(code, "adapt", *arguments)
 
 
 def test_a_negative_length_is_refused(refused):
@@ -111,7 +115,7 @@ def test_rows_that_are_no_number_are_refused(refused):
     assert "measure.rows: Input should be a valid integer" in refused(2, "run", "--rows", "some")
 
 
-def test_a_length_given_as_a_count_is_told_how_to_be_given(refused):
+def test_a_length_passed_as_a_count_is_refused_with_the_right_form(refused):
     assert "For one length of 1024 tokens write '--lengths 1024,'" in refused(2, "needle", "--lengths", "1024")
 
 
@@ -310,5 +314,5 @@ def test_the_dashboard_ends_quietly_on_ctrl_c(tmp_path):
     assert (process.returncode, err) == (0, "")
 
 
-def test_the_version_is_told(headscope):
+def test_version_prints_the_version(headscope):
     assert headscope("--version") == (0, f"headscope {version('headscope')}\n", "")

@@ -24,7 +24,7 @@ from werkzeug.serving import make_server
 from dashboards.app import create_app
 from dashboards.layout import all_pages
 from dashboards.run_store import RunStore
-from headscope.cli.dash import EXAMPLE
+from headscope.cli.flags import EXAMPLE
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run, short_names
 from headscope.runs.summary import heads_of_model

@@ -12,7 +12,7 @@ import yaml
 
 from headscope import plugins, reference
 from headscope.cli.app import Commands, app
-from headscope.runs.schema import all_tables
+from headscope.runs.columns import all_tables
 from headscope.study.config import build_study, read_study
 from probes.adapt import paper_page
 
@@ -25,9 +25,9 @@ REFERENCE = reference.FILE.read_text(encoding="utf-8")
 
 def blocks(kind: str) -> list[str]:
     """Code blocks of README and guides in that language."""
-    found = re.findall(rf"^```{kind}\n(.*?)^```", f"{README}\n{GUIDES}", re.MULTILINE | re.DOTALL)
-    assert found
-    return found
+    code = re.findall(rf"^```{kind}\n(.*?)^```", f"{README}\n{GUIDES}", re.MULTILINE | re.DOTALL)
+    assert code
+    return code
 
 
 def commands() -> list[str]:
@@ -71,14 +71,14 @@ def test_every_table_and_column_is_in_the_reference(table):
     chapter = REFERENCE.split(f"### {table.name}\n")[1].split("\n### ")[0]
     for column in table.columns:
         assert column.meaning
-        shown = f"**{column.name}**" if column.key else column.name
-        assert chapter.count(f"\n| {shown} |") == 1, shown
+        cell = f"**{column.name}**" if column.key else column.name
+        assert chapter.count(f"\n| {cell} |") == 1, cell
 
 
 def test_every_folder_is_in_contributing():
     there = {path.parent.name for path in (ROOT / "headscope").glob("*/__init__.py")}
-    told = set(re.findall(r"^    headscope/(\w+)/ ", CONTRIBUTING, re.MULTILINE))
-    assert told == there
+    listed = set(re.findall(r"^    headscope/(\w+)/ ", CONTRIBUTING, re.MULTILINE))
+    assert listed == there
 
 
 def test_the_readme_has_the_two_set_up_commands_of_the_makefile():

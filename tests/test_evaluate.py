@@ -21,8 +21,8 @@ from headscope.models import loading
 from headscope.positions.model import Model, load
 from headscope.report.blocks import RenderContext
 from headscope.runs.run import Run
+from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
-from headscope.runs.validate import validate
 from headscope.study import runner as study
 from headscope.study.config import build_study
 from probes.evaluate import harness, plots, report

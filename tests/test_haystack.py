@@ -118,7 +118,7 @@ def test_the_chat_template_wraps_haystack_and_question() -> None:
 
 
 @pytest.mark.parametrize("template", ["prefix", "plain"])
-def test_an_indirect_needle_is_asked_for_in_other_words_and_its_fact_alone_is_scored(template: str) -> None:
+def test_an_indirect_needle_has_a_paraphrased_question_and_only_its_fact_is_scored(template: str) -> None:
     tokens = tokenizer("byte-level")
     haystack = Haystack("play", first_tokens(play(), tokens, 900), tokens)
     for needle in INDIRECT_NEEDLES:
@@ -145,9 +145,9 @@ def test_a_needle_longer_than_the_context_names_the_shortest_that_fits() -> None
     haystack, prompter = ground("characters")
     with pytest.raises(
         BadInput, match=r"leaves no room for a haystack in a context of 64. Use lengths of at least (\d+)"
-    ) as told:
+    ) as refusal:
         prompter.prompt_with_needle(haystack, 64, 0.5)
-    least = int(str(told.value).rsplit(" ", 1)[1])
+    least = int(str(refusal.value).rsplit(" ", 1)[1])
     assert len(prompter.prompt_with_needle(haystack, least, 0.5).ids) == least
     with pytest.raises(BadInput, match=f"in a context of {least - 1}. Use lengths of at least {least}"):
         prompter.prompt_with_needle(haystack, least - 1, 0.5)
@@ -189,7 +189,7 @@ def test_needles_are_chosen_by_kind_and_a_cue_makes_one_indirect(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("{", "line 1 is not JSON"),
         ('{"name": "a"}', "line 1 needs exactly the keys name, question, opening, fact, and may have cue"),
@@ -198,9 +198,9 @@ def test_needles_are_chosen_by_kind_and_a_cue_makes_one_indirect(tmp_path: Path)
         ('{"name": "a", "question": "", "opening": "", "fact": "b"}\n' * 2, "names two needles 'a'"),
     ],
 )
-def test_a_bad_file_of_needles_is_refused_by_line(tmp_path: Path, content: str, told: str) -> None:
+def test_a_bad_file_of_needles_is_refused_by_line(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "bad.jsonl").write_text(content)
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=message):
         read_needles(str(tmp_path / "bad.jsonl"), 6)
     with pytest.raises(Missing, match="no needles at"):
         read_needles(str(tmp_path / "none.jsonl"), 6)

@@ -109,7 +109,7 @@ def test_revision_is_opened_and_stored_in_the_manifest(
     assert early["scheme"] == "yarn:factor=4"
     assert early["weights_sha256"] == hs.load(str(checkpoints / "step2"), device="cpu").weights_sha256
     assert early["weights_sha256"] != last["weights_sha256"]
-    assert not any(path.endswith(".bin") for path in hub.asked)
+    assert not any(path.endswith(".bin") for path in hub.requested_paths)
 
 
 def test_checkpoint_pattern_expands_to_branches_in_step_order(measure: Command, tmp_path: Path) -> None:

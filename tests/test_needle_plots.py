@@ -20,8 +20,7 @@ from probes.needle.analysis import (
     seed_agreement,
     success_by_cell,
 )
-from probes.needle.options import NeedleOptions
-from probes.needle.tables import TABLES
+from probes.needle.schema import TABLES, NeedleOptions
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ from headscope.positions.model import Model
 from headscope.report import assembly
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
+from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
-from headscope.runs.validate import validate
 from headscope.study.config import build_study
 from headscope.study.runner import run_study as run_study
 from probes.patterns import analysis, report

@@ -20,7 +20,7 @@ OUTSIDE = Path(__file__).with_name("outside")
 BASIC_PROBES = {"positions", "measure", "adapt", "pretrain"}
 """Probes whose tables and statistics other parts of headscope use."""
 OTHER_MEANINGS = {
-    "attribution": ["probes/needle/options.py"],
+    "attribution": ["probes/needle/schema.py"],
     "needle": ["headscope/prompts/haystack.py", "headscope/prompts/needle_grid.py"],
     "patterns": ["headscope/measures/top_keys.py"],
     "window": ["headscope/attention/record.py"],

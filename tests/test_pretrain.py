@@ -28,8 +28,8 @@ from probes.pretrain import report
 from probes.pretrain.analysis import final_checkpoint_labels, variant_table
 from probes.pretrain.claims import pretraining_claims
 from probes.pretrain.model_setup import initial_positions, random_model
-from probes.pretrain.options import PretrainOptions, TrainingKey
 from probes.pretrain.run import PretrainRunner
+from probes.pretrain.schema import PretrainOptions, TrainingKey
 from probes.pretrain.trainer import PretrainTrainer
 
 VARIANTS = ["rope", "prope", "alibi", "nope", "adarope", "no-freq", "no-scale", "shared-freq", "fixed-log"]

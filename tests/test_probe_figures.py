@@ -7,7 +7,7 @@ import pytest
 from headscope import report
 from headscope.report import assembly
 from headscope.runs.run import Run
-from headscope.runs.validate import validate
+from headscope.runs.run_tables import validate
 from headscope.study import runner as study
 from headscope.study.config import build_study
 from probes.scaling import report as scaling

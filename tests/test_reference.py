@@ -30,8 +30,8 @@ def test_softmax_of_captured_q_and_k_is_the_attention_of_eager(family: str) -> N
     assert len(layers) == families.LAYERS
     for layer, window, alpha in zip(layers, spec.windows, expected.attentions, strict=True):
         assert torch.equal(layer.mask, eager_reference.visible(IDS.shape[1], window))
-        found = eager_reference.weights(layer.q, layer.k, layer.scaling, window)
-        torch.testing.assert_close(found, alpha[0].double(), rtol=1e-4, atol=1e-5)
+        actual = eager_reference.weights(layer.q, layer.k, layer.scaling, window)
+        torch.testing.assert_close(actual, alpha[0].double(), rtol=1e-4, atol=1e-5)
 
 
 @MEASURABLE
@@ -103,19 +103,19 @@ def test_ess_of_one_hot_logits_has_the_closed_form_of_the_paper(height: float) -
     length = 40
     s = torch.zeros(1, 1, length, dtype=torch.float64)
     s[..., 7] = height
-    found = eager_reference.row_statistics(s.softmax(-1).expand(1, length, length))
+    actual = eager_reference.row_statistics(s.softmax(-1).expand(1, length, length))
     expected = (math.exp(height) + length - 1) ** 2 / (math.exp(2 * height) + length - 1)
-    torch.testing.assert_close(found["ess2"], torch.full((1, length), expected, dtype=torch.float64))
+    torch.testing.assert_close(actual["ess2"], torch.full((1, length), expected, dtype=torch.float64))
     z = math.exp(height) + length - 1
     entropy = math.log(z) - height * math.exp(height) / z
-    torch.testing.assert_close(found["ess1"], torch.full((1, length), math.exp(entropy), dtype=torch.float64))
+    torch.testing.assert_close(actual["ess1"], torch.full((1, length), math.exp(entropy), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("window", [None, 8])
 def test_uniform_rows_have_the_statistics_of_counting(window: int | None) -> None:
     length = 50
     q, k = torch.zeros(2, length, 4), torch.ones(1, length, 4)
-    found = eager_reference.row_statistics(eager_reference.weights(q, k, 0.5, window))
+    actual = eager_reference.row_statistics(eager_reference.weights(q, k, 0.5, window))
     i = torch.arange(length, dtype=torch.float64)
     n = (i + 1).clamp(max=window or length)
     expected = {
@@ -127,17 +127,17 @@ def test_uniform_rows_have_the_statistics_of_counting(window: int | None) -> Non
         "local_mass": n.clamp(max=32) / n,
         "mean_distance": (n - 1) / 2,
     }
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value.expand(2, length), msg=name)
+        torch.testing.assert_close(actual[name], value.expand(2, length), msg=name)
 
 
 def test_a_one_hot_row_attends_to_one_token() -> None:
     alpha = torch.eye(5, dtype=torch.float64)[None]
-    found = eager_reference.row_statistics(alpha)
-    for name in found.keys() - {"sink_mass"}:
+    actual = eager_reference.row_statistics(alpha)
+    for name in actual.keys() - {"sink_mass"}:
         value = 0 if name in ("log_ess2", "mean_distance") else 1
-        assert torch.equal(found[name], torch.full((1, 5), value, dtype=torch.float64)), name
+        assert torch.equal(actual[name], torch.full((1, 5), value, dtype=torch.float64)), name
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

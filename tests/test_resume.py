@@ -19,7 +19,7 @@ import headscope as hs
 from headscope.errors import BadInput, Changed, Interrupted
 from headscope.models import checkpoint
 from headscope.runs.run import Run
-from headscope.runs.validate import validate
+from headscope.runs.run_tables import validate
 from headscope.runs.writer import RunWriter
 from headscope.study import context, runner
 from headscope.study.config import build_study

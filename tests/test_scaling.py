@@ -14,8 +14,8 @@ from scipy.integrate import quad
 from headscope.errors import BadInput
 from headscope.study import runner as study
 from headscope.study.config import build_study
-from probes.scaling.options import theorem_case
 from probes.scaling.run import ROPE_BASE, log_ess, logit_means, logit_scale
+from probes.scaling.schema import theorem_case
 
 SEEDS = st.integers(0, 2**31)
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from support.tiny_studies import content, contents, save_checkpoint, save_texts
 
+from headscope.runs.columns import all_tables
 from headscope.runs.run import Run
-from headscope.runs.schema import all_tables
 from headscope.study import context as study_context
 from headscope.study.cells import Cell, TextPass, group_by_pass
 from headscope.study.config import Study, build_study

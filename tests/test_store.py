@@ -17,13 +17,11 @@ from support.small_runs import CELLS, CONFIG, contents, interrupted, rows, study
 from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.runs import arrow, writer
 from headscope.runs.arrow import to_arrow
-from headscope.runs.columns import FORMAT_VERSION
-from headscope.runs.combined_runs import join
+from headscope.runs.columns import FORMAT_VERSION, all_tables
 from headscope.runs.run import Run, combine_runs, list_runs, open_runs
-from headscope.runs.schema import all_tables
+from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_manifest, synthetic_run
-from headscope.runs.validate import validate
-from headscope.runs.writer import RunWriter
+from headscope.runs.writer import RunWriter, join_runs
 
 # Killed at any moment
 
@@ -389,7 +387,7 @@ def test_a_newer_format_is_refused_by_version(tmp_path):
     assert isinstance(reason, BadRun)
 
 
-def test_a_table_that_was_not_asked_for_is_refused_with_those_there_are(tmp_path):
+def test_a_missing_table_is_refused_with_the_list_of_tables(tmp_path):
     with pytest.raises(BadRun, match=r"no table 'attention'. It has: distance, nll"):
         _ = study(tmp_path).attention
     with pytest.raises(AttributeError, match="headz"):
@@ -442,13 +440,13 @@ def at(run, time):
 
 
 def test_a_label_that_two_runs_measured_is_two_models(tmp_path):
-    mine, theirs = "base · synthetic 01-01 08:30", "base · synthetic 01-01 09:00"
+    first_label, second_label = "base · synthetic 01-01 08:30", "base · synthetic 01-01 09:00"
     first = at(synthetic_run(tmp_path, models=("base", "yarn")), "20260101T083000Z")
     second = at(synthetic_run(tmp_path, models=("base", "ntk"), seed=1), "20260101T090000Z")
     joined = combine_runs([first, second])
-    assert joined.models == [mine, "yarn", theirs, "ntk"]
+    assert joined.models == [first_label, "yarn", second_label, "ntk"]
     assert len(joined.attention) == len(first.attention) + len(second.attention)
-    for label, run in ((mine, first), (theirs, second)):
+    for label, run in ((first_label, first), (second_label, second)):
         own = joined.attention[joined.attention["model"] == label]
         assert own["ess2"].tolist() == run.attention[run.attention["model"] == "base"]["ess2"].tolist()
     assert joined.parts == [first, second]
@@ -457,8 +455,8 @@ def test_a_label_that_two_runs_measured_is_two_models(tmp_path):
 
 
 def test_runs_of_one_name_in_two_folders_are_two_models_and_one_run_named_twice_is_refused(tmp_path):
-    made = [synthetic_run(tmp_path / name, models=("base",), seed=seed) for seed, name in enumerate("ab")]
-    same = [Run.open(run.path.rename(run.path.with_name("r"))) for run in made]
+    runs = [synthetic_run(tmp_path / name, models=("base",), seed=seed) for seed, name in enumerate("ab")]
+    same = [Run.open(run.path.rename(run.path.with_name("r"))) for run in runs]
     joined = combine_runs(same)
     assert joined.models == ["base · r (1)", "base · r (2)"]
     assert len(joined.heads) == 2 * 24
@@ -491,15 +489,15 @@ def test_one_label_with_two_adapters_is_two_models_whatever_was_measured_of_each
     assert "yarn" in joined.models
 
 
-def test_what_joined_runs_say_twice_without_a_model_is_told(tmp_path):
+def test_conflicting_rows_without_a_model_are_reported_when_runs_are_joined(tmp_path):
     rows = {"scheme": "nope", "regime": "i", "exponent": 0.9, "beta": 2.0, "context_length": [10, 20], "seed": 0}
-    made = []
+    runs = []
     for target in (63.0, 64.0):
         with RunWriter.open(tmp_path, "scaling", {"target": target}) as writer:
             same = {**rows, "scale": 1.0, "ess": 70.0, "ratio": 1.1}
             writer.add("all", {"scaling": pd.DataFrame({**same, "target": [60.0, target]})})
-            made.append(writer.commit(["all"], synthetic_manifest(())))
-    joined = combine_runs(made)
+            runs.append(writer.commit(["all"], synthetic_manifest(())))
+    joined = combine_runs(runs)
     assert joined.dropped == {"scaling": 1}
     assert joined.scaling["target"].tolist() == [60.0, 63.0]
 
@@ -525,14 +523,14 @@ def test_one_label_over_two_checkpoints_is_two_models(tmp_path):
 def test_joined_runs_are_stored_as_they_are_read_as_one(tmp_path):
     shape = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
     parts = [synthetic_run(tmp_path, models=(name,), seed=seed, **shape) for seed, name in enumerate("ab")]
-    stored, whole = join(parts, tmp_path, "both"), combine_runs(parts)
+    stored, whole = join_runs(parts, tmp_path, "both"), combine_runs(parts)
     assert validate(stored) == []
     assert stored.models == whole.models == ["a", "b"]
     for name in whole.tables:
-        ours, theirs = (
+        ours, second_label = (
             run.table(name).sort_values(all_tables()[name].keys, ignore_index=True) for run in (stored, whole)
         )
-        pd.testing.assert_frame_equal(ours, theirs, check_categorical=False, obj=name)
+        pd.testing.assert_frame_equal(ours, second_label, check_categorical=False, obj=name)
     pd.testing.assert_frame_equal(stored.heads, whole.heads)
     assert {*stored.manifest["config"]["joined"]} == {run.name for run in parts}
 
@@ -547,13 +545,13 @@ def test_a_join_that_was_killed_before_its_commit_goes_on(tmp_path, monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(RunWriter, "commit", killed)
         with pytest.raises(KeyboardInterrupt):
-            join(parts, tmp_path, "both")
-    assert validate(join(parts, tmp_path, "both")) == []
+            join_runs(parts, tmp_path, "both")
+    assert validate(join_runs(parts, tmp_path, "both")) == []
 
 
 def test_runs_that_cannot_be_joined_are_refused_and_nothing_is_written(tmp_path):
     run = synthetic_run(tmp_path, models=("a",), layers=2, heads=2, groups=2, pairs=2, lengths=(256,), docs=2)
     for parts in ([run], [run, run]):
         with pytest.raises(BadInput, match="Name two or more"):
-            join(parts, tmp_path / "out", "both")
+            join_runs(parts, tmp_path / "out", "both")
     assert not (tmp_path / "out").exists()

@@ -30,9 +30,9 @@ import headscope
 from headscope import plugins
 from headscope.errors import BadInput, Interrupted, Missing
 from headscope.model_spec import ModelSpec
+from headscope.runs.columns import all_tables
 from headscope.runs.run import Run, list_runs
-from headscope.runs.schema import all_tables
-from headscope.runs.validate import validate
+from headscope.runs.run_tables import validate
 from headscope.study import context as study_context
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study, read_study

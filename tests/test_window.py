@@ -14,8 +14,8 @@ from headscope.study import runner as study
 from headscope.study.config import build_study
 from probes.window import run as window
 from probes.window.analysis import accuracy_by_width, mass_bounds
-from probes.window.options import WindowOptions
 from probes.window.run import SCHEMES, WindowModels, train_models
+from probes.window.schema import WindowOptions
 
 SMALL = WindowOptions(center=12, widths=[3, 7], seeds=2, steps=150)
 DISTANCES = torch.arange(1, 2 * SMALL.center).float()

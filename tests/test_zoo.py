@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from zoo import build, command, judge, share, table, use
-from zoo.judge import Verdict
+from zoo import build, checks, command, decoding_and_bf16, hub_coverage, table
+from zoo.checks import Verdict
 
 from headscope.attention import backend
 from headscope.attention.kernel import AttentionRule
@@ -37,9 +37,9 @@ REFUSED_VARIANTS = {"laguna, windows"}
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
     """All verdicts, from a process of its own: its children are forked before it has done anything else."""
     stored = tmp_path_factory.mktemp("zoo") / "verdicts.json"
-    asked = [sys.executable, "-W", "ignore", "-m", "tests.zoo", "--variants", "--use", "--json", str(stored)]
+    command_line = [sys.executable, "-W", "ignore", "-m", "tests.zoo", "--variants", "--use", "--json", str(stored)]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(asked, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
+    done = subprocess.run(command_line, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     return {name: Verdict(**each) for name, each in json.loads(stored.read_text(encoding="utf-8")).items()}
@@ -54,32 +54,32 @@ def test_nothing_is_measured_wrongly_and_nothing_ends_in_a_traceback(verdicts: d
 
 
 def test_at_least_so_many_causal_types_are_right_in_everything(verdicts: dict[str, Verdict]) -> None:
-    assert len(share.right(of(verdicts, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))) >= RIGHT_AT_LEAST
+    assert len(hub_coverage.right(of(verdicts, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))) >= RIGHT_AT_LEAST
 
 
 def test_nearly_all_checkpoints_of_the_hub_are_of_a_type_that_is_right(verdicts: dict[str, Verdict]) -> None:
-    assert share.share(share.right(verdicts)) >= SHARE_AT_LEAST
+    assert hub_coverage.share(hub_coverage.right(verdicts)) >= SHARE_AT_LEAST
 
 
 def test_the_text_part_of_vision_language_models_is_right(verdicts: dict[str, Verdict]) -> None:
-    assert len(share.right(of(verdicts, command.VISION))) >= VISION_AT_LEAST
+    assert len(hub_coverage.right(of(verdicts, command.VISION))) >= VISION_AT_LEAST
 
 
 def test_what_varies_within_a_family_that_is_right_is_right(verdicts: dict[str, Verdict]) -> None:
-    found = of(verdicts, command.of_variants())
-    right, families = share.right(found), share.right(verdicts)
+    variants = of(verdicts, command.of_variants())
+    right, families = hub_coverage.right(variants), hub_coverage.right(verdicts)
     assert len(right) >= VARIANTS_AT_LEAST
-    assert {name for name in found if name not in right and name.partition(", ")[0] in families} == REFUSED_VARIANTS
+    assert {name for name in variants if name not in right and name.partition(", ")[0] in families} == REFUSED_VARIANTS
 
 
 def test_each_kind_of_attention_decodes_with_a_cache_and_runs_in_bfloat16(verdicts: dict[str, Verdict]) -> None:
-    found = of(verdicts, command.of_use())
-    assert len(found) == 2 * len(use.KINDS)
-    assert not {name: each.what for name, each in found.items() if each.kind != "right"}
+    uses = of(verdicts, command.of_use())
+    assert len(uses) == 2 * len(decoding_and_bf16.KINDS)
+    assert not {name: each.what for name, each in uses.items() if each.kind != "right"}
 
 
 def test_the_docs_have_the_table_of_families(verdicts: dict[str, Verdict]) -> None:
-    assert table.stored(ROOT / "docs" / "models.md") == table.shown(of(verdicts, command.TYPES)), "run `make docs`"
+    assert table.stored(ROOT / "docs" / "models.md") == table.markdown(of(verdicts, command.TYPES)), "run `make docs`"
 
 
 # What the zoo sees -------------------------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ def test_the_zoo_sees_pairs_of_other_dimensions(planted: pytest.MonkeyPatch) -> 
 
 
 def test_the_zoo_sees_other_frequencies(planted: pytest.MonkeyPatch) -> None:
-    told = cells.frequencies_by_layer
-    planted.setattr(cells, "frequencies_by_layer", lambda *asked: 1.01 * told(*asked))
+    frequencies = cells.frequencies_by_layer
+    planted.setattr(cells, "frequencies_by_layer", lambda *arguments: 1.01 * frequencies(*arguments))
     assert verdict("llama").what.startswith("theta")
 
 
@@ -131,4 +131,4 @@ def test_the_zoo_sees_a_scheme_without_its_factor(planted: pytest.MonkeyPatch) -
 
 
 def verdict(name: str) -> Verdict:
-    return judge.judged(partial(build.tiny, name))
+    return checks.judged(partial(build.tiny, name))

@@ -15,17 +15,15 @@ from typer._click.exceptions import ClickException, NoArgsIsHelpError
 from typer.core import TyperCommand, TyperGroup
 
 from headscope import plugins, signals, user_input
-from headscope.cli import bench, bundle, dash, plan, selfcheck
-from headscope.cli.execution import execute
-from headscope.cli.flags import Json, Out, Quiet
-from headscope.errors import BadInput, HeadscopeError
+from headscope.cli import bench, bundle, execute, plan, selfcheck
+from headscope.cli.flags import EXAMPLE, Json, Out, Quiet
+from headscope.errors import BadInput, CannotWrite, HeadscopeError
 from headscope.runs import old_names
 
 STUDY_FILES = Path(__file__).parents[1] / "study_files"
 
 # How long OpenMP threads spin at a barrier before they sleep. The default of 300,000 makes torch 5 to 10 times slower
-# as
-# soon as anything else runs on the same cores; this value costs nothing on a quiet machine.
+# when other programs use the same cores; this value costs nothing on an idle machine.
 SPIN_COUNT = "5000"
 
 
@@ -132,7 +130,34 @@ def demo(
     )
 
 
-app.command()(dash.dash)
+@app.command()
+def dash(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUNS_DIR|RUN",
+            show_default="the shipped example",
+            help="Folder that holds runs, or the run to open first.",
+        ),
+    ] = EXAMPLE,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port on this machine; 0 picks a free one.")
+    ] = 8050,
+) -> None:
+    """Explore runs in the browser: heads, model comparison, retrieval, influence, checkpoints.
+
+    Read-only and local only: it listens on this machine and makes no network requests. New runs appear by themselves.
+    """
+    path = user_input.expand_path(directory, "directory")
+    if not path.is_dir():
+        raise BadInput(f"no directory '{directory}'. Measure something first, for example: headscope demo")
+    from dashboards.app import serve
+
+    try:
+        serve(path.resolve(), port)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise CannotWrite(f"cannot listen on port {port}: {reason}. Choose another --port") from error
 
 
 @app.command()
@@ -153,8 +178,8 @@ def join(
     """Combine several runs into one run directory, to share or ship it."""
     if not re.match(user_input.RUN_NAME_PATTERN, name):
         raise BadInput(f"invalid run name {user_input.quote(name)}. Use letters, digits, - and _ in --name")
-    from headscope.runs.combined_runs import join as join_runs
     from headscope.runs.run import Run
+    from headscope.runs.writer import join_runs
 
     print(f"Run: {join_runs([Run.open(path) for path in runs], out, name).path}")
 
@@ -213,7 +238,7 @@ def validate(
 ) -> None:
     """Check run directories: digests, row counts, column types, value ranges, duplicate keys."""
     from headscope.runs.run import Run
-    from headscope.runs.validate import validate as find_problems
+    from headscope.runs.run_tables import validate as find_problems
 
     problems = [f"{path.name}: {problem}" for path in runs for problem in find_problems(Run.open(path))]
     for problem in problems:

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from headscope import plugins
-from headscope.cli.dash import EXAMPLE
-from headscope.cli.execution import quiet_libraries
-from headscope.cli.flags import Json
+from headscope.cli import quiet_libraries
+from headscope.cli.flags import EXAMPLE, Json
 
 BF16_LENGTH = 1024
 """Tokens of the documents that are also measured in bfloat16."""

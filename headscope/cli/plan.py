@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headscope.cli.execution import quiet_libraries
+from headscope.cli import quiet_libraries
 from headscope.cli.flags import Json
 
 MAX_CHECKPOINTS = 20

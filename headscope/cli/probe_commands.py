@@ -157,7 +157,7 @@ def _takes_only_lists(annotation: Any) -> bool:
 
 
 def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any]) -> None:
-    from headscope.cli.execution import execute, finish
+    from headscope.cli import execute, finish
     from headscope.study.checkpoint_glob import expand_checkpoints
     from headscope.study.config import parse_models, read_study
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headscope.cli.execution import quiet_libraries
+from headscope.cli import quiet_libraries
 from headscope.cli.flags import Json
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from headscope.report.blocks import Block, Chart, RenderContext, TextTable
 from headscope.report.text import evenly_spaced, head_mask, statistics_table
 from headscope.runs import columns, summary
 from headscope.runs.column_metadata import Statistic, parse_column, statistic, statistics
+from headscope.runs.columns import all_tables
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.run_tables import RunTables
-from headscope.runs.schema import all_tables
 
 SIGNIFICANT_DIGITS = 5
 """Significant digits of numbers in figures."""

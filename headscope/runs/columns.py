@@ -1,11 +1,18 @@
-"""What a stored column and table are, and the key columns that tables share."""
+"""Declarations of stored tables and columns, the key columns that tables share, and all declared tables.
+
+Schemas, the column reference in the docs and `headscope validate` are derived from `all_tables`. Choices made where the
+paper is silent are marked "[ours]".
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Literal
 
 import pyarrow as pa
+
+from headscope import plugins
 
 FORMAT_VERSION = 2
 """Major version of the run directory. Readers refuse a newer one by name."""
@@ -94,3 +101,16 @@ VISIBLE = key(
     16,
 )
 DISTANCE = key("distance", "index32", "tokens", "D = i - j; 0 and log-spaced, 4 per octave [ours]")
+
+
+@cache
+def all_tables() -> Mapping[str, Table]:
+    """Every table that a run may hold, by name."""
+    return {table.name: table for _, tables in plugins.load_parts("tables") for table in tables}
+
+
+@cache
+def tables_of_every_run() -> frozenset[str]:
+    """Names of the tables that every run of models holds, from probes that always run."""
+    parts = plugins.load_parts("tables")
+    return frozenset(table.name for probe, tables in parts if probe.runs_always for table in tables)

@@ -15,8 +15,8 @@ import pyarrow as pa
 from headscope.errors import BadInput, BadRun
 from headscope.heads import HeadSet
 from headscope.runs import summary
+from headscope.runs.columns import all_tables, tables_of_every_run
 from headscope.runs.run_tables import RunTables
-from headscope.runs.schema import all_tables, tables_of_every_run
 
 NOTEBOOK_MODULE = "headscope.report.notebook"
 """Renders a run in a notebook. It lies in a higher layer, so it is named here and imported on use."""

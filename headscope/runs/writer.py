@@ -22,19 +22,20 @@ import pandas as pd
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from headscope.errors import BadRun, CannotWrite, Changed
+from headscope.errors import BadInput, BadRun, CannotWrite, Changed
 from headscope.runs import arrow
 from headscope.runs.arrow import Rows, to_arrow
-from headscope.runs.columns import FORMAT_VERSION
+from headscope.runs.columns import FORMAT_VERSION, all_tables
 from headscope.runs.io import fsync, read_bytes, read_json, sha256, write_json
-from headscope.runs.run import Run
-from headscope.runs.schema import all_tables
+from headscope.runs.run import Run, combine_runs
 from headscope.signals import uninterrupted
 
 MAX_NAME_BYTES = 255
 """Longest file name in bytes."""
 DIGEST_FILE = "digests.json"
 """File in a cell's folder with the sha256 of each of its tables."""
+WRITER_KEYS = ("models", "tables", "files", "format_version", "started", "finished")
+"""Entries of run.json that the combined run writes itself; the others are kept per part."""
 
 
 class RunWriter:
@@ -250,6 +251,28 @@ def _convert_write_errors(out: Path, scratch: Path | None = None) -> Iterator[No
         advice = "Free some space" if error.errno == errno.ENOSPC else "Choose another --out"
         reason = os.strerror(error.errno) if error.errno else error  # pyarrow's own text is long
         raise CannotWrite(f"cannot write to {out}: {reason}. {advice}") from error
+
+
+def join_runs(runs: Sequence[Run], out: Path, name: str) -> Run:
+    """Store the combination of several runs, with the metadata of each.
+
+    Files other than tables (adapters, checkpoints) are not copied. Raises BadInput for a single run and for runs with
+    different values for the same key, CannotWrite if `out` cannot be written.
+    """
+    if len({run.path.resolve() for run in runs}) < len(runs) or len(runs) < 2:
+        raise BadInput("join needs several runs. Name two or more, each once")
+    combined = combine_runs(runs)
+    combined.check()
+    for table, rows in combined.dropped.items():
+        raise BadInput(f"{rows:,} rows of table {table} differ between these runs. Leave one run out")
+    metadata = {run.name: {key: value for key, value in run.manifest.items() if key not in WRITER_KEYS} for run in runs}
+    seconds = sum(run.manifest.get("timings", {}).get("seconds", 0) for run in runs)
+    with RunWriter.open(out, name, {"name": name, "joined": metadata}, resume=True) as writer:
+        if not writer.is_done("all"):  # an earlier attempt was killed before the commit
+            writer.add("all", {table: combined.table(table) for table in combined.tables})
+        return writer.commit(
+            ["all"], {"models": combined.manifest["models"], "timings": {"seconds": round(seconds, 1)}}
+        )
 
 
 def _acquire_lock(partial: Path) -> FileLock:

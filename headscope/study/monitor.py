@@ -24,9 +24,9 @@ import torch
 from headscope.positions.model import Model, load
 from headscope.runs import arrow, summary
 from headscope.runs.column_metadata import is_statistic, parse_column
+from headscope.runs.columns import all_tables
 from headscope.runs.io import sha256, write_json
 from headscope.runs.run import Run, combine_runs
-from headscope.runs.schema import all_tables
 from headscope.study.config import Study, build_study
 from headscope.study.context import StudyContext
 from headscope.study.runner import run_study

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 from headscope.bins import bin_center
 from headscope.plots import axes, style
 from headscope.runs.aggregation import confidence_interval, plain_types, rows_at_longest_length
-from probes.attribution.tables import mean_over_positions
+from probes.attribution.schema import mean_over_positions
 
 PART_LABELS = {"heads": "all heads of the layer", "other": "the rest of the layer (MLP)"}
 

@@ -21,7 +21,7 @@ from headscope.runs.aggregation import plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.attribution import PROBE, plots
-from probes.attribution.tables import STATISTIC_NAME, mean_over_positions
+from probes.attribution.schema import STATISTIC_NAME, mean_over_positions
 
 GLOSSARY = (
     Term(

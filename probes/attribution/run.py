@@ -27,7 +27,7 @@ from headscope.prompts.texts import TokenDocument, load_token_documents
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, TextPass, pass_cost
 from headscope.study.context import StudyContext
-from probes.attribution.options import AttributionOptions
+from probes.attribution.schema import AttributionOptions
 
 MAX_RELATIVE_ERROR = {torch.float32: 1e-3, torch.float64: 1e-3}
 """Largest allowed gap between the logit and the sum of its terms, relative to the largest logit; other dtypes round at

@@ -19,7 +19,7 @@ from headscope.prompts.texts import first_tokens
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
 from headscope.study.context import StudyContext
-from probes.detectors.options import DetectorsOptions
+from probes.detectors.schema import DetectorsOptions
 
 BYTE_TOKEN_PATTERN = re.compile(r"<0x[0-9A-F]{2}>")
 """A token for a single byte, as byte-fallback tokenizers have them."""

@@ -18,7 +18,7 @@ from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer
 from probes.evaluate import harness
 from probes.evaluate.harness import Task
-from probes.evaluate.options import EvaluateOptions
+from probes.evaluate.schema import EvaluateOptions
 
 ASSUMED_DOCUMENTS = 500
 """Documents of a generated task, and an estimate for other tasks; for the time estimate only."""

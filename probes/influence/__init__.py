@@ -16,9 +16,9 @@ PROBE = Probe(
     summary="How the loss of a text or of an answer changes when one head or KV group is reset or ablated.",
     order=40,
     example="headscope influence --model learned=smollm2-135m@adarope:adapter=PATH --length 2048",
-    options="probes.influence.options:InfluenceOptions",
+    options="probes.influence.schema:InfluenceOptions",
     runner="probes.influence.run:InfluenceRunner",
-    tables="probes.influence.tables:TABLES",
+    tables="probes.influence.schema:TABLES",
     statistics="probes.influence.heads:STATISTICS",
     head_columns="probes.influence.heads:head_statistics",
     charts="probes.influence.report:charts",
@@ -26,7 +26,7 @@ PROBE = Probe(
     head_findings="probes.influence.findings:head_findings",
     glossary="probes.influence.findings:GLOSSARY",
     page="probes.influence.report:page",
-    synthetic_rows="probes.influence.tables:synthetic_cells",
+    synthetic_rows="probes.influence.schema:synthetic_cells",
     bench="probes.influence.bench:benchmark_variants",
 )
 

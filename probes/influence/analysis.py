@@ -17,7 +17,7 @@ from headscope.runs.run_tables import RunTables
 from probes.influence import bands
 from probes.influence.effect_rows import TEXT_NOUNS, add_damped_estimates, read_set_rows, read_unit_rows, with_objective
 from probes.influence.heads import COMPONENT_DESCRIPTIONS, best_method_rows
-from probes.influence.tables import NAMED_SET_PREFIX, SWEEP_KEYS, UNIT_COLUMNS, UNIT_TABLES
+from probes.influence.schema import NAMED_SET_PREFIX, SWEEP_KEYS, UNIT_COLUMNS, UNIT_TABLES
 
 TAIL_FRACTION = 0.05
 """Share of units in the tail of the influence distribution."""

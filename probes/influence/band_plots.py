@@ -15,7 +15,7 @@ from headscope.plots.rotary import ZERO_CENTRED_SCALE
 from probes.influence import bands
 from probes.influence.analysis import describe_methods
 from probes.influence.plots import influence_title
-from probes.influence.tables import UNIT_COLUMNS
+from probes.influence.schema import UNIT_COLUMNS
 
 BandWavelengths = Mapping[str, str]
 """Text with the wavelengths of a band, by the band's label."""

@@ -10,7 +10,7 @@ import pandas as pd
 
 from headscope.runs.aggregation import plain_types
 from headscope.runs.run_tables import RunTables
-from probes.influence.tables import SET_TABLES, UNIT_TABLES
+from probes.influence.schema import SET_TABLES, UNIT_TABLES
 
 TEXT_NOUNS = {"text": "document", "answer": "trial"}
 """Noun for one text, by objective."""

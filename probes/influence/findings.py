@@ -41,7 +41,7 @@ from probes.influence.analysis import (
 )
 from probes.influence.effect_rows import TEXT_NOUNS, read_unit_rows
 from probes.influence.heads import COMPONENT_DESCRIPTIONS
-from probes.influence.tables import SWEEP_KEYS
+from probes.influence.schema import SWEEP_KEYS
 
 GLOSSARY = (
     Term(

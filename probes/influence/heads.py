@@ -15,7 +15,7 @@ from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 from probes.influence.bands import band_mask
 from probes.influence.effect_rows import METHODS_BY_ACCURACY, add_damped_estimates, read_unit_rows, with_objective
-from probes.influence.tables import SWEEP_KEYS, UNIT_COLUMNS
+from probes.influence.schema import SWEEP_KEYS, UNIT_COLUMNS
 
 COMPONENT_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
     {

@@ -8,7 +8,7 @@ from headscope.prompts.needle_grid import NeedleGrid, even_depths
 from headscope.prompts.needles import read_needles
 from headscope.prompts.texts import TokenDocument
 from headscope.study.context import StudyContext
-from probes.influence.options import InfluenceOptions
+from probes.influence.schema import InfluenceOptions
 
 
 @dataclass(frozen=True)

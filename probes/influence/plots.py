@@ -21,7 +21,7 @@ from probes.influence.analysis import (
     unit_of_head,
 )
 from probes.influence.effect_rows import TEXT_NOUNS
-from probes.influence.tables import UNIT_COLUMNS
+from probes.influence.schema import UNIT_COLUMNS
 
 MAX_FOREST_UNITS = 20
 """Units in a forest plot."""

@@ -42,7 +42,7 @@ from probes.influence.analysis import (
 )
 from probes.influence.effect_rows import TEXT_NOUNS
 from probes.influence.findings import sweep_findings
-from probes.influence.tables import SWEEP_KEYS, UNIT_COLUMNS
+from probes.influence.schema import SWEEP_KEYS, UNIT_COLUMNS
 
 _LOSS_LABELS = {"text": "loss", "answer": "loss of the answer"}
 _RESET_DESCRIPTION = "the position parameters of one unit are reset"

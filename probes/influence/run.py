@@ -27,9 +27,8 @@ from probes.influence.bands import is_band
 from probes.influence.effect_rows import METHODS_BY_ACCURACY, add_damped_estimates
 from probes.influence.gradient_estimate import CURVATURE_DRAWS
 from probes.influence.objective_texts import ObjectiveText, answer_grid, answer_texts, document_texts
-from probes.influence.options import InfluenceOptions
+from probes.influence.schema import SET_TABLES, UNIT_COLUMNS, UNIT_TABLES, InfluenceOptions
 from probes.influence.sweep import ComponentKey, QKVEdit, Row, Sweep, TextReplay, plan_sweep, set_sizes
-from probes.influence.tables import SET_TABLES, UNIT_COLUMNS, UNIT_TABLES
 
 
 def head_influence(

@@ -32,8 +32,7 @@ from headscope.positions.model import Model
 from headscope.positions.schedule import FixedSchedule, Schedule
 from probes.influence import bands
 from probes.influence.gradient_estimate import CURVATURE_DRAWS, estimate_effects
-from probes.influence.options import InfluenceOptions
-from probes.influence.tables import NAMED_SET_PREFIX
+from probes.influence.schema import NAMED_SET_PREFIX, InfluenceOptions
 
 ComponentKey = tuple[str, str]
 """(component, target) as in the tables."""

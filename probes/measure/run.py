@@ -19,7 +19,7 @@ from headscope.positions.schedule import Schedule, frequencies_by_layer
 from headscope.prompts.texts import TokenDocument
 from headscope.study.cells import Cell, TextPass, pass_cost
 from headscope.study.context import StudyContext
-from probes.measure.options import MeasureOptions
+from probes.measure.schema import MeasureOptions
 
 
 class Accumulator(Protocol):

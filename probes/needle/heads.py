@@ -10,7 +10,7 @@ from headscope.prompts.needle_grid import CONTROL
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types
 from headscope.runs.column_metadata import Role, Statistic
 from headscope.runs.run_tables import RunTables
-from probes.needle.tables import NEEDLES
+from probes.needle.schema import NEEDLES
 
 RETRIEVAL_THRESHOLD = 0.1
 """Mean retrieval score above which a head is called a retrieval head (Wu et al. 2024)."""

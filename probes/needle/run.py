@@ -31,7 +31,7 @@ from probes.needle.ablation import NEEDLE_HALVES, AblationTask, needle_half
 from probes.needle.attribution import decompose_residual
 from probes.needle.generation import answer_prompt, generate_answer, rouge1_recall
 from probes.needle.heads import rank_heads
-from probes.needle.options import NeedleOptions
+from probes.needle.schema import NeedleOptions
 
 log = logging.getLogger("headscope")
 

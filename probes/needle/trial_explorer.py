@@ -21,7 +21,7 @@ from headscope.report.explorer_blocks import (
 from headscope.report.text import to_visible_line, to_visible_token
 from probes.needle import PROBE
 from probes.needle.analysis import MODE_LABELS, present_modes, success_by_cell
-from probes.needle.tables import NEEDLES
+from probes.needle.schema import NEEDLES
 
 PAGE_TITLE = "Needle trials"
 MAX_HEADS_PER_STEP = 24

@@ -22,7 +22,7 @@ from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, TextPass, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer
-from probes.patterns.options import MAX_ROWS, PatternsOptions
+from probes.patterns.schema import MAX_ROWS, PatternsOptions
 from probes.patterns.token_text import token_texts
 
 BENCHMARK_ROWS, BENCHMARK_KEYS = 64, 8

@@ -12,5 +12,5 @@ PROBE = Probe(
     runs_always=True,
     options="",
     runner="probes.positions.run:PositionsRunner",
-    tables="probes.positions.tables:TABLES",
+    tables="probes.positions.schema:TABLES",
 )

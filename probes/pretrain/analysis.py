@@ -7,7 +7,7 @@ import pandas as pd
 
 from headscope.runs.aggregation import mean_losses, mean_with_interval
 from headscope.runs.run import Run
-from probes.pretrain.options import TrainingKey
+from probes.pretrain.schema import TrainingKey
 
 LossesByTraining = dict[TrainingKey, pd.Series]
 """Mean loss (nats/token) of each document under each training."""

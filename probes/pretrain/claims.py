@@ -22,7 +22,7 @@ from probes.pretrain.analysis import (
     losses_by_document,
     native_context,
 )
-from probes.pretrain.options import TrainingKey
+from probes.pretrain.schema import TrainingKey
 
 BOOTSTRAP_SAMPLES = 2000
 MIN_COV_DIFFERENCE = 0.05

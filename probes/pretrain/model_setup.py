@@ -24,7 +24,7 @@ from headscope.positions.attach import resolve_schedule
 from headscope.positions.model import ADAPTER_FILE, ADAROPE_POSITIONS, POSITIONS_KEY, PRETRAINING_KEY, Model, load
 from headscope.positions.schedule import FixedSchedule
 from headscope.training.adarope_variants import VARIANT_SETUPS
-from probes.pretrain.options import PretrainOptions, TrainingKey
+from probes.pretrain.schema import PretrainOptions, TrainingKey
 
 REFERENCE_LENGTH = 64
 """L_ref of AdaScale (paper, Detailed Setting)."""

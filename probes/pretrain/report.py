@@ -13,7 +13,7 @@ from headscope.runs.aggregation import confidence_interval, mean_losses
 from headscope.runs.run import Run
 from probes.pretrain.analysis import final_checkpoint_labels, variant_table
 from probes.pretrain.claims import pretraining_claims
-from probes.pretrain.options import TrainingKey
+from probes.pretrain.schema import TrainingKey
 
 
 def charts(context: RenderContext) -> Iterator[ChartGroup]:

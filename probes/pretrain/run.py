@@ -37,7 +37,7 @@ from probes.pretrain.model_setup import (
     save_checkpoint,
     train_tokenizer,
 )
-from probes.pretrain.options import PretrainOptions, TrainingKey
+from probes.pretrain.schema import PretrainOptions, TrainingKey
 from probes.pretrain.trainer import PretrainTrainer
 
 STEPS_PER_TIMING = 6

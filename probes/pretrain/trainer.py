@@ -11,7 +11,7 @@ from headscope.positions.model import Model
 from headscope.positions.schedule import FixedSchedule
 from headscope.training.adapter_trainer import BETAS, EPSILON, load_state, save_state
 from probes.pretrain.model_setup import BALANCE_LOSS_WEIGHT
-from probes.pretrain.options import PretrainOptions
+from probes.pretrain.schema import PretrainOptions
 
 IGNORED_TARGET = -100
 

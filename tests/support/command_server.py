@@ -8,7 +8,7 @@ SERVER = """
 import os, sys
 import torch
 from headscope.cli import app as cli
-from headscope.cli.execution import execute, finish
+from headscope.cli import execute, finish
 from headscope.study.config import read_study
 
 torch.set_num_threads(1)

@@ -18,14 +18,14 @@ def whole_run(
 ) -> Run:
     """Models, two of which are checkpoints of one training, beside trained windows, scaling theorems and a training."""
     with TemporaryDirectory() as aside:
-        made = synthetic_run(Path(aside), models=models, layers=layers, heads=heads)
-        tables = {name: made.table(name) for name in made.tables}
-    told = synthetic_manifest(models, layers, heads, groups=2)
-    for step, model in enumerate(told["models"][1:], 1):
+        synthetic = synthetic_run(Path(aside), models=models, layers=layers, heads=heads)
+        tables = {name: synthetic.table(name) for name in synthetic.tables}
+    manifest = synthetic_manifest(models, layers, heads, groups=2)
+    for step, model in enumerate(manifest["models"][1:], 1):
         model["step"] = 10 * step
     with RunWriter.open(folder, "whole", {"whole": True}) as writer:
         writer.add("all", {**without_models(), **tables})
-        return writer.commit(["all"], told)
+        return writer.commit(["all"], manifest)
 
 
 def without_models() -> dict[str, pd.DataFrame]:

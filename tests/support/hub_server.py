@@ -22,7 +22,7 @@ class Hub:
 
     def __init__(self, repositories: dict[str, dict[str, Path]]) -> None:
         self.repositories = repositories
-        self.asked: list[str] = []
+        self.requested_paths: list[str] = []
         self.fails = ""
         self.endpoint = ""
 
@@ -32,7 +32,7 @@ class Hub:
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of a GET."""
-        self.asked.append(path)
+        self.requested_paths.append(path)
         parts = [unquote(part) for part in path.strip("/").split("/")]
         of_api = parts[:2] == ["api", "models"]
         repository, rest = "/".join((parts[2:] if of_api else parts)[:2]), (parts[2:] if of_api else parts)[2:]

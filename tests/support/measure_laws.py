@@ -85,13 +85,13 @@ class Case:
         return accumulator
 
 
-def assert_same(found: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
+def assert_same(actual: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
     """The two accumulators compute the same columns; counts and keys exactly."""
-    found, expected = found.compute(), expected.compute()
-    assert list(found) == list(expected)
+    actual, expected = actual.compute(), expected.compute()
+    assert list(actual) == list(expected)
     for name, column in expected.items():
         exact = not np.issubdtype(column.dtype, np.floating)
-        np.testing.assert_allclose(found[name], column, rtol=0 if exact else tolerance, atol=0, err_msg=name)
+        np.testing.assert_allclose(actual[name], column, rtol=0 if exact else tolerance, atol=0, err_msg=name)
 
 
 def merging_a_fresh_one_is_neutral(case: Case) -> None:

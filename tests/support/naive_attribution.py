@@ -17,7 +17,7 @@ class Reference:
 
     def __init__(self, model: Model, ids: Tensor):
         self.module, self.config = model.module, model.module.config
-        self.given: dict[str, Tensor] = {}
+        self.inputs: dict[str, Tensor] = {}
         handles = [
             module.register_forward_hook(lambda _, args, out, name=name: self.note(name, args))
             for name, module in self.module.named_modules()
@@ -29,11 +29,11 @@ class Reference:
 
     def note(self, name: str, args: Any) -> None:
         if args and isinstance(args[0], Tensor):
-            self.given[name] = args[0][0].double()
+            self.inputs[name] = args[0][0].double()
 
     def scale(self, name: str, norm: nn.Module) -> Tensor:
         """What a norm divided each row by, by its formula."""
-        x = self.given[name]
+        x = self.inputs[name]
         eps = next(float(getattr(norm, at)) for at in ("variance_epsilon", "eps") if hasattr(norm, at))
         if isinstance(norm, nn.LayerNorm):
             return (x.var(-1, unbiased=False) + eps).sqrt()
@@ -53,11 +53,11 @@ def expected(model: Model, ids: Tensor, heads: int, span: tuple[int, int] | None
     unembedding = seen.module.get_output_embeddings().weight.detach().double()
     direction = (unembedding[ids[1:]] - unembedding.mean(0)) * seen.gain(named[final])
     scale = seen.scale(final, named[final])[:-1]
-    found = []
+    by_layer = []
     for name, module in named.items():
         if name.rpartition(".")[2] not in ("o_proj", "dense") or "mlp" in name:
             continue
-        z, weight = seen.given[name][:-1], module.weight.detach().double()
+        z, weight = seen.inputs[name][:-1], module.weight.detach().double()
         z = z if outputs is None else next(outputs)[:-1]
         after = f"{name.partition('.self_attn')[0]}.post_attention_layernorm"
         dim = z.shape[-1] // heads
@@ -70,8 +70,8 @@ def expected(model: Model, ids: Tensor, heads: int, span: tuple[int, int] | None
             if isinstance(named[final], nn.LayerNorm):
                 added = added - added.mean(-1, keepdim=True)
             of_layer.append((added * direction).sum(-1) / scale)
-        found.append(torch.stack(of_layer))
-    return torch.stack(found)
+        by_layer.append(torch.stack(of_layer))
+    return torch.stack(by_layer)
 
 
 def through(model: Model, ids: Tensor, start: int, end: int) -> list[Tensor]:
@@ -84,10 +84,10 @@ def through(model: Model, ids: Tensor, start: int, end: int) -> list[Tensor]:
             module.register_forward_hook(lambda _, args, out: values.append(out[0].double()))
     with torch.no_grad():
         weights = eager(ids[None], output_attentions=True).attentions
-    found = []
+    outputs = []
     for weight, value in zip(weights, values, strict=True):
         heads, dim = weight.shape[1], model.geometry.head_dim
         shared = value.view(len(value), -1, dim).repeat_interleave(heads * dim // value.shape[1], 1)
         z = torch.einsum("hij,jhd->ihd", weight[0, :, :, start:end].double(), shared[start:end])
-        found.append(z.flatten(1))
-    return found
+        outputs.append(z.flatten(1))
+    return outputs

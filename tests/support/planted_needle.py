@@ -28,9 +28,9 @@ FACT = range(40, 46)
 def words() -> PreTrainedTokenizerFast:
     """Words w3 .. w124 and three full stops, one token each."""
     names = ["<unk>", "<s>", "</s>", *(f"w{n}" for n in range(3, 125)), "w5.", "w6.", "w7."]
-    made = Tokenizer(models.WordLevel({name: n for n, name in enumerate(names)}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    tokenizer = Tokenizer(models.WordLevel({name: n for n, name in enumerate(names)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
 def planted() -> Model:
@@ -48,11 +48,11 @@ def planted() -> Model:
                 parameter.zero_()
         module.model.embed_tokens.weight[:, :VOCAB] = code
         attention = module.model.layers[0].self_attn
-        mine = slice(2 * VOCAB, 3 * VOCAB)
-        attention.q_proj.weight[mine, :VOCAB] = code.roll(1, 0)  # word n asks for n + 1
-        attention.k_proj.weight[mine, :VOCAB] = code
-        attention.v_proj.weight[mine, :VOCAB] = code
-        attention.o_proj.weight[VOCAB:, mine] = code
+        own_dims = slice(2 * VOCAB, 3 * VOCAB)
+        attention.q_proj.weight[own_dims, :VOCAB] = code.roll(1, 0)  # word n asks for n + 1
+        attention.k_proj.weight[own_dims, :VOCAB] = code
+        attention.v_proj.weight[own_dims, :VOCAB] = code
+        attention.o_proj.weight[VOCAB:, own_dims] = code
         module.lm_head.weight[:, VOCAB:] = code
     return hs.load(module, tokenizer=words()).with_scheme("nope")
 

@@ -32,11 +32,11 @@ class _Launches(TorchDispatchMode):
         self.counted: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        there = any(isinstance(each, Tensor) and each.is_cuda for each in tree_leaves((args, kwargs, found)))
+        result = func(*args, **(kwargs or {}))
+        there = any(isinstance(each, Tensor) and each.is_cuda for each in tree_leaves((args, kwargs, result)))
         if there and not func.is_view and not any(part in func.name() for part in COSTS_NOTHING):
             self.counted[func.name()] += 1
-        return found
+        return result
 
 
 class _Spelled(TorchFunctionMode):

@@ -53,23 +53,23 @@ class _Enforcing(TorchDispatchMode):
 
 
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-    places = {t.device for t in given if isinstance(t, Placed)}
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    places = {t.device for t in tensors if isinstance(t, Placed)}
     kind = op.overloadpacket
-    strangers = [t for t in given if not isinstance(t, Placed) and t.dim() > 0 and t.numel()]  # a cache begins empty
+    strangers = [t for t in tensors if not isinstance(t, Placed) and t.dim() > 0 and t.numel()]  # a cache begins empty
     if kind not in MOVES and (len(places) > 1 or (places and strangers and kind not in INDEXES)):
-        shapes = [(tuple(t.shape), str(t.device)) for t in given]
+        shapes = [(tuple(t.shape), str(t.device)) for t in tensors]
         raise RuntimeError(f"{op}: expected all tensors to be on the same device, found {shapes}")
-    told = kwargs.get("device")
-    target = torch.device(told) if told is not None else next(iter(places), None)
+    device = kwargs.get("device")
+    target = torch.device(device) if device is not None else next(iter(places), None)
     if kind is torch.ops.aten.copy_:
         target = args[0].device
-    inside = {**kwargs, "device": torch.device("cpu")} if told is not None else kwargs
+    inside = {**kwargs, "device": torch.device("cpu")} if device is not None else kwargs
     bare_args, bare = tree_map(_bare, (args, inside))
-    found = op(*bare_args, **bare)
+    result = op(*bare_args, **bare)
     if target is None or target.index is None:
-        return found
-    wrapped = tree_map(lambda t: Placed(t, target) if isinstance(t, Tensor) else t, found)
+        return result
+    wrapped = tree_map(lambda t: Placed(t, target) if isinstance(t, Tensor) else t, result)
     return return_and_correct_aliasing(op, args, kwargs, wrapped) if places else wrapped
 
 

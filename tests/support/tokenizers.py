@@ -19,38 +19,38 @@ def play() -> str:
 @cache
 def tokenizer(kind: str) -> PreTrainedTokenizerFast:
     """One of KINDS; `metaspace` is sentencepiece-like and begins with <s>, the others add no special token."""
-    made = KINDS[kind]()
-    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    backend = KINDS[kind]()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
 def _metaspace() -> Tokenizer:
-    made = Tokenizer(models.Unigram())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    built = Tokenizer(models.Unigram())
+    built.pre_tokenizer, built.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
         vocab_size=700, special_tokens=SPECIAL, unk_token="<unk>", initial_alphabet=_alphabet(), show_progress=False
     )
-    made.train_from_iterator([play()], trainer)
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return made
+    built.train_from_iterator([play()], trainer)
+    built.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return built
 
 
 def _byte_level() -> Tokenizer:
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    built = Tokenizer(models.BPE())
+    built.pre_tokenizer, built.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=700, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator([play()], trainer)
-    return made
+    built.train_from_iterator([play()], trainer)
+    return built
 
 
 def _characters() -> Tokenizer:
     known = {character: n for n, character in enumerate([*SPECIAL, *_alphabet()])}
-    made = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    made.decoder = decoders.Fuse()
-    return made
+    built = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    built.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    built.decoder = decoders.Fuse()
+    return built
 
 
 def _alphabet() -> list[str]:

@@ -15,9 +15,9 @@ import transformers
 from transformers import modeling_layers, modeling_rope_utils, modeling_utils  # noqa: F401  # what every child needs
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from . import build, judge, share, table, use, variants
-from .children import in_children
-from .judge import Verdict
+from . import build, checks, decoding_and_bf16, hub_coverage, table, variants
+from .checks import Verdict
+from .worker_processes import in_children
 
 VISION = (
     *("aya_vision", "cohere2_vision", "glm4v", "idefics2", "idefics3", "internvl", "lfm2_vl", "llava", "llava_next"),
@@ -32,13 +32,13 @@ Work = Callable[[], Verdict]
 
 def of_types(names: tuple[str, ...]) -> dict[str, Work]:
     """A model of each type with its family's defaults."""
-    return {name: partial(judge.judged, partial(build.tiny, name)) for name in names}
+    return {name: partial(checks.judged, partial(build.tiny, name)) for name in names}
 
 
 def of_variants() -> dict[str, Work]:
     """What families may have beside their defaults, as "TYPE, WHAT"."""
     return {
-        f"{name}, {what}": partial(judge.judged, partial(build.tiny, name, changes))
+        f"{name}, {what}": partial(checks.judged, partial(build.tiny, name, changes))
         for name, what, changes in variants.variants()
     }
 
@@ -47,20 +47,23 @@ def of_use() -> dict[str, Work]:
     """Cached decoding and bfloat16, for one family of each kind."""
     return {
         f"{name}, {what}": partial(judging, partial(build.tiny, name))
-        for name in use.KINDS
-        for what, judging in (("decoded with a cache", use.decoding), ("in bfloat16", use.halving))
+        for name in decoding_and_bf16.KINDS
+        for what, judging in (
+            ("decoded with a cache", decoding_and_bf16.decoding),
+            ("in bfloat16", decoding_and_bf16.halving),
+        )
     }
 
 
 def verdicts(work: Mapping[str, Work], at_once: int) -> dict[str, Verdict]:
     """The verdict of each piece of work, in order, printed as it comes."""
     names = list(work)
-    found: dict[str, Verdict] = {}
+    by_name: dict[str, Verdict] = {}
     for index, result, seconds in in_children(list(work.values()), at_once):
         verdict = result if isinstance(result, Verdict) else Verdict("TRACEBACK", str(result))
-        found[names[index]] = verdict
+        by_name[names[index]] = verdict
         print(line(names[index], verdict, seconds), flush=True)
-    return {name: found[name] for name in names}
+    return {name: by_name[name] for name in names}
 
 
 def line(name: str, verdict: Verdict, seconds: float) -> str:
@@ -89,15 +92,18 @@ def main(arguments: list[str]) -> None:
     work = of_types(names)
     beside = (of_variants() if chosen.variants else {}) | (of_use() if chosen.use else {})
     work |= {name: job for name, job in beside.items() if name.partition(", ")[0] in names}
-    found = verdicts(work, chosen.children)
-    of_causal = {name: verdict for name, verdict in found.items() if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    judged = verdicts(work, chosen.children)
+    of_causal = {name: verdict for name, verdict in judged.items() if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
     counts = Counter(verdict.kind for verdict in of_causal.values())
-    spent = sum(resource.getrusage(who).ru_utime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    processor_seconds = sum(
+        resource.getrusage(who).ru_utime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
     print(", ".join(f"{count} {kind}" for kind, count in counts.most_common()))
-    print(f"{time.monotonic() - start:.0f} s, {spent:.0f} s of processor time")
+    print(f"{time.monotonic() - start:.0f} s, {processor_seconds:.0f} s of processor time")
     if not chosen.types:
-        print(f"{share.share(share.right(found)):.1%} of the hub's checkpoints of these types are of a right one")
+        covered = hub_coverage.share(hub_coverage.right(judged))
+        print(f"{covered:.1%} of the hub's checkpoints of these types are of a right one")
     if chosen.json:
-        chosen.json.write_text(json.dumps({name: asdict(verdict) for name, verdict in found.items()}, indent=1))
+        chosen.json.write_text(json.dumps({name: asdict(verdict) for name, verdict in judged.items()}, indent=1))
     if chosen.write:
-        table.write(chosen.write, {name: found[name] for name in names})
+        table.write(chosen.write, {name: judged[name] for name in names})

@@ -61,13 +61,13 @@ def _recorded(model: PreTrainedModel, calls: list[Call]) -> Iterator[None]:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def recording(*args: Any, **kwargs: Any) -> Any:
             out, alpha = original(*args, **kwargs)
-            given = inspect.signature(original).bind(*args, **kwargs).arguments
-            given |= given.get("kwargs", {})
-            module, q, k = given["module"], given["query"], given["key"]
-            scaling = given.get("scaling")
+            inputs = inspect.signature(original).bind(*args, **kwargs).arguments
+            inputs |= inputs.get("kwargs", {})
+            module, q, k = inputs["module"], inputs["query"], inputs["key"]
+            scaling = inputs.get("scaling")
             scaling = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
-            visible = _visible(alpha[0], given.get("attention_mask"))
-            kept = alpha[0].float() * _share(alpha[0], given["value"][0], out[0])
+            visible = _visible(alpha[0], inputs.get("attention_mask"))
+            kept = alpha[0].float() * _share(alpha[0], inputs["value"][0], out[0])
             calls.append(Call(module, q[0], k[0], kept, visible, scaling))
             return out, alpha
 
@@ -86,9 +86,9 @@ def _recorded(model: PreTrainedModel, calls: list[Call]) -> Iterator[None]:
 def _share(alpha: Tensor, v: Tensor, out: Tensor) -> Tensor:
     """The part [H, L, 1] of alpha v [H, L, dv] that the output [L, H, dv] has: a sink may take its share afterwards."""
     expected = (alpha @ v.repeat_interleave(len(alpha) // len(v), 0)).float()
-    found = out.transpose(0, 1).float()
+    actual = out.transpose(0, 1).float()
     square = expected.square().sum(-1, keepdim=True)
-    return torch.where(square > 0, (found * expected).sum(-1, keepdim=True) / square, 1.0)  # values may all be 0
+    return torch.where(square > 0, (actual * expected).sum(-1, keepdim=True) / square, 1.0)  # values may all be 0
 
 
 def _visible(alpha: Tensor, mask: Tensor | None) -> Tensor:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from . import share
-from .judge import Verdict
+from . import hub_coverage
+from .checks import Verdict
 
 START, END = "<!-- families: written by `make docs` -->", "<!-- end of families -->"
 MEASURED = {
@@ -18,19 +18,19 @@ MEASURED = {
 
 def rows(verdicts: Mapping[str, Verdict]) -> dict[str, list[str]]:
     """What happens -> the types that it happens to, in the order of the table."""
-    found: dict[str, list[str]] = {words: [] for words in MEASURED.values()}
+    table: dict[str, list[str]] = {words: [] for words in MEASURED.values()}
     for kind, prefix in (("refused", "refused: "), ("cannot be built", "not tried: ")):
         for verdict in verdicts.values():
             if verdict.kind == kind:
-                found.setdefault(_told(prefix, verdict), [])
+                table.setdefault(_told(prefix, verdict), [])
     for name, verdict in verdicts.items():
         if verdict.kind in MEASURED:
-            found[MEASURED[verdict.kind]].append(name)
+            table[MEASURED[verdict.kind]].append(name)
         elif verdict.kind == "refused":
-            found[_told("refused: ", verdict)].append(name)
+            table[_told("refused: ", verdict)].append(name)
         elif verdict.kind == "cannot be built":
-            found[_told("not tried: ", verdict)].append(name)
-    return found
+            table[_told("not tried: ", verdict)].append(name)
+    return table
 
 
 def _told(prefix: str, verdict: Verdict) -> str:
@@ -40,15 +40,15 @@ def _told(prefix: str, verdict: Verdict) -> str:
     return prefix + verdict.what.partition(" [(")[0]
 
 
-def shown(verdicts: Mapping[str, Verdict]) -> str:
+def markdown(verdicts: Mapping[str, Verdict]) -> str:
     """How many are measured, and the table, in Markdown."""
-    measured, listed = share.right(verdicts), share.checkpoints()
+    measured, listed = hub_coverage.right(verdicts), hub_coverage.checkpoints()
     causal = sum(name in measured for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     lines = [
         f"{causal} of the {len(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)} causal types of transformers are measured, and of "
         f"vision-language types {len(measured) - causal}, by",
         f"their text part. Of the {listed.total():,} checkpoints of causal types in the registry of transformer-lens, "
-        f"{share.share(measured):.1%} are of one that",
+        f"{hub_coverage.share(measured):.1%} are of one that",
         "is measured.",
         "",
         "| what happens | types |",
@@ -63,7 +63,7 @@ def write(path: Path, verdicts: Mapping[str, Verdict]) -> None:
     text = path.read_text(encoding="utf-8")
     head, _, rest = text.partition(START)
     _, _, tail = rest.partition(END)
-    path.write_text(f"{head}{START}\n\n{shown(verdicts)}\n\n{END}{tail}", encoding="utf-8")
+    path.write_text(f"{head}{START}\n\n{markdown(verdicts)}\n\n{END}{tail}", encoding="utf-8")
 
 
 def stored(path: Path) -> str:

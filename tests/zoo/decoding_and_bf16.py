@@ -12,7 +12,7 @@ from headscope.measures.attention_rows import ROW_STATISTICS, row_statistics
 from headscope.positions.model import Model
 from probes.measure.run import measure_tokens
 
-from . import judge, sizes
+from . import checks, sizes
 from .eager import Truth, binned, eager, statistics, tokens
 
 KINDS = {
@@ -35,14 +35,14 @@ HALF = 1.5
 """How many times further from float32 than the family's own bfloat16 a measurement in bfloat16 may be."""
 
 
-def decoding(make: Callable[[], PreTrainedModel]) -> judge.Verdict:
+def decoding(make: Callable[[], PreTrainedModel]) -> checks.Verdict:
     """Is decoding with a cache right?"""
     errors = decoded(make())
     wrong = {name: error for name, error in errors.items() if not error <= CACHED}
     return _verdict(errors, [f"{name} {error:.1e}" for name, error in wrong.items()])
 
 
-def halving(make: Callable[[], PreTrainedModel]) -> judge.Verdict:
+def halving(make: Callable[[], PreTrainedModel]) -> checks.Verdict:
     """Is a measurement in bfloat16 as good as the family's own attention in bfloat16?"""
     errors = halved(make())
     wrong = [
@@ -53,8 +53,8 @@ def halving(make: Callable[[], PreTrainedModel]) -> judge.Verdict:
     return _verdict({name: ours for name, (ours, _) in errors.items()}, wrong)
 
 
-def _verdict(errors: dict[str, float], wrong: list[str]) -> judge.Verdict:
-    return judge.Verdict("WRONG" if wrong else "right", ", ".join(wrong), errors)
+def _verdict(errors: dict[str, float], wrong: list[str]) -> checks.Verdict:
+    return checks.Verdict("WRONG" if wrong else "right", ", ".join(wrong), errors)
 
 
 @torch.no_grad()
@@ -63,32 +63,32 @@ def decoded(module: PreTrainedModel) -> dict[str, float]:
     ids = tokens(module)
     truth = eager(module, ids)
     model = hs.load(module)
-    heard: list[AttentionRecord] = []
+    records: list[AttentionRecord] = []
     logits = []
     with hs.capturing(model) as layers:
-        layers.listen(heard.append)
+        layers.listen(records.append)
         out = model.module(input_ids=ids[:, :PREFIX], use_cache=True)
         logits.append(out.logits[0])
         for at in range(PREFIX, ids.shape[1]):
             out = model.module(input_ids=ids[:, at : at + 1], past_key_values=out.past_key_values, use_cache=True)
             logits.append(out.logits[0])
-    found = torch.cat(logits).float()
-    return {"logits": judge.relative(found, truth.logits[0])} | _row_errors(model, heard, truth)
+    cached_logits = torch.cat(logits).float()
+    return {"logits": checks.relative(cached_logits, truth.logits[0])} | _row_errors(model, records, truth)
 
 
-def _row_errors(model: Model, heard: list[AttentionRecord], truth: Truth) -> dict[str, float]:
-    calls = judge.by_layer(model, truth)
+def _row_errors(model: Model, records: list[AttentionRecord], truth: Truth) -> dict[str, float]:
+    calls = checks.by_layer(model, truth)
     assert calls is not None
     expected = [statistics(call) for call in calls.values()]
     row = [0] * len(calls)
     worst: dict[str, float] = {}
-    for each in heard:
-        rows = each.q.shape[1]
-        found = row_statistics(each, torch.arange(rows))
-        here = slice(row[each.layer], row[each.layer] + rows)
-        row[each.layer] += rows
-        for name, values in zip(ROW_STATISTICS, found, strict=True):
-            error = judge.statistic_error(name, values.numpy(), expected[each.layer][name][:, here].numpy())
+    for record in records:
+        rows = record.q.shape[1]
+        measured = row_statistics(record, torch.arange(rows))
+        own_rows = slice(row[record.layer], row[record.layer] + rows)
+        row[record.layer] += rows
+        for name, values in zip(ROW_STATISTICS, measured, strict=True):
+            error = checks.statistic_error(name, values.numpy(), expected[record.layer][name][:, own_rows].numpy())
             worst[name] = max(worst.get(name, 0.0), error)
     assert set(row) == {truth.logits.shape[1]}
     return worst
@@ -101,9 +101,9 @@ def halved(module: PreTrainedModel) -> dict[str, tuple[float, float]]:
     module = module.to(torch.bfloat16)
     own = eager(module, ids)
     model = hs.load(module)
-    found = measure_tokens(model, ids[0], ["attention", "nll"], None)
+    measured = measure_tokens(model, ids[0], ["attention", "nll"], None)
     truth, rounded = (_ess(model, each) for each in (exact, own))
-    ess = torch.from_numpy(found["attention"]["log_ess2"])
+    ess = torch.from_numpy(measured["attention"]["log_ess2"])
     with hs.capturing(model), torch.no_grad():
         logits = model.module(input_ids=ids, use_cache=False).logits.float()
     return {
@@ -114,10 +114,10 @@ def halved(module: PreTrainedModel) -> dict[str, tuple[float, float]]:
 
 def _ess(model: Model, truth: Truth) -> Tensor:
     """Mean ln ESS in the order of the attention table: layer, visible, head."""
-    calls = judge.by_layer(model, truth)
+    calls = checks.by_layer(model, truth)
     assert calls is not None
     return torch.cat([each["log_ess2"] for call in calls.values() for _, each in sorted(binned(call).items())])
 
 
-def _distance(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().mean())
+def _distance(measured: Tensor, expected: Tensor) -> float:
+    return float((measured - expected).abs().mean())

@@ -1,4 +1,4 @@
-"""Tables of the probe: contributions of heads and all other terms of the next token's logit; synthetic rows."""
+"""Options, stored tables, per-head statistic and synthetic rows of the attribution probe."""
 
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from headscope.bins import position_bin_edges
 from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
@@ -15,6 +16,14 @@ from headscope.runs.column_metadata import Statistic
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.runs.run_tables import RunTables
 from headscope.runs.synthetic import Sizes
+from headscope.study.config import Lengths, Options
+
+
+class AttributionOptions(Options):
+    """What each head adds directly to the logit of the next token."""
+
+    lengths: Lengths = Field(default=[2048], description="context lengths in tokens")
+
 
 POSITION = key("position", "index32", "tokens", "last predicted token of the bin of positions")
 CONTRIBUTION_MEANING = (

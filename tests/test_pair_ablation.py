@@ -20,7 +20,7 @@ from headscope.forward.replay import Replay
 from headscope.positions import resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import load_token_documents
-from headscope.runs.validate import validate
+from headscope.runs.run_tables import validate
 from headscope.study import runner
 from headscope.study.config import build_study
 from probes.influence import bands
@@ -40,10 +40,10 @@ def knocked_out(model: Model, *components: str, **section: Any) -> Mapping[str, 
 
 
 @pytest.mark.parametrize("family", FIVE)
-def test_one_unit_without_some_pairs_is_an_eager_attention_without_them(family: str) -> None:
+def test_ablating_pairs_of_one_unit_equals_an_eager_attention_without_them(family: str) -> None:
     model, shape = hs.load(families.SPECS[family].build()), families.SPECS[family]
     units, most = [Unit(1, 1), Unit(2, 0, 1)], shape.rotary_dims // 2 - 1
-    edits, made = [], []
+    edits, ablations = [], []
     for first, last in ((0, 0), (1, most)):
         names = f"pairs-zero:{first}-{last}", f"pairs-unrotated:{first}-{last}"
         knocks = knocked_out(model, *names)
@@ -51,9 +51,9 @@ def test_one_unit_without_some_pairs_is_an_eager_attention_without_them(family: 
             theta = edited_attention.frequencies(model.module, unit.layer)
             by_hand = edited_attention.zero(shape, first, last), edited_attention.still(shape, first, last, theta)
             for name, edit in zip(names, by_hand, strict=True):
-                made.append((knocks[name], [unit]))
+                ablations.append((knocks[name], [unit]))
                 edits.append({unit.layer: (unit.head_slice(model.geometry), edit)})
-    *losses, plain = replayed(model, resolve_schedule(model, "base"), made)
+    *losses, plain = replayed(model, resolve_schedule(model, "base"), ablations)
     assert plain == pytest.approx(edited_attention.losses(model, IDS, {}).mean().item(), abs=1e-5)
     expected = [edited_attention.losses(model, IDS, edit).mean().item() for edit in edits]
     assert losses == pytest.approx(expected, abs=1e-5)
@@ -61,13 +61,13 @@ def test_one_unit_without_some_pairs_is_an_eager_attention_without_them(family: 
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "phi", "cohere", "smollm3"])
-def test_every_unit_with_pairs_held_still_is_the_model_that_does_not_turn_by_them(family: str) -> None:
+def test_unrotated_pairs_of_every_unit_equal_a_model_with_those_frequencies_zero(family: str) -> None:
     """By its own frequencies set to zero; where a layer does not rotate, nothing is knocked out."""
     model = hs.load(families.SPECS[family].build())
     most = families.SPECS[family].rotary_dims // 2 - 1
     (still,) = knocked_out(model, f"pairs-unrotated:1-{most}").values()
     turning = [unit for unit in head_units(model.geometry) if model.geometry.layer_rotates[unit.layer]]
-    found, whole, _ = replayed(
+    by_head, whole, _ = replayed(
         model, resolve_schedule(model, "base"), [(still, turning), (still, kv_group_units(model.geometry))]
     )
     module = families.SPECS[family].build()
@@ -75,11 +75,11 @@ def test_every_unit_with_pairs_held_still_is_the_model_that_does_not_turn_by_the
         if name.endswith("inv_freq"):
             buffer[1:] = 0
     unturned = edited_attention.losses(hs.load(module), IDS, {}).mean().item()
-    assert found == pytest.approx(unturned, abs=1e-5)
-    assert whole == pytest.approx(found, abs=1e-5)
+    assert by_head == pytest.approx(unturned, abs=1e-5)
+    assert whole == pytest.approx(by_head, abs=1e-5)
 
 
-def test_pairs_of_a_learned_schedule_are_turned_back_by_their_own_groups_frequencies() -> None:
+def test_pairs_of_a_learned_schedule_are_unrotated_with_their_own_group_frequencies() -> None:
     model = hs.load(families.SPECS["llama-gqa"].build())
     adapter = noisy(model)
     unit = Unit(2, 1)
@@ -92,9 +92,7 @@ def test_pairs_of_a_learned_schedule_are_turned_back_by_their_own_groups_frequen
 
 
 @pytest.mark.model
-def test_pairs_of_the_real_model_are_knocked_out_as_by_an_edited_eager_attention(
-    smollm2: Model, tokens: Tensor
-) -> None:
+def test_pair_ablation_of_the_real_model_equals_an_edited_eager_attention(smollm2: Model, tokens: Tensor) -> None:
     ids, shape = tokens[:, :512], families.Family("llama", {}, head_dim=64, rotary_dims=64)
     head, group = Unit(22, 1, 4), Unit(25, 2)
     knocks = knocked_out(smollm2, "pairs-zero:20-31", "pairs-unrotated:0-15")
@@ -106,15 +104,15 @@ def test_pairs_of_the_real_model_are_knocked_out_as_by_an_edited_eager_attention
             head.layer: layer_output_edit(knocks["pairs-zero:20-31"], [head], geometry),
             group.layer: layer_output_edit(knocks["pairs-unrotated:0-15"], [group], geometry),
         }
-        found = replay.losses(both).double()
+        losses = replay.losses(both).double()
     theta = edited_attention.frequencies(smollm2.module, group.layer)
     by_hand = {
         head.layer: (head.head_slice(geometry), edited_attention.zero(shape, 20, 31)),
         group.layer: (group.head_slice(geometry), edited_attention.still(shape, 0, 15, theta)),
     }
     expected = edited_attention.losses(smollm2, ids, by_hand)
-    assert found.mean().item() == pytest.approx(expected.mean().item(), abs=1e-5)
-    assert (found - expected).abs().max() < 1e-3
+    assert losses.mean().item() == pytest.approx(expected.mean().item(), abs=1e-5)
+    assert (losses - expected).abs().max() < 1e-3
 
 
 # Bands -------------------------------------------------------------------------------------------------------------
@@ -122,11 +120,11 @@ def test_pairs_of_the_real_model_are_knocked_out_as_by_an_edited_eager_attention
 
 def held(component: str, theta: Any, native: int = 1024) -> dict[str, list[list[int]]]:
     """The pairs of each band, by layer."""
-    found = bands.expand_bands(component, np.asarray(theta, dtype=np.float32), native)
-    return {name: [np.flatnonzero(layer).tolist() for layer in pairs] for name, pairs in found}
+    by_band = bands.expand_bands(component, np.asarray(theta, dtype=np.float32), native)
+    return {name: [np.flatnonzero(layer).tolist() for layer in pairs] for name, pairs in by_band}
 
 
-def test_eighths_are_equal_parts_and_wavelengths_are_told_by_the_native_context() -> None:
+def test_eighths_are_equal_parts_and_wavelength_bands_follow_the_native_context() -> None:
     theta = [[1.0] * 32, [0.5] * 32, [0.0] * 32]
     eighths = held("pairs-zero:eighths", theta)
     assert list(eighths) == [f"pairs-zero:{at}-{at + 3}" for at in range(0, 32, 4)]
@@ -148,7 +146,7 @@ def test_eighths_are_equal_parts_and_wavelengths_are_told_by_the_native_context(
 
 
 @pytest.mark.parametrize(
-    ("component", "told"),
+    ("component", "message"),
     [
         ("pairs-zero:0-8", "pairs-zero:0-8: the model has pairs 0 to 7. Give A-B with A <= B in this range"),
         ("pairs-unrotated:5-2", "the model has pairs 0 to 7. Give A-B with A <= B in this range"),
@@ -158,20 +156,22 @@ def test_eighths_are_equal_parts_and_wavelengths_are_told_by_the_native_context(
         ),
     ],
 )
-def test_pairs_that_a_model_lacks_are_refused_in_one_line(component: str, told: str) -> None:
+def test_pairs_that_a_model_lacks_are_refused_in_one_line(component: str, message: str) -> None:
     with pytest.raises(BadInput) as refusal:
         held(component, [[1.0] * 8], 100_000)
-    assert told in str(refusal.value)
+    assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
     "component", ["pairs-zero", "pairs-zero:", "pairs-zero:3", "pairs-half:0-1", "pairs-unrotated:a-b"]
 )
-def test_what_is_no_band_is_told_by_what_may_be_written(component: str) -> None:
-    with pytest.raises(BadInput, match=r"influence\.components\.0: Input should be 'joint'.*pairs-zero:BAND") as told:
+def test_an_invalid_band_is_refused_with_the_valid_forms(component: str) -> None:
+    with pytest.raises(
+        BadInput, match=r"influence\.components\.0: Input should be 'joint'.*pairs-zero:BAND"
+    ) as refusal:
         build_study({"influence": {"components": [component]}})
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_model_without_pairs_is_refused_by_name() -> None:
@@ -181,7 +181,7 @@ def test_a_model_without_pairs_is_refused_by_name() -> None:
         knocked_out(hs.load(families.OTHERS["gpt2"].build()), "pairs-zero:0-1")
 
 
-def test_a_text_that_turns_by_other_frequencies_cannot_be_turned_back() -> None:
+def test_a_text_with_length_dependent_frequencies_cannot_be_unrotated() -> None:
     (name, build), *_ = families.DYNAMIC.items()
     model = hs.load(build())
     until = model.rotation.frequency_change_length

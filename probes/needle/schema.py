@@ -1,6 +1,109 @@
-"""Tables of the needle probe: trials, retrieval scores, answers, attribution and ablation."""
+"""Options and tables of the needle probe: trials, retrieval scores, answers, attribution and ablation."""
 
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from headscope.prompts.needle_grid import even_depths
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
+from headscope.study.config import Options
+
+MAX_LENGTHS = 100
+"""A larger number is probably meant as a length in tokens."""
+MAX_DEPTHS = 1000
+
+
+class NeedleOptions(Options):
+    """Needle-in-a-Haystack: context lengths x depths x needles x seeds; every head is scored on every answer."""
+
+    lengths: int | list[int] = Field(
+        4, description="number of context lengths, evenly spaced up to max_length; or a list in tokens"
+    )
+    max_length: int = Field(2048, ge=1, description="longest context in tokens, if lengths is a number")
+    depths: int | list[float] = Field(5, description="number of depths, evenly spaced from 0 to 1; or a list")
+    needles: int = Field(6, ge=1, description="number of needles of a kind to hide")
+    kind: Literal["literal", "indirect", "both"] = Field(
+        "literal", description="question in the needle's own words, as a paraphrase, or both"
+    )
+    file: str | None = Field(
+        None, description="your own needles as JSON lines: name, question, opening, fact; and cue for indirect needles"
+    )
+    seeds: int = Field(1, ge=1, le=10_000, description="number of haystacks, which are documents of the text source")
+    mode: Literal["strict", "wu"] = Field("strict", description="how copies count: strict, or as in Wu et al.'s code")
+    template: Literal["prefix", "plain", "chat"] = Field(
+        "prefix",
+        description="end of the prompt: the needle's opening (prefix), nothing (plain), or the model's chat template",
+    )
+    attribution: bool = Field(
+        False,
+        description="also measure direct logit attribution to the answer, through the needle and through other tokens",
+    )
+    ablate_top: list[int] = Field(
+        [], description="numbers of top heads to ablate together, compared with random heads, e.g. 1,2,4,8,16,32"
+    )
+    rank_by: Literal["copies", "attribution"] = Field(
+        "copies", description="score that ranks the heads to ablate: copies or attribution through the needle"
+    )
+    ablation: list[Literal["zero", "mean"]] = Field(
+        ["zero"], description="ablation of outputs: zero, or mean over the haystack"
+    )
+    draws: int = Field(
+        5, ge=1, le=1000, description="number of random sets of heads of each size, with as many heads in each layer"
+    )
+
+    @model_validator(mode="after")
+    def _check_grid(self) -> "NeedleOptions":
+        numbers = (self.lengths, self.depths)
+        if any(isinstance(number, int) and number < 1 for number in numbers) or [] in numbers:
+            raise ValueError("no length or no depth. Give at least one of each")
+        if isinstance(self.lengths, int) and self.lengths > MAX_LENGTHS:
+            raise ValueError(
+                f"lengths {self.lengths} means {self.lengths} context lengths, at most {MAX_LENGTHS}. For one "
+                "length of "
+                f"{self.lengths} tokens write '--lengths {self.lengths},' or [{self.lengths}] in a study file"
+            )
+        if isinstance(self.depths, int) and self.depths > MAX_DEPTHS:
+            raise ValueError(f"depths {self.depths} means {self.depths} depths. Use at most {MAX_DEPTHS}, or a list")
+        if wrong := [depth for depth in self.grid_depths if not 0 <= depth <= 1]:
+            raise ValueError(f"depth {wrong[0]:g} is outside the range 0 (start of the haystack) to 1 (end)")
+        if len({f"{depth:.4f}" for depth in self.grid_depths}) < len(self.grid_depths):
+            raise ValueError("two depths are closer than 0.0001. Remove one")
+        if min(self.grid_lengths) < 1:
+            raise ValueError(f"context length {min(self.grid_lengths)} is too short. Use at least 1")
+        return self
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> "NeedleOptions":
+        if self.file is not None and self.kind != "literal":
+            raise ValueError("kind selects built-in needles and cannot be combined with a file. Remove kind or file")
+        if self.mode == "wu" and (self.kind != "literal" or self.attribution):
+            raise ValueError("mode wu supports only copies of literal needles. Use mode strict")
+        if self.ablate_top and min(self.ablate_top) < 1:
+            raise ValueError(f"ablate_top {min(self.ablate_top)} ablates no head. Use at least 1")
+        if self.ablate_top and self.needles < 2:
+            raise ValueError("ablate_top ranks heads on half of the needles. Use at least 2 needles")
+        if self.ablate_top and self.mode == "wu":
+            raise ValueError("ablate_top needs mode strict. Remove ablate_top or mode wu")
+        if self.rank_by == "attribution" and not self.attribution:
+            raise ValueError("rank_by 'attribution' needs the attribution table. Add attribution: true")
+        if not self.ablation:
+            raise ValueError("ablation has no value. Use zero, mean or both")
+        return self
+
+    @property
+    def grid_lengths(self) -> list[int]:
+        """Context lengths in tokens, ascending."""
+        if isinstance(self.lengths, list):
+            return sorted(set(self.lengths))
+        return sorted({round(self.max_length * n / self.lengths) for n in range(1, self.lengths + 1)})
+
+    @property
+    def grid_depths(self) -> list[float]:
+        """Depths, ascending; a single depth is in the middle."""
+        if isinstance(self.depths, list):
+            return sorted(set(self.depths))
+        return even_depths(self.depths)
+
 
 NEEDLE_KEYS = (
     key("needle", "label", "", "name of the needle, the hidden fact", None),

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .judge import Verdict
+from .checks import Verdict
 
 
 def checkpoints() -> Counter[str]:
@@ -17,11 +17,11 @@ def checkpoints() -> Counter[str]:
     types: dict[str, list[str]] = {}
     for model_type, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         types.setdefault(architecture, []).append(model_type)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for architecture, count in listed.items():
         if architecture in types:
-            found[_named_after(architecture, types[architecture])] += count
-    return found
+            counts[_named_after(architecture, types[architecture])] += count
+    return counts
 
 
 def _named_after(architecture: str, types: list[str]) -> str:

@@ -33,11 +33,11 @@ def test_all_measures_of_sampled_rows_take_few_launches_a_layer(rule: str, queri
         DistanceProfile(geometry, LENGTH),
     ]
     with pretending() as launches:
-        told = {name: torch.zeros(9, device="cuda") if name == "sink" else n for name, n in RULES[rule].items()}
+        terms = {name: torch.zeros(9, device="cuda") if name == "sink" else n for name, n in RULES[rule].items()}
         q = torch.empty(9, queries, 64, dtype=dtype, device="cuda")
         k = torch.empty(3, LENGTH, 64, dtype=dtype, device="cuda")
         lse = torch.empty(9, queries, device="cuda")
-        heard = AttentionRecord(0, 0, q, k, k, q, lse, 0.125, **{"window": None, **told})
+        record = AttentionRecord(0, 0, q, k, k, q, lse, 0.125, **{"window": None, **terms})
         for measure in measures:
-            measure.update(heard)
+            measure.update(record)
     assert 100 < launches.total() <= MOST, launches

@@ -1,16 +1,32 @@
-"""Table of the detectors probe: mean weight of every head on each kind of key, by sequence; and synthetic rows of
-it."""
+"""Options, stored table and synthetic rows of the detectors probe."""
 
 from collections.abc import Iterator, Mapping
 from itertools import product
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
+from headscope.study.config import Options, sorted_lengths
 from probes.detectors.analysis import KIND_COLUMNS
+
+MIN_PERIOD = 8
+"""For shorter periods the chance level is high and the kinds of key overlap."""
+
+
+class DetectorsOptions(Options):
+    """Heads that attend to the previous token, a duplicate or the token after it, on a repeated random token
+    sequence."""
+
+    periods: Annotated[list[int], sorted_lengths(MIN_PERIOD, "period")] = Field(
+        default=[128, 512], description="length of the repeated random token sequence; a context is twice as long"
+    )
+    sequences: int = Field(8, ge=1, le=10_000, description="random sequences per period")
+
 
 DETECTORS = Table(
     "detectors",

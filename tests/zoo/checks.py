@@ -92,32 +92,35 @@ def _telling(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
 
 def _logits(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     with hs.capturing(model), torch.no_grad():
-        found = model.module(input_ids=ids, use_cache=False).logits.float()
-    return {"logits": relative(found, truth.logits)}
+        measured = model.module(input_ids=ids, use_cache=False).logits.float()
+    return {"logits": relative(measured, truth.logits)}
 
 
 def _attention(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     return attention_errors(measure_tokens(model, ids[0], ["attention"], None)["attention"], model, truth)
 
 
-def attention_errors(found: dict[str, np.ndarray], model: Model, truth: Truth) -> dict[str, float]:
+def attention_errors(measured: dict[str, np.ndarray], model: Model, truth: Truth) -> dict[str, float]:
     """Largest relative error of the statistics of attention rows, over layers, heads and bins."""
     calls = by_layer(model, truth)
     if calls is None:
         return {"attention layers": math.inf}
     worst: dict[str, float] = {}
     for number, call in calls.items():
-        here = found["layer"] == number
+        of_layer = measured["layer"] == number
         expected = binned(call)
         for edge, values in expected.items():
-            rows = here & (found["visible"] == edge)
+            rows = of_layer & (measured["visible"] == edge)
             heads = len(call.q)
-            if found["head"][rows].tolist() != list(range(heads)) or (found["rows"][rows] != values["rows"]).any():
+            if (
+                measured["head"][rows].tolist() != list(range(heads))
+                or (measured["rows"][rows] != values["rows"]).any()
+            ):
                 return {"visible keys": math.inf}
             for name in STATISTICS:
-                error = statistic_error(name, found[name][rows], values[name].numpy())
+                error = statistic_error(name, measured[name][rows], values[name].numpy())
                 worst[name] = max(worst.get(name, 0.0), error)
-        if sorted(set(found["visible"][here].tolist())) != sorted(expected):
+        if sorted(set(measured["visible"][of_layer].tolist())) != sorted(expected):
             return {"visible keys": math.inf}
     return worst
 
@@ -133,10 +136,10 @@ def by_layer(model: Model, truth: Truth) -> dict[int, Call] | None:
 
 
 def _loss(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
-    found = measure_tokens(model, ids[0], ["nll"], None)["nll"]
+    measured = measure_tokens(model, ids[0], ["nll"], None)["nll"]
     losses = -truth.logits[0, :-1].double().log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].numpy()
-    starts = [0, *found["position"][:-1]]
-    ends = zip(starts, found["position"], found["nll"], strict=True)
+    starts = [0, *measured["position"][:-1]]
+    ends = zip(starts, measured["position"], measured["nll"], strict=True)
     return {"loss": max(abs(nll - losses[a:b].mean()) / max(1.0, losses[a:b].mean()) for a, b, nll in ends)}
 
 
@@ -158,24 +161,24 @@ def _planes(model: Model, layer: int) -> list[tuple[int, int]]:
 def _pairs(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     if not model.geometry.pairs:
         return {}
-    found = measure_tokens(model, ids[0], ["pairs"], None)["pairs"]
+    measured = measure_tokens(model, ids[0], ["pairs"], None)["pairs"]
     calls = by_layer(model, truth)
     if calls is None:
         return {"attention layers": math.inf}
     worst: dict[str, float] = {}
     for layer, (number, call) in enumerate(calls.items()):
-        here = found["layer"] == number
+        of_layer = measured["layer"] == number
         seen = call.visible[0].double()
         per_group = len(call.q) // len(call.k)
         for head, q in enumerate(call.q.double()):
             k = call.k[head // per_group].double()
-            rows = here & (found["head"] == head)
+            rows = of_layer & (measured["head"] == head)
             if not rows.any():
                 return {"pairs of a layer": math.inf}
             expected = _pair_statistics(q, k, seen, call.scaling, _planes(model, layer))
             rms = float(expected["rms"].square().sum().sqrt())
             for name, values in expected.items():
-                error = _finite(np.abs(found[name][rows] - values.numpy()).max() / rms)
+                error = _finite(np.abs(measured[name][rows] - values.numpy()).max() / rms)
                 worst[f"pair {name}"] = max(worst.get(f"pair {name}", 0.0), error)
     return worst
 
@@ -199,11 +202,11 @@ def _turned(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     """Moving a text by SHIFT positions turns each pair of q and k by SHIFT times its frequency, and nothing else."""
     if not model.geometry.pairs:
         return {}
-    found = measure_tokens(model, ids[0], ["pairs"], None)["pairs"]
+    measured = measure_tokens(model, ids[0], ["pairs"], None)["pairs"]
     if (getattr(model.module.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
         eager(model.module, ids)  # leaves the frequencies of this length; a text that stands elsewhere has others
         own = next(buffer for name, buffer in model.module.named_buffers() if name.endswith(".inv_freq"))
-        return {"theta": relative(torch.from_numpy(found["theta"][: len(own)]), own)}
+        return {"theta": relative(torch.from_numpy(measured["theta"][: len(own)]), own)}
     positions = torch.arange(SHIFT, SHIFT + ids.shape[1])[None]
     try:
         runs = [_with_inputs(model, ids, **inputs) for inputs in ({}, {"position_ids": positions})]
@@ -214,13 +217,13 @@ def _turned(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     worst = [0.0, 0.0]
     for layer in range(model.geometry.layers):
         index = torch.tensor(_planes(model, layer))
-        first = (found["layer"] == model.geometry.layer_numbers[layer]) & (found["head"] == 0)
-        angles = torch.from_numpy(found["theta"][first]).double() * SHIFT
+        first = (measured["layer"] == model.geometry.layer_numbers[layer]) & (measured["head"] == 0)
+        angles = torch.from_numpy(measured["theta"][first]).double() * SHIFT
         (call, hidden), (moved, hidden_moved) = (run[layer] for run in runs)
         if relative(hidden_moved, hidden) > EAGER:
             break  # where the text stands changed what this layer reads
-        for here, there in zip(_directions(call), _directions(moved), strict=True):
-            before, after = (torch.view_as_complex(t[..., index].contiguous()) for t in (here, there))
+        for direction, moved_direction in zip(_directions(call), _directions(moved), strict=True):
+            before, after = (torch.view_as_complex(t[..., index].contiguous()) for t in (direction, moved_direction))
             for at, sign in enumerate((1, -1)):
                 turned = before * torch.polar(torch.ones_like(angles), sign * angles)
                 worst[at] = max(worst[at], relative(after, turned))
@@ -262,7 +265,7 @@ def _yarn(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     with yarn_by_hand(model.module):
         expected = eager(model.module, ids)
     with hs.attached(model, YARN), hs.capturing(model), torch.no_grad():
-        found = model.module(input_ids=ids, use_cache=False).logits.float()
+        measured = model.module(input_ids=ids, use_cache=False).logits.float()
     under = attention_errors(
         measure_tokens(model.with_scheme(YARN), ids[0], ["attention"], None)["attention"],
         model,
@@ -270,7 +273,7 @@ def _yarn(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     )
     seen = relative(expected.logits, truth.logits) > 100 * EAGER
     unseen = {} if seen else {"yarn without effect": math.inf}
-    return {"yarn logits": relative(found, expected.logits), "yarn attention": max(under.values())} | unseen
+    return {"yarn logits": relative(measured, expected.logits), "yarn attention": max(under.values())} | unseen
 
 
 CHECKS: dict[str, Callable[[Model, Tensor, Truth], dict[str, float]]] = {
@@ -284,16 +287,16 @@ CHECKS: dict[str, Callable[[Model, Tensor, Truth], dict[str, float]]] = {
 }
 
 
-def statistic_error(name: str, found: np.ndarray, expected: np.ndarray) -> float:
+def statistic_error(name: str, measured: np.ndarray, expected: np.ndarray) -> float:
     """Largest relative error; absolute where a mean distance or ln ESS is below 1."""
     floor = {"mean_distance": 1.0, "log_ess2": 1.0}.get(name, 1e-3)
-    return _finite((np.abs(found - expected) / np.maximum(np.abs(expected), floor)).max())
+    return _finite((np.abs(measured - expected) / np.maximum(np.abs(expected), floor)).max())
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
+def relative(measured: Tensor, expected: Tensor) -> float:
     """Largest error against the largest value."""
-    found, expected = found.detach(), expected.detach()
-    return _finite((found - expected).abs().max() / expected.abs().max())
+    measured, expected = measured.detach(), expected.detach()
+    return _finite((measured - expected).abs().max() / expected.abs().max())
 
 
 def _finite(error: Any) -> float:

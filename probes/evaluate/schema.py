@@ -1,14 +1,53 @@
-"""Table of the evaluate probe: a score with its standard error by model, task, length and metric; and synthetic
-rows."""
+"""Options, stored table and synthetic rows of the evaluate probe."""
 
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
+from pydantic import Field, field_validator
 
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import LENGTH, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
+from headscope.study.config import Options
+
+SYNTHETIC_TASKS = ["niah_single_1", "niah_multikey_2", "ruler_vt", "ruler_cwe", "ruler_fwe"]
+"""RULER tasks whose texts the harness generates, so that they need no network."""
+MIN_LENGTH = 128
+
+
+class EvaluateOptions(Options):
+    """Scores of each model on tasks of the lm-evaluation-harness (needs the extra `eval`)."""
+
+    tasks: list[str] = Field(
+        SYNTHETIC_TASKS, description="harness tasks, groups or tags by name, or task files (.yaml)"
+    )
+    lengths: list[int] = Field(
+        [4096], description="maximum context length in tokens; generated tasks have exactly this length"
+    )
+    documents: int | None = Field(
+        None,
+        ge=2,
+        description="maximum number of documents per task; default: all",
+        json_schema_extra={"flags": ["--limit"]},
+    )
+
+    @field_validator("tasks")
+    @classmethod
+    def _check_tasks(cls, tasks: list[str]) -> list[str]:
+        if not tasks or "" in tasks:
+            raise ValueError(f"no task: give the name of a task, e.g. {SYNTHETIC_TASKS[0]}, or a task file")
+        return tasks
+
+    @field_validator("lengths")
+    @classmethod
+    def _check_lengths(cls, lengths: list[int]) -> list[int]:
+        if not lengths:
+            raise ValueError("no length: give at least one")
+        if min(lengths) < MIN_LENGTH:
+            raise ValueError(f"length {min(lengths)} is too short for a task: use at least {MIN_LENGTH} tokens")
+        return sorted(set(lengths))
+
 
 TASKS = Table(
     "tasks",

@@ -1,4 +1,4 @@
-"""Options of the adapt probe: training data, curriculum, learning rates, and which parameters learn."""
+"""Options and stored tables of the adapt probe."""
 
 import re
 from itertools import accumulate
@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from headscope.runs.columns import DOC, LENGTH, Column, Table, key
 from headscope.study.config import Options
 
 Variant = Literal["full", "no-freq", "no-scale", "shared-freq", "fixed-log", "learned-base"]
@@ -121,3 +122,36 @@ class AdaptOptions(Options):
         """The phase of a step; steps count from 0."""
         ends = accumulate(phase.steps for phase in self.phases)
         return next(phase for phase, end in zip(self.phases, ends, strict=True) if step < end)
+
+
+ADAPTER = key("adapter", "label", "", "name of the training: the study's name", None)
+STEP = key("step", "index32", "steps", "optimiser steps taken; 0 is before training")
+
+TRAINING = Table(
+    "training",
+    "batch and loss of each optimiser step of a training",
+    (
+        ADAPTER,
+        STEP,
+        Column("context_length", "index32", "tokens", "length of the step's sequences", 1),
+        Column("tokens", "count", "tokens", "tokens of the step's batch", 1),
+        Column("loss", "value", "nats/token", "mean next-token loss of the batch, before the step", 0),
+        Column("rate", "value", "", "factor on every learning rate: warm-up, stable, decay", 0, 1),
+    ),
+)
+
+VALIDATION = Table(
+    "validation",
+    "next-token loss by position on held-out documents, during a training",
+    (
+        ADAPTER,
+        STEP,
+        LENGTH,
+        DOC,
+        key("position", "index32", "tokens", "last predicted token of the bin of positions"),
+        Column("nll", "value", "nats/token", "mean next-token loss over the bin", 0),
+        Column("tokens", "count", "tokens", "predicted tokens in the bin", 1),
+    ),
+)
+
+TABLES = (TRAINING, VALIDATION)

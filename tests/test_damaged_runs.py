@@ -20,11 +20,11 @@ from headscope.cli import app as cli
 from headscope.errors import BadRun, CannotWrite
 from headscope.report import write_report
 from headscope.runs import arrow
+from headscope.runs.columns import all_tables
 from headscope.runs.io import sha256
 from headscope.runs.run import Run, combine_runs, list_runs, unfinished_runs
-from headscope.runs.schema import all_tables
+from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
-from headscope.runs.validate import validate
 from headscope.runs.writer import RunWriter
 
 FLIPPED = ("attention", "pairs", "distance", "nll", "retrieval")
@@ -50,8 +50,8 @@ def headscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         monkeypatch.setattr(sys, "argv", ["headscope", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        told = capsys.readouterr()
-        return int(ended.value.code or 0), told.out, told.err
+        streams = capsys.readouterr()
+        return int(ended.value.code or 0), streams.out, streams.err
 
     return run
 
@@ -105,9 +105,9 @@ def test_a_flipped_bit_is_noticed_where_several_runs_are_read_as_one(copy: Path,
 def test_a_report_notices_a_flipped_bit_and_writes_nothing(copy: Path, headscope) -> None:
     out = copy.parent / "report.html"
     for name in flips(copy, 2, 15):
-        code, told, said = headscope("report", copy, "--out", out)
-        assert (code, told, len(said.splitlines())) == (2, "", 1), said
-        assert f"{name}.parquet is damaged" in said
+        code, stdout, stderr = headscope("report", copy, "--out", out)
+        assert (code, stdout, len(stderr.splitlines())) == (2, "", 1), stderr
+        assert f"{name}.parquet is damaged" in stderr
         assert [*copy.parent.iterdir()] == [copy]
 
 
@@ -121,14 +121,14 @@ def test_every_page_of_the_app_notices_a_flipped_bit(copy: Path) -> None:
             assert empty_page("damaged")
 
 
-def test_validate_names_a_flipped_bit_whatever_it_hits(copy: Path) -> None:
+def test_validate_reports_a_flipped_bit_in_any_table(copy: Path) -> None:
     for name in flips(copy, 4, 20):
-        told = validate(Run.open(copy))
-        assert any(name in line for line in told)
-        assert all("\n" not in line for line in told)
+        problems = validate(Run.open(copy))
+        assert any(name in line for line in problems)
+        assert all("\n" not in line for line in problems)
 
 
-def test_a_table_that_is_gone_is_told_of_by_file(copy: Path) -> None:
+def test_a_missing_table_is_reported_by_file(copy: Path) -> None:
     (copy / "nll.parquet").unlink()
     with pytest.raises(BadRun, match=r"nll\.parquet is damaged: No such file"):
         _ = Run.open(copy).nll
@@ -151,13 +151,13 @@ def test_a_table_of_another_schema_is_one_line_when_read(copy: Path, whole: Run,
     nll = whole.arrow_table("nll")
     at = nll.schema.get_field_index("nll")
     as_text = nll.set_column(at, pa.field("nll", pa.string(), nullable=False), pa.array(["much"] * len(nll)))
-    for table, found in ((nll.drop_columns("doc"), "'doc' is missing"), (as_text, "'nll' is string, not float")):
+    for table, entry in ((nll.drop_columns("doc"), "'doc' is missing"), (as_text, "'nll' is string, not float")):
         run = rewritten(copy, table)
-        with pytest.raises(BadRun, match=rf"nll\.parquet has another schema: its column {found}"):
+        with pytest.raises(BadRun, match=rf"nll\.parquet has another schema: its column {entry}"):
             run.table("nll")
         assert len(run.attention) == len(whole.attention)
-    code, _, said = headscope("report", copy, "--out", copy.parent / "report.html")
-    assert (code, len(said.splitlines())) == (2, 1), said
+    code, _, stderr = headscope("report", copy, "--out", copy.parent / "report.html")
+    assert (code, len(stderr.splitlines())) == (2, 1), stderr
     assert [*copy.parent.iterdir()] == [copy]
 
 
@@ -249,11 +249,13 @@ def test_a_run_of_an_odd_run_json_is_refused_in_one_line(odd: str, folder: Path,
 
 def test_odd_run_jsons_are_listed_as_damaged_and_the_rest_works(folder: Path, whole: Run, headscope) -> None:
     names = {f"9{number}-odd" for number in range(len(ODD))}
-    assert {path.name for path, found in list_runs(folder) if isinstance(found, BadRun)} == names
-    code, told, said = headscope("ls", folder)
-    assert (code, said) == (0, "")
-    assert {line.split("  cannot be read: ")[0] for line in told.splitlines() if "  cannot be read: " in line} == names
-    assert f"{whole.name}  base, yarn" in told
+    assert {path.name for path, entry in list_runs(folder) if isinstance(entry, BadRun)} == names
+    code, stdout, stderr = headscope("ls", folder)
+    assert (code, stderr) == (0, "")
+    assert {
+        line.split("  cannot be read: ")[0] for line in stdout.splitlines() if "  cannot be read: " in line
+    } == names
+    assert f"{whole.name}  base, yarn" in stdout
     with create_app(folder).server.app_context():
         for name in names:
             with pytest.raises(BadRun):
@@ -268,22 +270,22 @@ def test_a_damaged_run_is_listed_as_data(copy: Path, headscope) -> None:
     (copy / "run.json").write_text(json.dumps(facts))
     (copy.parent / "odd").mkdir()
     (copy.parent / "odd" / "run.json").write_bytes(b'{"format_version": null}')
-    code, told, _ = headscope("ls", copy.parent, "--json")
-    damaged, sound = json.loads(told)
+    code, stdout, _ = headscope("ls", copy.parent, "--json")
+    damaged, sound = json.loads(stdout)
     assert (code, set(damaged), sound["seconds"]) == (0, {"path", "error"}, 1.5)
 
 
-def test_what_is_no_run_directory_is_refused_whatever_it_is_called(tmp_path: Path, headscope) -> None:
+def test_a_path_that_is_no_run_directory_is_refused_whatever_its_name(tmp_path: Path, headscope) -> None:
     (tmp_path / "folder" / "run.json").mkdir(parents=True)
     for odd in (tmp_path / "folder", "x" * 5000, "a\0b"):
         with pytest.raises(BadRun, match="no run"):
             Run.open(odd)
     for command in (("ls", "x" * 5000), ("report", "x" * 5000, "--out", tmp_path / "a.html"), ("validate", "x" * 5000)):
-        code, told, said = headscope(*command)
-        assert (code, told, len(said.splitlines())) == (2, "", 1)
+        code, stdout, stderr = headscope(*command)
+        assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
 
 
-def test_what_looks_like_an_unfinished_run_and_is_none_does_not_matter(tmp_path: Path) -> None:
+def test_folders_that_only_look_like_unfinished_runs_are_ignored(tmp_path: Path) -> None:
     (tmp_path / ".a-1.partial" / "cells" / "one").mkdir(parents=True)
     (tmp_path / ".b-2.partial").mkdir()
     (tmp_path / ".b-2.partial" / "cells").write_text("")
@@ -315,7 +317,7 @@ def test_every_flipped_bit_of_a_finished_cell_is_noticed_before_a_run_goes_on(tm
     )
 
 
-def test_a_damaged_draft_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+def test_a_damaged_partial_run_is_reported_before_anything_is_measured(tmp_path: Path) -> None:
     draft = small_runs.interrupted(tmp_path) / "run.json"
     good = draft.read_text()
     for spoilt in ("{", "[]", good.replace("tiny", "tinx"), good.replace('"started": "', '"started": "x')):
@@ -347,9 +349,9 @@ def test_a_report_into_a_folder_or_a_device_is_refused_before_it_is_drawn(
     whole: Run, tmp_path: Path, headscope
 ) -> None:
     for out in (tmp_path, "/dev/null", tmp_path / ("x" * 300), "."):
-        code, told, said = headscope("report", whole.path, "--out", out)
-        assert (code, told, len(said.splitlines())) == (2, "", 1), said
-        assert "Choose another file with --out" in said
+        code, stdout, stderr = headscope("report", whole.path, "--out", out)
+        assert (code, stdout, len(stderr.splitlines())) == (2, "", 1), stderr
+        assert "Choose another file with --out" in stderr
     assert [*tmp_path.iterdir()] == []
     assert Path("/dev/null").is_char_device()
 
