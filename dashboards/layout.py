@@ -63,7 +63,7 @@ def resolve_url(path: str, query: Query) -> tuple[Page, Run, ViewState, PageCont
     _, name, *rest = path.split("/", 2)
     page = next((page for page in all_pages() if f"/{name}" == page.PATH), None)
     if page is None or (rest and page is not head):
-        raise BadInput(f"there is no page '{path[:60]}'")
+        raise BadInput(f"unknown page '{path[:60]}'. Open / for the overview")
     names = query.get("run", [])
     run = current_store().open_combined([names] if isinstance(names, str) else names)
     # The URL names the run from here on, so that a link does not change when a newer run finishes.

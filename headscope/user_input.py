@@ -27,7 +27,7 @@ def expand_path(text: Path | str, what: str) -> Path:
         pass
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise BadInput(f"{what} {quote(str(text))} cannot be looked up ({reason}). Check the path") from error
+        raise BadInput(f"{what} {quote(str(text))} cannot be accessed ({reason}). Check the path") from error
     return expanded
 
 
@@ -84,11 +84,11 @@ def read_yaml(file: Path, where: str) -> Any:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise BadInput(f"cannot read {where}: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise BadInput(f"cannot read {where}: it is nested too deeply. Simplify it") from error
+        raise BadInput(f"cannot read {where}: it is nested too deeply. Reduce the nesting") from error
     except (
         ValueError,
         LookupError,
         AttributeError,
         TypeError,
     ) as error:  # PyYAML raises these for a value that does not fit its tag
-        raise BadInput(f"cannot read {where}: a value does not fit its tag ({error})") from error
+        raise BadInput(f"cannot read {where}: a value does not match its YAML tag ({error}). Remove the tag") from error

@@ -81,7 +81,7 @@ def study_content(folder: Path, **adapt: Any) -> dict[str, Any]:
         "train": [f"file:{folder}/texts/*.txt"],
         "phases": [{"length": 128, "steps": 4, "batch": 2}, {"length": NATIVE * FACTOR, "steps": 2}],
         "warmup": 2,
-        "keep": 2,
+        "save_every": 2,
         "validation_length": NATIVE * FACTOR,
     }
     return {
@@ -105,7 +105,7 @@ def adapter_path(run: Run, step: int) -> Path:
 def trained_run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One full training; it takes a minute."""
     phases = [{"length": 192, "steps": 30, "batch": 4}, {"length": NATIVE * FACTOR, "steps": 10, "batch": 2}]
-    return train(folder, tmp_path_factory.mktemp("runs"), phases=phases, keep=20, warmup=10)
+    return train(folder, tmp_path_factory.mktemp("runs"), phases=phases, save_every=20, warmup=10)
 
 
 def metadata_of(adapter: Path) -> dict[str, Any]:
@@ -318,7 +318,7 @@ def saved_adapters(out: Path) -> list[Path]:
 
 def test_a_killed_and_resumed_training_ends_with_the_same_adapter(folder: Path, tmp_path: Path) -> None:
     """kill -9 during training, three times, then resume; each child process pauses after 9 of the 30 steps."""
-    content = study_content(folder, keep=1, phases=[{"length": 128, "steps": 30}])
+    content = study_content(folder, save_every=1, phases=[{"length": 128, "steps": 30}])
     uninterrupted = study.run_study(build_study(content), tmp_path / "whole")
     out, rng = tmp_path / "killed", random.Random(0)
     for _ in range(3):
@@ -356,7 +356,7 @@ def test_a_diverged_training_stops_and_keeps_the_last_good_adapter(folder: Path,
     with pytest.raises(
         Diverged, match=r"training diverged at step \d.*Use lower learning rates.*the last good adapter is in"
     ) as raised:
-        train(folder, tmp_path, frequency_rate=1e30, keep=1)
+        train(folder, tmp_path, frequency_rate=1e30, save_every=1)
     assert "\n" not in str(raised.value)
     (adapter,) = tmp_path.rglob("adapters/*.safetensors")
     assert adapter.name == "step-0000.safetensors"
@@ -482,18 +482,18 @@ def test_sampling_is_uniform_over_sources_of_any_size(folder: Path, tmp_path: Pa
         ({"strategy": "adarope-lora"}, "strategy adarope-lora needs an adapter to start from"),
         (
             {"adapter": "x.safetensors", "strategy": "joint"},
-            "strategy joint cannot continue an adapter: remove adapter",
+            "strategy joint cannot continue an adapter. Remove adapter",
         ),
         ({"adapter": "x.safetensors", "start": "base"}, "start and adapter cannot be combined"),
-        ({"strategy": "yarn-lora", "variant": "no-freq"}, "yarn-lora does not train positions: remove variant no-freq"),
-        ({"lora_rank": 4}, "strategy adarope does not train a LoRA: remove lora_rank"),
+        ({"strategy": "yarn-lora", "variant": "no-freq"}, "yarn-lora does not train positions. Remove variant no-freq"),
+        ({"lora_rank": 4}, "strategy adarope does not train a LoRA. Remove lora_rank"),
         (
             {"adapter": "x.safetensors", "variant": "fixed-log"},
             "fixed-log resets every scale and cannot continue an adapter",
         ),
         ({"mix": "documents"}, "adapt.mix"),
         ({"strategy": "joint", "variant": "fredom"}, "adapt.variant"),
-        ({"phases": []}, "phases is empty: give at least one phase"),
+        ({"phases": []}, "no phases. Give at least one"),
     ],
 )
 def test_bad_options_are_refused_before_any_work(
@@ -533,7 +533,7 @@ def test_an_adapter_of_other_weights_is_refused_unless_forced(trained_run: Run, 
         resolve_schedule(model, f"adarope:adapter={path}")
     assert "\n" not in str(raised.value)
     assert isinstance(resolve_schedule(model, f"adarope:adapter={path},weights=any"), AdaRoPE)
-    with pytest.raises(BadInput, match="expected same or any"):
+    with pytest.raises(BadInput, match="Use weights=same or weights=any"):
         resolve_schedule(model, f"adarope:adapter={path},weights=all")
 
 

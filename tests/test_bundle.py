@@ -158,9 +158,9 @@ def test_every_sentence_that_was_found_is_on_the_first_page(run: Run, parsed: di
 def test_a_process_of_a_pool_writes_what_this_one_does(run: Run, site: Path, tmp_path: Path) -> None:
     some = [Address("/head/0.1", is_per_model=True), Address("/head/1.1", is_per_model=True)]
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"FEW": 0, "TOGETHER": 1, "MOST_PROCESSES": 1}.items():
+        for name, value in {"MAX_PAGES_IN_ONE_PROCESS": 0, "PAGES_PER_BATCH": 1, "MAX_PROCESSES": 1}.items():
             patch.setattr(bundle, name, value)
-        parts = [*bundle._written([run.path], tmp_path, some)]
+        parts = [*bundle._write_in_batches([run.path], tmp_path, some)]
     assert parts == [[address] for address in some]
     for address in some:
         assert (tmp_path / address.file).read_bytes() == (site / address.file).read_bytes(), address
@@ -184,7 +184,7 @@ def test_only_a_bundle_is_replaced_and_nothing_half_written_stays(
     (tmp_path / "mine" / "thesis.tex").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for taken in ("mine", "file", "file/site"):
-        with pytest.raises(CannotWrite, match="choose another --out"):
+        with pytest.raises(CannotWrite, match="Choose another --out"):
             bundle.bundle([run.path], tmp_path / taken, quiet=True)
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "mine"
 

@@ -247,7 +247,7 @@ def test_attention_in_both_directions_is_refused() -> None:
         backend.attention_forward(model.attention_modules[0], q, q, q, None, is_causal=False)
     with backend.using_backend(model.module):
         mask = create_bidirectional_mask(model.module.config, torch.zeros(1, 3, 64), None)
-    with pytest.raises(UnsupportedModel, match="other keys"):
+    with pytest.raises(UnsupportedModel, match="mask is not causal"):
         DecodedMask.decode(mask)
 
 

@@ -135,33 +135,34 @@ def reset_claims(run: Run, **effects_by_table: pd.Series) -> dict[str, PaperClai
 
 def test_influence_claims_depend_on_concentration_top_head_and_sum(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", LEARNED))
-    heavy_tail = "temperature of one head at a time: most heads have little influence, a few form a heavy tail"
-    top_head = "temperature of one head at a time: the top retrieval head is in the tail"
+    heavy_tail = "temperature of one head at a time: a few heads account for most of the influence"
+    top_head = "temperature of one head at a time: the top retrieval head is among the 5% of largest influence"
     small_effects = (
-        "frequencies and temperature of one head at a time: even the largest effect is small compared with resetting"
+        "frequencies and temperature of one head at a time: the largest effect of one unit is small compared with "
+        "resetting all units"
     )
     single, joint = run.influence["delta_nll"], run.influence_sets["delta_nll"]
     claims = reset_claims(run)
     assert len(claims) == 7
-    assert [claims[statement].verdict for statement in (heavy_tail, top_head, f"{small_effects} all heads")] == [
+    assert [claims[statement].verdict for statement in (heavy_tail, top_head, small_effects)] == [
         "partly supported",
         "supported",
         "not supported",
     ]
-    assert "has rank 1 of 24" in claims[top_head].evidence
+    assert "ranks 1 of 24" in claims[top_head].evidence
     rows = run.influence_sets.query("model == @LEARNED and component == 'joint' and choice == 'top' and size == 8")
     largest = best_unit_effects(run.influence).query("model == @LEARNED and component == 'joint'")["delta"].max()
     assert (
         f"{largest:+.2g} nats/token for one unit, {rows['delta_nll'].mean():+.2g} for all"
-        in claims[f"{small_effects} all heads"].evidence
+        in claims[small_effects].evidence
     )
     opposite = reset_claims(run, influence=-single, influence_sets=10 * joint)
-    assert [opposite[statement].verdict for statement in (heavy_tail, top_head, f"{small_effects} all heads")] == [
+    assert [opposite[statement].verdict for statement in (heavy_tail, top_head, small_effects)] == [
         "partly supported",
         "not supported",
         "supported",
     ]
-    assert "has rank 24 of 24" in opposite[top_head].evidence
+    assert "ranks 24 of 24" in opposite[top_head].evidence
     assert reset_claims(run, influence=single * 0 + 0.01)[heavy_tail].verdict == "not supported"
     assert reset_claims(run, influence=single.where(single > 0.045, 0.0))[heavy_tail].verdict == "supported"
 

@@ -94,10 +94,10 @@ def test_a_bad_scheme_is_refused_before_any_work(refused, scheme, message):
     ("code", "arguments", "message"),
     [
         (2, ["--factor", 0.5], "adapt.factor: Input should be greater than or equal to 1"),
-        (2, ["--phase", "2048"], "bad phase '2048': expected LENGTH:STEPS"),
+        (2, ["--phase", "2048"], "invalid phase '2048'. Use LENGTH:STEPS"),
         (2, ["--phase", "100000:1"], "no training document has 100000 tokens: the longest"),
         (2, ["--variant", "freq"], "adapt.variant: Input should be 'full',"),
-        (2, ["--model", "smollm2-135m@yarn:factor=8"], "adapt: give one checkpoint, without a scheme"),
+        (2, ["--model", "smollm2-135m@yarn:factor=8"], "adapt takes one checkpoint without a scheme"),
         (2, ["--strategy", "adarope-joint"], "strategy adarope-joint needs an adapter to start from"),
         (3, ["--strategy", "adarope-joint", "--adapter", "./none.safetensors"], "no adapter at './none.safetensors'"),
         (3, ["--train", "file:./none/*.txt"], "no file matches 'file:none/*.txt'"),
@@ -196,7 +196,7 @@ def test_an_encoder_checkpoint_is_refused_by_name(refused, tmp_path):
     tiny = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=32)
     BertForMaskedLM(tiny).save_pretrained(tmp_path / "bert")
     line = refused(2, "run", "--model", f"x={tmp_path}/bert", "--length", 64, "--docs", 1)
-    assert line.startswith("headscope: cannot measure this bert model: its queries see other keys than the last ones")
+    assert line.startswith("headscope: cannot measure this bert model: its attention mask is not causal")
 
 
 @pytest.mark.model

@@ -656,7 +656,7 @@ def test_a_probe_may_have_its_own_page_or_none(install: Callable[..., None], fre
     content = resolve_url("/foreign", {"model": "yarn"})[3]
     assert (content.title, content.introduction, [*content.sections]) == ("My own page", "yarn", [""])
     install(replace(PROBE, tab=None))
-    with pytest.raises(BadInput, match="no page"):
+    with pytest.raises(BadInput, match="unknown page"):
         resolve_url("/foreign", {})
 
 

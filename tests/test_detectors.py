@@ -252,8 +252,8 @@ def test_roles_findings_and_charts_have_the_same_numbers(run: Run) -> None:
     assert induction.equals(base["induction_token"] > 0.5)
     texts = [finding.text for finding in report.findings(run)]
     best = base.loc[base["induction_token"].idxmax()]
-    claim = "put more than half of their weight on the token after an earlier copy"
-    assert any(f"In base, {int(induction.sum())} of 24 heads {claim}" in text for text in texts)
+    claim = "Induction heads in base (more than half of the weight on the token after an earlier copy)"
+    assert any(f"{claim}: {int(induction.sum())} of 24 heads." in text for text in texts)
     assert any(f"layer {best['layer']}, head {best['head']}" in text for text in texts)
     (sentence,) = report.head_findings(run, "base", int(best["layer"]), int(best["head"]))
     assert f"{best['induction_token']:.0%} of its weight in base is on the token after an earlier copy" in sentence
@@ -280,8 +280,8 @@ def test_a_study_stores_both_lengths_of_both_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"periods": [4]}, "period 4 is too short: give at least 8 tokens"),
-        ({"periods": []}, "give a period"),
+        ({"periods": [4]}, "period 4 is too short. Use at least 8 tokens"),
+        ({"periods": []}, "no period. Give at least one"),
         ({"sequences": 0}, "detectors.sequences: Input should be greater than or equal to 1"),
         ({"length": 4}, "unknown key 'detectors.length'"),
     ],

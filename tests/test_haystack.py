@@ -137,7 +137,7 @@ def test_an_indirect_needle_has_a_paraphrased_question_and_only_its_fact_is_scor
 
 
 def test_a_tokenizer_without_chat_template_is_refused() -> None:
-    with pytest.raises(BadInput, match="no chat template: use --template"):
+    with pytest.raises(BadInput, match=r"no chat template\. Use --template"):
         ground("characters", template="chat")
 
 
@@ -193,7 +193,7 @@ def test_needles_are_chosen_by_kind_and_a_cue_makes_one_indirect(tmp_path: Path)
     [
         ("{", "line 1 is not JSON"),
         ('{"name": "a"}', "line 1 needs exactly the keys name, question, opening, fact, and may have cue"),
-        ('{"name": "a", "question": "", "opening": "", "fact": "..."}', "the fact needs words"),
+        ('{"name": "a", "question": "", "opening": "", "fact": "..."}', "'fact' must contain a word"),
         ("\n", "holds no needle"),
         ('{"name": "a", "question": "", "opening": "", "fact": "b"}\n' * 2, "names two needles 'a'"),
     ],

@@ -172,7 +172,7 @@ def test_existing_path_with_a_colon_is_not_a_hub_id(
     monkeypatch.chdir(tmp_path)
     assert locate("lab/tiny:step2") == ("lab/tiny:step2", "lab/tiny:step2")
     (tmp_path / "lab" / "tiny").mkdir()
-    with pytest.raises(BadInput, match="'lab/tiny' is a folder, which has no revision 'step3'"):
+    with pytest.raises(BadInput, match="'lab/tiny' is a local folder and has no revision 'step3'"):
         locate("lab/tiny:step3")
 
 

@@ -162,7 +162,7 @@ def test_the_second_order_nears_the_truth_where_the_slope_vanishes(tmp_path: Pat
     model = adapted(tmp_path, 0.02)
     rows = head_influence(model, docs=4, length=LENGTH, method="estimate", estimate_order=2, components=["scale"])
     means = rows.pivot_table(index=["layer", "head"], columns="method", values="delta_nll")
-    added = means["curved"] - means["estimate"]
+    added = means["second-order"] - means["estimate"]
     assert (added > 0).all(), "a Fisher form is positive"
 
 
@@ -172,7 +172,7 @@ def test_damping_leaves_small_second_order_terms_and_bounds_large_ones() -> None
     added = np.array([1e-7, 5e-4, 1.0, 0.0])
     frames = [
         pd.DataFrame({**keys, "layer": range(4), "method": method, "delta_nll": values})
-        for method, values in (("estimate", first), ("curved", first + added))
+        for method, values in (("estimate", first), ("second-order", first + added))
     ]
     rows = add_damped_estimates(pd.concat(frames)).query("method == 'damped'").sort_values("layer")
     scale = 2 * np.abs(first).mean()
@@ -203,7 +203,7 @@ def test_verify_evaluates_the_top_of_the_estimate_and_random_others_exactly(
     assert len(chosen) == 5 * 3 * DOCS
     np.testing.assert_allclose(chosen["delta_nll_x"], chosen["delta_nll_y"], atol=1e-7)
     agreement = estimate_agreement(run.influence)
-    assert set(agreement["method"]) == {"estimate", "curved", "damped"}
+    assert set(agreement["method"]) == {"estimate", "second-order", "damped"}
     assert set(agreement["compared"]) == {5}
 
 
@@ -292,7 +292,7 @@ def test_a_model_that_lends_keys_is_refused(tmp_path: Path) -> None:
     """A layer that is run again would lend the keys of a changed pass to the next."""
     options = families.OTHERS["gemma3n"].options | {"num_kv_shared_layers": 2}
     model = hs.load(families.build("gemma3n_text", options))
-    with pytest.raises(UnsupportedModel, match="its last layers use the keys of earlier ones"):
+    with pytest.raises(UnsupportedModel, match="its last layers share the keys of earlier ones"):
         swept(model, tmp_path, components=["zero"], method="estimate", curve=False)
 
 

@@ -118,7 +118,7 @@ def run(place: Path) -> Run:
 def test_a_run_holds_texts_and_the_trials_of_the_grid(run: Run) -> None:
     assert validate(run) == []
     texts, trials = run.influence, run.influence_answers
-    assert set(texts["method"]) == set(trials["method"]) == {"estimate", "curved", "exact"}
+    assert set(texts["method"]) == set(trials["method"]) == {"estimate", "second-order", "exact"}
     grid = trials[["context_length", "doc", "fact", "depth"]].drop_duplicates()
     assert len(grid) == 2 * 1 * 1 * 2
     evaluated = trials[trials["method"] == "exact"].groupby("component", observed=True).size().to_dict()

@@ -35,7 +35,10 @@ def test_each_unit_has_its_most_accurate_method(run: Run) -> None:
     assert ((partly["method"] == "exact") == (partly["layer"] == 0)).all()
     units = partly[(partly["model"] == "learned") & (partly["component"] == "freq")]
     assert len(units) == 8
-    assert "exact for 2 of 8 units, else first-order estimate" in plots.plot_matrix(units).layout.title.subtitle.text
+    assert (
+        "2 of 8 units are exact, the others are first-order estimates"
+        in plots.plot_matrix(units).layout.title.subtitle.text
+    )
 
 
 def test_the_histogram_counts_every_unit_and_marks_the_kv_group_of_a_head(
@@ -134,7 +137,7 @@ def test_the_per_head_table_has_the_influence_of_each_heads_unit(run: Run, frequ
 def test_findings_report_concentration_agreement_and_the_effect_of_all_units(run: Run) -> None:
     sentences = [finding.text for finding in findings.sweep_findings(run)]
     best = estimate_agreement(run.influence).iloc[0]
-    assert any(f"{best['spearman']:.3f}, {best['shared']} of the top" in sentence for sentence in sentences)
+    assert any(f"{best['spearman']:.3f} ({best['shared']}/{best['top']})" in sentence for sentence in sentences)
     assert any("Gini" in sentence and "KV group" in sentence for sentence in sentences)
     assert any("with all 8 KV groups changed" in sentence for sentence in sentences)
 
@@ -263,7 +266,7 @@ def test_the_finding_about_answers_reports_answered_trials_separately(answer_run
     ]
     assert "the loss rises most for layer 1, head 4, by +1.5 nats/token" in sentence
     assert "The top retrieval head, layer " in sentence
-    assert "Unchanged, learned answers 4 of 8 trials" in sentence
+    assert "Without changes, learned answers 4 of 8 trials" in sentence
     assert "over these trials the loss rises most for layer 1, head 4, by +2 (95 % confidence interval" in sentence
     head_sentences = [*findings.head_findings(answer_run, "learned", 1, 4)]
     assert any(
@@ -295,9 +298,9 @@ def test_the_claim_about_answers_depends_on_the_rank_of_the_top_retrieval_head(
     assert claim.statement.startswith("Output set to zero, one unit at a time: the top retrieval head")
     effects = best_unit_effects(answer_run.influence_answers).set_index(["layer", "head"])["delta"]
     rank = int((effects > effects[layer, head]).sum()) + 1
-    assert f"layer {layer}, head {head}, " in claim.evidence
-    assert f"has rank {rank} of 24" in claim.evidence
-    assert "the largest is +1.5" in claim.evidence
+    assert f"layer {layer}, head {head} (" in claim.evidence
+    assert f"ranks {rank} of 24" in claim.evidence
+    assert "the largest influence is +1.5" in claim.evidence
 
 
 def test_the_claim_about_answers_is_inconclusive_with_estimated_units(answer_run: Run) -> None:
@@ -306,7 +309,7 @@ def test_the_claim_about_answers_is_inconclusive_with_estimated_units(answer_run
     partly_estimated = answers.assign(method=answers["method"].where(~is_estimated, "estimate"))
     claim = retrieval_claim(run_with_top_head(answer_run, partly_estimated, 1, 4))
     assert claim.verdict == "inconclusive"
-    assert "1 of 24 units are only estimated. Use --method exact" in claim.evidence
+    assert "1 of 24 units were estimated, not ablated" in claim.evidence
 
 
 def test_bands_are_one_chart_group_of_single_heads_and_all_heads_at_once(band_run: Run) -> None:
@@ -335,9 +338,9 @@ def test_bands_are_one_chart_group_of_single_heads_and_all_heads_at_once(band_ru
 def test_bands_have_one_finding_per_kind_of_ablation(band_run: Run) -> None:
     ablated, unrotated = [finding.text for finding in findings.sweep_findings(band_run)]
     assert "learned, rotary pairs by band, contribution to the logits removed, 1,024 tokens" in ablated
-    assert "the loss rises most for pairs 2-3 of layer 3, head 5, by +0.024 nats/token (one document)" in ablated
-    assert ablated.endswith("In all units at once: 0-1 +1.5, 2-3 +3, long +0.6.")
-    assert unrotated.endswith("In all units at once: 0-1 +0.3.")
+    assert "the loss rises most for the band '2-3' of layer 3, head 5, by +0.024 nats/token (one document)" in ablated
+    assert ablated.endswith("ablated in all units at once, nats/token: 0-1 +1.5, 2-3 +3, long +0.6.")
+    assert unrotated.endswith("ablated in all units at once, nats/token: 0-1 +0.3.")
     assert [*findings.head_findings(band_run, "learned", 1, 4)] == [
         "Influence in learned, largest of 3 bands, pairs 2-3, contribution to the logits removed: +0.01 nats/token "
         "(one document) for layer 1, head 4.",

@@ -164,7 +164,7 @@ def found_as_wu(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run
 def test_scores_of_smollm2_are_those_of_the_obvious_way_for_every_head_and_cell(
     smollm2: Model, mode: str, request: pytest.FixtureRequest
 ) -> None:
-    run: Run = request.getfixturevalue("found" if mode == "strict" else "found_as_wu")
+    run: Run = request.getfixturevalue("shipped_grid" if mode == "strict" else "found_as_wu")
     eager = copy.deepcopy(smollm2.module)
     eager.set_attn_implementation("eager")
     make = naive_needle.strict_prompt if mode == "strict" else naive_needle.wu_prompt

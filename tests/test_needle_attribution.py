@@ -149,7 +149,7 @@ def test_a_scheme_or_a_model_whose_logits_are_no_sum_is_refused(place: Path) -> 
     with pytest.raises(UnsupportedModel, match="does more than multiply by its weight"):
         ask(place, hs.load(tuned, tokenizer=words()), attribution=True, needles=1, seeds=1)
     options = families.OTHERS["gemma3n"].options
-    with pytest.raises(UnsupportedModel, match="do not pass on one residual stream"):
+    with pytest.raises(UnsupportedModel, match="do not return a single residual stream"):
         ask(
             place,
             hs.load(families.build("gemma3n_text", options), tokenizer=words()),
@@ -266,13 +266,13 @@ def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(
     low, high = analysis.wilson_interval(pd.Series([0.5]), pd.Series([10]))
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     (claim, _) = findings.paper_claims(found_by_planting)
-    assert (claim.verdict, "of 4 trials, 100% succeed in the unchanged model" in claim.evidence) == ("supported", True)
+    assert (claim.verdict, "4 trials: 100% succeed without ablation" in claim.evidence) == ("supported", True)
     text = " ".join(finding.text for finding in findings.findings(found_by_planting))
     assert (
         "With its top 2 heads ablated (zero ablation), base retrieves 0% (95 % confidence interval 0% to 49%)"
         in text.replace(found_by_planting.models[0], "base")
     )
-    assert "The confidence intervals separate from 1 head on" in text
+    assert "of top and random heads do not overlap from 1 head on" in text
 
 
 @pytest.mark.parametrize(

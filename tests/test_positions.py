@@ -756,7 +756,7 @@ def test_length_sequence_uses_the_whole_length_for_every_query(tmp_path: Path) -
     by_query = resolve_schedule(model, f"adarope:adapter={path}").query_scale(0, visible)
     assert torch.equal(by_sequence, by_query[..., -1:].expand_as(by_sequence))
     assert (by_query[..., 0] < by_query[..., -1]).all()
-    with pytest.raises(BadInput, match="expected visible or sequence"):
+    with pytest.raises(BadInput, match="Use length=visible or length=sequence"):
         resolve_schedule(model, f"adarope:adapter={path},length=all")
 
 

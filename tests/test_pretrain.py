@@ -181,7 +181,7 @@ def test_one_step_of_other_architectures_equals_that_of_transformers(architectur
 # Whole trainings --------------------------------------------------------------------------------------------------
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "an", "old", "tree", "sleeps")
-SMALL = {**TINY, "vocabulary": 300, "width": 16, "heads": 2, "kv_groups": 1, "length": 32, "steps": 4, "keep": 2}
+SMALL = {**TINY, "vocabulary": 300, "width": 16, "heads": 2, "kv_groups": 1, "length": 32, "steps": 4, "save_every": 2}
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +299,7 @@ def test_held_out_texts_are_not_trained_on(texts: Path) -> None:
 
 def test_checkpoints_are_log_spaced() -> None:
     assert PretrainOptions(steps=200).checkpoint_steps == [0, 1, 2, 4, 8, 16, 32, 64, 91, 128, 181, 200]
-    assert PretrainOptions(steps=200, keep=100).segment_bounds == sorted(
+    assert PretrainOptions(steps=200, save_every=100).segment_bounds == sorted(
         {*PretrainOptions(steps=200).checkpoint_steps, 100}
     )
     assert PretrainOptions(trainings=["rope:1", "nope", "rope"]).parsed_trainings == [
@@ -312,8 +312,8 @@ def test_checkpoints_are_log_spaced() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"trainings": ["rop"]}, "bad training 'rop'"),
-        ({"trainings": ["rope:x"]}, "bad training"),
+        ({"trainings": ["rop"]}, "invalid training 'rop'"),
+        ({"trainings": ["rope:x"]}, "invalid training"),
         ({"trainings": ["rope", "rope:0"]}, "a training is listed twice"),
         ({"heads": 3}, "width must be a multiple"),
         ({"checkpoints": [7]}, "between 0 and 4"),

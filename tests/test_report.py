@@ -147,7 +147,7 @@ def test_findings_count_local_heads_and_compare_losses(run: Run) -> None:
         in findings["Effective length"][0]
     )
     loss_findings = " ".join(findings["Loss"])
-    assert "0.050 nats/token higher than that of base (95 % confidence interval +0.050 to +0.050)" in loss_findings
+    assert "+0.050 nats/token (95 % confidence interval +0.050 to +0.050)" in loss_findings
     assert "gamma is positive" in " ".join(findings["Position parameters"])
 
 

@@ -101,9 +101,9 @@ def test_aggregation_needs_an_effective_length_that_grows_linearly(seed: int, le
 
 
 def test_bad_options_are_refused_in_one_line() -> None:
-    with pytest.raises(BadInput, match=r"scaling: bad exponents: \[1\.5\]\. Use exponents in"):
+    with pytest.raises(BadInput, match=r"scaling: invalid exponents \[1\.5\]\. Use exponents in"):
         build_study({"scaling": {"exponents": [1.5]}})
     with pytest.raises(
-        BadInput, match=r"scaling: no logit scale reaches exponent 0\.3 at order 2: use 0, or at least 0\.5"
+        BadInput, match=r"scaling: exponent 0\.3 is not attainable at order 2\. Use 0, or at least 0\.5"
     ):
         build_study({"scaling": {"exponents": [0.9, 0.3]}})

@@ -85,7 +85,7 @@ def test_lora_trained_with_an_adapter_is_saved_and_measured(smollm2: Model, tmp_
         "adapter": "smollm2-135m",
         "phases": [{"length": 256, "steps": 2}],
         "warmup": 1,
-        "keep": 2,
+        "save_every": 2,
         "validation_length": 256,
     }
     run = study.run_study(build_study({**study_options, "adapt": adapt_options}), tmp_path, in_memory={"base": smollm2})

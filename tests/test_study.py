@@ -332,10 +332,10 @@ def test_a_missing_checkpoint_is_refused_before_any_work(folder: Path, tmp_path:
         ({"measure": {"lenghts": [8]}}, r"unknown key 'measure.lenghts' \(did you mean 'lengths'\?\)"),
         ({"texts": {"sorce": "x"}}, r"unknown key 'texts.sorce' \(did you mean 'source'\?\)"),
         ({"measure": {"lengths": [1]}}, "measure.lengths: context length 1 is too short"),
-        ({"measure": {"lengths": []}}, "measure.lengths: give a context length"),
+        ({"measure": {"lengths": []}}, "measure.lengths: no context length. Give at least one"),
         ({"measure": {"rows": 1}}, "measure.rows: 1 rows are too few"),
         ({"measure": {"tables": ["atention"]}}, "measure.tables"),
-        ({"models": {}, "measure": {}}, "models: give at least one model"),
+        ({"models": {}, "measure": {}}, "no model. Give at least one"),
         ({"name": "a/b"}, "name: String should match"),
     ],
 )

@@ -165,5 +165,5 @@ def test_an_interrupted_window_study_resumes_to_the_same_bytes(tmp_path: Path, m
 
 
 def test_widths_beyond_the_sequence_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"window: bad widths: \[30\]\. Use widths between 1 and 2 c - 3 = 21"):
+    with pytest.raises(BadInput, match=r"window: invalid widths \[30\]\. Use widths between 1 and 2 c - 3 = 21"):
         build_study({"window": {"center": 12, "widths": [30]}})

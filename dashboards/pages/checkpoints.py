@@ -64,9 +64,9 @@ def _statistic_charts(run: Run, view: ViewState, heads: pd.DataFrame, training_s
             half_width=True,
         )
     caption = (
-        "Each line is a head."
+        "One line per head."
         if is_single_training
-        else "Each line is a training: the median over the heads of the layer. Dotted: selected heads."
+        else "One line per training: the median over the heads of the layer. Dotted: selected heads."
     )
     yield Chart(
         role_emergence.plot_training_by_layer(heads, view.statistic_name, training_steps, view.selected_heads), caption
@@ -88,7 +88,7 @@ def _role_charts(heads: pd.DataFrame, training_steps: pd.DataFrame) -> Iterator[
     trainings = list(dict.fromkeys(training_steps["training"]))
     yield Chart(
         role_emergence.plot_role_onsets(onsets, trainings, list(training_steps["step"])),
-        "Each point is a head: the first step from which it has the role at every later step.",
+        "One point per head: the first step from which it has the role at every later step.",
         half_width=True,
     )
     if len(onsets):

@@ -41,7 +41,7 @@ def content(run: Run, view: ViewState) -> PageContent:
         introduction = f"{view.model} against {view.baseline}, head by head."
     else:
         figure = head_figures.plot_matrix(view.mask_filtered(run.heads), view.statistic_name, view.model)
-        caption = "Each cell is a head; layer 0 is at the bottom. The colour scale is the same for every model."
+        caption = "One cell per head; layer 0 is at the bottom. The colour scale is the same for every model."
         blocks = [Chart(figure, caption, describe_extremes(heads, view.statistic_name, view.model))]
     columns = heads_of_model(heads, view.statistic_name, view.model, view.baseline)
     blocks.append(HeadTable(view.model, columns, view.statistic_name))

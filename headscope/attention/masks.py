@@ -52,7 +52,7 @@ class DecodedMask:
         first = int(encoded_mask[0, 0, 0, 0])
         if first == UNSUPPORTED_MASK_CODE:
             raise UnsupportedModel(
-                "its queries see other keys than the last ones: headscope measures causal attention, windows and chunks"
+                "its attention mask is not causal, sliding-window or chunked. Use a causal language model"
             )
         reach = first // REACH_MULTIPLIER or None
         roles = encoded_mask[:, 0, 0] if encoded_mask.shape[-1] > 1 or first & (REAL_KEY_BIT | QUERY_BIT) else None
@@ -90,7 +90,7 @@ def encode_mask(
     is_bidirectional = mask_function is bidirectional_mask_function
     if not allow_is_causal_skip and q_length > 1 and not is_bidirectional:
         if mask_function is causal_mask_function:
-            raise UnsupportedModel("it computes with its attention mask, and so may change its weights by it")
+            raise UnsupportedModel("it computes with its attention mask, which may change its attention weights")
         raise UnsupportedMask(
             "the model got packed sequences or a custom mask function; pass each document as its own row"
         )

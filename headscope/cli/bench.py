@@ -1,4 +1,4 @@
-"""The command `bench`: what measuring costs. Every probe that can be timed adds a flag with its name."""
+"""The command `bench`: the cost of measuring. Every probe that can be timed adds a flag with its name."""
 
 import inspect
 import json
@@ -30,7 +30,7 @@ def bench(
     as_json: Json = False,
     **longest: int,
 ) -> None:
-    """Time and peak memory of measuring, as ratios to the plain forward pass of the same model in one process.
+    """Benchmark measurements: time and peak memory, as ratios to the plain forward pass of the same model.
 
     On a CPU with bfloat16 instructions, also compares bfloat16 with float32: its time, and its error relative to the
     sampling error.
@@ -97,7 +97,10 @@ def command() -> Any:
     """The command with one flag per probe that can be timed."""
     flags = {
         name: Annotated[
-            int, typer.Option(f"--{name}", min=0, help=f"{probe.title}: longest context to time, in tokens.")
+            int,
+            typer.Option(
+                f"--{name}", min=0, help=f"{probe.title}: also time up to this context length in tokens; 0 skips it."
+            ),
         ]
         for name, probe in plugins.probes().items()
         if probe.bench

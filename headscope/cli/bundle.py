@@ -1,4 +1,4 @@
-"""The command that writes the app as a folder of pages, which any web server or file share shows without Python."""
+"""The command `bundle`: exports the app as a static website that needs no Python."""
 
 import json
 import os
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headscope import plugins
-from headscope import signals as stopping
+from headscope import plugins, signals
 from headscope.cli.flags import Quiet
 from headscope.errors import BrokenProbe, CannotWrite
 
@@ -24,25 +23,25 @@ if TYPE_CHECKING:
 
     Addresses = Sequence[Address]
 
-MARK = "headscope-bundle.json"
-"""The file by which a folder is known to be a bundle, and may be replaced by a newer one."""
-TOGETHER = 8
-"""Pages that a process makes at a time."""
-FEW = 64
+MARKER_FILE = "headscope-bundle.json"
+"""Marks a folder as a bundle, which a newer bundle may replace."""
+PAGES_PER_BATCH = 8
+"""Pages that a process writes at a time."""
+MAX_PAGES_IN_ONE_PROCESS = 64
 """Up to this many pages, one process is faster than starting others."""
-MOST_PROCESSES = 8
+MAX_PROCESSES = 8
 
 
 def bundle(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories; several are read as one.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories. Several are combined.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to write; an older bundle there is replaced.")] = Path(
         "site"
     ),
     quiet: Quiet = False,
 ) -> None:
-    """Write the app as a folder of pages that needs no Python: every page, every head, to be shared as files.
+    """Export the app as a static website: every page and every head, readable without Python.
 
-    Any web server shows it, and so does a browser that opens index.html from a disk. It asks no other host.
+    Serve the folder with any web server, or open index.html in a browser. The pages make no network requests.
     """
     from headscope.report.static_site import shared_files
     from headscope.study.progress import console_progress
@@ -55,47 +54,47 @@ def bundle(
         addresses = site.addresses()
         progress.start(len(addresses), 0)
         try:
-            for done in _written(runs, draft, addresses):
+            for done in _write_in_batches(runs, draft, addresses):
                 progress.advance(len(done))
                 progress.set_activity(done[-1].path)
         finally:
             progress.stop()
-        (draft / MARK).write_text(json.dumps({"runs": [part.name for part in site.run.parts]}), encoding="utf-8")
+        (draft / MARKER_FILE).write_text(json.dumps({"runs": [part.name for part in site.run.parts]}), encoding="utf-8")
         size = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
     print(f"Bundle: {out / 'index.html'} ({len(addresses)} pages, {size / 1e6:.1f} MB)")
 
 
 @contextmanager
 def _folder(out: Path) -> Iterator[Path]:
-    """A draft beside `out` that takes its place when the block is done, and leaves nothing when it is not.
+    """A draft folder next to `out` that replaces it when the block succeeds, and is removed when it fails.
 
-    Raises CannotWrite where `out` is something else than a bundle or an empty folder, or cannot be written.
+    Raises CannotWrite if `out` is neither a bundle nor an empty folder, or cannot be written.
     """
-    if out.exists() and not (out / MARK).is_file() and not (out.is_dir() and not any(out.iterdir())):
-        raise CannotWrite(f"cannot write {out}: it exists and is no bundle; choose another --out, or remove it")
+    if out.exists() and not (out / MARKER_FILE).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        raise CannotWrite(f"cannot write {out}: it exists and is not a bundle. Choose another --out, or remove it")
     draft, old = (out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.{what}") for what in ("draft", "old"))
     try:
         draft.mkdir(parents=True)
         yield draft
-        with stopping.uninterrupted():
+        with signals.uninterrupted():
             if out.exists():
                 out.rename(old)
             draft.rename(out)
             shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        raise CannotWrite(f"cannot write {out}: {error.strerror or error}; choose another --out") from error
+        raise CannotWrite(f"cannot write {out}: {error.strerror or error}. Choose another --out") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _written(runs: Sequence[Path], draft: Path, addresses: "Addresses") -> "Iterator[Addresses]":
+def _write_in_batches(runs: Sequence[Path], draft: Path, addresses: "Addresses") -> "Iterator[Addresses]":
     """Write the pages in batches, with one process per core; yields the addresses of the written pages."""
-    parts = [addresses[at : at + TOGETHER] for at in range(0, len(addresses), TOGETHER)]
-    if len(addresses) <= FEW:
+    parts = [addresses[at : at + PAGES_PER_BATCH] for at in range(0, len(addresses), PAGES_PER_BATCH)]
+    if len(addresses) <= MAX_PAGES_IN_ONE_PROCESS:
         yield from (_write(tuple(runs), draft, part)[0] for part in parts)
         return
-    # Started anew, not forked: arrow's threads are running.
-    count = min(os.cpu_count() or 1, MOST_PROCESSES)
+    # Spawned, not forked: arrow's threads are running.
+    count = min(os.cpu_count() or 1, MAX_PROCESSES)
     with ProcessPoolExecutor(count, get_context("spawn"), _start) as pool:
         try:
             for future in as_completed(pool.submit(_write, tuple(runs), draft, part) for part in parts):

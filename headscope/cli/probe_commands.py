@@ -1,6 +1,7 @@
 """The command of each probe: its flags come from the fields of its options."""
 
 import inspect
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -89,7 +90,7 @@ def _option_flag(name: str, field: FieldInfo) -> tuple[Any, Any]:
         spellings.append(spellings[0].removesuffix("s"))
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
     spellings += typing.cast(list[str], extra.get("flags", []))
-    description = f"{(field.description or '')[:1].upper()}{(field.description or '')[1:]}{choices(field)}."
+    description = f"{_capitalized(field.description or '')}{choices(field)}."
     list_hint = " Repeat the flag, or separate values by commas." if is_list else ""
     help_text = f"{description}{list_hint}{_default_text(field)}".replace("[", "\\[")
     if bool in _plain_types(field.annotation):
@@ -98,13 +99,18 @@ def _option_flag(name: str, field: FieldInfo) -> tuple[Any, Any]:
     return Annotated[flag_type, typer.Option(*spellings, help=help_text, metavar=_metavar(field))], None
 
 
+def _capitalized(description: str) -> str:
+    """The description as a sentence, unless it starts with a value to type, as in "exact: ablate every unit"."""
+    first_word = re.split(r"[\s,]", description, maxsplit=1)[0]
+    return description if first_word.endswith(":") else description[:1].upper() + description[1:]
+
+
 def _default_text(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True)
     if default is None or field.is_required():
         return ""
     items = default if isinstance(default, list) else [default]
-    texts = [f"{item:,}" if isinstance(item, int) and not isinstance(item, bool) else str(item) for item in items]
-    return f" [default: {' '.join(texts)}]"
+    return f" [default: {','.join(map(str, items)) or 'none'}]"
 
 
 def _metavar(field: FieldInfo) -> str:

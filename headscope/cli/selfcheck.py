@@ -1,4 +1,4 @@
-"""The command `selfcheck`: whether this machine measures correctly, and what measuring costs on it."""
+"""The command `selfcheck`: whether this machine measures correctly, and the cost of measuring on it."""
 
 import json
 import time
@@ -29,7 +29,7 @@ def selfcheck(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare every measure with eager attention on this machine, in fp32 and bf16, and time it at growing lengths.
+    """Compare every measure with eager attention on this machine, in fp32 and bf16, and time it at increasing lengths.
 
     Takes about two minutes. The exit code is 1 if a measure disagrees.
     """

@@ -204,9 +204,13 @@ def resumable_layers(model: LoadedModel) -> list[nn.Module]:
     """The decoder layers of a model. Raises UnsupportedModel if layers share keys or are not one list."""
     layers = decoder_layers(model)
     if len(layers) != len(model.attention_modules):
-        raise UnsupportedModel(f"cannot resume {model.name} from a layer: its decoder layers are not one list")
+        raise UnsupportedModel(
+            f"cannot replay single layers of {model.name}: its decoder layers are not a single module list"
+        )
     if shares_keys_across_layers(model):
-        raise UnsupportedModel(f"cannot resume {model.name} from a layer: its last layers use the keys of earlier ones")
+        raise UnsupportedModel(
+            f"cannot replay single layers of {model.name}: its last layers share the keys of earlier ones"
+        )
     return layers
 
 

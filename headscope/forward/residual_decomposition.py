@@ -128,7 +128,7 @@ def decompose_residual_stream(model: Model, captured_layers: CapturedLayers, ids
 def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> ResidualDecomposition:
     stack, inner = decoder_layers(model), backbone(model)
     if not stack:
-        raise DecompositionError("its decoder layers are not one list")
+        raise DecompositionError("its decoder layers are not a single module list")
     z: dict[int, Tensor] = {}
 
     def record_output(record: AttentionRecord) -> None:
@@ -141,7 +141,7 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
     layers = []
     for layer in stack:
         if layer not in by_module:
-            raise DecompositionError("its decoder layers do not pass on one residual stream")
+            raise DecompositionError("its decoder layers do not return a single residual stream")
         index = next((n for n, module in enumerate(model.attention_modules) if module in set(layer.modules())), None)
         inner_calls = [
             call for call in calls if call.module in set(layer.children()) and not _consumes_output(call, call)
@@ -157,7 +157,7 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
             )
             if end not in ends:
                 raise DecompositionError(
-                    f"the output of the heads of {type(layer).__name__} is not added to its stream"
+                    f"the output of the heads of {type(layer).__name__} is not added to the residual stream"
                 )
             heads = _attention_branch(attention, index, z[index], norm, factors[end.module], by_module)
         other_branches = tuple(

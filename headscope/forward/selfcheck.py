@@ -86,7 +86,10 @@ def run_checks(model: Model, ids: Tensor) -> Iterator[CheckResult]:
     def listen(record: AttentionRecord) -> None:
         hides_keys = bool((record.visible_counts <= record.query_key_index).any())
         if hides_keys or record.cap is not None or record.sink is not None:
-            raise BadInput(f"'{model.name}' has a window, chunks, a soft cap or a learned sink. Use another checkpoint")
+            raise BadInput(
+                f"'{model.name}' uses a sliding window, chunked attention, a logit soft cap or a learned sink, "
+                "which selfcheck does not cover. Use another checkpoint"
+            )
         for quantity, difference in _layer_differences(model, record):
             largest[quantity] = max(largest[quantity], difference if math.isfinite(difference) else math.inf)
 

@@ -143,7 +143,8 @@ def open_in_memory(model: Any, tokenizer: Any = None) -> Checkpoint:
     module = lora.unwrap_peft(model) if hasattr(model, "get_base_model") else model
     if not isinstance(module, PreTrainedModel):
         raise BadInput(
-            f"cannot open a {type(model).__name__}. Use a spec string, a transformers model or a TransformerBridge"
+            f"unsupported model object '{type(model).__name__}'. Use a spec string, a transformers model or a "
+            "TransformerBridge"
         )
     return Checkpoint(module, tokenizer, _in_memory_name(module))
 
@@ -160,7 +161,7 @@ def pick_device(device: str) -> torch.device:
             f"device '{device}' cannot be used on this machine ({first_line(error)}). Use --device auto or cpu"
         ) from error
     if torch_device.type == "meta":
-        raise BadInput("device 'meta' holds shapes without numbers. Use --device auto or cpu")
+        raise BadInput("device 'meta' holds no tensor data. Use --device auto or cpu")
     return torch_device
 
 

@@ -195,7 +195,10 @@ def locate(name: str) -> tuple[str, str]:
         raise BadInput(f"'{name}' is a file, not a checkpoint. Use a checkpoint folder or a .gguf file")
     if (hub_id := HubId.parse(name)) is not None:
         if hub_id.revision is not None and user_input.is_folder(hub_id.repository):
-            raise BadInput(f"'{hub_id.repository}' is a folder, which has no revision '{hub_id.revision}'")
+            raise BadInput(
+                f"'{hub_id.repository}' is a local folder and has no revision '{hub_id.revision}'. Remove "
+                f"':{hub_id.revision}'"
+            )
         return str(fetch(hub_id)), name
     if "/" in name or name.startswith("."):
         raise Missing(f"no checkpoint at '{name}'. Check the path")

@@ -28,9 +28,12 @@ def apply_lora(module: nn.Module, folder: Path, name: str) -> Any:
     from peft import PeftModel
 
     if not (folder / WEIGHTS_FILE).is_file():
-        raise Missing(f"no LoRA in '{folder}': it has no {WEIGHTS_FILE}; pickled weights are not opened")
+        raise Missing(
+            f"no LoRA in '{folder}': it has no {WEIGHTS_FILE}, and pickled weights are not opened. Save it with "
+            "safe_serialization=True"
+        )
     if peft_layers(module):
-        raise BadInput(f"'{name}' already has a LoRA. Merge it (merge_and_unload) before another is applied")
+        raise BadInput(f"'{name}' already has a LoRA. Merge it (merge_and_unload) before applying another")
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         settings = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -69,7 +72,7 @@ def unwrap_peft(peft_model: Any) -> Any:
     """The transformers model in a PeftModel, adapters included. Raises BadInput for prompt learning."""
     if peft_model.active_peft_config.is_prompt_learning:
         raise BadInput(
-            f"cannot open a model under {peft_model.active_peft_config.peft_type.value}: prompt learning acts outside "
+            f"unsupported PEFT method {peft_model.active_peft_config.peft_type.value}: prompt learning acts outside "
             "the layers that headscope measures. Load the plain model"
         )
     return peft_model.get_base_model()
@@ -114,7 +117,13 @@ def _refuse_mismatch(stored: dict[str, torch.Tensor], peft_model: Any, folder: P
     if unmatched := sorted(stored.keys() ^ expected.keys()):
         problem = f"'{name}' has no place for" if unmatched[0] in stored else "it lacks"
         count = f"{len(unmatched)} such tensor{'s' * (len(unmatched) > 1)}"
-        raise BadInput(f"the LoRA in '{folder}' does not fit: {problem} '{unmatched[0]}' ({count})")
+        raise BadInput(
+            f"the LoRA in '{folder}' does not fit: {problem} '{unmatched[0]}' ({count}). Use a LoRA that was "
+            "trained on this checkpoint"
+        )
     for key, tensor in stored.items():
         if not tensor.isfinite().all():
-            raise BadInput(f"the LoRA in '{folder}' holds numbers that are not finite, in '{key}'. Train it again")
+            raise BadInput(
+                f"the LoRA in '{folder}' holds numbers that are not finite, in '{key}'. Download it again, or "
+                "retrain it"
+            )

@@ -35,19 +35,26 @@ def validate_parameter(tensor: Tensor, name: str, source: str, theta_init: Tenso
     damaged = f"{source} is damaged: {name}"
     if not tensor.is_floating_point():
         dtype = str(tensor.dtype).removeprefix("torch.")
-        raise BadInput(f"{damaged} holds {dtype}, not floating-point numbers. Train it again")
+        raise BadInput(f"{damaged} holds {dtype}, not floating-point numbers. Download it again, or retrain it")
     checked = tensor[theta_init != 0] if name.startswith("xi") and theta_init is not None else tensor
     not_finite = checked[~checked.isfinite()]
     if len(not_finite):
         value = float(not_finite.flatten()[0])
-        raise BadInput(f"{damaged} holds {value:g}; {len(not_finite)} numbers are not finite. Train it again")
+        raise BadInput(
+            f"{damaged} holds {value:g}; {len(not_finite)} numbers are not finite. Download it again, or retrain it"
+        )
     if (name in POSITIVE_PARAMETERS and (tensor <= 0).any()) or (name == "theta_init" and (tensor < 0).any()):
-        raise BadInput(f"{damaged} holds {float(tensor.min()):g}, but must be positive. Train it again")
+        raise BadInput(
+            f"{damaged} holds {float(tensor.min()):g}, but must be positive. Download it again, or retrain it"
+        )
     low, high = PARAMETER_BOUNDS[name if name in PARAMETER_BOUNDS else name.removesuffix("_init")]
     out_of_bounds = checked[(checked < low) | (checked > high)]
     if len(out_of_bounds):
         value = float(out_of_bounds.flatten()[0])
-        raise BadInput(f"{damaged} holds {value:g}, outside the valid range {low:g} to {high:.3g}. Train it again")
+        raise BadInput(
+            f"{damaged} holds {value:g}, outside the valid range {low:g} to {high:.3g}. Download it again, or "
+            "retrain it"
+        )
 
 
 def parse_metadata(text: str, path: Path, expected_format: str) -> dict[str, Any]:
@@ -73,10 +80,11 @@ def validate_metadata(metadata: Mapping[str, Any], source: str) -> None:
         least = int(name == "reference_length")
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_COUNT:
             raise BadInput(
-                f"{source} is damaged: its {name} is {user_input.quote(value)}, not a whole number from {least} on. "
-                "Train it again"
+                f"{source} is damaged: its {name} is {user_input.quote(value)}, not an integer of at least {least}. "
+                "Download it again, or retrain it"
             )
     if not isinstance(digest, str | None):
         raise BadInput(
-            f"{source} is damaged: its weights_sha256 is {user_input.quote(digest)}, not a digest. Train it again"
+            f"{source} is damaged: its weights_sha256 is {user_input.quote(digest)}, not a digest. Download it "
+            "again, or retrain it"
         )

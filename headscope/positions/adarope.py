@@ -186,7 +186,7 @@ class AdaRoPE(nn.Module):
         expected |= {f"{name}_init": shape for name, shape in expected.items()}
         expected |= {"theta_init": by_pair, "rotary_factor": (geometry.layers,)}
         if missing := sorted(expected.keys() - tensors.keys()):
-            raise BadInput(f"{source} is damaged: it lacks {', '.join(missing)}. Train it again")
+            raise BadInput(f"{source} is damaged: it lacks {', '.join(missing)}. Download it again, or retrain it")
         if unknown := sorted(tensors.keys() - expected.keys()):
             raise BadInput(f"{source} holds unknown tensors: {', '.join(unknown)}. Check adapter=PATH")
         for name, shape in expected.items():

@@ -73,7 +73,7 @@ def resolve_schedule(model: Model, scheme: str | Scheme | FixedSchedule | AdaRoP
 def _attaching_lora(model: Model, folder: Path) -> Iterator[None]:
     """Run the model with a stored LoRA inside the `with`. Raises Missing if it does not exist."""
     if not (folder / WEIGHTS_FILE).is_file():
-        raise Missing(f"no LoRA at '{folder}', but the adapter was trained with one. Put it beside the adapter")
+        raise Missing(f"no LoRA at '{folder}', but the adapter was trained with one. Copy it into the adapter's folder")
     requires_grad = {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
     peft_model = apply_lora(model.module, folder, model.name)
     try:

@@ -154,7 +154,7 @@ class PRoPE:
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep <= 1:
-            raise BadInput(f"keep={self.keep:g}: expected a share of the rotary pairs between 0 and 1")
+            raise BadInput(f"keep={self.keep:g} is not a share of the rotary pairs between 0 and 1")
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         require_rotation(checkpoint, "prope")
@@ -216,9 +216,9 @@ class AdaRoPEScheme:
 
     def __post_init__(self) -> None:
         if self.length not in ("visible", "sequence"):
-            raise BadInput(f"length={self.length}: expected visible or sequence")
+            raise BadInput(f"length={self.length} is unknown. Use length=visible or length=sequence")
         if self.weights not in ("same", "any"):
-            raise BadInput(f"weights={self.weights}: expected same or any")
+            raise BadInput(f"weights={self.weights} is unknown. Use weights=same or weights=any")
         # Checked with the spec, not after other models have been measured.
         if self.keys is None:
             find_adapter_file(self.adapter)

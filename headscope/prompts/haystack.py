@@ -178,7 +178,7 @@ def decode_tokens(tokenizer: Any, ids: Ids) -> str:
 def _split_chat_template(tokenizer: Any, question: str) -> tuple[str, str]:
     """What the model's chat template puts before the haystack, and the question with what comes after it."""
     if not getattr(tokenizer, "chat_template", None):
-        raise BadInput("the model's tokenizer has no chat template: use --template prefix or plain")
+        raise BadInput("the model's tokenizer has no chat template. Use --template prefix or plain")
     turn = [{"role": "user", "content": f"{HAYSTACK_PLACEHOLDER}\n\n{question}"}]
     try:
         whole = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
@@ -188,7 +188,7 @@ def _split_chat_template(tokenizer: Any, question: str) -> tuple[str, str]:
         ) from error
     before, between, after = whole.partition(HAYSTACK_PLACEHOLDER)
     if not between or question not in after:
-        raise BadInput("the model's chat template leaves out what the user says: use --template prefix or plain")
+        raise BadInput("the model's chat template drops the user message. Use --template prefix or plain")
     return before, after
 
 

@@ -138,7 +138,10 @@ def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> 
             "both": [LITERAL_NEEDLES, INDIRECT_NEEDLES],
         }[kind]
         if count > min(map(len, sets)):
-            raise BadInput(f"{count} needles of a kind are more than the {min(map(len, sets))} there are: give a file")
+            raise BadInput(
+                f"{count} needles per kind exceed the {min(map(len, sets))} built-in ones. Use fewer, or your own "
+                "with --file"
+            )
         return [needle for needles in sets for needle in needles[:count]]
     try:
         lines = user_input.expand_path(file, "needle file").read_text(encoding="utf-8").split("\n")
@@ -169,7 +172,9 @@ def _parse_needle(line: str, location: str) -> Needle:
         or not value["name"]
         or not re.search(r"\w", value["fact"])
     ):
-        raise BadInput(f"{location}: the values are texts; the name must not be empty, and the fact needs words")
+        raise BadInput(
+            f"{location}: all values must be strings, 'name' must not be empty and 'fact' must contain a word"
+        )
     try:
         for text in value.values():
             user_input.check_text(text)

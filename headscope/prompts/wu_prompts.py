@@ -36,8 +36,8 @@ def prompt_with_needle(builder: NeedlePromptBuilder, haystack: Haystack, length:
     span_start = fuzzy_span(ids, builder.needle_ids[builder.cue_count :])
     if span_start is None:
         raise BadInput(
-            f"mode wu cannot find needle '{builder.name}' in its re-tokenised prompt: the tokenizer splits it "
-            "differently there. Use --mode strict"
+            f"mode wu cannot locate needle '{builder.name}': it is tokenised differently inside the prompt. "
+            "Use --mode strict"
         )
     return NeedlePrompt(ids, span_start, span_start + len(builder.needle_ids) - builder.cue_count)
 

@@ -176,7 +176,7 @@ def overview_blocks(context: RenderContext) -> Iterator[Block]:
     if name := longest_ess_column(context.heads):
         yield Chart(
             plot_small_matrices(context.heads, name),
-            "Each cell is a head, with the first layer at the bottom. All models share one colour scale.",
+            "One cell per head, with the first layer at the bottom. All models share one colour scale.",
         )
     for charts in charts_for_page(context, "/").values():
         yield from charts

@@ -15,11 +15,11 @@ def comparison_chart(heads: pd.DataFrame, statistic_name: str, baseline: str) ->
     """The statistic of every head under each other model against the baseline."""
     if parse_column(statistic_name).stem != "ess2":
         caption = (
-            f"Each point is a head. On the dashed line the value equals that under {baseline}; above it, it is larger."
+            f"One point per head. On the dashed line the value equals that under {baseline}; above it, it is larger."
         )
     else:
         caption = (
-            f"Each point is a head. On the dashed line its effective length equals that under {baseline}; above it, it "
+            f"One point per head. On the dashed line its effective length equals that under {baseline}; above it, it "
             "attends to more tokens. A scheme that keeps local heads and extends global ones follows the line on "
             "the left and rises above it on the right."
         )
@@ -38,7 +38,7 @@ def box_chart(context: RenderContext, statistic_name: str) -> Chart:
     )
     return Chart(
         head_figures.plot_distribution(context.heads, statistic_name),
-        "Box: minimum, quartiles, median and maximum over heads; the dashed line is the mean. Each point is a head, "
+        "Box: minimum, quartiles, median and maximum over heads; the dashed line is the mean. One point per head, "
         f"with the first layer on the left.{note}",
         f"Medians: {medians}.",
         half_width=True,
@@ -71,7 +71,7 @@ def rank_chart(
                 f"{beyond if changes['before_low'].notna().any() else ''}"
             )
     caption = (
-        f"{which_heads} Each line is a head; rank 1 is the largest value. Error bars: ranks that its interval spans."
+        f"{which_heads} One line per head; rank 1 is the largest value. Error bars: ranks that its interval spans."
     )
     return Chart(
         rank_shift.plot_rank_shift(heads, statistic_name, baseline, selected_heads, beyond_noise),

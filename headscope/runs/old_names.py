@@ -35,13 +35,15 @@ COLUMNS = {
 COMPONENTS = {"z-zero": "zero", "z-mean": "mean", "q-uniform": "uniform"}
 BAND_COMPONENTS = {"pairs-still": "pairs-unrotated"}
 """Component names before a colon, as in pairs-still:4-7."""
-METHODS = {"screen": "estimate"}
+METHODS = {"screen": "estimate", "curved": "second-order"}
 VALUE_COLUMNS = ("component", "method", "ablation")
 """Columns whose values were renamed."""
 PROBES = {"reads": "patterns", "writes": "attribution"}
 OPTIONS = {
     "needle": {"write": "attribution", "knockout": "ablate_top", "silence": "ablation", "rank": "rank_by"},
     "influence": {"order": "estimate_order", "targets": "reset_to"},
+    "adapt": {"keep": "save_every"},
+    "pretrain": {"keep": "save_every"},
 }
 """Old option -> new option, by probe."""
 OPTION_VALUES = {

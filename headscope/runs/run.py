@@ -68,7 +68,7 @@ class Run(RunTables):
 
 
 class CombinedRun(Run):
-    """Several runs read as one; see `concatenate`. `path` is the first run's."""
+    """Several runs combined by `combine_runs`. `path` is the first run's."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._labels = _combined_labels(runs)

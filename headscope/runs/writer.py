@@ -264,7 +264,7 @@ def join_runs(runs: Sequence[Run], out: Path, name: str) -> Run:
     combined = combine_runs(runs)
     combined.check()
     for table, rows in combined.dropped.items():
-        raise BadInput(f"{rows:,} rows of table {table} differ between these runs. Leave one run out")
+        raise BadInput(f"{rows:,} rows of table '{table}' differ between these runs. Join them without one of the runs")
     metadata = {run.name: {key: value for key, value in run.manifest.items() if key not in WRITER_KEYS} for run in runs}
     seconds = sum(run.manifest.get("timings", {}).get("seconds", 0) for run in runs)
     with RunWriter.open(out, name, {"name": name, "joined": metadata}, resume=True) as writer:

@@ -59,9 +59,9 @@ def sorted_lengths(minimum: int, quantity: str) -> AfterValidator:
 
     def validate(sizes: list[int]) -> list[int]:
         if not sizes:
-            raise ValueError(f"give a {quantity}")
+            raise ValueError(f"no {quantity}. Give at least one")
         if min(sizes) < minimum:
-            raise ValueError(f"{quantity} {min(sizes)} is too short: give at least {minimum} tokens")
+            raise ValueError(f"{quantity} {min(sizes)} is too short. Use at least {minimum} tokens")
         return sorted(set(sizes))
 
     return AfterValidator(validate)
@@ -139,10 +139,10 @@ class Study(Options):
         for name in self.probe_options:
             takes = plugins.requestable_probes()[name].takes
             if "models" in takes and not self.models:
-                raise ValueError("models: give at least one model to measure")
+                raise ValueError("no model. Give at least one, e.g. --model base=smollm2-135m")
             specs = [ModelSpec.parse(spec) for spec in self.models.values()] if "model" in takes else []
             if "model" in takes and [spec.scheme.text for spec in specs] != ["base"]:
-                raise ValueError(f"{name}: give one checkpoint, without a scheme")
+                raise ValueError(f"{name} takes one checkpoint without a scheme")
         return self
 
     @property

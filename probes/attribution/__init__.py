@@ -6,7 +6,7 @@ PROBE = Probe(
     name="attribution",
     title="Direct logit attribution",
     tab="Attribution",
-    summary="What each head adds directly to the logit of the next token, and all other terms of that logit.",
+    summary="Measure direct logit attribution (DLA): what each head, MLP and bias adds to the logit of the next token.",
     order=28,
     example="headscope attribution --model base=smollm2-135m --length 2048",
     options="probes.attribution.schema:AttributionOptions",

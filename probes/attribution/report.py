@@ -93,7 +93,7 @@ def _head_charts(context: RenderContext) -> Iterator[Chart]:
     for label in labels[:1]:
         yield Chart(
             head_figures.plot_matrix(context.heads, STATISTIC_NAME, label),
-            "Each cell is a head; layer 0 is at the bottom. Direct contribution to the logit of the next token, minus "
+            "One cell per head; layer 0 is at the bottom. Direct contribution to the logit of the next token, minus "
             "the mean over the vocabulary.",
             describe_extremes(context.heads, STATISTIC_NAME, label),
             half_width=True,

@@ -108,8 +108,9 @@ class LogitTerms:
         self._normalise(finished.hidden)
         if self.relative_error > MAX_RELATIVE_ERROR.get(finished.model.module.dtype, 0.1):
             raise UnsupportedModel(
-                f"cannot attribute the logits of '{finished.model.name}' to its heads: the terms miss their sum by "
-                f"{self.relative_error:.2g} of the largest logit"
+                f"direct logit attribution of '{finished.model.name}' failed its check: the terms differ from the "
+                "logits by "
+                f"{self.relative_error:.2g} of the largest logit. Use --dtype fp32"
             )
         geometry, bins = self.geometry, AttributionByPosition(len(self.ids[0]))
         layers, heads = np.indices(self.head_terms.shape[:2]).reshape(2, -1)

@@ -62,9 +62,15 @@ TARGET_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
 )
 """Kind of key -> what such a head attends to."""
 
+
+def role_name(kind: str) -> str:
+    """The role of heads that attend to this kind of key, such as "previous-token" or "induction"."""
+    return kind if kind == "induction" else f"{kind}-token"
+
+
 ROLES: Mapping[str, Role] = MappingProxyType(
     {
-        name if name == "induction" else f"{name}-token": Role(
+        role_name(name): Role(
             f"more than half of the weight on {target}, {_CONDITIONS}",
             partial(_exceeds_threshold, KIND_COLUMNS[name]),
             KIND_COLUMNS[name],

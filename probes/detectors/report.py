@@ -16,10 +16,10 @@ from headscope.report.text import (
     head_name,
     heads_by_model,
 )
-from headscope.runs.column_metadata import format_number, statistic
+from headscope.runs.column_metadata import capitalise, format_number, statistic
 from headscope.runs.run import Run
 from probes.detectors import PROBE, plots
-from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, TARGET_DESCRIPTIONS
+from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, TARGET_DESCRIPTIONS, role_name
 
 GLOSSARY = (
     Term(
@@ -90,9 +90,10 @@ def findings(run: Run) -> Iterator[Finding]:
                 best = heads.sort_values(name).iloc[-1]
                 yield Finding(
                     PROBE.title,
-                    f"In {label}, {format_head_count(heads[name] > ROLE_THRESHOLD)} put more than half of their weight "
-                    f"on {TARGET_DESCRIPTIONS[kind]}; {head_name(best)} has the highest score, "
-                    f"{_format_score(best, name)}.",
+                    f"{capitalise(role_name(kind))} heads in {label} (more than half of the weight on "
+                    f"{TARGET_DESCRIPTIONS[kind]}): {format_head_count(heads[name] > ROLE_THRESHOLD)}. The "
+                    "highest score is "
+                    f"{_format_score(best, name)}, of {head_name(best)}.",
                     label,
                 )
 

@@ -31,7 +31,7 @@ def charts(context: RenderContext) -> Iterator[ChartGroup]:
 def _score_charts(tasks: pd.DataFrame) -> Iterator[Chart]:
     yield Chart(
         plots.plot_score_table(tasks),
-        "A cell is the score of a model on a task, above its standard error over documents. Below the task are its "
+        "One cell per model and task: the score, above its standard error over documents. Below the task are its "
         "metric and the maximum context length. Deeper blue is better within a column. Models with the same tokenizer "
         "answered the same documents, so a difference between them is more certain than their standard errors suggest.",
     )

@@ -13,7 +13,7 @@ PROBE = Probe(
     name="influence",
     title="Head influence",
     tab="Influence",
-    summary="How the loss of a text or of an answer changes when one head or KV group is reset or ablated.",
+    summary="Measure how the loss changes when one head or KV group is reset or ablated.",
     order=40,
     example="headscope influence --model learned=smollm2-135m@adarope:adapter=PATH --length 2048",
     options="probes.influence.schema:InfluenceOptions",

@@ -28,7 +28,7 @@ SweepKey = tuple[str, int, str, str, str]
 SweepUnits = tuple[SweepKey, pd.DataFrame]
 """A sweep and its units."""
 CURVE_COLUMNS = [*SWEEP_KEYS, "unit", "choice", "size", "mean", "low", "high"]
-ESTIMATE_LABELS = {"estimate": "first-order", "curved": "second-order", "damped": "damped second-order"}
+ESTIMATE_LABELS = {"estimate": "first-order", "second-order": "second-order", "damped": "damped second-order"}
 
 
 def unit_effects(influence: pd.DataFrame) -> pd.DataFrame:
@@ -145,7 +145,9 @@ def describe_methods(units: pd.DataFrame) -> str:
     estimates = " and ".join(f"{label} estimate" for name, label in ESTIMATE_LABELS.items() if name in methods)
     if "exact" not in methods:
         return estimates
-    return f"exact for {methods['exact']} of {len(units)} units, else {estimates}" if estimates else "exact"
+    if not estimates:
+        return "exact"
+    return f"{methods['exact']} of {len(units)} units are exact, the others are {estimates}s"
 
 
 def adjust_p_values(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -17,7 +17,7 @@ TEXT_NOUNS = {"text": "document", "answer": "trial"}
 SATURATION_FACTOR = 2.0
 """Saturation of the second-order term, in mean absolute first-order estimates of the text's sweep [ours]."""
 ESTIMATE_KEYS = ["model", "context_length", "doc", "fact", "depth", "component", "target", "layer", "kv_group", "head"]
-METHODS_BY_ACCURACY = ("exact", "damped", "curved", "estimate")
+METHODS_BY_ACCURACY = ("exact", "damped", "second-order", "estimate")
 """Methods from the most to the least accurate."""
 
 
@@ -57,15 +57,15 @@ def _read_tables(run: RunTables, table_names: Iterable[str]) -> pd.DataFrame | N
 
 
 def add_damped_estimates(influence: pd.DataFrame) -> pd.DataFrame:
-    """The rows, plus one of method `damped` for every unit and text that has both `estimate` and `curved`.
+    """The rows, plus one of method `damped` for every unit and text that has both `estimate` and `second-order`.
 
-    first + added / (1 + |added| / scale), in nats/token, with first = estimate, added = curved - estimate and scale
-    twice the mean |first| over the units of the text's sweep. The table may lack some of the keys.
+    first + added / (1 + |added| / scale), in nats/token, with first = estimate, added = second-order - estimate and
+    scale twice the mean |first| over the units of the text's sweep. The table may lack some of the keys.
     """
     unit = [name for name in ESTIMATE_KEYS if name in influence]
     rows = influence.astype({"method": "str", "delta_nll": "float64"})
-    first, curved = (rows[rows["method"] == method].set_index(unit) for method in ("estimate", "curved"))
-    added = (curved["delta_nll"] - first["delta_nll"]).dropna()
+    first, second = (rows[rows["method"] == method].set_index(unit) for method in ("estimate", "second-order"))
+    added = (second["delta_nll"] - first["delta_nll"]).dropna()
     if added.empty:
         return rows
     base = first.loc[added.index]

@@ -89,10 +89,10 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
         order = units.sort_values("delta", ascending=False, ignore_index=True)
         share = top_share(order["delta"])
         yield PaperClaim(
-            f"{change}: most heads have little influence, a few form a heavy tail",
+            f"{change}: a few heads account for most of the influence",
             "supported" if share > 0.5 else "partly supported" if share > 0.25 else "not supported",
             f"{label}, {length:,} tokens: the top {TAIL_FRACTION:.0%} of {len(order)} units contribute {share:.0%} of "
-            f"the summed |Δ|, Gini {gini(order['delta']):.2f}",
+            f"the summed absolute change (Gini coefficient {gini(order['delta']):.2f})",
             model=label,
         )
         yield from _top_head_claims(heads, order, change)
@@ -102,7 +102,7 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
             total = float(effects[effects["choice"] == "top"].sort_values("size")["mean"].iloc[-1])
             largest = float(order["delta"].iloc[0])
             yield PaperClaim(
-                f"{change}: even the largest effect is small compared with resetting all heads",
+                f"{change}: the largest effect of one unit is small compared with resetting all units",
                 "supported" if largest < total / 4 else "not supported",
                 f"{label}: {largest:+.2g} nats/token for one unit, {total:+.2g} for all",
                 model=label,
@@ -171,10 +171,10 @@ def _top_head_claims(heads: pd.DataFrame, sorted_units: pd.DataFrame, change: st
         unit, declared = unit_of_head(sorted_units, head).iloc[0], statistic(column)
         rank = unit_rank(sorted_units, unit)
         yield PaperClaim(
-            f"{change}: the {declared.best_head_name} is in the tail",
+            f"{change}: the {declared.best_head_name} is among the {TAIL_FRACTION:.0%} of largest influence",
             "supported" if rank <= TAIL_FRACTION * len(sorted_units) else "not supported",
-            f"{unit['model']}: layer {head['layer']}, head {head['head']}, {declared.label} {head[column]:.2f}, has "
-            f"rank {rank} of {len(sorted_units)} with {unit['delta']:+.2g} nats/token",
+            f"{unit['model']}: layer {head['layer']}, head {head['head']} ({declared.label} {head[column]:.2f}) ranks "
+            f"{rank} of {len(sorted_units)} by influence ({unit['delta']:+.2g} nats/token)",
             model=unit["model"],
         )
 
@@ -185,7 +185,7 @@ def _answer_claims(heads: pd.DataFrame, units: pd.DataFrame, change: str) -> Ite
     Inconclusive unless all units are exact: on answers, an estimate can be wrong by a nat and hide the top head.
     """
     estimated = int((units["method"] != "exact").sum())
-    reason = f"; {estimated} of {len(units)} units are only estimated. Use --method exact" if estimated else ""
+    reason = f". {estimated} of {len(units)} units were estimated, not ablated" if estimated else ""
     for column, head in top_heads_by_statistic(heads).items():
         (_, unit), *_ = unit_of_head(units, head).iterrows()
         declared, rank = statistic(column), unit_rank(units, unit)
@@ -195,9 +195,9 @@ def _answer_claims(heads: pd.DataFrame, units: pd.DataFrame, change: str) -> Ite
             f"{capitalise(change)}, one unit at a time: the {declared.best_head_name} has the largest "
             "influence on answers",
             "inconclusive" if estimated else verdict,
-            f"{unit['model']}: layer {head['layer']}, head {head['head']}, {declared.label} {head[column]:.2f}, has "
-            f"rank {rank} of {len(units)} with {unit['delta']:+.2g} nats/token{describe_uncertainty(unit)}; the "
-            f"largest is {most_harmful_unit(units)['delta']:+.2g}{reason}",
+            f"{unit['model']}: layer {head['layer']}, head {head['head']} ({declared.label} {head[column]:.2f}) ranks "
+            f"{rank} of {len(units)} by influence, {unit['delta']:+.2g} nats/token{describe_uncertainty(unit)}; the "
+            f"largest influence is {most_harmful_unit(units)['delta']:+.2g}{reason}",
             model=unit["model"],
         )
 
@@ -214,28 +214,30 @@ def _sweep_finding(
     largest, smallest = order.iloc[0], order.iloc[-1]
     significant = int((order["p_adjusted"] < 0.05).sum())
     lower_end = "falls most" if smallest["delta"] < 0 else "rises least"
-    significance = f"{significant} differ from zero (false discovery rate 5 %)"
+    changes = "1 change is" if significant == 1 else f"{significant or 'No'} changes are"
+    significance = f"{changes} significant at a false discovery rate of 5 %"
     if largest["documents"] < MIN_DOCUMENTS:
-        significance = f"too few {TEXT_NOUNS[objective]}s to call any effect real"
+        significance = f"Too few {TEXT_NOUNS[objective]}s for a significance test"
     text = (
         f"{label}, {describe_change(component, target, objective)}, one unit at a time, "
-        f"{describe_context_length(length, objective)}, {describe_methods(order)}: the loss rises most for "
-        f"{unit_label(largest)}, by {largest['delta']:+.2g} nats/token{describe_uncertainty(largest)}, and {lower_end} "
-        f"for {unit_label(smallest)}, by {smallest['delta']:+.2g}{describe_uncertainty(smallest)}. "
-        f"The top {TAIL_FRACTION:.0%} of {len(order)} units contribute "
-        f"{top_share(order['delta']):.0%} of the summed |Δ| (Gini {gini(order['delta']):.2f}); {significance}."
+        f"{describe_context_length(length, objective)}: the loss rises most for {unit_label(largest)}, by "
+        f"{largest['delta']:+.2g} nats/token{describe_uncertainty(largest)}. It {lower_end} for "
+        f"{unit_label(smallest)}, by {smallest['delta']:+.2g}{describe_uncertainty(smallest)}. "
+        f"{capitalise(describe_methods(order))}. The top {TAIL_FRACTION:.0%} of {len(order)} units contribute "
+        f"{top_share(order['delta']):.0%} of the summed absolute change (Gini coefficient {gini(order['delta']):.2f}). "
+        f"{significance}."
     )
     for column, head in top_heads.items():
         if (matches := unit_of_head(units, head)).empty:  # the sweep covers only heads of named sets
             continue
         unit = matches.iloc[0]
         text += (
-            f" The {statistic(column).best_head_name}, layer {head['layer']}, head {head['head']}, has rank "
-            f"{unit_rank(units, unit)} with {unit['delta']:+.2g}{describe_uncertainty(unit)}."
+            f" The {statistic(column).best_head_name}, layer {head['layer']}, head {head['head']}, ranks "
+            f"{unit_rank(units, unit)} of {len(units)}, with {unit['delta']:+.2g}{describe_uncertainty(unit)}."
         )
     if objective == "answer":
         answered, trials, answered_sweeps = trials_by_model[label]
-        text += f" Unchanged, {label} answers {answered} of {trials} trials"
+        text += f" Without changes, {label} answers {answered} of {trials} trials"
         answered_units = next((rows for sweep, rows in answered_sweeps if sweep == key), None)
         if answered_units is not None:
             unit = most_harmful_unit(answered_units)
@@ -269,12 +271,12 @@ def _describe_bands(
         f"{bands.band_label(component)} {means[component]:+.2g}"
         for component in sorted(means.index, key=bands.band_sort_key)
     )
-    joint = f". In all units at once: {listing}" if listing else ""
+    joint = f". Changes with a band ablated in all units at once, nats/token: {listing}" if listing else ""
     loss = "" if objective == "text" else ", loss of the answer"
     return (
         f"{label}, rotary pairs by band, {bands.KIND_DESCRIPTIONS[kind]}{loss}, "
-        f"{describe_context_length(length, objective)}: in one unit at a time, the loss rises most for pairs "
-        f"{bands.band_label(largest['component'])} of {unit_label(largest)}, by {largest['delta']:+.2g} nats/token"
+        f"{describe_context_length(length, objective)}, one unit at a time: the loss rises most for the band "
+        f"'{bands.band_label(largest['component'])}' of {unit_label(largest)}, by {largest['delta']:+.2g} nats/token"
         f"{describe_uncertainty(largest)}{joint}."
     )
 
@@ -283,12 +285,13 @@ def _agreement_finding(key: Any, rows: Any) -> Finding:
     """Agreement of the estimates of a sweep with exact evaluation."""
     label, length, component, target, objective = key
     agreement = ", ".join(
-        f"{ESTIMATE_LABELS[row['method']]} {row['spearman']:.3f}, {row['shared']} of the top {row['top']} shared"
+        f"{ESTIMATE_LABELS[row['method']]} {row['spearman']:.3f} ({row['shared']}/{row['top']})"
         for row in rows.to_dict("records")
     )
     return Finding(
         PROBE.title,
         f"{label}, {describe_change(component, target, objective)}, {describe_context_length(length, objective)}: rank "
-        f"correlation of the estimates with exact evaluation over {rows['compared'].iloc[0]} units: {agreement}.",
+        f"correlation of the estimates with exact ablation over {rows['compared'].iloc[0]} units (common units among "
+        f"the top {rows['top'].iloc[0]}): {agreement}.",
         str(label),
     )

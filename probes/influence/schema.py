@@ -25,9 +25,9 @@ class InfluenceOptions(Options):
         | Annotated[str, AfterValidator(bands.check_band_component)]
     ] = Field(
         ["joint", "freq", "scale"],
-        description="what to change. Reset AdaRoPE parameters: freq, scale, joint (both). Ablate, without an adapter: "
-        "zero or mean (the output), uniform (the attention pattern), pairs-zero:BAND (logit contribution of rotary "
-        "pairs) or pairs-unrotated:BAND (their rotation); BAND is A-B, short, middle, long, eighths or wavelengths",
+        description="intervention. Resets, which need an adapter: freq, scale, joint. Ablations: zero, mean (head "
+        "output), uniform (attention pattern), pairs-zero:BAND, pairs-unrotated:BAND (rotary pairs). BAND: A-B, short, "
+        "middle, long, eighths, wavelengths",
     )
     objectives: list[Literal["text", "answer"]] = Field(
         ["text"],
@@ -44,8 +44,8 @@ class InfluenceOptions(Options):
     heads: dict[str, list[str]] | None = Field(
         None,
         min_length=1,
-        description="named sets of heads, as induction=L5H1,L6H3;sinks=L0H2 or a mapping. Each set is changed "
-        "together, without a curve; with method exact, only their heads are swept",
+        description="named head sets, e.g. induction=L5H1,L6H3;sinks=L0H2. The heads of a set are ablated together. "
+        "With method exact, only these heads are also ablated one by one",
     )
     unit: Literal["auto", "group", "head"] = Field(
         "auto",
@@ -56,15 +56,18 @@ class InfluenceOptions(Options):
         "verify", description="exact: ablate every unit; estimate: from gradients; verify: estimate all, ablate the top"
     )
     estimate_order: int = Field(
-        2, ge=1, le=2, description="order of the estimate in the change; 2 adds the curvature of the loss"
+        2,
+        ge=1,
+        le=2,
+        description="Taylor order of the gradient-based estimate; 2 adds the curvature of the loss",
     )
-    top: int = Field(10, ge=1, description="verify: number of units with the largest estimates to ablate")
-    random: int = Field(10, ge=0, description="verify: number of random other units to ablate")
+    top: int = Field(10, ge=1, description="for verify: number of units with the largest estimates to ablate exactly")
+    random: int = Field(10, ge=0, description="for verify: number of random other units to ablate exactly")
     curve: bool = Field(
-        True, description="also change the top 1, 2, 4, ... units together (bands of pairs: always all units together)"
+        True, description="also ablate the top 1, 2, 4, ... units jointly (pair bands: always all units jointly)"
     )
     draws: int = Field(2, ge=0, description="number of random sets for each top set of the curve")
-    memory: int = Field(2048, ge=0, description="MiB of residual streams to keep in memory; the rest is kept on disk")
+    memory: int = Field(2048, ge=0, description="memory for residual streams in MiB; the rest is written to disk")
 
     @field_validator("heads", mode="before")
     @classmethod
@@ -127,7 +130,7 @@ METHOD = key(
     "method",
     "label",
     "",
-    "exact: evaluated; estimate: first order in the head's output; curved: with the second order [ours]",
+    "exact: evaluated; estimate: first order in the head's output; second-order: with the second order [ours]",
     None,
 )
 LOSS_BEFORE = Column("nll_before", "value", "nats/token", "mean next-token loss of the unchanged model", 0)

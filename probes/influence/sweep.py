@@ -68,7 +68,7 @@ class Sweep:
                 heads = unit.head_slice(self.model.geometry)
                 yield self._unit_row(key, unit, "estimate", replay, estimates[key].first_order(unit, heads))
                 if order == 2:
-                    yield self._unit_row(key, unit, "curved", replay, estimates[key].second_order(unit, heads))
+                    yield self._unit_row(key, unit, "second-order", replay, estimates[key].second_order(unit, heads))
 
     def evaluate_ranked_sets(
         self, replay: "TextReplay", ranked_units: Mapping[ComponentKey, list[Unit]], draws: int, seed: int

@@ -128,14 +128,14 @@ def _length_findings(heads: pd.DataFrame) -> Iterator[str]:
     )
     for other_label, other_rows in others:
         yield (
-            f"Under {other_label} the median is {format_number(other_rows[name].median())} tokens, with "
-            f"{format_head_count(other_rows[name] < LOCAL_LENGTH)} below {LOCAL_LENGTH} tokens."
+            f"In {other_label}, the median is {format_number(other_rows[name].median())} tokens; "
+            f"{format_head_count(other_rows[name] < LOCAL_LENGTH)} are below {LOCAL_LENGTH} tokens."
         )
     ordered = rows.sort_values(name)
     low, high = ordered.iloc[0], ordered.iloc[-1]
     yield (
-        f"In {label}, {head_name(high)} has the largest effective length, {format_number(high[name])} tokens, and "
-        f"{head_name(low)} the smallest, {format_number(low[name])}."
+        f"In {label}, the longest effective length is {format_number(high[name])} tokens ({head_name(high)}), the "
+        f"shortest {format_number(low[name])} tokens ({head_name(low)})."
     )
     yield (
         f"In {label}, {format_head_count(rows['sink_mass'] > SINK_MASS)} put more than half of their weight on the "
@@ -156,7 +156,10 @@ def _growth_findings(heads: pd.DataFrame) -> Iterator[str]:
                 f"{median}."
             )
         else:
-            yield f"In {label} these are {constant} and {widening}; the median exponent is {median}."
+            yield (
+                f"In {label}, {constant} stay nearly constant and {widening} grow almost in proportion; the median "
+                f"exponent is {median}."
+            )
 
 
 def _change_findings(heads: pd.DataFrame) -> Iterator[str]:
@@ -170,13 +173,13 @@ def _change_findings(heads: pd.DataFrame) -> Iterator[str]:
             continue
         top = log_ratios.reindex(log_ratios.abs().sort_values(ascending=False).index)[:3]
         examples = ", ".join(
-            f"layer {head[0]} head {head[1]} (× {np.exp(value):.2g})"
+            f"layer {head[0]}, head {head[1]} (× {np.exp(value):.2g})"
             for head, value in zip(top.index.tolist(), top.tolist(), strict=True)
         )
         yield (
             f"From {labels[0]} to {label} the effective length changes by a median factor of "
             f"{np.exp(log_ratios.median()):.2f}; it rises in {format_head_count(log_ratios > 0)}. "
-            f"The largest changes: {examples}."
+            f"The largest changes are in {examples}."
         )
 
 
@@ -196,16 +199,14 @@ def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[str]:
         difference, low, high = (table[label][f"{name}_diff{end}"] for end in ("", "_low", "_high"))
         if label == first or np.isnan(difference):
             continue
-        direction = "higher" if difference > 0 else "lower"
         common = documents[label] & documents[first]
         interval = (
-            f"; {_count_documents(common)} give{'s' if len(common) == 1 else ''} no interval"
+            f"; {_count_documents(common)} give{'s' if len(common) == 1 else ''} no confidence interval"
             if np.isnan(low)
             else f" (95 % confidence interval {low:+.3f} to {high:+.3f})"
         )
         zero = " The interval includes zero." if low <= 0 <= high else ""
-        comparison = f"{abs(difference):.3f} nats/token {direction} than that of {first}"
-        yield f"The loss of {label} is {comparison}{interval}.{zero}"
+        yield f"The loss of {label} minus that of {first} is {difference:+.3f} nats/token{interval}.{zero}"
 
 
 def _count_documents(names: Collection[str]) -> str:

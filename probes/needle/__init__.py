@@ -14,7 +14,7 @@ PROBE = Probe(
     name="needle",
     title="Needle in a haystack",
     tab="Retrieval",
-    summary="Whether the model retrieves a fact hidden in a long text, and which heads copy it.",
+    summary="Test whether the model retrieves a fact hidden in a long text, and score the heads that copy it.",
     order=30,
     takes=("models", "text"),
     example="headscope needle --model base=smollm2-135m --lengths 20 --max-length 10000 --depths 10 --needles 1",

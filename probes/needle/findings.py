@@ -82,7 +82,9 @@ def findings(run: Run) -> Iterator[Finding]:
             listed = ", ".join(
                 f"layer {row['layer']} head {row['head']} ({row[name]:+.2f})" for _, row in top_rows.iterrows()
             )
-            yield Finding(PROBE.title, f"In {label}, {statistic(name).label} (logits) is largest in {listed}.", label)
+            yield Finding(
+                PROBE.title, f"In {label}, {statistic(name).label} is largest for {listed}, in logits.", label
+            )
     for row in analysis.detector_agreement(run.heads).to_dict("records"):
         yield Finding(PROBE.title, _describe_detector_agreement(row), row["model"])
     yield from _ablation_findings(run)
@@ -121,14 +123,14 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
             curve[(curve["top"] == is_top) & (curve["size"] == reported_size)].iloc[0] for is_top in (True, False)
         )
         yield PaperClaim(
-            f"{str(ablation).capitalize()} ablation of the top retrieval heads lowers the retrieval of "
-            f"{analysis.MODE_LABELS[str(mode)]} more than ablation of as many random heads of the same layers "
-            f"(Wu et al. 2024), with separate 95 % confidence intervals at {MAX_SUPPORTED_SIZE} heads or fewer [ours]. "
-            "Heads are ranked on one half of the needles and tested on the other",
+            f"{str(ablation).capitalize()} ablation of the top retrieval heads reduces the retrieval of "
+            f"{analysis.MODE_LABELS[str(mode)]} more than ablation of random heads of the same layers (Wu et al. "
+            f"2024). Criterion [ours]: 95 % confidence intervals that do not overlap at up to {MAX_SUPPORTED_SIZE} "
+            "heads, with heads ranked on one half of the needles and tested on the other",
             verdict,
-            f"{label}: of {trials} trials, {unchanged['share']:.0%} succeed in the unchanged model, "
-            f"{analysis.format_share(top)} with the top {reported_size} heads ablated, and "
-            f"{analysis.format_share(random)} with random heads ablated{reason}",
+            f"{label}, {trials} trials: {unchanged['share']:.0%} succeed without ablation, "
+            f"{analysis.format_share(top)} with the top {_count_heads(reported_size)} ablated, and "
+            f"{analysis.format_share(random)} with {_count_heads(reported_size)} chosen at random ablated{reason}",
             model=str(label),
         )
 
@@ -192,7 +194,8 @@ def _model_sentences(run: Run, row: dict[Any, Any]) -> Iterator[str]:
         f"layer {layer} head {head} ({score:.2f})" for layer, head, score in analysis.top_heads(run, model, row["mode"])
     )
     yield (
-        f"{model} answers {row['successes']} of {row['trials']} trials{mode_suffix}, {analysis.format_share(row)}. "
+        f"{model} answers {row['successes']} of {row['trials']} trials{mode_suffix} correctly: "
+        f"{analysis.format_share(row)}. "
         f"Its top retrieval heads are {listed}. {_control_sentence(row)}"
     )
     is_comparable = row["mode"] != "indirect"  # Wu et al. hide literal needles.
@@ -207,8 +210,8 @@ def _model_sentences(run: Run, row: dict[Any, Any]) -> Iterator[str]:
 
 def _control_sentence(row: dict[Any, Any]) -> str:
     if row["control"] == 0:
-        return "All control scores, without the needle, are 0."
-    return f"The largest control score, without the needle, is {row['control']:.3f}."
+        return "Without the needle (control), all scores are 0."
+    return f"Without the needle (control), the largest score is {row['control']:.3f}."
 
 
 def _describe_detector_agreement(row: dict[Any, Any]) -> str:
@@ -230,19 +233,24 @@ def _ablation_findings(run: Run) -> Iterator[Finding]:
     ):
         top, random = (curve[curve["top"] == is_top].iloc[-1] for is_top in (True, False))
         size, separated_size = int(top["size"]), analysis.first_separated_size(curve)
-        comparison = (
-            "The confidence intervals overlap at every number of ablated heads"
+        overlap = (
+            "overlap at every number of ablated heads"
             if separated_size is None
-            else f"The confidence intervals separate from {separated_size} head{'s' if separated_size > 1 else ''} on"
+            else f"do not overlap from {_count_heads(separated_size)} on"
         )
         yield Finding(
             PROBE.title,
-            f"With its top {size} heads ablated ({ablation} ablation), {label} retrieves {analysis.format_share(top)} "
-            f"of the {analysis.MODE_LABELS[str(mode)]} that were not used to rank them. With as many random heads of "
-            f"the same layers ablated, it retrieves {analysis.format_share(random)}; unchanged, "
-            f"{curve['share'].iloc[0]:.0%}. {comparison}.",
+            f"With its top {_count_heads(size)} ablated ({ablation} ablation), {label} retrieves "
+            f"{analysis.format_share(top)} of the {analysis.MODE_LABELS[str(mode)]}. With {_count_heads(size)} of the "
+            f"same layers ablated at random, it retrieves {analysis.format_share(random)}; without ablation, "
+            f"{curve['share'].iloc[0]:.0%}. The needles that rank the heads are not the ones they are tested on. The "
+            f"95 % confidence intervals of top and random heads {overlap}.",
             str(label),
         )
+
+
+def _count_heads(count: int) -> str:
+    return f"{count} head{'s' if count != 1 else ''}"
 
 
 def _overview_record(row: dict[Any, Any]) -> dict[str, object]:
@@ -264,8 +272,9 @@ def _overview_record(row: dict[Any, Any]) -> dict[str, object]:
 def _compare_with_published(share: float, measure: str) -> str:
     low, high = PUBLISHED_SHARES[measure]
     # The sentence shows the share in per cent with one decimal.
-    position = "within" if low <= round(share, 3) <= high else "outside"
-    return f"{position} the range of {low:.0%} to {high:.0%} in published models"
+    share = round(share, 3)
+    position = "below" if share < low else "above" if share > high else "within"
+    return f"{position} the {low:.0%} to {high:.0%} that Wu et al. 2024 report"
 
 
 def _format_interval(row: dict[Any, Any], column: str, number_format: str) -> str:

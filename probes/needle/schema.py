@@ -17,11 +17,13 @@ class NeedleOptions(Options):
     """Needle-in-a-Haystack: context lengths x depths x needles x seeds; every head is scored on every answer."""
 
     lengths: int | list[int] = Field(
-        4, description="number of context lengths, evenly spaced up to max_length; or a list in tokens"
+        4,
+        description="number of context lengths, evenly spaced up to the maximum length; or a list in tokens, "
+        "e.g. 512,2048",
     )
-    max_length: int = Field(2048, ge=1, description="longest context in tokens, if lengths is a number")
+    max_length: int = Field(2048, ge=1, description="longest context in tokens, if the lengths are given as a number")
     depths: int | list[float] = Field(5, description="number of depths, evenly spaced from 0 to 1; or a list")
-    needles: int = Field(6, ge=1, description="number of needles of a kind to hide")
+    needles: int = Field(6, ge=1, description="number of needles per kind")
     kind: Literal["literal", "indirect", "both"] = Field(
         "literal", description="question in the needle's own words, as a paraphrase, or both"
     )
@@ -29,7 +31,10 @@ class NeedleOptions(Options):
         None, description="your own needles as JSON lines: name, question, opening, fact; and cue for indirect needles"
     )
     seeds: int = Field(1, ge=1, le=10_000, description="number of haystacks, which are documents of the text source")
-    mode: Literal["strict", "wu"] = Field("strict", description="how copies count: strict, or as in Wu et al.'s code")
+    mode: Literal["strict", "wu"] = Field(
+        "strict",
+        description="rule for counting copied tokens: strict (top key inside the needle), or as in Wu et al.'s code",
+    )
     template: Literal["prefix", "plain", "chat"] = Field(
         "prefix",
         description="end of the prompt: the needle's opening (prefix), nothing (plain), or the model's chat template",
@@ -39,16 +44,18 @@ class NeedleOptions(Options):
         description="also measure direct logit attribution to the answer, through the needle and through other tokens",
     )
     ablate_top: list[int] = Field(
-        [], description="numbers of top heads to ablate together, compared with random heads, e.g. 1,2,4,8,16,32"
+        [],
+        description="set sizes of the ablation curve: ablate the top N heads together, with N random heads as control, "
+        "e.g. 1,2,4,8",
     )
     rank_by: Literal["copies", "attribution"] = Field(
         "copies", description="score that ranks the heads to ablate: copies or attribution through the needle"
     )
     ablation: list[Literal["zero", "mean"]] = Field(
-        ["zero"], description="ablation of outputs: zero, or mean over the haystack"
+        ["zero"], description="ablation of head outputs: set to 0 (zero), or to the mean over the haystack (mean)"
     )
     draws: int = Field(
-        5, ge=1, le=1000, description="number of random sets of heads of each size, with as many heads in each layer"
+        5, ge=1, le=1000, description="random head sets per size, each with as many heads per layer as the top set"
     )
 
     @model_validator(mode="after")

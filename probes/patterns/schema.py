@@ -26,8 +26,8 @@ class PatternsOptions(Options):
         64, ge=2, le=MAX_ROWS, description="query rows sampled per document, the same for all heads and models"
     )
     keys: int = Field(8, ge=1, le=64, description="keys of largest weight stored per row")
-    prompt: str | None = Field(None, description="a short text to analyse instead; every token is a query row")
-    prompt_file: str | None = Field(None, description="a file that holds such a text")
+    prompt: str | None = Field(None, description="text to analyse instead of documents; every token is a query row")
+    prompt_file: str | None = Field(None, description="file to read the prompt from")
 
     @field_validator("*")
     @classmethod

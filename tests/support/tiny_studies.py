@@ -85,7 +85,7 @@ PROBES: dict[str, dict[str, Any]] = {
         "adapt": {
             "factor": 2,
             "phases": [{"length": 16, "steps": 2}],
-            "keep": 1,
+            "save_every": 1,
             "warmup": 1,
             "validation_length": 24,
         }
