@@ -5,12 +5,11 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 from headscope.bins import bin_center, in_last_octave, position_bin_edges, visible_bin_edges
 from headscope.errors import BadInput
 from headscope.runs import summary
-from headscope.runs.aggregation import HEAD_KEYS, confidence_interval
+from headscope.runs.aggregation import HEAD_KEYS
 from headscope.runs.column_metadata import parse_column, statistic, statistics
 from headscope.runs.synthetic import synthetic_manifest, synthetic_run
 from headscope.runs.writer import RunWriter
@@ -169,26 +168,6 @@ def test_scales_are_copied_to_the_head_table(tmp_path):
 
 
 # Intervals
-
-
-@pytest.mark.parametrize(("documents", "min_coverage"), [(3, 0.935), (7, 0.935), (8, 0.85), (30, 0.92)])
-def test_an_interval_covers_the_mean_about_as_often_as_it_should(documents, min_coverage):
-    values = np.random.default_rng(1).normal(5, 2, size=(4000, documents))
-    low, high = confidence_interval(values)
-    assert min_coverage < np.mean((low < 5) & (high > 5)) < 0.965
-
-
-def test_from_three_documents_to_seven_the_interval_is_student_s():
-    values = np.random.default_rng(2).normal(size=(5, 4))
-    low, high = confidence_interval(values)
-    for row, *limits in zip(values, low, high, strict=True):
-        expected = stats.t.interval(0.95, 3, loc=row.mean(), scale=stats.sem(row))
-        assert limits == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("documents", [1, 2])
-def test_one_or_two_documents_give_no_interval(documents):
-    assert np.isnan(confidence_interval(np.ones((3, documents)))).all()
 
 
 def test_the_interval_of_a_head_holds_its_value(tmp_path):

@@ -75,8 +75,8 @@ GLOSSARY = (
     ),
     Term(
         "95 % confidence intervals",
-        "The range in which the mean over other documents (or trials) of the same kind would lie: by bootstrap from "
-        "eight documents on, by Student's t from three on. One or two documents give no interval.",
+        "The range in which the mean over other documents (or trials) of the same kind would lie: by bootstrap from 30 "
+        "documents on, by Student's t from three on. One or two documents give no interval.",
     ),
 )
 
