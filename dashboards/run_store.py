@@ -51,7 +51,7 @@ class RunStore:
         listing = self.list_runs()
         names = list(names) or ([self.default_run] if self.default_run else [*_readable_names(listing)][:1])
         if not names:
-            raise BadInput("no finished run in this folder. Measure one with: headscope demo")
+            raise BadInput("no finished run in this folder yet")
         if unknown := [name for name in names if name not in listing]:
             raise BadInput(f"there is no run '{unknown[0]}' in this folder")
         if damaged := [run for name in names if isinstance(run := listing[name], BadRun)]:

@@ -315,14 +315,14 @@ def test_clicks_alone_answer_questions_with_the_numbers_of_the_parquet(app: str,
     # Which heads are most global, and what does YaRN change about that?
     stays = heads.loc["yarn", f"ess2_{LENGTH}"].rank(ascending=False) <= 10
     both = stays & (heads.loc["base", f"ess2_{LENGTH}"].rank(ascending=False) <= 10)
-    expect(page.locator("figcaption", has_text="Each line is a head")).to_contain_text(
+    expect(page.locator("figcaption", has_text="One line per head")).to_contain_text(
         f"{both.sum()} of the top 10 heads stay in the top 10 under yarn"
     )
 
     # Do those that retrieve survive each scheme?
     leading = {model: {*top_heads(heads.loc[model, "retrieval"], 10)} for model in MODELS}
     choose_option(page, "Statistic", "retrieval score")
-    caption = page.locator("figcaption", has_text="Each line is a head").first
+    caption = page.locator("figcaption", has_text="One line per head").first
     for model in MODELS[1:]:
         stay = len(leading["base"] & leading[model])
         expect(caption).to_contain_text(f"{stay} of the top 10 heads stay in the top 10 under {model}")
@@ -626,7 +626,7 @@ def test_a_corrupt_run_is_listed_as_such_and_the_rest_works(
 
 def test_a_new_run_appears_without_a_restart(tmp_path: Path, serve: Callable[[Path], str], browse: Callable[..., Page]):
     page = browse(serve(tmp_path))
-    assert "no finished run" in page.locator("#content").inner_text()
+    assert "No finished run" in page.locator("#content").inner_text()
     synthetic_run(tmp_path, **TINY)
     page.reload()
     wait_until_drawn(page)

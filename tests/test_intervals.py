@@ -1,4 +1,4 @@
-"""Nominal 95 % intervals cover the true value in 93 to 97 % of simulated samples, or docs/intervals.md says where not."""
+"""Nominal 95 % intervals cover the true value as often as docs/intervals.md says, with exceptions in bold there."""
 
 import re
 from collections.abc import Callable

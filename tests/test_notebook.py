@@ -115,7 +115,7 @@ def test_the_example_notebook_goes_from_a_checkpoint_to_a_figure(executed: tuple
     for last in ("run", "charts", "chosen"):
         assert outputs[last]["text/html"].startswith("<iframe srcdoc="), last
         assert "https://cdn" not in outputs[last]["text/html"]
-    assert "nats/token" in outputs['found[found.topic == "Loss"]']["text/html"]
+    assert "minus that of base" in outputs['found[found.topic == "Loss"]']["text/html"]
     (run,) = (Run.open(path.parent) for path in folder.glob("runs/*/run.json"))
     heads = run.heads[run.heads["model"] == "base"]
     best = heads.loc[heads["ess2_128"].idxmax()]

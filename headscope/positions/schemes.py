@@ -154,7 +154,7 @@ class PRoPE:
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep <= 1:
-            raise BadInput(f"keep={self.keep:g} is not a share of the rotary pairs between 0 and 1")
+            raise BadInput(f"keep={self.keep:g}: expected a share of the rotary pairs between 0 and 1")
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         require_rotation(checkpoint, "prope")
