@@ -428,6 +428,19 @@ def test_a_held_out_text_is_excluded_under_any_name(folder: Path) -> None:
     assert [*sampler.documents] == [f"{folder.name}/more/texts/new.txt"]
 
 
+def test_a_near_copy_of_a_held_out_text_is_not_used_for_training(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer, source = character_tokenizer(), f"file:{folder}/texts/*.txt"
+    first, *_ = documents = [*texts.read_documents(source)]
+    held_out = texts.TokenDocument("held out", tokenizer(first.text[:900])["input_ids"])
+    (folder / "texts" / "near-copy.txt").write_text("An edited title. " + first.text + " The end.")
+    with caplog.at_level("WARNING"):
+        sampler = SequenceSampler([source], tokenizer, {first.name: first.digest}, 3, held_out_documents=[held_out])
+    assert [*sampler.documents] == [document.name for document in documents[1:]]
+    assert "near-copy.txt is not used for training: it is a near-copy of held out" in caplog.text
+
+
 def test_two_texts_with_one_name_are_refused(folder: Path) -> None:
     sources = [f"file:{folder}/{name}/texts/*.txt" for name in ("one", "other")]
     for name in ("one", "other"):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -296,3 +297,45 @@ def test_pod_loses_its_commands_and_formatting_codes() -> None:
 
 def test_normalize_whitespace_removes_trailing_spaces_and_empty_lines() -> None:
     assert packaged_texts.normalize_whitespace("\n a \t\n\n\n\nb  \n\n") == "a\n\nb\n"
+
+
+# Copies ------------------------------------------------------------------------------------------------------------
+
+
+def write_texts(folder: Path, **texts: str) -> str:
+    """Text files in a folder, as a source."""
+    for name, text in texts.items():
+        (folder / f"{name}.txt").write_text(text)
+    return f"file:{folder}/*.txt"
+
+
+def random_words(seed: int, count: int = 300) -> list[str]:
+    chance = random.Random(seed)
+    return ["".join(chance.choices("abcdefghij", k=5)) for _ in range(count)]
+
+
+def test_copies_and_near_copies_are_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = random_words(1), random_words(2)
+    edited = [*first[:150], "changed", *first[151:]]
+    source = write_texts(tmp_path, a=" ".join(first), b=" ".join(first), c=" ".join(edited), d=" ".join(second))
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    tokens = train_tokenizer()
+    documents = texts.load_token_documents(source, tokens, 2, 500)
+    assert len({tuple(document.ids) for document in documents}) == 2
+    assert any(document.name.endswith("d.txt") for document in documents)
+    with pytest.raises(BadInput, match=r"has 2 different documents of 500 tokens, but 3 are needed; 3 are copies"):
+        texts.load_token_documents(source, tokens, 3, 500)
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    only_copies = write_texts(
+        folder, a=" ".join(first), b=" ".join(edited), **{f"x{n}": " ".join(random_words(9 + n)) for n in range(4)}
+    )
+    with caplog.at_level("WARNING"):
+        texts.load_token_documents(only_copies, tokens, 5, 500)
+    assert "left out 1 copies or near-copies of other documents" in caplog.text
+
+
+def test_texts_that_share_a_long_quotation_are_different_documents(tmp_path: Path) -> None:
+    quotation = random_words(3, 150)
+    source = write_texts(tmp_path, **{f"t{n}": " ".join(random_words(10 + n, 150) + quotation) for n in range(3)})
+    assert len(texts.load_token_documents(source, train_tokenizer(), 3, 500)) == 3

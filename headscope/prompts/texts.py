@@ -9,21 +9,31 @@ import hashlib
 import importlib.util
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
 from headscope import user_input
 from headscope.errors import BadInput, Missing, nearest
+
+log = logging.getLogger(__name__)
 
 MAX_SCANNED_DOCUMENTS = 20_000
 """Maximum number of documents of a source that are searched: a stream may have no end."""
 
 CHARACTERS_PER_TOKEN = 6
 """First estimate of the text length per token; it only affects speed."""
+
+NGRAM, MAX_SHARED_NGRAMS = 13, 0.8
+"""Tokens of the n-grams that identify a near-copy, and the largest share that two different documents may have in
+common."""
 
 TAIL_TOKENS = 16
 """Number of tokens dropped at the end of a cut text, since they may differ in the whole text [ours]."""
@@ -84,18 +94,25 @@ def load_token_documents(
 ) -> list[TokenDocument]:
     """The first `count` documents, in seeded order, with at least `length` tokens, cut to exactly `length`.
 
-    Tokenizers with equal rules get the same documents. Raises BadInput if there are fewer.
+    Copies and near-copies of an earlier document (`CopyIndex`) are left out with a warning, since an interval needs
+    independent documents. Tokenizers with equal rules get the same documents. Raises BadInput if there are fewer.
     """
     if count < 1 or length < 1:
         raise BadInput(f"cannot read {count} documents of {length} tokens: both numbers must be at least 1")
     documents: list[TokenDocument] = []
+    copies, index = [], CopyIndex()
     longest = Document("", "")
     searched = 0
     for searched, document in enumerate(read_documents(source, seed), start=1):
         ids = first_tokens(document.text, tokenizer, length)
         if len(ids) == length:
-            documents.append(TokenDocument(document.name, ids, document.digest))
+            original = index.add(ids)
+            if original is None:
+                documents.append(TokenDocument(document.name, ids, document.digest))
+            else:
+                copies.append(f"{document.name} (like {documents[original].name})")
             if len(documents) == count:
+                _warn_about_copies(copies, source)
                 return documents
         longest = max(longest, document, key=lambda candidate: len(candidate.text))
         if searched == MAX_SCANNED_DOCUMENTS:
@@ -104,10 +121,58 @@ def load_token_documents(
         raise BadInput(f"{source} has no text in {searched} documents. Use another source")
     scanned = f"the first {searched}" if searched == MAX_SCANNED_DOCUMENTS else f"{searched}"
     available = len(_encode(longest.text, tokenizer))
+    if copies:
+        raise BadInput(
+            f"{source} has {len(documents)} different documents of {length} tokens, but {count} are needed; "
+            f"{len(copies)} are copies or near-copies, such as {copies[0]}. Use fewer documents or another source"
+        )
     raise BadInput(
         f"{len(documents)} of {scanned} documents in {source} have {length} tokens, but {count} are needed; the "
         f"longest, {longest.name}, has {available}. Use fewer documents, a smaller length or another source"
     )
+
+
+class CopyIndex:
+    """Finds copies and near-copies: sequences that share more than 80 % of their 13-grams with an earlier one.
+
+    A sequence shorter than 13 tokens is one n-gram.
+    """
+
+    def __init__(self) -> None:
+        self._holders: dict[bytes, list[int]] = {}
+        self._count = 0
+
+    def add(self, ids: Sequence[int]) -> int | None:
+        """Index of the sequence that `ids` copies; None, after storing `ids`, if there is none."""
+        grams = _ngrams(ids)
+        shared = Counter(holder for gram in grams for holder in self._holders.get(gram, ()))
+        if shared and (best := shared.most_common(1)[0])[1] > MAX_SHARED_NGRAMS * len(grams):
+            return best[0]
+        for gram in grams:
+            self._holders.setdefault(gram, []).append(self._count)
+        self._count += 1
+        return None
+
+
+def find_contained(documents: Sequence[TokenDocument], ids: Sequence[int]) -> TokenDocument | None:
+    """The first of these documents of which more than 80 % of the 13-grams occur in `ids`; None if there is none."""
+    grams = _ngrams(ids) if documents else set()
+    for document in documents:
+        own = _ngrams(document.ids)
+        if len(own & grams) > MAX_SHARED_NGRAMS * len(own):
+            return document
+    return None
+
+
+def _ngrams(ids: Sequence[int]) -> set[bytes]:
+    tokens = np.asarray(ids, dtype=np.int32)
+    return {window.tobytes() for window in sliding_window_view(tokens, min(NGRAM, len(tokens)))}
+
+
+def _warn_about_copies(copies: Sequence[str], source: str) -> None:
+    if copies:
+        listed = ", ".join(copies[:3]) + (", ..." if len(copies) > 3 else "")
+        log.warning("%s: left out %d copies or near-copies of other documents: %s", source, len(copies), listed)
 
 
 def first_tokens(text: str, tokenizer: Tokenizer, length: int) -> list[int]:

@@ -3,6 +3,7 @@
 A sample depends only on (seed, step, index in the batch), so a resumed training draws the same sequences.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,16 @@ import torch
 from torch import Tensor
 
 from headscope.errors import BadInput
-from headscope.prompts.texts import Document, first_tokens, leading_special_tokens, read_documents
+from headscope.prompts.texts import (
+    Document,
+    TokenDocument,
+    find_contained,
+    first_tokens,
+    leading_special_tokens,
+    read_documents,
+)
+
+log = logging.getLogger(__name__)
 
 MAX_DOCUMENT_TOKENS = 2**31
 """More tokens than any document has."""
@@ -28,8 +38,8 @@ class SequenceSampler:
 
     A document's probability is proportional to the number of slices it has, so that all tokens are about equally
     likely. With `uniform_over_sources` a source is drawn first, uniformly. Documents are neither joined nor padded.
-    Every slice begins with the special tokens that the tokenizer puts before a text. Raises BadInput if no document is
-    left.
+    Every slice begins with the special tokens that the tokenizer puts before a text. Documents that contain most of
+    one of `held_out_documents` are left out with a warning. Raises BadInput if no document is left.
     """
 
     def __init__(
@@ -39,6 +49,7 @@ class SequenceSampler:
         held_out_digests: Mapping[str, str],
         seed: int,
         uniform_over_sources: bool = False,
+        held_out_documents: Sequence[TokenDocument] = (),
     ):
         self.seed = seed
         self.opening_ids: list[int] = []
@@ -49,7 +60,11 @@ class SequenceSampler:
             for document in exclude_held_out(held_out_digests, source):
                 if {**held_out_digests, **self.digests}.get(document.name, document.digest) != document.digest:
                     raise BadInput(f"two different texts have the name {document.name}: rename or remove one of them")
-                self.documents[document.name] = first_tokens(document.text, tokenizer, MAX_DOCUMENT_TOKENS)
+                ids = first_tokens(document.text, tokenizer, MAX_DOCUMENT_TOKENS)
+                if held_out := find_contained(held_out_documents, ids):
+                    log.warning("%s is not used for training: it is a near-copy of %s", document.name, held_out.name)
+                    continue
+                self.documents[document.name] = ids
                 self.digests[document.name] = document.digest
                 self.opening_ids = self.opening_ids or leading_special_tokens(document.text, tokenizer)
                 names_by_source[source].append(document.name)

@@ -58,7 +58,9 @@ class AdaptRunner:
         self.held_out_documents = context.documents(self.model_label, options.validation_length)
         held_out = {document.name: document.digest for document in self.held_out_documents}
         tokenizer, uniform_over_sources = context.tokenizer(self.model_label), options.mix == "sources"
-        self.sampler = SequenceSampler(options.train, tokenizer, held_out, context.seed, uniform_over_sources)
+        self.sampler = SequenceSampler(
+            options.train, tokenizer, held_out, context.seed, uniform_over_sources, self.held_out_documents
+        )
         documents = self.sampler.documents.items()
         context.record_input("training texts", (part for name, ids in documents for part in (name, ids)))
         for phase in self.options.phases:

@@ -201,7 +201,12 @@ class PretrainRunner:
     def sampler(self) -> SequenceSampler:
         uniform_over_sources = self.options.mix == "sources"
         sampler = SequenceSampler(
-            self.options.train, self.tokenizer, self._held_out_digests, self.context.seed, uniform_over_sources
+            self.options.train,
+            self.tokenizer,
+            self._held_out_digests,
+            self.context.seed,
+            uniform_over_sources,
+            self.held_out_documents,
         )
         sampler.check_length(self.options.length)
         return sampler
