@@ -19,6 +19,7 @@ from headscope.report import assembly
 from headscope.report import static_site as pages
 from headscope.report.blocks import Chart
 from headscope.report.text import format_cell
+from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run
 from headscope.runs.synthetic import synthetic_run
 
@@ -72,7 +73,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         tmp_path_factory.mktemp("runs"), ("base", HOSTILE), LAYERS, HEADS, groups=2, pairs=4, lengths=(256,), docs=2
     )
     kept = {name: facts for name, facts in synthetic.manifest["tables"].items() if name in TABLES}
-    (synthetic.path / "run.json").write_text(json.dumps({**synthetic.manifest, "tables": kept}), encoding="utf-8")
+    write_manifest(synthetic.path, {**synthetic.manifest, "tables": kept})
     return Run.open(synthetic.path)
 
 

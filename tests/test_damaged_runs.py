@@ -22,6 +22,7 @@ from headscope.report import write_report
 from headscope.runs import arrow
 from headscope.runs.columns import all_tables
 from headscope.runs.io import sha256
+from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run, combine_runs, list_runs, unfinished_runs
 from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_run
@@ -75,6 +76,23 @@ def flips(run: Path, seed: int, count: int) -> Iterator[str]:
         file.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
         yield name
         file.write_bytes(good)
+
+
+# One bit of run.json
+
+
+def test_every_flipped_bit_of_run_json_is_noticed(copy: Path) -> None:
+    file, chance = copy / "run.json", random.Random(7)
+    good = file.read_bytes()
+    manifest = Run.open(copy).manifest
+    for _ in range(300):
+        at, bit = chance.randrange(len(good)), chance.randrange(8)
+        file.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
+        try:
+            opened = Run.open(copy).manifest
+        except BadRun:
+            continue
+        assert opened == manifest, "only white space changed"
 
 
 # One bit of a table
@@ -143,7 +161,7 @@ def rewritten(run: Path, table: pa.Table) -> Run:
     arrow.write(run / "nll.parquet", table)
     facts = json.loads((run / "run.json").read_text())
     facts["tables"]["nll"] = {"rows": table.num_rows, "sha256": sha256(run / "nll.parquet")}
-    (run / "run.json").write_text(json.dumps(facts))
+    write_manifest(run, facts)
     return Run.open(run)
 
 
@@ -267,7 +285,7 @@ def test_odd_run_jsons_are_listed_as_damaged_and_the_rest_works(folder: Path, wh
 
 def test_a_damaged_run_is_listed_as_data(copy: Path, headscope) -> None:
     facts = json.loads((copy / "run.json").read_text()) | {"timings": {"seconds": 1.5}}
-    (copy / "run.json").write_text(json.dumps(facts))
+    write_manifest(copy, facts)
     (copy.parent / "odd").mkdir()
     (copy.parent / "odd" / "run.json").write_bytes(b'{"format_version": null}')
     code, stdout, _ = headscope("ls", copy.parent, "--json")

@@ -142,13 +142,35 @@ def test_report_contains_no_nan(parsed: Page) -> None:
 def test_findings_count_local_heads_and_compare_losses(run: Run) -> None:
     findings = sentences(run)
     heads = run.heads[run.heads["model"] == "base"]
-    assert (
-        f"{(heads['ess2_1024'] < 8).sum()} of 24 heads have an effective length below 8 tokens"
-        in findings["Effective length"][0]
-    )
+    assert f"{(heads['ess2_1024'] < 8).sum()} of 24 heads are below 8 tokens" in findings["Effective length"][0]
     loss_findings = " ".join(findings["Loss"])
     assert "+0.050 nats/token (95 % confidence interval +0.050 to +0.050)" in loss_findings
     assert "gamma is positive" in " ".join(findings["Position parameters"])
+
+
+def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, models=("base", "yarn"))
+    layers = run.manifest["models"][0]["geometry"]["layers"]
+    for model in run.manifest["models"]:
+        model["geometry"]["windows"] = [64 if layer % 2 else None for layer in range(layers)]
+    heads = run.heads.astype({"model": "str"}).set_index(["layer", "head"])
+    name = "ess2_1024"
+    ratio = heads.loc[heads["model"] == "yarn", name] / heads.loc[heads["model"] == "base", name]
+    is_global = ratio.index.get_level_values("layer") % 2 == 0
+    found = sentences(run)
+    assert sum("over the heads of the global layers" in text for text in found["Effective length"]) == 2
+    for where, part in (("global", ratio[is_global]), ("sliding-window", ratio[~is_global])):
+        (text,) = [text for text in found["Change against the first model"] if f"heads of the {where} layers" in text]
+        assert f"is {part.median():.2f}" in text
+        assert f"longer in {(part > 1.01).sum()} of {len(part)} heads" in text
+
+
+def test_models_that_sentences_leave_out_are_named(tmp_path: Path) -> None:
+    labels = [f"step-{10 * n}" for n in range(7)]
+    run = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3)
+    (text,) = sentences(run)["Models"]
+    assert "show 6 of 7 models. They leave out step-30." in text
+    assert "Models" not in sentences(synthetic_run(tmp_path / "few", models=labels[:6], lengths=(512,), docs=3))
 
 
 def test_loss_findings_name_the_baseline(run: Run) -> None:

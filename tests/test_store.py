@@ -18,6 +18,7 @@ from headscope.errors import BadInput, BadRun, CannotWrite
 from headscope.runs import arrow, writer
 from headscope.runs.arrow import to_arrow
 from headscope.runs.columns import FORMAT_VERSION, all_tables
+from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run, combine_runs, list_runs, open_runs
 from headscope.runs.run_tables import validate
 from headscope.runs.synthetic import synthetic_manifest, synthetic_run
@@ -510,8 +511,7 @@ def test_one_run_needs_no_joining(tmp_path):
 def test_one_label_over_two_checkpoints_is_two_models(tmp_path):
     first = study(tmp_path)
     shutil.copytree(first.path, tmp_path / "copy")
-    text = (tmp_path / "copy" / "run.json").read_text()
-    (tmp_path / "copy" / "run.json").write_text(text.replace("a" * 64, "b" * 64))
+    write_manifest(tmp_path / "copy", json.loads(json.dumps(first.manifest).replace("a" * 64, "b" * 64)))
     joined = combine_runs([Run.open(tmp_path / "copy"), first])
     assert joined.models[0] == "base · copy"
     assert f"base · {first.name}" in joined.models

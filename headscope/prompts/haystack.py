@@ -33,11 +33,12 @@ HAYSTACK_PLACEHOLDER = "⟦haystack⟧"
 
 @dataclass(frozen=True)
 class NeedlePrompt:
-    """A prompt [L] and the span of the scored part of the needle."""
+    """A prompt [L], the span of the scored part of the needle, and the share of the haystack before the needle."""
 
     ids: Ids
     start: int
     end: int
+    depth: float
 
 
 class Haystack:
@@ -132,14 +133,23 @@ class NeedlePromptBuilder:
             self.insertion_point(haystack, length, depth),
         )
         ids = np.concatenate([head, haystack.ids[:at], self.needle_ids, haystack.ids[at:room], self.suffix_ids])
-        return NeedlePrompt(ids, len(head) + at + self.cue_count, len(head) + at + len(self.needle_ids))
+        start, end = len(head) + at + self.cue_count, len(head) + at + len(self.needle_ids)
+        return NeedlePrompt(ids, start, end, at / room)
 
     def control_prompts(self, haystack: Haystack, length: int, depths: Sequence[float]) -> list[NeedlePrompt]:
         """The control of the same length without the needle, with the span at its position, for every depth."""
         head, room = self.prompt_prefix(haystack), self.haystack_length(haystack, length) + len(self.needle_ids)
         ids = np.concatenate([head, haystack.ids[:room], self.suffix_ids])
-        starts = [len(head) + self.insertion_point(haystack, length, depth) for depth in depths]
-        return [NeedlePrompt(ids, start + self.cue_count, start + len(self.needle_ids)) for start in starts]
+        points = [self.insertion_point(haystack, length, depth) for depth in depths]
+        return [
+            NeedlePrompt(
+                ids,
+                len(head) + at + self.cue_count,
+                len(head) + at + len(self.needle_ids),
+                at / self.haystack_length(haystack, length),
+            )
+            for at in points
+        ]
 
     def prompt_prefix(self, haystack: Haystack) -> Ids:
         """Tokens before the haystack: opening special tokens, or the first part of the chat template."""

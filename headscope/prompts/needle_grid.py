@@ -1,5 +1,6 @@
 """Needle-in-a-Haystack trials: every needle in every haystack at every context length and depth."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,8 @@ from headscope.errors import BadInput
 from headscope.prompts import wu_prompts
 from headscope.prompts.haystack import Haystack, NeedlePrompt, NeedlePromptBuilder, Template, load_haystacks
 from headscope.prompts.needles import Needle
+
+log = logging.getLogger(__name__)
 
 CONTROL = "absent"
 """Mode of a control trial: the same prompt without the needle."""
@@ -18,8 +21,7 @@ class NeedleTrial:
     """A needle in a haystack at one depth or, in a control, the haystack alone, scored at every depth of the grid.
 
     `mode` is strict, wu, indirect or `CONTROL`; `needle` and `haystack` are indices into the grid; `branch` is the
-    number of
-    haystack tokens before the prompt leaves the haystack.
+    number of haystack tokens before the prompt leaves the haystack.
     """
 
     mode: str
@@ -50,6 +52,7 @@ class NeedleGrid:
     seed: int
     template: Template = "prefix"
     mode: str = "strict"
+    _has_warned: bool = False
     _prepared: dict[int, tuple[list[Haystack], list[NeedlePromptBuilder]]] = field(default_factory=dict)
 
     def is_prepared(self, tokenizer: Any) -> bool:
@@ -65,9 +68,13 @@ class NeedleGrid:
         return self._prepared[id(tokenizer)]
 
     def trials(self, tokenizer: Any) -> list[NeedleTrial]:
-        """All trials, in the order in which neighbours share most. Raises BadInput for a grid that cannot be built."""
+        """All trials, in the order in which neighbours share most. Raises BadInput for a grid that cannot be built.
+
+        Depths of which the needle would be inserted at the same place are one trial, of the first such depth.
+        """
         stacks, builders = self.prepare(tokenizer)
-        trials = []
+        trials: list[NeedleTrial] = []
+        merged_count = 0
         for stack, haystack in enumerate(stacks):
             for number, builder in enumerate(builders):
                 needle = self.needles[number]
@@ -76,14 +83,25 @@ class NeedleGrid:
                         f"needle '{needle.name}' is not hidden: {haystack.name} already states '{needle.fact}'. Use "
                         "another needle or another --text"
                     )
+                mode = "indirect" if needle.is_indirect else self.mode
+                place = wu_prompts.insertion_point if mode == "wu" else NeedlePromptBuilder.insertion_point
                 for length in self.lengths:
-                    whole = builder.haystack_length(haystack, length) + len(builder.needle_ids)
-                    trials.append(NeedleTrial(CONTROL, number, stack, length, tuple(self.depths), whole))
+                    points: dict[int, float] = {}  # insertion point -> the first depth that has it
                     for depth in self.depths:
-                        mode = "indirect" if needle.is_indirect else self.mode
-                        place = wu_prompts.insertion_point if mode == "wu" else NeedlePromptBuilder.insertion_point
-                        branch = place(builder, haystack, length, depth)
-                        trials.append(NeedleTrial(mode, number, stack, length, (depth,), branch))
+                        points.setdefault(place(builder, haystack, length, depth), depth)
+                    merged_count += len(self.depths) - len(points)
+                    whole = builder.haystack_length(haystack, length) + len(builder.needle_ids)
+                    trials.append(NeedleTrial(CONTROL, number, stack, length, tuple(points.values()), whole))
+                    trials += [
+                        NeedleTrial(mode, number, stack, length, (depth,), branch) for branch, depth in points.items()
+                    ]
+        if merged_count and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%d needles would be at the place of another depth, since a needle starts a sentence; they are left "
+                "out. Use fewer --depths or longer --lengths",
+                merged_count,
+            )
         return sorted(trials, key=lambda trial: trial.order)
 
     def prompts(self, tokenizer: Any, trial: NeedleTrial) -> list[NeedlePrompt]:

@@ -39,7 +39,7 @@ def prompt_with_needle(builder: NeedlePromptBuilder, haystack: Haystack, length:
             f"mode wu cannot locate needle '{builder.name}': it is tokenised differently inside the prompt. "
             "Use --mode strict"
         )
-    return NeedlePrompt(ids, span_start, span_start + len(builder.needle_ids) - builder.cue_count)
+    return NeedlePrompt(ids, span_start, span_start + len(builder.needle_ids) - builder.cue_count, start / room)
 
 
 def fuzzy_span(ids: Ids, needle: Ids) -> int | None:

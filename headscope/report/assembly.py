@@ -136,8 +136,19 @@ def training_steps(run: Run) -> dict[str, int]:
 
 
 def findings_by_topic(run: Run) -> dict[str, list[Finding]]:
-    """Findings of all probes, by topic."""
-    return _group_by_topic(chain.from_iterable(run.derived(_findings_by_probe).values()))
+    """Findings of all probes, by topic; before them, a sentence on the models that they do not describe."""
+    findings = chain.from_iterable(run.derived(_findings_by_probe).values())
+    return _group_by_topic(chain(_models_left_out(run), findings))
+
+
+def _models_left_out(run: Run) -> Iterator[Finding]:
+    shown = default_models(run)
+    if left_out := [label for label in run.models if label not in shown]:
+        yield Finding(
+            "Models",
+            f"Sentences and charts about several models show {len(shown)} of {len(run.models)} models. They leave out "
+            f"{', '.join(left_out)}. The tables have all models; the app can show others.",
+        )
 
 
 def probe_findings(run: Run, probe: Probe) -> dict[str, list[Finding]]:

@@ -1,5 +1,7 @@
-"""Reads run.json of a finished run and checks its structure once, when the run is opened."""
+"""Writes run.json of a finished run, and checks its digest and structure once, when the run is opened."""
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,7 +10,7 @@ from typing import Any
 
 from headscope.errors import BadRun
 from headscope.runs.columns import FORMAT_VERSION
-from headscope.runs.io import REPAIR_ADVICE, read_json
+from headscope.runs.io import REPAIR_ADVICE, read_json, write_json
 from headscope.runs.old_names import translate_manifest
 
 
@@ -51,6 +53,21 @@ MANIFEST_SHAPE: Mapping[str, Any] = {
 shape."""
 
 
+FIRST_DIGEST_VERSION = 3
+"""First format whose run.json has a digest of itself."""
+
+
+def write_manifest(run: Path, manifest: Mapping[str, Any]) -> None:
+    """Write run.json with the digest of its content."""
+    write_json(run / "run.json", {**manifest, "digest": _manifest_digest(manifest)})
+
+
+def _manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of the entries, except `digest` itself."""
+    content = {key: value for key, value in manifest.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def read_manifest(run: Path) -> dict[str, Any]:
     """The run.json of the directory `run`. Raises BadRun if it is not a run, unfinished, damaged or of a newer
     format."""
@@ -66,6 +83,8 @@ def read_manifest(run: Path) -> dict[str, Any]:
         raise BadRun(f"{run} is not a finished run: its run.json has no tables or no models")
     for fault in _shape_errors(manifest, MANIFEST_SHAPE, ""):
         raise BadRun(f"{run / 'run.json'} is damaged: {fault}; {REPAIR_ADVICE}")
+    if version >= FIRST_DIGEST_VERSION and manifest.get("digest") != _manifest_digest(manifest):
+        raise BadRun(f"{run / 'run.json'} is damaged: its digest differs from the recorded one. {REPAIR_ADVICE}")
     labels = [model["label"] for model in manifest["models"]]
     if repeated := [label for label in labels if labels.count(label) > 1]:
         raise BadRun(

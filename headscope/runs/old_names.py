@@ -1,4 +1,4 @@
-"""Names that runs of format 1 used, and what they are called now: tables, columns, values and options."""
+"""Names that runs of older formats used, and what they are called now: tables, columns, values and options."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -123,9 +123,12 @@ def translate_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def translate_table(name: str, table: "pa.Table") -> "pa.Table":
-    """A stored table of a format 1 run with present column names and values; `name` is its present name."""
+    """A stored table of an older run with present column names and values; `name` is its present name."""
     import pyarrow as pa  # the command line reads this module for old command names and must start fast
 
+    if name == "needles" and "achieved_depth" not in table.column_names:  # until format 2
+        at = table.schema.get_field_index("span_start")
+        table = table.add_column(at, "achieved_depth", pa.array([-1.0] * table.num_rows, pa.float32()))
     table = table.rename_columns([COLUMNS.get(name, {}).get(column, column) for column in table.column_names])
     for column in VALUE_COLUMNS:
         index = table.schema.get_field_index(column)

@@ -68,7 +68,7 @@ class RunTables:
         """The stored table. Raises BadRun unless it matches the digest in run.json and the declared schema."""
         file, digest = self._file(name)
         table = arrow.read(file, digest)
-        if self.manifest.get("format_version") == 1:
+        if self.manifest.get("format_version", FORMAT_VERSION) < FORMAT_VERSION:
             table = translate_table(name, table)
         return arrow.select_declared(all_tables()[name], table, file) if name in all_tables() else table
 
@@ -110,7 +110,7 @@ def validate(run: RunTables) -> list[str]:
         if stored.num_rows != facts["rows"]:
             problems.append(f"{name}: {stored.num_rows} rows, run.json says {facts['rows']}")
         try:
-            if run.manifest["format_version"] == 1:
+            if run.manifest["format_version"] < FORMAT_VERSION:
                 stored = translate_table(name, stored)
             problems += arrow.table_problems(all_tables()[name], stored)
         except (pa.ArrowException, ValueError) as error:

@@ -27,6 +27,7 @@ from headscope.runs import arrow
 from headscope.runs.arrow import Rows, to_arrow
 from headscope.runs.columns import FORMAT_VERSION, all_tables
 from headscope.runs.io import fsync, read_bytes, read_json, sha256, write_json
+from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run, combine_runs
 from headscope.signals import uninterrupted
 
@@ -34,7 +35,7 @@ MAX_NAME_BYTES = 255
 """Longest file name in bytes."""
 DIGEST_FILE = "digests.json"
 """File in a cell's folder with the sha256 of each of its tables."""
-WRITER_KEYS = ("models", "tables", "files", "format_version", "started", "finished")
+WRITER_KEYS = ("models", "tables", "files", "format_version", "started", "finished", "digest")
 """Entries of run.json that the combined run writes itself; the others are kept per part."""
 
 
@@ -231,7 +232,7 @@ class RunWriter:
             extra_files[name] = sha256(file)
         finished = datetime.now(UTC).isoformat(timespec="seconds")
         whole = {**self.draft, **manifest, "finished": finished, "tables": facts, "files": extra_files}
-        write_json(build / "run.json", whole)
+        write_manifest(build, whole)
 
     def _cell(self, cell_id: str) -> Path:
         name = quote(cell_id, safe=" =@,")

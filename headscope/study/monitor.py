@@ -25,7 +25,8 @@ from headscope.positions.model import Model, load
 from headscope.runs import arrow, summary
 from headscope.runs.column_metadata import is_statistic, parse_column
 from headscope.runs.columns import all_tables
-from headscope.runs.io import sha256, write_json
+from headscope.runs.io import sha256
+from headscope.runs.manifest import write_manifest
 from headscope.runs.run import Run, combine_runs
 from headscope.study.config import Study, build_study
 from headscope.study.context import StudyContext
@@ -113,7 +114,7 @@ class TrainingMonitor:
         seconds = round(sum(step_run.manifest["timings"]["seconds"] for _, step_run in step_runs), 1)
         manifest = {**step_runs[-1][1].manifest, "models": models, "tables": tables, "files": {}}
         manifest |= {"config": self.settings, "timings": {"seconds": seconds}}
-        write_json(target / "run.json", manifest)
+        write_manifest(target, manifest)
         previous = self._step_runs / "replaced"
         if self.path.is_dir():
             self.path.rename(previous)

@@ -25,6 +25,9 @@ from headscope.runs.summary import log_ratio_to_first, longest_ess_column
 from headscope.runs.summary import model_table as per_model
 from probes.measure.analysis import AGGREGATION_GROWTH, LOCAL_LENGTH, RETRIEVAL_GROWTH, ROLES, SINK_MASS
 
+CHANGE_TOLERANCE = 0.01
+"""Smallest relative change of an effective length that counts as longer or shorter [ours]."""
+
 GLOSSARY = (
     Term(
         "Head",
@@ -86,9 +89,9 @@ def findings(run: Run) -> Iterator[Finding]:
     labels = default_models(run)
     heads = run.heads[run.heads["model"].isin(labels)]
     topics: Mapping[str, Callable[[], Iterator[str]]] = {
-        "Effective length": lambda: _length_findings(heads),
+        "Effective length": lambda: _length_findings(heads, run),
         "Growth with context": lambda: _growth_findings(heads),
-        "Change against the first model": lambda: _change_findings(heads),
+        "Change against the first model": lambda: _change_findings(heads, run),
         "Loss": lambda: _loss_findings(run, labels),
         "Rotary pairs": lambda: _pair_findings(heads),
         "Position parameters": lambda: _parameter_findings(heads),
@@ -116,21 +119,38 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     yield f"Rank by effective length: {describe_ranks(compared, name, layer, head)}."
 
 
-def _length_findings(heads: pd.DataFrame) -> Iterator[str]:
+def _heads_by_window(run: Run, rows: pd.DataFrame, length: int) -> list[tuple[str, pd.DataFrame]]:
+    """Heads of one model apart by what they can see in contexts of `length` tokens: everything, or a sliding window.
+
+    Each part has a text that follows "heads", "" if there is only one part.
+    """
+    (label,) = rows["model"].unique()
+    geometry = next(model["geometry"] for model in run.manifest["models"] if model["label"] == label)
+    windows = dict(zip(geometry["numbers"], geometry["windows"], strict=True))
+    is_windowed = rows["layer"].map(lambda layer: windows[layer] is not None and windows[layer] < length)
+    if not is_windowed.any() or is_windowed.all():
+        return [("", rows)]
+    return [(" of the global layers", rows[~is_windowed]), (" of the sliding-window layers", rows[is_windowed])]
+
+
+def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[str]:
     name = longest_ess_column(heads)
     if name is None:
         return
-    (label, rows), *others = heads_by_model(heads, name)
-    yield (
-        f"In {label}, at a context length of {parse_column(name).length:,} tokens, the median effective length is "
-        f"{format_number(rows[name].median())} tokens; {format_head_count(rows[name] < LOCAL_LENGTH)} have an "
-        f"effective length below {LOCAL_LENGTH} tokens."
-    )
-    for other_label, other_rows in others:
+    length = parse_column(name).length
+    parts = [
+        (label, where, rows)
+        for label, model_rows in heads_by_model(heads, name)
+        for where, rows in _heads_by_window(run, model_rows, length)
+    ]
+    for index, (label, where, rows) in enumerate(parts):
+        context = f" at a context length of {length:,} tokens" if index == 0 else ""
         yield (
-            f"In {other_label}, the median is {format_number(other_rows[name].median())} tokens; "
-            f"{format_head_count(other_rows[name] < LOCAL_LENGTH)} are below {LOCAL_LENGTH} tokens."
+            f"In {label}, the median effective length{context} is {format_number(rows[name].median())} tokens"
+            f"{where and f' over the heads{where}'}; {format_head_count(rows[name] < LOCAL_LENGTH)} are below "
+            f"{LOCAL_LENGTH} tokens."
         )
+    label, rows = next(heads_by_model(heads, name))
     ordered = rows.sort_values(name)
     low, high = ordered.iloc[0], ordered.iloc[-1]
     yield (
@@ -162,25 +182,34 @@ def _growth_findings(heads: pd.DataFrame) -> Iterator[str]:
             )
 
 
-def _change_findings(heads: pd.DataFrame) -> Iterator[str]:
+def _change_findings(heads: pd.DataFrame, run: Run) -> Iterator[str]:
     name = longest_ess_column(heads)
     if name is None:
         return
-    labels = [label for label, _ in heads_by_model(heads, name)]
-    for label in labels[1:]:
-        log_ratios = log_ratio_to_first(heads, name, label)
-        if log_ratios.empty:
-            continue
-        top = log_ratios.reindex(log_ratios.abs().sort_values(ascending=False).index)[:3]
-        examples = ", ".join(
-            f"layer {head[0]}, head {head[1]} (× {np.exp(value):.2g})"
-            for head, value in zip(top.index.tolist(), top.tolist(), strict=True)
-        )
-        yield (
-            f"From {labels[0]} to {label} the effective length changes by a median factor of "
-            f"{np.exp(log_ratios.median()):.2f}; it rises in {format_head_count(log_ratios > 0)}. "
-            f"The largest changes are in {examples}."
-        )
+    (first, first_rows), *others = heads_by_model(heads, name)
+    for where, part in _heads_by_window(run, first_rows, parse_column(name).length):
+        for label, _ in others:
+            log_ratios = log_ratio_to_first(heads, name, label)
+            log_ratios = log_ratios[log_ratios.index.isin([*part["layer"]], level="layer")]
+            if len(log_ratios):
+                yield _describe_change(first, label, where, log_ratios)
+
+
+def _describe_change(first: str, label: str, where: str, log_ratios: pd.Series) -> str:
+    """A sentence on the change of the effective length from model `first` to `label`, over heads."""
+    tolerance = np.log(1 + CHANGE_TOLERANCE)
+    rises, falls = log_ratios > tolerance, log_ratios < -tolerance
+    top = log_ratios.reindex(log_ratios.abs().sort_values(ascending=False).index)[:3]
+    examples = ", ".join(
+        f"layer {head[0]}, head {head[1]} (× {np.exp(value):.2g})"
+        for head, value in zip(top.index.tolist(), top.tolist(), strict=True)
+    )
+    return (
+        f"From {first} to {label} the median ratio of effective lengths{where and f' over the heads{where}'} is "
+        f"{np.exp(log_ratios.median()):.2f}: longer in {format_head_count(rises)}, shorter in "
+        f"{format_head_count(falls)}, and within {CHANGE_TOLERANCE:.0%} in {format_head_count(~rises & ~falls)}. "
+        f"The largest ratios are those of {examples}."
+    )
 
 
 def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[str]:

@@ -121,6 +121,7 @@ class NeedleRunner:
                 **keys,
                 "depth": list(trial.depths),
                 "prompt_tokens": len(prompts[0].ids),
+                "achieved_depth": [prompt.depth for prompt in prompts],
                 "span_start": [prompt.start for prompt in prompts],
                 "span_end": [prompt.end for prompt in prompts],
                 "answer": answer.text,

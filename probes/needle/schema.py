@@ -120,7 +120,7 @@ NEEDLE_KEYS = (
         "value",
         "",
         "requested position of the needle as a share of the haystack's tokens; it is inserted at the last start of a "
-        "sentence up to there; span_start is the actual position",
+        "sentence up to there; achieved_depth is the actual depth",
         0,
         1,
     ),
@@ -144,6 +144,14 @@ NEEDLES = Table(
         MODE,
         *NEEDLE_KEYS,
         Column("prompt_tokens", "index32", "tokens", "length of the whole prompt", 1),
+        Column(
+            "achieved_depth",
+            "value",
+            "",
+            "actual depth of the needle: haystack tokens before it as a share of all; -1 in runs that did not store it",
+            -1,
+            1,
+        ),
         Column("span_start", "index32", "tokens", "first token of the scored part of the needle in the prompt", 0),
         Column("span_end", "index32", "tokens", "end of the scored part (exclusive)", 0),
         Column("answer", "text", "", "the model's greedy answer up to the end token or a line break"),

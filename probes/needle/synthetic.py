@@ -23,6 +23,7 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     ).assign(model=model)
     trials["doc"] = "synthetic/" + trials["seed"].astype(str)
     trials["prompt_tokens"] = trials["context_length"]
+    trials["achieved_depth"] = trials["depth"]
     trials["span_start"] = (trials["depth"] * (trials["context_length"] - 60)).astype(int) + 9
     trials["span_end"] = trials["span_start"] + 8
     hidden = trials["mode"] == "strict"
@@ -79,7 +80,7 @@ def _synthetic_attribution(heads: pd.DataFrame, rng: np.random.Generator) -> pd.
 def _synthetic_ablation(sizes: Sizes, trials: pd.DataFrame, model: str, model_index: int) -> dict[str, pd.DataFrame]:
     """Ablation of the top heads, which lowers success, and of two random sets, which hardly does."""
     ranked = sizes.units.sort_values("growth", ignore_index=True)
-    questions = trials.drop(columns=["prompt_tokens", "span_start", "span_end", "steps"])
+    questions = trials.drop(columns=["prompt_tokens", "achieved_depth", "span_start", "span_end", "steps"])
     trial_blocks, head_blocks = [], []
     for size, draw, half in product((1, 4), range(3), range(2)):
         rng = np.random.default_rng([sizes.seed, model_index, size, draw, half])

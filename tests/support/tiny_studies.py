@@ -14,9 +14,13 @@ from support import families
 LENGTHS = [24, 40]
 
 
+WORDS = [*(f"w{n}" for n in range(122)), "w1.", "w2.", "w3."]
+"""Three of them end a sentence."""
+
+
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with one token per word w0 .. w124."""
-    vocabulary = {word: n for n, word in enumerate(["<unk>", "<s>", "</s>", *(f"w{n}" for n in range(125))])}
+    """A tokenizer with one token per word of `WORDS`."""
+    vocabulary = {word: n for n, word in enumerate(["<unk>", "<s>", "</s>", *WORDS])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
@@ -32,7 +36,7 @@ def save_texts(folder: Path, words: int = 60) -> str:
     folder.mkdir()
     for name in "abcd":
         rng = random.Random(name)
-        (folder / f"{name}.txt").write_text(" ".join(f"w{rng.randrange(125)}" for _ in range(words)))
+        (folder / f"{name}.txt").write_text(" ".join(rng.choice(WORDS) for _ in range(words)))
     return f"file:{folder}/*.txt"
 
 
