@@ -19,6 +19,7 @@ from headscope import plugins, report
 from headscope.errors import BadInput, CannotWrite
 from headscope.report import assembly, html_page, terminal
 from headscope.report.text import column_heading, format_cell
+from headscope.runs import summary
 from headscope.runs.column_metadata import format_number
 from headscope.runs.run import Run, combine_runs
 from headscope.runs.synthetic import synthetic_run
@@ -171,6 +172,26 @@ def test_models_that_sentences_leave_out_are_named(tmp_path: Path) -> None:
     (text,) = sentences(run)["Models"]
     assert "show 6 of 7 models. They leave out step-30." in text
     assert "Models" not in sentences(synthetic_run(tmp_path / "few", models=labels[:6], lengths=(512,), docs=3))
+
+
+def test_losses_under_different_tokenizers_are_not_compared(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, models=("base", "other", "unknown"))
+    for model, digest in zip(run.manifest["models"], ("a", "b", None), strict=True):
+        model["tokenizer_sha256"] = digest
+    losses = sentences(run)["Loss"]
+    assert "The loss of other is not compared with that of base: their tokenizers differ." in losses
+    assert any(text.startswith("The loss of unknown minus that of base is") for text in losses)
+    table = summary.model_table(run).set_index("model")
+    assert np.isnan(table.loc["other", "nll_1024_diff"])
+    assert np.isfinite(table.loc["unknown", "nll_1024_diff"])
+
+
+def test_models_that_read_other_texts_are_named(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, models=("base", "yarn", "ntk"))
+    for model, digest in zip(run.manifest["models"], "aab", strict=True):
+        model["texts_sha256"] = {"texts of 512 tokens": digest}
+    (text,) = sentences(run)["Models"]
+    assert text.startswith("ntk read other texts than base")
 
 
 def test_loss_findings_name_the_baseline(run: Run) -> None:

@@ -517,6 +517,28 @@ def test_one_label_over_two_checkpoints_is_two_models(tmp_path):
     assert f"base · {first.name}" in joined.models
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "bfloat16"},
+        {"geometry": {"layers": 9, "heads": 2, "kv_groups": 1}},
+        {"tokenizer_sha256": "b"},
+        {"lora": "x"},
+    ],
+    ids=str,
+)
+def test_one_label_with_another_dtype_geometry_or_tokenizer_is_two_models(tmp_path, change):
+    first = study(tmp_path)
+    shutil.copytree(first.path, tmp_path / "copy")
+    manifest = json.loads(json.dumps(first.manifest))
+    original = {"dtype": "float32", "tokenizer_sha256": "a", "lora": "y"}
+    manifest["models"][0] |= change
+    first.manifest["models"][0] |= {key: value for key, value in original.items() if key in change}
+    write_manifest(first.path, first.manifest)
+    write_manifest(tmp_path / "copy", manifest)
+    assert combine_runs([Run.open(tmp_path / "copy"), Run.open(first.path)]).models[0] == "base · copy"
+
+
 # Several runs stored as one -----------------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ from headscope.report.blocks import (
 from headscope.report.text import default_models
 from headscope.runs.column_metadata import columns_by_length, parse_column, statistics
 from headscope.runs.run import Run
-from headscope.runs.summary import log_ratio_to_first, longest_ess_column, training_checkpoints
+from headscope.runs.summary import differing_texts, log_ratio_to_first, longest_ess_column, training_checkpoints
 
 MAX_HEADS = 6
 """Maximum number of notable heads with charts of their own."""
@@ -136,18 +136,24 @@ def training_steps(run: Run) -> dict[str, int]:
 
 
 def findings_by_topic(run: Run) -> dict[str, list[Finding]]:
-    """Findings of all probes, by topic; before them, a sentence on the models that they do not describe."""
+    """Findings of all probes, by topic; before them, notes on which models they compare."""
     findings = chain.from_iterable(run.derived(_findings_by_probe).values())
-    return _group_by_topic(chain(_models_left_out(run), findings))
+    return _group_by_topic(chain(_notes_on_models(run), findings))
 
 
-def _models_left_out(run: Run) -> Iterator[Finding]:
+def _notes_on_models(run: Run) -> Iterator[Finding]:
     shown = default_models(run)
     if left_out := [label for label in run.models if label not in shown]:
         yield Finding(
             "Models",
             f"Sentences and charts about several models show {len(shown)} of {len(run.models)} models. They leave out "
             f"{', '.join(left_out)}. The tables have all models; the app can show others.",
+        )
+    if other_texts := differing_texts(run):
+        yield Finding(
+            "Models",
+            f"{', '.join(other_texts)} read other texts than {run.models[0]}, or another sample of them. Differences "
+            "between these models mix the effect of the model with that of the texts.",
         )
 
 

@@ -1,6 +1,7 @@
 """Finished runs, and several of them combined into one."""
 
 import importlib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -121,7 +122,8 @@ class CombinedRun(Run):
 def combine_runs(runs: Sequence[Run]) -> Run:
     """Combine several runs into one.
 
-    A label that several runs share stays one model if it has one checkpoint and scheme and no table was measured twice.
+    A label that several runs share stays one model if weights, positions, configuration, dtype and tokenizer are equal
+    and no table was measured twice.
     Otherwise it becomes one model per run, "base \u00b7 first" and "base \u00b7 second".
     """
     return runs[0] if len(runs) == 1 else CombinedRun(runs)
@@ -163,9 +165,18 @@ def _combined_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 def _is_same_model(entries: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
     """Whether the runs measured the same model without measuring any table twice."""
-    same = len({(model["weights_sha256"], model["scheme"], model.get("adapter_sha256")) for _, model in entries}) == 1
+    facts = [_model_facts(run, model) for run, model in entries]
+    same = all(len({*values} - {None}) < 2 for values in zip(*facts, strict=True))
     measured = [name for run, _ in entries for name in run.tables if name not in tables_of_every_run()]
     return same and len(measured) == len(set(measured))
+
+
+def _model_facts(run: Run, model: Mapping[str, Any]) -> list[str | None]:
+    """What must be equal in two measurements of one model; None where a run does not record it."""
+    names = ("weights_sha256", "scheme", "adapter_sha256", "lora", "dtype", "geometry")
+    configuration = run.manifest.get("inputs", {}).get(f"the configuration of '{model['label']}'")
+    identity = json.dumps([model.get(name) for name in names], sort_keys=True)
+    return [identity, model.get("tokenizer_sha256"), configuration]
 
 
 def _relabel(table: pa.Table, new_labels: Mapping[str, str]) -> pa.Table:

@@ -98,6 +98,26 @@ def log_ratio_to_first(heads: pd.DataFrame, name: str, label: str) -> pd.Series:
     return ratio
 
 
+def models_with_same_tokens(run: RunTables, baseline: str) -> list[str]:
+    """Models whose losses per token compare with those of `baseline`: no other tokenizer is recorded for them."""
+    digests = {model["label"]: model.get("tokenizer_sha256") for model in run.manifest["models"]}
+    return [
+        label for label, digest in digests.items() if None in (digest, digests[baseline]) or digest == digests[baseline]
+    ]
+
+
+def differing_texts(run: RunTables) -> list[str]:
+    """Labels of models that were measured on other texts than the first model, as far as run.json records them."""
+    first, *others = run.manifest["models"] or [{}]
+    reference = first.get("texts_sha256") or {}
+    return [
+        model["label"]
+        for model in others
+        if model.get("tokenizer_sha256") == first.get("tokenizer_sha256")
+        and any(reference.get(name, digest) != digest for name, digest in (model.get("texts_sha256") or {}).items())
+    ]
+
+
 def training_checkpoints(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """The models with a training step: columns label, training, step.
 

@@ -132,6 +132,10 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
         "lora": None if spec is None else spec.lora,
         "revision": getattr(model.module.config, "_commit_hash", None),
         "weights_sha256": model.weights_sha256,
+        "tokenizer_sha256": context.input_digests[label].get("tokenizer"),
+        "texts_sha256": {
+            name: digest for name, digest in context.input_digests[label].items() if name.startswith("texts of ")
+        },
         "scheme": model.scheme,
         "scheme_name": model.scheme_spec.name,
         "scheme_options": dict(model.scheme_spec.options),

@@ -4,7 +4,7 @@ Effective lengths are exp(mean ln ESS2) over query rows in the last octave of vi
 more than about half of the context [ours].
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -14,7 +14,7 @@ from headscope.bins import BINS_PER_OCTAVE, bin_center, in_last_octave
 from headscope.runs.aggregation import HEAD_KEYS, mean_losses, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Role, Statistic, columns_by_length
 from headscope.runs.run_tables import RunTables
-from headscope.runs.summary import longest_ess_column
+from headscope.runs.summary import longest_ess_column, models_with_same_tokens
 
 MIN_GROWTH_KEYS = 64
 """Minimum bin center, in visible keys, of the rows that the growth exponent is fitted to."""
@@ -150,7 +150,9 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
         summarised = [name for name in map(str, wide) if name in ("growth", "cov", *lengths)]
         rows = wide.groupby("model")[summarised].median()
     if "nll" in run.tables:
-        losses = _loss_statistics(plain_types(run.table("nll")), run.models[0])
+        losses = _loss_statistics(
+            plain_types(run.table("nll")), run.models[0], models_with_same_tokens(run, run.models[0])
+        )
         rows = losses if rows is None else rows.join(losses, how="outer")
     return rows
 
@@ -214,13 +216,15 @@ def _position_statistics(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.set_index(HEAD_KEYS)[["tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"]]
 
 
-def _loss_statistics(frame: pd.DataFrame, reference_model: str) -> pd.DataFrame:
+def _loss_statistics(frame: pd.DataFrame, reference_model: str, comparable: Sequence[str]) -> pd.DataFrame:
+    """Losses by model, and differences of the `comparable` models to the reference model."""
     columns: list[pd.DataFrame | pd.Series] = []
     for length, block in mean_losses(frame, ["model", "context_length", "doc"]).groupby(level="context_length"):
         block = block.droplevel("context_length")
         columns.append(block.groupby(level="model").mean().rename(f"nll_{length}"))
         if reference_model in block.index.get_level_values("model"):
-            paired = block.sub(block.loc[reference_model], level="doc").dropna()
+            compared = block[block.index.get_level_values("model").isin(comparable)]
+            paired = compared.sub(block.loc[reference_model], level="doc").dropna()
             columns.append(mean_with_interval(paired, f"nll_{length}_diff"))
     return pd.concat(columns, axis=1)
 

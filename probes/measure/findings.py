@@ -21,7 +21,7 @@ from headscope.report.text import (
 )
 from headscope.runs.column_metadata import format_number, heads_with_role, parse_column
 from headscope.runs.run import Run
-from headscope.runs.summary import log_ratio_to_first, longest_ess_column
+from headscope.runs.summary import log_ratio_to_first, longest_ess_column, models_with_same_tokens
 from headscope.runs.summary import model_table as per_model
 from probes.measure.analysis import AGGREGATION_GROWTH, LOCAL_LENGTH, RETRIEVAL_GROWTH, ROLES, SINK_MASS
 
@@ -220,11 +220,15 @@ def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[str]:
     name, first = f"nll_{length}", run.models[0]  # the baseline of `_diff`
     if np.isnan(table[first][name]):
         return
+    comparable = models_with_same_tokens(run, first)
     longest_nll = run.nll[run.nll["context_length"] == length]
     documents = {label: {*names} for label, names in longest_nll.groupby("model", observed=True)["doc"]}
     loss = f"{table[first][name]:.3f} nats/token ({_count_documents(documents[first])})"
     yield f"The loss of {first} in contexts of {length:,} tokens is {loss}."
     for label in labels:
+        if label not in comparable:
+            yield f"The loss of {label} is not compared with that of {first}: their tokenizers differ."
+            continue
         difference, low, high = (table[label][f"{name}_diff{end}"] for end in ("", "_low", "_high"))
         if label == first or np.isnan(difference):
             continue
