@@ -136,7 +136,9 @@ def reset_claims(run: Run, **effects_by_table: pd.Series) -> dict[str, PaperClai
 def test_influence_claims_depend_on_concentration_top_head_and_sum(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", LEARNED))
     heavy_tail = "temperature of one head at a time: a few heads account for most of the influence"
-    top_head = "temperature of one head at a time: the top retrieval head is among the 5% of largest influence"
+    top_head = (
+        "temperature of one head at a time: the top retrieval head is among the 5% of largest influence (2 of 24 units)"
+    )
     small_effects = (
         "frequencies and temperature of one head at a time: the largest effect of one unit is small compared with "
         "resetting all units"
@@ -145,20 +147,18 @@ def test_influence_claims_depend_on_concentration_top_head_and_sum(tmp_path: Pat
     claims = reset_claims(run)
     assert len(claims) == 7
     assert [claims[statement].verdict for statement in (heavy_tail, top_head, small_effects)] == [
-        "partly supported",
+        "supported",
         "supported",
         "not supported",
     ]
     assert "ranks 1 of 24" in claims[top_head].evidence
     rows = run.influence_sets.query("model == @LEARNED and component == 'joint' and choice == 'top' and size == 8")
     largest = best_unit_effects(run.influence).query("model == @LEARNED and component == 'joint'")["delta"].max()
-    assert (
-        f"{largest:+.2g} nats/token for one unit, {rows['delta_nll'].mean():+.2g} for all"
-        in claims[small_effects].evidence
-    )
+    assert f"{largest:+.2g} nats/token for one unit (95 %" in claims[small_effects].evidence
+    assert f"{rows['delta_nll'].mean():+.2g} for all (95 %" in claims[small_effects].evidence
     opposite = reset_claims(run, influence=-single, influence_sets=10 * joint)
     assert [opposite[statement].verdict for statement in (heavy_tail, top_head, small_effects)] == [
-        "partly supported",
+        "inconclusive",
         "not supported",
         "supported",
     ]

@@ -342,7 +342,9 @@ def test_concentration_lies_between_even_and_single() -> None:
     assert gini([0.0] * 7 + [1.0]) == pytest.approx(7 / 8)
     assert gini(np.zeros(3)) == 0
     assert top_share([1.0] * 40) == pytest.approx(2 / 40)
-    assert top_share([0.0] * 39 + [-3.0]) == 1
+    assert top_share([0.0] * 39 + [3.0]) == 1
+    assert top_share([0.0] * 39 + [-3.0]) == 0, "falls of the loss do not count"
+    assert top_share([1.0] * 41) == pytest.approx(3 / 41), "5 % of 41 units are 3 units"
 
 
 def test_adjusted_p_values_are_those_of_benjamini_and_hochberg() -> None:

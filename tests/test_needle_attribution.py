@@ -279,12 +279,13 @@ def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(
     ("successes", "silenced", "size", "verdict"),
     [
         (20, 2, 16, "supported"),
-        (20, 2, 32, "partly supported"),
-        (20, 18, 16, "not supported"),
-        (4, 0, 16, "inconclusive"),
+        (20, 2, 32, "inconclusive"),
+        (20, 18, 16, "inconclusive"),
+        (4, 20, 16, "not supported"),
+        (2, 0, 16, "inconclusive"),
     ],
 )
-def test_the_ablation_claim_needs_intervals_that_separate_or_could(
+def test_the_ablation_claim_is_judged_by_the_interval_of_the_difference(
     successes: int, silenced: int, size: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = [(0, False, successes), (0, True, successes), (size, False, successes), (size, True, silenced)]

@@ -30,7 +30,7 @@ class Sizes:
 
 def synthetic_manifest(models: Sequence[str], layers: int = 4, heads: int = 6, groups: int = 2) -> dict[str, Any]:
     """The entries that a study would write to run.json."""
-    geometry = {"layers": layers, "heads": heads, "kv_groups": groups, "head_dim": 16}
+    geometry: dict[str, Any] = {"layers": layers, "heads": heads, "kv_groups": groups, "head_dim": 16}
     geometry |= {"numbers": [*range(layers)], "windows": [None] * layers}
     return {
         "models": [

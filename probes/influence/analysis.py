@@ -3,6 +3,7 @@
 Every difference is paired: both losses are those of one document.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -169,10 +170,47 @@ def gini(values: npt.ArrayLike) -> float:
     return float((2 * np.arange(1, count + 1) - count - 1) @ sizes / (count * sizes.sum()))
 
 
+def tail_size(units: int) -> int:
+    """Number of units in the top 5 %, rounded up."""
+    return math.ceil(TAIL_FRACTION * units)
+
+
 def top_share(values: npt.ArrayLike) -> float:
-    """Share of the sum of absolute values that the largest 5 % of units (at least one) contribute, 0..1."""
-    sizes = np.sort(np.abs(np.asarray(values, dtype=np.float64)))[::-1]
-    return float(sizes[: max(1, round(TAIL_FRACTION * len(sizes)))].sum() / sizes.sum()) if sizes.sum() else 0.0
+    """Share of the total positive change that the top 5 % of units contribute, 0..1; 0 if no change is positive."""
+    rises = np.sort(np.asarray(values, dtype=np.float64).clip(min=0))[::-1]
+    return float(rises[: tail_size(len(rises))].sum() / rises.sum()) if rises.sum() else 0.0
+
+
+def changes_by_document(run: RunTables, key: SweepKey) -> pd.DataFrame:
+    """Changes of a sweep (nats/token): one row per unit, one column per document or trial."""
+    rows = run.derived(document_effects)
+    for name, value in zip(SWEEP_KEYS, key, strict=True):
+        rows = rows[rows[name] == value]
+    rows = rows.astype({"delta_nll": "float64", "doc": "str"})
+    return rows.pivot_table(index=UNIT_COLUMNS, columns="doc", values="delta_nll", observed=True)
+
+
+def top_share_interval(changes: pd.DataFrame) -> tuple[float, float]:
+    """95 % confidence interval of `top_share` over documents, by the jackknife with Student's t; NaN below three."""
+    count = changes.shape[1]
+    if count < MIN_DOCUMENTS:
+        return np.nan, np.nan
+    whole = top_share(changes.mean(axis=1))
+    without = [top_share(changes.drop(columns=document).mean(axis=1)) for document in changes]
+    low, high = confidence_interval((count * whole - (count - 1) * np.array(without))[None])[:, 0]
+    return float(max(low, 0)), float(min(high, 1))
+
+
+def lead(changes: pd.DataFrame, unit: pd.Series, rank: int) -> tuple[float, float, float]:
+    """The change of `unit` minus that of the unit that is `rank`-th among the others, with its 95 % interval.
+
+    Above 0 the unit is among the top `rank`; nats/token, paired by document.
+    """
+    place = tuple(unit[UNIT_COLUMNS])
+    rival = changes.drop(index=place).mean(axis=1).nlargest(rank).index[-1]
+    difference = (changes.loc[place] - changes.loc[rival]).to_numpy(dtype=np.float64)
+    low, high = confidence_interval(difference[None])[:, 0]
+    return float(difference.mean()), float(low), float(high)
 
 
 def answered_trials(run: RunTables) -> dict[str, tuple[int, int, list[SweepUnits]]]:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, PaperClaim, Term
 from headscope.report.text import head_mask
+from headscope.report.verdicts import judge
 from headscope.runs.aggregation import MIN_DOCUMENTS
 from headscope.runs.column_metadata import capitalise, statistic
 from headscope.runs.run import Run
@@ -21,6 +22,7 @@ from probes.influence.analysis import (
     SweepUnits,
     answered_trials,
     band_sweeps,
+    changes_by_document,
     covers_all_units,
     describe_change,
     describe_context_length,
@@ -29,12 +31,15 @@ from probes.influence.analysis import (
     estimate_agreement,
     gini,
     joint_effects,
+    lead,
     most_harmful_unit,
     named_set_effects,
     ranked_set_effects,
     sweeps_without_bands,
+    tail_size,
     top_heads_by_statistic,
     top_share,
+    top_share_interval,
     unit_label,
     unit_of_head,
     unit_rank,
@@ -59,6 +64,8 @@ GLOSSARY = (
     ),
 )
 
+MIN_TOP_SHARE = 0.5
+"""Share of the total rise of the loss above which the top units account for most of the influence [ours]."""
 _UNIT_NOUNS = {"group": "KV group", "head": "head"}
 
 
@@ -81,30 +88,37 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
         if not covers_all_units(units, heads):
             continue
         if objective == "answer":
-            yield from _answer_claims(heads, units, describe_change(component, target))
+            changes = changes_by_document(run, key)
+            yield from _answer_claims(heads, units, changes, describe_change(component, target))
             continue
         if label not in adapted or target != "init" or component not in ("joint", "freq", "scale"):
             continue
         change = f"Resetting the {COMPONENT_DESCRIPTIONS[component]} of one head at a time"
         order = units.sort_values("delta", ascending=False, ignore_index=True)
-        share = top_share(order["delta"])
+        changes, reason = changes_by_document(run, key), _missing_evidence(units)
+        share, (low, high) = top_share(order["delta"]), top_share_interval(changes)
         yield PaperClaim(
             f"{change}: a few heads account for most of the influence",
-            "supported" if share > 0.5 else "partly supported" if share > 0.25 else "not supported",
-            f"{label}, {length:,} tokens: the top {TAIL_FRACTION:.0%} of {len(order)} units contribute {share:.0%} of "
-            f"the summed absolute change (Gini coefficient {gini(order['delta']):.2f})",
+            "inconclusive" if reason else judge(low, high, MIN_TOP_SHARE),
+            f"{label}, {length:,} tokens: the top {TAIL_FRACTION:.0%} of units, {tail_size(len(order))} of "
+            f"{len(order)}, contribute {share:.0%} of the total rise{_format_bounds(low, high, '.0%')}{reason}. "
+            f"Criterion [ours]: more than {MIN_TOP_SHARE:.0%}",
             model=label,
         )
-        yield from _top_head_claims(heads, order, change)
+        yield from _top_head_claims(heads, units, changes, change)
         effects = run.derived(ranked_set_effects).set_index(SWEEP_KEYS)
         if component == "joint" and key in effects.index:
-            effects = effects.loc[[key]]
-            total = float(effects[effects["choice"] == "top"].sort_values("size")["mean"].iloc[-1])
-            largest = float(order["delta"].iloc[0])
+            everything = effects.loc[[key]].query("choice == 'top'").sort_values("size").iloc[-1]
+            largest = order.iloc[0]
+            margin_low = everything["low"] / 4 - largest["high"]
+            margin_high = everything["high"] / 4 - largest["low"]
             yield PaperClaim(
                 f"{change}: the largest effect of one unit is small compared with resetting all units",
-                "supported" if largest < total / 4 else "not supported",
-                f"{label}: {largest:+.2g} nats/token for one unit, {total:+.2g} for all",
+                "inconclusive" if reason else judge(margin_low, margin_high),
+                f"{label}: {largest['delta']:+.2g} nats/token for one unit"
+                f"{_format_bounds(largest['low'], largest['high'], '+.2g')}, {everything['mean']:+.2g} for all"
+                f"{_format_bounds(everything['low'], everything['high'], '+.2g')}{reason}. Criterion [ours]: less "
+                "than a quarter",
                 model=label,
             )
 
@@ -165,39 +179,55 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
                 )
 
 
-def _top_head_claims(heads: pd.DataFrame, sorted_units: pd.DataFrame, change: str) -> Iterator[PaperClaim]:
-    """Claims that a model's top heads are in the tail. `sorted_units` start with the largest rise of the loss."""
-    for column, head in top_heads_by_statistic(heads).items():
-        unit, declared = unit_of_head(sorted_units, head).iloc[0], statistic(column)
-        rank = unit_rank(sorted_units, unit)
-        yield PaperClaim(
-            f"{change}: the {declared.best_head_name} is among the {TAIL_FRACTION:.0%} of largest influence",
-            "supported" if rank <= TAIL_FRACTION * len(sorted_units) else "not supported",
-            f"{unit['model']}: layer {head['layer']}, head {head['head']} ({declared.label} {head[column]:.2f}) ranks "
-            f"{rank} of {len(sorted_units)} by influence ({unit['delta']:+.2g} nats/token)",
-            model=unit["model"],
-        )
-
-
-def _answer_claims(heads: pd.DataFrame, units: pd.DataFrame, change: str) -> Iterator[PaperClaim]:
-    """Claims that changing a model's top heads raises the loss of the answer most.
-
-    Inconclusive unless all units are exact: on answers, an estimate can be wrong by a nat and hide the top head.
-    """
+def _missing_evidence(units: pd.DataFrame) -> str:
+    """Why the units of a sweep cannot decide a claim, to end its evidence; "" if they can."""
     estimated = int((units["method"] != "exact").sum())
-    reason = f". {estimated} of {len(units)} units were estimated, not ablated" if estimated else ""
+    if estimated:
+        return f"; estimates decide no claim, and {estimated} of {len(units)} units were estimated"
+    count = int(units["documents"].min())
+    return f"; {count} {TEXT_NOUNS[units['objective'].iloc[0]]}s give no interval" if count < MIN_DOCUMENTS else ""
+
+
+def _format_bounds(low: float, high: float, number_format: str) -> str:
+    return "" if np.isnan(low) else f" (95 % confidence interval {low:{number_format}} to {high:{number_format}})"
+
+
+def _top_head_claims(
+    heads: pd.DataFrame, units: pd.DataFrame, changes: pd.DataFrame, change: str
+) -> Iterator[PaperClaim]:
+    """Claims that a model's top heads are among the units of largest influence."""
+    size = tail_size(len(units))
+    statement = f"is among the {TAIL_FRACTION:.0%} of largest influence ({size} of {len(units)} units)"
+    yield from _rank_claims(heads, units, changes, f"{change}: the {{}} {statement}", size)
+
+
+def _answer_claims(
+    heads: pd.DataFrame, units: pd.DataFrame, changes: pd.DataFrame, change: str
+) -> Iterator[PaperClaim]:
+    """Claims that changing a model's top heads raises the loss of the answer most."""
+    statement = f"{capitalise(change)}, one unit at a time: the {{}} has the largest influence on answers"
+    yield from _rank_claims(heads, units, changes, statement, 1)
+
+
+def _rank_claims(
+    heads: pd.DataFrame, units: pd.DataFrame, changes: pd.DataFrame, statement: str, rank: int
+) -> Iterator[PaperClaim]:
+    """Claims that the top head of each statistic, or its KV group, is among the `rank` units of largest influence.
+
+    The evidence is the difference to the unit that is `rank`-th among the others, paired by document.
+    """
+    reason = _missing_evidence(units)
     for column, head in top_heads_by_statistic(heads).items():
-        (_, unit), *_ = unit_of_head(units, head).iterrows()
-        declared, rank = statistic(column), unit_rank(units, unit)
-        in_tail = rank <= TAIL_FRACTION * len(units)
-        verdict = "supported" if rank == 1 else "partly supported" if in_tail else "not supported"
+        unit, declared = unit_of_head(units, head).iloc[0], statistic(column)
+        difference, low, high = lead(changes, unit, rank)
+        rival = "the largest other influence" if rank == 1 else f"the influence ranked {rank} among the others"
         yield PaperClaim(
-            f"{capitalise(change)}, one unit at a time: the {declared.best_head_name} has the largest "
-            "influence on answers",
-            "inconclusive" if estimated else verdict,
+            statement.format(declared.best_head_name),
+            "inconclusive" if reason else judge(low, high),
             f"{unit['model']}: layer {head['layer']}, head {head['head']} ({declared.label} {head[column]:.2f}) ranks "
-            f"{rank} of {len(units)} by influence, {unit['delta']:+.2g} nats/token{describe_uncertainty(unit)}; the "
-            f"largest influence is {most_harmful_unit(units)['delta']:+.2g}{reason}",
+            f"{unit_rank(units, unit)} of {len(units)} by influence, {unit['delta']:+.2g} nats/token"
+            f"{describe_uncertainty(unit)}; difference to {rival} {difference:+.2g}"
+            f"{_format_bounds(low, high, '+.2g')}{reason}",
             model=unit["model"],
         )
 
@@ -224,7 +254,8 @@ def _sweep_finding(
         f"{largest['delta']:+.2g} nats/token{describe_uncertainty(largest)}. It {lower_end} for "
         f"{unit_label(smallest)}, by {smallest['delta']:+.2g}{describe_uncertainty(smallest)}. "
         f"{capitalise(describe_methods(order))}. The top {TAIL_FRACTION:.0%} of {len(order)} units contribute "
-        f"{top_share(order['delta']):.0%} of the summed absolute change (Gini coefficient {gini(order['delta']):.2f}). "
+        f"{top_share(order['delta']):.0%} of the total rise (Gini coefficient of the absolute changes "
+        f"{gini(order['delta']):.2f}). "
         f"{significance}."
     )
     for column, head in top_heads.items():

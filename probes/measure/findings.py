@@ -119,15 +119,19 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     yield f"Rank by effective length: {describe_ranks(compared, name, layer, head)}."
 
 
-def _heads_by_window(run: Run, rows: pd.DataFrame, length: int) -> list[tuple[str, pd.DataFrame]]:
+def _heads_by_window(run: Run, rows: pd.DataFrame, length: int | None) -> list[tuple[str, pd.DataFrame]]:
     """Heads of one model apart by what they can see in contexts of `length` tokens: everything, or a sliding window.
+
+    Without a length every window counts.
 
     Each part has a text that follows "heads", "" if there is only one part.
     """
     (label,) = rows["model"].unique()
     geometry = next(model["geometry"] for model in run.manifest["models"] if model["label"] == label)
     windows = dict(zip(geometry["numbers"], geometry["windows"], strict=True))
-    is_windowed = rows["layer"].map(lambda layer: windows[layer] is not None and windows[layer] < length)
+    is_windowed = rows["layer"].map(
+        lambda layer: windows[layer] is not None and (length is None or windows[layer] < length)
+    )
     if not is_windowed.any() or is_windowed.all():
         return [("", rows)]
     return [(" of the global layers", rows[~is_windowed]), (" of the sliding-window layers", rows[is_windowed])]

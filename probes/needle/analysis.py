@@ -1,5 +1,6 @@
 """Analysis of needle trials: success by cell, retrieval scores by head, KV group, seed and model, ablation curves."""
 
+import math
 from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
@@ -137,11 +138,22 @@ def first_separated_size(ablation_rows: pd.DataFrame) -> int | None:
     return int(below.index[below].min()) if below.any() else None
 
 
-def can_detect_loss(share: float, trials: int) -> bool:
-    """Whether the loss of every needle would be significant if `share` of the unchanged model's `trials` succeed:
-    the confidence intervals of `share` and of 0 do not overlap."""
-    low, high = wilson_interval(pd.Series([share, 0.0]), pd.Series([trials, trials]))
-    return bool(high[1] < low[0])
+def share_difference(first: "pd.Series[float]", second: "pd.Series[float]") -> tuple[float, float]:
+    """95 % confidence interval of the difference of two shares, `first` minus `second` (Newcombe 1998, method 10).
+
+    Both have `share` and the bounds `low` and `high` of its Wilson interval.
+    """
+    difference = first["share"] - second["share"]
+    below = math.hypot(first["share"] - first["low"], second["high"] - second["share"])
+    above = math.hypot(first["high"] - first["share"], second["share"] - second["low"])
+    return difference - below, difference + above
+
+
+def can_detect_loss(random: "pd.Series[float]", trials: int) -> bool:
+    """Whether the loss of every needle would differ from the success with random heads ablated."""
+    low, high = wilson_interval(pd.Series([0.0]), pd.Series([trials]))
+    lost = pd.Series({"share": 0.0, "low": low[0], "high": high[0]})
+    return share_difference(random, lost)[0] > 0
 
 
 def format_share(row: "pd.Series[float] | dict[Any, Any]") -> str:

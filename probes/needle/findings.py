@@ -12,6 +12,7 @@ import pandas as pd
 
 from headscope.report.blocks import Finding, Overview, PaperClaim, Term
 from headscope.report.text import describe_ranks, head_mask, heads_by_model
+from headscope.report.verdicts import judge
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
 from probes.needle import PROBE, analysis
@@ -19,7 +20,7 @@ from probes.needle.analysis import PUBLISHED_SHARES
 from probes.needle.heads import RETRIEVAL_THRESHOLD
 
 MAX_SUPPORTED_SIZE = 16
-"""Largest number of ablated heads at which the claim of Wu et al. counts as supported [ours]."""
+"""Largest number of ablated heads at which the claim of Wu et al. is judged [ours]."""
 
 GLOSSARY = (
     Term(
@@ -101,36 +102,37 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
     """The claim of Wu et al. 2024 for each model, kind of needle and ablation: retrieval depends on the top heads more
     than on random heads.
 
-    "supported": the confidence intervals of top and random heads separate at `MAX_SUPPORTED_SIZE` heads or fewer;
-    "partly supported": they separate only with more heads; "not supported": they overlap at every number of heads;
-    "inconclusive": they overlap, and even the loss of every needle would not be significant.
+    The evidence is the success with random heads ablated minus that with the top heads ablated, at the largest tested
+    number of heads up to `MAX_SUPPORTED_SIZE`.
     """
     if "needle_ablation" not in run.tables:
         return
     for (label, mode, ablation), curve in run.derived(analysis.ablation_curve).groupby(
         ["model", "mode", "ablation"], observed=True
     ):
-        size, unchanged = analysis.first_separated_size(curve), curve[curve["size"] == 0].iloc[0]
-        trials, reason = int(unchanged["trials"]), ""
-        if size is not None:
-            verdict = "supported" if size <= MAX_SUPPORTED_SIZE else "partly supported"
-        elif analysis.can_detect_loss(unchanged["share"], trials):
-            verdict = "not supported"
-        else:
-            verdict, reason = "inconclusive", "; even the loss of every needle would not be significant"
-        reported_size = curve["size"].max() if size is None else size
-        top, random = (
-            curve[(curve["top"] == is_top) & (curve["size"] == reported_size)].iloc[0] for is_top in (True, False)
-        )
+        unchanged = curve[curve["size"] == 0].iloc[0]
+        trials = int(unchanged["trials"])
+        sizes = curve.loc[curve["size"] > 0, "size"]
+        allowed = sizes[sizes <= MAX_SUPPORTED_SIZE]
+        size = int(sizes.min() if allowed.empty else allowed.max())
+        top, random = (curve[(curve["top"] == is_top) & (curve["size"] == size)].iloc[0] for is_top in (True, False))
+        low, high = analysis.share_difference(random, top)
+        verdict, reason = judge(low, high), ""
+        if allowed.empty:
+            verdict, reason = "inconclusive", f"; no set of at most {MAX_SUPPORTED_SIZE} heads was ablated"
+        elif verdict == "inconclusive" and not analysis.can_detect_loss(random, trials):
+            reason = "; so few trials that even the loss of every needle would not differ"
         yield PaperClaim(
             f"{str(ablation).capitalize()} ablation of the top retrieval heads reduces the retrieval of "
             f"{analysis.MODE_LABELS[str(mode)]} more than ablation of random heads of the same layers (Wu et al. "
-            f"2024). Criterion [ours]: 95 % confidence intervals that do not overlap at up to {MAX_SUPPORTED_SIZE} "
-            "heads, with heads ranked on one half of the needles and tested on the other",
+            f"2024). Criterion [ours]: at the largest tested number of heads up to {MAX_SUPPORTED_SIZE}, the 95 % "
+            "confidence interval of the difference is above 0; heads are ranked on one half of the needles and tested "
+            "on the other",
             verdict,
             f"{label}, {trials} trials: {unchanged['share']:.0%} succeed without ablation, "
-            f"{analysis.format_share(top)} with the top {_count_heads(reported_size)} ablated, and "
-            f"{analysis.format_share(random)} with {_count_heads(reported_size)} chosen at random ablated{reason}",
+            f"{analysis.format_share(top)} with the top {_count_heads(size)} ablated, and "
+            f"{analysis.format_share(random)} with {_count_heads(size)} chosen at random ablated; difference "
+            f"{random['share'] - top['share']:+.0%} (95 % confidence interval {low:+.0%} to {high:+.0%}){reason}",
             model=str(label),
         )
 

@@ -1,0 +1,38 @@
+"""A verdict needs an interval on one side of the threshold; everything else is inconclusive."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from headscope.report.verdicts import judge, judge_all
+from probes.influence.analysis import tail_size, top_share_interval
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.6, 0.9, "supported"),
+        (0.1, 0.4, "not supported"),
+        (0.4, 0.6, "inconclusive"),
+        (0.5, 0.9, "inconclusive"),
+        (0.1, 0.5, "inconclusive"),
+        (math.nan, math.nan, "inconclusive"),
+    ],
+)
+def test_a_verdict_needs_the_whole_interval_on_one_side(low: float, high: float, verdict: str) -> None:
+    assert judge(low, high, 0.5) == verdict
+
+
+def test_a_claim_of_several_parts_needs_all_of_them() -> None:
+    assert judge_all(["supported", "supported"]) == "supported"
+    assert judge_all(["supported", "inconclusive"]) == "inconclusive"
+    assert judge_all(["supported", "inconclusive", "not supported"]) == "not supported"
+
+
+def test_the_top_five_per_cent_are_rounded_up() -> None:
+    assert [tail_size(units) for units in (1, 20, 21, 270)] == [1, 1, 2, 14]
+
+
+def test_two_documents_give_no_interval_of_the_top_share() -> None:
+    assert all(map(math.isnan, top_share_interval(pd.DataFrame({"a": [1.0, 0.0], "b": [1.0, 0.0]}))))
