@@ -40,13 +40,26 @@ def model(tokenizer: Any) -> Any:
 
 
 def train(
-    tokenizer: Any, folder: Path, steps: int = 4, resume: bool = False, tracker: Any = None, **options: Any
+    tokenizer: Any,
+    folder: Path,
+    steps: int = 4,
+    resume: bool = False,
+    tracker: Any = None,
+    logging_steps: int = 500,
+    **options: Any,
 ) -> Trainer:
     """A Trainer after `steps` steps; `options` are those of a HeadscopeCallback that logs to it."""
     ids = tokenizer(WORDS)["input_ids"]
     rows = [{"input_ids": ids[n : n + 32], "labels": ids[n : n + 32]} for n in range(8)]
     arguments = TrainingArguments(
-        str(folder), max_steps=steps, per_device_train_batch_size=2, report_to=[], save_steps=2, use_cpu=True, seed=3
+        str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=2,
+        report_to=[],
+        save_steps=2,
+        logging_steps=logging_steps,
+        use_cpu=True,
+        seed=3,
     )
     trainer = Trainer(model(tokenizer), arguments, default_data_collator, rows, processing_class=tokenizer)
     if tracker is not None:
@@ -89,6 +102,20 @@ def test_a_monitored_training_ends_with_equal_weights_and_logs_medians(
     after = run_study(study, tmp_path / "after", in_memory={"m": load(monitored.model, tokenizer=tokenizer)})
     last = run.heads[run.heads["model"] == "step-4"]["ess2_32"].to_numpy()
     assert (after.heads["ess2_32"].to_numpy() == last).all()
+
+
+def test_the_trainers_own_log_entries_stay_as_without_the_callback(tokenizer: Any, text: str, tmp_path: Path) -> None:
+    plain = train(tokenizer, tmp_path / "a", steps=3, logging_steps=1)
+    options = {"every": 1, "probes": PROBES, "text": text, "out": tmp_path / "runs"}
+    monitored = train(tokenizer, tmp_path / "b", steps=3, logging_steps=1, **options)
+
+    def own_entries(trainer: Trainer) -> list[dict[str, float]]:
+        entries = [entry for entry in trainer.state.log_history if TIME_SHARE_KEY not in entry]
+        return [{k: v for k, v in entry.items() if "runtime" not in k and "per_second" not in k} for entry in entries]
+
+    assert sum("loss" in entry for entry in own_entries(plain)) == 3
+    assert own_entries(monitored) == own_entries(plain)
+    assert sum(TIME_SHARE_KEY in entry for entry in monitored.state.log_history) == 4
 
 
 def test_a_resumed_training_continues_its_run(tokenizer: Any, text: str, tmp_path: Path) -> None:
