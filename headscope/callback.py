@@ -37,9 +37,12 @@ class HeadscopeCallback(TrainerCallback):  # type: ignore[misc]
         name: str = "training",
         log: Callable[[dict[str, float]], None] | None = None,
     ):
-        """Raises BadInput for `every` < 1; other invalid settings are refused before the first step."""
-        if every < 1:
-            raise BadInput(f"every={every}: the number of steps must be at least 1. Pass a positive number")
+        """Raises BadInput for an `every` that is not a whole number of at least 1.
+
+        Other invalid settings are refused before the first step.
+        """
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise BadInput(f"every={every!r}: the number of steps must be a whole number of at least 1. Pass e.g. 500")
         self.every, self.log = every, log
         self.settings: dict[str, Any] = {"text": text, "docs": docs, "seed": seed, "out": out, "name": name}
         self.probes = probes

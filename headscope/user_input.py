@@ -15,6 +15,13 @@ MAX_QUOTED = 120
 """Characters of a value that a message quotes."""
 
 
+def check_path(value: object, what: str) -> Path:
+    """The path. Raises BadInput, naming it `what`, for a value that is neither text nor a path."""
+    if not isinstance(value, str | Path):
+        raise BadInput(f"{what} is {quote(value)}, not a path. Give a text or a Path")
+    return Path(value)
+
+
 def expand_path(text: Path | str, what: str) -> Path:
     """The path with "~" expanded. The file need not exist.
 

@@ -139,10 +139,33 @@ def test_a_custom_loop_measures_an_opened_model_under_its_scheme(tokenizer: Any,
     assert [m["scheme"] for m in Run.open(monitor.path).manifest["models"]] == ["base", "nope"]
 
 
-@pytest.mark.parametrize("settings", [{"probe_options": {"mesure": {}}}, {"docs": 0}, {"name": "a b"}])
-def test_invalid_settings_are_refused(settings: Any, tmp_path: Path) -> None:
-    with pytest.raises(BadInput):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"probe_options": {"mesure": {}}}, "unknown key 'mesure'"),
+        ({"probe_options": 5}, "probes: Input should be keys with values, found 5"),
+        ({"probe_options": {"adapt": {}}}, "probe 'adapt' does not measure a model in training"),
+        ({"probe_options": {"measure": {}, "pretrain": {}}}, "probe 'pretrain' does not measure a model in training"),
+        ({"probe_options": {"window": {}}}, "probe 'window' does not measure a model in training"),
+        ({"docs": 0}, "texts.docs"),
+        ({"name": "a b"}, "name: String should match"),
+        ({"out": None}, "out is None, not a path"),
+        ({"out": 5}, "out is 5, not a path"),
+    ],
+)
+def test_invalid_settings_are_refused(settings: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=message):
         TrainingMonitor(**{"out": tmp_path, **settings})
     assert not list(tmp_path.iterdir())
-    with pytest.raises(BadInput, match="every=0"):
-        HeadscopeCallback(every=0)
+
+
+@pytest.mark.parametrize("every", [0, -1, "1", 1.5, True, None])
+def test_an_invalid_number_of_steps_is_refused(every: Any) -> None:
+    with pytest.raises(BadInput, match="the number of steps must be a whole number of at least 1"):
+        HeadscopeCallback(every=every)
+
+
+def test_a_callback_that_would_train_is_refused_before_the_first_step(tokenizer: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="probe 'adapt' does not measure a model in training"):
+        train(tokenizer, tmp_path / "a", every=1, probes={"adapt": {}}, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-from headscope import plugins
+from headscope import plugins, user_input
 from headscope.errors import BadInput, Interrupted
 from headscope.positions.model import Model
 from headscope.runs.run import Run, unfinished_runs
@@ -68,6 +68,7 @@ def run_study(
     on Ctrl-C, with every finished cell kept for `resume`.
     """
     progress = progress or NoProgress()
+    out = user_input.check_path(out, "out")
     if not study.probe_options:
         raise BadInput(f"the study requests no probe. Add one of: {', '.join(plugins.requestable_probes())}")
     engine = create_engine(study.engine)
@@ -80,7 +81,7 @@ def run_study(
     config = study.model_dump(mode="json", exclude_none=True)
     config["models"] = {label: _identifying_spec(label, study.models[label], context) for label in used}
     started = time.monotonic()
-    with _interruptible(RunWriter.open(Path(out), study.name, config, resume)) as writer:
+    with _interruptible(RunWriter.open(out, study.name, config, resume)) as writer:
         if resume and (finished := writer.find_finished(_named_digests(context.input_digests))) is not None:
             log.info("the run is already finished; nothing was measured again: %s", finished.path)
             return finished
