@@ -122,7 +122,7 @@ class _WorkerPool:
         import ray
 
         context, resources = self.executor.context, self.resources
-        study = context.study.model_dump(mode="json", exclude_none=True)
+        study = context.study.model_dump(mode="json", exclude_unset=True)
         # The second concurrency group delivers progress while a long cell runs.
         options = {
             "num_cpus": resources.cpus,
