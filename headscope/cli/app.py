@@ -73,6 +73,7 @@ class ProbeCommand(TyperCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: Any
     ) -> Context:
+        user_input.check_arguments(args)
         return self.with_flags().make_context(info_name, args, parent, **extra)
 
 

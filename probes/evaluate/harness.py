@@ -276,15 +276,16 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, 
     where = f"task file {user_input.quote(spec)}"
 
     def refuse_function(_: Any, node: Any) -> None:
-        raise _untrusted(where, f"Python code with '!function {node.value}'")
+        raise _untrusted(f"Python code with '!function {node.value}'")
 
     functions = _yaml_loader._mk_function_ctor if trust_task_code else lambda *_: refuse_function
     try:
+        user_input.check_yaml_size(path.read_text(encoding="utf-8"))
         with mock.patch.object(_yaml_loader, "_mk_function_ctor", functions):
             entry = TaskIndex.entry_from_path(path)
             config = load_yaml(path, resolve_func=False)
-    except HeadscopeError:
-        raise
+    except HeadscopeError as error:
+        raise BadInput(f"{where}: {error}") from error
     except Exception as reason:  # the harness decides what a file may contain
         raise BadInput(f"{where} is invalid: {' '.join(str(reason).split())[:200]}") from reason
     if entry is None:
@@ -301,12 +302,13 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, 
     for metric in metrics:
         name = metric.get("metric")
         if not trust_task_code and (metric.get("hf_evaluate") or str(name) not in METRIC_REGISTRY):
-            raise _untrusted(where, f"the metric {user_input.quote(name)}, which is not one of the harness")
+            metric_code = f"the metric {user_input.quote(name)}, which is not one of the harness"
+            raise BadInput(f"{where}: {_untrusted(metric_code)}")
     return entry, config
 
 
-def _untrusted(where: str, code: str) -> BadInput:
-    return BadInput(f"{where} loads {code}. Read that code, then add --trust-task-code to run it")
+def _untrusted(code: str) -> BadInput:
+    return BadInput(f"it loads {code}. Read that code, then add --trust-task-code to run it")
 
 
 def _seed_generators() -> None:
