@@ -645,6 +645,10 @@ INTERFACES = [
         "--prompt-file",
         "{place}/odd/control.txt",
     ),
+    *(
+        run(2, "no Ray cluster answers at", "--engine", "ray", "--address", address)
+        for address in ("127.0.0.1:1", "127.0.0.1:x", "127.0.0.1:", "127.0.0.1:99999999", "ray://127.0.0.1:1", ":1")
+    ),
     case(2, "is blank. Give some text", "patterns", *TINY[:2], "--prompt-file", "{place}/odd/blank.txt"),
     case(2, "has more than 1,024 tokens", "patterns", *TINY[:2], "--prompt-file", "{place}/odd/long.txt"),
 ]
