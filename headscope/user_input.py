@@ -124,7 +124,7 @@ def check_yaml_size(text: str) -> None:
             if anchor is not None:
                 sizes[anchor] = total - start
         elif isinstance(event, yaml.AliasEvent):
-            total += sizes.get(event.anchor, 1)
+            total += sizes.get(str(event.anchor), 1)
         elif isinstance(event, yaml.ScalarEvent):
             total += 1
         if total > MAX_YAML_NODES:

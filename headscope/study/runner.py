@@ -90,6 +90,16 @@ def run_study(
                 if cells and name.startswith(f"{study.name}-"):
                     log.warning("unfinished run %s used different options; starting a new run", name)
         writer.check_inputs(_named_digests(context.input_digests))
+        current = version("transformers")
+        first = writer.draft.setdefault("versions", {"transformers": current}).get("transformers", current)
+        if first != current:
+            log.warning(
+                "this run was started with transformers %s and continues with %s; its cells may differ slightly. "
+                "Delete %s to measure everything with one version",
+                first,
+                current,
+                writer.partial_path,
+            )
         context.files = writer.files_folder
         context.read_stored, context.stored_tables = writer.read_stored, writer.stored_tables
         pending = _execution_order([job for job in plan if not writer.is_done(job.id)], context)
