@@ -649,6 +649,7 @@ INTERFACES = [
         run(2, "no Ray cluster answers at", "--engine", "ray", "--address", address)
         for address in ("127.0.0.1:1", "127.0.0.1:x", "127.0.0.1:", "127.0.0.1:99999999", "ray://127.0.0.1:1", ":1")
     ),
+    run(2, "are not steps of one training", "--checkpoints", "{place}/family-*"),
     case(2, "is blank. Give some text", "patterns", *TINY[:2], "--prompt-file", "{place}/odd/blank.txt"),
     case(2, "has more than 1,024 tokens", "patterns", *TINY[:2], "--prompt-file", "{place}/odd/long.txt"),
 ]
@@ -695,6 +696,8 @@ def spoil_checkpoints(place: Path, tiny: Path) -> None:
     (copied(place, "config-broken") / "config.json").write_text("{")
     for file in copied(place, "no-tokenizer").glob("tokenizer*"):
         file.write_text("{}")
+    copied(place, "family-1")
+    (copied(place, "family-2") / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     weights = load_file(tiny / "model.safetensors")
     for name, key, value in (
         ("nan", "model.layers.1.mlp.up_proj.weight", NAN),
