@@ -9,6 +9,7 @@ from typing import Any
 
 import dash_mantine_components as dmc
 from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
+from dash.exceptions import DependencyException
 from flask import Flask, Response, request
 from werkzeug.serving import make_server
 
@@ -142,6 +143,10 @@ def _register_browser_callbacks(app: Dash) -> None:
 def _add_security_headers(app: Dash) -> None:
     """Set headers that restrict a page to resources of this server and to the app's own scripts."""
     server: Flask = app.server
+
+    @server.errorhandler(DependencyException)
+    def unknown_component_file(_: DependencyException) -> tuple[str, int]:
+        return "no such file", 404
 
     @server.after_request
     def add_headers(response: Response) -> Response:

@@ -14,7 +14,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from headscope import plugins
+from headscope import plugins, user_input
+from headscope.errors import BadInput
 from headscope.plugins import Probe
 from headscope.runs.run import Run
 
@@ -44,7 +45,10 @@ def run_study(content: Path | str | Mapping[str, Any], out: Path | str = "runs",
     from headscope.study import config, runner
     from headscope.study.progress import console_progress
 
-    study = config.build_study(content) if isinstance(content, Mapping) else config.read_study(content, {})
+    if isinstance(content, Mapping):
+        study = config.build_study(content)
+    else:
+        study = config.read_study(user_input.check_path(content, "study"), {})
     return runner.run_study(study, out, resume=resume, progress=console_progress(quiet=False))
 
 
@@ -80,7 +84,9 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
     if "text" in probe.takes:
         content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
     in_memory = {}
-    if model is not None:
+    if {"models", "model"} & set(probe.takes):
+        if model is None:
+            raise BadInput(f"the model of {probe_name} is None. Give a model spec, e.g. 'smollm2-135m', or a model")
         models: Mapping[str, Any] = model if isinstance(model, Mapping) else {"base": model}
         in_memory = {label: load(source) for label, source in models.items() if not isinstance(source, str)}
         content["models"] = {

@@ -37,9 +37,12 @@ class HeadscopeCallback(TrainerCallback):  # type: ignore[misc]
         name: str = "training",
         log: Callable[[dict[str, float]], None] | None = None,
     ):
-        """Raises BadInput for `every` < 1; other invalid settings are refused before the first step."""
-        if every < 1:
-            raise BadInput(f"every={every}: the number of steps must be at least 1. Pass a positive number")
+        """Raises BadInput for an `every` that is not a whole number of at least 1.
+
+        Other invalid settings are refused before the first step.
+        """
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise BadInput(f"every={every!r}: the number of steps must be a whole number of at least 1. Pass e.g. 500")
         self.every, self.log = every, log
         self.settings: dict[str, Any] = {"text": text, "docs": docs, "seed": seed, "out": out, "name": name}
         self.probes = probes
@@ -53,21 +56,23 @@ class HeadscopeCallback(TrainerCallback):  # type: ignore[misc]
             resume, tokenizer = state.global_step > 0, kwargs.get("processing_class")
             self.monitor = TrainingMonitor(self.probes, **self.settings, tokenizer=tokenizer, resume=resume)
             if not resume:
-                self._measure(state, kwargs["model"])
+                self._measure(state, control, kwargs["model"])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step % self.every == 0:
-            self._measure(state, kwargs["model"])
+            self._measure(state, control, kwargs["model"])
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.global_step != self._last_step:
-            self._measure(state, kwargs["model"])
+            self._measure(state, control, kwargs["model"])
 
-    def _measure(self, state: TrainerState, model: Any) -> None:
+    def _measure(self, state: TrainerState, control: TrainerControl, model: Any) -> None:
         if self.monitor is not None:
             self._last_step = state.global_step
             medians = self.monitor(model, state.global_step)
             if self.log is not None:
+                should_log = control.should_log
                 self.log(medians)
+                control.should_log = should_log  # trainer.log resets it, and the Trainer's loss would not be logged

@@ -1,7 +1,9 @@
 """Validation of user input: paths, YAML files, names. Every mistake becomes a one-line message."""
 
 import os
+import re
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,15 @@ RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 """Pattern of run names."""
 MAX_QUOTED = 120
 """Characters of a value that a message quotes."""
+MAX_YAML_NODES = 100_000
+"""Most nodes of a YAML file after its aliases are replaced by what they refer to."""
+
+
+def check_path(value: object, what: str) -> Path:
+    """The path. Raises BadInput, naming it `what`, for a value that is neither text nor a path."""
+    if not isinstance(value, str | Path):
+        raise BadInput(f"{what} is {quote(value)}, not a path. Give a text or a Path")
+    return Path(value)
 
 
 def expand_path(text: Path | str, what: str) -> Path:
@@ -50,6 +61,13 @@ def quote(value: object) -> str:
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
 
 
+def check_arguments(arguments: Iterable[str]) -> None:
+    """Raise BadInput for an argument of the command line that is not UTF-8: it can be neither stored nor shown."""
+    for argument in arguments:
+        if any(unicodedata.category(character) == "Cs" for character in argument):
+            raise BadInput(f"argument {quote(argument)} is not UTF-8. Rename the file, or type the argument again")
+
+
 class _StrictLoader(yaml.SafeLoader):
     """YAML in which two more things are mistakes: a repeated key, of which the last would win, and a key without a
     value
@@ -73,10 +91,52 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
 
+def _construct_int(loader: _StrictLoader, node: yaml.ScalarNode) -> int | str:
+    """The number; 1:04 is text, which YAML would read as 64 in base 60. Raises BadInput for 0100, octal in YAML."""
+    if ":" in node.value:
+        return str(node.value)
+    if re.fullmatch("[-+]?0[0-9_]+", node.value):
+        line = node.start_mark.line + 1
+        raise BadInput(f"number {quote(node.value)} in line {line} starts with 0. Remove the 0, or quote a text")
+    return int(loader.construct_yaml_int(node))
+
+
+def _construct_float(loader: _StrictLoader, node: yaml.ScalarNode) -> float | str:
+    """The number; 1:04.5 is text, which YAML would read in base 60."""
+    return str(node.value) if ":" in node.value else float(loader.construct_yaml_float(node))
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+_StrictLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+
+
+def check_yaml_size(text: str) -> None:
+    """Raise BadInput for a text whose aliases stand for more than MAX_YAML_NODES nodes, before they are replaced."""
+    sizes: dict[str, int] = {}
+    open_nodes: list[tuple[str | None, int]] = []
+    total = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, total))
+            total += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, start = open_nodes.pop()
+            if anchor is not None:
+                sizes[anchor] = total - start
+        elif isinstance(event, yaml.AliasEvent):
+            total += sizes.get(str(event.anchor), 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            total += 1
+        if total > MAX_YAML_NODES:
+            raise BadInput(f"it has more than {MAX_YAML_NODES:,} values with its aliases. Use fewer aliases")
+
+
 def read_yaml(file: Path, where: str) -> Any:
     """Read a YAML file. Raises FileNotFoundError if it does not exist, BadInput for any other problem."""
     try:
-        return yaml.load(file.read_text(encoding="utf-8"), _StrictLoader)
+        text = file.read_text(encoding="utf-8")
+        check_yaml_size(text)
+        return yaml.load(text, _StrictLoader)
     except FileNotFoundError:
         raise
     except BadInput as error:

@@ -76,8 +76,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def study_content(folder: Path, **adapt: Any) -> dict[str, Any]:
+    has_own_start = {"adapter", "start"} & adapt.keys()
     section = {
-        "factor": FACTOR,
+        "factor": None if has_own_start else FACTOR,
         "train": [f"file:{folder}/texts/*.txt"],
         "phases": [{"length": 128, "steps": 4, "batch": 2}, {"length": NATIVE * FACTOR, "steps": 2}],
         "warmup": 2,
@@ -89,7 +90,7 @@ def study_content(folder: Path, **adapt: Any) -> dict[str, Any]:
         "models": {"base": str(folder / "tiny")},
         "texts": {"source": f"file:{folder}/texts/*.txt", "docs": 3},
         "device": "cpu",
-        "adapt": section | adapt,
+        "adapt": {key: value for key, value in (section | adapt).items() if value is not None},
     }
 
 
@@ -194,8 +195,6 @@ def test_training_texts_of_a_continued_adapter_cannot_be_held_out(
     content["texts"] = {"source": f"file:{new_texts}/renamed.txt", "docs": 1}
     with pytest.raises(BadInput, match=r"was trained on other/renamed\.txt, which this study holds out"):
         study.run_study(build_study(content), tmp_path / "refused")
-    with pytest.raises(BadInput, match="was trained from yarn:factor=8, not yarn:factor=2: use its --factor"):
-        train(folder, tmp_path / "refused", adapter=before, factor=2)
 
 
 def test_a_training_can_start_from_any_scheme(folder: Path, tmp_path: Path) -> None:
@@ -504,6 +503,18 @@ def test_sampling_is_uniform_over_sources_of_any_size(folder: Path, tmp_path: Pa
             {"adapter": "x.safetensors", "variant": "fixed-log"},
             "fixed-log resets every scale and cannot continue an adapter",
         ),
+        (
+            {"adapter": "x.safetensors", "factor": 8},
+            "factor is for the default start and cannot be combined with adapter",
+        ),
+        ({"start": "base", "factor": 4}, "factor is for the default start and cannot be combined with start"),
+        ({"start": "yarm:factor=4"}, "unknown position scheme 'yarm'"),
+        ({"start": "yarn"}, "scheme 'yarn' needs factor="),
+        ({"start": "yarn:factor=x"}, "'x' is not a number"),
+        ({"start": "adarope:adapter=none.safetensors"}, "no adapter at 'none.safetensors'"),
+        ({"start": "adarope:adapter=smollm2-135m"}, "does not fit"),
+        ({"adapter": "none.safetensors"}, "no adapter at 'none.safetensors'"),
+        ({"adapter": "smollm2-135m"}, "does not fit"),
         ({"mix": "documents"}, "adapt.mix"),
         ({"strategy": "joint", "variant": "fredom"}, "adapt.variant"),
         ({"phases": []}, "no phases. Give at least one"),
@@ -512,7 +523,7 @@ def test_sampling_is_uniform_over_sources_of_any_size(folder: Path, tmp_path: Pa
 def test_bad_options_are_refused_before_any_work(
     changes: dict[str, Any], message: str, folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises((BadInput, Missing), match=message):
         train(folder, tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
 

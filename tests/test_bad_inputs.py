@@ -257,16 +257,14 @@ PLAIN = [
     case(2, "two study files: STUDY.yaml and --config", "run", Yaml("measure: {}"), "--config", "x.yaml"),
     case(
         2,
-        "contains the control character '\\udce9'",
+        "is not UTF-8",
         "run",
         "--model",
         "caf\udce9=smollm2-135m",
         name="surrogate label",
     ),
-    case(2, "contains the control character '\\udce9'", "run", "--text", "file:caf\udce9.txt", name="surrogate text"),
-    case(
-        2, "contains the control character '\\udce9'", "adapt", "--train", "file:caf\udce9.txt", name="surrogate train"
-    ),
+    case(2, "is not UTF-8", "run", "--text", "file:caf\udce9.txt", name="surrogate text"),
+    case(2, "is not UTF-8", "adapt", "--train", "file:caf\udce9.txt", name="surrogate train"),
     case(2, "--checkpoints is empty", "run", "--checkpoints", ""),
     run(2, "would search the whole machine", "--checkpoints", "/**"),
     run(2, "would search the whole machine", "--checkpoints", "/*/**/x-*"),
@@ -563,6 +561,99 @@ OTHERS = [
     case(2, "is not a run directory", "join", "{place}/tiny", "{place}/none"),
 ]
 
+MERGE_BOMB = "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 9))
+ALIAS_BOMB = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))
+
+INTERFACES = [
+    *(
+        study(
+            f"number '{number}' in line 1 starts with 0. Remove the 0, or quote a text",
+            f"seed: {number}\nmeasure: {{}}",
+        )
+        for number in ("0100", "-0100", "010", "0_1", "00")
+    ),
+    *(
+        study("starts with 0", content)
+        for content in (
+            "measure: {lengths: [0100]}",
+            "texts: {docs: 010}\nmeasure: {}",
+            "needle: {lengths: [0512]}",
+            "influence: {lengths: [0512]}",
+            "detectors: {periods: [0100]}",
+            "patterns: {rows: 010}",
+            "pretrain: {layers: 010}",
+            "adapt: {phases: [{length: 0100, steps: 1}]}",
+            "window: {widths: [010]}",
+            "engine: {name: ray, workers: 02}\nmeasure: {}",
+        )
+    ),
+    *(
+        study("Input should be a valid integer", content)
+        for content in (
+            "seed: 1:04\nmeasure: {}",
+            "measure: {lengths: [1:04]}",
+            "texts: {docs: 1:04}\nmeasure: {}",
+            "needle: {seeds: 1:04}",
+            "detectors: {periods: [2:08]}",
+            "patterns: {rows: 1:04}",
+            "pretrain: {steps: 1:04}",
+            "adapt: {phases: [{length: 1:04, steps: 1}]}",
+            "window: {widths: [1:04]}",
+        )
+    ),
+    study("needle.depths.0: Input should be a valid number", "needle: {depths: [0:30.5]}"),
+    study("adapt.factor: Input should be a valid number", "adapt: {factor: 1:04.5}"),
+    *(
+        study("it has more than 100,000 values with its aliases", f"a0: &a0 {{x: 1}}\n{bomb}")
+        for bomb in (MERGE_BOMB, ALIAS_BOMB)
+    ),
+    *(
+        case(
+            2,
+            "is not UTF-8. Rename the file, or type the argument again",
+            *arguments,
+            name=f"not UTF-8: {arguments[0]} {n}",
+        )
+        for n, arguments in enumerate(
+            [
+                ("run", "caf\udce9.yaml"),
+                ("run", "--config", "caf\udce9.yaml"),
+                ("run", "--model", "x=./caf\udce9"),
+                ("run", "--name", "caf\udce9"),
+                ("run", "--device", "caf\udce9"),
+                ("run", "--length", "\udce9"),
+                ("run", "--checkpoints", "caf\udce9/*"),
+                ("needle", "--file", "caf\udce9.jsonl"),
+                ("patterns", "--prompt-file", "caf\udce9.txt"),
+                ("patterns", "--prompt", "caf\udce9"),
+                ("adapt", "--adapter", "caf\udce9.safetensors"),
+                ("adapt", "--start", "caf\udce9"),
+                ("pretrain", "--train", "file:caf\udce9"),
+                ("evaluate", "--tasks", "caf\udce9.yaml"),
+                ("influence", "--heads", "caf\udce9=L1H1"),
+                ("detectors", "--period", "\udce9"),
+                ("window", "--out", "caf\udce9"),
+                ("run", "--caf\udce9"),
+            ]
+        )
+    ),
+    case(
+        2,
+        "control.txt': 'a\\x00b' contains the control character",
+        "patterns",
+        *TINY[:2],
+        "--prompt-file",
+        "{place}/odd/control.txt",
+    ),
+    *(
+        run(2, "no Ray cluster answers at", "--engine", "ray", "--address", address)
+        for address in ("127.0.0.1:1", "127.0.0.1:x", "127.0.0.1:", "127.0.0.1:99999999", "ray://127.0.0.1:1", ":1")
+    ),
+    run(2, "are not steps of one training", "--checkpoints", "{place}/family-*"),
+    case(2, "is blank. Give some text", "patterns", *TINY[:2], "--prompt-file", "{place}/odd/blank.txt"),
+    case(2, "has more than 1,024 tokens", "patterns", *TINY[:2], "--prompt-file", "{place}/odd/long.txt"),
+]
+
 TABLE = [
     *of_schemes(),
     *of_options(),
@@ -570,6 +661,7 @@ TABLE = [
     *PLAIN,
     *CHECKPOINTS,
     *LEARNED,
+    *INTERFACES,
 ]
 
 
@@ -582,6 +674,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "odd").mkdir()
     (place / "odd" / "latin.txt").write_bytes(b"plain \xff")
     (place / "odd" / "empty.txt").write_text("")
+    (place / "odd" / "control.txt").write_text("a\0b")
+    (place / "odd" / "blank.txt").write_text(" \n ")
+    (place / "odd" / "long.txt").write_text("w1 " * 1100)
     (place / "odd" / "deep.txt").write_text("[" * 100_000)
     needle = {"name": "n", "question": "w1 w2", "opening": "w3 w4", "fact": "w5 w6"}
     (place / "needles.jsonl").write_text(json.dumps(needle))
@@ -601,6 +696,8 @@ def spoil_checkpoints(place: Path, tiny: Path) -> None:
     (copied(place, "config-broken") / "config.json").write_text("{")
     for file in copied(place, "no-tokenizer").glob("tokenizer*"):
         file.write_text("{}")
+    copied(place, "family-1")
+    (copied(place, "family-2") / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     weights = load_file(tiny / "model.safetensors")
     for name, key, value in (
         ("nan", "model.layers.1.mlp.up_proj.weight", NAN),

@@ -40,13 +40,26 @@ def model(tokenizer: Any) -> Any:
 
 
 def train(
-    tokenizer: Any, folder: Path, steps: int = 4, resume: bool = False, tracker: Any = None, **options: Any
+    tokenizer: Any,
+    folder: Path,
+    steps: int = 4,
+    resume: bool = False,
+    tracker: Any = None,
+    logging_steps: int = 500,
+    **options: Any,
 ) -> Trainer:
     """A Trainer after `steps` steps; `options` are those of a HeadscopeCallback that logs to it."""
     ids = tokenizer(WORDS)["input_ids"]
     rows = [{"input_ids": ids[n : n + 32], "labels": ids[n : n + 32]} for n in range(8)]
     arguments = TrainingArguments(
-        str(folder), max_steps=steps, per_device_train_batch_size=2, report_to=[], save_steps=2, use_cpu=True, seed=3
+        str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=2,
+        report_to=[],
+        save_steps=2,
+        logging_steps=logging_steps,
+        use_cpu=True,
+        seed=3,
     )
     trainer = Trainer(model(tokenizer), arguments, default_data_collator, rows, processing_class=tokenizer)
     if tracker is not None:
@@ -91,6 +104,20 @@ def test_a_monitored_training_ends_with_equal_weights_and_logs_medians(
     assert (after.heads["ess2_32"].to_numpy() == last).all()
 
 
+def test_the_trainers_own_log_entries_stay_as_without_the_callback(tokenizer: Any, text: str, tmp_path: Path) -> None:
+    plain = train(tokenizer, tmp_path / "a", steps=3, logging_steps=1)
+    options = {"every": 1, "probes": PROBES, "text": text, "out": tmp_path / "runs"}
+    monitored = train(tokenizer, tmp_path / "b", steps=3, logging_steps=1, **options)
+
+    def own_entries(trainer: Trainer) -> list[dict[str, float]]:
+        entries = [entry for entry in trainer.state.log_history if TIME_SHARE_KEY not in entry]
+        return [{k: v for k, v in entry.items() if "runtime" not in k and "per_second" not in k} for entry in entries]
+
+    assert sum("loss" in entry for entry in own_entries(plain)) == 3
+    assert own_entries(monitored) == own_entries(plain)
+    assert sum(TIME_SHARE_KEY in entry for entry in monitored.state.log_history) == 4
+
+
 def test_a_resumed_training_continues_its_run(tokenizer: Any, text: str, tmp_path: Path) -> None:
     options = {"every": 2, "probes": PROBES, "text": text, "out": tmp_path / "runs"}
     train(tokenizer, tmp_path / "a", steps=2, **options)
@@ -112,10 +139,33 @@ def test_a_custom_loop_measures_an_opened_model_under_its_scheme(tokenizer: Any,
     assert [m["scheme"] for m in Run.open(monitor.path).manifest["models"]] == ["base", "nope"]
 
 
-@pytest.mark.parametrize("settings", [{"probe_options": {"mesure": {}}}, {"docs": 0}, {"name": "a b"}])
-def test_invalid_settings_are_refused(settings: Any, tmp_path: Path) -> None:
-    with pytest.raises(BadInput):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"probe_options": {"mesure": {}}}, "unknown key 'mesure'"),
+        ({"probe_options": 5}, "probes: Input should be keys with values, found 5"),
+        ({"probe_options": {"adapt": {}}}, "probe 'adapt' does not measure a model in training"),
+        ({"probe_options": {"measure": {}, "pretrain": {}}}, "probe 'pretrain' does not measure a model in training"),
+        ({"probe_options": {"window": {}}}, "probe 'window' does not measure a model in training"),
+        ({"docs": 0}, "texts.docs"),
+        ({"name": "a b"}, "name: String should match"),
+        ({"out": None}, "out is None, not a path"),
+        ({"out": 5}, "out is 5, not a path"),
+    ],
+)
+def test_invalid_settings_are_refused(settings: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=message):
         TrainingMonitor(**{"out": tmp_path, **settings})
     assert not list(tmp_path.iterdir())
-    with pytest.raises(BadInput, match="every=0"):
-        HeadscopeCallback(every=0)
+
+
+@pytest.mark.parametrize("every", [0, -1, "1", 1.5, True, None])
+def test_an_invalid_number_of_steps_is_refused(every: Any) -> None:
+    with pytest.raises(BadInput, match="the number of steps must be a whole number of at least 1"):
+        HeadscopeCallback(every=every)
+
+
+def test_a_callback_that_would_train_is_refused_before_the_first_step(tokenizer: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="probe 'adapt' does not measure a model in training"):
+        train(tokenizer, tmp_path / "a", every=1, probes={"adapt": {}}, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()

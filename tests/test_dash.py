@@ -674,3 +674,9 @@ def test_a_broken_probe_breaks_only_its_own_page(install: Callable[..., None], f
     assert list(resolve_url("/foreign", {})[3].sections) == ["", "At home"]
     for path, titles in before.items():
         assert set(titles) <= set(chart_titles(path))
+
+
+@pytest.mark.parametrize("path", ["nothing/x.js", "dash/nothing.js", "dash/../../x", "dash_mantine_components/x.js"])
+def test_an_unknown_component_file_is_not_found(path: str, tmp_path: Path) -> None:
+    client = create_app(tmp_path).server.test_client()
+    assert client.get(f"/_dash-component-suites/{path}", base_url="http://localhost").status_code == 404

@@ -315,6 +315,88 @@ def test_bad_input_is_refused_in_one_line(
     assert message in refused(code, "evaluate", "--model", f"x={folder}/tiny", "--device", "cpu", "--quiet", *flags)
 
 
+SANDBOX_ESCAPE = "{{ ''.__class__.__mro__[1].__subclasses__() | length }}{{question}}"
+UNTRUSTED = {
+    "function": ({"doc_to_text": "!function mark.mark"}, "loads Python code with '!function mark.mark'"),
+    "included": ({"include": "function.yaml"}, "loads Python code with '!function mark.mark'"),
+    "class": ({"class": "!function mark.Task"}, "loads Python code with '!function mark.Task'"),
+    "metric": ({"metric_list": [{"metric": "./mark.py"}]}, "loads the metric './mark.py'"),
+    "evaluate": ({"metric_list": [{"metric": "acc", "hf_evaluate": True}]}, "loads the metric 'acc'"),
+    "escape": ({"doc_to_text": SANDBOX_ESCAPE}, "task own cannot be used: SecurityError"),
+}
+
+
+def write_untrusted(folder: Path, tmp_path: Path) -> None:
+    config = yaml.safe_load((folder / "colours.yaml").read_text()) | {"task": "own"}
+    for name, (change, _) in UNTRUSTED.items():
+        text = yaml.safe_dump(config | change).replace("'!function mark.mark'", "!function mark.mark")
+        (tmp_path / f"{name}.yaml").write_text(text.replace("'!function mark.Task'", "!function mark.Task"))
+    (tmp_path / "mark.py").write_text(
+        "from pathlib import Path\n\nPath(__file__).with_name('ran').touch()\n\n\n"
+        "def mark(doc):\n    return doc['question']\n"
+    )
+
+
+@pytest.mark.parametrize("name", UNTRUSTED)
+def test_a_task_file_that_runs_code_is_refused(name: str, refused: Any, folder: Path, tmp_path: Path) -> None:
+    write_untrusted(folder, tmp_path)
+    flags = ("--model", f"x={folder}/tiny", "--device", "cpu", "--length", 128, "--quiet")
+    line = refused(2, "evaluate", *flags, "--tasks", f"{tmp_path}/{name}.yaml")
+    assert UNTRUSTED[name][1] in line
+    assert name == "escape" or "--trust-task-code" in line
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["function", "escape"])
+def test_a_trusted_task_file_runs_its_code(name: str, headscope: Any, folder: Path, tmp_path: Path) -> None:
+    write_untrusted(folder, tmp_path)
+    flags = ("--model", f"x={folder}/tiny", "--device", "cpu", "--length", 128, "--quiet", "--trust-task-code")
+    code, _, err = headscope("evaluate", *flags, "--tasks", f"{tmp_path}/{name}.yaml", "--out", tmp_path / "runs")
+    assert code == 0, err
+    assert (tmp_path / "ran").exists() == (name == "function")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "Expected YAML dict"),
+        ("- a", "Expected YAML dict"),
+        ("just text", "Expected YAML dict"),
+        ("dataset_path: json", "Unknown config shape"),
+        ("task:", "names no task"),
+        ("task: 5", "its name is 5, not a text"),
+        ("task: [colours]", "its name is ['colours'], not a text"),
+        ("task: {a: 1}", "its name is {'a': 1}, not a text"),
+        ("task: a\nmetric_list: 5", "its metric_list is 5"),
+        ("task: a\nmetric_list: [acc]", "its metric_list is ['acc']"),
+        ("task: a\nmetric_list: acc", "its metric_list is 'acc'"),
+        ("task: a\nmetric_list: [{metric: [acc]}]", "loads the metric ['acc']"),
+        ("task: a\ninclude: 5", "is invalid"),
+        ("task: a\ninclude: none.yaml", "is invalid"),
+        ("task: a\ninclude: odd.yaml", "Include cycle"),
+        ("task: a\ndataset_path: 5", "task a cannot be used"),
+        ("task: a\ndataset_path: json\ndataset_kwargs: 5", "task a cannot be used"),
+        ("task: a\ntag: 5", "task a cannot be used"),
+        ("task: a\nnever: 5", "task a cannot be used"),
+        ("task: {", "is invalid"),
+        ("task: !!python/name:os.system x", "is invalid"),
+        ("group: a\ntask: 5", "the tasks of its group are 5"),
+        ("group: 5\ntask: [a]", "its name is 5, not a text"),
+        ("group: a\ntask: [{x: 1}]", "cannot be used"),
+        ("group: a\ntask: [5]", "cannot be used"),
+        ("group: a\ntask: [nowhere]", "cannot be used"),
+        ("class: a\ntask: b", "task b cannot be used"),
+        ("class: a", "names no task"),
+    ],
+)
+def test_a_task_file_of_an_odd_shape_is_one_line(
+    content: str, message: str, refused: Any, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.yaml").write_text(content)
+    flags = ("--model", f"x={folder}/tiny", "--device", "cpu", "--length", 128, "--quiet")
+    assert message in refused(2, "evaluate", *flags, "--tasks", f"{tmp_path}/odd.yaml")
+
+
 def test_a_missing_package_is_named() -> None:
     assert "needs a package that is not installed (ModuleNotFoundError: No module named 'bs4')" in str(
         harness._task_error("niah_single_2", ModuleNotFoundError("No module named 'bs4'"))

@@ -23,7 +23,7 @@ BELOW: dict[str, set[str]] = {
     "positions": {"errors", "user_input", "model_spec", "attention", "models"},
     "forward": {"errors", "attention", "models", "positions", "measures"},
     "prompts": {"errors", "user_input"},
-    "runs": {"errors", "signals", "plugins", "heads", "model_spec"},
+    "runs": {"errors", "user_input", "signals", "plugins", "heads", "model_spec"},
     "plots": {"errors", "bins", "heads", "runs"},
     "report": {"errors", "plugins", "heads", "runs", "plots"},
     "study": {"errors", "user_input", "model_spec", "plugins", "runs", "models", "positions", "forward", "prompts"},
@@ -32,7 +32,7 @@ BELOW: dict[str, set[str]] = {
         *("errors", "heads", "plugins", "attention", "models", "positions", "forward", "measures"),
         *("runs", "plots", "report", "study", "prompts", "bins", "user_input"),
     },
-    "api": {"plugins", "runs", "study", "positions"},
+    "api": {"errors", "user_input", "plugins", "runs", "study", "positions"},
     "callback": {"errors", "study"},
 }
 """Folder or module of headscope -> those that it may import. `bench`, `cli` and `reference` may import all."""

@@ -258,3 +258,19 @@ def test_long_cell_names_get_distinct_folders(tmp_path: Path) -> None:
         folders = {writer._cell(f"{'x' * length}{end}") for length in (240, 300) for end in "ab"}
     assert len(folders) == 4
     assert max(len(folder.name) for folder in folders) <= 255
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_another_transformers_version_gives_a_warning(
+    other: bool, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    partial = interrupted_run(folder, "measure")
+    draft = json.loads((partial / "run.json").read_text())
+    current = draft["versions"]["transformers"]
+    if other:
+        draft["versions"]["transformers"] = "4.0.0"
+        (partial / "run.json").write_text(json.dumps(draft))
+    run = runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
+    expected = f"started with transformers 4.0.0 and continues with {current}"
+    assert any(expected in message for message in caplog.messages) == other
+    assert run.manifest["versions"]["transformers"] == current

@@ -16,6 +16,7 @@ import pytest
 from support.command_server import SERVER, Server
 from support.tiny_studies import content, contents, save_checkpoint, save_texts
 
+import headscope
 from headscope.errors import Interrupted
 from headscope.runs import writer
 from headscope.runs.run import Run, list_runs
@@ -182,3 +183,22 @@ def test_ctrl_c_within_a_commit_waits_for_its_end(
     assert str(folder) in str(stop.value)
     assert contents(run) == contents(whole)
     assert list(tmp_path.iterdir()) == [folder]
+
+
+EXAMPLE_RUNS = Path(headscope.__file__).parent / "examples"
+
+
+@pytest.mark.parametrize("command", ["ls", "validate", "report"])
+@pytest.mark.parametrize(("redirection", "code"), [("| true", 1), (">&-", 0), ("> /dev/full", 2)])
+def test_an_output_that_cannot_be_written_gives_no_traceback(
+    command: str, redirection: str, code: int, tmp_path: Path
+) -> None:
+    run = next(EXAMPLE_RUNS.glob("*-example-*"))
+    target = EXAMPLE_RUNS if command == "ls" else run
+    out = f"--out {tmp_path}/r.html" if command == "report" else ""
+    line = f"{sys.executable} -m headscope {command} {target} {out} {redirection}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("\n") == (code == 2)

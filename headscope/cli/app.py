@@ -1,5 +1,6 @@
 """The command line `headscope`: its commands, and one-line errors. Everything heavy is imported on use."""
 
+import errno
 import io
 import json
 import os
@@ -73,6 +74,7 @@ class ProbeCommand(TyperCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: Any
     ) -> Context:
+        user_input.check_arguments(args)
         return self.with_flags().make_context(info_name, args, parent, **extra)
 
 
@@ -259,12 +261,15 @@ def main() -> None:
     Ctrl-C and SIGTERM also end with one line (`headscope.signals`).
     """
     signals.install_handlers()
+    if sys.stdout is None:  # closed by the shell with >&-
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (open until the end)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a folder name may not be encodable
         sys.stdout.reconfigure(errors="backslashreplace")
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # torch reads it when it is imported, later
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()  # a full or closed output must not fail after this function
         if code == signals.TYPER_EXIT_CODE:
             raise KeyboardInterrupt
         sys.exit(code)
@@ -281,6 +286,22 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         print(signals.MESSAGE, file=sys.stderr)
         sys.exit(signals.EXIT_CODE)
+    except OSError as error:
+        _exit_without_output(error)
+
+
+def _exit_without_output(error: OSError) -> None:
+    """Exit after standard output could not be written: silently if its reader is gone, else with one line.
+
+    Raises the error if it has another cause.
+    """
+    if error.errno not in (errno.EPIPE, errno.ENOSPC) or error.filename is not None:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes the rest at exit
+    if error.errno == errno.EPIPE:
+        sys.exit(1)  # as typer does
+    print("headscope: cannot write to standard output: no space left. Free some space", file=sys.stderr)
+    sys.exit(CannotWrite.exit_code)
 
 
 def renamed_option(error: ClickException) -> str | None:

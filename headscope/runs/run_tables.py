@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar
 import pandas as pd
 import pyarrow as pa
 
+from headscope import user_input
 from headscope.errors import BadRun
 from headscope.runs import arrow
 from headscope.runs.columns import FORMAT_VERSION, all_tables
@@ -37,7 +38,8 @@ class RunTables:
     @classmethod
     def open(cls, path: Path | str) -> Self:
         """Open the run directory `path`. Raises BadRun if it is not one, unfinished, damaged or of a newer format."""
-        return cls(Path(path), read_manifest(Path(path)))
+        path = user_input.check_path(path, "run")
+        return cls(path, read_manifest(path))
 
     def table(self, name: str) -> pd.DataFrame:
         """The table `name`; labels are categoricals in order of first appearance. It is cached: do not modify it.

@@ -1,5 +1,6 @@
 """Checkpoints of a training run: found by a pattern, ordered by training step."""
 
+import json
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -10,6 +11,8 @@ from headscope import user_input
 from headscope.errors import BadInput
 from headscope.model_spec import ModelSpec, step_of_name
 
+FAMILY_KEYS = ("model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
+"""Entries of config.json that are equal in all checkpoints of one training."""
 ADAPTER_MARKER = "@adarope:adapter="
 
 
@@ -27,6 +30,7 @@ def expand_checkpoints(pattern: str) -> dict[str, str]:
         raise BadInput(f"no adapter matches '{glob}'. Check the pattern")
     for glob, scheme in _split_from_end(pattern, "@"):
         if folders := _folders_with_file("config.json", glob):
+            _check_same_family(folders)
             return _specs_by_step(folders, "", scheme)
         for lora_glob, base in _split_from_start(glob, "+"):
             if folders := _folders_with_file("adapter_config.json", lora_glob):
@@ -36,6 +40,24 @@ def expand_checkpoints(pattern: str) -> dict[str, str]:
     if colon and repository.count("/") == 1 and not user_input.is_folder(repository):
         return _revision_specs(repository, revision_glob, f"{at}{scheme}")
     raise BadInput(f"no checkpoint folder (with a config.json) and no LoRA matches '{pattern}'. Check the pattern")
+
+
+def _check_same_family(folders: list[Path]) -> None:
+    """Raise BadInput if checkpoints differ in model type or geometry: they are not steps of one training."""
+    families: dict[str, Path] = {}
+    for folder in folders:
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # opening the checkpoint gives the reason
+            continue
+        if isinstance(config, dict):
+            families.setdefault(", ".join(f"{key} {config.get(key)}" for key in FAMILY_KEYS), folder)
+    if len(families) > 1:
+        (first, first_folder), (other, other_folder) = [*families.items()][:2]
+        raise BadInput(
+            f"checkpoints '{first_folder.name}' ({first}) and '{other_folder.name}' ({other}) are not steps of one "
+            "training. Use --model NAME=SPEC for each"
+        )
 
 
 def _specs_by_step(paths: list[Path], prefix: str, suffix: str) -> dict[str, str]:

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from headscope import plugins, user_input
+from headscope.errors import BadInput
 from headscope.positions.model import Model, load
 from headscope.runs import arrow, summary
 from headscope.runs.column_metadata import is_statistic, parse_column
@@ -59,12 +61,16 @@ class TrainingMonitor:
     ):
         """With `resume`, continue the run of an earlier monitor with the same settings; otherwise start a new run.
 
-        Raises BadInput for settings that a study file could not have.
+        Raises BadInput for settings that a study file could not have, and for a probe that trains or takes no models.
         """
+        if not isinstance(probe_options, Mapping | None):
+            raise BadInput(f"probes: Input should be keys with values, found {user_input.quote(probe_options)}")
         settings = {"name": name, "seed": seed, "texts": {"source": text, "docs": docs}}
         self.settings = {**settings, **(probe_options or {"measure": {"lengths": [512]}})}
-        self.tokenizer, self.out = tokenizer, Path(out)
-        self._build_study("step-0", "in memory")
+        self.tokenizer, self.out = tokenizer, user_input.check_path(out, "out")
+        for probe in self._build_study("step-0", "in memory").probe_options:
+            if "models" not in plugins.probes()[probe].takes:
+                raise BadInput(f"probe '{probe}' does not measure a model in training. Use a probe such as measure")
         digest = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:8]
         self._step_runs = self.out / f".{name}-{digest}.steps"
         timestamp_file = self._step_runs / "started"

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -12,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from headscope import user_input
 from headscope.errors import BadInput, Interrupted
 from headscope.study.config import EngineOptions
 
 OBJECT_STORE_BYTES = 256 * 2**20
 """Size of the object store, which holds rows in transit, of a Ray that headscope starts."""
+ADDRESS_TIMEOUT = 8.0
+"""Seconds in which an address must answer."""
 MAX_START_ATTEMPTS = 3
 """How often headscope tries to start Ray."""
 
@@ -95,6 +99,20 @@ def _init_ray_with_retries(**options: Any) -> None:
                 raise Interrupted(
                     f"Ray does not start ({reason} ...). Try again on a less busy machine, or use --engine plain"
                 ) from error
+
+
+def check_address(address: str) -> None:
+    """Raise BadInput for an address HOST:PORT at which nothing answers: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return  # a name such as auto
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ADDRESS_TIMEOUT).close()
+    except (OSError, ValueError, OverflowError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(
+            f"no Ray cluster answers at {user_input.quote(address)} ({reason}). Start one, or leave out --address"
+        ) from error
 
 
 def _connect_to_address(address: str) -> None:

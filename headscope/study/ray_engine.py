@@ -17,7 +17,7 @@ from headscope.study.cells import Job
 from headscope.study.config import EngineOptions
 from headscope.study.executor import CellExecutor, CellResult, Results
 from headscope.study.progress import Progress
-from headscope.study.ray_cluster import WorkerResources, connect_to_ray
+from headscope.study.ray_cluster import WorkerResources, check_address, connect_to_ray
 from headscope.study.ray_worker import RayWorker
 from headscope.study.scheduler import Scheduler
 
@@ -35,6 +35,8 @@ class RayEngine:
     def __init__(self, options: EngineOptions) -> None:
         if importlib.util.find_spec("ray") is None:
             raise Missing("Ray is not installed. Run pip install 'headscope[ray]', or leave out --engine ray")
+        if options.address is not None:
+            check_address(options.address)
         self.options = options
         self.description: Mapping[str, Any] = {}
 
@@ -122,7 +124,7 @@ class _WorkerPool:
         import ray
 
         context, resources = self.executor.context, self.resources
-        study = context.study.model_dump(mode="json", exclude_none=True)
+        study = context.study.model_dump(mode="json", exclude_unset=True)
         # The second concurrency group delivers progress while a long cell runs.
         options = {
             "num_cpus": resources.cpus,

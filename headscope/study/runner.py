@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-from headscope import plugins
+from headscope import plugins, user_input
 from headscope.errors import BadInput, Interrupted
 from headscope.positions.model import Model
 from headscope.runs.run import Run, unfinished_runs
@@ -68,6 +68,7 @@ def run_study(
     on Ctrl-C, with every finished cell kept for `resume`.
     """
     progress = progress or NoProgress()
+    out = user_input.check_path(out, "out")
     if not study.probe_options:
         raise BadInput(f"the study requests no probe. Add one of: {', '.join(plugins.requestable_probes())}")
     engine = create_engine(study.engine)
@@ -80,7 +81,7 @@ def run_study(
     config = study.model_dump(mode="json", exclude_none=True)
     config["models"] = {label: _identifying_spec(label, study.models[label], context) for label in used}
     started = time.monotonic()
-    with _interruptible(RunWriter.open(Path(out), study.name, config, resume)) as writer:
+    with _interruptible(RunWriter.open(out, study.name, config, resume)) as writer:
         if resume and (finished := writer.find_finished(_named_digests(context.input_digests))) is not None:
             log.info("the run is already finished; nothing was measured again: %s", finished.path)
             return finished
@@ -89,6 +90,16 @@ def run_study(
                 if cells and name.startswith(f"{study.name}-"):
                     log.warning("unfinished run %s used different options; starting a new run", name)
         writer.check_inputs(_named_digests(context.input_digests))
+        current = version("transformers")
+        first = writer.draft.setdefault("versions", {"transformers": current}).get("transformers", current)
+        if first != current:
+            log.warning(
+                "this run was started with transformers %s and continues with %s; its cells may differ slightly. "
+                "Delete %s to measure everything with one version",
+                first,
+                current,
+                writer.partial_path,
+            )
         context.files = writer.files_folder
         context.read_stored, context.stored_tables = writer.read_stored, writer.stored_tables
         pending = _execution_order([job for job in plan if not writer.is_done(job.id)], context)

@@ -66,6 +66,8 @@ class AdaptRunner:
         for phase in self.options.phases:
             self.sampler.check_length(phase.length)
         warn_if_warmup_too_long(options.total_steps, options.warmup)
+        if options.start is not None or options.adapter is not None:  # a mistake in it must not cost a measurement
+            self._initial_adapter(context.model(self.model_label))
 
     def cells(self) -> list[Cell]:
         segment_steps, steps = self.options.save_every, self.options.total_steps
@@ -166,25 +168,21 @@ class AdaptRunner:
 
     def _initial_adapter(self, model: Model) -> AdaRoPE:
         """The adapter before step 1: from YaRN, from another scheme, or a trained adapter to continue."""
-        yarn = f"yarn:factor={self.options.factor:g}"
         if self.options.adapter is not None:
-            adarope = self._continued_adapter(self.options.adapter, model, yarn)
+            adarope = self._continued_adapter(self.options.adapter, model)
         else:
-            start = self.options.start or yarn
+            start = self.options.start or f"yarn:factor={self.options.factor:g}"
             adarope = AdaRoPE.from_schedule(model, resolve_schedule(model, start)).to(model.device)
             adarope.metadata["start"] = start
         trains_positions = self.options.strategy in ("adarope", "joint", "adarope-joint")
         VARIANT_SETUPS[self.options.variant if trains_positions else "frozen"](adarope)
         return adarope
 
-    def _continued_adapter(self, adapter_path: str, model: Model, yarn_scheme: str) -> AdaRoPE:
+    def _continued_adapter(self, adapter_path: str, model: Model) -> AdaRoPE:
         """Load an adapter to continue; its metadata becomes `before`. Raises BadInput if it does not fit the study."""
         adarope = AdaRoPE.load(adapter_path, model)
         if adarope.lora_folder is not None:
             raise BadInput(f"adapter '{adapter_path}' already has a LoRA: start from a stage 1 adapter without one")
-        start = adarope.metadata.get("start", yarn_scheme)
-        if start.startswith("yarn:") and start != yarn_scheme:
-            raise BadInput(f"adapter '{adapter_path}' was trained from {start}, not {yarn_scheme}: use its --factor")
         names, digests = _training_document_names(adarope), _training_document_digests(adarope)
         for document in self.held_out_documents:
             if document.name in names or document.digest in digests:

@@ -101,6 +101,9 @@ class AdaptOptions(Options):
             raise ValueError(f"strategy {self.strategy} cannot continue an adapter. Remove adapter")
         if self.adapter is not None and self.start is not None:
             raise ValueError("start and adapter cannot be combined: an adapter has its own start. Remove one of them")
+        other = next((name for name in ("start", "adapter") if getattr(self, name) is not None), None)
+        if other is not None and "factor" in self.model_fields_set:
+            raise ValueError(f"factor is for the default start and cannot be combined with {other}. Remove factor")
         if self.strategy in ("yarn-lora", "adarope-lora") and self.variant != "full":
             raise ValueError(f"strategy {self.strategy} does not train positions. Remove variant {self.variant}")
         if self.strategy == "adarope" and (

@@ -4,6 +4,9 @@ Prompts, scoring and standard errors are the harness's own, with the seeds of it
 equal to that of `python -m lm_eval --tasks TASK --batch_size 1` on the same model with the same `max_length` and, for a
 task generated to a context length, with that length in its `--metadata`. The harness makes no network requests of its
 own: telemetry is off, nltk downloads nothing, and no tokenizer is loaded by name.
+
+A user's own task file may come from somebody else. Unless it is trusted, it may not name Python code, and its templates
+are rendered in Jinja's sandbox. Tasks of the harness are as trusted as the harness.
 """
 
 import contextlib
@@ -23,7 +26,7 @@ import numpy as np
 import torch
 
 from headscope import user_input
-from headscope.errors import BadInput, Missing, nearest
+from headscope.errors import BadInput, HeadscopeError, Missing, nearest
 from headscope.study.digests import digest_tokenizer
 
 for _name, _value in {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0", "DO_NOT_TRACK": "1"}.items():
@@ -31,11 +34,16 @@ for _name, _value in {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNT
 
 try:
     import nltk
+    from jinja2 import TemplateError
+    from jinja2.sandbox import SandboxedEnvironment
     from lm_eval import tasks as harness_tasks
+    from lm_eval import utils as harness_utils
     from lm_eval.api.group import Group
     from lm_eval.api.model import LM
+    from lm_eval.api.registry import METRIC_REGISTRY
     from lm_eval.evaluator import evaluate
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import _yaml_loader
     from lm_eval.tasks._factory import TaskFactory
     from lm_eval.tasks._index import Entry, Kind, TaskIndex
     from lm_eval.tasks._yaml_loader import load_yaml
@@ -52,6 +60,8 @@ RULER_FOLDER = TASKS_FOLDER / "ruler"
 PYTHON_SEED, OTHER_SEED = 0, 1234
 """Default seeds of the harness."""
 BOOTSTRAP_SAMPLES = 1000
+TASK_MISTAKES = (ValueError, AssertionError, TypeError, LookupError, AttributeError, TemplateError)
+"""Errors of the harness for a task whose fields or documents do not fit together."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class Task:
     """A task in the harness's `index`, not yet built.
 
     `config` is the content of its file; `is_generated_to_length` says whether its texts are generated to a context
-    length.
+    length; `is_sandboxed`, whether its templates are rendered in a sandbox.
     """
 
     name: str
@@ -67,6 +77,7 @@ class Task:
     config: Mapping[str, Any]
     is_generated_to_length: bool
     index: Mapping[str, Entry]
+    is_sandboxed: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,17 +93,17 @@ class Score:
     higher_is_better: bool
 
 
-def find_tasks(specs: list[str]) -> list[Task]:
+def find_tasks(specs: list[str], trust_task_code: bool = False) -> list[Task]:
     """Find tasks by name or file; a group or tag that only lists tasks stands for each of them.
 
-    Raises BadInput for an unknown task. The harness's whole index takes about ten seconds to read, so it is not read
-    for RULER's tasks and task files.
+    Raises BadInput for an unknown task, and for a file that names Python code unless `trust_task_code` is set. The
+    harness's whole index takes about ten seconds to read, so it is not read for RULER's tasks and task files.
     """
     with harness_silenced():
         index = TaskIndex.build([RULER_FOLDER])
         if any(not _is_task_file(spec) and spec not in index for spec in specs):
             index = TaskIndex.build([TASKS_FOLDER])
-    tasks = [task for spec in specs for task in _expand_task_spec(spec, index)]
+    tasks = [task for spec in specs for task in _expand_task_spec(spec, index, trust_task_code)]
     return list({task.name: task for task in tasks}.values())
 
 
@@ -108,7 +119,11 @@ def build_task(task: Task, length: int, tokenizer: Any) -> dict[str, Any]:
     )
     _seed_generators()
     try:
-        with harness_silenced(), mock.patch.object(AutoTokenizer, "from_pretrained", return_value=tokenizer):
+        with (
+            harness_silenced(),
+            template_environment(task),
+            mock.patch.object(AutoTokenizer, "from_pretrained", return_value=tokenizer),
+        ):
             built = TaskFactory(meta=meta).build(task.entry, registry=dict(task.index))
     except Exception as reason:  # third-party data and code can fail in any way
         raise _task_error(task.name, reason) from reason
@@ -140,7 +155,7 @@ def score_tasks(harness_model: LM, tasks: Mapping[str, Any], limit: int | None, 
         try:
             with harness_silenced(), _captured_truncation_warnings() as truncations:
                 output = evaluate(harness_model, {"tasks": {name: task}}, limit=limit, log_samples=True)
-        except (ValueError, ImportError, OSError, AssertionError) as reason:
+        except (*TASK_MISTAKES, ImportError, OSError) as reason:
             raise _task_error(name, reason) from reason
         if truncations:
             log.warning(
@@ -212,38 +227,88 @@ def _captured_truncation_warnings() -> Iterator[list[str]]:
         logger.setLevel(level)
 
 
-def _expand_task_spec(spec: str, index: Mapping[str, Entry]) -> Iterator[Task]:
-    entry = _read_task_file(spec) if _is_task_file(spec) else index.get(spec)
-    if entry is None:
+@contextmanager
+def template_environment(task: Task) -> Iterator[None]:
+    """Render the templates of a sandboxed task without access to Python's internals."""
+    if not task.is_sandboxed:
+        yield
+        return
+    plain = harness_utils.env
+    sandbox = SandboxedEnvironment(
+        loader=plain.loader, undefined=plain.undefined, keep_trailing_newline=plain.keep_trailing_newline
+    )
+    sandbox.filters.update(plain.filters)
+    with mock.patch.object(harness_utils, "env", sandbox):
+        yield
+
+
+def _expand_task_spec(spec: str, index: Mapping[str, Entry], trust_task_code: bool) -> Iterator[Task]:
+    is_file = _is_task_file(spec)
+    if is_file:
+        entry, config = _read_task_file(spec, trust_task_code)
+    elif spec in index:
+        entry = index[spec]
+        config = load_yaml(entry.yaml_path, resolve_func=False, recursive=True) if entry.yaml_path else {}
+    else:
         raise BadInput(
             f"unknown task '{spec}'{nearest(spec, index)}: use a task of the harness, or a task file that ends in .yaml"
         )
-    config = load_yaml(entry.yaml_path, resolve_func=False, recursive=True) if entry.yaml_path else {}
     members = sorted(entry.tags) if entry.kind is Kind.TAG else config.get("task")
     if isinstance(members, list) and all(isinstance(member, str) and member in index for member in members):
         for member in members:
-            yield from _expand_task_spec(member, index)
+            yield from _expand_task_spec(member, index, trust_task_code)
     else:
         metrics = config.get("metric_list") or []
         is_generated_to_length = any(str(metric.get("metric")).isdigit() for metric in metrics)
-        yield Task(entry.name, entry, config, is_generated_to_length, index)
+        is_sandboxed = is_file and not trust_task_code
+        yield Task(entry.name, entry, config, is_generated_to_length, index, is_sandboxed)
 
 
 def _is_task_file(spec: str) -> bool:
     return spec.endswith((".yaml", ".yml"))
 
 
-def _read_task_file(spec: str) -> Entry:
+def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, Any]]:
+    """A user's task file and its content. Raises BadInput if it is invalid, or names code that is not trusted."""
     path = user_input.expand_path(spec, "task file")
     if not path.is_file():
-        raise Missing(f"no task file at '{spec}': check the path")
+        raise Missing(f"no task file at {user_input.quote(spec)}: check the path")
+    where = f"task file {user_input.quote(spec)}"
+
+    def refuse_function(_: Any, node: Any) -> None:
+        raise _untrusted(f"Python code with '!function {node.value}'")
+
+    functions = _yaml_loader._mk_function_ctor if trust_task_code else lambda *_: refuse_function
     try:
-        entry = TaskIndex.entry_from_path(path)
+        user_input.check_yaml_size(path.read_text(encoding="utf-8"))
+        with mock.patch.object(_yaml_loader, "_mk_function_ctor", functions):
+            entry = TaskIndex.entry_from_path(path)
+            config = load_yaml(path, resolve_func=False)
+    except HeadscopeError as error:
+        raise BadInput(f"{where}: {error}") from error
     except Exception as reason:  # the harness decides what a file may contain
-        raise BadInput(f"task file '{spec}' is invalid: {' '.join(str(reason).split())[:200]}") from reason
+        raise BadInput(f"{where} is invalid: {' '.join(str(reason).split())[:200]}") from reason
     if entry is None:
-        raise BadInput(f"task file '{spec}' names no task: add the key 'task'")
-    return entry
+        raise BadInput(f"{where} names no task: add the key 'task'")
+    if entry.kind is Kind.GROUP:
+        if not isinstance(config.get("task"), list):
+            raise BadInput(f"{where}: the tasks of its group are {user_input.quote(config.get('task'))}: write a list")
+        entry.name = config["group"]
+    if not isinstance(entry.name, str):
+        raise BadInput(f"{where}: its name is {user_input.quote(entry.name)}, not a text: write task: NAME")
+    metrics = config.get("metric_list") or []
+    if not isinstance(metrics, list) or not all(isinstance(metric, dict) for metric in metrics):
+        raise BadInput(f"{where}: its metric_list is {user_input.quote(metrics)}: write a list of '- metric: NAME'")
+    for metric in metrics:
+        name = metric.get("metric")
+        if not trust_task_code and (metric.get("hf_evaluate") or str(name) not in METRIC_REGISTRY):
+            metric_code = f"the metric {user_input.quote(name)}, which is not one of the harness"
+            raise BadInput(f"{where}: {_untrusted(metric_code)}")
+    return entry, config
+
+
+def _untrusted(code: str) -> BadInput:
+    return BadInput(f"it loads {code}. Read that code, then add --trust-task-code to run it")
 
 
 def _seed_generators() -> None:

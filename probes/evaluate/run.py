@@ -36,7 +36,7 @@ class EvaluateRunner:
 
     def __init__(self, options: EvaluateOptions, context: StudyContext):
         self.options, self.context = options, context
-        self.tasks = {task.name: task for task in harness.find_tasks(options.tasks)}
+        self.tasks = {task.name: task for task in harness.find_tasks(options.tasks, options.trust_task_code)}
         generated = [task.name for task in self.tasks.values() if task.is_generated_to_length]
         if generated and min(options.lengths) < MIN_GENERATED_LENGTH:
             raise BadInput(
@@ -77,7 +77,7 @@ class EvaluateRunner:
         tokenizer = copy.deepcopy(self.context.tokenizer(cell.model))  # the harness sets its pad token
         generated = task.is_generated_to_length
         built_tasks = self._build_task(task, length, tokenizer if generated else None)
-        with attached(model):
+        with attached(model), harness.template_environment(task):
             harness_model = harness.wrap_model(model.module, tokenizer, length)
             metric_length = length if generated else None
             scores = list(harness.score_tasks(harness_model, built_tasks, self.options.documents, metric_length))

@@ -31,6 +31,11 @@ class EvaluateOptions(Options):
         description="maximum number of documents per task; default: all",
         json_schema_extra={"flags": ["--limit"]},
     )
+    trust_task_code: bool = Field(
+        False,
+        description="run the Python code that your own task files name, and their templates without a sandbox; "
+        "tasks of the harness need no trust",
+    )
 
     @field_validator("tasks")
     @classmethod

@@ -22,7 +22,7 @@ from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, TextPass, pass_cost
 from headscope.study.context import StudyContext
 from headscope.study.digests import digest_tokenizer
-from probes.patterns.schema import MAX_ROWS, PatternsOptions
+from probes.patterns.schema import MAX_ROWS, PatternsOptions, check_prompt
 from probes.patterns.token_text import token_texts
 
 BENCHMARK_ROWS, BENCHMARK_KEYS = 64, 8
@@ -159,7 +159,10 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
 
 
 def _load_prompt(options: PatternsOptions) -> tuple[str, str] | None:
-    """Name and text of the prompt, if one is given. Raises BadInput for a blank one, Missing without its file."""
+    """Name and text of the prompt, if one is given.
+
+    Raises BadInput for a blank prompt or control characters, Missing without its file.
+    """
     if options.prompt is not None:
         name, text = "prompt", options.prompt
     elif options.prompt_file is not None:
@@ -168,6 +171,10 @@ def _load_prompt(options: PatternsOptions) -> tuple[str, str] | None:
             where = f"{user_input.quote(options.prompt_file)} (from {Path.cwd()})"
             raise Missing(f"no prompt file at {where}. Check the path")
         name, text = f"prompt/{file.name}", next(texts.read_documents(f"file:{file}")).text
+        try:
+            check_prompt(text)
+        except ValueError as error:
+            raise BadInput(f"prompt file {user_input.quote(options.prompt_file)}: {error}") from error
     else:
         return None
     if not text.strip():

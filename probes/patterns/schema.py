@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, field_validator, model_validator
 
+from headscope import user_input
 from headscope.runs.arrow import Rows
 from headscope.runs.columns import DOC, GROUP, HEAD, LAYER, LENGTH, MODEL, Column, Table, key
 from headscope.runs.synthetic import Sizes
@@ -16,6 +17,11 @@ from headscope.study.config import Lengths, Options
 
 MAX_ROWS = 1024
 """Most query rows per document, and so most tokens of a prompt: every token of a prompt is a query row."""
+
+
+def check_prompt(text: str) -> str:
+    """The text on one line. Raises ValueError for control characters other than tabs and line breaks."""
+    return user_input.check_text(re.sub(r"[\t\n\r]", " ", text))
 
 
 class PatternsOptions(Options):
@@ -33,7 +39,7 @@ class PatternsOptions(Options):
     @classmethod
     def _check_text(cls, value: Any) -> Any:
         """A prompt may have several lines."""
-        super()._check_text(re.sub(r"[\t\n\r]", " ", value) if isinstance(value, str) else value)
+        super()._check_text(check_prompt(value) if isinstance(value, str) else value)
         return value
 
     @model_validator(mode="after")

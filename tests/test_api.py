@@ -1,0 +1,46 @@
+"""The Python interface refuses values of the wrong type with BadInput, in one line, before anything is written."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_studies import save_checkpoint
+
+import headscope as hs
+from headscope.errors import BadInput
+
+CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "no-model": ("the model of measure is None. Give a model spec", lambda tiny: hs.measure(None)),
+    "no-model-to-adapt": ("the model of adapt is None", lambda tiny: hs.adapt(None)),
+    "no-model-of-a-label": ("unsupported model object 'NoneType'", lambda tiny: hs.measure({"base": None})),
+    "number-as-model": ("unsupported model object 'int'", lambda tiny: hs.measure(5)),
+    "no-models": ("no model. Give at least one", lambda tiny: hs.measure({})),
+    "number-as-label": ("models.5: Input should be a valid string", lambda tiny: hs.measure({5: tiny})),
+    "no-out": ("out is None, not a path", lambda tiny: hs.measure(tiny, out=None)),
+    "number-as-out": ("out is 5, not a path", lambda tiny: hs.measure(tiny, out=5)),
+    "number-as-study": ("study is 5, not a path", lambda tiny: hs.run_study(5)),
+    "no-study": ("study is None, not a path", lambda tiny: hs.run_study(None)),
+    "study-out": ("out is 5, not a path", lambda tiny: hs.run_study({"models": {"a": tiny}, "measure": {}}, 5)),
+    "number-as-run": ("run is 5, not a path", lambda tiny: hs.Run.open(5)),
+    "no-run": ("run is None, not a path", lambda tiny: hs.Run.open(None)),
+    "load-number": ("unsupported model object 'int'", lambda tiny: hs.load(5)),
+    "load-none": ("unsupported model object 'NoneType'", lambda tiny: hs.load(None)),
+    "load-list": ("unsupported model object 'list'", lambda tiny: hs.load([tiny])),
+    "number-as-text": ("texts.source: Input should be a valid string", lambda tiny: hs.measure(tiny, text=5)),
+    "number-as-name": ("name: Input should be a valid string", lambda tiny: hs.measure(tiny, name=5)),
+    "number-as-engine": ("engine: Input should be keys with values", lambda tiny: hs.measure(tiny, engine=5)),
+    "text-as-docs": ("texts.docs: Input should be a valid integer", lambda tiny: hs.measure(tiny, docs="x")),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_value_of_the_wrong_type_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message, call = CALLS[name]
+    monkeypatch.chdir(tmp_path)
+    tiny = str(save_checkpoint(tmp_path / "tiny"))
+    with pytest.raises(BadInput) as refused:
+        call(tiny)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
