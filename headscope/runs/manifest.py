@@ -74,7 +74,7 @@ def read_manifest(run: Path) -> dict[str, Any]:
     if not os.path.isfile(run / "run.json"):
         raise BadRun(f"{run} is not a run directory: it has no run.json")
     manifest = read_json(run / "run.json")
-    version = manifest.get("format_version")
+    version: Any = manifest.get("format_version")
     if type(version) is int and version > FORMAT_VERSION:
         raise BadRun(
             f"{run} has format {version}, but this headscope reads formats up to {FORMAT_VERSION}. Upgrade headscope"
