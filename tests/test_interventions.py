@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import headscope as hs
 from headscope.attention import backend
+from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import (
     ABLATIONS,
@@ -229,3 +230,63 @@ def test_units_of_the_real_model_equal_brute_force(smollm2: Model, tokens: Tenso
         worst = max(worst, abs(loss - expected))
     print(f"worst difference to brute force over {len(cases)} units: {worst:.2e} nats")
     assert worst < 1e-5
+
+
+# Edits that do not fit ---------------------------------------------------------------------------------------------
+
+
+def narrower(q: Tensor, k: Tensor, v: Tensor, _: Any) -> Any:
+    return q[..., :3], k, v
+
+
+def fewer_keys(q: Tensor, k: Tensor, v: Tensor, _: Any) -> Any:
+    return q, k[:, :, :-1], v
+
+
+def more_groups(q: Tensor, k: Tensor, v: Tensor, _: Any) -> Any:
+    return q, torch.cat([k, k], 1), v
+
+
+def doubled(q: Tensor, k: Tensor, v: Tensor, _: Any) -> Any:
+    return q.double(), k, v
+
+
+def elsewhere(q: Tensor, k: Tensor, v: Tensor, _: Any) -> Any:
+    return q, k, v.to("meta")
+
+
+def not_finite(q: Tensor, k: Tensor, v: Tensor, _: Any) -> Any:
+    return q, k, v / 0
+
+
+def two_tensors(q: Tensor, k: Tensor, v: Tensor, _: Any) -> Any:
+    return q, k
+
+
+def nothing(q: Tensor, k: Tensor, v: Tensor, _: Any) -> Any:
+    return None
+
+
+BAD_EDITS = {
+    narrower: r"returns q of shape \(.*, 3\)\. Return shape",
+    fewer_keys: "returns k of shape",
+    more_groups: "returns k of shape",
+    doubled: "returns q of dtype torch.float64. Return dtype torch.float32",
+    elsewhere: "returns v of device meta. Return device cpu",
+    not_finite: "returns v with values that are not finite",
+    two_tensors: r"must return 3 tensors. Return \(q, k, v\)",
+    nothing: r"must return 3 tensors. Return \(q, k, v\)",
+}
+
+
+@pytest.mark.parametrize(("edit", "reason"), BAD_EDITS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_an_edit_that_does_not_fit_is_refused_by_name_and_layer(model: Model, edit: Any, reason: str) -> None:
+    with capturing(model) as layers, torch.no_grad():
+        layers.edit_qkv(1, edit)
+        with pytest.raises(BadInput, match=rf"edit '{edit.__name__}' of layer 1 {reason}"):
+            model.module(IDS, use_cache=False)
+    intervention = layer_output_edit(qkv_intervention(edit), [Unit(2, 0, 0)], model.geometry)
+    with capturing(model) as layers, torch.no_grad():
+        layers.edit_output(2, intervention)
+        with pytest.raises(BadInput, match=rf"edit '{edit.__name__}' of layer 2 {reason}"):
+            model.module(IDS, use_cache=False)

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGUFWriter
 from peft import LoraConfig, get_peft_model
 from support import families
 
@@ -209,6 +211,7 @@ def test_gguf_file_is_converted_once_per_content(cache: Path, monkeypatch: pytes
         conversions.append(gguf)
         assert folder.name.startswith(".")
         (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"")
 
     monkeypatch.setattr(loading, "_write_converted", convert)
     gguf = cache.with_name("tiny.gguf")
@@ -231,6 +234,69 @@ def test_failed_conversion_leaves_no_files(
     with pytest.raises(exception, match="half way"):
         loading.convert_gguf(cache.with_name("tiny.gguf"))
     assert list(cache.iterdir()) == []
+
+
+def test_an_incomplete_conversion_is_repeated(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(gguf: Path, folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"weights")
+
+    monkeypatch.setattr(loading, "_write_converted", convert)
+    folder = loading.convert_gguf(cache.with_name("tiny.gguf"))
+    (folder / "model.safetensors").unlink()
+    assert (loading.convert_gguf(cache.with_name("tiny.gguf")) / "model.safetensors").read_bytes() == b"weights"
+
+
+def write_gguf(path: Path, blocks: int, leave_out: str = "") -> None:
+    """A llama GGUF of two blocks of width 8, with the tensors of only `blocks` of them."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(64)
+    writer.add_embedding_length(8)
+    writer.add_feed_forward_length(8)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(16)
+    if blocks >= 0:
+        for name, shape in {"token_embd": (16, 8), "output_norm": (8,), "output": (16, 8)}.items():
+            writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
+    for block in range(blocks):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+            if name != leave_out:
+                writer.add_tensor(f"blk.{block}.{name}.weight", np.ones((8, 8), np.float32))
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{block}.{name}.weight", np.ones(8, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "leave_out", "reason"),
+    [
+        (1, "", r"lacks weights, e\.g\. model\.layers\.1\."),
+        (2, "attn_k", r"lacks weights, e\.g\. model\.layers\.0\.self_attn\.k_proj\.weight, .* \(2 in all\)"),
+        (-1, "", "has no weights. Download the file with the weights"),
+    ],
+)
+def test_a_gguf_without_all_weights_is_refused_and_leaves_no_files(
+    cache: Path, blocks: int, leave_out: str, reason: str
+) -> None:
+    write_gguf(cache.with_name("tiny.gguf"), blocks, leave_out)
+    with pytest.raises(BadInput, match=reason) as refusal:
+        headscope.load(str(cache.with_name("tiny.gguf")), device="cpu")
+    assert "\n" not in str(refusal.value)
+    assert list(cache.iterdir()) == []
+
+
+def test_weights_of_more_layers_than_the_config_has_are_refused(tmp_path: Path) -> None:
+    families.SPECS["llama-gqa"].build().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] - 1}))
+    with pytest.raises(BadInput, match=r"has weights that its config does not use, e\.g\. model\.layers\.3\."):
+        headscope.load(str(tmp_path), device="cpu")
 
 
 def test_conversion_killed_by_sigkill_is_repeated(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

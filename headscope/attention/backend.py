@@ -8,7 +8,7 @@ This module does not depend on position schemes, measures or files.
 Axes: B batch, H query heads, G KV groups, Lq queries, Lk keys, d head dimension, dv value dimension.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from headscope.attention.kernel import AttentionRule, attend
 from headscope.attention.masks import QUERY_BIT, REAL_KEY_BIT, DecodedMask, encode_mask
 from headscope.attention.record import AttentionRecord
-from headscope.errors import UnsupportedModel
+from headscope.errors import BadInput, UnsupportedModel
 
 BACKEND_NAME = "headscope"
 
@@ -42,6 +42,29 @@ UNSUPPORTED_KEYWORDS = {
 T = TypeVar("T")
 QKVEdit = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 """(q [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, dv], position_ids [1|B, Lq]) -> edited (q, k, v)."""
+
+
+def check_edited(edit: Callable[..., Any], layer: int, before: Sequence[Tensor], after: Any) -> tuple[Tensor, ...]:
+    """The tensors that a user's edit returned. Raises BadInput if one does not fit the tensor that it replaces.
+
+    It must have the same shape, dtype and device, and finite values.
+    """
+    name = getattr(edit, "__name__", type(edit).__name__)
+    problem = f"edit '{name}' of layer {layer}"
+    if not isinstance(after, Sequence) or len(after) != len(before):
+        raise BadInput(f"{problem} must return {len(before)} tensors. Return (q, k, v)")
+    for symbol, old, new in zip("qkv", before, after, strict=True):
+        if not isinstance(new, Tensor):
+            raise BadInput(f"{problem} returns a {type(new).__name__} for {symbol}. Return a tensor")
+        for what in ("shape", "dtype", "device"):
+            expected, actual = (getattr(tensor, what) for tensor in (old, new))
+            if actual != expected:
+                if what == "shape":
+                    expected, actual = tuple(expected), tuple(actual)
+                raise BadInput(f"{problem} returns {symbol} of {what} {actual}. Return {what} {expected}")
+        if not new.isfinite().all():
+            raise BadInput(f"{problem} returns {symbol} with values that are not finite. Return finite values")
+    return tuple(after)
 
 
 @dataclass(frozen=True, eq=False)

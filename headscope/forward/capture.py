@@ -38,8 +38,15 @@ class CapturedLayers:
             self._exit_stack.enter_context(backend.listening(self._module(layer), layer, listener))
 
     def edit_qkv(self, layer: int, edit: backend.QKVEdit) -> None:
-        """Edit q, k and v of one layer before its kernel until the capture ends."""
-        self._exit_stack.enter_context(backend.editing_qkv(self._module(layer), edit))
+        """Edit q, k and v of one layer before its kernel until the capture ends.
+
+        The pass raises BadInput if the edit changes a shape, dtype or device, or returns values that are not finite.
+        """
+
+        def checked(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Any:
+            return backend.check_edited(edit, layer, (q, k, v), edit(q, k, v, positions))
+
+        self._exit_stack.enter_context(backend.editing_qkv(self._module(layer), checked))
 
     def edit_output(self, layer: int, edit: backend.OutputEdit) -> None:
         """Replace the head outputs z of one layer before its o_proj until the capture ends."""

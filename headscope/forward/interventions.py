@@ -131,10 +131,15 @@ ABLATIONS: dict[str, Intervention] = {"zero": zero_ablation, "mean": mean_ablati
 
 
 def qkv_intervention(edit: Callable[[Tensor, Tensor, Tensor, int], QKV]) -> Intervention:
-    """An intervention from a user's edit (q, k, v, layer) -> (q, k, v), with the shapes above."""
+    """An intervention from a user's edit (q, k, v, layer) -> (q, k, v), with the shapes above.
+
+    Running it raises BadInput if the edit changes a shape, dtype or device, or returns values that are not finite.
+    """
 
     def intervene(z: Tensor, call: backend.AttentionCall, unit: Unit) -> Tensor:
-        return call.attend(*edit(call.q, call.k, call.v, unit.layer))
+        inputs = (call.q, call.k, call.v)
+        q, k, v = backend.check_edited(edit, unit.layer, inputs, edit(*inputs, unit.layer))
+        return call.attend(q, k, v)
 
     return intervene
 

@@ -10,14 +10,17 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import GGUFReader
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -34,6 +37,9 @@ from headscope.models.hub import fetch, snapshot_commit
 from headscope.models.unsupported import refuse_by_config
 
 log = logging.getLogger("headscope")
+
+CONVERSION_VERSION = 2
+"""Part of a converted folder's name; conversions of version 1 could hold random numbers for missing weights."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +105,23 @@ def load_module(
     if loading["missing_keys"]:
         # transformers would fill them with random numbers.
         raise BadInput(f"checkpoint '{base}' lacks weights, e.g. {min(loading['missing_keys'])}. Download it again")
+    _refuse_unused_layers(module, loading["unexpected_keys"], base)
     device_map.refuse_offloaded(module, base)
     module.config._commit_hash = snapshot_commit(Path(folder))  # as transformers does for its own downloads
     if spec.lora is not None:
         module = lora.apply_lora(module, locate_lora(spec.lora), base).get_base_model()
         identity = f"{identity}+{spec.lora}"
     return (module if placement else module.to(device)).eval(), identity
+
+
+def _refuse_unused_layers(module: PreTrainedModel, unused_keys: Iterable[str], name: str) -> None:
+    """Refuse stored weights of more layers than the config has. A reward head may be unused."""
+    known = {re.sub(r"\d+", "N", key) for key in module.state_dict()}
+    if extra := sorted(key for key in unused_keys if re.search(r"\d", key) and re.sub(r"\d+", "N", key) in known):
+        raise BadInput(
+            f"checkpoint '{name}' has weights that its config does not use, e.g. {extra[0]} ({len(extra)} in all). "
+            "Correct num_hidden_layers in its config.json"
+        )
 
 
 def _auto_class(config: Any) -> Any:
@@ -218,9 +235,10 @@ def convert_gguf(gguf: Path) -> Path:
     """The safetensors folder of a GGUF file, named by the file's digest and converted on first use, atomically."""
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    target = cache_folder() / f"{gguf.stem}-{digest[:12]}"
-    if target.is_dir():
+    target = cache_folder() / f"{gguf.stem}-{digest[:12]}-{CONVERSION_VERSION}"
+    if (target / "config.json").is_file() and any(target.glob("*.safetensors")):
         return target
+    shutil.rmtree(target, ignore_errors=True)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -250,11 +268,24 @@ def convert_gguf(gguf: Path) -> Path:
 
 def _write_converted(gguf: Path, folder: Path) -> None:
     try:
+        if not GGUFReader(gguf).tensors:  # transformers would fill a whole model with random numbers
+            raise BadInput(f"GGUF file '{gguf}' has no weights. Download the file with the weights")
         with redirect_stderr(io.StringIO()):  # a progress bar per tensor, which no setting of transformers disables
-            module = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
+            module, loading = AutoModelForCausalLM.from_pretrained(
+                gguf.parent,
+                gguf_file=gguf.name,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
-            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+        if missing := sorted(loading["missing_keys"]):
+            raise BadInput(
+                f"GGUF file '{gguf}' lacks weights, e.g. {', '.join(missing[:3])} ({len(missing)} in all). Download it "
+                "again"
+            )
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+    except HeadscopeError:
+        raise
     except Exception as error:  # the gguf reader raises many kinds of errors for a broken file
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise BadInput(f"cannot read GGUF file '{gguf}' ({reason}). It may be truncated: download it again") from error
