@@ -15,8 +15,8 @@ RUN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 """Pattern of run names."""
 MAX_QUOTED = 120
 """Characters of a value that a message quotes."""
-MAX_YAML_NODES = 100_000
-"""Most nodes of a YAML file after its aliases are replaced by what they refer to."""
+MAX_YAML_DEPTH, MAX_YAML_NODES = 100, 100_000
+"""Deepest nesting of a YAML file, and most nodes after its aliases are replaced by what they refer to."""
 
 
 def check_path(value: object, what: str) -> Path:
@@ -111,13 +111,16 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 
 
 def check_yaml_size(text: str) -> None:
-    """Raise BadInput for a text whose aliases stand for more than MAX_YAML_NODES nodes, before they are replaced."""
+    """Raise BadInput for a text that is nested too deeply, or whose aliases stand for too many nodes, before it is
+    built."""
     sizes: dict[str, int] = {}
     open_nodes: list[tuple[str | None, int]] = []
     total = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, total))
+            if len(open_nodes) > MAX_YAML_DEPTH:
+                raise BadInput("it is nested too deeply. Reduce the nesting")
             total += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, start = open_nodes.pop()

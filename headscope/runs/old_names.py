@@ -127,8 +127,11 @@ def translate_table(name: str, table: "pa.Table") -> "pa.Table":
     import pyarrow as pa  # the command line reads this module for old command names and must start fast
 
     if name == "needles" and "achieved_depth" not in table.column_names:  # until format 2
+        from headscope.runs.columns import all_tables
+
+        field = all_tables()[name].arrow.field("achieved_depth")
         at = table.schema.get_field_index("span_start")
-        table = table.add_column(at, "achieved_depth", pa.array([-1.0] * table.num_rows, pa.float32()))
+        table = table.add_column(at, field, pa.array([-1.0] * table.num_rows, field.type))
     table = table.rename_columns([COLUMNS.get(name, {}).get(column, column) for column in table.column_names])
     for column in VALUE_COLUMNS:
         index = table.schema.get_field_index(column)
