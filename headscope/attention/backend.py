@@ -47,7 +47,7 @@ QKVEdit = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tenso
 def check_edited(edit: Callable[..., Any], layer: int, before: Sequence[Tensor], after: Any) -> tuple[Tensor, ...]:
     """The tensors that a user's edit returned. Raises BadInput if one does not fit the tensor that it replaces.
 
-    It must have the same shape, dtype and device, and finite values.
+    It must have the same shape, dtype and device, and finite values where the tensor it replaces has them.
     """
     name = getattr(edit, "__name__", type(edit).__name__)
     problem = f"edit '{name}' of layer {layer}"
@@ -62,9 +62,14 @@ def check_edited(edit: Callable[..., Any], layer: int, before: Sequence[Tensor],
                 if what == "shape":
                     expected, actual = tuple(expected), tuple(actual)
                 raise BadInput(f"{problem} returns {symbol} of {what} {actual}. Return {what} {expected}")
-        if not new.isfinite().all():
+        if not all_finite(new) and all_finite(old):
             raise BadInput(f"{problem} returns {symbol} with values that are not finite. Return finite values")
     return tuple(after)
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite. It waits for the device."""
+    return bool(values.isfinite().all())
 
 
 @dataclass(frozen=True, eq=False)

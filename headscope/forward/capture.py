@@ -43,10 +43,13 @@ class CapturedLayers:
         The pass raises BadInput if the edit changes a shape, dtype or device, or returns values that are not finite.
         """
 
-        def checked(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Any:
-            return backend.check_edited(edit, layer, (q, k, v), edit(q, k, v, positions))
+        module = self._module(layer)
+        number = self._model.geometry.layer_numbers[layer]
 
-        self._exit_stack.enter_context(backend.editing_qkv(self._module(layer), checked))
+        def checked(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Any:
+            return backend.check_edited(edit, number, (q, k, v), edit(q, k, v, positions))
+
+        self._exit_stack.enter_context(backend.editing_qkv(module, checked))
 
     def edit_output(self, layer: int, edit: backend.OutputEdit) -> None:
         """Replace the head outputs z of one layer before its o_proj until the capture ends."""
