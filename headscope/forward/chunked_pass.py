@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from headscope.forward.backbone import backbone, refuse_non_finite, refuse_unknown_tokens
+from headscope.forward.backbone import backbone, decoder_layers, refuse_non_finite, refuse_unknown_tokens
 from headscope.forward.logits import last_hidden_states, replacing_forward
 from headscope.forward.prefix_cache import supports_prefix_cache
-from headscope.forward.replay import residual_stream, resumable_layers
+from headscope.forward.replay import attention_layer_indices, residual_stream, resumable_layers
 from headscope.positions.model import Model
 
 MAX_SINGLE_PASS_TOKENS, TOKENS_PER_CHUNK = {"cpu": 2**14, "cuda": 2**16}, {"cpu": 2**10, "cuda": 2**14}
@@ -37,6 +37,7 @@ def choose_chunk_size(model: Model, ids: Tensor) -> int | None:
     if (
         ids.shape[1] <= MAX_SINGLE_PASS_TOKENS.get(device, MAX_SINGLE_PASS_TOKENS["cpu"])
         or not supports_prefix_cache(model)
+        or None in attention_layer_indices(model, decoder_layers(model))  # their state is not in a KV cache
         or not _chunks_match_single_pass(model, ids[:, :TRIAL_TOKENS])
     ):
         return None

@@ -1,7 +1,8 @@
 """Run a document once, store the input of every decoder layer, and resume the forward pass from any layer.
 
-Works for families whose decoder layers take the residual stream as first argument. A resumed pass calls the model's own
-layers with the arguments of the recorded pass, and the model's own code for everything after them.
+Works for families whose decoder layers take the residual stream as first argument; hybrid models have decoder layers
+without attention among them. A resumed pass calls the model's own layers with the arguments of the recorded pass, and
+the model's own code for everything after them.
 """
 
 import tempfile
@@ -67,7 +68,8 @@ class StreamStore:
 class Replay:
     """One document, ids [1, L], under one schedule. The targets are the tokens from `first_target` on.
 
-    Call `record_streams` once, and use the replay inside `running`.
+    Call `record_streams` once, and use the replay inside `running`. Streams are counted by decoder layer, edits and
+    gradients by attention layer.
     """
 
     def __init__(
@@ -75,9 +77,10 @@ class Replay:
     ):
         self.model, self.schedule, self.ids, self.first_target = model, schedule, ids, first_target
         self.layers = resumable_layers(model)
+        self._attention_layers = attention_layer_indices(model, self.layers)
         self.streams = StreamStore(memory_bytes)
         self._layer_arguments: list[tuple[Any, Any]] = []
-        self._returns_tensor = True  # whether a layer returns a tensor, not a tuple
+        self._further_outputs: tuple[Any, ...] | None = None  # of the last layer; None if it returns a tensor
 
     @contextmanager
     def running(self) -> Iterator[CapturedLayers]:
@@ -93,7 +96,7 @@ class Replay:
             self._layer_arguments.append((args[1:], kwargs))
 
         def record_last_output(module: nn.Module, args: Any, output: Any) -> None:
-            self._returns_tensor = isinstance(output, Tensor)
+            self._further_outputs = None if isinstance(output, Tensor) else tuple(output[1:])
             self.streams.append(residual_stream(output))
 
         with ExitStack() as stack:
@@ -105,11 +108,11 @@ class Replay:
         refuse_non_finite(self.model, self.ids, hidden)
 
     def stream(self, layer: int) -> Tensor:
-        """The residual stream [1, L, D] before a layer; for the index after the last layer, its output."""
+        """The residual stream [1, L, D] before a decoder layer; for the index after the last layer, its output."""
         return self.streams.load(layer)
 
     def run_layer(self, layer: int, stream: Tensor) -> Tensor:
-        """The output of one layer for a residual stream."""
+        """The output of one decoder layer for a residual stream."""
         args, kwargs = self._layer_arguments[layer]
         return residual_stream(self.layers[layer](stream, *args, **kwargs))
 
@@ -119,7 +122,8 @@ class Replay:
         return self.ids.shape[1] - self.first_target
 
     def losses(self, output_edits: Mapping[int, backend.OutputEdit]) -> Tensor:
-        """Loss of each target token in nats, [L - first_target] float32, with edited head outputs in some layers.
+        """Loss of each target token in nats, [L - first_target] float32, with edited head outputs in some attention
+        layers.
 
         Resumes at the lowest edited layer; without edits, after the last layer.
         """
@@ -132,7 +136,7 @@ class Replay:
 
     def _logits_and_targets(self, output_edits: Mapping[int, backend.OutputEdit]) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits [n, vocabulary], float32, and their target tokens [n], in chunks."""
-        lowest = min(output_edits, default=len(self.layers))
+        lowest = self._attention_layers.index(min(output_edits)) if output_edits else len(self.layers)
         stream = self.stream(lowest)
         with ExitStack() as stack:
             for layer, edit in output_edits.items():
@@ -153,7 +157,7 @@ class Replay:
         objectives: Sequence[Objective],
         on_layer: Callable[[int, Tensor, backend.AttentionCall, list[Tensor]], None],
     ) -> None:
-        """Compute gradients of objectives with respect to the head outputs z of every layer, last layer first.
+        """Compute gradients of objectives with respect to the head outputs z of every attention layer, last first.
 
         `on_layer(layer, z, call, gradients)` receives z [1, H, L, d], the call that computed it, and one gradient of
         the same shape per objective. Only one layer's activations are in memory at a time.
@@ -164,17 +168,20 @@ class Replay:
             cotangents = _gradients(
                 [hidden] * len(objectives), [stream], self._hidden_gradients(hidden.detach(), objectives)
             )
-            for layer in reversed(range(len(self.layers))):
+            for layer, attention_layer in reversed([*enumerate(self._attention_layers)]):
                 stream = self.stream(layer).detach().requires_grad_()
-                with _collecting_outputs(self.model.attention_modules[layer]) as calls:
+                seeds = [cotangent[0] for cotangent in cotangents]
+                if attention_layer is None:
+                    cotangents = _gradients([self.run_layer(layer, stream)] * len(objectives), [stream], seeds)
+                    continue
+                with _collecting_outputs(self.model.attention_modules[attention_layer]) as calls:
                     output = self.run_layer(layer, stream)
                 ((z, call),) = calls
-                gradients = _gradients(
-                    [output] * len(objectives), [stream, z], [cotangent[0] for cotangent in cotangents]
-                )
+                gradients = _gradients([output] * len(objectives), [stream, z], seeds)
                 q, k, v = (t.detach() for t in (call.q, call.k, call.v))
                 with torch.no_grad():
-                    on_layer(layer, z.detach(), replace(call, q=q, k=k, v=v), [gradient for _, gradient in gradients])
+                    slopes = [gradient for _, gradient in gradients]
+                    on_layer(attention_layer, z.detach(), replace(call, q=q, k=k, v=v), slopes)
                 cotangents = [(gradient,) for gradient, _ in gradients]
 
     def _hidden_gradients(self, hidden: Tensor, objectives: Sequence[Objective]) -> list[Tensor]:
@@ -191,11 +198,10 @@ class Replay:
 
     def _final_hidden_states(self, stream: Tensor) -> Tensor:
         """The backbone's last hidden states [1, L, D] from the output of its last layer."""
+        output = stream if self._further_outputs is None else (stream, *self._further_outputs)
         with ExitStack() as stack:
             for layer in self.layers:
-                stack.enter_context(
-                    replacing_forward(layer, lambda *_, **__: stream if self._returns_tensor else (stream,))
-                )
+                stack.enter_context(replacing_forward(layer, lambda *_, **__: output))
             hidden: Tensor = backbone(self.model)(self.ids, use_cache=False).last_hidden_state
         return hidden
 
@@ -203,7 +209,7 @@ class Replay:
 def resumable_layers(model: LoadedModel) -> list[nn.Module]:
     """The decoder layers of a model. Raises UnsupportedModel if layers share keys or are not one list."""
     layers = decoder_layers(model)
-    if len(layers) != len(model.attention_modules):
+    if not layers:
         raise UnsupportedModel(
             f"cannot replay single layers of {model.name}: its decoder layers are not a single module list"
         )
@@ -212,6 +218,12 @@ def resumable_layers(model: LoadedModel) -> list[nn.Module]:
             f"cannot replay single layers of {model.name}: its last layers share the keys of earlier ones"
         )
     return layers
+
+
+def attention_layer_indices(model: LoadedModel, layers: Sequence[nn.Module]) -> list[int | None]:
+    """The index of the attention layer in each decoder layer, None in a layer without attention."""
+    index_of = {module: index for index, module in enumerate(model.attention_modules)}
+    return [next((index_of[m] for m in layer.modules() if m in index_of), None) for layer in layers]
 
 
 def shares_keys_across_layers(model: LoadedModel) -> bool:

@@ -1,0 +1,97 @@
+"""Hybrid models, whose decoder layers attend only here and there: influence equals ablation in the whole model."""
+
+from functools import cache, partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from zoo.build import tiny
+
+import headscope as hs
+from headscope.errors import UnsupportedModel
+from headscope.forward.interventions import ABLATIONS, Unit, head_units, layer_output_edit
+from headscope.forward.replay import Replay
+from headscope.positions.model import Model
+from probes.influence.gradient_estimate import estimate_effects
+
+HYBRIDS = (
+    *("qwen3_next", "qwen3_5_text", "jamba", "bamba", "granitemoehybrid", "nemotron_h"),
+    *("falcon_h1", "lfm2", "olmo_hybrid", "kimi_linear", "zamba2"),
+)
+IDS = torch.randint(3, 60, (1, 20), generator=torch.Generator().manual_seed(0))
+
+
+@cache
+def loaded(model_type: str) -> Model:
+    return hs.load(tiny(model_type))
+
+
+def total_loss(model: Model) -> Tensor:
+    logits = model.module(IDS, use_cache=False).logits[0, :-1]
+    return nn.functional.cross_entropy(logits.float(), IDS[0, 1:], reduction="sum")
+
+
+def output_projection(model: Model, layer: int) -> nn.Module:
+    """The matrix that takes the heads' outputs, by the names that transformers gives it."""
+    attention = model.attention_modules[layer]
+    return next(getattr(attention, name) for name in ("o_proj", "out_proj", "dense") if hasattr(attention, name))
+
+
+def loss_without_head(model: Model, unit: Unit) -> float:
+    """The loss of the whole model with a hook of torch that zeroes the head's input to its output projection."""
+
+    def zero_head(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        heads = args[0].unflatten(-1, (model.geometry.heads, -1)).clone()
+        heads[..., unit.head, :] = 0
+        return (heads.flatten(-2), *args[1:])
+
+    hook = output_projection(model, unit.layer).register_forward_pre_hook(zero_head)
+    with torch.no_grad():
+        loss = float(total_loss(model))
+    hook.remove()
+    return loss
+
+
+@pytest.mark.parametrize("model_type", HYBRIDS)
+def test_replayed_ablation_of_a_hybrid_equals_ablation_in_the_whole_model(model_type: str) -> None:
+    model = loaded(model_type)
+    replay = Replay(model, model.schedule, IDS, memory_bytes=1e9)
+    units = head_units(model.geometry)
+    with replay.running():
+        replay.record_streams()
+        for unit in (units[0], units[len(units) // 2], units[-1]):
+            edits = {unit.layer: layer_output_edit(ABLATIONS["zero"], [unit], model.geometry)}
+            replayed = float(replay.losses(edits).double().sum())
+            assert replayed == pytest.approx(loss_without_head(model, unit), rel=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "jamba", "bamba", "falcon_h1", "lfm2"])
+def test_the_estimate_of_a_hybrid_is_the_slope_of_the_whole_model(model_type: str) -> None:
+    """Scale a head's output by 1 + x: the derivative of the loss at x = 0 is minus the estimate of its zero ablation."""
+    model = loaded(model_type)
+    replay = Replay(model, model.schedule, IDS, memory_bytes=1e9)
+    with replay.running():
+        replay.record_streams()
+        estimates = estimate_effects(replay, {"zero": ABLATIONS["zero"]}, draws=0, seed=0)["zero"]
+    factors = [torch.ones(model.geometry.heads, requires_grad=True) for _ in model.attention_modules]
+
+    def scale_heads(factor: Tensor, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        heads = args[0].unflatten(-1, (len(factor), -1))
+        return ((heads * factor[:, None]).flatten(-2), *args[1:])
+
+    hooks = [
+        output_projection(model, layer).register_forward_pre_hook(partial(scale_heads, factor))
+        for layer, factor in enumerate(factors)
+    ]
+    slopes = torch.stack(torch.autograd.grad(total_loss(model), factors)) / (IDS.shape[1] - 1)
+    for hook in hooks:
+        hook.remove()
+    torch.testing.assert_close(estimates.head_slopes.float(), -slopes, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_whose_layers_are_not_one_list_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded("jamba")
+    layers = model.module.model.layers
+    monkeypatch.setattr(model.module.model, "layers", nn.Sequential(*layers))
+    with pytest.raises(UnsupportedModel, match="its decoder layers are not a single module list"):
+        Replay(model, model.schedule, IDS, memory_bytes=1e9)
