@@ -67,7 +67,7 @@ def test_replayed_ablation_of_a_hybrid_equals_ablation_in_the_whole_model(model_
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "jamba", "bamba", "falcon_h1", "lfm2"])
 def test_the_estimate_of_a_hybrid_is_the_slope_of_the_whole_model(model_type: str) -> None:
-    """Scale a head's output by 1 + x: the derivative of the loss at x = 0 is minus the estimate of its zero ablation."""
+    """The derivative of the loss by a factor of a head's output is minus the estimate of its zero ablation."""
     model = loaded(model_type)
     replay = Replay(model, model.schedule, IDS, memory_bytes=1e9)
     with replay.running():
