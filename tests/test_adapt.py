@@ -572,7 +572,7 @@ def test_parameters_trained_elsewhere_load_by_a_key_map(
     by: str, trained_run: Run, folder: Path, tmp_path: Path
 ) -> None:
     model, tensors = headscope.load(str(folder / "tiny")), load_file(adapter_path(trained_run, 40))
-    heads = model.geometry.heads_per_group
+    heads = model.geometry.heads_per_group(0)
     foreign = {}
     for layer in range(model.geometry.layers):
         rows = tensors["xi"][layer].repeat_interleave(heads, 0) if by == "head" else tensors["xi"][layer]

@@ -4,12 +4,13 @@ from functools import cache, partial
 
 import pytest
 import torch
+from support.whole_model import loss_without_head, output_projection, total_loss
 from torch import Tensor, nn
 from zoo.build import tiny
 
 import headscope as hs
 from headscope.errors import UnsupportedModel
-from headscope.forward.interventions import ABLATIONS, Unit, head_units, layer_output_edit
+from headscope.forward.interventions import ABLATIONS, head_units, layer_output_edit
 from headscope.forward.replay import Replay
 from headscope.positions.model import Model
 from probes.influence.gradient_estimate import estimate_effects
@@ -26,32 +27,6 @@ def loaded(model_type: str) -> Model:
     return hs.load(tiny(model_type))
 
 
-def total_loss(model: Model) -> Tensor:
-    logits = model.module(IDS, use_cache=False).logits[0, :-1]
-    return nn.functional.cross_entropy(logits.float(), IDS[0, 1:], reduction="sum")
-
-
-def output_projection(model: Model, layer: int) -> nn.Module:
-    """The matrix that takes the heads' outputs, by the names that transformers gives it."""
-    attention = model.attention_modules[layer]
-    return next(getattr(attention, name) for name in ("o_proj", "out_proj", "dense") if hasattr(attention, name))
-
-
-def loss_without_head(model: Model, unit: Unit) -> float:
-    """The loss of the whole model with a hook of torch that zeroes the head's input to its output projection."""
-
-    def zero_head(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        heads = args[0].unflatten(-1, (model.geometry.heads, -1)).clone()
-        heads[..., unit.head, :] = 0
-        return (heads.flatten(-2), *args[1:])
-
-    hook = output_projection(model, unit.layer).register_forward_pre_hook(zero_head)
-    with torch.no_grad():
-        loss = float(total_loss(model))
-    hook.remove()
-    return loss
-
-
 @pytest.mark.parametrize("model_type", HYBRIDS)
 def test_replayed_ablation_of_a_hybrid_equals_ablation_in_the_whole_model(model_type: str) -> None:
     model = loaded(model_type)
@@ -62,7 +37,7 @@ def test_replayed_ablation_of_a_hybrid_equals_ablation_in_the_whole_model(model_
         for unit in (units[0], units[len(units) // 2], units[-1]):
             edits = {unit.layer: layer_output_edit(ABLATIONS["zero"], [unit], model.geometry)}
             replayed = float(replay.losses(edits).double().sum())
-            assert replayed == pytest.approx(loss_without_head(model, unit), rel=1e-5)
+            assert replayed == pytest.approx(loss_without_head(model, unit, IDS), rel=1e-5)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "jamba", "bamba", "falcon_h1", "lfm2"])
@@ -83,7 +58,7 @@ def test_the_estimate_of_a_hybrid_is_the_slope_of_the_whole_model(model_type: st
         output_projection(model, layer).register_forward_pre_hook(partial(scale_heads, factor))
         for layer, factor in enumerate(factors)
     ]
-    slopes = torch.stack(torch.autograd.grad(total_loss(model), factors)) / (IDS.shape[1] - 1)
+    slopes = torch.stack(torch.autograd.grad(total_loss(model, IDS), factors)) / (IDS.shape[1] - 1)
     for hook in hooks:
         hook.remove()
     torch.testing.assert_close(estimates.head_slopes.float(), -slopes, rtol=1e-4, atol=1e-5)

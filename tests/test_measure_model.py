@@ -70,7 +70,7 @@ def pair_errors(
     """Errors of one layer's pairs table, of some `heads` or all, relative to the rms of the head."""
     rows = of_layer(columns, layer)
     for head in range(geometry.heads) if heads is None else heads:
-        group = head // geometry.heads_per_group
+        group = head // geometry.heads_per_group(0)
         q, k = seen.q[head : head + 1], seen.k[group : group + 1]
         expected = tiled_pair_statistics(q, k, seen.scaling, geometry, geometry.windows[layer])
         mask = rows["head"] == head

@@ -212,7 +212,7 @@ def test_bins_hold_every_row_once_and_their_eager_means(geometry_and_layer: tupl
     for edge, values in expected.items():
         in_bin = columns["visible"] == edge
         assert columns["head"][in_bin].tolist() == list(range(geometry.heads))
-        assert (columns["kv_group"][in_bin] == columns["head"][in_bin] // geometry.heads_per_group).all()
+        assert (columns["kv_group"][in_bin] == columns["head"][in_bin] // geometry.heads_per_group(0)).all()
         assert (columns["rows"][in_bin] == values["rows"]).all()
         for name in ROW_STATISTICS:
             atol = NEAR_ZERO.get(name, 1e-6)

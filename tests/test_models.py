@@ -60,6 +60,7 @@ def test_inspected_geometry_equals_the_config(family: str) -> None:
         native_context=256,
         windows=spec.windows,
         layer_rotates=spec.rotates,
+        layer_kv_groups=(spec.groups,) * len(spec.numbers),
         rotary_start=spec.rotary_start,
         rotation_direction=-1 if family == "nanochat" else 1,
     )

@@ -236,7 +236,7 @@ def test_a_model_with_ablated_heads_answers_as_an_edited_eager_model(family: str
         each.set_attn_implementation("eager")
     means = None if how == "zero" else eager_means(eager[0], torch.tensor(text.astype(np.int64)))
     edited = silenced_eager(eager[1], heads, means)
-    units = [Unit(layer, head // model.geometry.heads_per_group, head) for layer, head in heads]
+    units = [Unit(layer, head // model.geometry.heads_per_group(0), head) for layer, head in heads]
     reader = PrefixCachedGenerator(model)
 
     def assert_said_by(module: Any, ids: Any, tokens: list[int]) -> None:

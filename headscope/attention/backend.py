@@ -116,16 +116,30 @@ def using_backend(model: PreTrainedModel) -> AbstractContextManager[None]:
 
 @contextmanager
 def using_attention_implementation(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Select one of transformers' attention implementations; restore that of every submodel on exit."""
+    """Select one of transformers' attention implementations for the text part; on exit, restore that of every part.
+
+    Vision and audio towers keep theirs, since some support no other one.
+    """
     configs = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
-    previous = [config._attn_implementation for config in configs]
-    model.set_attn_implementation(implementation)
+    previous = [config._attn_implementation_internal for config in configs]
     try:
+        model.set_attn_implementation(_for_text_part(model.config, implementation) or implementation)
         yield
     finally:
-        model.set_attn_implementation(previous[0])
-        for config, implementation in zip(configs, previous, strict=True):  # the line above set all to the first one
-            config._attn_implementation = implementation
+        for config, implementation in zip(configs, previous, strict=True):
+            config._attn_implementation_internal = implementation
+
+
+def _for_text_part(config: Any, implementation: str) -> dict[str, Any] | None:
+    """`implementation` by sub-configuration as transformers takes it; None if the text part is the whole model."""
+    text = config.get_text_config()
+    for key in config.sub_configs:
+        part = getattr(config, key)
+        if part is text:
+            return {"": implementation, key: implementation}
+        if part is not None and (nested := _for_text_part(part, implementation)):
+            return {"": implementation, key: nested}
+    return None
 
 
 def editing_qkv(module: nn.Module, edit: QKVEdit) -> AbstractContextManager[None]:

@@ -1,17 +1,19 @@
 """The shape of a model's attention, and the record of what one attention layer computed for one sequence."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 RotaryLayout = Literal["half", "interleaved"]
+HeadIndex = TypeVar("HeadIndex", int, np.ndarray, Tensor)
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Shape of a model's attention: the same in every layer except for `windows` and `layer_rotates`.
+    """Shape of a model's attention: the same in every layer except for `windows`, `layer_rotates`, `layer_kv_groups`.
 
     Only layers with attention count. `layer_numbers` are their numbers in the model, from 0: a hybrid model also has
     layers without attention. The code identifies a layer by its index into `layer_numbers`; tables, messages and
@@ -20,7 +22,8 @@ class Geometry:
     `pairs` is the number of rotary pairs of a head, 0 if nothing rotates; the other dimensions pass unrotated.
     `rotary_layout` says which two dimensions form pair f: "half" is (f, f + pairs), "interleaved" is (2f, 2f + 1),
     counted from dimension `rotary_start`. That is 0 except in latent attention, where the rotary dimensions come last.
-    With growing position a pair rotates from its first dimension to its second, or back (`rotation_direction` -1).
+    `kv_groups` and `head_dim` are the largest of all layers, `layer_kv_groups` the KV groups of each layer. With
+    growing position a pair rotates from its first dimension to its second, or back (`rotation_direction` -1).
     """
 
     layer_numbers: tuple[int, ...]
@@ -32,6 +35,7 @@ class Geometry:
     native_context: int
     windows: tuple[int | None, ...]
     layer_rotates: tuple[bool, ...]
+    layer_kv_groups: tuple[int, ...]
     rotary_start: int = 0
     rotation_direction: Literal[1, -1] = 1
 
@@ -45,10 +49,16 @@ class Geometry:
         """Number of rotary pairs plus the pairs that the unrotated dimensions form."""
         return self.head_dim // 2
 
-    @property
-    def heads_per_group(self) -> int:
-        """Number of query heads per KV group."""
-        return self.heads // self.kv_groups
+    def heads_per_group(self, layer: int) -> int:
+        """Number of query heads per KV group of a layer."""
+        return self.heads // self.layer_kv_groups[layer]
+
+    def kv_group(self, layer: HeadIndex, head: HeadIndex) -> HeadIndex:
+        """The KV group of query heads: layer indices and heads as two ints, or two arrays or tensors of one shape."""
+        sizes = np.array([self.heads_per_group(index) for index in range(self.layers)])
+        if isinstance(layer, Tensor):
+            return head // torch.from_numpy(sizes)[layer]
+        return head // (int(sizes[layer]) if isinstance(layer, int) else sizes[layer])
 
 
 def soft_cap(logits: Tensor, cap: float | None) -> Tensor:

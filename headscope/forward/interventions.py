@@ -38,18 +38,23 @@ class Unit:
         """The query heads of the unit within its layer."""
         if self.head != WHOLE_GROUP:
             return slice(self.head, self.head + 1)
-        return slice(self.kv_group * geometry.heads_per_group, (self.kv_group + 1) * geometry.heads_per_group)
+        size = geometry.heads_per_group(self.layer)
+        return slice(self.kv_group * size, (self.kv_group + 1) * size)
 
 
 def kv_group_units(geometry: Geometry) -> list[Unit]:
     """Every KV group, layer by layer."""
-    return [Unit(layer, group) for layer in range(geometry.layers) for group in range(geometry.kv_groups)]
+    return [Unit(layer, group) for layer, groups in enumerate(geometry.layer_kv_groups) for group in range(groups)]
 
 
 def head_units(geometry: Geometry) -> list[Unit]:
     """Every query head, layer by layer."""
-    heads = [(layer, head) for layer in range(geometry.layers) for head in range(geometry.heads)]
-    return [Unit(layer, head // geometry.heads_per_group, head) for layer, head in heads]
+    return [head_unit(geometry, layer, head) for layer in range(geometry.layers) for head in range(geometry.heads)]
+
+
+def head_unit(geometry: Geometry, layer: int, head: int) -> Unit:
+    """One query head as a unit; `layer` is the index of its attention layer."""
+    return Unit(layer, geometry.kv_group(layer, head), head)
 
 
 class Intervention(Protocol):

@@ -206,7 +206,7 @@ def _exact_row_statistics(alpha: Tensor, distance: Tensor) -> Tensor:
 def _head_planes(head: int, q_planes: Tensor, k_planes: Tensor, model: Model) -> tuple[Tensor, Tensor]:
     """The rotary pairs of one head's queries and keys, both [2, F, L], float64."""
     geometry = model.geometry
-    group, within = divmod(head, geometry.heads_per_group)
+    group, within = divmod(head, geometry.heads_per_group(0))  # where heads have pairs, all layers are alike
     pairs = slice(group * geometry.all_pairs, (group + 1) * geometry.all_pairs)
     return q_planes[:, pairs, within].double(), k_planes[:, pairs, 0].double()
 

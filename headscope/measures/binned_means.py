@@ -59,11 +59,11 @@ class BinnedRowMeans(ABC):
         heads = self.geometry.heads
         rows = self.counts[layer, bin_]
         means = self.sums[:, :, layer, bin_] / rows
-        head = torch.arange(heads).repeat(len(layer))
+        head, head_layer = torch.arange(heads).repeat(len(layer)), layer.repeat_interleave(heads)
         columns = {
-            "layer": torch.tensor(self.geometry.layer_numbers)[layer].repeat_interleave(heads),
+            "layer": torch.tensor(self.geometry.layer_numbers)[head_layer],
             "head": head,
-            "kv_group": head // self.geometry.heads_per_group,
+            "kv_group": self.geometry.kv_group(head_layer, head),
             "visible": torch.from_numpy(self.edges)[bin_].repeat_interleave(heads),
             "rows": rows.repeat_interleave(heads),
             **{name: mean.T.reshape(-1) for name, mean in zip(self.statistic_names, means, strict=True)},

@@ -79,7 +79,7 @@ class DetectorScores:
     def _rows(self) -> Iterator[tuple[object, ...]]:
         for (layer, kind), (scores, chance, rows) in sorted(self._scores.items()):
             for head, score in enumerate(scores.tolist()):
-                group = head // self.geometry.heads_per_group
+                group = self.geometry.kv_group(layer, head)
                 yield self.geometry.layer_numbers[layer], head, group, kind, score, chance, rows
 
 

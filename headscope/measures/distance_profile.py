@@ -118,7 +118,7 @@ class DistanceProfile:
         columns = {
             "layer": torch.tensor(geometry.layer_numbers)[layer[is_visible]],
             "head": head[is_visible],
-            "kv_group": head[is_visible] // geometry.heads_per_group,
+            "kv_group": geometry.kv_group(layer[is_visible], head[is_visible]),
             "pair": pair[is_visible],
             "distance": torch.from_numpy(self.distances)[distance[is_visible]],
             "mean_signed": self.sums[is_visible] / counts[is_visible],

@@ -221,6 +221,6 @@ class RotaryPairs:
         layer, head, pair = torch.meshgrid(
             layers, torch.arange(geometry.heads), torch.arange(geometry.all_pairs), indexing="ij"
         )
-        layer = torch.tensor(geometry.layer_numbers)[layer]
-        keys = {"layer": layer, "head": head, "kv_group": head // geometry.heads_per_group, "pair": pair}
+        number, group = torch.tensor(geometry.layer_numbers)[layer], geometry.kv_group(layer, head)
+        keys = {"layer": number, "head": head, "kv_group": group, "pair": pair}
         return {name: column.reshape(-1).numpy() for name, column in {**keys, **values}.items()}

@@ -132,6 +132,6 @@ class TopKeysAccumulator:
         return {
             "layer": np.array(self.geometry.layer_numbers)[layer.numpy()],
             "head": head.numpy(),
-            "kv_group": head.numpy() // self.geometry.heads_per_group,
+            "kv_group": self.geometry.kv_group(layer, head).numpy(),
             "query": self.rows[row].numpy(),
         }

@@ -53,11 +53,11 @@ class Checkpoint:
             check_against_eager(self.module, inspection.attention_modules, inspection.layer_numbers)
         self.attention_modules = inspection.attention_modules
         self.rotation = inspection.rotation
-        heads, kv_groups, head_dim = inspection.shape
+        heads, head_dim = inspection.heads, inspection.head_dim
         self.geometry = Geometry(
             layer_numbers=inspection.layer_numbers,
             heads=heads,
-            kv_groups=kv_groups,
+            kv_groups=max(inspection.layer_kv_groups),
             head_dim=head_dim,
             pairs=self.rotation.pairs,
             rotary_layout=self.rotation.layout,
@@ -65,6 +65,7 @@ class Checkpoint:
             native_context=native_context(self.module.config) or max(filter(None, inspection.windows), default=0),
             windows=inspection.windows,
             layer_rotates=inspection.layer_rotates,
+            layer_kv_groups=inspection.layer_kv_groups,
             rotary_start=self.rotation.rotary_start,
             rotation_direction=self.rotation.direction,
         )

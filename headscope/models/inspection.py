@@ -83,11 +83,13 @@ class BaseRotation:
 
 @dataclass(frozen=True, eq=False)
 class ModelInspection:
-    """Attention modules by layer, their layer numbers and windows; `shape` is (heads, KV groups, head_dim)."""
+    """Attention modules by layer, their layer numbers, KV groups and windows; `head_dim` is the largest of a layer."""
 
     attention_modules: tuple[nn.Module, ...]
     layer_numbers: tuple[int, ...]
-    shape: tuple[int, int, int]
+    heads: int
+    layer_kv_groups: tuple[int, ...]
+    head_dim: int
     windows: tuple[int | None, ...]
     layer_rotates: tuple[bool, ...]
     rotation: BaseRotation
@@ -96,16 +98,18 @@ class ModelInspection:
 def inspect_model(model: PreTrainedModel) -> ModelInspection:
     """Run three tokens through the attention backend and read the geometry. Raises UnsupportedModel with the reason."""
     calls = _record_attention_calls(model)
-    shapes = {call.shape[:2] for call in calls}
-    if len(shapes) > 1:
-        raise unsupported_model_error(model, f"its layers differ in heads or KV groups {sorted(shapes)}")
+    heads = {call.shape[0] for call in calls}
+    if len(heads) > 1:
+        raise unsupported_model_error(model, f"its layers differ in their number of heads {sorted(heads)}")
     modules = tuple(call.module for call in calls)
     numbers = _layer_numbers(model, modules)
     rotation = _base_rotation(model, calls, numbers)
     return ModelInspection(
         attention_modules=modules,
         layer_numbers=numbers,
-        shape=max(call.shape for call in calls),
+        heads=heads.pop(),
+        layer_kv_groups=tuple(call.groups for call in calls),
+        head_dim=max(call.shape[2] for call in calls),
         windows=tuple(call.window for call in calls),
         layer_rotates=tuple(bool(call.rotations) and rotation.pairs > 0 for call in calls),
         rotation=rotation,
@@ -185,7 +189,7 @@ def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers:
     if not rotations:
         return BaseRotation.without_pairs(layers, "it does not rotate its heads")
     if len({call.shape for call in calls}) > 1:
-        return BaseRotation.without_pairs(layers, "its layers differ in head_dim")
+        return BaseRotation.without_pairs(layers, "its layers differ in KV groups or head_dim")
     changes = {_change_after_rotation(calls[index]) for index in rotations}
     if "other" in changes:
         return BaseRotation.without_pairs(layers, "it transforms its heads after the rotation, which mixes the pairs")

@@ -115,7 +115,7 @@ class LogitTerms:
         geometry, bins = self.geometry, AttributionByPosition(len(self.ids[0]))
         layers, heads = np.indices(self.head_terms.shape[:2]).reshape(2, -1)
         head_columns = {"layer": np.array(geometry.layer_numbers)[layers], "head": heads}
-        head_columns["kv_group"] = heads // geometry.heads_per_group
+        head_columns["kv_group"] = geometry.kv_group(layers, heads)
         part_columns = {
             "part": np.array([name for name, _ in self.part_terms]),
             "layer": np.array([layer for _, layer in self.part_terms]),

@@ -72,7 +72,7 @@ def estimate_effects(
             sums = estimates[key]
             sums.head_slopes[layer] = slope.sum(-1) / tokens
             for sampled in sampled_slopes:
-                by_group = sampled.view(kv_groups, -1, sampled.shape[-1]).sum(1)
+                by_group = sampled.view(geometry.layer_kv_groups[layer], -1, sampled.shape[-1]).sum(1)
                 for term, product in ((sums.head_curvatures, sampled), (sums.group_curvatures, by_group)):
                     term[layer] += product.square().sum(-1) / (2 * len(sampled_slopes) * tokens)
 

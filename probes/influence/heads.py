@@ -73,7 +73,7 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     order = frame["target"].map({"init": 0, "base": 1}).fillna(0)
     sweep = [frame[name] for name in ("model", "component", "objective")]
     frame = frame[order == order.groupby(sweep).transform("min")]
-    rows = frame.merge(_group_members(run), on=["model", "kv_group"])
+    rows = frame.merge(_group_members(run), on=["model", "layer", "kv_group"])
     rows = rows[(rows["head"] < 0) | (rows["head"] == rows["member"])].assign(head=lambda f: f["member"])
     groups: Any = rows.groupby(["objective", "component"], sort=False)
     return pd.concat(
@@ -97,11 +97,15 @@ def best_method_rows(influence: pd.DataFrame) -> pd.DataFrame:
 
 
 def _group_members(run: RunTables) -> pd.DataFrame:
-    """The query heads of every KV group: model, kv_group, member."""
+    """The query heads of every KV group: model, layer, kv_group, member."""
     blocks = []
     for model in run.manifest["models"]:
         geometry = model["geometry"]
         heads = np.arange(geometry["heads"])
-        group = heads // (geometry["heads"] // geometry["kv_groups"])
-        blocks.append(pd.DataFrame({"model": model["label"], "kv_group": group, "member": heads}))
+        numbers = geometry.get("numbers", range(geometry["layers"]))
+        group_counts = geometry.get("layer_kv_groups", [geometry["kv_groups"]] * len(numbers))
+        for layer, groups in zip(numbers, group_counts, strict=True):
+            group = heads // (len(heads) // groups)
+            keys = {"model": model["label"], "layer": layer, "kv_group": group, "member": heads}
+            blocks.append(pd.DataFrame(keys))
     return pd.concat(blocks)

@@ -20,6 +20,7 @@ from headscope.forward.interventions import (
     PairsZeroed,
     PositionReset,
     Unit,
+    head_unit,
     head_units,
     kv_group_units,
     layer_output_edit,
@@ -197,7 +198,7 @@ def _resolve_head_set(label: str, model: Model, set_name: str, head_names: Seque
                 f"influence: model '{label}' has no head {name} of set '{set_name}'. Its layers are "
                 f"{', '.join(map(str, geometry.layer_numbers))}, with heads 0 to {geometry.heads - 1}"
             )
-        units.append(Unit(geometry.layer_numbers.index(layer), head // geometry.heads_per_group, head))
+        units.append(head_unit(geometry, geometry.layer_numbers.index(layer), head))
     return units
 
 

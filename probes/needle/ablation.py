@@ -15,7 +15,7 @@ from torch import Tensor
 from headscope.attention import backend
 from headscope.attention.record import AttentionRecord, Geometry
 from headscope.forward.capture import capturing
-from headscope.forward.interventions import Intervention, Unit, layer_output_edit, zero_ablation
+from headscope.forward.interventions import Intervention, Unit, head_unit, layer_output_edit, zero_ablation
 from headscope.forward.logits import finite_hidden_states
 from headscope.forward.prefix_cache import TokenIds
 from headscope.models.checkpoint import evaluating
@@ -62,10 +62,7 @@ def select_heads(ranking: pd.DataFrame, task: AblationTask, seed: int) -> pd.Dat
 def heads_to_units(heads: pd.DataFrame, geometry: Geometry) -> list[Unit]:
     """The heads of a table as units; `layer` is the layer number."""
     rows = heads[HEAD_COLUMNS].itertuples(index=False, name=None)
-    return [
-        Unit(geometry.layer_numbers.index(layer), int(head) // geometry.heads_per_group, int(head))
-        for layer, head in rows
-    ]
+    return [head_unit(geometry, geometry.layer_numbers.index(layer), int(head)) for layer, head in rows]
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,7 @@ def _head_columns(layer_index: IntArray, head: IntArray, geometry: Geometry) -> 
     return {
         "layer": np.array(geometry.layer_numbers)[layer_index],
         "head": head,
-        "kv_group": head // geometry.heads_per_group,
+        "kv_group": geometry.kv_group(layer_index, head),
     }
 
 

@@ -171,7 +171,7 @@ class NeedleRunner:
                     recall = rouge1_recall(prompter.scored_text, text)
                     outcome = {"answer": text, "recall": recall, "success": recall > SUCCESS_RECALL}
                     rows.append({**self._key_columns(label, trial), "depth": trial.depths[0], **outcome})
-        groups = heads["head"] // model.geometry.heads_per_group
+        groups = [unit.kv_group for unit in ablation.heads_to_units(heads, model.geometry)]
         ablated = heads.assign(model=label, half=task.half, kv_group=groups)
         return {
             name: frame.assign(ablation=task.ablation, size=task.size, draw=task.draw)

@@ -57,7 +57,7 @@ def _scales(model: Model) -> dict[str, Tensor]:
     schedule, geometry, own = model.schedule, model.geometry, FixedSchedule.of_checkpoint(model)
     layers = range(geometry.layers)
     layer, head = _grid(geometry.layers, geometry.heads)
-    group = head // geometry.heads_per_group
+    group = geometry.kv_group(layer, head)
     tau, gamma = (t.detach().cpu() for t in schedule.tau_and_gamma())
     # float64: a product of many frequencies loses the base's last digits in float32.
     mean_log = frequencies_by_layer(model, schedule)[..., : geometry.pairs].double().log().mean(-1)

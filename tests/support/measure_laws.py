@@ -30,7 +30,9 @@ def geometry_of(
     numbers: Any = None,
 ) -> Geometry:
     layers, rotates = tuple(numbers or range(len(windows))), (True,) * len(windows)
-    return Geometry(layers, heads, groups, head_dim, pairs, layout, 256, tuple(windows), rotates, start)
+    return Geometry(
+        layers, heads, groups, head_dim, pairs, layout, 256, tuple(windows), rotates, (groups,) * layers, start
+    )
 
 
 def full_pass_record(
