@@ -147,7 +147,7 @@ def test_a_layer_that_adds_more_than_its_parts_is_refused() -> None:
 def test_head_outputs_changed_before_the_projection_are_refused() -> None:
     model = headscope.load(MANY["llama-gqa"](), device="cpu")
     attention = model.module.model.layers[1].self_attn
-    handle = attention.o_proj.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
+    handle = attention.o_proj.register_forward_pre_hook(lambda _, args: (args[0].flip(-1),))
     with pytest.raises(UnsupportedModel, match=r"changes the heads. outputs before"):
         attribute_logits(model, IDS)
     handle.remove()

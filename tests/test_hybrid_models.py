@@ -13,6 +13,7 @@ from headscope.errors import UnsupportedModel
 from headscope.forward.interventions import ABLATIONS, head_units, layer_output_edit
 from headscope.forward.replay import Replay
 from headscope.positions.model import Model
+from probes.attribution.run import attribute_logits
 from probes.influence.gradient_estimate import estimate_effects
 
 HYBRIDS = (
@@ -70,3 +71,38 @@ def test_a_model_whose_layers_are_not_one_list_is_refused_by_name(monkeypatch: p
     monkeypatch.setattr(model.module.model, "layers", nn.Sequential(*layers))
     with pytest.raises(UnsupportedModel, match="its decoder layers are not a single module list"):
         Replay(model, model.schedule, IDS, memory_bytes=1e9)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_text"])
+def test_attribution_of_gated_heads_counts_the_gate_with_its_value(model_type: str) -> None:
+    """Each head: the gated input of its slice of the output projection, through the final norm at its scale."""
+    model = loaded(model_type)
+    terms = attribute_logits(model, IDS[0])
+    assert terms.relative_error < 1e-5
+    inputs: dict[int, Tensor] = {}
+    hooks = [
+        output_projection(model, layer).register_forward_pre_hook(
+            lambda _, args, at=layer: inputs.update({at: args[0]})
+        )
+        for layer in range(model.geometry.layers)
+    ]
+    final_norm, states = model.module.model.norm, []
+    hooks.append(final_norm.register_forward_hook(lambda _, args, output: states.append((args[0], output))))
+    with torch.no_grad():
+        model.module(IDS, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    ((before, after),) = states
+    gain = (after / before)[0, :-1]  # the norm as a factor of each number
+    unembedding = model.module.lm_head.weight
+    directions = gain * (unembedding[IDS[0, 1:]] - unembedding.mean(0))
+    for layer, gated in inputs.items():
+        heads = gated[0, :-1].unflatten(-1, (model.geometry.heads, -1))
+        weights = output_projection(model, layer).weight.unflatten(-1, (model.geometry.heads, -1))
+        expected = torch.einsum("thd,ohd,to->ht", heads, weights, directions)
+        torch.testing.assert_close(terms.head_terms[layer], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_attention_that_norms_its_heads_before_the_projection_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModel, match="changes the heads' outputs before the projection by more than a gate"):
+        attribute_logits(hs.load(tiny("bitnet")), IDS[0])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headscope.attention import backend
 from headscope.attention.record import AttentionRecord
 from headscope.errors import UnsupportedModel
 from headscope.forward.backbone import backbone, decoder_layers
@@ -76,9 +77,15 @@ class ResidualBranch:
 
 @dataclass(frozen=True, eq=False)
 class AttentionBranch:
-    """Path from the heads of one attention layer to the stream: projection, optional norm, `factor`."""
+    """Path from the heads of one attention layer to the stream: projection, optional norm, `factor`.
+
+    `projected_module` holds the projection. If `is_gated`, each number of the heads' outputs is multiplied by a gate
+    before the projection, as in Qwen3-Next; the gate counts with its value in the pass.
+    """
 
     layer_index: int
+    projected_module: nn.Module
+    is_gated: bool
     projection: Tensor
     bias: Tensor | None
     norm: Norm | None
@@ -160,6 +167,10 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
                     f"the output of the heads of {type(layer).__name__} is not added to the residual stream"
                 )
             heads = _attention_branch(attention, index, z[index], norm, factors[end.module], by_module)
+            if heads.is_gated and not any(
+                layer.attention_branch and layer.attention_branch.is_gated for layer in layers
+            ):
+                _check_gate(model, ids, heads, by_module[heads.projected_module].inputs[0])
         other_branches = tuple(
             ResidualBranch(module, factor)
             for module, factor in factors.items()
@@ -221,13 +232,29 @@ def _attention_branch(
         call, matrix = by_module.get(module), _weight_matrix(module)
         if call is None or matrix is None or not call.inputs or call.inputs[0][0].shape != z.shape:
             continue
-        if torch.equal(call.inputs[0][0], z) and (returned is None or _is_close(call.output, returned, z.dtype)):
-            bias = getattr(module, "bias", None)
-            projected = z.float() @ matrix.float().T + (0 if bias is None else bias.float())
+        if returned is None or (call.output.shape == returned.shape and _is_close(call.output, returned, z.dtype)):
+            bias, inputs = getattr(module, "bias", None), call.inputs[0][0]
+            projected = inputs.float() @ matrix.float().T + (0 if bias is None else bias.float())
             if not _is_close(projected, call.output[0].float(), z.dtype):  # a LoRA, for example
                 raise DecompositionError(f"its {type(module).__name__} does more than multiply by its weight")
-            return AttentionBranch(layer_index, matrix, bias, norm, factor)
-    raise DecompositionError("its attention changes the heads' outputs before or after the projection")
+            is_gated = not torch.equal(inputs, z)
+            return AttentionBranch(layer_index, module, is_gated, matrix, bias, norm, factor)
+    raise DecompositionError("its attention does not end in one projection of the heads' outputs")
+
+
+def _check_gate(model: Model, ids: Tensor, heads: AttentionBranch, inputs: Tensor) -> None:
+    """Refuse a layer unless factors on its heads' outputs multiply the projection's `inputs` [1, n, H dv] alike."""
+    width = inputs.shape[-1]
+    factors = torch.rand(width, generator=torch.Generator().manual_seed(0)).to(inputs) + 0.5
+
+    def scale(z: Tensor, call: backend.AttentionCall) -> Tensor:
+        return z * factors.view(model.geometry.heads, 1, -1)
+
+    attention = model.attention_modules[heads.layer_index]
+    with backend.editing_output(attention, scale), _recording_calls([heads.projected_module]) as calls:
+        model.module(ids, use_cache=False)
+    if not _is_close(calls[0].inputs[0], inputs * factors, inputs.dtype):
+        raise DecompositionError("its attention changes the heads' outputs before the projection by more than a gate")
 
 
 def _with_unembedding(

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headscope.attention.record import AttentionRecord
 from headscope.errors import UnsupportedModel
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.observe import FinishedPass, observe
@@ -152,13 +151,20 @@ class LogitTerms:
         directions = self.pre_norm_directions if norm is None else norm.pull_back(self.pre_norm_directions)
         directions = directions.to(heads.projection.device)
 
-        def record_heads(record: AttentionRecord) -> None:
-            terms = direct_logit_attribution(record.z[:, :-1], heads.projection, directions)
+        def record_heads(z: Tensor) -> None:
+            terms = direct_logit_attribution(z[:, :-1], heads.projection, directions)
             self.head_terms[heads.layer_index] = heads.factor * terms.cpu()
             if heads.bias is not None and norm is None:
                 self.bias_terms += heads.factor * (directions @ heads.bias.float()).to(self.bias_terms.device)
 
-        layers.listen(record_heads, [heads.layer_index])
+        if heads.is_gated:
+
+            def record_gated(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+                record_heads(args[0][0].unflatten(-1, (self.geometry.heads, -1)).transpose(0, 1))
+
+            layers.hook(heads.projected_module, record_gated)
+        else:
+            layers.listen(lambda record: record_heads(record.z), [heads.layer_index])
         if norm is not None:
 
             def divide_by_scale(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,12 @@ from torch import Tensor, nn
 from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
 from headscope.forward.prefix_cache import TokenIds
-from headscope.forward.residual_decomposition import Norm, ResidualDecomposition, decompose_residual_stream
+from headscope.forward.residual_decomposition import (
+    AttentionBranch,
+    Norm,
+    ResidualDecomposition,
+    decompose_residual_stream,
+)
 from headscope.measures.copying import TokenSpan
 from headscope.measures.logit_attribution import direct_logit_attribution, last_query_outputs
 from headscope.models.checkpoint import evaluating
@@ -58,6 +64,10 @@ class AttributionAccumulator:
             for norm in norms:
                 handle = norm.module.register_forward_hook(self._scale_hook(norm), with_kwargs=True)
                 stack.callback(handle.remove)
+            for heads in self._head_terms:
+                if heads.is_gated:
+                    handle = heads.projected_module.register_forward_pre_hook(partial(self._apply_gate, heads))
+                    stack.callback(handle.remove)
             yield
 
     def update(self, record: AttentionRecord) -> None:
@@ -90,6 +100,12 @@ class AttributionAccumulator:
             results.append((heads.factor * means).float().cpu())
         total, *through_spans = torch.stack(results, 1)
         return AnswerAttribution(total, torch.stack(through_spans))
+
+    def _apply_gate(self, heads: AttentionBranch, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        """Multiply the outputs of the last query's heads by their gates."""
+        if (outputs := self._current_step.get(heads.layer_index)) is not None:  # None in a part of the prompt
+            gated = args[0][0, -1].float().view_as(outputs[0])
+            self._current_step[heads.layer_index] = outputs * (gated / outputs[0]).nan_to_num()
 
     def _scale_hook(self, norm: Norm) -> Any:
         def record_scale(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:

@@ -29,10 +29,9 @@ def geometry_of(
     start: int = 0,
     numbers: Any = None,
 ) -> Geometry:
-    layers, rotates = tuple(numbers or range(len(windows))), (True,) * len(windows)
-    return Geometry(
-        layers, heads, groups, head_dim, pairs, layout, 256, tuple(windows), rotates, (groups,) * layers, start
-    )
+    layers = tuple(numbers or range(len(windows)))
+    rotates, layer_groups = (True,) * len(layers), (groups,) * len(layers)
+    return Geometry(layers, heads, groups, head_dim, pairs, layout, 256, tuple(windows), rotates, layer_groups, start)
 
 
 def full_pass_record(
