@@ -39,7 +39,7 @@ class BrokenProbe(HeadscopeError):
     """A part of a probe cannot be imported or fails."""
 
 
-class Diverged(HeadscopeError):
+class TrainingDiverged(HeadscopeError):
     """The loss or the gradients of a training are no longer finite."""
 
 
@@ -55,9 +55,9 @@ class Interrupted(HeadscopeError):
     exit_code = 4
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, choices: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the most similar known word, or "" if none is similar."""
-    similar = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    similar = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return f" (did you mean '{similar[0]}'?)" if similar else ""
 
 

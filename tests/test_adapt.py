@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import headscope
-from headscope.errors import BadInput, Diverged, Missing
+from headscope.errors import BadInput, Missing, TrainingDiverged
 from headscope.models.checkpoint import evaluating
 from headscope.positions import AdaRoPE, attached, resolve_schedule
 from headscope.positions.adarope import LEARNED_PARAMETERS
@@ -353,7 +353,7 @@ def test_watching_measures_the_heads_under_every_adapter_and_leaves_the_adapters
 
 def test_a_diverged_training_stops_and_keeps_the_last_good_adapter(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        Diverged, match=r"training diverged at step \d.*Use lower learning rates.*the last good adapter is in"
+        TrainingDiverged, match=r"training diverged at step \d.*Use lower learning rates.*the last good adapter is in"
     ) as raised:
         train(folder, tmp_path, frequency_rate=1e30, save_every=1)
     assert "\n" not in str(raised.value)

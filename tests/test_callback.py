@@ -99,7 +99,7 @@ def test_a_monitored_training_ends_with_equal_weights_and_logs_medians(
         assert entry["headscope/ess2_32"] == pytest.approx(medians[f"step-{entry['step']}"])
     # A study of the trained model gives the same numbers.
     study = build_study({"texts": {"source": text, "docs": 2}, "models": {"m": "m"}, **PROBES})
-    after = run_study(study, tmp_path / "after", in_memory={"m": load(monitored.model, tokenizer=tokenizer)})
+    after = run_study(study, tmp_path / "after", in_memory_models={"m": load(monitored.model, tokenizer=tokenizer)})
     last = run.heads[run.heads["model"] == "step-4"]["ess2_32"].to_numpy()
     assert (after.heads["ess2_32"].to_numpy() == last).all()
 

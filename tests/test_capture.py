@@ -59,7 +59,7 @@ def assert_records(
         assert record.scaling == pytest.approx(layer.scaling, rel=1e-12)
         for name in ("q", "k", "v"):
             assert difference(getattr(record, name), getattr(layer, name)) <= 1e-4, name
-        logits = eager_reference.logits(layer.q, layer.k, layer.scaling, window, record.chunk, layer.cap)
+        logits = eager_reference.logits(layer.q, layer.k, layer.scaling, window, record.chunk_size, layer.softcap)
         logits = eager_reference.with_sink(logits, layer.sink)
         assert difference(record.lse.double(), logits.logsumexp(-1)) <= 1e-4
         values = layer.v.repeat_interleave(len(layer.q) // len(layer.v), 0).double()
@@ -173,7 +173,7 @@ def assert_parts(parts: list[list[AttentionRecord]], whole: list[AttentionRecord
         assert [record.layer for record in records] == [record.layer for record in whole]
         for record, full in zip(records, whole, strict=True):
             keys = slice(record.first_key, stop)
-            assert record.window is not None or record.chunk is not None or record.first_key == 0
+            assert record.window is not None or record.chunk_size is not None or record.first_key == 0
             for name in ("q", "z"):
                 assert difference(getattr(record, name), getattr(full, name)[:, rows]) <= 1e-3, name
             for name in ("k", "v"):
@@ -401,8 +401,8 @@ def test_output_and_log_sum_exp_are_exact(
     assert difference(out.double(), logits.softmax(-1) @ v.double().repeat_interleave(2, 1)) <= 1e-5
 
 
-@pytest.mark.parametrize("reach", [{}, {"window": 50}, {"chunk": 70}], ids=str)
-@pytest.mark.parametrize("bound", [{}, {"cap": 1.5}, {"sink": torch.tensor([-4.0, 0.0, 3.0, 9.0])}], ids=str)
+@pytest.mark.parametrize("reach", [{}, {"window": 50}, {"chunk_size": 70}], ids=str)
+@pytest.mark.parametrize("bound", [{}, {"softcap": 1.5}, {"sink": torch.tensor([-4.0, 0.0, 3.0, 9.0])}], ids=str)
 @pytest.mark.parametrize(("queries", "values"), [(600, 16), (1, 24), (300, 8)])
 def test_every_rule_of_attention_is_exact_and_so_are_its_gradients(
     queries: int, values: int, bound: dict[str, Any], reach: dict[str, Any]
@@ -413,13 +413,13 @@ def test_every_rule_of_attention_is_exact_and_so_are_its_gradients(
     k, v = (torch.randn(2, 2, 600, dim, generator=generator) for dim in (16, values))
     pull = torch.randn(2, 4, queries, values, generator=generator)
     inputs = [t.requires_grad_() for t in (q, k, v)]
-    out, lse = kernel.attend(*inputs, None, kernel.AttentionRule(0.5, **reach, **bound), 0.0, True)
+    out, lse = kernel.attend(*inputs, None, kernel.AttentionVariant(0.5, **reach, **bound), 0.0, True)
     gradients = torch.autograd.grad((out * pull).sum(), inputs)
     assert lse is not None
     exact = [t.detach().double().requires_grad_() for t in inputs]
     logits = 0.5 * exact[0] @ exact[1].repeat_interleave(2, 1).mT
-    logits = bound["cap"] * torch.tanh(logits / bound["cap"]) if "cap" in bound else logits
-    seen = eager_reference.visible(600, reach.get("window"), reach.get("chunk"))[600 - queries :]
+    logits = bound["softcap"] * torch.tanh(logits / bound["softcap"]) if "softcap" in bound else logits
+    seen = eager_reference.visible(600, reach.get("window"), reach.get("chunk_size"))[600 - queries :]
     logits = logits.masked_fill(~seen, -torch.inf)
     if "sink" in bound:
         logits = torch.cat((logits, bound["sink"].double()[None, :, None, None].expand(2, -1, queries, 1)), -1)
@@ -435,7 +435,7 @@ def test_a_sink_in_bfloat16_is_as_exact_as_its_keys() -> None:
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(1, 4, 60, 16, generator=generator).bfloat16() for _ in range(3))
     sink = torch.tensor([0.0, 2.5, -3.0, 7.0])
-    _, lse = kernel.attend(q, k, v, None, kernel.AttentionRule(0.0883883, sink=sink.bfloat16()), 0.0, True)
+    _, lse = kernel.attend(q, k, v, None, kernel.AttentionVariant(0.0883883, sink=sink.bfloat16()), 0.0, True)
     assert lse is not None
     logits = eager_reference.with_sink(eager_reference.logits(q[0], k[0], 0.0883883), sink)
     assert difference(lse[0].double(), logits.logsumexp(-1)) <= 1e-3

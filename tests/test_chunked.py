@@ -168,7 +168,7 @@ def test_many_queries_after_cached_keys_equal_eager_attention(sink: Tensor | Non
     q, k, v = (torch.randn(1, heads, 700, 16, generator=generator) for heads in (4, 2, 2))
     alpha = eager_reference.weights(q[0], k[0], 0.3, sink=sink)[:, 400:]
     with torch.no_grad():
-        out, lse = kernel.attend(q[:, :, 400:], k, v, None, kernel.AttentionRule(0.3, sink=sink), 0.0, True)
+        out, lse = kernel.attend(q[:, :, 400:], k, v, None, kernel.AttentionVariant(0.3, sink=sink), 0.0, True)
     torch.testing.assert_close(out[0], (alpha @ v[0].double().repeat_interleave(2, 0)).float(), rtol=1e-5, atol=1e-6)
     expected = eager_reference.with_sink(eager_reference.logits(q[0], k[0], 0.3), sink).logsumexp(-1)[:, 400:]
     assert lse is not None

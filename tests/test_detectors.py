@@ -132,7 +132,7 @@ def test_scores_of_every_family_equal_those_of_eager_weights(family: str) -> Non
         assert assert_eager(columns, layer, alpha, opening, PERIOD, visible) <= 1e-5
 
 
-@pytest.mark.parametrize("extra", [{"cap": 2.0}, {"chunk": 27}, {"sink": torch.tensor([1.0, -1.0])}])
+@pytest.mark.parametrize("extra", [{"softcap": 2.0}, {"chunk_size": 27}, {"sink": torch.tensor([1.0, -1.0])}])
 def test_scores_respect_soft_caps_chunks_and_sinks(extra: Any) -> None:
     q, k = torch.randn(2, 2 * PERIOD + 1, 8), torch.randn(1, 2 * PERIOD + 1, 8)
     alpha, visible, lse = eager_reference.explicit_weights(q, k, **extra)

@@ -98,7 +98,7 @@ def smollm2_run(smollm2: Model, folder: Path, tmp_path_factory: pytest.TempPathF
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(socket.socket, "connect", lambda _, address: addresses.append(address))
         monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: addresses.append(host))
-        run = study.run_study(build_study(content), tmp_path_factory.mktemp("real"), in_memory={"base": smollm2})
+        run = study.run_study(build_study(content), tmp_path_factory.mktemp("real"), in_memory_models={"base": smollm2})
     return run, addresses
 
 

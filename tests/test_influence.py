@@ -16,7 +16,7 @@ from torch import Tensor
 import headscope as hs
 from headscope.errors import BadInput, Interrupted, UnsupportedModel
 from headscope.forward.interventions import kv_group_units
-from headscope.forward.replay import Replay, StreamStore
+from headscope.forward.replay import Replay, ResidualStreamStore
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
@@ -73,7 +73,7 @@ def adapted(tmp_path: Path, size: float = 0.05, family: str = "llama-gqa", adapt
 
 def swept(model: Model, out: Path, resume: bool = False, docs: int = DOCS, **section: Any) -> Run:
     plan = {"models": {"learned": "tiny"}, "texts": {"docs": docs}, "influence": {"lengths": [LENGTH], **section}}
-    return runner.run_study(build_study(plan), out, in_memory={"learned": model}, resume=resume)
+    return runner.run_study(build_study(plan), out, in_memory_models={"learned": model}, resume=resume)
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +225,7 @@ def test_streams_beyond_the_memory_limit_go_to_disk_and_change_nothing(exact: Ru
     spilled = head_influence(learned, docs=1, length=LENGTH, method="exact", memory=0, components=["joint"])
     first = exact.influence.query("doc == 'random/0' and component == 'joint'")
     assert np.array_equal(spilled["delta_nll"].astype("float32"), first["delta_nll"])
-    kept = StreamStore(1000)
+    kept = ResidualStreamStore(1000)
     first, second = torch.randn(2, 1, 10, 20, generator=torch.Generator().manual_seed(0))
     for stream in (first, second):
         kept.append(stream)

@@ -77,7 +77,7 @@ def run_of(content: dict[str, Any], model: Model, out: Path, **section: Any) -> 
     """The study of these sets, the output of each unit taken away."""
     influence = {"lengths": [LENGTH], "components": ["zero"], **content["influence"], **section}
     study = build_study({"models": {"tiny": "tiny"}, "texts": {"docs": DOCS}, "influence": influence})
-    return runner.run_study(study, out, in_memory={"tiny": model})
+    return runner.run_study(study, out, in_memory_models={"tiny": model})
 
 
 def ablated(model: Model, document: int, heads: list[str]) -> float:

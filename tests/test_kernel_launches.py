@@ -14,8 +14,8 @@ LENGTH, ROWS, MOST = 65_536, 64, 200
 RULES: dict[str, dict[str, Any]] = {
     "full": {},
     "window": {"window": 4096},
-    "chunk": {"chunk": 8192},
-    "cap": {"cap": 50.0},
+    "chunk_size": {"chunk_size": 8192},
+    "softcap": {"softcap": 50.0},
     "sink": {"sink": 9},
 }
 

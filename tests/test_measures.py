@@ -56,8 +56,8 @@ def layers(draw: st.DrawFn, max_length: int = 40) -> tuple[Geometry, AttentionRe
     chunk = draw(st.none() | st.integers(1, max_length + 4)) if window is None else None
     sinks = st.lists(st.floats(-3, 6), min_size=groups * per_group, max_size=groups * per_group)
     rule = {
-        "chunk": chunk,
-        "cap": draw(st.none() | st.floats(0.5, 5)),
+        "chunk_size": chunk,
+        "softcap": draw(st.none() | st.floats(0.5, 5)),
         "sink": draw(st.none() | sinks.map(torch.tensor)),
     }
     geometry = geometry_of(
@@ -207,7 +207,7 @@ def test_bins_hold_every_row_once_and_their_eager_means(geometry_and_layer: tupl
     measure.update(layer)
     columns = measure.compute()
     assert (columns["rows"].reshape(-1, geometry.heads).sum(0) == layer.q.shape[1]).all()
-    expected = eager_reference.binned(eager_reference.row_statistics(weights(layer)), layer.window, layer.chunk)
+    expected = eager_reference.binned(eager_reference.row_statistics(weights(layer)), layer.window, layer.chunk_size)
     assert sorted(set(columns["visible"].tolist())) == sorted(expected)
     for edge, values in expected.items():
         in_bin = columns["visible"] == edge
@@ -259,7 +259,7 @@ def test_pair_statistics_equal_the_l_by_l_formula(geometry_and_layer: tuple[Geom
     geometry, layer = geometry_and_layer
     rotary = (2 * geometry.pairs, geometry.rotary_layout)
     expected = eager_reference.pair_statistics(
-        layer.q, layer.k, layer.scaling, *rotary, layer.window, layer.chunk, geometry.rotary_start
+        layer.q, layer.k, layer.scaling, *rotary, layer.window, layer.chunk_size, geometry.rotary_start
     )
     actual = exact_pairs(geometry, layer)
     for name, values in expected.items():
@@ -283,8 +283,8 @@ def test_pair_statistics_are_ordered(geometry_and_layer: tuple[Geometry, Attenti
 @given(layers())
 def test_signed_means_of_all_pairs_sum_to_the_mean_logit(geometry_and_layer: tuple[Geometry, AttentionRecord]) -> None:
     geometry, layer = geometry_and_layer
-    s = eager_reference.logits(layer.q, layer.k, layer.scaling, layer.window, layer.chunk)  # before any cap
-    seen = eager_reference.visible(layer.q.shape[1], layer.window, layer.chunk)
+    s = eager_reference.logits(layer.q, layer.k, layer.scaling, layer.window, layer.chunk_size)  # before any cap
+    seen = eager_reference.visible(layer.q.shape[1], layer.window, layer.chunk_size)
     actual = exact_pairs(geometry, layer)
     error = actual["mean_signed"].sum(-1) - s[:, seen].mean(-1).numpy()
     assert (np.abs(error) <= EAGER * actual["rms"].sum(-1)).all()
@@ -406,7 +406,7 @@ def test_the_distance_profile_equals_eager_at_every_distance(
     size = exact_pairs(geometry, layer)["norm_product"].reshape(-1)
     rotary = (2 * geometry.pairs, geometry.rotary_layout)
     c = eager_reference.contributions(layer.q, layer.k, layer.scaling, *rotary, geometry.rotary_start)
-    seen = eager_reference.visible(length, chunk=layer.chunk)
+    seen = eager_reference.visible(length, chunk_size=layer.chunk_size)
     for distance in distances:
         at_distance = columns["distance"] == distance
         assert (columns["n"][at_distance] == int((layer.visible_counts > distance).sum())).all()

@@ -102,7 +102,7 @@ def test_top_keys_of_smollm2_equal_those_of_eager_weights(smollm2: Model, tokens
     assert max(errors) <= 1e-5
 
 
-@pytest.mark.parametrize("options", [{"cap": 2.0}, {"chunk": 37}, {"sink": torch.tensor([1.0, -1.0])}])
+@pytest.mark.parametrize("options", [{"softcap": 2.0}, {"chunk_size": 37}, {"sink": torch.tensor([1.0, -1.0])}])
 def test_top_keys_with_soft_caps_chunks_and_sinks(options: Any) -> None:
     q, k = torch.randn(2, 90, 8), torch.randn(1, 90, 8)
     alpha, visible, lse = eager_reference.explicit_weights(q, k, **options)
@@ -355,7 +355,7 @@ def test_combined_runs_show_each_prompt_in_its_own_tokens(place: Path) -> None:
         for n, p in enumerate(prompts)
     ]
     run = combine_runs(runs)
-    assert run.dropped == {}
+    assert run.conflicting_row_counts == {}
     for label, prompt in zip(run.models, prompts, strict=True):
         assert "".join(analysis.document_text(run, label, "prompt").token_texts).split() == prompt.split()
     assert not analysis.have_same_tokens(run, "prompt", *run.models)

@@ -452,7 +452,7 @@ def test_a_label_that_two_runs_measured_is_two_models(tmp_path):
         assert own["ess2"].tolist() == run.attention[run.attention["model"] == "base"]["ess2"].tolist()
     assert joined.parts == [first, second]
     assert len(joined.heads) == 4 * 24
-    assert joined.dropped == {}
+    assert joined.conflicting_row_counts == {}
 
 
 def test_runs_of_one_name_in_two_folders_are_two_models_and_one_run_named_twice_is_refused(tmp_path):
@@ -499,7 +499,7 @@ def test_conflicting_rows_without_a_model_are_reported_when_runs_are_joined(tmp_
             writer.add("all", {"scaling": pd.DataFrame({**same, "target": [60.0, target]})})
             runs.append(writer.commit(["all"], synthetic_manifest(())))
     joined = combine_runs(runs)
-    assert joined.dropped == {"scaling": 1}
+    assert joined.conflicting_row_counts == {"scaling": 1}
     assert joined.scaling["target"].tolist() == [60.0, 63.0]
 
 

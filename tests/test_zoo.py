@@ -17,7 +17,7 @@ from zoo import build, checks, command, decoding_and_bf16, hub_coverage, table
 from zoo.checks import Verdict
 
 from headscope.attention import backend
-from headscope.attention.kernel import AttentionRule
+from headscope.attention.kernel import AttentionVariant
 from headscope.measures import rotary_pairs
 from headscope.models import checkpoint
 from headscope.positions.rope_scaling import scaled_schedule
@@ -95,18 +95,18 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def ignoring(what: str) -> Any:
     """A `Rule` that forgets one of its terms."""
 
-    def rule(scaling: float, *terms: Any) -> AttentionRule:
-        kept = dict(zip(("window", "chunk", "cap", "sink"), terms, strict=True)) | {what: None}
-        return AttentionRule(scaling, **kept)
+    def rule(scaling: float, *terms: Any) -> AttentionVariant:
+        kept = dict(zip(("window", "chunk_size", "softcap", "sink"), terms, strict=True)) | {what: None}
+        return AttentionVariant(scaling, **kept)
 
     return rule
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("mistral", "window"), ("llama4_text", "chunk"), ("gemma2", "cap"), ("gpt_oss", "sink")]
+    ("name", "what"), [("mistral", "window"), ("llama4_text", "chunk_size"), ("gemma2", "softcap"), ("gpt_oss", "sink")]
 )
 def test_the_zoo_sees_a_term_that_is_ignored(name: str, what: str, planted: pytest.MonkeyPatch) -> None:
-    planted.setattr(backend, "AttentionRule", ignoring(what))
+    planted.setattr(backend, "AttentionVariant", ignoring(what))
     assert verdict(name).kind == "WRONG"
 
 

@@ -158,7 +158,7 @@ class _StudyClock(NoProgress):
     def __init__(self) -> None:
         self._created, self._first_start, self._last_end = time.monotonic(), 0.0, 0.0
 
-    def set_activity(self, what: str, worker: str = "") -> None:
+    def set_activity(self, activity: str, worker: str = "") -> None:
         self._first_start = self._first_start or time.monotonic()
 
     def advance(self, cost: float) -> None:

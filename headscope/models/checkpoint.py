@@ -22,7 +22,7 @@ from headscope.model_spec import ModelSpec
 from headscope.models import loading, lora, quantization
 from headscope.models.bridge import delegating_attention, is_bridge
 from headscope.models.eager_check import check_against_eager
-from headscope.models.inspection import BaseRotation, evaluation_mode, inspect_model
+from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model
 from headscope.models.unsupported import native_context, refuse_by_config
 
 
@@ -40,7 +40,7 @@ class Checkpoint:
     bridge: Any = None
     geometry: Geometry = field(init=False)
     attention_modules: tuple[nn.Module, ...] = field(init=False)
-    rotation: BaseRotation = field(init=False)
+    rotation: CheckpointRotation = field(init=False)
     _adapter_digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class LoadedModel(Protocol):
     @property
     def attention_modules(self) -> tuple[nn.Module, ...]: ...
     @property
-    def rotation(self) -> BaseRotation: ...
+    def rotation(self) -> CheckpointRotation: ...
     @property
     def device(self) -> torch.device: ...
     @property

@@ -116,8 +116,8 @@ def load_module(
 
 def _refuse_unused_layers(module: PreTrainedModel, unused_keys: Iterable[str], name: str) -> None:
     """Refuse stored weights of more layers than the config has. A reward head may be unused."""
-    known = {re.sub(r"\d+", "N", key) for key in module.state_dict()}
-    if extra := sorted(key for key in unused_keys if re.search(r"\d", key) and re.sub(r"\d+", "N", key) in known):
+    module_keys = {re.sub(r"\d+", "N", key) for key in module.state_dict()}
+    if extra := sorted(key for key in unused_keys if re.search(r"\d", key) and re.sub(r"\d+", "N", key) in module_keys):
         raise BadInput(
             f"checkpoint '{name}' has weights that its config does not use, e.g. {extra[0]} ({len(extra)} in all). "
             "Correct num_hidden_layers in its config.json"

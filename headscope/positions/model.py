@@ -19,7 +19,7 @@ from headscope.attention.record import Geometry
 from headscope.errors import BadInput
 from headscope.model_spec import ModelSpec, SchemeSpec
 from headscope.models.checkpoint import Checkpoint, LoadedModel, open_checkpoint, open_in_memory
-from headscope.models.inspection import BaseRotation
+from headscope.models.inspection import CheckpointRotation
 from headscope.positions.schedule import Schedule
 from headscope.positions.schemes import Base, Scheme, build_scheme
 
@@ -132,7 +132,7 @@ class Model:
         return self.checkpoint.attention_modules
 
     @property
-    def rotation(self) -> BaseRotation:
+    def rotation(self) -> CheckpointRotation:
         return self.checkpoint.rotation
 
     @property

@@ -160,10 +160,14 @@ class PRoPE:
         require_rotation(checkpoint, "prope")
         if self.keep and (limit := checkpoint.rotation.frequency_change_length) is not None:
             raise unsupported_scheme(checkpoint, "prope", f"its own frequencies change beyond {limit} tokens")
-        own = FixedSchedule.of_checkpoint(checkpoint)
+        checkpoint_schedule = FixedSchedule.of_checkpoint(checkpoint)
         is_kept = torch.arange(checkpoint.geometry.pairs) < round(self.keep * checkpoint.geometry.pairs)
-        masked = {id(theta): theta * is_kept for theta in own.thetas}  # layers go on sharing tensors
-        return FixedSchedule(checkpoint, tuple(masked[id(theta)] for theta in own.thetas), own.attention_factors)
+        masked = {id(theta): theta * is_kept for theta in checkpoint_schedule.thetas}  # layers go on sharing tensors
+        return FixedSchedule(
+            checkpoint,
+            tuple(masked[id(theta)] for theta in checkpoint_schedule.thetas),
+            checkpoint_schedule.attention_factors,
+        )
 
 
 @dataclass(frozen=True)

@@ -94,13 +94,13 @@ def load_token_documents(
 ) -> list[TokenDocument]:
     """The first `count` documents, in seeded order, with at least `length` tokens, cut to exactly `length`.
 
-    Copies and near-copies of an earlier document (`CopyIndex`) are left out with a warning, since an interval needs
-    independent documents. Tokenizers with equal rules get the same documents. Raises BadInput if there are fewer.
+    Copies and near-copies of an earlier document (`NearDuplicateIndex`) are left out with a warning, since an interval
+    needs independent documents. Tokenizers with equal rules get the same documents. Raises BadInput if there are fewer.
     """
     if count < 1 or length < 1:
         raise BadInput(f"cannot read {count} documents of {length} tokens: both numbers must be at least 1")
     documents: list[TokenDocument] = []
-    copies, index = [], CopyIndex()
+    copies, index = [], NearDuplicateIndex()
     longest = Document("", "")
     searched = 0
     for searched, document in enumerate(read_documents(source, seed), start=1):
@@ -132,7 +132,7 @@ def load_token_documents(
     )
 
 
-class CopyIndex:
+class NearDuplicateIndex:
     """Finds copies and near-copies: sequences that share more than 80 % of their 13-grams with an earlier one.
 
     A sequence shorter than 13 tokens is one n-gram.
@@ -154,12 +154,12 @@ class CopyIndex:
         return None
 
 
-def find_contained(documents: Sequence[TokenDocument], ids: Sequence[int]) -> TokenDocument | None:
+def find_near_duplicate(documents: Sequence[TokenDocument], ids: Sequence[int]) -> TokenDocument | None:
     """The first of these documents of which more than 80 % of the 13-grams occur in `ids`; None if there is none."""
     grams = _ngrams(ids) if documents else set()
     for document in documents:
-        own = _ngrams(document.ids)
-        if len(own & grams) > MAX_SHARED_NGRAMS * len(own):
+        document_ngrams = _ngrams(document.ids)
+        if len(document_ngrams & grams) > MAX_SHARED_NGRAMS * len(document_ngrams):
             return document
     return None
 

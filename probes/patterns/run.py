@@ -168,8 +168,8 @@ def _load_prompt(options: PatternsOptions) -> tuple[str, str] | None:
     elif options.prompt_file is not None:
         file = user_input.expand_path(options.prompt_file, "prompt file")
         if not file.is_file():
-            where = f"{user_input.quote(options.prompt_file)} (from {Path.cwd()})"
-            raise Missing(f"no prompt file at {where}. Check the path")
+            location = f"{user_input.quote(options.prompt_file)} (from {Path.cwd()})"
+            raise Missing(f"no prompt file at {location}. Check the path")
         name, text = f"prompt/{file.name}", next(texts.read_documents(f"file:{file}")).text
         try:
             check_prompt(text)

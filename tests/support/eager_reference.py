@@ -2,9 +2,9 @@
 
 Knows nothing of headscope. Axes: head H, group G (head h reads key head h // (H / G)), query L, key L, dim d,
 pair P. q and k are what the attention function receives: after rotation and QK-norm. Logits are
-scaling * q_i . k_j, bounded by cap * tanh(logit / cap) where there is a cap. Query i sees the keys j with
-0 <= i - j < window (window None: all of the past) that lie in its own run of `chunk` keys (None: one run). A sink [H]
-is one more logit of every row of a head, whose weight is no key's.
+scaling * q_i . k_j, bounded by softcap * tanh(logit / softcap) where there is a soft cap. Query i sees the keys j with
+0 <= i - j < window (window None: all of the past) that lie in its own run of `chunk_size` keys (None: one run). A sink
+[H] is one more logit of every row of a head, whose weight is no key's.
 """
 
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ LOCAL = 32
 """Keys that count as local, the query's own position included."""
 
 
-def visible(length: int, window: int | None = None, chunk: int | None = None) -> Tensor:
+def visible(length: int, window: int | None = None, chunk_size: int | None = None) -> Tensor:
     """Return bool [L, L]: may query i see key j?"""
     distance = _distance(length)
-    run = torch.arange(length) // (chunk or length)
+    run = torch.arange(length) // (chunk_size or length)
     return (distance >= 0) & (distance < (length if window is None else window)) & (run[:, None] == run)
 
 
@@ -47,13 +47,13 @@ def logits(
     k: Tensor,
     scaling: float,
     window: int | None = None,
-    chunk: int | None = None,
-    cap: float | None = None,
+    chunk_size: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Return s [H, L, L], -inf where key j is invisible. q: [H, L, d], k: [G, L, d]."""
     s = scaling * torch.einsum("hid,hjd->hij", q.double(), _keys_per_head(q, k))
-    s = s if cap is None else cap * torch.tanh(s / cap)
-    return s.masked_fill(~visible(q.shape[1], window, chunk), -torch.inf)
+    s = s if softcap is None else softcap * torch.tanh(s / softcap)
+    return s.masked_fill(~visible(q.shape[1], window, chunk_size), -torch.inf)
 
 
 def with_sink(s: Tensor, sink: Tensor | None) -> Tensor:
@@ -66,12 +66,12 @@ def weights(
     k: Tensor,
     scaling: float,
     window: int | None = None,
-    chunk: int | None = None,
-    cap: float | None = None,
+    chunk_size: int | None = None,
+    softcap: float | None = None,
     sink: Tensor | None = None,
 ) -> Tensor:
     """Return alpha [H, L, L]; rows sum to 1, or to what a sink leaves."""
-    return with_sink(logits(q, k, scaling, window, chunk, cap), sink).softmax(-1)[..., : q.shape[1]]
+    return with_sink(logits(q, k, scaling, window, chunk_size, softcap), sink).softmax(-1)[..., : q.shape[1]]
 
 
 def row_statistics(alpha: Tensor) -> dict[str, Tensor]:
@@ -105,12 +105,12 @@ def bin_edges(limit: int) -> list[int]:
 
 
 def binned(
-    statistics: dict[str, Tensor], window: int | None = None, chunk: int | None = None
+    statistics: dict[str, Tensor], window: int | None = None, chunk_size: int | None = None
 ) -> dict[int, dict[str, Any]]:
     """Average rows [H, L] by visible keys: {upper edge: {"rows": int, name: [H]}}; empty bins are left out."""
     length = next(iter(statistics.values())).shape[-1]
     bins: dict[int, list[int]] = {}
-    for i, seen in enumerate(visible(length, window, chunk).sum(-1).tolist()):
+    for i, seen in enumerate(visible(length, window, chunk_size).sum(-1).tolist()):
         edge = min(edge for edge in bin_edges(length) if edge >= seen)
         bins.setdefault(edge, []).append(i)
     return {
@@ -157,11 +157,11 @@ def pair_statistics(
     rotary_dims: int,
     layout: str,
     window: int | None = None,
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     start: int = 0,
 ) -> dict[str, Tensor]:
     """Return mean_abs, mean_signed, rms and norm_product [H, P]: expectations over all visible (i, j)."""
-    seen = visible(q.shape[1], window, chunk)
+    seen = visible(q.shape[1], window, chunk_size)
     c = contributions(q, k, scaling, rotary_dims, layout, start)[:, seen]  # [H, visible pairs, P]
     norms = [
         torch.einsum("hi,hj->hij", qf.norm(dim=-1), kf.norm(dim=-1))[:, seen].mean(-1)
@@ -182,12 +182,12 @@ def distance_profile(
     rotary_dims: int,
     layout: str,
     distance: int,
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     start: int = 0,
 ) -> Tensor:
     """Return E_i c_{i, i - D} [H, P], over every i that sees i - D. The window is the caller's: ask for D below it."""
     c = contributions(q, k, scaling, rotary_dims, layout, start)
-    seen = visible(q.shape[1], chunk=chunk)
+    seen = visible(q.shape[1], chunk_size=chunk_size)
     return torch.stack([c[:, i, i - distance] for i in range(distance, q.shape[1]) if seen[i, i - distance]]).mean(0)
 
 
@@ -195,15 +195,15 @@ def distance_profile(
 
 
 def explicit_weights(
-    q: Tensor, k: Tensor, cap: float | None = None, chunk: int | None = None, sink: Tensor | None = None
+    q: Tensor, k: Tensor, softcap: float | None = None, chunk_size: int | None = None, sink: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """alpha [H, L, L] in float64, which keys are visible [L, L], and the log-sum-exp [H, L], for one key head."""
     s = 0.7 * q.double() @ k[0].double().T
-    s = s if cap is None else cap * torch.tanh(s / cap)
+    s = s if softcap is None else softcap * torch.tanh(s / softcap)
     at = torch.arange(q.shape[1])
     visible = at[:, None] >= at
-    if chunk is not None:
-        visible &= at[:, None] // chunk == at // chunk
+    if chunk_size is not None:
+        visible &= at[:, None] // chunk_size == at // chunk_size
     total = s.masked_fill(~visible, -torch.inf).logsumexp(-1)
     if sink is not None:
         total = torch.logaddexp(total, sink.double()[:, None])
@@ -223,7 +223,7 @@ class Layer:
     v: Tensor
     scaling: float
     mask: Tensor
-    cap: float | None = None
+    softcap: float | None = None
     sink: Tensor | None = None
 
 
@@ -234,12 +234,12 @@ def _eager_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Record one layer and attend with the dense mask. query [1, H, L, d]; key, value [1, G, L, d]."""
-    scaling, cap, sink = options.get("scaling"), options.get("softcap"), options.get("s_aux")
+    scaling, softcap, sink = options.get("scaling"), options.get("softcap"), options.get("s_aux")
     scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    _layers.append(Layer(query[0], key[0], value[0], scaling, attention_mask[0, 0] == 0, cap, sink))
+    _layers.append(Layer(query[0], key[0], value[0], scaling, attention_mask[0, 0] == 0, softcap, sink))
     repeats = query.shape[1] // key.shape[1]
     scores = scaling * query @ key.repeat_interleave(repeats, 1).mT
-    scores = (scores if cap is None else cap * torch.tanh(scores / cap)) + attention_mask
+    scores = (scores if softcap is None else softcap * torch.tanh(scores / softcap)) + attention_mask
     if sink is not None:
         scores = torch.cat((scores, sink[None, :, None, None].expand(*scores.shape[:3], 1)), -1)
     alpha = scores.float().softmax(-1).to(query.dtype)[..., : key.shape[2]]
