@@ -334,9 +334,7 @@ def test_a_killed_and_resumed_training_ends_with_the_same_adapter(folder: Path, 
     assert resumed.manifest["tables"] == uninterrupted.manifest["tables"]
 
 
-def test_watching_measures_the_heads_under_every_adapter_and_leaves_the_adapters_unchanged(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_monitoring_measures_every_adapter_and_leaves_it_unchanged(folder: Path, tmp_path: Path) -> None:
     plain, monitored = train(folder, tmp_path / "a"), train(folder, tmp_path / "b", watch=True)
     for step in (0, 2, 4, 6):
         plain_tensors, monitored_tensors = (load_file(adapter_path(run, step)) for run in (plain, monitored))

@@ -328,7 +328,7 @@ def test_edits_apply_in_registration_order_and_end_with_the_capture() -> None:
     assert calls == ["first", "second"]
 
 
-def test_a_listener_receives_only_its_layers() -> None:
+def test_listener_receives_only_its_layers() -> None:
     model = tiny("olmo3")
     layers_called: list[int] = []
     with torch.no_grad(), capturing(model) as layers:
@@ -404,7 +404,7 @@ def test_output_and_log_sum_exp_are_exact(
 @pytest.mark.parametrize("reach", [{}, {"window": 50}, {"chunk_size": 70}], ids=str)
 @pytest.mark.parametrize("bound", [{}, {"softcap": 1.5}, {"sink": torch.tensor([-4.0, 0.0, 3.0, 9.0])}], ids=str)
 @pytest.mark.parametrize(("queries", "values"), [(600, 16), (1, 24), (300, 8)])
-def test_every_rule_of_attention_is_exact_and_so_are_its_gradients(
+def test_every_attention_variant_is_exact_with_exact_gradients(
     queries: int, values: int, bound: dict[str, Any], reach: dict[str, Any]
 ) -> None:
     """Compared with float64; values may have another width than keys."""

@@ -144,7 +144,7 @@ def test_listeners_get_one_layer_after_the_other_in_chunks_of_queries() -> None:
     torch.testing.assert_close(hidden, last_hidden_states(model, IDS[None]), rtol=1e-4, atol=1e-4)
 
 
-def test_keys_of_only_one_layer_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_pass_keeps_keys_of_one_layer_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model, alive = tiny("llama-gqa"), WeakSet()
     original = chunked_pass._LayerKVCache.lazy_initialization
     max_alive = 0

@@ -23,7 +23,7 @@ from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.runs.synthetic import synthetic_run
 
 
-def test_threads_sleep_soon_unless_the_user_says_how_they_wait(headscope, monkeypatch):
+def test_idle_threads_sleep_unless_the_user_sets_the_wait_policy(headscope, monkeypatch):
     listed = [sys.executable, "-c", "import sys, headscope.cli.app; print(*sys.modules)"]
     imported = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
     assert "headscope.cli.app" in imported
@@ -111,7 +111,7 @@ def test_a_negative_length_is_refused(refused):
     assert "measure.lengths: context length -5 is too short" in refused(2, "run", "--length", -5)
 
 
-def test_rows_that_are_no_number_are_refused(refused):
+def test_non_numeric_rows_are_refused(refused):
     assert "measure.rows: Input should be a valid integer" in refused(2, "run", "--rows", "some")
 
 
@@ -119,7 +119,7 @@ def test_a_length_passed_as_a_count_is_refused_with_the_right_form(refused):
     assert "For one length of 1024 tokens write '--lengths 1024,'" in refused(2, "needle", "--lengths", "1024")
 
 
-def test_a_depth_alone_is_a_list_of_one(refused):
+def test_single_depth_is_a_list_of_one(refused):
     assert "depth 1.5 is outside the range 0" in refused(2, "needle", "--depths", "1.5")
 
 
@@ -127,11 +127,11 @@ def test_a_depth_outside_the_haystack_is_refused(refused):
     assert "depth 1.5 is outside the range 0" in refused(2, "needle", "--depths", "0,1.5")
 
 
-def test_needles_that_are_not_there_are_reported_as_missing(refused, tmp_path):
+def test_nonexistent_needle_file_is_reported_as_missing(refused, tmp_path):
     assert "no needles at" in refused(3, "needle", "--file", tmp_path / "none.jsonl")
 
 
-def test_a_length_that_is_no_number_is_refused(refused):
+def test_non_numeric_length_is_refused(refused):
     assert "needle.lengths: Input should be a valid integer" in refused(2, "needle", "--lengths", "many")
 
 
@@ -258,7 +258,7 @@ def test_validate_finds_a_table_that_was_altered(headscope, tmp_path):
     assert "problem(s) in" in err
 
 
-def test_help_answers_without_torch():
+def test_help_loads_without_torch():
     script = """
 import sys
 sys.argv = ["headscope", "--help"]

@@ -99,7 +99,7 @@ PROMPT = torch.tensor([7, 8, 20, 21, 22, 9, 20, 8])
 """The span is 20 21 22 at positions 2..4; there is another 20 outside."""
 
 
-def test_a_copy_is_the_token_itself_within_the_span() -> None:
+def test_copy_requires_the_same_token_within_the_span() -> None:
     top_keys = [[2, 6, 3, 2], [3, 3, 2, 2], [4, 4, 4, 2]]
     scores = accumulate_steps(top_keys, 8).compute(PROMPT, torch.tensor([20, 21, 22]))
     assert scores.scores[0, 0].tolist() == pytest.approx([1, 2 / 3, 1 / 3, 1 / 3])

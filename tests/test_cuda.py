@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support import eager_reference, families
-from support.simulated_cuda import pretending
+from support.simulated_cuda import simulating_cuda
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import masking_utils
@@ -47,7 +47,7 @@ class _CudaOnlyOperations(TorchFunctionMode):
 @contextmanager
 def fake_cuda() -> Iterator[Counter[str]]:
     """Fake CUDA tensors without values; yields a count of launches by kernel. Gradients would need a GPU."""
-    with pretending() as launches, _CudaOnlyOperations(), torch.no_grad():
+    with simulating_cuda() as launches, _CudaOnlyOperations(), torch.no_grad():
         yield launches
 
 
@@ -185,7 +185,7 @@ def move_to_fake_cuda(module: nn.Module) -> None:
                 part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cuda:0")
 
 
-def test_capture_edits_and_schemes_run_on_the_gpu_alone(
+def test_capture_edits_and_schemes_use_no_cpu_tensors(
     prefer_kernel: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operation on tensors of both GPU and CPU would raise."""
@@ -295,7 +295,7 @@ def cudnn(
 @pytest.mark.parametrize("dims", [(64, 64), (40, 24), (20, 20)])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("preferred", [MATH, FLASH, EFFICIENT, CUDNN])
-def test_kernel_results_and_gradients_equal_attention_under_the_rule(
+def test_kernel_results_and_gradients_equal_exact_attention(
     prefer_kernel: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
     preferred: int,

@@ -81,7 +81,7 @@ def flips(run: Path, seed: int, count: int) -> Iterator[str]:
 # One bit of run.json
 
 
-def test_every_flipped_bit_of_run_json_is_noticed(copy: Path) -> None:
+def test_every_flipped_bit_of_run_json_is_detected(copy: Path) -> None:
     file, chance = copy / "run.json", random.Random(7)
     good = file.read_bytes()
     manifest = Run.open(copy).manifest
@@ -98,7 +98,7 @@ def test_every_flipped_bit_of_run_json_is_noticed(copy: Path) -> None:
 # One bit of a table
 
 
-def test_every_flipped_bit_of_a_table_is_noticed(copy: Path) -> None:
+def test_every_flipped_bit_of_a_table_is_detected(copy: Path) -> None:
     for name in flips(copy, 0, 150):
         run = Run.open(copy)
         with pytest.raises(BadRun, match=rf"{name}\.parquet is damaged: .*\. Copy the run again") as refusal:
@@ -111,7 +111,7 @@ def test_every_flipped_bit_of_a_table_is_noticed(copy: Path) -> None:
     Run.open(copy).check()
 
 
-def test_a_flipped_bit_is_noticed_where_several_runs_are_read_as_one(copy: Path, whole: Run) -> None:
+def test_flipped_bit_is_detected_in_combined_runs(copy: Path, whole: Run) -> None:
     for order in ((0, 1), (1, 0)):
         for name in flips(copy, 1, 5):
             joined = combine_runs([[whole, Run.open(copy)][each] for each in order])
@@ -120,7 +120,7 @@ def test_a_flipped_bit_is_noticed_where_several_runs_are_read_as_one(copy: Path,
                     ask()
 
 
-def test_a_report_notices_a_flipped_bit_and_writes_nothing(copy: Path, headscope) -> None:
+def test_report_detects_a_flipped_bit_and_writes_no_file(copy: Path, headscope) -> None:
     out = copy.parent / "report.html"
     for name in flips(copy, 2, 15):
         code, stdout, stderr = headscope("report", copy, "--out", out)
@@ -129,7 +129,7 @@ def test_a_report_notices_a_flipped_bit_and_writes_nothing(copy: Path, headscope
         assert [*copy.parent.iterdir()] == [copy]
 
 
-def test_every_page_of_the_app_notices_a_flipped_bit(copy: Path) -> None:
+def test_every_app_page_detects_a_flipped_bit(copy: Path) -> None:
     paths = ("/", "/heads", "/compare", "/retrieval", "/scaling")
     server = create_app(copy.parent).server
     for turn, name in enumerate(flips(copy, 3, 25)):
@@ -254,7 +254,7 @@ def folder(whole: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_a_run_of_an_odd_run_json_is_refused_in_one_line(odd: str, folder: Path, headscope) -> None:
+def test_malformed_run_json_is_refused_in_one_line(odd: str, folder: Path, headscope) -> None:
     damaged = folder / f"9{[*ODD].index(odd)}-odd"
     with pytest.raises(BadRun) as refusal:
         Run.open(damaged)
@@ -265,7 +265,7 @@ def test_a_run_of_an_odd_run_json_is_refused_in_one_line(odd: str, folder: Path,
     assert not (folder / "x.html").exists()
 
 
-def test_odd_run_jsons_are_listed_as_damaged_and_the_rest_works(folder: Path, whole: Run, headscope) -> None:
+def test_malformed_run_jsons_are_listed_as_damaged_and_the_rest_works(folder: Path, whole: Run, headscope) -> None:
     names = {f"9{number}-odd" for number in range(len(ODD))}
     assert {path.name for path, entry in list_runs(folder) if isinstance(entry, BadRun)} == names
     code, stdout, stderr = headscope("ls", folder)
@@ -293,7 +293,7 @@ def test_a_damaged_run_is_listed_as_data(copy: Path, headscope) -> None:
     assert (code, set(damaged), sound["seconds"]) == (0, {"path", "error"}, 1.5)
 
 
-def test_a_path_that_is_no_run_directory_is_refused_whatever_its_name(tmp_path: Path, headscope) -> None:
+def test_path_that_is_not_a_run_directory_is_refused(tmp_path: Path, headscope) -> None:
     (tmp_path / "folder" / "run.json").mkdir(parents=True)
     for odd in (tmp_path / "folder", "x" * 5000, "a\0b"):
         with pytest.raises(BadRun, match="no run"):
@@ -313,7 +313,7 @@ def test_folders_that_only_look_like_unfinished_runs_are_ignored(tmp_path: Path)
 # What is still being made
 
 
-def test_every_flipped_bit_of_a_finished_cell_is_noticed_before_a_run_goes_on(tmp_path: Path) -> None:
+def test_flipped_bits_of_finished_cells_are_detected_before_resuming(tmp_path: Path) -> None:
     partial = small_runs.interrupted(tmp_path / "runs")
     chance = random.Random(0)
     files = sorted(file for file in (partial / "cells").rglob("*") if file.is_file())
@@ -363,9 +363,7 @@ def test_a_run_whose_folder_has_no_utf8_name_is_listed_checked_and_reported(whol
 # Where a report cannot go
 
 
-def test_a_report_into_a_folder_or_a_device_is_refused_before_it_is_drawn(
-    whole: Run, tmp_path: Path, headscope
-) -> None:
+def test_report_to_a_folder_or_device_is_refused_before_drawing(whole: Run, tmp_path: Path, headscope) -> None:
     for out in (tmp_path, "/dev/null", tmp_path / ("x" * 300), "."):
         code, stdout, stderr = headscope("report", whole.path, "--out", out)
         assert (code, stdout, len(stderr.splitlines())) == (2, "", 1), stderr
@@ -375,7 +373,7 @@ def test_a_report_into_a_folder_or_a_device_is_refused_before_it_is_drawn(
 
 
 @pytest.mark.parametrize("failing", ["write_text", "replace"])
-def test_no_draft_is_left_where_a_report_fails(
+def test_failed_report_leaves_no_draft(
     whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     def full(*_: object, **__: object) -> None:

@@ -234,7 +234,7 @@ def test_the_head_table_has_the_mean_over_sequences_at_the_longest_length(run: R
         assert (heads[name] <= heads[f"{name}_high"]).all()
 
 
-def test_a_kind_that_no_head_sees_is_missing_and_not_zero(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmeasured_detector_is_missing_and_not_zero(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     remaining = run.detectors[(run.detectors["kind"] != "duplicate") & ~run.detectors["layer"].eq(1)]
     other = Run(run.path, run.manifest)
     monkeypatch.setitem(other._frames, "detectors", remaining)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support import families
-from support.simulated_devices import FIRST, SECOND, enforced, spread
+from support.simulated_devices import FIRST, SECOND, enforcing_devices, spread
 from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -142,18 +142,18 @@ def loaded_models(request: pytest.FixtureRequest) -> tuple[Model, Model]:
     """A model on one device, and the same model on two."""
     whole = hs.load(families.SPECS[request.param].build())
     module = spread(families.SPECS[request.param].build(), LAYERS_ON_FIRST)
-    with enforced():
+    with enforcing_devices():
         return whole, hs.load(module)
 
 
 @pytest.fixture
 def models(loaded_models: tuple[Model, Model]) -> Iterator[tuple[Model, Model]]:
-    with enforced():
+    with enforcing_devices():
         yield loaded_models
 
 
 def test_simulated_devices_refuse_to_mix_tensors() -> None:
-    with enforced():
+    with enforcing_devices():
         a, b = torch.ones(3, device=FIRST), torch.ones(3).to(SECOND)
         assert (a.device, b.device, (a + 1).device) == (FIRST, SECOND, FIRST)
         assert (a.to(SECOND) + b).sum().item() == 6
@@ -280,7 +280,7 @@ def test_probes_store_equal_tables_on_two_devices(probe: str, tmp_path: Path) ->
         options["text"] = save_texts(tmp_path / "texts", 200)
     whole = hs.load(families.SPECS["llama-gqa"].build(), tokenizer=tokenizer())
     expected = api.probe_function(probe)(whole, out=tmp_path / "one", **options)
-    with enforced():
+    with enforcing_devices():
         two = hs.load(spread(families.SPECS["llama-gqa"].build(), LAYERS_ON_FIRST), tokenizer=tokenizer())
         actual = api.probe_function(probe)(two, out=tmp_path / "two", **options)
     tables = [file.stem for file in expected.path.glob("*.parquet")]

@@ -389,7 +389,7 @@ def test_a_trusted_task_file_runs_its_code(name: str, headscope: Any, folder: Pa
         ("class: a", "names no task"),
     ],
 )
-def test_a_task_file_of_an_odd_shape_is_one_line(
+def test_malformed_task_file_gives_one_line(
     content: str, message: str, refused: Any, folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "odd.yaml").write_text(content)

@@ -149,13 +149,13 @@ def test_verify_evaluates_named_and_top_heads_and_estimates_every_head(model: Mo
     assert set(run.table("influence_sets")["choice"].astype("str")) == {f"set:{name}" for name in SETS}
 
 
-def test_the_scripted_sweep_takes_named_heads_too(model: Model) -> None:
+def test_head_influence_function_accepts_named_heads(model: Model) -> None:
     effects = head_influence(model, docs=1, length=LENGTH, method="exact", components=["zero"], heads={"one": ["1.2"]})
     assert effects[["layer", "head"]].to_numpy().tolist() == [[1, 2]]
     assert float(effects["delta_nll"].iloc[0]) == pytest.approx(ablated(model, 0, ["L1H2"]), abs=2e-5)
 
 
-def test_a_flag_says_the_same_as_the_study_file() -> None:
+def test_flag_and_study_file_give_the_same_run() -> None:
     flag = build_study({"influence": {"heads": "picked=L1H2,3.0;early=l0h1, L0H1"}})
     assert flag.probe_options["influence"].heads == {"picked": ["L1H2", "L3H0"], "early": ["L0H1"]}
 
@@ -171,12 +171,12 @@ def test_a_flag_says_the_same_as_the_study_file() -> None:
         ("a=L1H1;a=L2H2", "the set 'a' is given twice"),
     ],
 )
-def test_what_names_no_head_is_refused_by_name(heads: Any, why: str) -> None:
+def test_unknown_head_set_is_refused_by_name(heads: Any, why: str) -> None:
     with pytest.raises(BadInput, match=why):
         build_study({"influence": {"heads": heads}})
 
 
-def test_heads_go_with_no_groups() -> None:
+def test_head_sets_are_refused_for_kv_group_sweeps() -> None:
     with pytest.raises(BadInput, match="unit cannot be group"):
         build_study({"influence": {"heads": {"a": ["L0H0"]}, "unit": "group"}})
 

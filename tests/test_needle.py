@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support import families, naive_needle
-from support.planted_needle import FACT, ask, fill, planted, read_tokens, words
+from support.planted_needle import FACT, planted_model, read_tokens, run_needle_probe, words, write_needle_files
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted
@@ -28,7 +28,7 @@ from probes.needle.run import NeedleRunner
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    return fill(tmp_path)
+    return write_needle_files(tmp_path)
 
 
 def tiny() -> Model:
@@ -40,7 +40,7 @@ def tiny() -> Model:
 
 @pytest.mark.parametrize("mode", ["strict", "wu"])
 def test_a_planted_copying_head_scores_1_and_every_other_0(place: Path, mode: str) -> None:
-    run = ask(place, planted(), mode=mode, lengths=[260, 300])
+    run = run_needle_probe(place, planted_model(), mode=mode, lengths=[260, 300])
     assert validate(run) == []
     trials = run.needles[run.needles["mode"] == mode]
     assert trials["success"].all()
@@ -59,7 +59,7 @@ def test_a_planted_copying_head_scores_1_and_every_other_0(place: Path, mode: st
 
 
 def test_every_cell_of_the_grid_and_its_control_is_stored_once(place: Path) -> None:
-    run = ask(place, {"a": tiny(), "b": tiny()}, needles=1)
+    run = run_needle_probe(place, {"a": tiny(), "b": tiny()}, needles=1)
     cells = run.needles.groupby(["model", "mode"], observed=True).size()
     assert cells.to_dict() == {(label, mode): 2 * 3 * 2 for label in "ab" for mode in ("strict", "absent")}
     assert len(run.retrieval) == cells.sum() * 16
@@ -70,7 +70,7 @@ def test_every_cell_of_the_grid_and_its_control_is_stored_once(place: Path) -> N
 
 
 def test_the_score_is_the_share_of_the_span_and_success_follows_recall(place: Path) -> None:
-    run = ask(place, tiny(), lengths=[60], seeds=1)
+    run = run_needle_probe(place, tiny(), lengths=[60], seeds=1)
     spans = run.needles.set_index(["mode", "needle", "context_length", "depth", "doc"])
     rows = run.retrieval.join(spans[["span_start", "span_end"]], on=spans.index.names)
     width = rows["span_end"] - rows["span_start"]
@@ -95,7 +95,7 @@ def test_shared_prefixes_give_the_same_bytes_as_one_prompt_at_a_time(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grid = {"needles": 1, "seeds": 1, "lengths": [160, 200]}
-    shared = ask(place, tiny(), **grid)
+    shared = run_needle_probe(place, tiny(), **grid)
     reading = NeedleRunner._get_reader
 
     def forgetful(self: NeedleRunner, label: str, model: Model) -> PrefixCachedGenerator:
@@ -103,13 +103,13 @@ def test_shared_prefixes_give_the_same_bytes_as_one_prompt_at_a_time(
         return reading(self, label, model)
 
     monkeypatch.setattr(NeedleRunner, "_get_reader", forgetful)
-    assert contents(ask(place, tiny(), "again", **grid)) == contents(shared)
+    assert contents(run_needle_probe(place, tiny(), "again", **grid)) == contents(shared)
 
 
 @pytest.mark.parametrize("mode", ["strict", "wu"])
 def test_an_interrupted_run_resumes_to_the_same_bytes(place: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     grid = {"mode": mode, "lengths": [260], "depths": 2, "needles": 1}
-    whole, again = ask(place, tiny(), "whole", **grid), ask(place, tiny(), "again", **grid)
+    whole, again = run_needle_probe(place, tiny(), "whole", **grid), run_needle_probe(place, tiny(), "again", **grid)
     assert contents(again) == contents(whole)
     real, left = needle.answer_prompt, [3]
 
@@ -121,9 +121,9 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(place: Path, monkeypatch: 
 
     monkeypatch.setattr(needle, "answer_prompt", stopping)
     with pytest.raises(Interrupted):
-        ask(place, tiny(), "cut", **grid)
+        run_needle_probe(place, tiny(), "cut", **grid)
     monkeypatch.setattr(needle, "answer_prompt", real)
-    assert contents(ask(place, tiny(), "cut", resume=True, **grid)) == contents(whole)
+    assert contents(run_needle_probe(place, tiny(), "cut", resume=True, **grid)) == contents(whole)
 
 
 def section(**changes: Any) -> NeedleRunner:
@@ -132,7 +132,7 @@ def section(**changes: Any) -> NeedleRunner:
 
 
 @pytest.mark.model
-def test_the_papers_grid_to_10k_takes_at_least_2_2_times_fewer_tokens_than_one_prompt_at_a_time() -> None:
+def test_prefix_cache_reads_at_least_2_2_times_fewer_tokens_on_the_papers_grid() -> None:
     grid = section(lengths=20, max_length=10_000, depths=10)
     prompts = [grid._prompts("base", trial)[0].ids for trial in grid._trials("base") if trial.mode == "strict"]
     assert len(prompts) == 200
@@ -161,7 +161,7 @@ def found_as_wu(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run
 
 @pytest.mark.model
 @pytest.mark.parametrize("mode", ["strict", "wu"])
-def test_scores_of_smollm2_are_those_of_the_obvious_way_for_every_head_and_cell(
+def test_smollm2_scores_equal_the_naive_reference_for_every_head_and_trial(
     smollm2: Model, mode: str, request: pytest.FixtureRequest
 ) -> None:
     run: Run = request.getfixturevalue("shipped_grid" if mode == "strict" else "found_as_wu")
@@ -198,7 +198,7 @@ def test_scores_of_smollm2_are_those_of_the_obvious_way_for_every_head_and_cell(
 
 
 @pytest.mark.model
-def test_smollm2_finds_our_needles_and_its_heads_find_nothing_without_them(shipped_grid: Run) -> None:
+def test_smollm2_retrieves_shipped_needles_and_controls_score_zero(shipped_grid: Run) -> None:
     (seen,) = found_needles.retrieval_summary(shipped_grid).to_dict("records")
     assert seen["trials"] == 12
     assert seen["share"] >= 0.8
@@ -212,24 +212,24 @@ def test_smollm2_finds_our_needles_and_its_heads_find_nothing_without_them(shipp
 def test_a_text_that_states_the_fact_is_refused_before_any_work(place: Path) -> None:
     (place / "hay" / "a.txt").write_text(" ".join(["w8"] * 300 + [f"w{n}" for n in FACT] + ["w9"] * 100))
     with pytest.raises(BadInput, match=r"needle 'one' is not hidden: hay/a.txt already states"):
-        ask(place, tiny(), seeds=2, lengths=[350])
+        run_needle_probe(place, tiny(), seeds=2, lengths=[350])
     assert not (place / "runs").exists()
 
 
 def test_an_empty_haystack_is_refused(place: Path) -> None:
     (place / "empty.txt").write_text("")
     with pytest.raises(BadInput, match="has no text"):
-        ask(place, tiny(), text=f"file:{place}/empty.txt", seeds=1)
+        run_needle_probe(place, tiny(), text=f"file:{place}/empty.txt", seeds=1)
 
 
 def test_a_haystack_is_never_repeated_and_the_longest_is_named(place: Path) -> None:
     with pytest.raises(BadInput, match=r"the longest, hay/[ab].txt, has 40\d"):
-        ask(place, tiny(), lengths=[1000])
+        run_needle_probe(place, tiny(), lengths=[1000])
 
 
 def test_a_needle_longer_than_the_context_is_refused(place: Path) -> None:
     with pytest.raises(BadInput, match=r"leaves no room for a haystack in a context of 12. Use lengths of at least"):
-        ask(place, tiny(), lengths=[12])
+        run_needle_probe(place, tiny(), lengths=[12])
 
 
 @pytest.mark.parametrize(
@@ -242,15 +242,15 @@ def test_a_depth_outside_the_haystack_is_refused(depths: list[float], message: s
 
 def test_a_model_without_a_tokenizer_is_refused(place: Path) -> None:
     with pytest.raises(BadInput, match="has no tokenizer"):
-        ask(place, hs.load(families.MEASURABLE["llama-gqa"]()))
+        run_needle_probe(place, hs.load(families.MEASURABLE["llama-gqa"]()))
 
 
-def test_without_a_success_the_headline_is_missing_and_the_failures_are_stored(
+def test_run_without_success_has_no_headline_and_stores_failures(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from headscope.report import assembly, terminal
 
-    run = ask(place, tiny(), lengths=[60], seeds=1)
+    run = run_needle_probe(place, tiny(), lengths=[60], seeds=1)
     trials = run.needles[run.needles["mode"] == "strict"]
     assert not trials["success"].any()
     assert trials["answer"].str.len().gt(0).any()

@@ -186,7 +186,7 @@ def test_without_ray_the_error_says_what_to_install(
     assert_clean(tmp_path)
 
 
-def test_the_error_if_ray_does_not_start(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_states_why_ray_did_not_start(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine so busy that Ray times out."""
     import ray
 
@@ -354,7 +354,7 @@ def test_jobs_that_continue_from_files_run_in_order_on_one_worker(deaths: float)
     assert deaths or len({worker for worker, _ in stretches}) == 1
 
 
-def test_giving_up_a_job_gives_up_the_jobs_that_need_it() -> None:
+def test_dropping_a_job_drops_the_jobs_that_depend_on_it() -> None:
     plan = [*measure_jobs(1, 3), measure_job(Cell("all", "m0", 1.0, Prerequisites(("m0: 1",))))]
     scheduler = Scheduler(plan, CHECKPOINTS)
     assigned = [scheduler.next_job(0), scheduler.next_job(1)]

@@ -158,7 +158,7 @@ def test_a_run_resumes_only_in_the_same_dtype(folder: Path, monkeypatch: pytest.
         runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
 
 
-def test_models_in_memory_differ_by_more_than_their_weights(folder: Path) -> None:
+def test_models_in_memory_with_equal_weights_can_be_different_inputs(folder: Path) -> None:
     config = families.SPECS["llama-gqa"].build().config
     options: dict[str, Any] = {"text": f"file:{folder}/texts/*.txt", "docs": 1, "lengths": [24], "tables": ["nll"]}
 

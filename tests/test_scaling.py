@@ -51,7 +51,7 @@ def test_rope_means_are_the_integral_over_frequencies(distance: int) -> None:
     assert float(logit_means("rope", distance + 1)[-1]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_logit_scale_of_nope_is_that_of_theorem_4() -> None:
+def test_nope_logit_scale_follows_theorem_4() -> None:
     length = 10_000
     mu = logit_means("nope", length)
     assert logit_scale(mu, 0.9, 2.0) == pytest.approx(math.sqrt(math.log(length / length**0.9)), rel=1e-6)

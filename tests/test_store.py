@@ -202,13 +202,13 @@ def test_a_table_of_a_later_minor_format_is_named_by_validate(tmp_path):
     assert validate(Run(run.path, run.manifest)) == [f"novel: no table of format {FORMAT_VERSION}"]
 
 
-def test_another_config_does_not_meet_the_unfinished_run(tmp_path):
+def test_other_config_does_not_continue_an_unfinished_run(tmp_path):
     interrupted(tmp_path)
     study(tmp_path, config={"docs": 5})
     assert len(list(tmp_path.glob(".test-*.partial"))) == 1
 
 
-def test_resume_without_an_unfinished_run_starts_one_beside_the_finished(tmp_path):
+def test_resume_without_an_unfinished_run_starts_a_new_run(tmp_path):
     first, second = study(tmp_path, resume=True), study(tmp_path, resume=True)
     assert first.path != second.path
     assert [path for path, _ in list_runs(tmp_path)] == [second.path, first.path]
@@ -221,13 +221,13 @@ def test_a_second_writer_of_the_same_run_is_refused(tmp_path):
         writer.add(CELLS[0], rows(CELLS[0]))
 
 
-def test_a_run_that_stops_before_its_first_cell_leaves_nothing(tmp_path):
+def test_run_stopped_before_its_first_cell_leaves_no_files(tmp_path):
     with pytest.raises(KeyboardInterrupt), RunWriter.open(tmp_path, "test", CONFIG):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_commit_that_misses_a_cell_is_a_bug(tmp_path):
+def test_commit_with_a_missing_cell_raises_value_error(tmp_path):
     with RunWriter.open(tmp_path, "test", CONFIG) as writer:
         writer.add(CELLS[0], rows(CELLS[0]))
         with pytest.raises(ValueError, match="base/1"):
@@ -242,7 +242,7 @@ def _full(*_, **__):
 
 
 @pytest.mark.parametrize("name", ["fsync", "rename"])
-def test_a_disk_full_from_the_start_leaves_nothing(tmp_path, monkeypatch, name):
+def test_full_disk_at_the_start_leaves_no_files(tmp_path, monkeypatch, name):
     rename = os.rename
     monkeypatch.setattr(os, name, lambda a, *b: rename(a, *b) if str(b).count(".trash") else _full())
     with pytest.raises(CannotWrite, match=r"No space left on device. Free some space"):
@@ -320,7 +320,7 @@ def test_a_missing_column_is_refused_by_name():
         to_arrow(all_tables()["nll"], pd.DataFrame(rows(CELLS[0])["nll"]).drop(columns="tokens"))
 
 
-def test_infinities_are_values():
+def test_infinities_are_stored_as_values():
     positions = {"model": "m", "layer": 0, "kv_group": 0, "pair": [0], "theta": 0.0, "log_theta": -np.inf}
     table = to_arrow(all_tables()["positions"], positions | {"log_theta_init": -np.inf, "log_theta_base": 0.0})
     assert table["log_theta"].to_pylist() == [-np.inf]
@@ -363,7 +363,7 @@ def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path
     assert "nll" in dir(run)
 
 
-def test_what_is_not_a_run_is_refused_in_one_line(tmp_path):
+def test_folder_that_is_not_a_run_is_refused_in_one_line(tmp_path):
     partial = interrupted(tmp_path)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text('{"format_version": ')
@@ -427,7 +427,7 @@ def test_validate_finds_edits_nan_bounds_and_repeated_keys(tmp_path):
     assert "nll: 4 rows have the key of another row" in problems
 
 
-def test_validate_forgives_the_rounding_of_float32(tmp_path):
+def test_validate_tolerates_float32_rounding(tmp_path):
     run = _restored(study(tmp_path), nll=pa.array([-1e-6] * 8, pa.float32()))
     assert validate(run) == ["nll: sha256 differs from run.json"]
 
@@ -465,7 +465,7 @@ def test_runs_of_one_name_in_two_folders_are_two_models_and_one_run_named_twice_
         open_runs([same[0].path, same[0].path / ".." / "r"])
 
 
-def test_runs_that_measured_different_things_of_one_model_are_read_as_one_model(tmp_path):
+def test_runs_with_different_tables_of_one_model_combine_into_one_model(tmp_path):
     whole = synthetic_run(tmp_path)
     tables = whole.manifest["tables"]
     shared = {"positions", "scales"}
@@ -503,7 +503,7 @@ def test_conflicting_rows_without_a_model_are_reported_when_runs_are_joined(tmp_
     assert joined.scaling["target"].tolist() == [60.0, 63.0]
 
 
-def test_one_run_needs_no_joining(tmp_path):
+def test_joining_a_single_run_is_refused(tmp_path):
     run = study(tmp_path)
     assert combine_runs([run]) is run
 
@@ -542,7 +542,7 @@ def test_one_label_with_another_dtype_geometry_or_tokenizer_is_two_models(tmp_pa
 # Several runs stored as one -----------------------------------------------------------------------------------------
 
 
-def test_joined_runs_are_stored_as_they_are_read_as_one(tmp_path):
+def test_joined_run_stores_the_combined_tables(tmp_path):
     shape = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
     parts = [synthetic_run(tmp_path, models=(name,), seed=seed, **shape) for seed, name in enumerate("ab")]
     stored, whole = join_runs(parts, tmp_path, "both"), combine_runs(parts)
@@ -557,7 +557,7 @@ def test_joined_runs_are_stored_as_they_are_read_as_one(tmp_path):
     assert {*stored.manifest["config"]["joined"]} == {run.name for run in parts}
 
 
-def test_a_join_that_was_killed_before_its_commit_goes_on(tmp_path, monkeypatch):
+def test_join_killed_before_its_commit_can_be_repeated(tmp_path, monkeypatch):
     shape = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
     parts = [synthetic_run(tmp_path, models=(name,), seed=seed, **shape) for seed, name in enumerate("ab")]
 

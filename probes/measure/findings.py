@@ -210,8 +210,9 @@ def _describe_change(first: str, label: str, window_label: str, log_ratios: pd.S
     )
     return (
         f"From {first} to {label} the median ratio of effective lengths"
-        f"{window_label and f' over the heads{window_label}'} is {np.exp(log_ratios.median()):.2f}: longer in {format_head_count(rises)}, shorter in "
-        f"{format_head_count(falls)}, and within {CHANGE_TOLERANCE:.0%} in {format_head_count(~rises & ~falls)}. "
+        f"{window_label and f' over the heads{window_label}'} is {np.exp(log_ratios.median()):.2f}: longer in "
+        f"{format_head_count(rises)}, shorter in {format_head_count(falls)}, and within "
+        f"{CHANGE_TOLERANCE:.0%} in {format_head_count(~rises & ~falls)}. "
         f"The largest ratios are those of {examples}."
     )
 
