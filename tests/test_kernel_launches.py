@@ -23,9 +23,7 @@ RULES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("queries", [LENGTH, LENGTH // 4])
 @pytest.mark.parametrize("rule", RULES)
-def test_measures_of_sampled_rows_take_few_kernel_launches_per_layer(
-    rule: str, queries: int, dtype: torch.dtype
-) -> None:
+def test_measures_of_sampled_rows_launch_few_kernels_per_layer(rule: str, queries: int, dtype: torch.dtype) -> None:
     """Nor does any ask the GPU for a number while it goes on: there is none to give."""
     geometry = geometry_of(9, 3, 64, 32, windows=[None])
     measures = [

@@ -178,7 +178,7 @@ def test_external_plugin_adds_help_and_study_keys(folder: Path, tmp_path: Path) 
     assert "did you mean 'power'?" in done.stderr
 
 
-def test_external_plugin_adds_a_chapter_with_a_chart_a_finding_and_a_term(folder: Path, tmp_path: Path) -> None:
+def test_external_plugin_adds_a_chart_a_finding_and_a_term(folder: Path, tmp_path: Path) -> None:
     (run,) = (folder / "runs").glob("2*")
     done = headscope("report", run, "--out", tmp_path / "report.html")
     assert done.returncode == 0, done.stderr
