@@ -60,10 +60,10 @@ class Parsed(HTMLParser):
             self.text += data
 
     def drawn(self) -> list[dict[str, Any]]:
-        return [json.loads(gzip.decompress(base64.b64decode(each))) for each in self.figures if each]
+        return [json.loads(gzip.decompress(base64.b64decode(figure))) for figure in self.figures if figure]
 
     def titles(self) -> list[str]:
-        return [each["layout"]["title"]["text"] for each in self.drawn()]
+        return [figure["layout"]["title"]["text"] for figure in self.drawn()]
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     synthetic = synthetic_run(
         tmp_path_factory.mktemp("runs"), ("base", HOSTILE), LAYERS, HEADS, groups=2, pairs=4, lengths=(256,), docs=2
     )
-    kept = {name: facts for name, facts in synthetic.manifest["tables"].items() if name in TABLES}
-    write_manifest(synthetic.path, {**synthetic.manifest, "tables": kept})
+    tables = {name: facts for name, facts in synthetic.manifest["tables"].items() if name in TABLES}
+    write_manifest(synthetic.path, {**synthetic.manifest, "tables": tables})
     return Run.open(synthetic.path)
 
 
@@ -111,9 +111,9 @@ def test_bundle_has_every_head_page_and_every_page_with_content(run: Run, parsed
         assert heads <= {link.removeprefix("../") for link in parsed[name].links}
         assert len(parsed[name].titles()) == len(run.models)
     assert "../head/1.1.html" in parsed["head/1.0.html"].links, "next head"
-    drawn = {title for page in parsed.values() for title in page.titles()}
+    titles = {title for page in parsed.values() for title in page.titles()}
     needles = assembly.collect_chapters(assembly.render_context(run), "needle in a haystack")["Needle in a haystack"]
-    assert {chart.figure.layout.title.text for group in needles for chart in group.charts} <= drawn
+    assert {chart.figure.layout.title.text for group in needles for chart in group.charts} <= titles
     assert not parsed.keys() & {"runs.html", "checkpoints.html", "influence.html", "reads.html"}, "nothing to say"
 
 
@@ -137,7 +137,7 @@ def test_head_page_has_the_apps_charts_for_every_model(run: Run, parsed: dict[st
 def test_bundle_figure_equals_app_figure(run: Run, site: Path, parsed: dict[str, Parsed]) -> None:
     chart = next(part for part in assembly.head_blocks(run, "base", 0, 1) if isinstance(part, Chart))
     title = chart.figure.layout.title.text
-    (stored,) = (each for each in parsed["head/0.1.html"].drawn() if each["layout"]["title"]["text"] == title)
+    (stored,) = (figure for figure in parsed["head/0.1.html"].drawn() if figure["layout"]["title"]["text"] == title)
     expected = pages.to_json_values(chart.figure.to_plotly_json())
     shared = expected["layout"].pop("template")
     assert stored == json.loads(pages.to_script_json(expected))
@@ -184,9 +184,9 @@ def test_only_a_bundle_is_replaced_and_failures_leave_no_files(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for taken in ("mine", "file", "file/site"):
+    for existing_path in ("mine", "file", "file/site"):
         with pytest.raises(CannotWrite, match="Choose another --out"):
-            bundle.bundle([run.path], tmp_path / taken, quiet=True)
+            bundle.bundle([run.path], tmp_path / existing_path, quiet=True)
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "mine"
 
     def full(*_: object) -> str:

@@ -40,8 +40,8 @@ def tiny(family: str) -> Model:
 def set_limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Set the number of tokens of the longest single pass, and of a chunk."""
 
-    def set_tokens(whole: int, size: int) -> None:
-        monkeypatch.setattr(chunked_pass, "MAX_SINGLE_PASS_TOKENS", {"cpu": whole})
+    def set_tokens(single_pass: int, size: int) -> None:
+        monkeypatch.setattr(chunked_pass, "MAX_SINGLE_PASS_TOKENS", {"cpu": single_pass})
         monkeypatch.setattr(chunked_pass, "TOKENS_PER_CHUNK", {"cpu": size})
 
     return set_tokens

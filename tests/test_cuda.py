@@ -230,8 +230,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, logits_mask: Tensor
 def causal_mask(q: Tensor, k: Tensor, window: int | None, axis: int) -> Tensor:
     """Additive causal mask; the queries belong to the last keys."""
     keys = k.shape[axis]
-    seen = eager_reference.visible(keys, window)[keys - q.shape[axis] :]
-    return torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, -torch.inf)
+    visible_mask = eager_reference.visible(keys, window)[keys - q.shape[axis] :]
+    return torch.zeros(visible_mask.shape, dtype=torch.float64).masked_fill(~visible_mask, -torch.inf)
 
 
 def check_inputs(*tensors: Tensor) -> None:
@@ -317,8 +317,8 @@ def test_kernel_results_and_gradients_equal_exact_attention(
     assert lse is not None
     logits = rule.scaling * q.double() @ k.double().repeat_interleave(2, 1).mT
     logits = logits if rule.softcap is None else rule.softcap * torch.tanh(logits / rule.softcap)
-    seen = eager_reference.visible(k.shape[2], rule.window, rule.chunk_size)[k.shape[2] - q.shape[2] :]
-    logits = logits.masked_fill(~seen, -torch.inf)
+    visible_mask = eager_reference.visible(k.shape[2], rule.window, rule.chunk_size)[k.shape[2] - q.shape[2] :]
+    logits = logits.masked_fill(~visible_mask, -torch.inf)
     if rule.sink is not None:
         logits = torch.cat((logits, rule.sink.double()[None, :, None, None].expand(2, -1, q.shape[2], 1)), -1)
     expected = logits.softmax(-1)[..., : k.shape[2]] @ v.double().repeat_interleave(2, 1)

@@ -165,8 +165,8 @@ def retrieval_score(model: str, layer: int, head: int) -> float:
     trials = table_rows("needles", model=model, mode="strict")
     trial = ["model", "mode", "needle", "context_length", "depth", "doc", "seed"]
     scores = table_rows("retrieval", model=model, mode="strict", layer=layer, head=head).astype({"doc": "str"})
-    both = scores.merge(trials[trials["success"]].astype({"doc": "str"})[trial], on=trial)
-    return float(both["score"].mean())
+    merged = scores.merge(trials[trials["success"]].astype({"doc": "str"})[trial], on=trial)
+    return float(merged["score"].mean())
 
 
 @pytest.fixture(scope="module")
@@ -314,9 +314,9 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
 
     # Which heads are most global, and what does YaRN change about that?
     stays = heads.loc["yarn", f"ess2_{LENGTH}"].rank(ascending=False) <= 10
-    both = stays & (heads.loc["base", f"ess2_{LENGTH}"].rank(ascending=False) <= 10)
+    matching_heads = stays & (heads.loc["base", f"ess2_{LENGTH}"].rank(ascending=False) <= 10)
     expect(page.locator("figcaption", has_text="One line per head")).to_contain_text(
-        f"{both.sum()} of the top 10 heads stay in the top 10 under yarn"
+        f"{matching_heads.sum()} of the top 10 heads stay in the top 10 under yarn"
     )
 
     # Do those that retrieve survive each scheme?
@@ -372,8 +372,8 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
     row = page.locator("tr", has=page.locator("th", has_text=re.compile("^retrieval")))
     for model, cell in zip(MODELS, row.locator("td").all_text_contents(), strict=True):
         scores = heads.loc[model, "retrieval"]
-        named = " ".join(f"L{layer}H{head}" for layer, head in top_heads(scores, 3))
-        assert cell.strip() == f"{(scores > 0.1).sum()} heads {named}"
+        named_heads = " ".join(f"L{layer}H{head}" for layer, head in top_heads(scores, 3))
+        assert cell.strip() == f"{(scores > 0.1).sum()} heads {named_heads}"
 
     # Who carries AdaRoPE's gain, and is it more than noise?
     page.get_by_role("link", name="Influence", exact=True).click()

@@ -140,10 +140,10 @@ def test_layers_are_not_split_and_offloading_is_refused(folder: Path) -> None:
 @pytest.fixture(scope="module", params=FAMILIES)
 def loaded_models(request: pytest.FixtureRequest) -> tuple[Model, Model]:
     """A model on one device, and the same model on two."""
-    whole = hs.load(families.SPECS[request.param].build())
+    one_device = hs.load(families.SPECS[request.param].build())
     module = spread(families.SPECS[request.param].build(), LAYERS_ON_FIRST)
     with enforcing_devices():
-        return whole, hs.load(module)
+        return one_device, hs.load(module)
 
 
 @pytest.fixture
@@ -173,11 +173,11 @@ def adapter(model: Model) -> AdaRoPE:
 
 
 def test_checkpoint_on_two_devices_has_equal_geometry_and_digest(models: tuple[Model, Model]) -> None:
-    whole, two = models
+    one_device, two = models
     assert two.device == FIRST
-    assert two.geometry == whole.geometry
-    assert torch.equal(two.rotation.theta, whole.rotation.theta)
-    assert two.weights_sha256 == whole.weights_sha256
+    assert two.geometry == one_device.geometry
+    assert torch.equal(two.rotation.theta, one_device.rotation.theta)
+    assert two.weights_sha256 == one_device.weights_sha256
 
 
 @pytest.mark.parametrize("scheme", ["yarn:factor=2", "logn:length=32"])
@@ -278,8 +278,8 @@ def test_probes_store_equal_tables_on_two_devices(probe: str, tmp_path: Path) ->
     options = {**PROBES[probe], "quiet": True}
     if probe != "detectors":
         options["text"] = save_texts(tmp_path / "texts", 200)
-    whole = hs.load(families.SPECS["llama-gqa"].build(), tokenizer=tokenizer())
-    expected = api.probe_function(probe)(whole, out=tmp_path / "one", **options)
+    one_device = hs.load(families.SPECS["llama-gqa"].build(), tokenizer=tokenizer())
+    expected = api.probe_function(probe)(one_device, out=tmp_path / "one", **options)
     with enforcing_devices():
         two = hs.load(spread(families.SPECS["llama-gqa"].build(), LAYERS_ON_FIRST), tokenizer=tokenizer())
         actual = api.probe_function(probe)(two, out=tmp_path / "two", **options)

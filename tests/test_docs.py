@@ -76,9 +76,9 @@ def test_every_table_and_column_is_in_the_reference(table):
 
 
 def test_every_folder_is_in_contributing():
-    there = {path.parent.name for path in (ROOT / "headscope").glob("*/__init__.py")}
+    existing_folders = {path.parent.name for path in (ROOT / "headscope").glob("*/__init__.py")}
     listed = set(re.findall(r"^    headscope/(\w+)/ ", CONTRIBUTING, re.MULTILINE))
-    assert listed == there
+    assert listed == existing_folders
 
 
 def test_the_readme_has_the_two_set_up_commands_of_the_makefile():
@@ -100,9 +100,9 @@ def test_paper_page_ends_with_its_notes_and_names_its_study():
 @pytest.mark.model
 def test_readme_python_examples_run(tmp_path):
     code = "\n".join(blocks("python"))
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("torch.Size") == 30  # the listener prints a line per layer
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("torch.Size") == 30  # the listener prints a line per layer
     assert (tmp_path / "report.html").is_file()
 
 
@@ -113,8 +113,8 @@ def test_readme_shell_examples_run_in_order(tmp_path):
     assert len(lines) >= 8
     for line in lines:
         command = f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; {line}"
-        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, f"{line}: {done.stderr}"
+        result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+        assert result.returncode == 0, f"{line}: {result.stderr}"
     assert (tmp_path / "report.html").is_file()
 
 

@@ -76,9 +76,9 @@ def test_needle_is_at_the_last_possible_sentence_start(kind: str) -> None:
         target = int(depth * prompter.haystack_length(haystack, 1200))
         at = prompter.insertion_point(haystack, 1200, depth)
         for later in range(at + 1, target + 1):
-            left = decode_tokens(prompter.tokenizer, haystack.ids[:later])
-            right = decode_tokens(prompter.tokenizer, haystack.ids[: later + 6])[len(left) :]
-            assert not (re.search(r"[a-z][.!?]\Z", left) and right[:1].isspace()), left[-40:]
+            preceding_text = decode_tokens(prompter.tokenizer, haystack.ids[:later])
+            right = decode_tokens(prompter.tokenizer, haystack.ids[: later + 6])[len(preceding_text) :]
+            assert not (re.search(r"[a-z][.!?]\Z", preceding_text) and right[:1].isspace()), preceding_text[-40:]
             tried += 1
     assert tried > 10
 
@@ -169,7 +169,7 @@ def test_shipped_needles_are_at_least_six_facts_that_no_play_states() -> None:
         assert re.search(r"\d", needle.fact), needle
         assert re.search(r"\b[A-Z][a-z]+", f"{needle.opening[1:]} {needle.fact}"), needle
     assert not [
-        each for each in (*LITERAL_NEEDLES, *INDIRECT_NEEDLES) if ground("byte-level")[0].contains_text(each.fact)
+        stated for stated in (*LITERAL_NEEDLES, *INDIRECT_NEEDLES) if ground("byte-level")[0].contains_text(stated.fact)
     ]
 
 

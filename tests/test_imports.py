@@ -73,8 +73,8 @@ def module(file: Path) -> str:
 def loaded_by(*modules: str) -> set[str]:
     """Modules that a fresh process holds after these imports."""
     code = f"import sys; import {', '.join(modules)}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    loaded = set(done.stdout.split())
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(result.stdout.split())
     assert loaded >= set(modules)
     return loaded
 
@@ -121,9 +121,9 @@ def test_help_loads_no_heavy_package() -> None:
         "import sys; sys.argv = ['headscope', '--help']; from headscope.cli.app import app; app(standalone_mode=False)"
     )
     code += "; print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert "headscope.cli.app" in done.stderr.split()
-    assert not set(done.stderr.split()) & {*TORCH, "pandas", "pyarrow", "plotly", "pydantic", "dash"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "headscope.cli.app" in result.stderr.split()
+    assert not set(result.stderr.split()) & {*TORCH, "pandas", "pyarrow", "plotly", "pydantic", "dash"}
 
 
 @pytest.mark.parametrize("room", ALLOWED_IMPORTS)

@@ -103,9 +103,9 @@ def test_sweep_has_a_labelled_row_per_unit_component_and_document(exact: Run) ->
 def test_study_and_head_influence_function_agree(exact: Run, learned: Model) -> None:
     scripted = head_influence(learned, docs=DOCS, length=LENGTH, method="exact")
     keys = ["doc", "component", "layer", "kv_group", "head"]
-    both = exact.influence.astype({"doc": "str", "component": "str"}).merge(scripted, on=keys)
-    assert len(both) == len(scripted) == len(exact.influence)
-    np.testing.assert_allclose(both["delta_nll_x"], both["delta_nll_y"], atol=1e-9)
+    merged = exact.influence.astype({"doc": "str", "component": "str"}).merge(scripted, on=keys)
+    assert len(merged) == len(scripted) == len(exact.influence)
+    np.testing.assert_allclose(merged["delta_nll_x"], merged["delta_nll_y"], atol=1e-9)
 
 
 def test_only_the_trained_kv_group_has_influence(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_only_the_trained_kv_group_has_influence(tmp_path: Path) -> None:
         planted.xi[2, 1] = noise.xi[2, 1]
         planted.tau[2, 2:] = noise.tau[2, 2:]
     rows = head_influence(adapted_model(tmp_path, adapter=planted), docs=1, length=LENGTH, method="exact")
-    there = (rows["layer"] == 2) & (rows["kv_group"] == 1)
-    assert (rows.loc[~there, "delta_nll"] == 0).all()
-    assert (rows.loc[there & (rows["component"] != "scale"), "delta_nll"].abs() > 1e-4).all()
+    is_trained_group = (rows["layer"] == 2) & (rows["kv_group"] == 1)
+    assert (rows.loc[~is_trained_group, "delta_nll"] == 0).all()
+    assert (rows.loc[is_trained_group & (rows["component"] != "scale"), "delta_nll"].abs() > 1e-4).all()
     effect = unit_effects(rows[rows["component"] == "joint"].assign(model="m"))
     assert int((effect["delta"] != 0).sum()) == 1
 
@@ -181,8 +181,10 @@ def test_damping_leaves_small_second_order_terms_and_bounds_large_ones() -> None
     assert rows["delta_nll"].iloc[0] == pytest.approx(first[0] + added[0], rel=1e-6)
     assert rows["delta_nll"].iloc[2] < first[2] + scale
     assert len(add_damped_estimates(frames[0])) == 4, "without a second order nothing is added"
-    still = [frame.assign(delta_nll=0.0) for frame in frames]
-    assert (add_damped_estimates(pd.concat(still))["delta_nll"] == 0).all(), "what moves nothing has no influence"
+    zero_effects = [frame.assign(delta_nll=0.0) for frame in frames]
+    assert (add_damped_estimates(pd.concat(zero_effects))["delta_nll"] == 0).all(), (
+        "what moves nothing has no influence"
+    )
 
 
 def test_verify_evaluates_top_estimated_and_random_units_exactly(exact: Run, learned: Model, tmp_path: Path) -> None:
@@ -191,16 +193,16 @@ def test_verify_evaluates_top_estimated_and_random_units_exactly(exact: Run, lea
     rows = run.influence.astype({"component": "str", "method": "str"})
     for component in ("joint", "freq", "scale"):
         swept_component = rows[rows["component"] == component]
-        place = ["layer", "kv_group", "head"]
+        unit_columns = ["layer", "kv_group", "head"]
         estimates = add_damped_estimates(swept_component)
-        means = estimates[estimates["method"] == "damped"].groupby(place)["delta_nll"].mean().abs()
-        evaluated = set(swept_component[swept_component["method"] == "exact"].set_index(place).index)
+        means = estimates[estimates["method"] == "damped"].groupby(unit_columns)["delta_nll"].mean().abs()
+        evaluated = set(swept_component[swept_component["method"] == "exact"].set_index(unit_columns).index)
         assert len(evaluated) == 5
         assert set(means.nlargest(3).index) <= evaluated
     keys = ["doc", "component", "layer", "kv_group", "head"]
-    chosen = rows[rows["method"] == "exact"].merge(exact.influence.astype({"component": "str"}), on=keys)
-    assert len(chosen) == 5 * 3 * DOCS
-    np.testing.assert_allclose(chosen["delta_nll_x"], chosen["delta_nll_y"], atol=1e-7)
+    exact_rows = rows[rows["method"] == "exact"].merge(exact.influence.astype({"component": "str"}), on=keys)
+    assert len(exact_rows) == 5 * 3 * DOCS
+    np.testing.assert_allclose(exact_rows["delta_nll_x"], exact_rows["delta_nll_y"], atol=1e-7)
     agreement = estimate_agreement(run.influence)
     assert set(agreement["method"]) == {"estimate", "second-order", "damped"}
     assert set(agreement["compared"]) == {5}
@@ -215,21 +217,21 @@ def test_sets_grow_from_the_top_unit_to_all_and_random_ones_match_their_layers(e
         assert (component, "top", count) in mean_effects.index
         assert (component, "random", count) not in mean_effects.index
     rng = np.random.default_rng(0)
-    every = kv_group_units(loaded("llama-gqa").geometry)
-    drawn = random_units_by_layer(every[2:6], every, rng)
-    assert sorted(unit.layer for unit in drawn) == sorted(unit.layer for unit in every[2:6])
+    all_units = kv_group_units(loaded("llama-gqa").geometry)
+    random_units = random_units_by_layer(all_units[2:6], all_units, rng)
+    assert sorted(unit.layer for unit in random_units) == sorted(unit.layer for unit in all_units[2:6])
 
 
 def test_residual_streams_on_disk_change_no_result(exact: Run, learned: Model) -> None:
     spilled = head_influence(learned, docs=1, length=LENGTH, method="exact", memory=0, components=["joint"])
     first = exact.influence.query("doc == 'random/0' and component == 'joint'")
     assert np.array_equal(spilled["delta_nll"].astype("float32"), first["delta_nll"])
-    kept = ResidualStreamStore(1000)
+    store = ResidualStreamStore(1000)
     first, second = torch.randn(2, 1, 10, 20, generator=torch.Generator().manual_seed(0))
     for stream in (first, second):
-        kept.append(stream)
-    assert kept.bytes_in_memory == 800
-    assert torch.equal(kept.load(1), second)
+        store.append(stream)
+    assert store.bytes_in_memory == 800
+    assert torch.equal(store.load(1), second)
 
 
 @pytest.mark.parametrize("method", ["exact", "verify"])
@@ -238,7 +240,7 @@ def test_an_interrupted_sweep_resumes_to_the_same_bytes(
 ) -> None:
     model = learned
     section: dict[str, Any] = {"method": method, "top": 2, "random": 1, "components": ["joint"], "draws": 1, "docs": 2}
-    whole = run_sweep(model, tmp_path / "whole", **section)
+    uninterrupted = run_sweep(model, tmp_path / "whole", **section)
     calls, real = [], Sweep.evaluate_units
 
     def stopping(self: Sweep, *arguments: Any) -> Iterator[Any]:
@@ -253,8 +255,8 @@ def test_an_interrupted_sweep_resumes_to_the_same_bytes(
     monkeypatch.setattr(Sweep, "evaluate_units", real)
     resumed = run_sweep(model, tmp_path / "cut", resume=True, **section)
     for table in ("influence", "influence_sets"):
-        stored = (whole.path / f"{table}.parquet").read_bytes()
-        assert (resumed.path / f"{table}.parquet").read_bytes() == stored
+        expected_bytes = (uninterrupted.path / f"{table}.parquet").read_bytes()
+        assert (resumed.path / f"{table}.parquet").read_bytes() == expected_bytes
 
 
 def test_user_edit_is_swept_like_a_component() -> None:
@@ -265,9 +267,9 @@ def test_user_edit_is_swept_like_a_component() -> None:
 
     options: dict[str, Any] = {"docs": 1, "length": LENGTH, "unit": "head", "method": "exact"}
     edited = head_influence(model, components=[], edits={"quiet": quiet}, **options)
-    named = head_influence(model, components=["zero"], **options)
+    ablated = head_influence(model, components=["zero"], **options)
     assert set(edited["component"]) == {"quiet"}
-    np.testing.assert_allclose(edited["delta_nll"], named["delta_nll"], atol=1e-6)
+    np.testing.assert_allclose(edited["delta_nll"], ablated["delta_nll"], atol=1e-6)
 
 
 def refusal_of(model: Model, out: Path, **section: Any) -> str:
@@ -297,15 +299,15 @@ def test_model_that_shares_keys_across_layers_is_refused(tmp_path: Path) -> None
 
 def test_a_reset_to_base_is_refused_where_the_frequencies_of_base_change(tmp_path: Path) -> None:
     model = hs.load(families.DYNAMIC["llama-dynamic"]())
-    own = model.with_scheme(f"adarope:adapter={noisy(model, 0.1).save(tmp_path / 'adapter.safetensors')}")
+    adapted = model.with_scheme(f"adarope:adapter={noisy(model, 0.1).save(tmp_path / 'adapter.safetensors')}")
     with pytest.raises(UnsupportedModel, match=r"where joint cannot be reset to base. Use shorter --lengths, or use"):
-        run_sweep(own, tmp_path / "runs", reset_to=["base"], lengths=[model.rotation.frequency_change_length + 8])
+        run_sweep(adapted, tmp_path / "runs", reset_to=["base"], lengths=[model.rotation.frequency_change_length + 8])
 
 
 def test_reset_to_base_is_refused_if_the_adapter_started_from_base(tmp_path: Path) -> None:
     model = loaded("llama-gqa")
-    own = adapted_model(tmp_path, adapter=noisy(model, 0.1, start="base"))
-    assert "cannot be reset to base" in refusal_of(own, tmp_path / "runs", reset_to=["base"])
+    adapted = adapted_model(tmp_path, adapter=noisy(model, 0.1, start="base"))
+    assert "cannot be reset to base" in refusal_of(adapted, tmp_path / "runs", reset_to=["base"])
 
 
 def test_verifying_more_units_than_exist_is_refused(learned: Model, tmp_path: Path) -> None:

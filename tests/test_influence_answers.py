@@ -94,25 +94,25 @@ SECTION: dict[str, Any] = {"lengths": [80, 90], "components": ["joint", "zero"],
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny checkpoint whose tokenizer knows words, with an adapter, and texts."""
-    place = tmp_path_factory.mktemp("answers")
-    save_checkpoint(place / "tiny")
-    save_texts(place / "texts", 130)
-    noisy(hs.load(str(place / "tiny"), device="cpu")).save(place / "adapter.safetensors")
-    return place
+    study_folder = tmp_path_factory.mktemp("answers")
+    save_checkpoint(study_folder / "tiny")
+    save_texts(study_folder / "texts", 130)
+    noisy(hs.load(str(study_folder / "tiny"), device="cpu")).save(study_folder / "adapter.safetensors")
+    return study_folder
 
 
-def planned(place: Path, **section: Any) -> Any:
-    models = {"learned": f"{place}/tiny@adarope:adapter={place}/adapter.safetensors,weights=any"}
+def planned(study_folder: Path, **section: Any) -> Any:
+    models = {"learned": f"{study_folder}/tiny@adarope:adapter={study_folder}/adapter.safetensors,weights=any"}
     options = SECTION | {"objectives": ["text", "answer"], "draws": 1, "top": 3, "random": 1} | section
-    study = content(place, models=models, measure=None)
+    study = content(study_folder, models=models, measure=None)
     return build_study(study | {"texts": study["texts"] | {"docs": 1}, "influence": options})
 
 
 @pytest.fixture(scope="module")
-def run(place: Path) -> Run:
-    return runner.run_study(planned(place), place / "runs")
+def run(study_folder: Path) -> Run:
+    return runner.run_study(planned(study_folder), study_folder / "runs")
 
 
 def test_influence_run_stores_texts_and_all_trials(run: Run) -> None:
@@ -129,10 +129,10 @@ def test_influence_run_stores_texts_and_all_trials(run: Run) -> None:
 
 def test_units_to_verify_are_selected_over_all_trials(run: Run) -> None:
     rows = run.influence_answers.query("component == 'zero'").astype({"method": "str"})
-    place = ["layer", "kv_group", "head"]
+    unit_columns = ["layer", "kv_group", "head"]
     estimates = add_damped_estimates(rows)
-    means = estimates[estimates["method"] == "damped"].groupby(place)["delta_nll"].mean().abs()
-    evaluated = rows[rows["method"] == "exact"].groupby(place).size()
+    means = estimates[estimates["method"] == "damped"].groupby(unit_columns)["delta_nll"].mean().abs()
+    evaluated = rows[rows["method"] == "exact"].groupby(unit_columns).size()
     assert set(means.nlargest(3).index) <= set(evaluated.index)
     assert set(evaluated) == {4}, "in every trial of the grid"
 
@@ -163,22 +163,24 @@ def test_failed_trials_are_kept_and_counted_separately(run: Run) -> None:
     assert (right, count) == (int((trials["hits"] > 0.5).sum()), len(trials))
 
 
-def test_an_interrupted_study_of_answers_resumes_to_the_same_bytes(place: Path) -> None:
+def test_an_interrupted_study_of_answers_resumes_to_the_same_bytes(study_folder: Path) -> None:
     few = {"objectives": ["answer"], "lengths": [80], "components": ["zero"], "top": 1}
-    study = planned(place, **few)
-    whole = runner.run_study(study, place / "whole")
+    study = planned(study_folder, **few)
+    uninterrupted = runner.run_study(study, study_folder / "whole")
     with pytest.raises(Interrupted):
-        runner.run_study(study, place / "cut", progress=StopsAfter(4))
-    resumed = runner.run_study(study, place / "cut", resume=True)
+        runner.run_study(study, study_folder / "cut", progress=StopsAfter(4))
+    resumed = runner.run_study(study, study_folder / "cut", resume=True)
     for table in ("influence_answers", "influence_answer_sets"):
-        assert (resumed.path / f"{table}.parquet").read_bytes() == (whole.path / f"{table}.parquet").read_bytes()
+        assert (resumed.path / f"{table}.parquet").read_bytes() == (
+            uninterrupted.path / f"{table}.parquet"
+        ).read_bytes()
 
 
-def test_a_context_without_room_for_the_fact_is_refused(place: Path) -> None:
+def test_a_context_without_room_for_the_fact_is_refused(study_folder: Path) -> None:
     with pytest.raises(BadInput, match="Use lengths of at least") as refusal:
-        runner.run_study(planned(place, lengths=[20]), place / "short")
+        runner.run_study(planned(study_folder, lengths=[20]), study_folder / "short")
     assert "\n" not in str(refusal.value)
-    assert not (place / "short").exists()
+    assert not (study_folder / "short").exists()
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ SETS = {"selected": ["L1H2", "L3H0"], "early: 'ones'": ["L0H1", "L0H3", "L2H2"]}
 
 
 def ids(number: int) -> list[int]:
-    drawn = torch.Generator().manual_seed(number)
-    return torch.randint(3, families.VOCAB, (LENGTH,), generator=drawn).tolist()
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(3, families.VOCAB, (LENGTH,), generator=generator).tolist()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -91,9 +91,9 @@ def ablated(model: Model, document: int, heads: list[str]) -> float:
 
     def hide(head: int) -> Any:
         def hook(_: Any, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-            seen = arguments[0].clone()
-            seen[..., head * width : (head + 1) * width] = 0
-            return (seen,)
+            edited = arguments[0].clone()
+            edited[..., head * width : (head + 1) * width] = 0
+            return (edited,)
 
         return hook
 
@@ -125,7 +125,7 @@ def test_an_exported_selection_is_a_study_whose_sets_are_ablated_together(
         assert row["delta_nll"] == pytest.approx(ablated(model, document, heads), abs=2e-5)
     alone = run.influence.astype({"doc": "str"}).set_index(["doc", "layer", "head"])["delta_nll"]
     every = {parse_head(head) for heads in SETS.values() for head in heads}
-    assert {place[1:] for place in alone.index} == every, "exact evaluates these heads and no other"
+    assert {unit[1:] for unit in alone.index} == every, "exact evaluates these heads and no other"
     for (doc, layer, head), delta in alone.items():
         document = int(doc.removeprefix("random/"))
         assert delta == pytest.approx(ablated(model, document, [f"L{layer}H{head}"]), abs=2e-5)
@@ -133,8 +133,8 @@ def test_an_exported_selection_is_a_study_whose_sets_are_ablated_together(
         finding.text for topic_findings in assembly.findings_by_topic(run).values() for finding in topic_findings
     ]
     assert sum("heads of “" in text for text in sentences) == len(SETS)
-    drawn = [chart for group in charts.charts(assembly.render_context(run)) for chart in group.charts]
-    (bars,) = [chart.figure for chart in drawn if str(chart.figure.layout.title.text).startswith("Named sets")]
+    sweep_charts = [chart for group in charts.charts(assembly.render_context(run)) for chart in group.charts]
+    (bars,) = [chart.figure for chart in sweep_charts if str(chart.figure.layout.title.text).startswith("Named sets")]
     means = rows.groupby("choice")["delta_nll"].mean()
     np.testing.assert_allclose(sorted(bars.data[0].y), sorted(means), atol=1e-9)
 
@@ -143,8 +143,8 @@ def test_verify_evaluates_named_and_top_heads_and_estimates_every_head(model: Mo
     run = run_of({"influence": {"heads": SETS}}, model, tmp_path, method="verify", top=2, random=1)
     rows = run.influence.astype({"method": "str", "doc": "str"})
     evaluated = rows[rows["method"] == "exact"]
-    named = {parse_head(head) for heads in SETS.values() for head in heads}
-    assert named <= set(evaluated[["layer", "head"]].itertuples(index=False, name=None))
+    named_heads = {parse_head(head) for heads in SETS.values() for head in heads}
+    assert named_heads <= set(evaluated[["layer", "head"]].itertuples(index=False, name=None))
     assert len(rows[rows["method"] == "estimate"]) == 16 * DOCS
     assert set(run.table("influence_sets")["choice"].astype("str")) == {f"set:{name}" for name in SETS}
 

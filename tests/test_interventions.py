@@ -104,8 +104,8 @@ def test_untied_head_attends_to_its_own_reset_keys(model: Model, component: Any)
             PositionReset(component, adapter, adapter.untrained_copy(), geometry), [unit], geometry
         )(z, call)
         torch.testing.assert_close(changed[0, unit.head], after[unit.head], rtol=1e-4, atol=1e-4)
-        others = [head for head in range(geometry.heads) if head != unit.head]
-        assert torch.equal(changed[0, others], z[0, others])
+        other_heads = [head for head in range(geometry.heads) if head != unit.head]
+        assert torch.equal(changed[0, other_heads], z[0, other_heads])
         return z
 
     with attached(model, adapter), capturing(model) as layers, torch.no_grad():
@@ -139,8 +139,8 @@ def by_hand(model: Model, unit: Unit, edit: Callable[[Tensor], Tensor]) -> float
 
 
 def test_z_zero_and_z_mean_equal_the_slice_of_o_projs_input_edited_by_hand(model: Model) -> None:
-    unit, own = head_units(model.geometry)[-2], resolve_schedule(model, "base")
-    zero, mean, uniform, _ = replay_losses(model, own, [(ABLATIONS[name], [unit]) for name in ABLATIONS])
+    unit, schedule = head_units(model.geometry)[-2], resolve_schedule(model, "base")
+    zero, mean, uniform, _ = replay_losses(model, schedule, [(ABLATIONS[name], [unit]) for name in ABLATIONS])
     assert zero == pytest.approx(by_hand(model, unit, torch.zeros_like), abs=1e-6)
     assert mean == pytest.approx(by_hand(model, unit, lambda z: z.mean(1, keepdim=True)), abs=1e-6)
     assert abs(uniform - zero) > 1e-4, "uniform attention is not silence"
@@ -156,8 +156,8 @@ def test_uniform_queries_average_the_visible_values(model: Model) -> None:
         changed = layer_output_edit(ABLATIONS["uniform"], [unit], model.geometry)(z, call)
         v = call.v[0, unit.kv_group]
         for i in (0, 5, 47):
-            seen = v[max(0, i + 1 - (window or 48)) : i + 1]
-            torch.testing.assert_close(changed[0, unit.head, i], seen.mean(0), rtol=1e-5, atol=1e-5)
+            visible_values = v[max(0, i + 1 - (window or 48)) : i + 1]
+            torch.testing.assert_close(changed[0, unit.head, i], visible_values.mean(0), rtol=1e-5, atol=1e-5)
         return z
 
     with capturing(model) as layers, torch.no_grad():
@@ -174,9 +174,9 @@ def test_user_edit_changes_only_the_tensors_of_its_unit() -> None:
         shapes.append((layer, q.shape[1], k.shape[1], v.shape[1]))
         return q, k, torch.zeros_like(v)
 
-    own, group, head = resolve_schedule(model, "base"), Unit(2, 1), Unit(3, 0, 1)
-    losses = replay_losses(model, own, [(qkv_intervention(silent), [group]), (qkv_intervention(silent), [head])])
-    zero = replay_losses(model, own, [(ABLATIONS["zero"], [group]), (ABLATIONS["zero"], [head])])
+    schedule, group, head = resolve_schedule(model, "base"), Unit(2, 1), Unit(3, 0, 1)
+    losses = replay_losses(model, schedule, [(qkv_intervention(silent), [group]), (qkv_intervention(silent), [head])])
+    zero = replay_losses(model, schedule, [(ABLATIONS["zero"], [group]), (ABLATIONS["zero"], [head])])
     assert shapes == [(2, 2, 1, 1), (3, 1, 1, 1)]
     assert losses == pytest.approx(zero, abs=1e-6)
 

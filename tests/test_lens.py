@@ -167,8 +167,8 @@ def test_tokens_that_share_a_character_are_joined_and_every_key_is_visible() -> 
 
 @pytest.mark.parametrize("span", [range(3, 4), range(4, 5), range(2, 3)])
 def test_a_span_never_cuts_a_character(span: range) -> None:
-    (whole,) = shaded_tokens(TEXT, span, {3: 0.5}, marked_positions={2}, links={4: "?row=4"})
-    assert (whole.text, whole.shading, whole.is_marked, whole.href) == ("😀", 0.5, True, "?row=4")
+    (token_cell,) = shaded_tokens(TEXT, span, {3: 0.5}, marked_positions={2}, links={4: "?row=4"})
+    assert (token_cell.text, token_cell.shading, token_cell.is_marked, token_cell.href) == ("😀", 0.5, True, "?row=4")
 
 
 def test_a_combining_mark_without_weight_stays_with_its_letter() -> None:

@@ -342,8 +342,8 @@ def test_conversion_on_a_full_disk_fails_in_one_line_and_leaves_no_files(
 @pytest.mark.model
 def test_truncated_gguf_file_is_refused_and_leaves_no_files(cache: Path) -> None:
     gguf = cache.with_name("tiny.gguf")
-    with shipped_gguf().open("rb") as whole:
-        gguf.write_bytes(whole.read(1 << 20))
+    with shipped_gguf().open("rb") as shipped_file:
+        gguf.write_bytes(shipped_file.read(1 << 20))
     assert "may be truncated" in message(BadInput, lambda: load(str(gguf)))
     assert list(cache.iterdir()) == []
 
@@ -419,16 +419,16 @@ def test_hub_id_without_a_network_is_missing_in_one_line() -> None:
         "try: headscope.load('acme/none')",
         "except errors.HeadscopeError as error: print(error); sys.exit(error.exit_code)",
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", "\n".join(lines)],
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == Missing.exit_code == 3, done.stderr
-    assert len(done.stdout.splitlines()) == 1
-    assert "cannot fetch 'acme/none' from the hub" in done.stdout
+    assert result.returncode == Missing.exit_code == 3, result.stderr
+    assert len(result.stdout.splitlines()) == 1
+    assert "cannot fetch 'acme/none' from the hub" in result.stdout
 
 
 # Untrusted checkpoints --------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from probes.needle.generation import answer_prompt, generate_answer, text_increm
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def needle_folder(tmp_path: Path) -> Path:
     return write_needle_files(tmp_path)
 
 
@@ -143,19 +143,19 @@ def test_only_the_planted_head_has_attribution_through_the_needle(planted_run: R
     assert (pair["first"], pair["second"], pair["overlap"]) == ("retrieval", "needle_write", 1)
 
 
-def test_model_with_nonadditive_logits_is_refused_for_attribution(place: Path) -> None:
+def test_model_with_nonadditive_logits_is_refused_for_attribution(needle_folder: Path) -> None:
     module = families.build("gemma3_text", {"head_dim": 16, "layer_types": families.ALTERNATING})
     module.config.final_logit_softcapping = 3.0
     with pytest.raises(UnsupportedModel, match="its logits are not linear"):
-        run_needle_probe(place, hs.load(module, tokenizer=words()), attribution=True, needles=1, seeds=1)
+        run_needle_probe(needle_folder, hs.load(module, tokenizer=words()), attribution=True, needles=1, seeds=1)
     config = LoraConfig(r=8, lora_alpha=64, target_modules=["o_proj"], init_lora_weights=False)
     tuned = get_peft_model(families.MEASURABLE["llama-gqa"](), config).eval()
     with pytest.raises(UnsupportedModel, match="does more than multiply by its weight"):
-        run_needle_probe(place, hs.load(tuned, tokenizer=words()), attribution=True, needles=1, seeds=1)
+        run_needle_probe(needle_folder, hs.load(tuned, tokenizer=words()), attribution=True, needles=1, seeds=1)
     options = families.OTHERS["gemma3n"].options
     with pytest.raises(UnsupportedModel, match="do not return a single residual stream"):
         run_needle_probe(
-            place,
+            needle_folder,
             hs.load(families.build("gemma3n_text", options), tokenizer=words()),
             attribution=True,
             needles=1,
@@ -322,16 +322,18 @@ def test_random_heads_match_top_heads_by_layer_and_exclude_them() -> None:
     ranked = ranked.drop(columns="index")
     top = ablation.select_heads(ranked, AblationTask("zero", 9, 0, 0, ()), 0)
     assert top["score"].min() == ranked["score"].iloc[8]
-    drawn = [ablation.select_heads(ranked, AblationTask("zero", 9, draw, 0, ()), 0) for draw in (1, 2)]
-    for each in drawn:
-        assert each.groupby("layer").size().to_dict() == top.groupby("layer").size().to_dict()
-        assert not set(each.index) & set(top.index)
-    assert set(drawn[0].index) != set(drawn[1].index)
-    whole = ablation.select_heads(ranked, AblationTask("zero", 24, 1, 0, ()), 0)
-    assert len(whole) == 24
+    random_sets = [ablation.select_heads(ranked, AblationTask("zero", 9, draw, 0, ()), 0) for draw in (1, 2)]
+    for random_set in random_sets:
+        assert random_set.groupby("layer").size().to_dict() == top.groupby("layer").size().to_dict()
+        assert not set(random_set.index) & set(top.index)
+    assert set(random_sets[0].index) != set(random_sets[1].index)
+    all_random = ablation.select_heads(ranked, AblationTask("zero", 24, 1, 0, ()), 0)
+    assert len(all_random) == 24
 
 
-def test_an_interrupted_ablation_resumes_to_the_same_bytes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_ablation_resumes_to_the_same_bytes(
+    needle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grid = {
         "lengths": [60],
         "depths": 1,
@@ -341,28 +343,32 @@ def test_an_interrupted_ablation_resumes_to_the_same_bytes(place: Path, monkeypa
         "attribution": True,
         "rank_by": "attribution",
     }
-    whole = run_needle_probe(place, planted_model(), "whole", **grid)
-    assert set(whole.needle_ablated_heads.query("draw == 0")[["layer", "head"]].itertuples(index=False, name=None)) == {
-        (0, 2)
-    }
-    real, left = cells.generate_answer, [2]
+    uninterrupted = run_needle_probe(needle_folder, planted_model(), "whole", **grid)
+    assert set(
+        uninterrupted.needle_ablated_heads.query("draw == 0")[["layer", "head"]].itertuples(index=False, name=None)
+    ) == {(0, 2)}
+    real, remaining = cells.generate_answer, [2]
 
     def stopping(*arguments: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
+        remaining[0] -= 1
+        if remaining[0] < 0:
             raise KeyboardInterrupt
         return real(*arguments)
 
     monkeypatch.setattr(cells, "generate_answer", stopping)
     with pytest.raises(Interrupted):
-        run_needle_probe(place, planted_model(), "cut", **grid)
+        run_needle_probe(needle_folder, planted_model(), "cut", **grid)
     monkeypatch.setattr(cells, "generate_answer", real)
-    assert contents(run_needle_probe(place, planted_model(), "cut", resume=True, **grid)) == contents(whole)
+    assert contents(run_needle_probe(needle_folder, planted_model(), "cut", resume=True, **grid)) == contents(
+        uninterrupted
+    )
 
 
-def test_a_model_without_retrieved_needles_gets_no_ablation(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_without_retrieved_needles_gets_no_ablation(
+    needle_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tiny = hs.load(families.MEASURABLE["llama-gqa"](), tokenizer=words())
-    run = run_needle_probe(place, tiny, ablate_top=[1], draws=1, seeds=1, lengths=[60], depths=1)
+    run = run_needle_probe(needle_folder, tiny, ablate_top=[1], draws=1, seeds=1, lengths=[60], depths=1)
     assert "needle_ablation" not in run.tables
     assert "its heads are not ablated" in caplog.text
 
@@ -411,6 +417,6 @@ def test_bad_options_give_one_line(grid: dict[str, Any], message: str) -> None:
         build_study({"needle": grid})
 
 
-def test_ablating_more_heads_than_the_model_has_is_refused(place: Path) -> None:
+def test_ablating_more_heads_than_the_model_has_is_refused(needle_folder: Path) -> None:
     with pytest.raises(BadInput, match=r"ablate_top 9: model '.*' has 8 heads"):
-        run_needle_probe(place, planted_model(), ablate_top=[9])
+        run_needle_probe(needle_folder, planted_model(), ablate_top=[9])

@@ -199,17 +199,17 @@ def test_a_text_with_length_dependent_frequencies_cannot_be_unrotated() -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("bands")
-    save_checkpoint(place / "tiny")
-    save_texts(place / "texts")
-    return place
+def study_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    study_folder = tmp_path_factory.mktemp("bands")
+    save_checkpoint(study_folder / "tiny")
+    save_texts(study_folder / "texts")
+    return study_folder
 
 
-def test_band_run_stores_every_head_and_all_heads_together(place: Path) -> None:
+def test_band_run_stores_every_head_and_all_heads_together(study_folder: Path) -> None:
     section = {"components": ["pairs-zero:eighths", "pairs-unrotated:0-3"], "lengths": [24], "method": "estimate"}
-    plan = content(place, measure=None, models={"base": str(place / "tiny")})
-    run = runner.run_study(build_study({**plan, "influence": {**section, "curve": False}}), place / "runs")
+    plan = content(study_folder, measure=None, models={"base": str(study_folder / "tiny")})
+    run = runner.run_study(build_study({**plan, "influence": {**section, "curve": False}}), study_folder / "runs")
     assert validate(run) == []
     names = [*(f"pairs-zero:{n}-{n}" for n in range(8)), "pairs-unrotated:0-3"]
     counts = run.influence.groupby("component", observed=True).size().to_dict()
@@ -217,7 +217,7 @@ def test_band_run_stores_every_head_and_all_heads_together(place: Path) -> None:
     sets = run.influence_sets
     assert set(sets["size"]) == {16}
     assert set(sets["choice"]) == {"top"}
-    model = hs.load(str(place / "tiny"))
+    model = hs.load(str(study_folder / "tiny"))
     document, _ = load_token_documents(plan["texts"]["source"], model.tokenizer, 2, 24)
     ids = torch.tensor([document.ids])
     plain = edited_attention.losses(model, ids, {}).mean()

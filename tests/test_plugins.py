@@ -43,9 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("external_plugin")
     tiny, texts = save_checkpoint(folder / "tiny"), save_texts(folder / "texts")
     flags = ("--model", f"base={tiny}", "--text", texts, "--docs", 1, "--lengths", "24,40", "--power", 2, "--json")
-    done = headscope("norms", *flags, "--out", folder / "runs")
-    assert done.returncode == 0, done.stderr
-    (folder / "output.json").write_text(done.stdout)
+    result = headscope("norms", *flags, "--out", folder / "runs")
+    assert result.returncode == 0, result.stderr
+    (folder / "output.json").write_text(result.stdout)
     return folder
 
 
@@ -150,38 +150,38 @@ for name in plugin_api.__all__:
     models_and_listeners = ["AttentionRecord", "CapturedLayers", "FinishedPass", "Model", "Observer", "StudyContext"]
     contexts = ["attached", "capturing", "evaluating"]
     command = [sys.executable, "-c", code, *models_and_listeners, *contexts]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
 
 
 def test_external_plugin_adds_a_command_a_table_and_a_column(folder: Path) -> None:
     output = json.loads((folder / "output.json").read_text())
     assert output["tables"]["norms"] == 2 * 4 * 4
     code = f"import headscope; print(headscope.Run.open({output['path']!r}).heads['query_norm'].describe())"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(EXTERNAL_PLUGIN)},
     )
-    assert "count     16.0" in done.stdout, done.stderr
+    assert "count     16.0" in result.stdout, result.stderr
 
 
 def test_external_plugin_adds_help_and_study_keys(folder: Path, tmp_path: Path) -> None:
-    done = headscope("norms", "--help")
-    assert "Measure the mean length of each head's queries." in done.stdout
-    assert "--power" in done.stdout
+    result = headscope("norms", "--help")
+    assert "Measure the mean length of each head's queries." in result.stdout
+    assert "--power" in result.stdout
     study = tmp_path / "study.yaml"
     study.write_text("norms: {powr: 2}\n")
-    done = headscope("run", study)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "did you mean 'power'?" in done.stderr
+    result = headscope("run", study)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "did you mean 'power'?" in result.stderr
 
 
 def test_external_plugin_adds_a_chart_a_finding_and_a_term(folder: Path, tmp_path: Path) -> None:
     (run,) = (folder / "runs").glob("2*")
-    done = headscope("report", run, "--out", tmp_path / "report.html")
-    assert done.returncode == 0, done.stderr
+    result = headscope("report", run, "--out", tmp_path / "report.html")
+    assert result.returncode == 0, result.stderr
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert re.search(r"<h2[^>]*>Query norms</h2>", page)
     assert re.search(r"<li>The median query norm of base is [\d.]+\.</li>", page)
@@ -249,23 +249,23 @@ def test_broken_probe_part_gives_one_line_and_the_rest_works(
     declaration: str, message: str, folder: Path, tmp_path: Path
 ) -> None:
     (run,) = (folder / "runs").glob("2*")
-    done = headscope("report", run, "--out", tmp_path / "report.html", path=install_broken(tmp_path, declaration))
-    assert done.returncode == 0, done.stderr
+    result = headscope("report", run, "--out", tmp_path / "report.html", path=install_broken(tmp_path, declaration))
+    assert result.returncode == 0, result.stderr
     assert (tmp_path / "report.html").is_file()
     if "options" in message:  # which are only imported for a study
-        done = headscope(
+        result = headscope(
             "scaling", "--length", "100", "--seeds", 2, "--out", tmp_path / "runs", "--quiet", path=tmp_path
         )
-        assert done.returncode == 0
-    (line,) = done.stderr.splitlines()
+        assert result.returncode == 0
+    (line,) = result.stderr.splitlines()
     assert line.startswith("headscope: probe 'wrong': ")
     assert message in line
 
 
 def test_requesting_a_broken_probe_gives_one_line(tmp_path: Path) -> None:
     folder = install_broken(tmp_path, "PROBE = Probe('wrong', 'W', 'w', options='wrong:gone', runner='')")
-    done = headscope("wrong", "--out", tmp_path / "runs", path=folder)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    result = headscope("wrong", "--out", tmp_path / "runs", path=folder)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
     assert line.startswith("headscope: probe 'wrong': part 'options' fails with AttributeError")
     assert not (tmp_path / "runs").exists()

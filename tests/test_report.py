@@ -158,10 +158,14 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
     name = "ess2_1024"
     ratio = heads.loc[heads["model"] == "yarn", name] / heads.loc[heads["model"] == "base", name]
     is_global = ratio.index.get_level_values("layer") % 2 == 0
-    found = sentences(run)
-    assert sum("over the heads of the global layers" in text for text in found["Effective length"]) == 2
-    for where, part in (("global", ratio[is_global]), ("sliding-window", ratio[~is_global])):
-        (text,) = [text for text in found["Change against the first model"] if f"heads of the {where} layers" in text]
+    finding_texts = sentences(run)
+    assert sum("over the heads of the global layers" in text for text in finding_texts["Effective length"]) == 2
+    for window_label, part in (("global", ratio[is_global]), ("sliding-window", ratio[~is_global])):
+        (text,) = [
+            text
+            for text in finding_texts["Change against the first model"]
+            if f"heads of the {window_label} layers" in text
+        ]
         assert f"is {part.median():.2f}" in text
         assert f"longer in {(part > 1.01).sum()} of {len(part)} heads" in text
 

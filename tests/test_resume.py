@@ -134,7 +134,7 @@ def test_a_run_resumes_only_from_the_same_inputs(folder: Path, probe: str, chang
 
 @pytest.mark.parametrize("probe", PROBES)
 def test_a_run_resumes_after_its_inputs_are_restored(folder: Path, probe: str) -> None:
-    whole = runner.run_study(study_of(folder, probe), folder / "whole")
+    uninterrupted = runner.run_study(study_of(folder, probe), folder / "whole")
     interrupted_run(folder, probe)
     shutil.copytree(folder / "tiny", folder / "before")
     other_weights(folder)
@@ -143,9 +143,9 @@ def test_a_run_resumes_after_its_inputs_are_restored(folder: Path, probe: str) -
     shutil.rmtree(folder / "tiny")
     shutil.copytree(folder / "before", folder / "tiny")
     run = runner.run_study(study_of(folder, probe), folder / "runs", resume=True)
-    assert contents(run) == contents(whole)
-    assert run.manifest["files"] == whole.manifest["files"]
-    assert run.manifest["inputs"] == whole.manifest["inputs"]
+    assert contents(run) == contents(uninterrupted)
+    assert run.manifest["files"] == uninterrupted.manifest["files"]
+    assert run.manifest["inputs"] == uninterrupted.manifest["inputs"]
     assert validate(run) == []
 
 

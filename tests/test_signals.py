@@ -199,8 +199,8 @@ def test_an_output_that_cannot_be_written_gives_no_traceback(
     target = EXAMPLE_RUNS if command == "ls" else run
     out = f"--out {tmp_path}/r.html" if command == "report" else ""
     line = f"{sys.executable} -m headscope {command} {target} {out} {redirection}; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
-    assert "Traceback" not in done.stderr
-    assert "Exception ignored" not in done.stderr
-    assert done.returncode == code, done.stderr
-    assert done.stderr.count("\n") == (code == 2)
+    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert "Traceback" not in result.stderr
+    assert "Exception ignored" not in result.stderr
+    assert result.returncode == code, result.stderr
+    assert result.stderr.count("\n") == (code == 2)

@@ -52,11 +52,11 @@ def _study_killed_at_step(out, steps):
 
 def _slow_study(out, steps):
     """Waits for its end after so many steps on the disk."""
-    left = iter(range(steps))
+    remaining_steps = iter(range(steps))
 
     def slowed(function):
         def step(*args):
-            if next(left, None) is None:
+            if next(remaining_steps, None) is None:
                 signal.pause()
             time.sleep(0.002)
             return function(*args)
@@ -264,13 +264,15 @@ def test_a_disk_full_while_a_cell_is_written_keeps_the_finished_ones(tmp_path, m
 
 @pytest.mark.parametrize("limit", [1, 3, 4])
 def test_cells_merged_in_small_row_groups_give_the_same_numbers(tmp_path, monkeypatch, limit):
-    whole = study(tmp_path / "whole")
+    expected_run = study(tmp_path / "whole")
     monkeypatch.setattr(arrow, "ROW_GROUP_ROWS", limit)
     parts = study(tmp_path / "parts")
-    for name in whole.tables:
-        pd.testing.assert_frame_equal(parts.table(name), whole.table(name), check_exact=name != "distance", rtol=1e-12)
+    for name in expected_run.tables:
+        pd.testing.assert_frame_equal(
+            parts.table(name), expected_run.table(name), check_exact=name != "distance", rtol=1e-12
+        )
         groups = pq.read_metadata(parts.path / f"{name}.parquet").num_row_groups
-        assert groups == -(-len(whole.table(name)) // limit) or name == "distance"
+        assert groups == -(-len(expected_run.table(name)) // limit) or name == "distance"
     assert validate(parts) == []
 
 
@@ -448,8 +450,8 @@ def test_a_label_that_two_runs_measured_is_two_models(tmp_path):
     assert joined.models == [first_label, "yarn", second_label, "ntk"]
     assert len(joined.attention) == len(first.attention) + len(second.attention)
     for label, run in ((first_label, first), (second_label, second)):
-        own = joined.attention[joined.attention["model"] == label]
-        assert own["ess2"].tolist() == run.attention[run.attention["model"] == "base"]["ess2"].tolist()
+        label_rows = joined.attention[joined.attention["model"] == label]
+        assert label_rows["ess2"].tolist() == run.attention[run.attention["model"] == "base"]["ess2"].tolist()
     assert joined.parts == [first, second]
     assert len(joined.heads) == 4 * 24
     assert joined.conflicting_row_counts == {}
@@ -466,26 +468,30 @@ def test_runs_of_one_name_in_two_folders_are_two_models_and_one_run_named_twice_
 
 
 def test_runs_with_different_tables_of_one_model_combine_into_one_model(tmp_path):
-    whole = synthetic_run(tmp_path)
-    tables = whole.manifest["tables"]
+    full_run = synthetic_run(tmp_path)
+    tables = full_run.manifest["tables"]
     shared = {"positions", "scales"}
-    some = Run(whole.path, {**whole.manifest, "tables": {k: v for k, v in tables.items() if k in {"nll", *shared}}})
-    rest = Run(whole.path, {**whole.manifest, "tables": {k: v for k, v in tables.items() if k != "nll"}})
-    joined = combine_runs([some, rest])
-    assert joined.models == whole.models
+    some = Run(
+        full_run.path, {**full_run.manifest, "tables": {k: v for k, v in tables.items() if k in {"nll", *shared}}}
+    )
+    run_without_nll = Run(
+        full_run.path, {**full_run.manifest, "tables": {k: v for k, v in tables.items() if k != "nll"}}
+    )
+    joined = combine_runs([some, run_without_nll])
+    assert joined.models == full_run.models
     assert set(joined.tables) == set(tables)
-    assert all(len(joined.table(name)) == len(whole.table(name)) for name in tables)
-    first = Run(whole.path, {**rest.manifest, "models": whole.manifest["models"][:1]})
-    assert combine_runs([some, first]).models == whole.models, "each where it stood first"
+    assert all(len(joined.table(name)) == len(full_run.table(name)) for name in tables)
+    first = Run(full_run.path, {**run_without_nll.manifest, "models": full_run.manifest["models"][:1]})
+    assert combine_runs([some, first]).models == full_run.models, "each where it stood first"
 
 
 def test_one_label_with_two_adapters_is_two_models_whatever_was_measured_of_each(tmp_path):
-    whole = synthetic_run(tmp_path)
-    tables, models = whole.manifest["tables"], whole.manifest["models"]
-    some = Run(whole.path, {**whole.manifest, "tables": {name: tables[name] for name in ("nll", "scales")}})
+    full_run = synthetic_run(tmp_path)
+    tables, models = full_run.manifest["tables"], full_run.manifest["models"]
+    some = Run(full_run.path, {**full_run.manifest, "tables": {name: tables[name] for name in ("nll", "scales")}})
     learned = [{**models[0], "adapter_sha256": "c" * 64}, *models[1:]]
-    rest = {"tables": {k: v for k, v in tables.items() if k != "nll"}, "models": learned}
-    joined = combine_runs([some, Run(whole.path, {**whole.manifest, **rest})])
+    run_without_nll = {"tables": {k: v for k, v in tables.items() if k != "nll"}, "models": learned}
+    joined = combine_runs([some, Run(full_run.path, {**full_run.manifest, **run_without_nll})])
     assert "base" not in joined.models
     assert "yarn" in joined.models
 
@@ -545,15 +551,15 @@ def test_one_label_with_another_dtype_geometry_or_tokenizer_is_two_models(tmp_pa
 def test_joined_run_stores_the_combined_tables(tmp_path):
     shape = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
     parts = [synthetic_run(tmp_path, models=(name,), seed=seed, **shape) for seed, name in enumerate("ab")]
-    stored, whole = join_runs(parts, tmp_path, "both"), combine_runs(parts)
+    stored, combined = join_runs(parts, tmp_path, "both"), combine_runs(parts)
     assert validate(stored) == []
-    assert stored.models == whole.models == ["a", "b"]
-    for name in whole.tables:
+    assert stored.models == combined.models == ["a", "b"]
+    for name in combined.tables:
         ours, second_label = (
-            run.table(name).sort_values(all_tables()[name].keys, ignore_index=True) for run in (stored, whole)
+            run.table(name).sort_values(all_tables()[name].keys, ignore_index=True) for run in (stored, combined)
         )
         pd.testing.assert_frame_equal(ours, second_label, check_categorical=False, obj=name)
-    pd.testing.assert_frame_equal(stored.heads, whole.heads)
+    pd.testing.assert_frame_equal(stored.heads, combined.heads)
     assert {*stored.manifest["config"]["joined"]} == {run.name for run in parts}
 
 

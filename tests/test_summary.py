@@ -162,9 +162,9 @@ def test_a_head_without_rotation_has_no_weighted_log_theta(tmp_path):
 def test_scales_are_copied_to_the_head_table(tmp_path):
     run = synthetic_run(tmp_path)
     keys = ["model", "layer", "head"]
-    both = run.heads.merge(run.scales, on=keys, suffixes=("", "_stored"))
+    merged = run.heads.merge(run.scales, on=keys, suffixes=("", "_stored"))
     for name in ("tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"):
-        assert both[name].to_numpy() == pytest.approx(both[f"{name}_stored"].to_numpy())
+        assert merged[name].to_numpy() == pytest.approx(merged[f"{name}_stored"].to_numpy())
 
 
 # Intervals
@@ -246,8 +246,8 @@ def test_loss_differences_are_paired_by_document(tmp_path):
 
 def test_loss_difference_uses_only_documents_of_both_models(tmp_path):
     same = {"context_length": 32, "position": 31, "tokens": 31}
-    seen = [("base", "a", 3.0), ("base", "b", 4.0), ("yarn", "b", 3.5), ("yarn", "c", 9.0)]
-    nll = pd.DataFrame(seen, columns=["model", "doc", "nll"]).assign(**same)
+    losses = [("base", "a", 3.0), ("base", "b", 4.0), ("yarn", "b", 3.5), ("yarn", "c", 9.0)]
+    nll = pd.DataFrame(losses, columns=["model", "doc", "nll"]).assign(**same)
     table = summary.model_table(stored(tmp_path, ["base", "yarn"], nll=nll)).set_index("model")
     assert table.loc["yarn", "nll_32_diff"] == pytest.approx(-0.5)
 

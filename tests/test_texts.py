@@ -216,10 +216,10 @@ def test_first_tokens_equal_those_of_the_whole_text(
     tokenizer: PreTrainedTokenizerFast, words: list[str], length: int
 ) -> None:
     text = "".join(words)
-    whole = tokenizer(text, verbose=False)["input_ids"]
+    all_tokens = tokenizer(text, verbose=False)["input_ids"]
     if tokenizer is BOTH_ENDS:
-        whole = whole[:-1]
-    assert texts.first_tokens(text, tokenizer, length) == whole[:length]
+        all_tokens = all_tokens[:-1]
+    assert texts.first_tokens(text, tokenizer, length) == all_tokens[:length]
 
 
 def test_documents_have_the_exact_length_and_the_leading_special_token() -> None:

@@ -141,7 +141,7 @@ def test_the_fitted_bounds_hold_for_every_solved_model_and_are_tight() -> None:
 
 def test_an_interrupted_window_study_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = build_study({"name": "window", "models": {}, "window": SMALL.model_dump() | {"steps": 5, "seeds": 3}})
-    whole = study.run_study(plan, tmp_path / "whole")
+    uninterrupted = study.run_study(plan, tmp_path / "whole")
     original = window.train_models
 
     def interrupted_training(width: int, config: WindowOptions, seed: int = 0) -> window.TrainedModels:
@@ -155,7 +155,9 @@ def test_an_interrupted_window_study_resumes_to_the_same_bytes(tmp_path: Path, m
     monkeypatch.setattr(window, "train_models", original)
     resumed = study.run_study(plan, tmp_path / "cut", resume=True)
     for table in ("window", "window_pairs"):
-        assert (resumed.path / f"{table}.parquet").read_bytes() == (whole.path / f"{table}.parquet").read_bytes()
+        assert (resumed.path / f"{table}.parquet").read_bytes() == (
+            uninterrupted.path / f"{table}.parquet"
+        ).read_bytes()
     assert resumed.models == []
     timings = resumed.manifest["timings"]
     assert (timings["cells_done_now"], timings["cells"]) == (1, 2)

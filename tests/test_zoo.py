@@ -39,9 +39,9 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
     stored = tmp_path_factory.mktemp("zoo") / "verdicts.json"
     command_line = [sys.executable, "-W", "ignore", "-m", "tests.zoo", "--variants", "--use", "--json", str(stored)]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command_line, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
+    result = subprocess.run(command_line, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    print(result.stdout)
     return {name: Verdict(**verdict) for name, verdict in json.loads(stored.read_text(encoding="utf-8")).items()}
 
 

@@ -110,8 +110,8 @@ def binned(
     """Average rows [H, L] by visible keys: {upper edge: {"rows": int, name: [H]}}; empty bins are left out."""
     length = next(iter(statistics.values())).shape[-1]
     bins: dict[int, list[int]] = {}
-    for i, seen in enumerate(visible(length, window, chunk_size).sum(-1).tolist()):
-        edge = min(edge for edge in bin_edges(length) if edge >= seen)
+    for i, visible_count in enumerate(visible(length, window, chunk_size).sum(-1).tolist()):
+        edge = min(edge for edge in bin_edges(length) if edge >= visible_count)
         bins.setdefault(edge, []).append(i)
     return {
         edge: {"rows": len(rows)} | {name: values[:, rows].mean(-1) for name, values in statistics.items()}
@@ -128,9 +128,9 @@ def planes(head_dim: int, rotary_dims: int, layout: str, start: int = 0) -> list
     The rotary dimensions are those from `start` on.
     """
     rotary = list(range(start, start + rotary_dims))
-    rest = [dim for dim in range(head_dim) if dim not in rotary]
+    other_dims = [dim for dim in range(head_dim) if dim not in rotary]
     pairs = []
-    for dims in (rotary, rest):
+    for dims in (rotary, other_dims):
         half = len(dims) // 2
         for f in range(half):
             pairs.append((dims[f], dims[f + half]) if layout == "half" else (dims[2 * f], dims[2 * f + 1]))
@@ -161,10 +161,10 @@ def pair_statistics(
     start: int = 0,
 ) -> dict[str, Tensor]:
     """Return mean_abs, mean_signed, rms and norm_product [H, P]: expectations over all visible (i, j)."""
-    seen = visible(q.shape[1], window, chunk_size)
-    c = contributions(q, k, scaling, rotary_dims, layout, start)[:, seen]  # [H, visible pairs, P]
+    visible_mask = visible(q.shape[1], window, chunk_size)
+    c = contributions(q, k, scaling, rotary_dims, layout, start)[:, visible_mask]  # [H, visible pairs, P]
     norms = [
-        torch.einsum("hi,hj->hij", qf.norm(dim=-1), kf.norm(dim=-1))[:, seen].mean(-1)
+        torch.einsum("hi,hj->hij", qf.norm(dim=-1), kf.norm(dim=-1))[:, visible_mask].mean(-1)
         for qf, kf in _pairs(q, k, rotary_dims, layout, start)
     ]
     return {
@@ -187,8 +187,10 @@ def distance_profile(
 ) -> Tensor:
     """Return E_i c_{i, i - D} [H, P], over every i that sees i - D. The window is the caller's: ask for D below it."""
     c = contributions(q, k, scaling, rotary_dims, layout, start)
-    seen = visible(q.shape[1], chunk_size=chunk_size)
-    return torch.stack([c[:, i, i - distance] for i in range(distance, q.shape[1]) if seen[i, i - distance]]).mean(0)
+    visible_mask = visible(q.shape[1], chunk_size=chunk_size)
+    return torch.stack(
+        [c[:, i, i - distance] for i in range(distance, q.shape[1]) if visible_mask[i, i - distance]]
+    ).mean(0)
 
 
 # Models ------------------------------------------------------------------------------------------------------------

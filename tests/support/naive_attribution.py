@@ -48,13 +48,15 @@ def head_contributions(model: Model, ids: Tensor, heads: int, span: tuple[int, i
     through its keys."""
     reference = Reference(model, ids)
     outputs = None if span is None else iter(span_outputs(model, ids, *span))
-    named = dict(reference.module.named_modules())
-    final = next(name for name in named if name.rpartition(".")[2] in ("norm", "final_layernorm", "final_layer_norm"))
+    modules_by_name = dict(reference.module.named_modules())
+    final = next(
+        name for name in modules_by_name if name.rpartition(".")[2] in ("norm", "final_layernorm", "final_layer_norm")
+    )
     unembedding = reference.module.get_output_embeddings().weight.detach().double()
-    direction = (unembedding[ids[1:]] - unembedding.mean(0)) * reference.gain(named[final])
-    scale = reference.scale(final, named[final])[:-1]
+    direction = (unembedding[ids[1:]] - unembedding.mean(0)) * reference.gain(modules_by_name[final])
+    scale = reference.scale(final, modules_by_name[final])[:-1]
     by_layer = []
-    for name, module in named.items():
+    for name, module in modules_by_name.items():
         if name.rpartition(".")[2] not in ("o_proj", "dense") or "mlp" in name:
             continue
         z, weight = reference.inputs[name][:-1], module.weight.detach().double()
@@ -68,8 +70,12 @@ def head_contributions(model: Model, ids: Tensor, heads: int, span: tuple[int, i
             if (
                 "Gemma3" in type(reference.module).__name__ or "Olmo2" in type(reference.module).__name__
             ):  # normed before added
-                added = added * reference.gain(named[after]) / reference.scale(after, named[after])[:-1, None]
-            if isinstance(named[final], nn.LayerNorm):
+                added = (
+                    added
+                    * reference.gain(modules_by_name[after])
+                    / reference.scale(after, modules_by_name[after])[:-1, None]
+                )
+            if isinstance(modules_by_name[final], nn.LayerNorm):
                 added = added - added.mean(-1, keepdim=True)
             of_layer.append((added * direction).sum(-1) / scale)
         by_layer.append(torch.stack(of_layer))

@@ -70,11 +70,11 @@ def write_needle_files(folder: Path) -> Path:
     return folder
 
 
-def run_needle_probe(place: Path, model: Any, out: str = "runs", **changes: Any) -> Run:
-    grid = {"lengths": [60, 200], "depths": 3, "file": str(place / "needles.jsonl"), "seeds": 2, **changes}
+def run_needle_probe(folder: Path, model: Any, out: str = "runs", **changes: Any) -> Run:
+    grid = {"lengths": [60, 200], "depths": 3, "file": str(folder / "needles.jsonl"), "seeds": 2, **changes}
     options = {name: grid.pop(name) for name in ("text", "resume") if name in grid}
     return retrieval_scores(
-        model, options.pop("text", f"file:{place}/hay/*.txt"), out=place / out, quiet=True, **options, **grid
+        model, options.pop("text", f"file:{folder}/hay/*.txt"), out=folder / out, quiet=True, **options, **grid
     )
 
 

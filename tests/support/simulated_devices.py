@@ -1,7 +1,8 @@
 """Devices that are not there: tensors that are on the CPU and say that they are on `cpu:1` or `cpu:2`.
 
 Inside `enforcing_devices()` an operation on tensors of two of them, or of one and the CPU, fails as it does between two
-GPUs. So what runs here on two such devices leaves every tensor with the layer that it belongs to, and its numbers are true.
+GPUs. So what runs here on two such devices leaves every tensor with the layer that it belongs to, and its numbers are
+true.
 """
 
 from collections.abc import Iterator
