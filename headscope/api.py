@@ -40,7 +40,7 @@ SHARED_KEYWORDS: Mapping[str, Any] = {
 def run_study(content: Path | str | Mapping[str, Any], out: Path | str = "runs", *, resume: bool = False) -> Run:
     """Run a study, given as the path of its file or as a mapping with the same keys, and return the stored run.
 
-    Raises BadInput, Missing and the like before any work is done.
+    Raises BadInput, ResourceMissing and the like before any work is done.
     """
     from headscope.study import config, runner
     from headscope.study.progress import console_progress

@@ -31,7 +31,7 @@ class CannotWrite(BadInput):
     """Output cannot be stored: the path exists, the disk is full, or another process writes there."""
 
 
-class Changed(BadInput):
+class InputChanged(BadInput):
     """An input of an unfinished run has changed, so the run cannot be resumed."""
 
 
@@ -43,7 +43,7 @@ class TrainingDiverged(HeadscopeError):
     """The loss or the gradients of a training are no longer finite."""
 
 
-class Missing(HeadscopeError):
+class ResourceMissing(HeadscopeError):
     """A requested model, data set or package is not on this machine."""
 
     exit_code = 3

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import headscope
-from headscope.errors import BadInput, Missing, TrainingDiverged
+from headscope.errors import BadInput, ResourceMissing, TrainingDiverged
 from headscope.models.checkpoint import evaluating
 from headscope.positions import AdaRoPE, attached, resolve_schedule
 from headscope.positions.adarope import LEARNED_PARAMETERS
@@ -267,7 +267,7 @@ def test_a_strategy_with_lora_can_be_trained_saved_and_measured(
     assert torch.equal(logits(model, ids, "base"), plain)
     assert all(torch.equal(before[name], parameter) for name, parameter in model.module.named_parameters())
     assert all(parameter.requires_grad for parameter in model.module.parameters())
-    with pytest.raises(Missing, match="LoRA"):
+    with pytest.raises(ResourceMissing, match="LoRA"):
         logits(model, ids, f"adarope:adapter={adapter_only}")
     # The validation loss during training equals that of the saved adapter and LoRA.
     last = run.validation[run.validation["step"] == 6]
@@ -521,7 +521,7 @@ def test_sampling_is_uniform_over_sources_of_any_size(folder: Path, tmp_path: Pa
 def test_bad_options_are_refused_before_any_work(
     changes: dict[str, Any], message: str, folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises((BadInput, Missing), match=message):
+    with pytest.raises((BadInput, ResourceMissing), match=message):
         train(folder, tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
 
@@ -619,7 +619,7 @@ def test_a_bad_key_map_is_refused(content: str, message: str, folder: Path, tmp_
 
 def test_a_missing_key_map_or_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
     model = headscope.load(str(folder / "tiny"))
-    with pytest.raises(Missing, match="no checkpoint at"):
+    with pytest.raises(ResourceMissing, match="no checkpoint at"):
         resolve_schedule(model, f"adarope:adapter={tmp_path / 'none'},keys=keys.yaml")
-    with pytest.raises(Missing, match="no key map at"):
+    with pytest.raises(ResourceMissing, match="no key map at"):
         resolve_schedule(model, f"adarope:adapter={tmp_path},keys={tmp_path / 'none.yaml'}")

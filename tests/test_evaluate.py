@@ -16,7 +16,7 @@ from lm_eval.tasks import manager
 from support.adapters import noisy
 from support.tiny_studies import save_checkpoint
 
-from headscope.errors import BadInput, Interrupted, Missing
+from headscope.errors import BadInput, Interrupted, ResourceMissing
 from headscope.models import loading
 from headscope.positions.model import Model, load
 from headscope.report.blocks import RenderContext
@@ -401,7 +401,7 @@ def test_a_missing_package_is_named() -> None:
     assert "needs a package that is not installed (ModuleNotFoundError: No module named 'bs4')" in str(
         harness._task_error("niah_single_2", ModuleNotFoundError("No module named 'bs4'"))
     )
-    assert isinstance(harness._task_error("x", ConnectionError("offline")), Missing)
+    assert isinstance(harness._task_error("x", ConnectionError("offline")), ResourceMissing)
 
 
 def test_json_is_the_only_output(headscope: Any, folder: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tokenizers import KINDS, play, tokenizer
 
-from headscope.errors import BadInput, Missing
+from headscope.errors import BadInput, ResourceMissing
 from headscope.models import loading
 from headscope.prompts import wu_prompts
 from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, decode_tokens
@@ -202,7 +202,7 @@ def test_a_bad_file_of_needles_is_refused_by_line(tmp_path: Path, content: str, 
     (tmp_path / "bad.jsonl").write_text(content)
     with pytest.raises(BadInput, match=message):
         read_needles(str(tmp_path / "bad.jsonl"), 6)
-    with pytest.raises(Missing, match="no needles at"):
+    with pytest.raises(ResourceMissing, match="no needles at"):
         read_needles(str(tmp_path / "none.jsonl"), 6)
 
 

@@ -126,7 +126,7 @@ def test_help_loads_no_heavy_package() -> None:
     assert not set(result.stderr.split()) & {*TORCH, "pandas", "pyarrow", "plotly", "pydantic", "dash"}
 
 
-@pytest.mark.parametrize("room", ALLOWED_IMPORTS)
+@pytest.mark.parametrize("package", ALLOWED_IMPORTS)
 def test_package_imports_only_allowed_packages(package: str) -> None:
     for file in files(f"headscope/{package}"):
         assert imported_packages(file) <= ALLOWED_IMPORTS[package] | {package}, file

@@ -12,7 +12,7 @@ from support.tiny_studies import StopsAfter, content, save_checkpoint, save_text
 from transformers import AutoModelForCausalLM
 
 import headscope as hs
-from headscope.errors import BadInput, Changed, Interrupted, UnsupportedModel
+from headscope.errors import BadInput, InputChanged, Interrupted, UnsupportedModel
 from headscope.model_spec import ModelSpec
 from headscope.models.lora import apply_lora
 from headscope.runs.run import Run
@@ -123,7 +123,7 @@ def test_run_resumes_only_with_an_unchanged_lora(model_folder: Path, tmp_path: P
     with pytest.raises(Interrupted):
         runner.run_study(plan, tmp_path / "runs", progress=StopsAfter(1))
     write_lora(model_folder / "tiny", folder, seed=1, **SETTINGS["plain"])
-    with pytest.raises(Changed, match="the LoRA of 'tuned' changed"):
+    with pytest.raises(InputChanged, match="the LoRA of 'tuned' changed"):
         runner.run_study(plan, tmp_path / "runs", resume=True)
 
 

@@ -17,7 +17,7 @@ from support import families
 
 import headscope
 from headscope.attention.record import Geometry
-from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel
+from headscope.errors import BadInput, CannotWrite, HeadscopeError, ResourceMissing, UnsupportedModel
 from headscope.model_spec import SCHEME_NAMES, ModelSpec, SchemeSpec
 from headscope.models import loading
 from headscope.positions.model import Model, load
@@ -357,7 +357,7 @@ def test_misspelled_alias_suggests_the_nearest_one() -> None:
 
 @pytest.mark.parametrize("path", ["./no/such/folder", "/no/such/folder", "no/such/folder", "missing.gguf"])
 def test_nonexistent_path_is_missing(path: str) -> None:
-    assert f"at '{path}'. Check the path" in message(Missing, lambda: load(path))
+    assert f"at '{path}'. Check the path" in message(ResourceMissing, lambda: load(path))
 
 
 def test_folder_or_file_that_is_not_a_checkpoint_is_bad_input(tmp_path: Path) -> None:
@@ -426,7 +426,7 @@ def test_hub_id_without_a_network_is_missing_in_one_line() -> None:
         text=True,
         check=False,
     )
-    assert result.returncode == Missing.exit_code == 3, result.stderr
+    assert result.returncode == ResourceMissing.exit_code == 3, result.stderr
     assert len(result.stdout.splitlines()) == 1
     assert "cannot fetch 'acme/none' from the hub" in result.stdout
 

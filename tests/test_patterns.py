@@ -17,7 +17,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import headscope
 from headscope.attention.record import AttentionRecord
-from headscope.errors import BadInput, HeadscopeError, Interrupted, Missing
+from headscope.errors import BadInput, HeadscopeError, Interrupted, ResourceMissing
 from headscope.forward import observe as observing
 from headscope.measures.top_keys import MIN_FAR_DISTANCE, TopKeysAccumulator, find_top_keys, stratified_rows
 from headscope.positions.model import Model
@@ -341,7 +341,7 @@ def test_every_token_of_a_prompt_is_a_query_row(study_folder: Path) -> None:
         ({"prompt": "a", "prompt_file": "b"}, BadInput, "'prompt' and 'prompt_file' cannot be combined"),
         ({"prompt": "a b", "rows": 4}, BadInput, "'rows' cannot be combined with a prompt"),
         ({"prompt": "a\x00b"}, BadInput, "contains the control character"),
-        ({"prompt_file": "./none.txt"}, Missing, "no prompt file at './none.txt'"),
+        ({"prompt_file": "./none.txt"}, ResourceMissing, "no prompt file at './none.txt'"),
         ({"prompt": "w1 " * 1100}, BadInput, "more than 1,024 tokens"),
         ({"rows": 1}, BadInput, "greater than or equal to 2"),
         ({"lengths": [1]}, BadInput, "context length 1 is too short"),

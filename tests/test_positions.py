@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from headscope.attention import backend
 from headscope.attention.record import AttentionRecord
-from headscope.errors import BadInput, Missing, UnsupportedModel
+from headscope.errors import BadInput, ResourceMissing, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.models import loading
 from headscope.positions import AdaRoPE, attached, parse_scheme, resolve_schedule
@@ -519,7 +519,7 @@ def test_invalid_training_scheme_is_refused(positions: Any, message: str, tmp_pa
 
 def test_checkpoint_without_its_adapter_file_is_refused(tmp_path: Path) -> None:
     (save_checkpoint_with_positions("adarope", tmp_path) / "adarope.safetensors").unlink()
-    with pytest.raises(Missing, match="no adapter"):
+    with pytest.raises(ResourceMissing, match="no adapter"):
         load_in_memory(tmp_path)
 
 
@@ -746,9 +746,9 @@ def test_invalid_adapter_files_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(BadInput, match="holds unknown tensors: bias"):
         AdaRoPE.load(path, model)
-    with pytest.raises(Missing, match="no adapter at"):
+    with pytest.raises(ResourceMissing, match="no adapter at"):
         AdaRoPE.load(tmp_path / "none.safetensors", model)
-    with pytest.raises(Missing, match="no adapter at"):
+    with pytest.raises(ResourceMissing, match="no adapter at"):
         parse_scheme(f"adarope:adapter={tmp_path / 'none.safetensors'}")
 
 

@@ -21,7 +21,7 @@ from support.source_tree import PACKAGES, ROOT, files, imports, roots
 from support.tiny_studies import PROBES, assert_clean, content, contents, save_checkpoint, save_texts
 
 import headscope as hs
-from headscope.errors import BadInput, Interrupted, Missing
+from headscope.errors import BadInput, Interrupted, ResourceMissing
 from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
 from headscope.study import ray_engine, runner
@@ -186,7 +186,7 @@ def test_without_ray_the_error_says_what_to_install(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(Missing, match=r"pip install 'headscope\[ray\]'") as error:
+    with pytest.raises(ResourceMissing, match=r"pip install 'headscope\[ray\]'") as error:
         runner.run_study(study(folder, name="ray"), tmp_path)
     assert "\n" not in str(error.value)
     assert_clean(tmp_path)

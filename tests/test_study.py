@@ -28,7 +28,7 @@ from support.tiny_studies import (
 
 import headscope
 from headscope import plugins
-from headscope.errors import BadInput, Interrupted, Missing
+from headscope.errors import BadInput, Interrupted, ResourceMissing
 from headscope.model_spec import ModelSpec
 from headscope.runs.columns import all_tables
 from headscope.runs.run import Run, list_runs
@@ -323,7 +323,7 @@ def test_a_bad_scheme_is_refused_before_any_work(
 def test_a_missing_checkpoint_is_refused_before_any_work(folder: Path, tmp_path: Path, loads: LoadRecorder) -> None:
     plan = content(folder)
     plan["models"] |= {"last": str(tmp_path / "nowhere" / "else")}
-    with pytest.raises(Missing, match=r"no checkpoint at '.*nowhere/else'"):
+    with pytest.raises(ResourceMissing, match=r"no checkpoint at '.*nowhere/else'"):
         run_study(build_study(plan), tmp_path / "out")
     assert loads.names == []
     assert_clean(tmp_path / "out")

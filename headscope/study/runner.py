@@ -46,7 +46,7 @@ class LocalEngine:
 
 
 def create_engine(options: EngineOptions) -> Engine:
-    """The engine that a study requests. Raises Missing if it is not installed."""
+    """The engine that a study requests. Raises ResourceMissing if it is not installed."""
     if options.name == "plain":
         return LocalEngine()
     from headscope.study.ray_engine import RayEngine
@@ -64,8 +64,8 @@ def run_study(
 ) -> Run:
     """Execute every probe of a study into one run directory under `out` and return the run.
 
-    `in_memory_models` are opened models by label. Raises BadInput, Missing and the like before any work is done;
-    Interrupted on Ctrl-C, with every finished cell kept for `resume`.
+    `in_memory_models` are opened models by label. Raises BadInput, ResourceMissing and the like before any work is
+    done; Interrupted on Ctrl-C, with every finished cell kept for `resume`.
     """
     progress = progress or NoProgress()
     out = user_input.check_path(out, "out")

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from headscope import user_input
-from headscope.errors import BadInput, HeadscopeError, Missing, nearest
+from headscope.errors import BadInput, HeadscopeError, ResourceMissing, nearest
 from headscope.study.digests import digest_tokenizer
 
 for _name, _value in {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0", "DO_NOT_TRACK": "1"}.items():
@@ -50,7 +50,7 @@ try:
     from tqdm import tqdm
     from transformers import AutoTokenizer
 except ImportError as error:
-    raise Missing(
+    raise ResourceMissing(
         f"the lm-evaluation-harness is not installed ({error}): run `pip install 'headscope[eval]'`"
     ) from error
 
@@ -110,7 +110,7 @@ def find_tasks(specs: list[str], trust_task_code: bool = False) -> list[Task]:
 def build_task(task: Task, length: int, tokenizer: Any) -> dict[str, Any]:
     """Build the harness's task objects, by name; generated tasks have `length` tokens of `tokenizer`.
 
-    Raises Missing if data or a package is not on this machine, BadInput if the task cannot be used.
+    Raises ResourceMissing if data or a package is not on this machine, BadInput if the task cannot be used.
     """
     # The harness imports the modules of its tasks again, so the tokenizer is patched in at its source. The harness
     # caches tokenizers by name.
@@ -272,7 +272,7 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, 
     """A user's task file and its content. Raises BadInput if it is invalid, or names code that is not trusted."""
     path = user_input.expand_path(spec, "task file")
     if not path.is_file():
-        raise Missing(f"no task file at {user_input.quote(spec)}: check the path")
+        raise ResourceMissing(f"no task file at {user_input.quote(spec)}: check the path")
     source_name = f"task file {user_input.quote(spec)}"
 
     def refuse_function(_: Any, node: Any) -> None:
@@ -327,10 +327,14 @@ def _bootstrap_standard_error(aggregate: Any, samples: list[Any]) -> float:
     return float(np.std([aggregate([samples[index] for index in indices]) for indices in resamples], ddof=1))
 
 
-def _task_error(task: str, reason: Exception) -> Missing | BadInput:
+def _task_error(task: str, reason: Exception) -> ResourceMissing | BadInput:
     details = " ".join(f"{type(reason).__name__}: {reason}".split())[:250]
     if isinstance(reason, ImportError):
-        return Missing(f"task {task} needs a package that is not installed ({details}): install it, or remove the task")
+        return ResourceMissing(
+            f"task {task} needs a package that is not installed ({details}): install it, or remove the task"
+        )
     if isinstance(reason, OSError):  # no network, no such file
-        return Missing(f"task {task} needs data that is not available ({details}): download it, or remove the task")
+        return ResourceMissing(
+            f"task {task} needs data that is not available ({details}): download it, or remove the task"
+        )
     return BadInput(f"task {task} cannot be used: {details}")
