@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headscope.errors import Missing
+from headscope.errors import ResourceMissing
 from headscope.runs.synthetic import synthetic_run
 
 CLICK_COUNT = 10
@@ -125,9 +125,9 @@ def _chromium() -> Iterator[Any]:
     try:
         from playwright.sync_api import sync_playwright
     except ImportError as error:
-        raise Missing("timing the dashboard needs Playwright: pip install 'headscope[dev]'") from error
+        raise ResourceMissing("timing the dashboard needs Playwright: pip install 'headscope[dev]'") from error
     if (executable := shutil.which("chromium")) is None:
-        raise Missing("timing the dashboard needs Chromium: apt-get install chromium")
+        raise ResourceMissing("timing the dashboard needs Chromium: apt-get install chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
         yield browser

@@ -24,7 +24,7 @@ FILTER_PARAMETERS = ("layers", "role", "min", "max")
 """Filters of heads; they apply to the page on which they were set, `min` and `max` to the statistic shown then."""
 TABLE_PARAMETERS = ("sort", "column_filters")
 """Sorting and filters of the table of heads. The browser applies them; they never redraw the page."""
-KEPT_PARAMETERS = ("run", "model", "models", "stat", "baseline", "heads", "sets")
+PERSISTENT_PARAMETERS = ("run", "model", "models", "stat", "baseline", "heads", "sets")
 """Parameters that links to other pages keep."""
 OLD_PARAMETERS = {
     "base": "baseline",
@@ -170,7 +170,7 @@ class ViewState:
         query = {
             name: value
             for name, value in self.query.items()
-            if name not in without and (name in KEPT_PARAMETERS or not path)
+            if name not in without and (name in PERSISTENT_PARAMETERS or not path)
         }
         return build_url(path, query | changes)
 

@@ -40,7 +40,7 @@ SHARED_KEYWORDS: Mapping[str, Any] = {
 def run_study(content: Path | str | Mapping[str, Any], out: Path | str = "runs", *, resume: bool = False) -> Run:
     """Run a study, given as the path of its file or as a mapping with the same keys, and return the stored run.
 
-    Raises BadInput, Missing and the like before any work is done.
+    Raises BadInput, ResourceMissing and the like before any work is done.
     """
     from headscope.study import config, runner
     from headscope.study.progress import console_progress
@@ -83,17 +83,23 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
     content |= {key: shared[key] for key in ("seed", "device", "dtype", "engine")}
     if "text" in probe.takes:
         content["texts"] = {"source": shared["text"], "docs": shared["docs"]}
-    in_memory = {}
+    in_memory_models = {}
     if {"models", "model"} & set(probe.takes):
         if model is None:
             raise BadInput(f"the model of {probe_name} is None. Give a model spec, e.g. 'smollm2-135m', or a model")
         models: Mapping[str, Any] = model if isinstance(model, Mapping) else {"base": model}
-        in_memory = {label: load(source) for label, source in models.items() if not isinstance(source, str)}
+        in_memory_models = {label: load(source) for label, source in models.items() if not isinstance(source, str)}
         content["models"] = {
-            label: in_memory[label].spec if label in in_memory else spec for label, spec in models.items()
+            label: in_memory_models[label].spec if label in in_memory_models else spec for label, spec in models.items()
         }
     progress = console_progress(shared["quiet"])
-    return execute(build_study(content), shared["out"], resume=shared["resume"], in_memory=in_memory, progress=progress)
+    return execute(
+        build_study(content),
+        shared["out"],
+        resume=shared["resume"],
+        in_memory_models=in_memory_models,
+        progress=progress,
+    )
 
 
 def keyword_fields(options: type[BaseModel]) -> dict[str, FieldInfo]:
@@ -108,11 +114,13 @@ def _parameters(probe: Probe, options: type[BaseModel]) -> list[inspect.Paramete
         for name, default in SHARED_KEYWORDS.items()
         if name not in ("text", "docs") or name in probe.takes
     }
-    own = {name: field.get_default(call_default_factory=True) for name, field in keyword_fields(options).items()}
+    probe_defaults = {
+        name: field.get_default(call_default_factory=True) for name, field in keyword_fields(options).items()
+    }
     parameters = []
     if {"models", "model"} & set(probe.takes):
         parameters.append(inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD))
-    for name, default in {**shared, **own}.items():
+    for name, default in {**shared, **probe_defaults}.items():
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
     return parameters
 

@@ -31,7 +31,7 @@ class CannotWrite(BadInput):
     """Output cannot be stored: the path exists, the disk is full, or another process writes there."""
 
 
-class Changed(BadInput):
+class InputChanged(BadInput):
     """An input of an unfinished run has changed, so the run cannot be resumed."""
 
 
@@ -39,11 +39,11 @@ class BrokenProbe(HeadscopeError):
     """A part of a probe cannot be imported or fails."""
 
 
-class Diverged(HeadscopeError):
+class TrainingDiverged(HeadscopeError):
     """The loss or the gradients of a training are no longer finite."""
 
 
-class Missing(HeadscopeError):
+class ResourceMissing(HeadscopeError):
     """A requested model, data set or package is not on this machine."""
 
     exit_code = 3
@@ -55,9 +55,9 @@ class Interrupted(HeadscopeError):
     exit_code = 4
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, choices: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the most similar known word, or "" if none is similar."""
-    similar = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    similar = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return f" (did you mean '{similar[0]}'?)" if similar else ""
 
 

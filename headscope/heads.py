@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 import yaml
 
-from headscope.errors import BadInput, Missing
+from headscope.errors import BadInput, ResourceMissing
 from headscope.user_input import quote, read_yaml
 
 Head = tuple[int, int]
@@ -100,12 +100,12 @@ class HeadSet:
     def read(cls, file: Path | str) -> "HeadSet":
         """Read a set from a YAML or JSON file that `write` made, or from a plain list of identifiers.
 
-        Raises Missing without the file, BadInput for content that is not a set of heads.
+        Raises ResourceMissing without the file, BadInput for content that is not a set of heads.
         """
         try:
             content = read_yaml(Path(file), f"head set '{file}'")  # JSON is YAML
         except FileNotFoundError as error:
-            raise Missing(f"no head set at '{file}'. Check the path") from error
+            raise ResourceMissing(f"no head set at '{file}'. Check the path") from error
         fields: Mapping[str, Any] = content if isinstance(content, Mapping) else {"heads": content}
         entries = fields.get("heads")
         if not isinstance(entries, list):

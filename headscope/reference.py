@@ -74,9 +74,9 @@ def _commands() -> list[str]:
 def _functions() -> list[str]:
     parts = []
     for name in headscope.__all__:
-        thing = getattr(headscope, name)
-        names = "" if isinstance(thing, type) else f"({', '.join(inspect.signature(thing).parameters)})"
-        parts.append(f"### hs.{name}{names}\n\n{_first_paragraph(thing)}")
+        exported = getattr(headscope, name)
+        names = "" if isinstance(exported, type) else f"({', '.join(inspect.signature(exported).parameters)})"
+        parts.append(f"### hs.{name}{names}\n\n{_first_paragraph(exported)}")
     for probe, options in plugins.load_parts("options"):
         rows = ["| keyword | default | meaning |", "|---|---|---|"]
         for name, field in keyword_fields(options).items():
@@ -88,8 +88,8 @@ def _functions() -> list[str]:
     return parts
 
 
-def _first_paragraph(thing: Any) -> str:
-    return " ".join(inspect.cleandoc(thing.__doc__ or "").partition("\n\n")[0].split())
+def _first_paragraph(exported: Any) -> str:
+    return " ".join(inspect.cleandoc(exported.__doc__ or "").partition("\n\n")[0].split())
 
 
 def _plain(help_text: str) -> str:

@@ -36,11 +36,11 @@ def install_handlers() -> None:
         return
     unraisable, uncaught = sys.unraisablehook, sys.excepthook
 
-    def on_unraisable(what: Any) -> None:
+    def on_unraisable(unraisable_error: Any) -> None:
         """An exception in a callback or finaliser would be lost."""
-        if issubclass(what.exc_type, KeyboardInterrupt):
+        if issubclass(unraisable_error.exc_type, KeyboardInterrupt):
             exit_now()
-        unraisable(what)
+        unraisable(unraisable_error)
 
     def on_uncaught(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):

@@ -19,17 +19,18 @@ MAX_YAML_DEPTH, MAX_YAML_NODES = 100, 100_000
 """Deepest nesting of a YAML file, and most nodes after its aliases are replaced by what they refer to."""
 
 
-def check_path(value: object, what: str) -> Path:
-    """The path. Raises BadInput, naming it `what`, for a value that is neither text nor a path."""
+def check_path(value: object, argument_name: str) -> Path:
+    """The path. Raises BadInput, naming it `argument_name`, for a value that is neither text nor a path."""
     if not isinstance(value, str | Path):
-        raise BadInput(f"{what} is {quote(value)}, not a path. Give a text or a Path")
+        raise BadInput(f"{argument_name} is {quote(value)}, not a path. Give a text or a Path")
     return Path(value)
 
 
-def expand_path(text: Path | str, what: str) -> Path:
+def expand_path(text: Path | str, argument_name: str) -> Path:
     """The path with "~" expanded. The file need not exist.
 
-    Raises BadInput, naming it `what`, if the system cannot look it up: a name too long, a folder without permission.
+    Raises BadInput, naming it `argument_name`, if the system cannot look it up: a name too long, a folder without
+    permission.
     """
     try:
         expanded = Path(text).expanduser()
@@ -38,7 +39,7 @@ def expand_path(text: Path | str, what: str) -> Path:
         pass
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise BadInput(f"{what} {quote(str(text))} cannot be accessed ({reason}). Check the path") from error
+        raise BadInput(f"{argument_name} {quote(str(text))} cannot be accessed ({reason}). Check the path") from error
     return expanded
 
 
@@ -134,7 +135,7 @@ def check_yaml_size(text: str) -> None:
             raise BadInput(f"it has more than {MAX_YAML_NODES:,} values with its aliases. Use fewer aliases")
 
 
-def read_yaml(file: Path, where: str) -> Any:
+def read_yaml(file: Path, source_name: str) -> Any:
     """Read a YAML file. Raises FileNotFoundError if it does not exist, BadInput for any other problem."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -143,15 +144,17 @@ def read_yaml(file: Path, where: str) -> Any:
     except FileNotFoundError:
         raise
     except BadInput as error:
-        raise BadInput(f"{where}: {error}") from error
+        raise BadInput(f"{source_name}: {error}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadInput(f"cannot read {where}: {' '.join(str(error).split())}") from error
+        raise BadInput(f"cannot read {source_name}: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise BadInput(f"cannot read {where}: it is nested too deeply. Reduce the nesting") from error
+        raise BadInput(f"cannot read {source_name}: it is nested too deeply. Reduce the nesting") from error
     except (
         ValueError,
         LookupError,
         AttributeError,
         TypeError,
     ) as error:  # PyYAML raises these for a value that does not fit its tag
-        raise BadInput(f"cannot read {where}: a value does not match its YAML tag ({error}). Remove the tag") from error
+        raise BadInput(
+            f"cannot read {source_name}: a value does not match its YAML tag ({error}). Remove the tag"
+        ) from error

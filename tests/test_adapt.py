@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import headscope
-from headscope.errors import BadInput, Diverged, Missing
+from headscope.errors import BadInput, ResourceMissing, TrainingDiverged
 from headscope.models.checkpoint import evaluating
 from headscope.positions import AdaRoPE, attached, resolve_schedule
 from headscope.positions.adarope import LEARNED_PARAMETERS
@@ -267,7 +267,7 @@ def test_a_strategy_with_lora_can_be_trained_saved_and_measured(
     assert torch.equal(logits(model, ids, "base"), plain)
     assert all(torch.equal(before[name], parameter) for name, parameter in model.module.named_parameters())
     assert all(parameter.requires_grad for parameter in model.module.parameters())
-    with pytest.raises(Missing, match="LoRA"):
+    with pytest.raises(ResourceMissing, match="LoRA"):
         logits(model, ids, f"adarope:adapter={adapter_only}")
     # The validation loss during training equals that of the saved adapter and LoRA.
     last = run.validation[run.validation["step"] == 6]
@@ -334,9 +334,7 @@ def test_a_killed_and_resumed_training_ends_with_the_same_adapter(folder: Path, 
     assert resumed.manifest["tables"] == uninterrupted.manifest["tables"]
 
 
-def test_watching_measures_the_heads_under_every_adapter_and_leaves_the_adapters_unchanged(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_monitoring_measures_every_adapter_and_leaves_it_unchanged(folder: Path, tmp_path: Path) -> None:
     plain, monitored = train(folder, tmp_path / "a"), train(folder, tmp_path / "b", watch=True)
     for step in (0, 2, 4, 6):
         plain_tensors, monitored_tensors = (load_file(adapter_path(run, step)) for run in (plain, monitored))
@@ -353,7 +351,7 @@ def test_watching_measures_the_heads_under_every_adapter_and_leaves_the_adapters
 
 def test_a_diverged_training_stops_and_keeps_the_last_good_adapter(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        Diverged, match=r"training diverged at step \d.*Use lower learning rates.*the last good adapter is in"
+        TrainingDiverged, match=r"training diverged at step \d.*Use lower learning rates.*the last good adapter is in"
     ) as raised:
         train(folder, tmp_path, frequency_rate=1e30, save_every=1)
     assert "\n" not in str(raised.value)
@@ -523,7 +521,7 @@ def test_sampling_is_uniform_over_sources_of_any_size(folder: Path, tmp_path: Pa
 def test_bad_options_are_refused_before_any_work(
     changes: dict[str, Any], message: str, folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises((BadInput, Missing), match=message):
+    with pytest.raises((BadInput, ResourceMissing), match=message):
         train(folder, tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
 
@@ -621,7 +619,7 @@ def test_a_bad_key_map_is_refused(content: str, message: str, folder: Path, tmp_
 
 def test_a_missing_key_map_or_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
     model = headscope.load(str(folder / "tiny"))
-    with pytest.raises(Missing, match="no checkpoint at"):
+    with pytest.raises(ResourceMissing, match="no checkpoint at"):
         resolve_schedule(model, f"adarope:adapter={tmp_path / 'none'},keys=keys.yaml")
-    with pytest.raises(Missing, match="no key map at"):
+    with pytest.raises(ResourceMissing, match="no key map at"):
         resolve_schedule(model, f"adarope:adapter={tmp_path},keys={tmp_path / 'none.yaml'}")

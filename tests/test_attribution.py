@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support import families
-from support.naive_attribution import expected
+from support.naive_attribution import head_contributions
 from support.tiny_studies import save_checkpoint, save_texts
 from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
@@ -51,7 +51,7 @@ def centred(model: Model, ids: Tensor) -> Tensor:
 def test_every_head_s_term_equals_an_explicit_sum(family: str) -> None:
     model = headscope.load(MANY[family](), device="cpu")
     terms = attribute_logits(model, IDS).head_terms.double()
-    explicit = expected(model, IDS, families.HEADS)
+    explicit = head_contributions(model, IDS, families.HEADS)
     assert float((terms - explicit).abs().max() / centred(model, IDS).abs().max()) <= 1e-4
 
 
@@ -94,7 +94,7 @@ def test_terms_of_smollm2_equal_an_explicit_sum_and_add_up(smollm2: Model, token
     scale = float(logit.abs().max())
     parts = [part for name, part in terms.part_terms.items() if name[0] != "logit"]
     assert float((sum(parts) - logit).abs().max()) <= 1e-4 * scale
-    assert float((terms.head_terms.double() - expected(smollm2, ids, 9)).abs().max()) <= 1e-4 * scale
+    assert float((terms.head_terms.double() - head_contributions(smollm2, ids, 9)).abs().max()) <= 1e-4 * scale
 
 
 @pytest.mark.model

@@ -793,13 +793,13 @@ def filled(argument: object, place: Path, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(("code", "message", "arguments"), TABLE)
-def test_a_bad_input_is_one_line_and_leaves_nothing(code, message, arguments, place, refused, tmp_path):
+def test_bad_input_gives_one_line_and_leaves_no_files(code, message, arguments, place, refused, tmp_path):
     line = refused(code, *(filled(argument, place, tmp_path) for argument in arguments))
     assert message.replace("{place}", str(place)) in line
 
 
 @pytest.mark.parametrize(("code", "message", "arguments"), OTHERS)
-def test_a_bad_input_of_what_writes_no_run_is_one_line(code, message, arguments, place, headscope, tmp_path):
+def test_bad_input_to_read_only_commands_gives_one_line(code, message, arguments, place, headscope, tmp_path):
     got, _, err = headscope(*(filled(argument, place, tmp_path) for argument in arguments))
     assert got == code, err
     assert err.startswith("headscope: ")
@@ -807,7 +807,7 @@ def test_a_bad_input_of_what_writes_no_run_is_one_line(code, message, arguments,
     assert message in err
 
 
-def test_a_source_alone_is_understood_with_and_without_flags_over_it(tmp_path: Path) -> None:
+def test_text_source_without_count_is_accepted_with_and_without_flags(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("texts: 'file:mine.txt'\nmeasure: {}")
     assert (
         read_study(tmp_path / "study.yaml", {"texts": {"source": None, "docs": None}}).texts.source == "file:mine.txt"
@@ -816,7 +816,7 @@ def test_a_source_alone_is_understood_with_and_without_flags_over_it(tmp_path: P
     assert (texts.source, texts.docs) == ("file:mine.txt", 2)
 
 
-def test_a_folder_with_an_at_in_its_name_opens(tmp_path: Path) -> None:
+def test_folder_with_an_at_sign_in_its_name_opens(tmp_path: Path) -> None:
     folder = tmp_path / "me@home"
     folder.mkdir()
     assert ModelSpec.parse(str(folder)).checkpoint == str(folder)
@@ -827,7 +827,7 @@ def test_a_folder_with_an_at_in_its_name_opens(tmp_path: Path) -> None:
     assert (learned.checkpoint, learned.scheme.options["adapter"]) == ("smollm2-135m", f"{folder}/a.safetensors")
 
 
-def test_a_bar_shows_a_label_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar_shows_labels_without_markup(capsys: pytest.CaptureFixture[str]) -> None:
     bar = ProgressBar()
     bar.start(1.0, 0.0)
     bar.set_activity("[/red]")
@@ -835,6 +835,6 @@ def test_a_bar_shows_a_label_as_it_is(capsys: pytest.CaptureFixture[str]) -> Non
     assert "[/red]" in capsys.readouterr().err
 
 
-def test_the_table_is_large_and_knows_every_section() -> None:
+def test_bad_input_table_covers_every_probe() -> None:
     assert len(TABLE) + len(OTHERS) >= 300
     assert set(SECTIONS) == set(plugins.requestable_probes())

@@ -60,10 +60,10 @@ class Parsed(HTMLParser):
             self.text += data
 
     def drawn(self) -> list[dict[str, Any]]:
-        return [json.loads(gzip.decompress(base64.b64decode(each))) for each in self.figures if each]
+        return [json.loads(gzip.decompress(base64.b64decode(figure))) for figure in self.figures if figure]
 
     def titles(self) -> list[str]:
-        return [each["layout"]["title"]["text"] for each in self.drawn()]
+        return [figure["layout"]["title"]["text"] for figure in self.drawn()]
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     synthetic = synthetic_run(
         tmp_path_factory.mktemp("runs"), ("base", HOSTILE), LAYERS, HEADS, groups=2, pairs=4, lengths=(256,), docs=2
     )
-    kept = {name: facts for name, facts in synthetic.manifest["tables"].items() if name in TABLES}
-    write_manifest(synthetic.path, {**synthetic.manifest, "tables": kept})
+    tables = {name: facts for name, facts in synthetic.manifest["tables"].items() if name in TABLES}
+    write_manifest(synthetic.path, {**synthetic.manifest, "tables": tables})
     return Run.open(synthetic.path)
 
 
@@ -90,7 +90,7 @@ def parsed(site: Path) -> dict[str, Parsed]:
     return {file.relative_to(site).as_posix(): Parsed(file) for file in site.rglob("*.html")}
 
 
-def test_every_link_leads_to_a_file_of_the_bundle_and_none_elsewhere(site: Path, parsed: dict[str, Parsed]) -> None:
+def test_every_link_leads_to_a_file_of_the_bundle(site: Path, parsed: dict[str, Parsed]) -> None:
     for name, page in parsed.items():
         assert len(page.links) > 5
         for link in page.links:
@@ -103,7 +103,7 @@ def test_every_link_leads_to_a_file_of_the_bundle_and_none_elsewhere(site: Path,
     assert not re.search(r"url\(|@import", (site / "site.css").read_text())
 
 
-def test_every_head_and_every_page_that_has_something_to_say_is_there(run: Run, parsed: dict[str, Parsed]) -> None:
+def test_bundle_has_every_head_page_and_every_page_with_content(run: Run, parsed: dict[str, Parsed]) -> None:
     heads = {f"head/{layer}.{head}.html" for layer in range(LAYERS) for head in range(HEADS)}
     stats = {f"heads/{name}.html" for name in assembly.run_statistics(run)}
     assert heads | stats | {"index.html", "compare.html"} <= parsed.keys()
@@ -111,13 +111,13 @@ def test_every_head_and_every_page_that_has_something_to_say_is_there(run: Run, 
         assert heads <= {link.removeprefix("../") for link in parsed[name].links}
         assert len(parsed[name].titles()) == len(run.models)
     assert "../head/1.1.html" in parsed["head/1.0.html"].links, "next head"
-    drawn = {title for page in parsed.values() for title in page.titles()}
+    titles = {title for page in parsed.values() for title in page.titles()}
     needles = assembly.collect_chapters(assembly.render_context(run), "needle in a haystack")["Needle in a haystack"]
-    assert {chart.figure.layout.title.text for group in needles for chart in group.charts} <= drawn
+    assert {chart.figure.layout.title.text for group in needles for chart in group.charts} <= titles
     assert not parsed.keys() & {"runs.html", "checkpoints.html", "influence.html", "reads.html"}, "nothing to say"
 
 
-def test_a_head_s_page_holds_what_the_app_shows_under_every_model(run: Run, parsed: dict[str, Parsed]) -> None:
+def test_head_page_has_the_apps_charts_for_every_model(run: Run, parsed: dict[str, Parsed]) -> None:
     page = parsed["head/1.1.html"]
     charts = {
         model: [part for part in assembly.head_blocks(run, model, 1, 1) if isinstance(part, Chart)]
@@ -134,10 +134,10 @@ def test_a_head_s_page_holds_what_the_app_shows_under_every_model(run: Run, pars
     assert format_cell(row, "ess2_256") in text
 
 
-def test_a_figure_of_the_bundle_is_the_app_s(run: Run, site: Path, parsed: dict[str, Parsed]) -> None:
+def test_bundle_figure_equals_app_figure(run: Run, site: Path, parsed: dict[str, Parsed]) -> None:
     chart = next(part for part in assembly.head_blocks(run, "base", 0, 1) if isinstance(part, Chart))
     title = chart.figure.layout.title.text
-    (stored,) = (each for each in parsed["head/0.1.html"].drawn() if each["layout"]["title"]["text"] == title)
+    (stored,) = (figure for figure in parsed["head/0.1.html"].drawn() if figure["layout"]["title"]["text"] == title)
     expected = pages.to_json_values(chart.figure.to_plotly_json())
     shared = expected["layout"].pop("template")
     assert stored == json.loads(pages.to_script_json(expected))
@@ -148,7 +148,7 @@ def test_a_figure_of_the_bundle_is_the_app_s(run: Run, site: Path, parsed: dict[
     )
 
 
-def test_every_sentence_that_was_found_is_on_the_first_page(run: Run, parsed: dict[str, Parsed]) -> None:
+def test_index_lists_every_finding(run: Run, parsed: dict[str, Parsed]) -> None:
     text = " ".join(parsed["index.html"].text.split())
     for topic_findings in assembly.findings_by_topic(run).values():
         for finding in topic_findings:
@@ -156,7 +156,7 @@ def test_every_sentence_that_was_found_is_on_the_first_page(run: Run, parsed: di
                 assert " ".join(finding.text.split()) in text
 
 
-def test_a_process_of_a_pool_writes_what_this_one_does(run: Run, site: Path, tmp_path: Path) -> None:
+def test_worker_processes_write_identical_pages(run: Run, site: Path, tmp_path: Path) -> None:
     some = [Address("/head/0.1", is_per_model=True), Address("/head/1.1", is_per_model=True)]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"MAX_PAGES_IN_ONE_PROCESS": 0, "PAGES_PER_BATCH": 1, "MAX_PROCESSES": 1}.items():
@@ -167,7 +167,7 @@ def test_a_process_of_a_pool_writes_what_this_one_does(run: Run, site: Path, tmp
         assert (tmp_path / address.file).read_bytes() == (site / address.file).read_bytes(), address
 
 
-def test_only_a_bundle_is_replaced_and_nothing_half_written_stays(
+def test_only_a_bundle_is_replaced_and_failures_leave_no_files(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "site"
@@ -184,9 +184,9 @@ def test_only_a_bundle_is_replaced_and_nothing_half_written_stays(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for taken in ("mine", "file", "file/site"):
+    for existing_path in ("mine", "file", "file/site"):
         with pytest.raises(CannotWrite, match="Choose another --out"):
-            bundle.bundle([run.path], tmp_path / taken, quiet=True)
+            bundle.bundle([run.path], tmp_path / existing_path, quiet=True)
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "mine"
 
     def full(*_: object) -> str:
@@ -205,7 +205,7 @@ def test_only_a_bundle_is_replaced_and_nothing_half_written_stays(
 
 
 @pytest.mark.browser
-def test_a_reader_finds_every_head_without_a_server(run: Run, site: Path, chromium: Browser) -> None:
+def test_every_head_is_reachable_without_a_server(run: Run, site: Path, chromium: Browser) -> None:
     page: Page = chromium.new_page(viewport={"width": 1200, "height": 900})
     noise: list[str] = []
     page.on("console", lambda message: noise.append(message.text) if message.type in ("error", "warning") else None)

@@ -99,12 +99,12 @@ def test_a_monitored_training_ends_with_equal_weights_and_logs_medians(
         assert entry["headscope/ess2_32"] == pytest.approx(medians[f"step-{entry['step']}"])
     # A study of the trained model gives the same numbers.
     study = build_study({"texts": {"source": text, "docs": 2}, "models": {"m": "m"}, **PROBES})
-    after = run_study(study, tmp_path / "after", in_memory={"m": load(monitored.model, tokenizer=tokenizer)})
+    after = run_study(study, tmp_path / "after", in_memory_models={"m": load(monitored.model, tokenizer=tokenizer)})
     last = run.heads[run.heads["model"] == "step-4"]["ess2_32"].to_numpy()
     assert (after.heads["ess2_32"].to_numpy() == last).all()
 
 
-def test_the_trainers_own_log_entries_stay_as_without_the_callback(tokenizer: Any, text: str, tmp_path: Path) -> None:
+def test_callback_leaves_the_trainers_log_entries_unchanged(tokenizer: Any, text: str, tmp_path: Path) -> None:
     plain = train(tokenizer, tmp_path / "a", steps=3, logging_steps=1)
     options = {"every": 1, "probes": PROBES, "text": text, "out": tmp_path / "runs"}
     monitored = train(tokenizer, tmp_path / "b", steps=3, logging_steps=1, **options)
@@ -129,7 +129,7 @@ def test_a_resumed_training_continues_its_run(tokenizer: Any, text: str, tmp_pat
     assert len(list_runs(tmp_path / "runs")) == 2
 
 
-def test_a_custom_loop_measures_an_opened_model_under_its_scheme(tokenizer: Any, text: str, tmp_path: Path) -> None:
+def test_measure_works_in_a_custom_training_loop_under_a_scheme(tokenizer: Any, text: str, tmp_path: Path) -> None:
     opened = load(model(tokenizer), tokenizer=tokenizer)
     monitor = TrainingMonitor(PROBES, text=text, out=tmp_path)
     before = torch.get_rng_state()

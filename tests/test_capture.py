@@ -59,7 +59,7 @@ def assert_records(
         assert record.scaling == pytest.approx(layer.scaling, rel=1e-12)
         for name in ("q", "k", "v"):
             assert difference(getattr(record, name), getattr(layer, name)) <= 1e-4, name
-        logits = eager_reference.logits(layer.q, layer.k, layer.scaling, window, record.chunk, layer.cap)
+        logits = eager_reference.logits(layer.q, layer.k, layer.scaling, window, record.chunk_size, layer.softcap)
         logits = eager_reference.with_sink(logits, layer.sink)
         assert difference(record.lse.double(), logits.logsumexp(-1)) <= 1e-4
         values = layer.v.repeat_interleave(len(layer.q) // len(layer.v), 0).double()
@@ -166,14 +166,16 @@ def run_in_parts(model: Model, ids: Tensor, split: list[int], cache: Any) -> tup
     return torch.cat(logits, 1), parts
 
 
-def assert_parts(parts: list[list[AttentionRecord]], whole: list[AttentionRecord], split: list[int]) -> None:
+def assert_parts(
+    parts: list[list[AttentionRecord]], full_pass_records: list[AttentionRecord], split: list[int]
+) -> None:
     stop = 0
     for records, length in zip(parts, split, strict=True):
         rows, stop = slice(stop, stop + length), stop + length
-        assert [record.layer for record in records] == [record.layer for record in whole]
-        for record, full in zip(records, whole, strict=True):
+        assert [record.layer for record in records] == [record.layer for record in full_pass_records]
+        for record, full in zip(records, full_pass_records, strict=True):
             keys = slice(record.first_key, stop)
-            assert record.window is not None or record.chunk is not None or record.first_key == 0
+            assert record.window is not None or record.chunk_size is not None or record.first_key == 0
             for name in ("q", "z"):
                 assert difference(getattr(record, name), getattr(full, name)[:, rows]) <= 1e-3, name
             for name in ("k", "v"):
@@ -187,20 +189,20 @@ def assert_parts(parts: list[list[AttentionRecord]], whole: list[AttentionRecord
 @SPLITS
 def test_records_of_a_cached_pass_are_rows_of_the_full_pass(family: str, split: list[int]) -> None:
     model = tiny(family)
-    expected, whole = run_captured(model, IDS[:1], use_cache=False)
+    expected, full_pass_records = run_captured(model, IDS[:1], use_cache=False)
     logits, parts = run_in_parts(model, IDS[:1], split, DynamicCache(config=model.module.config))
     assert difference(logits, expected) <= 1e-3
-    assert_parts(parts, whole, split)
+    assert_parts(parts, full_pass_records, split)
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gpt_neox"])
 @SPLITS
 def test_records_leave_out_empty_slots_of_a_static_cache(family: str, split: list[int]) -> None:
     model = tiny(family)
-    expected, whole = run_captured(model, IDS[:1], use_cache=False)
+    expected, full_pass_records = run_captured(model, IDS[:1], use_cache=False)
     logits, parts = run_in_parts(model, IDS[:1], split, StaticCache(config=model.module.config, max_cache_len=40))
     assert difference(logits, expected) <= 1e-3
-    assert_parts(parts, whole, split)
+    assert_parts(parts, full_pass_records, split)
 
 
 # Refusals ----------------------------------------------------------------------------------------------------------
@@ -328,7 +330,7 @@ def test_edits_apply_in_registration_order_and_end_with_the_capture() -> None:
     assert calls == ["first", "second"]
 
 
-def test_a_listener_receives_only_its_layers() -> None:
+def test_listener_receives_only_its_layers() -> None:
     model = tiny("olmo3")
     layers_called: list[int] = []
     with torch.no_grad(), capturing(model) as layers:
@@ -392,19 +394,19 @@ def test_output_and_log_sum_exp_are_exact(
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 4, queries, 16, generator=generator)
     k, v = (torch.randn(2, 2, keys, 16, generator=generator) for _ in range(2))
-    seen = causal(queries, keys, window)
+    visible_mask = causal(queries, keys, window)
     logits = 0.5 * q.double() @ k.double().repeat_interleave(2, 1).mT
-    logits = logits.masked_fill(~seen, -torch.inf)
+    logits = logits.masked_fill(~visible_mask, -torch.inf)
     plain = queries in (1, keys)
-    out, lse = fused(q, k, v, 0.5, plain and queries > 1, None if plain else seen)
+    out, lse = fused(q, k, v, 0.5, plain and queries > 1, None if plain else visible_mask)
     assert difference(lse.double(), logits.logsumexp(-1)) <= 1e-5
     assert difference(out.double(), logits.softmax(-1) @ v.double().repeat_interleave(2, 1)) <= 1e-5
 
 
-@pytest.mark.parametrize("reach", [{}, {"window": 50}, {"chunk": 70}], ids=str)
-@pytest.mark.parametrize("bound", [{}, {"cap": 1.5}, {"sink": torch.tensor([-4.0, 0.0, 3.0, 9.0])}], ids=str)
+@pytest.mark.parametrize("reach", [{}, {"window": 50}, {"chunk_size": 70}], ids=str)
+@pytest.mark.parametrize("bound", [{}, {"softcap": 1.5}, {"sink": torch.tensor([-4.0, 0.0, 3.0, 9.0])}], ids=str)
 @pytest.mark.parametrize(("queries", "values"), [(600, 16), (1, 24), (300, 8)])
-def test_every_rule_of_attention_is_exact_and_so_are_its_gradients(
+def test_every_attention_variant_is_exact_with_exact_gradients(
     queries: int, values: int, bound: dict[str, Any], reach: dict[str, Any]
 ) -> None:
     """Compared with float64; values may have another width than keys."""
@@ -413,14 +415,14 @@ def test_every_rule_of_attention_is_exact_and_so_are_its_gradients(
     k, v = (torch.randn(2, 2, 600, dim, generator=generator) for dim in (16, values))
     pull = torch.randn(2, 4, queries, values, generator=generator)
     inputs = [t.requires_grad_() for t in (q, k, v)]
-    out, lse = kernel.attend(*inputs, None, kernel.AttentionRule(0.5, **reach, **bound), 0.0, True)
+    out, lse = kernel.attend(*inputs, None, kernel.AttentionVariant(0.5, **reach, **bound), 0.0, True)
     gradients = torch.autograd.grad((out * pull).sum(), inputs)
     assert lse is not None
     exact = [t.detach().double().requires_grad_() for t in inputs]
     logits = 0.5 * exact[0] @ exact[1].repeat_interleave(2, 1).mT
-    logits = bound["cap"] * torch.tanh(logits / bound["cap"]) if "cap" in bound else logits
-    seen = eager_reference.visible(600, reach.get("window"), reach.get("chunk"))[600 - queries :]
-    logits = logits.masked_fill(~seen, -torch.inf)
+    logits = bound["softcap"] * torch.tanh(logits / bound["softcap"]) if "softcap" in bound else logits
+    visible_mask = eager_reference.visible(600, reach.get("window"), reach.get("chunk_size"))[600 - queries :]
+    logits = logits.masked_fill(~visible_mask, -torch.inf)
     if "sink" in bound:
         logits = torch.cat((logits, bound["sink"].double()[None, :, None, None].expand(2, -1, queries, 1)), -1)
     expected = logits.softmax(-1)[..., :600] @ exact[2].repeat_interleave(2, 1)
@@ -435,7 +437,7 @@ def test_a_sink_in_bfloat16_is_as_exact_as_its_keys() -> None:
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(1, 4, 60, 16, generator=generator).bfloat16() for _ in range(3))
     sink = torch.tensor([0.0, 2.5, -3.0, 7.0])
-    _, lse = kernel.attend(q, k, v, None, kernel.AttentionRule(0.0883883, sink=sink.bfloat16()), 0.0, True)
+    _, lse = kernel.attend(q, k, v, None, kernel.AttentionVariant(0.0883883, sink=sink.bfloat16()), 0.0, True)
     assert lse is not None
     logits = eager_reference.with_sink(eager_reference.logits(q[0], k[0], 0.0883883), sink)
     assert difference(lse[0].double(), logits.logsumexp(-1)) <= 1e-3
@@ -444,8 +446,8 @@ def test_a_sink_in_bfloat16_is_as_exact_as_its_keys() -> None:
 @pytest.mark.parametrize("window", [None, 1, 300])
 def test_blocks_of_rows_cover_each_visible_pair_once(window: int | None) -> None:
     count = torch.zeros(600, 1000, dtype=torch.int64)
-    for rows, cols, seen in kernel.causal_row_blocks(600, 1000, window):
-        count[rows, cols] += seen
-        assert seen.numel() <= kernel.ROWS_PER_BLOCK * 1000
+    for rows, cols, visible_mask in kernel.causal_row_blocks(600, 1000, window):
+        count[rows, cols] += visible_mask
+        assert visible_mask.numel() <= kernel.ROWS_PER_BLOCK * 1000
     assert torch.equal(count.bool(), causal(600, 1000, window))
     assert count.max() == 1

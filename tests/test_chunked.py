@@ -40,8 +40,8 @@ def tiny(family: str) -> Model:
 def set_limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Set the number of tokens of the longest single pass, and of a chunk."""
 
-    def set_tokens(whole: int, size: int) -> None:
-        monkeypatch.setattr(chunked_pass, "MAX_SINGLE_PASS_TOKENS", {"cpu": whole})
+    def set_tokens(single_pass: int, size: int) -> None:
+        monkeypatch.setattr(chunked_pass, "MAX_SINGLE_PASS_TOKENS", {"cpu": single_pass})
         monkeypatch.setattr(chunked_pass, "TOKENS_PER_CHUNK", {"cpu": size})
 
     return set_tokens
@@ -144,7 +144,7 @@ def test_listeners_get_one_layer_after_the_other_in_chunks_of_queries() -> None:
     torch.testing.assert_close(hidden, last_hidden_states(model, IDS[None]), rtol=1e-4, atol=1e-4)
 
 
-def test_keys_of_only_one_layer_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_pass_keeps_keys_of_one_layer_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model, alive = tiny("llama-gqa"), WeakSet()
     original = chunked_pass._LayerKVCache.lazy_initialization
     max_alive = 0
@@ -168,7 +168,7 @@ def test_many_queries_after_cached_keys_equal_eager_attention(sink: Tensor | Non
     q, k, v = (torch.randn(1, heads, 700, 16, generator=generator) for heads in (4, 2, 2))
     alpha = eager_reference.weights(q[0], k[0], 0.3, sink=sink)[:, 400:]
     with torch.no_grad():
-        out, lse = kernel.attend(q[:, :, 400:], k, v, None, kernel.AttentionRule(0.3, sink=sink), 0.0, True)
+        out, lse = kernel.attend(q[:, :, 400:], k, v, None, kernel.AttentionVariant(0.3, sink=sink), 0.0, True)
     torch.testing.assert_close(out[0], (alpha @ v[0].double().repeat_interleave(2, 0)).float(), rtol=1e-5, atol=1e-6)
     expected = eager_reference.with_sink(eager_reference.logits(q[0], k[0], 0.3), sink).logsumexp(-1)[:, 400:]
     assert lse is not None

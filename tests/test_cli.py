@@ -23,7 +23,7 @@ from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.runs.synthetic import synthetic_run
 
 
-def test_threads_sleep_soon_unless_the_user_says_how_they_wait(headscope, monkeypatch):
+def test_idle_threads_sleep_unless_the_user_sets_the_wait_policy(headscope, monkeypatch):
     listed = [sys.executable, "-c", "import sys, headscope.cli.app; print(*sys.modules)"]
     imported = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
     assert "headscope.cli.app" in imported
@@ -44,9 +44,9 @@ def test_threads_sleep_soon_unless_the_user_says_how_they_wait(headscope, monkey
 def truncated_gguf(folder: Path) -> Path:
     shipped = loading.ALIASES["smollm2-135m"]
     # Located, not imported: the package's own code wants the llm tool, which is not installed.
-    whole = Path(importlib.util.find_spec(shipped.package).origin).parent / shipped.file
+    shipped_file = Path(importlib.util.find_spec(shipped.package).origin).parent / shipped.file
     cut = folder / "cut.gguf"
-    with whole.open("rb") as source:
+    with shipped_file.open("rb") as source:
         cut.write_bytes(source.read(1_000_000))
     return cut
 
@@ -69,10 +69,10 @@ def test_a_truncated_gguf_is_refused_and_leaves_no_cache(refused, tmp_path, monk
 def test_a_hub_id_without_network_is_reported_as_missing(tmp_path):
     command = [sys.executable, "-m", "headscope.cli.app", "run", "--model", "x=nobody/nothing", "--length", "64"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([*command, "--out", tmp_path / "runs"], capture_output=True, text=True, env=environment)
-    assert done.returncode == 3
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
+    completed = subprocess.run([*command, "--out", tmp_path / "runs"], capture_output=True, text=True, env=environment)
+    assert completed.returncode == 3
+    lines = completed.stderr.splitlines()
+    assert len(lines) == 1, completed.stderr
     assert lines[0].startswith("headscope: cannot fetch 'nobody/nothing' from the hub")
     assert not (tmp_path / "runs").exists()
 
@@ -111,7 +111,7 @@ def test_a_negative_length_is_refused(refused):
     assert "measure.lengths: context length -5 is too short" in refused(2, "run", "--length", -5)
 
 
-def test_rows_that_are_no_number_are_refused(refused):
+def test_non_numeric_rows_are_refused(refused):
     assert "measure.rows: Input should be a valid integer" in refused(2, "run", "--rows", "some")
 
 
@@ -119,7 +119,7 @@ def test_a_length_passed_as_a_count_is_refused_with_the_right_form(refused):
     assert "For one length of 1024 tokens write '--lengths 1024,'" in refused(2, "needle", "--lengths", "1024")
 
 
-def test_a_depth_alone_is_a_list_of_one(refused):
+def test_single_depth_is_a_list_of_one(refused):
     assert "depth 1.5 is outside the range 0" in refused(2, "needle", "--depths", "1.5")
 
 
@@ -127,11 +127,11 @@ def test_a_depth_outside_the_haystack_is_refused(refused):
     assert "depth 1.5 is outside the range 0" in refused(2, "needle", "--depths", "0,1.5")
 
 
-def test_needles_that_are_not_there_are_reported_as_missing(refused, tmp_path):
+def test_nonexistent_needle_file_is_reported_as_missing(refused, tmp_path):
     assert "no needles at" in refused(3, "needle", "--file", tmp_path / "none.jsonl")
 
 
-def test_a_length_that_is_no_number_is_refused(refused):
+def test_non_numeric_length_is_refused(refused):
     assert "needle.lengths: Input should be a valid integer" in refused(2, "needle", "--lengths", "many")
 
 
@@ -258,7 +258,7 @@ def test_validate_finds_a_table_that_was_altered(headscope, tmp_path):
     assert "problem(s) in" in err
 
 
-def test_help_answers_without_torch():
+def test_help_loads_without_torch():
     script = """
 import sys
 sys.argv = ["headscope", "--help"]
@@ -269,10 +269,10 @@ except SystemExit:
     pass
 assert not {"torch", "transformers", "pandas"} & set(sys.modules), "heavy import"
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
     for command in ("demo", "run", "report", "ls", "validate", "bench"):
-        assert command in done.stdout
+        assert command in completed.stdout
 
 
 @pytest.mark.model
@@ -290,8 +290,8 @@ def test_the_dashboard_needs_a_folder_and_a_free_port(headscope, tmp_path):
     code, out, err = headscope("dash", tmp_path / "none")
     assert (code, out) == (2, "")
     assert "headscope demo" in err
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        code, out, err = headscope("dash", tmp_path, "--port", taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        code, out, err = headscope("dash", tmp_path, "--port", occupied.getsockname()[1])
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert "Choose another --port" in err

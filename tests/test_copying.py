@@ -20,13 +20,13 @@ def random_record(
     groups: int = 2,
     heads: int = 6,
     window: int | None = None,
-    cap: float | None = None,
+    softcap: float | None = None,
     sinks: bool = False,
 ) -> AttentionRecord:
     generator = torch.Generator().manual_seed(seed)
     q, z = (torch.randn(heads, queries, 8, generator=generator) for _ in range(2))
     k, v = (torch.randn(groups, keys, 8, generator=generator) for _ in range(2))
-    row = AttentionRecord(0, 0, q, k, v, z, torch.zeros(heads, queries), 0.7, window, cap=cap)
+    row = AttentionRecord(0, 0, q, k, v, z, torch.zeros(heads, queries), 0.7, window, softcap=softcap)
     if not sinks:
         return row
     row = replace(row, sink=torch.randn(heads, generator=generator))
@@ -37,8 +37,8 @@ def logits(row: AttentionRecord) -> Tensor:
     """Logits of the last query, [H, Lk]; with a learned sink, [H, Lk + 1]."""
     k = row.k.repeat_interleave(row.q.shape[0] // row.k.shape[0], 0)
     row_logits = torch.einsum("hd,hkd->hk", row.q[:, -1].double(), k.double()) * row.scaling
-    if row.cap is not None:
-        row_logits = row.cap * torch.tanh(row_logits / row.cap)
+    if row.softcap is not None:
+        row_logits = row.softcap * torch.tanh(row_logits / row.softcap)
     if row.window is not None:
         row_logits[:, : max(0, k.shape[1] - row.window)] = -torch.inf
     return row_logits if row.sink is None else torch.cat((row_logits, row.sink.double()[:, None]), -1)
@@ -59,9 +59,9 @@ def eager(row: AttentionRecord) -> Tensor:
     st.booleans(),
 )
 def test_the_last_row_equals_the_eager_softmax(
-    seed: int, keys: int, queries: int, window: int | None, cap: float | None, sinks: bool
+    seed: int, keys: int, queries: int, window: int | None, softcap: float | None, sinks: bool
 ) -> None:
-    row = random_record(seed, keys, min(queries, keys), window=window, cap=cap, sinks=sinks)
+    row = random_record(seed, keys, min(queries, keys), window=window, softcap=softcap, sinks=sinks)
     spans = torch.tensor([[0, keys], [keys // 2, keys // 2 + 1], [1, 1]])
     top_key, mass = last_query_top_key_and_span_mass(row, spans)
     weights = eager(row)
@@ -99,7 +99,7 @@ PROMPT = torch.tensor([7, 8, 20, 21, 22, 9, 20, 8])
 """The span is 20 21 22 at positions 2..4; there is another 20 outside."""
 
 
-def test_a_copy_is_the_token_itself_within_the_span() -> None:
+def test_copy_requires_the_same_token_within_the_span() -> None:
     top_keys = [[2, 6, 3, 2], [3, 3, 2, 2], [4, 4, 4, 2]]
     scores = accumulate_steps(top_keys, 8).compute(PROMPT, torch.tensor([20, 21, 22]))
     assert scores.scores[0, 0].tolist() == pytest.approx([1, 2 / 3, 1 / 3, 1 / 3])

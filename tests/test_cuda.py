@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 from support import eager_reference, families
-from support.simulated_cuda import pretending
+from support.simulated_cuda import simulating_cuda
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import masking_utils
 
 from headscope.attention import backend, cuda, kernel
-from headscope.attention.kernel import AttentionRule
+from headscope.attention.kernel import AttentionVariant
 from headscope.attention.record import AttentionRecord
 from headscope.forward.capture import capturing
 from headscope.forward.interventions import Unit, layer_output_edit, uniform_attention
@@ -47,7 +47,7 @@ class _CudaOnlyOperations(TorchFunctionMode):
 @contextmanager
 def fake_cuda() -> Iterator[Counter[str]]:
     """Fake CUDA tensors without values; yields a count of launches by kernel. Gradients would need a GPU."""
-    with pretending() as launches, _CudaOnlyOperations(), torch.no_grad():
+    with simulating_cuda() as launches, _CudaOnlyOperations(), torch.no_grad():
         yield launches
 
 
@@ -104,8 +104,8 @@ CASES = {
     "cached keys": (40, 300, {}),
     "a window": (300, 300, {"window": 64}),
     "a window and cached keys": (40, 300, {"window": 64}),
-    "chunks": (300, 300, {"chunk": 64}),
-    "a cap": (300, 300, {"cap": 5.0}),
+    "chunks": (300, 300, {"chunk_size": 64}),
+    "a cap": (300, 300, {"softcap": 5.0}),
     "a sink": (300, 300, {"sink": 1.0}),
     "a sink and a window": (300, 300, {"sink": 1.0, "window": 64}),
 }
@@ -113,7 +113,7 @@ CASES = {
 
 def case_inputs(
     case: str, device: str, dtype: torch.dtype, dims: tuple[int, int] = (64, 64), query_heads: int = 4, groups: int = 2
-) -> tuple[Tensor, Tensor, Tensor, AttentionRule]:
+) -> tuple[Tensor, Tensor, Tensor, AttentionVariant]:
     """q, k, v as views of projection outputs [B, L, heads x d], and the rule."""
     queries, keys, options = CASES[case]
     generator = torch.Generator().manual_seed(0)
@@ -125,7 +125,7 @@ def case_inputs(
     q = random_heads(queries, query_heads, dims[0])
     k, v = random_heads(keys, groups, dims[0]), random_heads(keys, groups, dims[1])
     rule = {**options, "sink": torch.full((query_heads,), options["sink"]).to(q)} if "sink" in options else options
-    return q, k, v, AttentionRule(dims[0] ** -0.5, **rule)
+    return q, k, v, AttentionVariant(dims[0] ** -0.5, **rule)
 
 
 @pytest.mark.parametrize("preferred", [MATH, FLASH, EFFICIENT, CUDNN])
@@ -159,7 +159,7 @@ def test_a_layer_of_65536_tokens_takes_one_launch_per_chunk_of_the_kernel_that_t
 ) -> None:
     """Other launches are few, such as repeating the keys for every query head."""
     queries, _, options = CASES[case]
-    long = {"window": 4096, "chunk": 8192}
+    long = {"window": 4096, "chunk_size": 8192}
     options = {key: long.get(key, value) for key, value in options.items()}
     monkeypatch.setitem(CASES, case, (LONG if queries == 300 else queries, LONG, options))
     prefer_kernel(preferred)
@@ -168,7 +168,7 @@ def test_a_layer_of_65536_tokens_takes_one_launch_per_chunk_of_the_kernel_that_t
         launches.clear()
         kernel.attend(q, k, v, None, rule, 0.0, True)
     selected = preferred if preferred != CUDNN or (queries in (1, 300) and "window" not in options) else FLASH
-    chunks = LONG // options["chunk"] if "chunk" in options else 1
+    chunks = LONG // options["chunk_size"] if "chunk_size" in options else 1
     assert launches[KERNELS[selected]] == chunks
     assert launches.total() <= 10 * chunks, launches
 
@@ -185,7 +185,7 @@ def move_to_fake_cuda(module: nn.Module) -> None:
                 part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cuda:0")
 
 
-def test_capture_edits_and_schemes_run_on_the_gpu_alone(
+def test_capture_edits_and_schemes_use_no_cpu_tensors(
     prefer_kernel: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operation on tensors of both GPU and CPU would raise."""
@@ -230,8 +230,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, logits_mask: Tensor
 def causal_mask(q: Tensor, k: Tensor, window: int | None, axis: int) -> Tensor:
     """Additive causal mask; the queries belong to the last keys."""
     keys = k.shape[axis]
-    seen = eager_reference.visible(keys, window)[keys - q.shape[axis] :]
-    return torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, -torch.inf)
+    visible_mask = eager_reference.visible(keys, window)[keys - q.shape[axis] :]
+    return torch.zeros(visible_mask.shape, dtype=torch.float64).masked_fill(~visible_mask, -torch.inf)
 
 
 def check_inputs(*tensors: Tensor) -> None:
@@ -295,7 +295,7 @@ def cudnn(
 @pytest.mark.parametrize("dims", [(64, 64), (40, 24), (20, 20)])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("preferred", [MATH, FLASH, EFFICIENT, CUDNN])
-def test_kernel_results_and_gradients_equal_attention_under_the_rule(
+def test_kernel_results_and_gradients_equal_exact_attention(
     prefer_kernel: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
     preferred: int,
@@ -316,9 +316,9 @@ def test_kernel_results_and_gradients_equal_attention_under_the_rule(
     out, lse = kernel.attend(q, k, v, None, rule, 0.0, True)
     assert lse is not None
     logits = rule.scaling * q.double() @ k.double().repeat_interleave(2, 1).mT
-    logits = logits if rule.cap is None else rule.cap * torch.tanh(logits / rule.cap)
-    seen = eager_reference.visible(k.shape[2], rule.window, rule.chunk)[k.shape[2] - q.shape[2] :]
-    logits = logits.masked_fill(~seen, -torch.inf)
+    logits = logits if rule.softcap is None else rule.softcap * torch.tanh(logits / rule.softcap)
+    visible_mask = eager_reference.visible(k.shape[2], rule.window, rule.chunk_size)[k.shape[2] - q.shape[2] :]
+    logits = logits.masked_fill(~visible_mask, -torch.inf)
     if rule.sink is not None:
         logits = torch.cat((logits, rule.sink.double()[None, :, None, None].expand(2, -1, q.shape[2], 1)), -1)
     expected = logits.softmax(-1)[..., : k.shape[2]] @ v.double().repeat_interleave(2, 1)

@@ -32,15 +32,15 @@ FLIPPED = ("attention", "pairs", "distance", "nll", "retrieval")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def intact_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run in a folder of its own; leave it as you found it."""
     return synthetic_run(tmp_path_factory.mktemp("whole"), layers=2, docs=2)
 
 
 @pytest.fixture
-def copy(whole: Run, tmp_path: Path) -> Path:
+def copy(intact_run: Run, tmp_path: Path) -> Path:
     """A run of one's own to damage."""
-    return Path(shutil.copytree(whole.path, tmp_path / whole.name))
+    return Path(shutil.copytree(intact_run.path, tmp_path / intact_run.name))
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def flips(run: Path, seed: int, count: int) -> Iterator[str]:
 # One bit of run.json
 
 
-def test_every_flipped_bit_of_run_json_is_noticed(copy: Path) -> None:
+def test_every_flipped_bit_of_run_json_is_detected(copy: Path) -> None:
     file, chance = copy / "run.json", random.Random(7)
     good = file.read_bytes()
     manifest = Run.open(copy).manifest
@@ -98,7 +98,7 @@ def test_every_flipped_bit_of_run_json_is_noticed(copy: Path) -> None:
 # One bit of a table
 
 
-def test_every_flipped_bit_of_a_table_is_noticed(copy: Path) -> None:
+def test_every_flipped_bit_of_a_table_is_detected(copy: Path) -> None:
     for name in flips(copy, 0, 150):
         run = Run.open(copy)
         with pytest.raises(BadRun, match=rf"{name}\.parquet is damaged: .*\. Copy the run again") as refusal:
@@ -106,21 +106,21 @@ def test_every_flipped_bit_of_a_table_is_noticed(copy: Path) -> None:
         assert "\n" not in str(refusal.value)
         with pytest.raises(BadRun, match=name):
             run.check()
-        others = [other for other in FLIPPED if other != name]
-        assert len(run.table(others[0])) > 0
+        other_tables = [other for other in FLIPPED if other != name]
+        assert len(run.table(other_tables[0])) > 0
     Run.open(copy).check()
 
 
-def test_a_flipped_bit_is_noticed_where_several_runs_are_read_as_one(copy: Path, whole: Run) -> None:
+def test_flipped_bit_is_detected_in_combined_runs(copy: Path, intact_run: Run) -> None:
     for order in ((0, 1), (1, 0)):
         for name in flips(copy, 1, 5):
-            joined = combine_runs([[whole, Run.open(copy)][each] for each in order])
+            joined = combine_runs([[intact_run, Run.open(copy)][index] for index in order])
             for ask in (joined.check, lambda joined=joined, name=name: joined.table(name)):
                 with pytest.raises(BadRun, match=name):
                     ask()
 
 
-def test_a_report_notices_a_flipped_bit_and_writes_nothing(copy: Path, headscope) -> None:
+def test_report_detects_a_flipped_bit_and_writes_no_file(copy: Path, headscope) -> None:
     out = copy.parent / "report.html"
     for name in flips(copy, 2, 15):
         code, stdout, stderr = headscope("report", copy, "--out", out)
@@ -129,7 +129,7 @@ def test_a_report_notices_a_flipped_bit_and_writes_nothing(copy: Path, headscope
         assert [*copy.parent.iterdir()] == [copy]
 
 
-def test_every_page_of_the_app_notices_a_flipped_bit(copy: Path) -> None:
+def test_every_app_page_detects_a_flipped_bit(copy: Path) -> None:
     paths = ("/", "/heads", "/compare", "/retrieval", "/scaling")
     server = create_app(copy.parent).server
     for turn, name in enumerate(flips(copy, 3, 25)):
@@ -165,25 +165,25 @@ def rewritten(run: Path, table: pa.Table) -> Run:
     return Run.open(run)
 
 
-def test_a_table_of_another_schema_is_one_line_when_read(copy: Path, whole: Run, headscope) -> None:
-    nll = whole.arrow_table("nll")
+def test_a_table_of_another_schema_is_one_line_when_read(copy: Path, intact_run: Run, headscope) -> None:
+    nll = intact_run.arrow_table("nll")
     at = nll.schema.get_field_index("nll")
     as_text = nll.set_column(at, pa.field("nll", pa.string(), nullable=False), pa.array(["much"] * len(nll)))
     for table, entry in ((nll.drop_columns("doc"), "'doc' is missing"), (as_text, "'nll' is string, not float")):
         run = rewritten(copy, table)
         with pytest.raises(BadRun, match=rf"nll\.parquet has another schema: its column {entry}"):
             run.table("nll")
-        assert len(run.attention) == len(whole.attention)
+        assert len(run.attention) == len(intact_run.attention)
     code, _, stderr = headscope("report", copy, "--out", copy.parent / "report.html")
     assert (code, len(stderr.splitlines())) == (2, 1), stderr
     assert [*copy.parent.iterdir()] == [copy]
 
 
-def test_columns_that_were_added_later_are_left_out(copy: Path, whole: Run) -> None:
-    nll = whole.arrow_table("nll")
+def test_columns_that_were_added_later_are_left_out(copy: Path, intact_run: Run) -> None:
+    nll = intact_run.arrow_table("nll")
     run = rewritten(copy, nll.append_column("later", pa.array([1.0] * len(nll))))
-    assert run.nll.equals(whole.nll)
-    assert list(combine_runs([whole, run]).nll) == list(all_tables()["nll"].arrow.names)
+    assert run.nll.equals(intact_run.nll)
+    assert list(combine_runs([intact_run, run]).nll) == list(all_tables()["nll"].arrow.names)
 
 
 # run.json
@@ -242,11 +242,11 @@ ODD = {
 
 
 @pytest.fixture(scope="module")
-def folder(whole: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(intact_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sound run, the oldest, among one of every odd kind."""
     folder = tmp_path_factory.mktemp("runs")
-    shutil.copytree(whole.path, folder / whole.name)
-    facts = (whole.path / "run.json").read_text()
+    shutil.copytree(intact_run.path, folder / intact_run.name)
+    facts = (intact_run.path / "run.json").read_text()
     for number, odd in enumerate(ODD.values()):
         (folder / f"9{number}-odd").mkdir()
         (folder / f"9{number}-odd" / "run.json").write_bytes(odd(json.loads(facts)))
@@ -254,7 +254,7 @@ def folder(whole: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_a_run_of_an_odd_run_json_is_refused_in_one_line(odd: str, folder: Path, headscope) -> None:
+def test_malformed_run_json_is_refused_in_one_line(odd: str, folder: Path, headscope) -> None:
     damaged = folder / f"9{[*ODD].index(odd)}-odd"
     with pytest.raises(BadRun) as refusal:
         Run.open(damaged)
@@ -265,7 +265,7 @@ def test_a_run_of_an_odd_run_json_is_refused_in_one_line(odd: str, folder: Path,
     assert not (folder / "x.html").exists()
 
 
-def test_odd_run_jsons_are_listed_as_damaged_and_the_rest_works(folder: Path, whole: Run, headscope) -> None:
+def test_malformed_run_jsons_are_listed_as_damaged_and_the_rest_works(folder: Path, intact_run: Run, headscope) -> None:
     names = {f"9{number}-odd" for number in range(len(ODD))}
     assert {path.name for path, entry in list_runs(folder) if isinstance(entry, BadRun)} == names
     code, stdout, stderr = headscope("ls", folder)
@@ -273,7 +273,7 @@ def test_odd_run_jsons_are_listed_as_damaged_and_the_rest_works(folder: Path, wh
     assert {
         line.split("  cannot be read: ")[0] for line in stdout.splitlines() if "  cannot be read: " in line
     } == names
-    assert f"{whole.name}  base, yarn" in stdout
+    assert f"{intact_run.name}  base, yarn" in stdout
     with create_app(folder).server.app_context():
         for name in names:
             with pytest.raises(BadRun):
@@ -293,7 +293,7 @@ def test_a_damaged_run_is_listed_as_data(copy: Path, headscope) -> None:
     assert (code, set(damaged), sound["seconds"]) == (0, {"path", "error"}, 1.5)
 
 
-def test_a_path_that_is_no_run_directory_is_refused_whatever_its_name(tmp_path: Path, headscope) -> None:
+def test_path_that_is_not_a_run_directory_is_refused(tmp_path: Path, headscope) -> None:
     (tmp_path / "folder" / "run.json").mkdir(parents=True)
     for odd in (tmp_path / "folder", "x" * 5000, "a\0b"):
         with pytest.raises(BadRun, match="no run"):
@@ -313,7 +313,7 @@ def test_folders_that_only_look_like_unfinished_runs_are_ignored(tmp_path: Path)
 # What is still being made
 
 
-def test_every_flipped_bit_of_a_finished_cell_is_noticed_before_a_run_goes_on(tmp_path: Path) -> None:
+def test_flipped_bits_of_finished_cells_are_detected_before_resuming(tmp_path: Path) -> None:
     partial = small_runs.interrupted(tmp_path / "runs")
     chance = random.Random(0)
     files = sorted(file for file in (partial / "cells").rglob("*") if file.is_file())
@@ -349,25 +349,23 @@ def test_a_damaged_partial_run_is_reported_before_anything_is_measured(tmp_path:
 # A name that is no text
 
 
-def test_a_run_whose_folder_has_no_utf8_name_is_listed_checked_and_reported(whole: Run, tmp_path: Path) -> None:
+def test_a_run_whose_folder_has_no_utf8_name_is_listed_checked_and_reported(intact_run: Run, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
-    shutil.copytree(whole.path, folder / os.fsdecode(b"r\xe9n"))
+    shutil.copytree(intact_run.path, folder / os.fsdecode(b"r\xe9n"))
     command = [sys.executable, "-m", "headscope"]
     for arguments in (("ls", folder), ("report", folder / os.fsdecode(b"r\xe9n"), "--out", folder / "r.html")):
-        done = subprocess.run([*command, *map(str, arguments)], capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert rb"\udce9" in done.stdout or rb"r\xe9n" in done.stdout
+        result = subprocess.run([*command, *map(str, arguments)], capture_output=True, check=False)
+        assert result.returncode == 0, result.stderr
+        assert rb"\udce9" in result.stdout or rb"r\xe9n" in result.stdout
     assert rb"r\xe9n" in (folder / "r.html").read_bytes()
 
 
 # Where a report cannot go
 
 
-def test_a_report_into_a_folder_or_a_device_is_refused_before_it_is_drawn(
-    whole: Run, tmp_path: Path, headscope
-) -> None:
+def test_report_to_a_folder_or_device_is_refused_before_drawing(intact_run: Run, tmp_path: Path, headscope) -> None:
     for out in (tmp_path, "/dev/null", tmp_path / ("x" * 300), "."):
-        code, stdout, stderr = headscope("report", whole.path, "--out", out)
+        code, stdout, stderr = headscope("report", intact_run.path, "--out", out)
         assert (code, stdout, len(stderr.splitlines())) == (2, "", 1), stderr
         assert "Choose another file with --out" in stderr
     assert [*tmp_path.iterdir()] == []
@@ -375,8 +373,8 @@ def test_a_report_into_a_folder_or_a_device_is_refused_before_it_is_drawn(
 
 
 @pytest.mark.parametrize("failing", ["write_text", "replace"])
-def test_no_draft_is_left_where_a_report_fails(
-    whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+def test_failed_report_leaves_no_draft(
+    intact_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     def full(*_: object, **__: object) -> None:
         (tmp_path / "seen").touch()
@@ -385,5 +383,5 @@ def test_no_draft_is_left_where_a_report_fails(
     monkeypatch.setattr("headscope.report.html_page.render_report", lambda runs: "a page")
     monkeypatch.setattr(Path, failing, full)
     with pytest.raises(CannotWrite, match=r"No space left on device. Choose another file with --out"):
-        write_report([whole], tmp_path / "report.html")
+        write_report([intact_run], tmp_path / "report.html")
     assert [entry.name for entry in tmp_path.iterdir()] == ["seen"]

@@ -131,7 +131,7 @@ def test_a_path_without_a_head_of_the_run_is_refused(run: Run, identifier: str):
         parse_head(identifier, run)
 
 
-def test_only_measured_statistics_can_be_selected(run: Run):
+def test_unmeasured_statistics_cannot_be_selected(run: Run):
     names = measured_statistics(run.heads)
     assert names[:2] == ["ess2_1024", "ess2_256"]
     assert all(run.heads[name].notna().any() for name in names)
@@ -221,7 +221,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("is_combined", [False, True], ids=["one run", "combined runs"])
-def test_every_view_can_be_shown(uneven: Path, is_combined: bool, monkeypatch: pytest.MonkeyPatch):
+def test_every_view_renders(uneven: Path, is_combined: bool, monkeypatch: pytest.MonkeyPatch):
     """Every page with every value of its controls and every pair of values, as the app builds it.
 
     Of three values together, one example per kind: which of model and baseline have the statistic, and its scale. For
@@ -498,7 +498,7 @@ def test_the_server_answers_only_to_loopback_names_and_sets_security_headers(cli
 
 
 @pytest.mark.parametrize("path", ["/assets/../app.py", "/assets/%2e%2e/app.py", "/assets//etc/passwd", "/../run.json"])
-def test_no_path_reaches_a_file(client, path: str):
+def test_urls_cannot_reach_files(client, path: str):
     text = client.get(path).get_data(as_text=True)
     assert "root:" not in text
     assert "format_version" not in text

@@ -165,8 +165,8 @@ def retrieval_score(model: str, layer: int, head: int) -> float:
     trials = table_rows("needles", model=model, mode="strict")
     trial = ["model", "mode", "needle", "context_length", "depth", "doc", "seed"]
     scores = table_rows("retrieval", model=model, mode="strict", layer=layer, head=head).astype({"doc": "str"})
-    both = scores.merge(trials[trials["success"]].astype({"doc": "str"})[trial], on=trial)
-    return float(both["score"].mean())
+    merged = scores.merge(trials[trials["success"]].astype({"doc": "str"})[trial], on=trial)
+    return float(merged["score"].mean())
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,7 @@ def test_a_baseline_shows_differences_and_keeps_the_focus(app: str, browse: Call
     page.locator(".ag-header-cell", has_text="change").wait_for(state="attached")
 
 
-def test_a_lasso_filters_the_table_and_frames_the_heads_elsewhere(app: str, browse: Callable[..., Page]):
+def test_lasso_filters_the_table_and_highlights_heads_in_other_plots(app: str, browse: Callable[..., Page]):
     page = browse(f"{app}/compare?model=adarope")
     box = page.locator(".nsewdrag").first.bounding_box()
     assert box
@@ -300,7 +300,7 @@ def choose_option(page: Page, control: str, option: str) -> None:
     page.get_by_role("option", name=option, exact=True).click()
 
 
-def test_clicks_alone_answer_questions_with_the_numbers_of_the_parquet(app: str, browse: Callable[..., Page]):
+def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callable[..., Page]):
     heads = Run.open(EXAMPLE).heads.set_index(["model", "layer", "head"])
     page = browse(app)
 
@@ -314,9 +314,9 @@ def test_clicks_alone_answer_questions_with_the_numbers_of_the_parquet(app: str,
 
     # Which heads are most global, and what does YaRN change about that?
     stays = heads.loc["yarn", f"ess2_{LENGTH}"].rank(ascending=False) <= 10
-    both = stays & (heads.loc["base", f"ess2_{LENGTH}"].rank(ascending=False) <= 10)
+    matching_heads = stays & (heads.loc["base", f"ess2_{LENGTH}"].rank(ascending=False) <= 10)
     expect(page.locator("figcaption", has_text="One line per head")).to_contain_text(
-        f"{both.sum()} of the top 10 heads stay in the top 10 under yarn"
+        f"{matching_heads.sum()} of the top 10 heads stay in the top 10 under yarn"
     )
 
     # Do those that retrieve survive each scheme?
@@ -372,8 +372,8 @@ def test_clicks_alone_answer_questions_with_the_numbers_of_the_parquet(app: str,
     row = page.locator("tr", has=page.locator("th", has_text=re.compile("^retrieval")))
     for model, cell in zip(MODELS, row.locator("td").all_text_contents(), strict=True):
         scores = heads.loc[model, "retrieval"]
-        named = " ".join(f"L{layer}H{head}" for layer, head in top_heads(scores, 3))
-        assert cell.strip() == f"{(scores > 0.1).sum()} heads {named}"
+        named_heads = " ".join(f"L{layer}H{head}" for layer, head in top_heads(scores, 3))
+        assert cell.strip() == f"{(scores > 0.1).sum()} heads {named_heads}"
 
     # Who carries AdaRoPE's gain, and is it more than noise?
     page.get_by_role("link", name="Influence", exact=True).click()
@@ -388,7 +388,7 @@ def test_clicks_alone_answer_questions_with_the_numbers_of_the_parquet(app: str,
     expect(caption).to_contain_text("Too few documents to call any effect real.")
 
 
-def test_a_link_shows_the_same_after_a_newer_run_and_a_stopped_server_gives_a_banner(
+def test_link_is_stable_after_a_newer_run_and_a_stopped_server_shows_a_banner(
     tmp_path: Path, serve: Callable[[Path], str], tab: Page
 ):
     first = synthetic_run(tmp_path, **TINY)
@@ -445,7 +445,7 @@ def test_a_copied_link_shows_the_same_state_elsewhere(app: str, browse: Callable
         assert page.get_by_label(name).first.input_value() == value
 
 
-def test_the_csv_is_the_table(app: str, browse: Callable[..., Page]):
+def test_csv_download_equals_the_table(app: str, browse: Callable[..., Page]):
     page = browse(f"{app}/heads?model=adarope&baseline=base&stat=cov")
     page.locator(".ag-row").first.wait_for()
     with page.expect_download() as download:
@@ -486,7 +486,7 @@ def test_a_chart_saves_its_numbers_and_its_picture(app: str, browse: Callable[..
         assert Path(download.value.path()).read_bytes().startswith(magic)
 
 
-def test_a_saved_page_stands_alone(app: str, browse: Callable[..., Page], tmp_path: Path):
+def test_saved_page_works_without_other_files(app: str, browse: Callable[..., Page], tmp_path: Path):
     page = browse(f"{app}/head/17.4")
     with page.expect_download() as download:
         page.get_by_role("button", name="Save page").click()

@@ -132,7 +132,7 @@ def test_scores_of_every_family_equal_those_of_eager_weights(family: str) -> Non
         assert assert_eager(columns, layer, alpha, opening, PERIOD, visible) <= 1e-5
 
 
-@pytest.mark.parametrize("extra", [{"cap": 2.0}, {"chunk": 27}, {"sink": torch.tensor([1.0, -1.0])}])
+@pytest.mark.parametrize("extra", [{"softcap": 2.0}, {"chunk_size": 27}, {"sink": torch.tensor([1.0, -1.0])}])
 def test_scores_respect_soft_caps_chunks_and_sinks(extra: Any) -> None:
     q, k = torch.randn(2, 2 * PERIOD + 1, 8), torch.randn(1, 2 * PERIOD + 1, 8)
     alpha, visible, lse = eager_reference.explicit_weights(q, k, **extra)
@@ -234,7 +234,7 @@ def test_the_head_table_has_the_mean_over_sequences_at_the_longest_length(run: R
         assert (heads[name] <= heads[f"{name}_high"]).all()
 
 
-def test_a_kind_that_no_head_sees_is_missing_and_not_zero(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmeasured_detector_is_missing_and_not_zero(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     remaining = run.detectors[(run.detectors["kind"] != "duplicate") & ~run.detectors["layer"].eq(1)]
     other = Run(run.path, run.manifest)
     monkeypatch.setitem(other._frames, "detectors", remaining)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support import families
-from support.simulated_devices import FIRST, SECOND, enforced, spread
+from support.simulated_devices import FIRST, SECOND, enforcing_devices, spread
 from support.tiny_studies import save_checkpoint, save_texts, tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -140,20 +140,20 @@ def test_layers_are_not_split_and_offloading_is_refused(folder: Path) -> None:
 @pytest.fixture(scope="module", params=FAMILIES)
 def loaded_models(request: pytest.FixtureRequest) -> tuple[Model, Model]:
     """A model on one device, and the same model on two."""
-    whole = hs.load(families.SPECS[request.param].build())
+    one_device = hs.load(families.SPECS[request.param].build())
     module = spread(families.SPECS[request.param].build(), LAYERS_ON_FIRST)
-    with enforced():
-        return whole, hs.load(module)
+    with enforcing_devices():
+        return one_device, hs.load(module)
 
 
 @pytest.fixture
 def models(loaded_models: tuple[Model, Model]) -> Iterator[tuple[Model, Model]]:
-    with enforced():
+    with enforcing_devices():
         yield loaded_models
 
 
 def test_simulated_devices_refuse_to_mix_tensors() -> None:
-    with enforced():
+    with enforcing_devices():
         a, b = torch.ones(3, device=FIRST), torch.ones(3).to(SECOND)
         assert (a.device, b.device, (a + 1).device) == (FIRST, SECOND, FIRST)
         assert (a.to(SECOND) + b).sum().item() == 6
@@ -173,11 +173,11 @@ def adapter(model: Model) -> AdaRoPE:
 
 
 def test_checkpoint_on_two_devices_has_equal_geometry_and_digest(models: tuple[Model, Model]) -> None:
-    whole, two = models
+    one_device, two = models
     assert two.device == FIRST
-    assert two.geometry == whole.geometry
-    assert torch.equal(two.rotation.theta, whole.rotation.theta)
-    assert two.weights_sha256 == whole.weights_sha256
+    assert two.geometry == one_device.geometry
+    assert torch.equal(two.rotation.theta, one_device.rotation.theta)
+    assert two.weights_sha256 == one_device.weights_sha256
 
 
 @pytest.mark.parametrize("scheme", ["yarn:factor=2", "logn:length=32"])
@@ -278,9 +278,9 @@ def test_probes_store_equal_tables_on_two_devices(probe: str, tmp_path: Path) ->
     options = {**PROBES[probe], "quiet": True}
     if probe != "detectors":
         options["text"] = save_texts(tmp_path / "texts", 200)
-    whole = hs.load(families.SPECS["llama-gqa"].build(), tokenizer=tokenizer())
-    expected = api.probe_function(probe)(whole, out=tmp_path / "one", **options)
-    with enforced():
+    one_device = hs.load(families.SPECS["llama-gqa"].build(), tokenizer=tokenizer())
+    expected = api.probe_function(probe)(one_device, out=tmp_path / "one", **options)
+    with enforcing_devices():
         two = hs.load(spread(families.SPECS["llama-gqa"].build(), LAYERS_ON_FIRST), tokenizer=tokenizer())
         actual = api.probe_function(probe)(two, out=tmp_path / "two", **options)
     tables = [file.stem for file in expected.path.glob("*.parquet")]

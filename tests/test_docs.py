@@ -43,12 +43,12 @@ def test_the_entry_pages_are_short(page):
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= 150
 
 
-def test_the_generated_reference_is_fresh():
+def test_generated_reference_is_up_to_date():
     assert reference.text() == REFERENCE, "run `make docs`"
 
 
 @pytest.mark.parametrize("name", commands())
-def test_every_command_is_in_the_readme_and_teaches_in_the_reference(name):
+def test_every_command_is_in_the_readme_and_documented_in_the_reference(name):
     assert f"headscope {name}" in README + GUIDES or f"make {name}" in README
     chapter = REFERENCE.split(f"### headscope {name}\n")[1].split("\n### ")[0]
     rows = re.findall(r"^\| `(.+?)` \| (.*) \|$", chapter, re.MULTILINE)
@@ -76,9 +76,9 @@ def test_every_table_and_column_is_in_the_reference(table):
 
 
 def test_every_folder_is_in_contributing():
-    there = {path.parent.name for path in (ROOT / "headscope").glob("*/__init__.py")}
+    existing_folders = {path.parent.name for path in (ROOT / "headscope").glob("*/__init__.py")}
     listed = set(re.findall(r"^    headscope/(\w+)/ ", CONTRIBUTING, re.MULTILINE))
-    assert listed == there
+    assert listed == existing_folders
 
 
 def test_the_readme_has_the_two_set_up_commands_of_the_makefile():
@@ -88,7 +88,7 @@ def test_the_readme_has_the_two_set_up_commands_of_the_makefile():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
-def test_the_page_on_the_paper_ends_with_the_notes_and_names_the_study_that_made_it():
+def test_paper_page_ends_with_its_notes_and_names_its_study():
     page = paper_page.PAGE_PATH.read_text(encoding="utf-8")
     assert page.endswith(paper_page.NOTES_PATH.read_text(encoding="utf-8"))
     assert all(spec in page for spec in read_study(ROOT / "headscope/study_files/paper.yaml", {}).models.values())
@@ -98,32 +98,32 @@ def test_the_page_on_the_paper_ends_with_the_notes_and_names_the_study_that_made
 
 
 @pytest.mark.model
-def test_the_readme_s_python_runs_from_top_to_bottom(tmp_path):
+def test_readme_python_examples_run(tmp_path):
     code = "\n".join(blocks("python"))
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("torch.Size") == 30  # the listener prints a line per layer
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("torch.Size") == 30  # the listener prints a line per layer
     assert (tmp_path / "report.html").is_file()
 
 
 @pytest.mark.model
-def test_the_readme_s_shell_lines_run_in_their_order(tmp_path):
+def test_readme_shell_examples_run_in_order(tmp_path):
     assert shutil.which("headscope", path=Path(sys.executable).parent)
     lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
     assert len(lines) >= 8
     for line in lines:
         command = f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; {line}"
-        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, f"{line}: {done.stderr}"
+        result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+        assert result.returncode == 0, f"{line}: {result.stderr}"
     assert (tmp_path / "report.html").is_file()
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))
-def test_the_readme_s_study_files_are_studies(block):
+def test_readme_study_files_are_valid(block):
     assert build_study(yaml.safe_load(block)).probe_options
 
 
-def test_the_readme_s_needle_is_a_needle(tmp_path):
+def test_readme_needle_file_is_valid(tmp_path):
     from headscope.prompts.needles import read_needles
 
     (tmp_path / "needles.jsonl").write_text("".join(blocks("json")), encoding="utf-8")

@@ -23,25 +23,37 @@ def opening_error(module: PreTrainedModel) -> str:
 
 @pytest.mark.parametrize(
     ("family", "field"),
-    [("gemma2", "cap"), ("gpt_oss", "sink"), ("gpt_oss", "window"), ("mistral-sliding", "window"), ("llama4", "chunk")],
+    [
+        ("gemma2", "softcap"),
+        ("gpt_oss", "sink"),
+        ("gpt_oss", "window"),
+        ("mistral-sliding", "window"),
+        ("llama4", "chunk_size"),
+    ],
 )
 def test_ignored_attention_rule_is_detected(family: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if windows and chunks are far longer than the tokens of the check."""
     spec = families.SPECS.get(family) or families.OTHERS[family]
-    long = {"sliding_window": 4096} if field == "window" else {"attention_chunk_size": 8192} if field == "chunk" else {}
+    long = (
+        {"sliding_window": 4096}
+        if field == "window"
+        else {"attention_chunk_size": 8192}
+        if field == "chunk_size"
+        else {}
+    )
     module = families.build(spec.model_type, spec.options | long)
     before = module.config.to_dict()
     hs.load(module)
     assert module.config.to_dict() == before
-    rule_class = kernel.AttentionRule
-    monkeypatch.setattr(backend, "AttentionRule", lambda *args, **kw: without(rule_class(*args, **kw), field))
+    rule_class = kernel.AttentionVariant
+    monkeypatch.setattr(backend, "AttentionVariant", lambda *args, **kw: without(rule_class(*args, **kw), field))
     assert f"cannot measure this {spec.model_type} model: attention in layer 0 differs from its own" in opening_error(
         module
     )
 
 
-def without(rule: kernel.AttentionRule, name: str) -> kernel.AttentionRule:
-    return kernel.AttentionRule(**{key: None if key == name else value for key, value in vars(rule).items()})
+def without(rule: kernel.AttentionVariant, name: str) -> kernel.AttentionVariant:
+    return kernel.AttentionVariant(**{key: None if key == name else value for key, value in vars(rule).items()})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -16,7 +16,7 @@ from lm_eval.tasks import manager
 from support.adapters import noisy
 from support.tiny_studies import save_checkpoint
 
-from headscope.errors import BadInput, Interrupted, Missing
+from headscope.errors import BadInput, Interrupted, ResourceMissing
 from headscope.models import loading
 from headscope.positions.model import Model, load
 from headscope.report.blocks import RenderContext
@@ -98,7 +98,7 @@ def smollm2_run(smollm2: Model, folder: Path, tmp_path_factory: pytest.TempPathF
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(socket.socket, "connect", lambda _, address: addresses.append(address))
         monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: addresses.append(host))
-        run = study.run_study(build_study(content), tmp_path_factory.mktemp("real"), in_memory={"base": smollm2})
+        run = study.run_study(build_study(content), tmp_path_factory.mktemp("real"), in_memory_models={"base": smollm2})
     return run, addresses
 
 
@@ -389,7 +389,7 @@ def test_a_trusted_task_file_runs_its_code(name: str, headscope: Any, folder: Pa
         ("class: a", "names no task"),
     ],
 )
-def test_a_task_file_of_an_odd_shape_is_one_line(
+def test_malformed_task_file_gives_one_line(
     content: str, message: str, refused: Any, folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "odd.yaml").write_text(content)
@@ -401,7 +401,7 @@ def test_a_missing_package_is_named() -> None:
     assert "needs a package that is not installed (ModuleNotFoundError: No module named 'bs4')" in str(
         harness._task_error("niah_single_2", ModuleNotFoundError("No module named 'bs4'"))
     )
-    assert isinstance(harness._task_error("x", ConnectionError("offline")), Missing)
+    assert isinstance(harness._task_error("x", ConnectionError("offline")), ResourceMissing)
 
 
 def test_json_is_the_only_output(headscope: Any, folder: Path, tmp_path: Path) -> None:

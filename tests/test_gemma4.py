@@ -80,7 +80,7 @@ def configurations(module: nn.Module) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_published_layout_is_measured_like_its_eager_attention(layout: str) -> None:
-    verdict = checks.judged(lambda: build_layout(layout))
+    verdict = checks.check_model(lambda: build_layout(layout))
     assert verdict.kind == "right without pairs", verdict
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tokenizers import KINDS, play, tokenizer
 
-from headscope.errors import BadInput, Missing
+from headscope.errors import BadInput, ResourceMissing
 from headscope.models import loading
 from headscope.prompts import wu_prompts
 from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, decode_tokens
@@ -69,23 +69,23 @@ def test_a_prompt_is_exact_for_smollm2(needle: int, length: int, depth: float) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_later_sentence_start_would_do(kind: str) -> None:
+def test_needle_is_at_the_last_possible_sentence_start(kind: str) -> None:
     haystack, prompter = ground(kind)
     tried = 0
     for depth in (0.3, 0.55, 0.9, 1.0):
         target = int(depth * prompter.haystack_length(haystack, 1200))
         at = prompter.insertion_point(haystack, 1200, depth)
         for later in range(at + 1, target + 1):
-            left = decode_tokens(prompter.tokenizer, haystack.ids[:later])
-            right = decode_tokens(prompter.tokenizer, haystack.ids[: later + 6])[len(left) :]
-            assert not (re.search(r"[a-z][.!?]\Z", left) and right[:1].isspace()), left[-40:]
+            preceding_text = decode_tokens(prompter.tokenizer, haystack.ids[:later])
+            right = decode_tokens(prompter.tokenizer, haystack.ids[: later + 6])[len(preceding_text) :]
+            assert not (re.search(r"[a-z][.!?]\Z", preceding_text) and right[:1].isspace()), preceding_text[-40:]
             tried += 1
     assert tried > 10
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("depths", [(0.0, 0.5, 1.0)])
-def test_the_control_holds_haystack_where_the_needle_would_be(kind: str, depths: tuple[float, ...]) -> None:
+def test_control_prompt_has_haystack_at_the_needle_position(kind: str, depths: tuple[float, ...]) -> None:
     haystack, prompter = ground(kind)
     controls = prompter.control_prompts(haystack, 900, depths)
     for control, depth in zip(controls, depths, strict=True):
@@ -153,7 +153,7 @@ def test_a_needle_longer_than_the_context_names_the_shortest_that_fits() -> None
         prompter.prompt_with_needle(haystack, least - 1, 0.5)
 
 
-def test_a_haystack_that_states_the_fact_is_known_however_it_is_spaced() -> None:
+def test_fact_in_the_haystack_is_detected_despite_spacing() -> None:
     tokens = tokenizer("byte-level")
     haystack = Haystack(
         "x", first_tokens("It rained. In 1847\n  by Odette  marchbanks of Tarn Street, of course.", tokens, 99), tokens
@@ -162,14 +162,14 @@ def test_a_haystack_that_states_the_fact_is_known_however_it_is_spaced() -> None
     assert not haystack.contains_text("1848 by Odette Marchbanks of Tarn Street.")
 
 
-def test_our_needles_are_at_least_six_facts_with_digits_and_a_name_that_no_play_states() -> None:
+def test_shipped_needles_are_at_least_six_facts_that_no_play_states() -> None:
     assert len(LITERAL_NEEDLES) >= 6
     assert len({needle.name for needle in LITERAL_NEEDLES}) == len(LITERAL_NEEDLES)
     for needle in LITERAL_NEEDLES:
         assert re.search(r"\d", needle.fact), needle
         assert re.search(r"\b[A-Z][a-z]+", f"{needle.opening[1:]} {needle.fact}"), needle
     assert not [
-        each for each in (*LITERAL_NEEDLES, *INDIRECT_NEEDLES) if ground("byte-level")[0].contains_text(each.fact)
+        stated for stated in (*LITERAL_NEEDLES, *INDIRECT_NEEDLES) if ground("byte-level")[0].contains_text(stated.fact)
     ]
 
 
@@ -202,11 +202,11 @@ def test_a_bad_file_of_needles_is_refused_by_line(tmp_path: Path, content: str, 
     (tmp_path / "bad.jsonl").write_text(content)
     with pytest.raises(BadInput, match=message):
         read_needles(str(tmp_path / "bad.jsonl"), 6)
-    with pytest.raises(Missing, match="no needles at"):
+    with pytest.raises(ResourceMissing, match="no needles at"):
         read_needles(str(tmp_path / "none.jsonl"), 6)
 
 
-def test_wu_prompts_survive_the_round_trip_and_the_fuzzy_span_lies_on_the_fact() -> None:
+def test_wu_prompts_have_the_fuzzy_span_on_the_fact() -> None:
     haystack, prompter = ground("byte-level")
     prompt = wu_prompts.prompt_with_needle(prompter, haystack, 1200, 0.5)
     text = decode_tokens(prompter.tokenizer, prompt.ids)

@@ -9,7 +9,7 @@ from support.source_tree import PACKAGES, ROOT, files, imports, roots
 
 from headscope import plugins
 
-BELOW: dict[str, set[str]] = {
+ALLOWED_IMPORTS: dict[str, set[str]] = {
     "errors": set(),
     "signals": set(),
     "model_spec": {"errors", "user_input"},
@@ -61,7 +61,7 @@ MAY_RUN_MODELS = ("runner", "bench")
 """Parts of a probe that may import torch."""
 
 
-def rooms(file: Path) -> set[str]:
+def imported_packages(file: Path) -> set[str]:
     """Rooms of headscope that the file imports."""
     return {name.split(".")[1] for name in imports(file) if name.startswith("headscope.")}
 
@@ -73,8 +73,8 @@ def module(file: Path) -> str:
 def loaded_by(*modules: str) -> set[str]:
     """Modules that a fresh process holds after these imports."""
     code = f"import sys; import {', '.join(modules)}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    loaded = set(done.stdout.split())
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(result.stdout.split())
     assert loaded >= set(modules)
     return loaded
 
@@ -82,65 +82,65 @@ def loaded_by(*modules: str) -> set[str]:
 def parts(may_run_models: bool) -> list[str]:
     """The modules that probes name for their parts."""
     kinds = [kind for kind in vars(plugins.Probe)["__dataclass_fields__"] if kind in plugins.Kind.__args__]
-    named = [getattr(probe, kind) for probe in plugins.probes().values() for kind in kinds]
-    wanted = {
+    declared_parts = [getattr(probe, kind) for probe in plugins.probes().values() for kind in kinds]
+    module_names = {
         getattr(probe, kind).partition(":")[0]
         for probe in plugins.probes().values()
         for kind in kinds
         if getattr(probe, kind) and (kind in MAY_RUN_MODELS) == may_run_models
     }
-    assert len(named) > len(wanted) > 0
-    return sorted(wanted)
+    assert len(declared_parts) > len(module_names) > 0
+    return sorted(module_names)
 
 
-def test_measures_know_neither_models_nor_frames_nor_files() -> None:
+def test_measures_import_neither_transformers_nor_pandas_nor_pyarrow() -> None:
     for file in files("headscope/measures"):
         assert not roots(file) & {"transformers", "transformer_lens", "pandas", "pyarrow"}, file
     loaded = loaded_by("headscope.measures")
     assert not loaded & {"transformers", "transformer_lens", "pandas", "pyarrow", "headscope.runs.run_tables"}
 
 
-def test_what_reads_runs_never_imports_torch_or_transformers() -> None:
+def test_run_readers_do_not_import_torch_or_transformers() -> None:
     for file in files(*(f"headscope/{name}" for name in WITHOUT_TORCH), "dashboards"):
         inside = {"transformers"} if module(file) == "headscope.cli" else set()  # silences it, in a function
         assert not roots(file) & TORCH - inside, file
 
 
-def test_what_reads_runs_and_shows_them_needs_no_torch() -> None:
+def test_run_readers_and_reports_load_without_torch() -> None:
     readers = [module(file) for file in files(*(f"headscope/{name}" for name in WITHOUT_TORCH), "dashboards")]
     assert not loaded_by(*readers, *parts(may_run_models=False)) & TORCH
 
 
-def test_importing_headscope_loads_nothing_heavy() -> None:
+def test_importing_headscope_loads_no_heavy_package() -> None:
     heavy = {"torch", "transformers", "transformer_lens", "pandas", "pyarrow", "plotly", "scipy", "pydantic"}
     assert not loaded_by("headscope") & heavy
 
 
-def test_a_list_of_commands_loads_nothing_heavy() -> None:
+def test_help_loads_no_heavy_package() -> None:
     code = (
         "import sys; sys.argv = ['headscope', '--help']; from headscope.cli.app import app; app(standalone_mode=False)"
     )
     code += "; print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert "headscope.cli.app" in done.stderr.split()
-    assert not set(done.stderr.split()) & {*TORCH, "pandas", "pyarrow", "plotly", "pydantic", "dash"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "headscope.cli.app" in result.stderr.split()
+    assert not set(result.stderr.split()) & {*TORCH, "pandas", "pyarrow", "plotly", "pydantic", "dash"}
 
 
-@pytest.mark.parametrize("room", BELOW)
-def test_a_room_imports_only_what_lies_below_it(room: str) -> None:
-    for file in files(f"headscope/{room}"):
-        assert rooms(file) <= BELOW[room] | {room}, file
+@pytest.mark.parametrize("package", ALLOWED_IMPORTS)
+def test_package_imports_only_allowed_packages(package: str) -> None:
+    for file in files(f"headscope/{package}"):
+        assert imported_packages(file) <= ALLOWED_IMPORTS[package] | {package}, file
 
 
-def test_every_folder_has_an_import_level() -> None:
-    there = {
+def test_every_package_has_allowed_imports_without_cycles() -> None:
+    existing = {
         path.stem for path in (ROOT / "headscope").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
-    assert there == {*BELOW, "__init__", "__main__", "bench", "cli", "reference"}
-    done: set[str] = set()
-    while ready := {room for room, others in BELOW.items() if others <= done} - done:
-        done |= ready
-    assert done == set(BELOW)
+    assert existing == {*ALLOWED_IMPORTS, "__init__", "__main__", "bench", "cli", "reference"}
+    ordered: set[str] = set()
+    while ready := {package for package, allowed in ALLOWED_IMPORTS.items() if allowed <= ordered} - ordered:
+        ordered |= ready
+    assert ordered == set(ALLOWED_IMPORTS)
 
 
 def test_the_library_imports_neither_its_probes_nor_its_dashboards() -> None:
@@ -154,8 +154,8 @@ def test_the_library_imports_neither_its_probes_nor_its_dashboards() -> None:
 
 def test_probes_import_no_other_probe() -> None:
     for file in files("probes"):
-        own = file.relative_to(ROOT / "probes").parts[0]
-        assert {name.split(".")[1] for name in imports(file) if name.startswith("probes.")} <= {own}, file
+        probe_name = file.relative_to(ROOT / "probes").parts[0]
+        assert {name.split(".")[1] for name in imports(file) if name.startswith("probes.")} <= {probe_name}, file
 
 
 def test_importing_every_module_needs_no_transformer_lens() -> None:

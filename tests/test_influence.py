@@ -16,14 +16,13 @@ from torch import Tensor
 import headscope as hs
 from headscope.errors import BadInput, Interrupted, UnsupportedModel
 from headscope.forward.interventions import kv_group_units
-from headscope.forward.replay import Replay, StreamStore
+from headscope.forward.replay import Replay, ResidualStreamStore
 from headscope.positions import AdaRoPE, resolve_schedule
 from headscope.positions.model import Model
 from headscope.prompts.texts import TokenDocument
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
-from headscope.study import context as materials
-from headscope.study import runner
+from headscope.study import context, runner
 from headscope.study.config import build_study
 from probes.influence.analysis import (
     adjust_p_values,
@@ -47,15 +46,15 @@ def texts() -> Iterator[None]:
     """Random tokens for models that have no tokenizer."""
 
     def random_documents(source: str, tokenizer: Any, docs: int, length: int, seed: int = 0) -> list[TokenDocument]:
-        drawn = [torch.Generator().manual_seed(n) for n in range(docs)]
+        generators = [torch.Generator().manual_seed(n) for n in range(docs)]
         return [
             TokenDocument(f"random/{n}", torch.randint(3, families.VOCAB, (length,), generator=g).tolist())
-            for n, g in enumerate(drawn)
+            for n, g in enumerate(generators)
         ]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(materials, "load_token_documents", random_documents)
-        patch.setattr(materials.StudyContext, "tokenizer", lambda self, label: None)
+        patch.setattr(context, "load_token_documents", random_documents)
+        patch.setattr(context.StudyContext, "tokenizer", lambda self, label: None)
         yield
 
 
@@ -65,29 +64,31 @@ def loaded(family: str) -> Model:
     return hs.load(families.MEASURABLE[family]())
 
 
-def adapted(tmp_path: Path, size: float = 0.05, family: str = "llama-gqa", adapter: AdaRoPE | None = None) -> Model:
+def adapted_model(
+    tmp_path: Path, size: float = 0.05, family: str = "llama-gqa", adapter: AdaRoPE | None = None
+) -> Model:
     model = loaded(family)
     file = (adapter or noisy(model, size)).save(tmp_path / "adapter.safetensors")
     return model.with_scheme(f"adarope:adapter={file}")
 
 
-def swept(model: Model, out: Path, resume: bool = False, docs: int = DOCS, **section: Any) -> Run:
+def run_sweep(model: Model, out: Path, resume: bool = False, docs: int = DOCS, **section: Any) -> Run:
     plan = {"models": {"learned": "tiny"}, "texts": {"docs": docs}, "influence": {"lengths": [LENGTH], **section}}
-    return runner.run_study(build_study(plan), out, in_memory={"learned": model}, resume=resume)
+    return runner.run_study(build_study(plan), out, in_memory_models={"learned": model}, resume=resume)
 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A model with an adapter, shared: leave it as you found it."""
-    return adapted(tmp_path_factory.mktemp("learned"))
+    return adapted_model(tmp_path_factory.mktemp("learned"))
 
 
 @pytest.fixture(scope="module")
 def exact(learned: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return swept(learned, tmp_path_factory.mktemp("runs"), method="exact")
+    return run_sweep(learned, tmp_path_factory.mktemp("runs"), method="exact")
 
 
-def test_a_sweep_has_every_unit_component_and_document_and_says_which_is_which(exact: Run) -> None:
+def test_sweep_has_a_labelled_row_per_unit_component_and_document(exact: Run) -> None:
     assert validate(exact) == []
     rows = exact.influence
     counts = rows.groupby("component", observed=True).size().to_dict()
@@ -99,29 +100,29 @@ def test_a_sweep_has_every_unit_component_and_document_and_says_which_is_which(e
     assert {"positions", "scales"} <= set(exact.tables)
 
 
-def test_the_run_and_the_scripted_sweep_agree(exact: Run, learned: Model) -> None:
+def test_study_and_head_influence_function_agree(exact: Run, learned: Model) -> None:
     scripted = head_influence(learned, docs=DOCS, length=LENGTH, method="exact")
     keys = ["doc", "component", "layer", "kv_group", "head"]
-    both = exact.influence.astype({"doc": "str", "component": "str"}).merge(scripted, on=keys)
-    assert len(both) == len(scripted) == len(exact.influence)
-    np.testing.assert_allclose(both["delta_nll_x"], both["delta_nll_y"], atol=1e-9)
+    merged = exact.influence.astype({"doc": "str", "component": "str"}).merge(scripted, on=keys)
+    assert len(merged) == len(scripted) == len(exact.influence)
+    np.testing.assert_allclose(merged["delta_nll_x"], merged["delta_nll_y"], atol=1e-9)
 
 
-def test_only_the_group_that_learned_has_influence(tmp_path: Path) -> None:
+def test_only_the_trained_kv_group_has_influence(tmp_path: Path) -> None:
     model = loaded("llama-gqa")
     planted, noise = AdaRoPE.from_schedule(model, resolve_schedule(model, "yarn:factor=8")), noisy(model, 0.3)
     with torch.no_grad():
         planted.xi[2, 1] = noise.xi[2, 1]
         planted.tau[2, 2:] = noise.tau[2, 2:]
-    rows = head_influence(adapted(tmp_path, adapter=planted), docs=1, length=LENGTH, method="exact")
-    there = (rows["layer"] == 2) & (rows["kv_group"] == 1)
-    assert (rows.loc[~there, "delta_nll"] == 0).all()
-    assert (rows.loc[there & (rows["component"] != "scale"), "delta_nll"].abs() > 1e-4).all()
+    rows = head_influence(adapted_model(tmp_path, adapter=planted), docs=1, length=LENGTH, method="exact")
+    is_trained_group = (rows["layer"] == 2) & (rows["kv_group"] == 1)
+    assert (rows.loc[~is_trained_group, "delta_nll"] == 0).all()
+    assert (rows.loc[is_trained_group & (rows["component"] != "scale"), "delta_nll"].abs() > 1e-4).all()
     effect = unit_effects(rows[rows["component"] == "joint"].assign(model="m"))
     assert int((effect["delta"] != 0).sum()) == 1
 
 
-def test_the_slope_is_the_derivative_of_the_loss(tmp_path: Path) -> None:
+def test_gradient_estimate_equals_the_derivative_of_the_loss(tmp_path: Path) -> None:
     model = loaded("llama-gqa")
     adapter = noisy(model)
     ids = torch.randint(3, families.VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(3))
@@ -129,12 +130,12 @@ def test_the_slope_is_the_derivative_of_the_loss(tmp_path: Path) -> None:
     direction = torch.randn(1, model.geometry.heads, LENGTH, 16, generator=torch.Generator().manual_seed(4)) / 10
     slopes: dict[int, float] = {}
 
-    def hear(layer: int, z: Tensor, call: Any, gradients: list[Tensor]) -> None:
+    def on_layer(layer: int, z: Tensor, call: Any, gradients: list[Tensor]) -> None:
         slopes[layer] = float((gradients[0] * direction).sum())
 
     with replay.running():
         replay.record_streams()
-        replay.backpropagate([text_loss], hear)
+        replay.backpropagate([text_loss], on_layer)
         for layer in range(model.geometry.layers):
             step = 2e-3
             up, down = (
@@ -150,16 +151,16 @@ def test_small_resets_are_estimated_closely_in_every_family(
     family: str, component: str, size: float, tmp_path: Path
 ) -> None:
     """Random weights make frequencies far steeper than scales, so each has its own small size above rounding."""
-    model = adapted(tmp_path, size, family)
+    model = adapted_model(tmp_path, size, family)
     options: dict[str, Any] = {"docs": 1, "length": LENGTH, "components": [component], "estimate_order": 1}
     rows = [head_influence(model, method=method, **options) for method in ("exact", "estimate")]
     (effect,) = estimate_agreement(pd.concat(rows).assign(model="m")).to_dict("records")
     assert effect["pearson"] > 0.98, effect
 
 
-def test_the_second_order_nears_the_truth_where_the_slope_vanishes(tmp_path: Path) -> None:
+def test_second_order_term_is_positive_where_the_gradient_vanishes(tmp_path: Path) -> None:
     """At targets drawn from the model itself the mean slope is zero, and what is left is the curvature."""
-    model = adapted(tmp_path, 0.02)
+    model = adapted_model(tmp_path, 0.02)
     rows = head_influence(model, docs=4, length=LENGTH, method="estimate", estimate_order=2, components=["scale"])
     means = rows.pivot_table(index=["layer", "head"], columns="method", values="delta_nll")
     added = means["second-order"] - means["estimate"]
@@ -180,28 +181,28 @@ def test_damping_leaves_small_second_order_terms_and_bounds_large_ones() -> None
     assert rows["delta_nll"].iloc[0] == pytest.approx(first[0] + added[0], rel=1e-6)
     assert rows["delta_nll"].iloc[2] < first[2] + scale
     assert len(add_damped_estimates(frames[0])) == 4, "without a second order nothing is added"
-    still = [frame.assign(delta_nll=0.0) for frame in frames]
-    assert (add_damped_estimates(pd.concat(still))["delta_nll"] == 0).all(), "what moves nothing has no influence"
+    zero_effects = [frame.assign(delta_nll=0.0) for frame in frames]
+    assert (add_damped_estimates(pd.concat(zero_effects))["delta_nll"] == 0).all(), (
+        "what moves nothing has no influence"
+    )
 
 
-def test_verify_evaluates_the_top_of_the_estimate_and_random_others_exactly(
-    exact: Run, learned: Model, tmp_path: Path
-) -> None:
-    run = swept(learned, tmp_path, method="verify", top=3, random=2, estimate_order=2, curve=False)
+def test_verify_evaluates_top_estimated_and_random_units_exactly(exact: Run, learned: Model, tmp_path: Path) -> None:
+    run = run_sweep(learned, tmp_path, method="verify", top=3, random=2, estimate_order=2, curve=False)
     assert validate(run) == []
     rows = run.influence.astype({"component": "str", "method": "str"})
     for component in ("joint", "freq", "scale"):
         swept_component = rows[rows["component"] == component]
-        place = ["layer", "kv_group", "head"]
+        unit_columns = ["layer", "kv_group", "head"]
         estimates = add_damped_estimates(swept_component)
-        means = estimates[estimates["method"] == "damped"].groupby(place)["delta_nll"].mean().abs()
-        evaluated = set(swept_component[swept_component["method"] == "exact"].set_index(place).index)
+        means = estimates[estimates["method"] == "damped"].groupby(unit_columns)["delta_nll"].mean().abs()
+        evaluated = set(swept_component[swept_component["method"] == "exact"].set_index(unit_columns).index)
         assert len(evaluated) == 5
         assert set(means.nlargest(3).index) <= evaluated
     keys = ["doc", "component", "layer", "kv_group", "head"]
-    chosen = rows[rows["method"] == "exact"].merge(exact.influence.astype({"component": "str"}), on=keys)
-    assert len(chosen) == 5 * 3 * DOCS
-    np.testing.assert_allclose(chosen["delta_nll_x"], chosen["delta_nll_y"], atol=1e-7)
+    exact_rows = rows[rows["method"] == "exact"].merge(exact.influence.astype({"component": "str"}), on=keys)
+    assert len(exact_rows) == 5 * 3 * DOCS
+    np.testing.assert_allclose(exact_rows["delta_nll_x"], exact_rows["delta_nll_y"], atol=1e-7)
     agreement = estimate_agreement(run.influence)
     assert set(agreement["method"]) == {"estimate", "second-order", "damped"}
     assert set(agreement["compared"]) == {5}
@@ -216,21 +217,21 @@ def test_sets_grow_from_the_top_unit_to_all_and_random_ones_match_their_layers(e
         assert (component, "top", count) in mean_effects.index
         assert (component, "random", count) not in mean_effects.index
     rng = np.random.default_rng(0)
-    every = kv_group_units(loaded("llama-gqa").geometry)
-    drawn = random_units_by_layer(every[2:6], every, rng)
-    assert sorted(unit.layer for unit in drawn) == sorted(unit.layer for unit in every[2:6])
+    all_units = kv_group_units(loaded("llama-gqa").geometry)
+    random_units = random_units_by_layer(all_units[2:6], all_units, rng)
+    assert sorted(unit.layer for unit in random_units) == sorted(unit.layer for unit in all_units[2:6])
 
 
-def test_streams_beyond_the_memory_limit_go_to_disk_and_change_nothing(exact: Run, learned: Model) -> None:
+def test_residual_streams_on_disk_change_no_result(exact: Run, learned: Model) -> None:
     spilled = head_influence(learned, docs=1, length=LENGTH, method="exact", memory=0, components=["joint"])
     first = exact.influence.query("doc == 'random/0' and component == 'joint'")
     assert np.array_equal(spilled["delta_nll"].astype("float32"), first["delta_nll"])
-    kept = StreamStore(1000)
+    store = ResidualStreamStore(1000)
     first, second = torch.randn(2, 1, 10, 20, generator=torch.Generator().manual_seed(0))
     for stream in (first, second):
-        kept.append(stream)
-    assert kept.bytes_in_memory == 800
-    assert torch.equal(kept.load(1), second)
+        store.append(stream)
+    assert store.bytes_in_memory == 800
+    assert torch.equal(store.load(1), second)
 
 
 @pytest.mark.parametrize("method", ["exact", "verify"])
@@ -239,7 +240,7 @@ def test_an_interrupted_sweep_resumes_to_the_same_bytes(
 ) -> None:
     model = learned
     section: dict[str, Any] = {"method": method, "top": 2, "random": 1, "components": ["joint"], "draws": 1, "docs": 2}
-    whole = swept(model, tmp_path / "whole", **section)
+    uninterrupted = run_sweep(model, tmp_path / "whole", **section)
     calls, real = [], Sweep.evaluate_units
 
     def stopping(self: Sweep, *arguments: Any) -> Iterator[Any]:
@@ -250,15 +251,15 @@ def test_an_interrupted_sweep_resumes_to_the_same_bytes(
 
     monkeypatch.setattr(Sweep, "evaluate_units", stopping)
     with pytest.raises(Interrupted):
-        swept(model, tmp_path / "cut", **section)
+        run_sweep(model, tmp_path / "cut", **section)
     monkeypatch.setattr(Sweep, "evaluate_units", real)
-    resumed = swept(model, tmp_path / "cut", resume=True, **section)
+    resumed = run_sweep(model, tmp_path / "cut", resume=True, **section)
     for table in ("influence", "influence_sets"):
-        stored = (whole.path / f"{table}.parquet").read_bytes()
-        assert (resumed.path / f"{table}.parquet").read_bytes() == stored
+        expected_bytes = (uninterrupted.path / f"{table}.parquet").read_bytes()
+        assert (resumed.path / f"{table}.parquet").read_bytes() == expected_bytes
 
 
-def test_a_users_edit_is_swept_like_a_component() -> None:
+def test_user_edit_is_swept_like_a_component() -> None:
     model = loaded("llama-gqa")
 
     def quiet(q: Tensor, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,14 +267,14 @@ def test_a_users_edit_is_swept_like_a_component() -> None:
 
     options: dict[str, Any] = {"docs": 1, "length": LENGTH, "unit": "head", "method": "exact"}
     edited = head_influence(model, components=[], edits={"quiet": quiet}, **options)
-    named = head_influence(model, components=["zero"], **options)
+    ablated = head_influence(model, components=["zero"], **options)
     assert set(edited["component"]) == {"quiet"}
-    np.testing.assert_allclose(edited["delta_nll"], named["delta_nll"], atol=1e-6)
+    np.testing.assert_allclose(edited["delta_nll"], ablated["delta_nll"], atol=1e-6)
 
 
-def refused(model: Model, out: Path, **section: Any) -> str:
+def refusal_of(model: Model, out: Path, **section: Any) -> str:
     with pytest.raises(BadInput) as refusal:
-        swept(model, out, **section)
+        run_sweep(model, out, **section)
     assert not out.exists(), "something was left behind"
     assert "\n" not in str(refusal.value)
     return str(refusal.value)
@@ -283,43 +284,45 @@ def test_a_model_without_adapter_is_refused_but_can_be_ablated(tmp_path: Path) -
     model = loaded("llama-gqa")
     for scheme in ("base", "yarn:factor=8"):
         for unit in ("auto", "head"):
-            message = refused(model.with_scheme(scheme), tmp_path / "runs", unit=unit)
+            message = refusal_of(model.with_scheme(scheme), tmp_path / "runs", unit=unit)
             assert "model 'learned' has no AdaRoPE adapter, so 'joint' cannot be reset" in message
-    assert len(swept(model, tmp_path / "fine", components=["zero"], method="estimate", curve=False).influence)
+    assert len(run_sweep(model, tmp_path / "fine", components=["zero"], method="estimate", curve=False).influence)
 
 
-def test_a_model_that_lends_keys_is_refused(tmp_path: Path) -> None:
+def test_model_that_shares_keys_across_layers_is_refused(tmp_path: Path) -> None:
     """A layer that is run again would lend the keys of a changed pass to the next."""
     options = families.OTHERS["gemma3n"].options | {"num_kv_shared_layers": 2}
     model = hs.load(families.build("gemma3n_text", options))
     with pytest.raises(UnsupportedModel, match="its last layers share the keys of earlier ones"):
-        swept(model, tmp_path, components=["zero"], method="estimate", curve=False)
+        run_sweep(model, tmp_path, components=["zero"], method="estimate", curve=False)
 
 
 def test_a_reset_to_base_is_refused_where_the_frequencies_of_base_change(tmp_path: Path) -> None:
     model = hs.load(families.DYNAMIC["llama-dynamic"]())
-    own = model.with_scheme(f"adarope:adapter={noisy(model, 0.1).save(tmp_path / 'adapter.safetensors')}")
+    adapted = model.with_scheme(f"adarope:adapter={noisy(model, 0.1).save(tmp_path / 'adapter.safetensors')}")
     with pytest.raises(UnsupportedModel, match=r"where joint cannot be reset to base. Use shorter --lengths, or use"):
-        swept(own, tmp_path / "runs", reset_to=["base"], lengths=[model.rotation.frequency_change_length + 8])
+        run_sweep(adapted, tmp_path / "runs", reset_to=["base"], lengths=[model.rotation.frequency_change_length + 8])
 
 
-def test_target_base_is_refused_where_the_adapter_started_from_base(tmp_path: Path) -> None:
+def test_reset_to_base_is_refused_if_the_adapter_started_from_base(tmp_path: Path) -> None:
     model = loaded("llama-gqa")
-    own = adapted(tmp_path, adapter=noisy(model, 0.1, start="base"))
-    assert "cannot be reset to base" in refused(own, tmp_path / "runs", reset_to=["base"])
+    adapted = adapted_model(tmp_path, adapter=noisy(model, 0.1, start="base"))
+    assert "cannot be reset to base" in refusal_of(adapted, tmp_path / "runs", reset_to=["base"])
 
 
-def test_more_units_than_there_are_cannot_be_verified(learned: Model, tmp_path: Path) -> None:
-    message = refused(learned, tmp_path / "runs", top=7, random=2)
+def test_verifying_more_units_than_exist_is_refused(learned: Model, tmp_path: Path) -> None:
+    message = refusal_of(learned, tmp_path / "runs", top=7, random=2)
     assert "top 7 and random 2 exceed the 8 units" in message
 
 
-def test_a_sweep_of_nothing_is_refused(learned: Model, tmp_path: Path) -> None:
-    assert "no components. Give at least one" in refused(learned, tmp_path / "runs", components=[])
+def test_sweep_without_components_is_refused(learned: Model, tmp_path: Path) -> None:
+    assert "no components. Give at least one" in refusal_of(learned, tmp_path / "runs", components=[])
 
 
-def test_a_model_that_the_study_lacks_is_named(learned: Model, tmp_path: Path) -> None:
-    assert "no model 'other' in this study. Use one of: learned" in refused(learned, tmp_path / "r", models=["other"])
+def test_unknown_model_of_the_study_is_named(learned: Model, tmp_path: Path) -> None:
+    assert "no model 'other' in this study. Use one of: learned" in refusal_of(
+        learned, tmp_path / "r", models=["other"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -332,12 +335,12 @@ def test_a_model_that_the_study_lacks_is_named(learned: Model, tmp_path: Path) -
         ({"draw": 3}, "unknown key 'influence.draw' (did you mean 'draws'?)"),
     ],
 )
-def test_a_mistake_in_the_section_is_named(section: dict[str, Any], message: str) -> None:
+def test_invalid_influence_options_are_named(section: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message.replace("(", r"\(").replace(")", r"\)").replace("?", r"\?")):
         build_study({"influence": section})
 
 
-def test_concentration_lies_between_even_and_single() -> None:
+def test_gini_and_top_share_match_closed_forms() -> None:
     assert gini([1.0] * 8) == pytest.approx(0)
     assert gini([0.0] * 7 + [1.0]) == pytest.approx(7 / 8)
     assert gini(np.zeros(3)) == 0

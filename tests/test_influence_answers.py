@@ -35,7 +35,7 @@ def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "phi", "cohere", "glm"])
-def test_only_the_answers_tokens_count(family: str, one_trial: None) -> None:
+def test_answer_objective_scores_only_answer_tokens(family: str, one_trial: None) -> None:
     model, shape = hs.load(families.SPECS[family].build()), families.SPECS[family]
     options: dict[str, Any] = {"components": ["pairs-zero:1-2"], "method": "exact", "objectives": ["answer"]}
     rows = head_influence(model, docs=1, length=PROMPT, **options).set_index(["layer", "head"])
@@ -63,7 +63,7 @@ def test_estimates_of_small_resets_are_close_for_answers_too(one_trial: None, tm
 
 
 @pytest.mark.model
-def test_the_prompts_are_those_of_the_trials_with_the_answer_after_them() -> None:
+def test_answer_texts_are_trial_prompts_followed_by_the_answer() -> None:
     """Assembled the slow way, by code that shares nothing with the probe's."""
     study = build_study(
         {
@@ -94,28 +94,28 @@ SECTION: dict[str, Any] = {"lengths": [80, 90], "components": ["joint", "zero"],
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny checkpoint whose tokenizer knows words, with an adapter, and texts."""
-    place = tmp_path_factory.mktemp("answers")
-    save_checkpoint(place / "tiny")
-    save_texts(place / "texts", 130)
-    noisy(hs.load(str(place / "tiny"), device="cpu")).save(place / "adapter.safetensors")
-    return place
+    study_folder = tmp_path_factory.mktemp("answers")
+    save_checkpoint(study_folder / "tiny")
+    save_texts(study_folder / "texts", 130)
+    noisy(hs.load(str(study_folder / "tiny"), device="cpu")).save(study_folder / "adapter.safetensors")
+    return study_folder
 
 
-def planned(place: Path, **section: Any) -> Any:
-    models = {"learned": f"{place}/tiny@adarope:adapter={place}/adapter.safetensors,weights=any"}
+def planned(study_folder: Path, **section: Any) -> Any:
+    models = {"learned": f"{study_folder}/tiny@adarope:adapter={study_folder}/adapter.safetensors,weights=any"}
     options = SECTION | {"objectives": ["text", "answer"], "draws": 1, "top": 3, "random": 1} | section
-    study = content(place, models=models, measure=None)
+    study = content(study_folder, models=models, measure=None)
     return build_study(study | {"texts": study["texts"] | {"docs": 1}, "influence": options})
 
 
 @pytest.fixture(scope="module")
-def run(place: Path) -> Run:
-    return runner.run_study(planned(place), place / "runs")
+def run(study_folder: Path) -> Run:
+    return runner.run_study(planned(study_folder), study_folder / "runs")
 
 
-def test_a_run_holds_texts_and_the_trials_of_the_grid(run: Run) -> None:
+def test_influence_run_stores_texts_and_all_trials(run: Run) -> None:
     assert validate(run) == []
     texts, trials = run.influence, run.influence_answers
     assert set(texts["method"]) == set(trials["method"]) == {"estimate", "second-order", "exact"}
@@ -127,17 +127,17 @@ def test_a_run_holds_texts_and_the_trials_of_the_grid(run: Run) -> None:
     assert set(run.influence_answer_sets["size"]) == {1, 2, 4, 8, 16}
 
 
-def test_what_is_evaluated_is_chosen_by_all_trials_together(run: Run) -> None:
+def test_units_to_verify_are_selected_over_all_trials(run: Run) -> None:
     rows = run.influence_answers.query("component == 'zero'").astype({"method": "str"})
-    place = ["layer", "kv_group", "head"]
+    unit_columns = ["layer", "kv_group", "head"]
     estimates = add_damped_estimates(rows)
-    means = estimates[estimates["method"] == "damped"].groupby(place)["delta_nll"].mean().abs()
-    evaluated = rows[rows["method"] == "exact"].groupby(place).size()
+    means = estimates[estimates["method"] == "damped"].groupby(unit_columns)["delta_nll"].mean().abs()
+    evaluated = rows[rows["method"] == "exact"].groupby(unit_columns).size()
     assert set(means.nlargest(3).index) <= set(evaluated.index)
     assert set(evaluated) == {4}, "in every trial of the grid"
 
 
-def test_the_trials_of_a_grid_are_one_sweep_beside_that_of_the_texts(run: Run) -> None:
+def test_trials_and_texts_are_separate_sweeps(run: Run) -> None:
     sweeps = dict(sweeps_without_bands(run))
     assert {key[1:] for key in sweeps} == {
         (90, component, target, objective)
@@ -156,29 +156,31 @@ def test_the_trials_of_a_grid_are_one_sweep_beside_that_of_the_texts(run: Run) -
     assert of_unit["influence_answer_zero"] == pytest.approx(unit["delta"], abs=1e-7)
 
 
-def test_trials_that_the_unchanged_model_fails_are_kept_and_counted_apart(run: Run) -> None:
+def test_failed_trials_are_kept_and_counted_separately(run: Run) -> None:
     rows = run.influence_answers
     trials = rows.drop_duplicates(["context_length", "doc", "fact", "depth"])
     (right, count, _) = answered_trials(run)["learned"]
     assert (right, count) == (int((trials["hits"] > 0.5).sum()), len(trials))
 
 
-def test_an_interrupted_study_of_answers_resumes_to_the_same_bytes(place: Path) -> None:
+def test_an_interrupted_study_of_answers_resumes_to_the_same_bytes(study_folder: Path) -> None:
     few = {"objectives": ["answer"], "lengths": [80], "components": ["zero"], "top": 1}
-    study = planned(place, **few)
-    whole = runner.run_study(study, place / "whole")
+    study = planned(study_folder, **few)
+    uninterrupted = runner.run_study(study, study_folder / "whole")
     with pytest.raises(Interrupted):
-        runner.run_study(study, place / "cut", progress=StopsAfter(4))
-    resumed = runner.run_study(study, place / "cut", resume=True)
+        runner.run_study(study, study_folder / "cut", progress=StopsAfter(4))
+    resumed = runner.run_study(study, study_folder / "cut", resume=True)
     for table in ("influence_answers", "influence_answer_sets"):
-        assert (resumed.path / f"{table}.parquet").read_bytes() == (whole.path / f"{table}.parquet").read_bytes()
+        assert (resumed.path / f"{table}.parquet").read_bytes() == (
+            uninterrupted.path / f"{table}.parquet"
+        ).read_bytes()
 
 
-def test_a_context_without_room_for_the_fact_is_refused(place: Path) -> None:
+def test_a_context_without_room_for_the_fact_is_refused(study_folder: Path) -> None:
     with pytest.raises(BadInput, match="Use lengths of at least") as refusal:
-        runner.run_study(planned(place, lengths=[20]), place / "short")
+        runner.run_study(planned(study_folder, lengths=[20]), study_folder / "short")
     assert "\n" not in str(refusal.value)
-    assert not (place / "short").exists()
+    assert not (study_folder / "short").exists()
 
 
 @pytest.mark.parametrize(
@@ -191,6 +193,6 @@ def test_a_context_without_room_for_the_fact_is_refused(place: Path) -> None:
         ({"objective": "answer"}, r"unknown key 'influence.objective' \(did you mean 'objectives'\?\)"),
     ],
 )
-def test_a_mistake_in_the_section_is_named(section: dict[str, Any], message: str) -> None:
+def test_invalid_influence_options_are_named(section: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         build_study({"influence": section})

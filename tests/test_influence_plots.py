@@ -144,8 +144,10 @@ def test_findings_report_concentration_agreement_and_the_effect_of_all_units(run
 
 def test_named_top_heads_are_marked_and_their_statistics_plotted(run: Run) -> None:
     heads = run.heads[run.heads["model"] == "base"]
-    named = {name: declared.best_head_name for name, declared in statistics().items() if declared.best_head_name}
-    assert named["retrieval"] == "top retrieval head"
+    best_head_names = {
+        name: declared.best_head_name for name, declared in statistics().items() if declared.best_head_name
+    }
+    assert best_head_names["retrieval"] == "top retrieval head"
     group = next(
         group for group in report.charts(assembly.render_context(run)) if group.heading.startswith("Temperature")
     )

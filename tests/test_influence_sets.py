@@ -34,8 +34,8 @@ SETS = {"selected": ["L1H2", "L3H0"], "early: 'ones'": ["L0H1", "L0H3", "L2H2"]}
 
 
 def ids(number: int) -> list[int]:
-    drawn = torch.Generator().manual_seed(number)
-    return torch.randint(3, families.VOCAB, (LENGTH,), generator=drawn).tolist()
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(3, families.VOCAB, (LENGTH,), generator=generator).tolist()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -77,7 +77,7 @@ def run_of(content: dict[str, Any], model: Model, out: Path, **section: Any) -> 
     """The study of these sets, the output of each unit taken away."""
     influence = {"lengths": [LENGTH], "components": ["zero"], **content["influence"], **section}
     study = build_study({"models": {"tiny": "tiny"}, "texts": {"docs": DOCS}, "influence": influence})
-    return runner.run_study(study, out, in_memory={"tiny": model})
+    return runner.run_study(study, out, in_memory_models={"tiny": model})
 
 
 def ablated(model: Model, document: int, heads: list[str]) -> float:
@@ -91,9 +91,9 @@ def ablated(model: Model, document: int, heads: list[str]) -> float:
 
     def hide(head: int) -> Any:
         def hook(_: Any, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-            seen = arguments[0].clone()
-            seen[..., head * width : (head + 1) * width] = 0
-            return (seen,)
+            edited = arguments[0].clone()
+            edited[..., head * width : (head + 1) * width] = 0
+            return (edited,)
 
         return hook
 
@@ -125,7 +125,7 @@ def test_an_exported_selection_is_a_study_whose_sets_are_ablated_together(
         assert row["delta_nll"] == pytest.approx(ablated(model, document, heads), abs=2e-5)
     alone = run.influence.astype({"doc": "str"}).set_index(["doc", "layer", "head"])["delta_nll"]
     every = {parse_head(head) for heads in SETS.values() for head in heads}
-    assert {place[1:] for place in alone.index} == every, "exact evaluates these heads and no other"
+    assert {unit[1:] for unit in alone.index} == every, "exact evaluates these heads and no other"
     for (doc, layer, head), delta in alone.items():
         document = int(doc.removeprefix("random/"))
         assert delta == pytest.approx(ablated(model, document, [f"L{layer}H{head}"]), abs=2e-5)
@@ -133,8 +133,8 @@ def test_an_exported_selection_is_a_study_whose_sets_are_ablated_together(
         finding.text for topic_findings in assembly.findings_by_topic(run).values() for finding in topic_findings
     ]
     assert sum("heads of “" in text for text in sentences) == len(SETS)
-    drawn = [chart for group in charts.charts(assembly.render_context(run)) for chart in group.charts]
-    (bars,) = [chart.figure for chart in drawn if str(chart.figure.layout.title.text).startswith("Named sets")]
+    sweep_charts = [chart for group in charts.charts(assembly.render_context(run)) for chart in group.charts]
+    (bars,) = [chart.figure for chart in sweep_charts if str(chart.figure.layout.title.text).startswith("Named sets")]
     means = rows.groupby("choice")["delta_nll"].mean()
     np.testing.assert_allclose(sorted(bars.data[0].y), sorted(means), atol=1e-9)
 
@@ -143,19 +143,19 @@ def test_verify_evaluates_named_and_top_heads_and_estimates_every_head(model: Mo
     run = run_of({"influence": {"heads": SETS}}, model, tmp_path, method="verify", top=2, random=1)
     rows = run.influence.astype({"method": "str", "doc": "str"})
     evaluated = rows[rows["method"] == "exact"]
-    named = {parse_head(head) for heads in SETS.values() for head in heads}
-    assert named <= set(evaluated[["layer", "head"]].itertuples(index=False, name=None))
+    named_heads = {parse_head(head) for heads in SETS.values() for head in heads}
+    assert named_heads <= set(evaluated[["layer", "head"]].itertuples(index=False, name=None))
     assert len(rows[rows["method"] == "estimate"]) == 16 * DOCS
     assert set(run.table("influence_sets")["choice"].astype("str")) == {f"set:{name}" for name in SETS}
 
 
-def test_the_scripted_sweep_takes_named_heads_too(model: Model) -> None:
+def test_head_influence_function_accepts_named_heads(model: Model) -> None:
     effects = head_influence(model, docs=1, length=LENGTH, method="exact", components=["zero"], heads={"one": ["1.2"]})
     assert effects[["layer", "head"]].to_numpy().tolist() == [[1, 2]]
     assert float(effects["delta_nll"].iloc[0]) == pytest.approx(ablated(model, 0, ["L1H2"]), abs=2e-5)
 
 
-def test_a_flag_says_the_same_as_the_study_file() -> None:
+def test_flag_and_study_file_give_the_same_run() -> None:
     flag = build_study({"influence": {"heads": "picked=L1H2,3.0;early=l0h1, L0H1"}})
     assert flag.probe_options["influence"].heads == {"picked": ["L1H2", "L3H0"], "early": ["L0H1"]}
 
@@ -171,12 +171,12 @@ def test_a_flag_says_the_same_as_the_study_file() -> None:
         ("a=L1H1;a=L2H2", "the set 'a' is given twice"),
     ],
 )
-def test_what_names_no_head_is_refused_by_name(heads: Any, why: str) -> None:
+def test_unknown_head_set_is_refused_by_name(heads: Any, why: str) -> None:
     with pytest.raises(BadInput, match=why):
         build_study({"influence": {"heads": heads}})
 
 
-def test_heads_go_with_no_groups() -> None:
+def test_head_sets_are_refused_for_kv_group_sweeps() -> None:
     with pytest.raises(BadInput, match="unit cannot be group"):
         build_study({"influence": {"heads": {"a": ["L0H0"]}, "unit": "group"}})
 

@@ -67,7 +67,7 @@ def test_the_docs_have_the_measured_coverage(name: str) -> None:
     assert stored.count("**") == row(name).count("**")
 
 
-def test_from_three_documents_to_29_the_interval_is_student_s() -> None:
+def test_interval_of_3_to_29_documents_is_students_t() -> None:
     for documents in (3, 4, 10, 29):
         values = np.random.default_rng(2).normal(size=(5, documents))
         for values_of_unit, *limits in zip(values, *confidence_interval(values), strict=True):
@@ -76,7 +76,7 @@ def test_from_three_documents_to_29_the_interval_is_student_s() -> None:
 
 
 @pytest.mark.parametrize("documents", [30, 60])
-def test_from_30_documents_on_the_interval_is_bca(documents: int) -> None:
+def test_interval_of_30_or_more_documents_is_bca(documents: int) -> None:
     values = np.random.default_rng(1).lognormal(size=(3, documents))
     for values_of_unit, *limits in zip(values, *confidence_interval(values), strict=True):
         expected = stats.bootstrap((values_of_unit,), np.mean, n_resamples=20_000, method="BCa", random_state=3)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from support import families
-from support.adapters import noisy, rebuilt
-from support.replayed_losses import IDS, brute, replayed
+from support.adapters import noisy, reset_adapter
+from support.replayed_losses import IDS, full_pass_loss, replay_losses
 from torch import Tensor, nn
 
 import headscope as hs
@@ -38,7 +38,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 @pytest.mark.parametrize("target", ["init", "base"])
-def test_a_reset_group_equals_the_adapter_rebuilt_with_that_group_reset(model: Model, target: str) -> None:
+def test_replayed_reset_equals_an_adapter_with_reset_parameters(model: Model, target: str) -> None:
     adapter = noisy(model)
     then = adapter.untrained_copy() if target == "init" else FixedSchedule.of_checkpoint(model)
     turn = cycle(COMPONENTS if target == "init" else COMPONENTS[1:] + COMPONENTS[:1])
@@ -46,11 +46,11 @@ def test_a_reset_group_equals_the_adapter_rebuilt_with_that_group_reset(model: M
     if target == "base" and 2 * model.geometry.pairs < model.geometry.head_dim:
         cases = [case for case in cases if case[0] == "freq"]  # tau cannot express the factor of cos and sin
     resets = [(PositionReset(component, adapter, then, model.geometry), [unit]) for component, unit in cases]
-    *losses, nothing = replayed(model, adapter, resets)
-    assert nothing == pytest.approx(brute(model, adapter), abs=1e-6)
+    *losses, nothing = replay_losses(model, adapter, resets)
+    assert nothing == pytest.approx(full_pass_loss(model, adapter), abs=1e-6)
     for (component, unit), loss in zip(cases, losses, strict=True):
         written = neutral(model) if target == "base" and component != "freq" else then
-        expected = brute(model, rebuilt(model, adapter, component, [unit], written))
+        expected = full_pass_loss(model, reset_adapter(model, adapter, component, [unit], written))
         assert loss == pytest.approx(expected, abs=1e-5), (component, unit)
 
 
@@ -59,7 +59,7 @@ def neutral(model: Model) -> AdaRoPE:
     return AdaRoPE.from_schedule(model, FixedSchedule.of_checkpoint(model))
 
 
-def test_resetting_nothing_changes_no_bit(model: Model) -> None:
+def test_resetting_no_unit_changes_no_bit(model: Model) -> None:
     adapter = noisy(model)
     every = kv_group_units(model.geometry), head_units(model.geometry)
     same = [
@@ -67,7 +67,7 @@ def test_resetting_nothing_changes_no_bit(model: Model) -> None:
         for component in COMPONENTS
         for units in every
     ]
-    *losses, nothing = replayed(model, adapter, same)
+    *losses, nothing = replay_losses(model, adapter, same)
     assert set(losses) == {nothing}
 
 
@@ -76,19 +76,19 @@ def test_resetting_every_unit_jointly_is_the_model_under_the_target(model: Model
     adapter = noisy(model)
     then = adapter.untrained_copy() if target == "init" else FixedSchedule.of_checkpoint(model)
     reset = PositionReset("joint", adapter, then, model.geometry)
-    by_group, by_head, _ = replayed(
+    by_group, by_head, _ = replay_losses(
         model, adapter, [(reset, kv_group_units(model.geometry)), (reset, head_units(model.geometry))]
     )
-    assert by_group == pytest.approx(brute(model, then), abs=1e-5)
+    assert by_group == pytest.approx(full_pass_loss(model, then), abs=1e-5)
     assert by_head == pytest.approx(by_group, abs=1e-5)
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_an_untied_head_sees_the_keys_of_its_own_reset(model: Model, component: Any) -> None:
+def test_untied_head_attends_to_its_own_reset_keys(model: Model, component: Any) -> None:
     """By hand: the layer's keys before rotation are turned as the reset adapter turns them, for one head only."""
     geometry, adapter = model.geometry, noisy(model)
     unit = head_units(geometry)[geometry.heads + 1]
-    then = rebuilt(model, adapter, component, [Unit(unit.layer, unit.kv_group)], adapter.untrained_copy())
+    then = reset_adapter(model, adapter, component, [Unit(unit.layer, unit.kv_group)], adapter.untrained_copy())
     outputs = []
     # The layer sees the same stream under both, so its z differs through the reset alone.
     for schedule in (adapter, then):
@@ -104,8 +104,8 @@ def test_an_untied_head_sees_the_keys_of_its_own_reset(model: Model, component: 
             PositionReset(component, adapter, adapter.untrained_copy(), geometry), [unit], geometry
         )(z, call)
         torch.testing.assert_close(changed[0, unit.head], after[unit.head], rtol=1e-4, atol=1e-4)
-        others = [head for head in range(geometry.heads) if head != unit.head]
-        assert torch.equal(changed[0, others], z[0, others])
+        other_heads = [head for head in range(geometry.heads) if head != unit.head]
+        assert torch.equal(changed[0, other_heads], z[0, other_heads])
         return z
 
     with attached(model, adapter), capturing(model) as layers, torch.no_grad():
@@ -133,14 +133,14 @@ def by_hand(model: Model, unit: Unit, edit: Callable[[Tensor], Tensor]) -> float
 
     handle = projection.register_forward_pre_hook(hook)
     try:
-        return brute(model, resolve_schedule(model, "base"))
+        return full_pass_loss(model, resolve_schedule(model, "base"))
     finally:
         handle.remove()
 
 
 def test_z_zero_and_z_mean_equal_the_slice_of_o_projs_input_edited_by_hand(model: Model) -> None:
-    unit, own = head_units(model.geometry)[-2], resolve_schedule(model, "base")
-    zero, mean, uniform, _ = replayed(model, own, [(ABLATIONS[name], [unit]) for name in ABLATIONS])
+    unit, schedule = head_units(model.geometry)[-2], resolve_schedule(model, "base")
+    zero, mean, uniform, _ = replay_losses(model, schedule, [(ABLATIONS[name], [unit]) for name in ABLATIONS])
     assert zero == pytest.approx(by_hand(model, unit, torch.zeros_like), abs=1e-6)
     assert mean == pytest.approx(by_hand(model, unit, lambda z: z.mean(1, keepdim=True)), abs=1e-6)
     assert abs(uniform - zero) > 1e-4, "uniform attention is not silence"
@@ -156,8 +156,8 @@ def test_uniform_queries_average_the_visible_values(model: Model) -> None:
         changed = layer_output_edit(ABLATIONS["uniform"], [unit], model.geometry)(z, call)
         v = call.v[0, unit.kv_group]
         for i in (0, 5, 47):
-            seen = v[max(0, i + 1 - (window or 48)) : i + 1]
-            torch.testing.assert_close(changed[0, unit.head, i], seen.mean(0), rtol=1e-5, atol=1e-5)
+            visible_values = v[max(0, i + 1 - (window or 48)) : i + 1]
+            torch.testing.assert_close(changed[0, unit.head, i], visible_values.mean(0), rtol=1e-5, atol=1e-5)
         return z
 
     with capturing(model) as layers, torch.no_grad():
@@ -166,7 +166,7 @@ def test_uniform_queries_average_the_visible_values(model: Model) -> None:
     assert len(checked) == 1
 
 
-def test_a_users_edit_gets_the_units_tensors_and_acts_on_them_alone() -> None:
+def test_user_edit_changes_only_the_tensors_of_its_unit() -> None:
     model = hs.load(families.MEASURABLE["llama-gqa"]())
     shapes = []
 
@@ -174,9 +174,9 @@ def test_a_users_edit_gets_the_units_tensors_and_acts_on_them_alone() -> None:
         shapes.append((layer, q.shape[1], k.shape[1], v.shape[1]))
         return q, k, torch.zeros_like(v)
 
-    own, group, head = resolve_schedule(model, "base"), Unit(2, 1), Unit(3, 0, 1)
-    losses = replayed(model, own, [(qkv_intervention(silent), [group]), (qkv_intervention(silent), [head])])
-    zero = replayed(model, own, [(ABLATIONS["zero"], [group]), (ABLATIONS["zero"], [head])])
+    schedule, group, head = resolve_schedule(model, "base"), Unit(2, 1), Unit(3, 0, 1)
+    losses = replay_losses(model, schedule, [(qkv_intervention(silent), [group]), (qkv_intervention(silent), [head])])
+    zero = replay_losses(model, schedule, [(ABLATIONS["zero"], [group]), (ABLATIONS["zero"], [head])])
     assert shapes == [(2, 2, 1, 1), (3, 1, 1, 1)]
     assert losses == pytest.approx(zero, abs=1e-6)
 
@@ -221,12 +221,12 @@ def test_units_of_the_real_model_equal_brute_force(smollm2: Model, tokens: Tenso
     ]
     thens: dict[str, Schedule] = {"init": adapter.untrained_copy(), "base": FixedSchedule.of_checkpoint(smollm2)}
     resets = [(PositionReset(c, adapter, thens[target], smollm2.geometry), [unit]) for c, unit, target in cases]
-    *losses, nothing = replayed(smollm2, adapter, resets, ids)
+    *losses, nothing = replay_losses(smollm2, adapter, resets, ids)
     thens["base"] = neutral(smollm2)
-    assert nothing == pytest.approx(brute(smollm2, adapter, ids), abs=1e-6)
+    assert nothing == pytest.approx(full_pass_loss(smollm2, adapter, ids), abs=1e-6)
     worst = 0.0
     for (component, unit, target), loss in zip(cases, losses, strict=True):
-        expected = brute(smollm2, rebuilt(smollm2, adapter, component, [unit], thens[target]), ids)
+        expected = full_pass_loss(smollm2, reset_adapter(smollm2, adapter, component, [unit], thens[target]), ids)
         worst = max(worst, abs(loss - expected))
     print(f"worst difference to brute force over {len(cases)} units: {worst:.2e} nats")
     assert worst < 1e-5

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from support.measure_laws import geometry_of
-from support.simulated_cuda import pretending
+from support.simulated_cuda import simulating_cuda
 
 from headscope.attention.record import AttentionRecord
 from headscope.measures import AttentionRows, DistanceProfile, LearnedSink, RotaryPairs
@@ -14,8 +14,8 @@ LENGTH, ROWS, MOST = 65_536, 64, 200
 RULES: dict[str, dict[str, Any]] = {
     "full": {},
     "window": {"window": 4096},
-    "chunk": {"chunk": 8192},
-    "cap": {"cap": 50.0},
+    "chunk_size": {"chunk_size": 8192},
+    "softcap": {"softcap": 50.0},
     "sink": {"sink": 9},
 }
 
@@ -23,7 +23,7 @@ RULES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("queries", [LENGTH, LENGTH // 4])
 @pytest.mark.parametrize("rule", RULES)
-def test_all_measures_of_sampled_rows_take_few_launches_a_layer(rule: str, queries: int, dtype: torch.dtype) -> None:
+def test_measures_of_sampled_rows_launch_few_kernels_per_layer(rule: str, queries: int, dtype: torch.dtype) -> None:
     """Nor does any ask the GPU for a number while it goes on: there is none to give."""
     geometry = geometry_of(9, 3, 64, 32, windows=[None])
     measures = [
@@ -32,7 +32,7 @@ def test_all_measures_of_sampled_rows_take_few_launches_a_layer(rule: str, queri
         RotaryPairs(geometry, LENGTH, ROWS, 0),
         DistanceProfile(geometry, LENGTH),
     ]
-    with pretending() as launches:
+    with simulating_cuda() as launches:
         terms = {name: torch.zeros(9, device="cuda") if name == "sink" else n for name, n in RULES[rule].items()}
         q = torch.empty(9, queries, 64, dtype=dtype, device="cuda")
         k = torch.empty(3, LENGTH, 64, dtype=dtype, device="cuda")

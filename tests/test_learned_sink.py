@@ -50,9 +50,9 @@ def test_only_models_with_a_sink_have_stored_shares(tmp_path: Path) -> None:
         "texts": texts,
         "measure": {"lengths": [LENGTH], "tables": ["attention"]},
     }
-    whole = study(build_study(content), tmp_path / "both")
-    assert set(whole.learned_sink["model"]) == {"sink"}
-    shares = whole.heads.groupby("model", observed=True)["learned_sink"]
+    mixed_run = study(build_study(content), tmp_path / "both")
+    assert set(mixed_run.learned_sink["model"]) == {"sink"}
+    shares = mixed_run.heads.groupby("model", observed=True)["learned_sink"]
     assert shares.count()["plain"] == 0
     assert shares.min()["sink"] > 0
     alone = study(build_study({**content, "models": {"plain": models["plain"]}}), tmp_path / "one")

@@ -167,8 +167,8 @@ def test_tokens_that_share_a_character_are_joined_and_every_key_is_visible() -> 
 
 @pytest.mark.parametrize("span", [range(3, 4), range(4, 5), range(2, 3)])
 def test_a_span_never_cuts_a_character(span: range) -> None:
-    (whole,) = shaded_tokens(TEXT, span, {3: 0.5}, marked_positions={2}, links={4: "?row=4"})
-    assert (whole.text, whole.shading, whole.is_marked, whole.href) == ("😀", 0.5, True, "?row=4")
+    (token_cell,) = shaded_tokens(TEXT, span, {3: 0.5}, marked_positions={2}, links={4: "?row=4"})
+    assert (token_cell.text, token_cell.shading, token_cell.is_marked, token_cell.href) == ("😀", 0.5, True, "?row=4")
 
 
 def test_a_combining_mark_without_weight_stays_with_its_letter() -> None:
@@ -218,7 +218,7 @@ def shortcut(content: PageContent, key: str) -> str:
     return href
 
 
-def test_it_opens_on_the_top_far_row_of_the_leading_head(run: Run) -> None:
+def test_page_opens_on_the_top_far_row_of_the_top_head(run: Run) -> None:
     base = run.heads[run.heads["model"] == "base"]
     best = base.loc[base["far_weight"].idxmax()]
     content = open_lens(run)
@@ -227,7 +227,7 @@ def test_it_opens_on_the_top_far_row_of_the_leading_head(run: Run) -> None:
     assert f"token {first['query']:,} of {first['doc']}" in content.introduction
 
 
-def test_a_link_encodes_any_name() -> None:
+def test_links_encode_any_model_name() -> None:
     query = {"doc": "a&b=c+d #é/1", "row": "3"}
     assert query_of(query_link(**query)) == query
     assert query_link("/lens", row=3) == "/lens?row=3"
@@ -253,13 +253,13 @@ def test_the_page_of_a_head_links_to_its_top_far_rows(run: Run) -> None:
         ({"row": "9" * 200}, "Unknown row ‘999"),
     ],
 )
-def test_a_value_that_does_not_exist_is_noted(run: Run, query: dict[str, str], note: str) -> None:
+def test_unknown_query_value_gives_a_note(run: Run, query: dict[str, str], note: str) -> None:
     (text,) = [sentence for block in blocks_of(open_lens(run, **query), TextBlock) for sentence in block.sentences]
     assert text.startswith(note)
     assert len(text) < 150
 
 
-def test_a_model_without_patterns_is_noted(run: Run) -> None:
+def test_model_without_patterns_gives_a_note(run: Run) -> None:
     assert open_lens(run, "adarope").introduction == "No attention patterns of adarope are stored. Choose base or yarn."
 
 
@@ -275,7 +275,7 @@ def app(run: Run) -> Iterator[str]:
 
 
 @pytest.mark.browser
-def test_rows_are_selected_by_key_click_and_list_and_the_url_follows(app: str, chromium: Browser) -> None:
+def test_selecting_a_row_by_any_control_updates_the_url(app: str, chromium: Browser) -> None:
     expect.set_options(timeout=30_000)
     page, errors = chromium.new_page(), list[str]()
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)

@@ -12,7 +12,7 @@ from support.tiny_studies import StopsAfter, content, save_checkpoint, save_text
 from transformers import AutoModelForCausalLM
 
 import headscope as hs
-from headscope.errors import BadInput, Changed, Interrupted, UnsupportedModel
+from headscope.errors import BadInput, InputChanged, Interrupted, UnsupportedModel
 from headscope.model_spec import ModelSpec
 from headscope.models.lora import apply_lora
 from headscope.runs.run import Run
@@ -50,42 +50,44 @@ def eager_losses(tiny: Path, folder: Path, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint `tiny`, texts, and LoRAs of every kind in `loras`, `run/checkpoint-2` and `run/checkpoint-10`."""
-    place = tmp_path_factory.mktemp("lora")
-    tiny = save_checkpoint(place / "tiny")
-    save_texts(place / "texts")
+    model_folder = tmp_path_factory.mktemp("lora")
+    tiny = save_checkpoint(model_folder / "tiny")
+    save_texts(model_folder / "texts")
     for name, settings in SETTINGS.items():
-        write_lora(tiny, place / "loras" / name, **settings)
+        write_lora(tiny, model_folder / "loras" / name, **settings)
     for step in (10, 2):
-        write_lora(tiny, place / "run" / f"checkpoint-{step}", step, **SETTINGS["plain"])
-    return place
+        write_lora(tiny, model_folder / "run" / f"checkpoint-{step}", step, **SETTINGS["plain"])
+    return model_folder
 
 
-def measure_losses(place: Path, out: Path, models: dict[str, str]) -> Run:
+def measure_losses(model_folder: Path, out: Path, models: dict[str, str]) -> Run:
     return runner.run_study(
-        build_study(content(place, models=models, measure={"lengths": [24], "tables": ["nll"]})), out / "runs"
+        build_study(content(model_folder, models=models, measure={"lengths": [24], "tables": ["nll"]})), out / "runs"
     )
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_losses_under_lora_match_merged_weights(place: Path, name: str) -> None:
-    model = hs.load(f"{place}/tiny+{place}/loras/{name}", device="cpu")
-    assert model.name == f"{place}/tiny+{place}/loras/{name}"
+def test_losses_under_lora_match_merged_weights(model_folder: Path, name: str) -> None:
+    model = hs.load(f"{model_folder}/tiny+{model_folder}/loras/{name}", device="cpu")
+    assert model.name == f"{model_folder}/tiny+{model_folder}/loras/{name}"
     ids = torch.arange(3, 43)[None] % families.VOCAB
     with hs.attached(model, "base"), torch.no_grad():
         logits = model.module(ids).logits
     losses = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")
-    torch.testing.assert_close(losses, eager_losses(place / "tiny", place / "loras" / name, ids), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        losses, eager_losses(model_folder / "tiny", model_folder / "loras" / name, ids), atol=1e-4, rtol=1e-4
+    )
 
 
-def test_digest_identifies_a_lora_from_folder_and_in_memory(place: Path) -> None:
-    plain = hs.load(str(place / "tiny"), device="cpu")
+def test_digest_identifies_a_lora_from_folder_and_in_memory(model_folder: Path) -> None:
+    plain = hs.load(str(model_folder / "tiny"), device="cpu")
     digests = {plain.weights_sha256}
     for name in SETTINGS:
-        folder = place / "loras" / name
-        stored = hs.load(f"{place}/tiny+{folder}", device="cpu")
-        module = AutoModelForCausalLM.from_pretrained(place / "tiny", dtype=torch.float32)
+        folder = model_folder / "loras" / name
+        stored = hs.load(f"{model_folder}/tiny+{folder}", device="cpu")
+        module = AutoModelForCausalLM.from_pretrained(model_folder / "tiny", dtype=torch.float32)
         wrapped = PeftModel.from_pretrained(module, folder)
         assert hs.load(wrapped).weights_sha256 == stored.weights_sha256
         with wrapped.disable_adapter():
@@ -94,18 +96,18 @@ def test_digest_identifies_a_lora_from_folder_and_in_memory(place: Path) -> None
     assert len(digests) == 1 + len(SETTINGS)
 
 
-def test_small_change_of_a_lora_changes_the_digest(place: Path) -> None:
-    model = hs.load(f"{place}/tiny+{place}/loras/plain", device="cpu")
+def test_small_change_of_a_lora_changes_the_digest(model_folder: Path) -> None:
+    model = hs.load(f"{model_folder}/tiny+{model_folder}/loras/plain", device="cpu")
     before = model.weights_sha256
     with torch.no_grad():
         next(p for name, p in model.module.named_parameters() if "lora_A" in name)[0, 0] *= 1 + 1e-6
     assert hs.load(model.module).weights_sha256 != before
 
 
-def test_lora_checkpoints_are_measured_in_order_of_step(place: Path, tmp_path: Path) -> None:
-    models = expand_checkpoints(f"{place}/tiny+{place}/run/checkpoint-*@yarn:factor=4")
+def test_lora_checkpoints_are_measured_in_order_of_step(model_folder: Path, tmp_path: Path) -> None:
+    models = expand_checkpoints(f"{model_folder}/tiny+{model_folder}/run/checkpoint-*@yarn:factor=4")
     assert list(models) == ["checkpoint-2", "checkpoint-10"]
-    run = measure_losses(place, tmp_path, models)
+    run = measure_losses(model_folder, tmp_path, models)
     assert [(model["step"], model["scheme"]) for model in run.manifest["models"]] == [
         (2, "yarn:factor=4"),
         (10, "yarn:factor=4"),
@@ -115,21 +117,21 @@ def test_lora_checkpoints_are_measured_in_order_of_step(place: Path, tmp_path: P
     assert losses["checkpoint-2"] != losses["checkpoint-10"]
 
 
-def test_run_resumes_only_with_an_unchanged_lora(place: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(place / "loras" / "plain", tmp_path / "lora"))
-    plan = build_study(content(place, models={"tuned": f"{place}/tiny+{folder}"}))
+def test_run_resumes_only_with_an_unchanged_lora(model_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model_folder / "loras" / "plain", tmp_path / "lora"))
+    plan = build_study(content(model_folder, models={"tuned": f"{model_folder}/tiny+{folder}"}))
     with pytest.raises(Interrupted):
         runner.run_study(plan, tmp_path / "runs", progress=StopsAfter(1))
-    write_lora(place / "tiny", folder, seed=1, **SETTINGS["plain"])
-    with pytest.raises(Changed, match="the LoRA of 'tuned' changed"):
+    write_lora(model_folder / "tiny", folder, seed=1, **SETTINGS["plain"])
+    with pytest.raises(InputChanged, match="the LoRA of 'tuned' changed"):
         runner.run_study(plan, tmp_path / "runs", resume=True)
 
 
-def test_second_lora_is_refused(place: Path) -> None:
-    model = hs.load(f"{place}/tiny+{place}/loras/plain", device="cpu")
+def test_second_lora_is_refused(model_folder: Path) -> None:
+    model = hs.load(f"{model_folder}/tiny+{model_folder}/loras/plain", device="cpu")
     before = model.weights_sha256
     with pytest.raises(BadInput, match=r"already has a LoRA\. Merge it"):
-        apply_lora(model.module, place / "loras" / "dora", model.name)
+        apply_lora(model.module, model_folder / "loras" / "dora", model.name)
     with (
         pytest.raises(UnsupportedModel, match="not every layer has separate linear q_proj and k_proj"),
         adding_lora(model, 2, 4, 0),
@@ -138,19 +140,19 @@ def test_second_lora_is_refused(place: Path) -> None:
     assert hs.load(model.module).weights_sha256 == before
 
 
-def test_failed_lora_leaves_the_model_unchanged(place: Path, tmp_path: Path) -> None:
+def test_failed_lora_leaves_the_model_unchanged(model_folder: Path, tmp_path: Path) -> None:
     other = families.SPECS["llama"].build()
     other.save_pretrained(tmp_path / "other")
     folder = write_lora(tmp_path / "other", tmp_path / "lora", **SETTINGS["plain"])
-    model = hs.load(str(place / "tiny"), device="cpu")
+    model = hs.load(str(model_folder / "tiny"), device="cpu")
     before = {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
     with pytest.raises(BadInput, match="cannot be applied to"):
         apply_lora(model.module, folder, model.name)
     assert before == {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
 
 
-def test_prompt_learning_is_refused(place: Path) -> None:
-    module = AutoModelForCausalLM.from_pretrained(place / "tiny")
+def test_prompt_learning_is_refused(model_folder: Path) -> None:
+    module = AutoModelForCausalLM.from_pretrained(model_folder / "tiny")
     wrapped = get_peft_model(module, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
     with pytest.raises(BadInput, match="unsupported PEFT method PREFIX_TUNING"):
         hs.load(wrapped)

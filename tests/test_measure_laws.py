@@ -40,7 +40,7 @@ CASES = {
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("measure", CASES)
-def test_every_measure_obeys_the_law(measure: str, law: Callable[[Case], None]) -> None:
+def test_every_measure_obeys_its_invariants(measure: str, law: Callable[[Case], None]) -> None:
     law(CASES[measure])
 
 
@@ -50,7 +50,7 @@ def test_an_empty_accumulator_computes_an_empty_table(measure: str) -> None:
 
 
 @pytest.mark.parametrize("measure", CASES)
-def test_two_documents_differ(measure: str) -> None:
+def test_merged_documents_differ_from_each_document(measure: str) -> None:
     """Otherwise the laws above would be trivially true."""
     first, second = CASES[measure].after(1).compute(), CASES[measure].after(2).compute()
     assert any((first[name] != second[name]).any() for name in first)

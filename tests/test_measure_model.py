@@ -42,11 +42,11 @@ def of_layer(columns: dict[str, np.ndarray], layer: int) -> dict[str, np.ndarray
 
 
 def row_errors(
-    columns: dict[str, np.ndarray], layer: int, seen: eager_reference.Layer, window: int | None
+    columns: dict[str, np.ndarray], layer: int, captured_layer: eager_reference.Layer, window: int | None
 ) -> Iterator[float]:
     """Relative errors of one layer's attention table; absolute ones where a mean distance or ln ESS is below 1."""
     rows = of_layer(columns, layer)
-    alpha = eager_reference.weights(seen.q, seen.k, seen.scaling, window)
+    alpha = eager_reference.weights(captured_layer.q, captured_layer.k, captured_layer.scaling, window)
     expected = eager_reference.binned(eager_reference.row_statistics(alpha), window)
     assert sorted(set(rows["visible"].tolist())) == sorted(expected)
     for edge, values in expected.items():
@@ -62,7 +62,7 @@ def row_errors(
 def pair_errors(
     columns: dict[str, np.ndarray],
     layer: int,
-    seen: eager_reference.Layer,
+    captured_layer: eager_reference.Layer,
     geometry: Geometry,
     names: Sequence[str],
     heads: Iterable[int] | None = None,
@@ -71,8 +71,8 @@ def pair_errors(
     rows = of_layer(columns, layer)
     for head in range(geometry.heads) if heads is None else heads:
         group = head // geometry.heads_per_group(0)
-        q, k = seen.q[head : head + 1], seen.k[group : group + 1]
-        expected = tiled_pair_statistics(q, k, seen.scaling, geometry, geometry.windows[layer])
+        q, k = captured_layer.q[head : head + 1], captured_layer.k[group : group + 1]
+        expected = tiled_pair_statistics(q, k, captured_layer.scaling, geometry, geometry.windows[layer])
         mask = rows["head"] == head
         assert rows["pair"][mask].tolist() == list(range(geometry.all_pairs))
         rms = float(expected["rms"].square().sum().sqrt())
@@ -86,18 +86,18 @@ def tiled_pair_statistics(
     """`pair_statistics` [P] of one head, q and k [1, L, d]: the same L x L formula, `tile` rows at a time."""
     pairs = eager_reference.planes(q.shape[-1], 2 * geometry.pairs, geometry.rotary_layout)
     qf, kf = (t[0].double()[:, pairs].transpose(0, 1).contiguous() for t in (q, k))  # [P, L, 2]
-    seen = eager_reference.visible(q.shape[1], window)
+    visible_mask = eager_reference.visible(q.shape[1], window)
     total = {name: torch.zeros(len(pairs), dtype=torch.float64) for name in ("mean_abs", "mean_signed", "rms", "norms")}
     for start in range(0, q.shape[1], tile):
         rows, keys = slice(start, start + tile), slice(0, start + tile)
-        mask = seen[rows, keys].double()
+        mask = visible_mask[rows, keys].double()
         c = (scaling * qf[:, rows] @ kf[:, keys].mT).mul_(mask).flatten(1)  # [P, rows x keys]
         total["mean_signed"] += c.sum(1)
         total["mean_abs"] += torch.linalg.vector_norm(c, 1, dim=1)
         total["rms"] += torch.linalg.vecdot(c, c)
         norms = qf[:, rows].norm(dim=-1)[:, None] @ mask @ kf[:, keys].norm(dim=-1)[..., None]
         total["norms"] += abs(scaling) * norms[:, 0, 0]
-    means = {name: value / seen.sum() for name, value in total.items()}
+    means = {name: value / visible_mask.sum() for name, value in total.items()}
     return {**means, "rms": means["rms"].sqrt(), "norm_product": means.pop("norms")}
 
 
@@ -120,10 +120,10 @@ def test_tables_of_every_family_equal_those_of_its_eager_attention(family: str) 
     model = tiny(family)
     columns = measure_tokens(model, IDS, ["attention", "pairs"], None)
     _, layers = eager_reference.eager_qk(model.module, IDS[None])
-    for layer, seen in enumerate(layers):
-        assert max(row_errors(columns["attention"], layer, seen, model.geometry.windows[layer])) <= EAGER
+    for layer, captured_layer in enumerate(layers):
+        assert max(row_errors(columns["attention"], layer, captured_layer, model.geometry.windows[layer])) <= EAGER
         names = ("mean_abs", "mean_signed", "rms", "norm_product")
-        assert max(e for _, e in pair_errors(columns["pairs"], layer, seen, model.geometry, names)) <= EAGER
+        assert max(e for _, e in pair_errors(columns["pairs"], layer, captured_layer, model.geometry, names)) <= EAGER
 
 
 @pytest.mark.parametrize("family", families.MEASURABLE)
@@ -199,7 +199,10 @@ def exact(smollm2: Model, tokens: Tensor) -> dict[str, dict[str, np.ndarray]]:
 
 @pytest.mark.model
 def test_smollm2_rows_equal_eager_in_every_head(exact: Any, captured: Any, report: Callable[..., None]) -> None:
-    errors = [max(row_errors(exact["attention"], layer, seen, None)) for layer, seen in enumerate(captured)]
+    errors = [
+        max(row_errors(exact["attention"], layer, captured_layer, None))
+        for layer, captured_layer in enumerate(captured)
+    ]
     report("rows: largest relative error", max(errors))
     assert len(errors) == 30
     assert max(errors) <= EAGER
@@ -213,11 +216,15 @@ def test_smollm2_pair_moments_equal_the_l_by_l_formula_in_every_head(
     names = ("mean_signed", "rms", "norm_product", "mean_abs")
     largest = dict.fromkeys(names, 0.0)
     short = measure_tokens(smollm2, tokens[0, :SHORT], ["pairs"], None)["pairs"]
-    for layer, seen in enumerate(captured):
-        first = replace(seen, q=seen.q[:, :SHORT], k=seen.k[:, :SHORT])  # later tokens change nothing before them
+    for layer, captured_layer in enumerate(captured):
+        first = replace(
+            captured_layer, q=captured_layer.q[:, :SHORT], k=captured_layer.k[:, :SHORT]
+        )  # later tokens change nothing before them
         for name, error in (
             *pair_errors(short, layer, first, smollm2.geometry, names),
-            *pair_errors(exact["pairs"], layer, seen, smollm2.geometry, names, [layer % smollm2.geometry.heads]),
+            *pair_errors(
+                exact["pairs"], layer, captured_layer, smollm2.geometry, names, [layer % smollm2.geometry.heads]
+            ),
         ):
             largest[name] = max(largest[name], error)
     report("pairs: largest error relative to the head's rms", largest)

@@ -56,8 +56,8 @@ def layers(draw: st.DrawFn, max_length: int = 40) -> tuple[Geometry, AttentionRe
     chunk = draw(st.none() | st.integers(1, max_length + 4)) if window is None else None
     sinks = st.lists(st.floats(-3, 6), min_size=groups * per_group, max_size=groups * per_group)
     rule = {
-        "chunk": chunk,
-        "cap": draw(st.none() | st.floats(0.5, 5)),
+        "chunk_size": chunk,
+        "softcap": draw(st.none() | st.floats(0.5, 5)),
         "sink": draw(st.none() | sinks.map(torch.tensor)),
     }
     geometry = geometry_of(
@@ -189,13 +189,13 @@ def test_sampled_rows_have_the_values_that_they_have_among_all_rows(
     geometry, layer = geometry_and_layer
     length = layer.q.shape[1]
     rows = log_spaced_rows(length, count, seed)
-    whole = row_statistics(layer, torch.arange(length))
-    torch.testing.assert_close(row_statistics(layer, rows), whole[..., rows], rtol=EAGER, atol=EAGER)
+    all_rows = row_statistics(layer, torch.arange(length))
+    torch.testing.assert_close(row_statistics(layer, rows), all_rows[..., rows], rtol=EAGER, atol=EAGER)
     q, k = rotary_planes(layer.q, geometry), rotary_planes(layer.k, geometry)
     rows = pair_rows(layer.visible_counts, count, seed)
-    whole = mean_abs_by_row(q, k, torch.arange(length), layer.visible_counts)
+    all_rows = mean_abs_by_row(q, k, torch.arange(length), layer.visible_counts)
     torch.testing.assert_close(
-        mean_abs_by_row(q, k, rows, layer.visible_counts[rows]), whole[rows], rtol=1e-6, atol=1e-7
+        mean_abs_by_row(q, k, rows, layer.visible_counts[rows]), all_rows[rows], rtol=1e-6, atol=1e-7
     )
 
 
@@ -207,7 +207,7 @@ def test_bins_hold_every_row_once_and_their_eager_means(geometry_and_layer: tupl
     measure.update(layer)
     columns = measure.compute()
     assert (columns["rows"].reshape(-1, geometry.heads).sum(0) == layer.q.shape[1]).all()
-    expected = eager_reference.binned(eager_reference.row_statistics(weights(layer)), layer.window, layer.chunk)
+    expected = eager_reference.binned(eager_reference.row_statistics(weights(layer)), layer.window, layer.chunk_size)
     assert sorted(set(columns["visible"].tolist())) == sorted(expected)
     for edge, values in expected.items():
         in_bin = columns["visible"] == edge
@@ -259,7 +259,7 @@ def test_pair_statistics_equal_the_l_by_l_formula(geometry_and_layer: tuple[Geom
     geometry, layer = geometry_and_layer
     rotary = (2 * geometry.pairs, geometry.rotary_layout)
     expected = eager_reference.pair_statistics(
-        layer.q, layer.k, layer.scaling, *rotary, layer.window, layer.chunk, geometry.rotary_start
+        layer.q, layer.k, layer.scaling, *rotary, layer.window, layer.chunk_size, geometry.rotary_start
     )
     actual = exact_pairs(geometry, layer)
     for name, values in expected.items():
@@ -283,10 +283,10 @@ def test_pair_statistics_are_ordered(geometry_and_layer: tuple[Geometry, Attenti
 @given(layers())
 def test_signed_means_of_all_pairs_sum_to_the_mean_logit(geometry_and_layer: tuple[Geometry, AttentionRecord]) -> None:
     geometry, layer = geometry_and_layer
-    s = eager_reference.logits(layer.q, layer.k, layer.scaling, layer.window, layer.chunk)  # before any cap
-    seen = eager_reference.visible(layer.q.shape[1], layer.window, layer.chunk)
+    s = eager_reference.logits(layer.q, layer.k, layer.scaling, layer.window, layer.chunk_size)  # before any cap
+    visible_mask = eager_reference.visible(layer.q.shape[1], layer.window, layer.chunk_size)
     actual = exact_pairs(geometry, layer)
-    error = actual["mean_signed"].sum(-1) - s[:, seen].mean(-1).numpy()
+    error = actual["mean_signed"].sum(-1) - s[:, visible_mask].mean(-1).numpy()
     assert (np.abs(error) <= EAGER * actual["rms"].sum(-1)).all()
 
 
@@ -324,13 +324,13 @@ def test_chunks_of_queries_give_the_tables_of_one_pass(
     geometry, layer = geometry_and_layer
     length = layer.q.shape[1]
     for measure in (AttentionRows, LearnedSink, RotaryPairs, lambda *arguments: DistanceProfile(*arguments[:2])):
-        whole, chunked = measure(geometry, length, rows, 5), measure(geometry, length, rows, 5)
-        whole.update(layer)
+        single_pass, chunked = measure(geometry, length, rows, 5), measure(geometry, length, rows, 5)
+        single_pass.update(layer)
         for start in range(0, length, size):
             cut = slice(start, start + size)
             k, lse = layer.k[:, : start + size], layer.lse[:, cut]
             chunked.update(replace(layer, q=layer.q[:, cut], k=k, v=k, z=layer.z[:, cut], lse=lse))
-        expected = whole.compute()
+        expected = single_pass.compute()
         for name, values in chunked.compute().items():
             # Columns that may be 0 are exact relative to the sum of absolute terms; lengths and distances, to 1.
             size_of = expected.get("norm_product" if name.startswith("mean_abs") else name, expected[name])
@@ -406,14 +406,14 @@ def test_the_distance_profile_equals_eager_at_every_distance(
     size = exact_pairs(geometry, layer)["norm_product"].reshape(-1)
     rotary = (2 * geometry.pairs, geometry.rotary_layout)
     c = eager_reference.contributions(layer.q, layer.k, layer.scaling, *rotary, geometry.rotary_start)
-    seen = eager_reference.visible(length, chunk=layer.chunk)
+    visible_mask = eager_reference.visible(length, chunk_size=layer.chunk_size)
     for distance in distances:
         at_distance = columns["distance"] == distance
         assert (columns["n"][at_distance] == int((layer.visible_counts > distance).sum())).all()
         # Like `eager_reference.distance_profile`, but computes the contributions only once.
-        expected = torch.stack([c[:, i, i - distance] for i in range(distance, length) if seen[i, i - distance]]).mean(
-            0
-        )
+        expected = torch.stack(
+            [c[:, i, i - distance] for i in range(distance, length) if visible_mask[i, i - distance]]
+        ).mean(0)
         units = columns["head"][at_distance] * geometry.all_pairs + columns["pair"][at_distance]
         assert units.tolist() == list(range(expected.numel()))
         error = columns["mean_signed"][at_distance] - expected.reshape(-1).numpy()

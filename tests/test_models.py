@@ -17,7 +17,7 @@ from support import families
 
 import headscope
 from headscope.attention.record import Geometry
-from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel
+from headscope.errors import BadInput, CannotWrite, HeadscopeError, ResourceMissing, UnsupportedModel
 from headscope.model_spec import SCHEME_NAMES, ModelSpec, SchemeSpec
 from headscope.models import loading
 from headscope.positions.model import Model, load
@@ -343,8 +343,8 @@ def test_conversion_on_a_full_disk_fails_in_one_line_and_leaves_no_files(
 @pytest.mark.model
 def test_truncated_gguf_file_is_refused_and_leaves_no_files(cache: Path) -> None:
     gguf = cache.with_name("tiny.gguf")
-    with shipped_gguf().open("rb") as whole:
-        gguf.write_bytes(whole.read(1 << 20))
+    with shipped_gguf().open("rb") as shipped_file:
+        gguf.write_bytes(shipped_file.read(1 << 20))
     assert "may be truncated" in message(BadInput, lambda: load(str(gguf)))
     assert list(cache.iterdir()) == []
 
@@ -358,7 +358,7 @@ def test_misspelled_alias_suggests_the_nearest_one() -> None:
 
 @pytest.mark.parametrize("path", ["./no/such/folder", "/no/such/folder", "no/such/folder", "missing.gguf"])
 def test_nonexistent_path_is_missing(path: str) -> None:
-    assert f"at '{path}'. Check the path" in message(Missing, lambda: load(path))
+    assert f"at '{path}'. Check the path" in message(ResourceMissing, lambda: load(path))
 
 
 def test_folder_or_file_that_is_not_a_checkpoint_is_bad_input(tmp_path: Path) -> None:
@@ -420,16 +420,16 @@ def test_hub_id_without_a_network_is_missing_in_one_line() -> None:
         "try: headscope.load('acme/none')",
         "except errors.HeadscopeError as error: print(error); sys.exit(error.exit_code)",
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", "\n".join(lines)],
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == Missing.exit_code == 3, done.stderr
-    assert len(done.stdout.splitlines()) == 1
-    assert "cannot fetch 'acme/none' from the hub" in done.stdout
+    assert result.returncode == ResourceMissing.exit_code == 3, result.stderr
+    assert len(result.stdout.splitlines()) == 1
+    assert "cannot fetch 'acme/none' from the hub" in result.stdout
 
 
 # Untrusted checkpoints --------------------------------------------------------------------------------------------

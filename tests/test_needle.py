@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support import families, naive_needle
-from support.planted_needle import FACT, ask, fill, planted, read_tokens, words
+from support.planted_needle import FACT, planted_model, read_tokens, run_needle_probe, words, write_needle_files
 
 import headscope as hs
 from headscope.errors import BadInput, Interrupted
@@ -27,8 +27,8 @@ from probes.needle.run import NeedleRunner
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return fill(tmp_path)
+def needle_folder(tmp_path: Path) -> Path:
+    return write_needle_files(tmp_path)
 
 
 def tiny() -> Model:
@@ -39,8 +39,8 @@ def tiny() -> Model:
 
 
 @pytest.mark.parametrize("mode", ["strict", "wu"])
-def test_a_planted_copying_head_scores_1_and_every_other_0(place: Path, mode: str) -> None:
-    run = ask(place, planted(), mode=mode, lengths=[260, 300])
+def test_a_planted_copying_head_scores_1_and_every_other_0(needle_folder: Path, mode: str) -> None:
+    run = run_needle_probe(needle_folder, planted_model(), mode=mode, lengths=[260, 300])
     assert validate(run) == []
     trials = run.needles[run.needles["mode"] == mode]
     assert trials["success"].all()
@@ -58,8 +58,8 @@ def test_a_planted_copying_head_scores_1_and_every_other_0(place: Path, mode: st
     assert rows.loc[(1, 0), "mass"].max() < 0.1
 
 
-def test_every_cell_of_the_grid_and_its_control_is_stored_once(place: Path) -> None:
-    run = ask(place, {"a": tiny(), "b": tiny()}, needles=1)
+def test_every_cell_of_the_grid_and_its_control_is_stored_once(needle_folder: Path) -> None:
+    run = run_needle_probe(needle_folder, {"a": tiny(), "b": tiny()}, needles=1)
     cells = run.needles.groupby(["model", "mode"], observed=True).size()
     assert cells.to_dict() == {(label, mode): 2 * 3 * 2 for label in "ab" for mode in ("strict", "absent")}
     assert len(run.retrieval) == cells.sum() * 16
@@ -69,8 +69,8 @@ def test_every_cell_of_the_grid_and_its_control_is_stored_once(place: Path) -> N
     assert validate(run) == []
 
 
-def test_the_score_is_the_share_of_the_span_and_success_follows_recall(place: Path) -> None:
-    run = ask(place, tiny(), lengths=[60], seeds=1)
+def test_the_score_is_the_share_of_the_span_and_success_follows_recall(needle_folder: Path) -> None:
+    run = run_needle_probe(needle_folder, tiny(), lengths=[60], seeds=1)
     spans = run.needles.set_index(["mode", "needle", "context_length", "depth", "doc"])
     rows = run.retrieval.join(spans[["span_start", "span_end"]], on=spans.index.names)
     width = rows["span_end"] - rows["span_start"]
@@ -92,10 +92,10 @@ def contents(run: Run) -> dict[str, bytes]:
 
 
 def test_shared_prefixes_give_the_same_bytes_as_one_prompt_at_a_time(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    needle_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grid = {"needles": 1, "seeds": 1, "lengths": [160, 200]}
-    shared = ask(place, tiny(), **grid)
+    shared = run_needle_probe(needle_folder, tiny(), **grid)
     reading = NeedleRunner._get_reader
 
     def forgetful(self: NeedleRunner, label: str, model: Model) -> PrefixCachedGenerator:
@@ -103,27 +103,32 @@ def test_shared_prefixes_give_the_same_bytes_as_one_prompt_at_a_time(
         return reading(self, label, model)
 
     monkeypatch.setattr(NeedleRunner, "_get_reader", forgetful)
-    assert contents(ask(place, tiny(), "again", **grid)) == contents(shared)
+    assert contents(run_needle_probe(needle_folder, tiny(), "again", **grid)) == contents(shared)
 
 
 @pytest.mark.parametrize("mode", ["strict", "wu"])
-def test_an_interrupted_run_resumes_to_the_same_bytes(place: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+def test_an_interrupted_run_resumes_to_the_same_bytes(
+    needle_folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
     grid = {"mode": mode, "lengths": [260], "depths": 2, "needles": 1}
-    whole, again = ask(place, tiny(), "whole", **grid), ask(place, tiny(), "again", **grid)
-    assert contents(again) == contents(whole)
-    real, left = needle.answer_prompt, [3]
+    uninterrupted, repeated = (
+        run_needle_probe(needle_folder, tiny(), "whole", **grid),
+        run_needle_probe(needle_folder, tiny(), "again", **grid),
+    )
+    assert contents(repeated) == contents(uninterrupted)
+    real, remaining = needle.answer_prompt, [3]
 
     def stopping(*arguments: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
+        remaining[0] -= 1
+        if remaining[0] < 0:
             raise KeyboardInterrupt
         return real(*arguments)
 
     monkeypatch.setattr(needle, "answer_prompt", stopping)
     with pytest.raises(Interrupted):
-        ask(place, tiny(), "cut", **grid)
+        run_needle_probe(needle_folder, tiny(), "cut", **grid)
     monkeypatch.setattr(needle, "answer_prompt", real)
-    assert contents(ask(place, tiny(), "cut", resume=True, **grid)) == contents(whole)
+    assert contents(run_needle_probe(needle_folder, tiny(), "cut", resume=True, **grid)) == contents(uninterrupted)
 
 
 def section(**changes: Any) -> NeedleRunner:
@@ -132,7 +137,7 @@ def section(**changes: Any) -> NeedleRunner:
 
 
 @pytest.mark.model
-def test_the_papers_grid_to_10k_takes_at_least_2_2_times_fewer_tokens_than_one_prompt_at_a_time() -> None:
+def test_prefix_cache_reads_at_least_2_2_times_fewer_tokens_on_the_papers_grid() -> None:
     grid = section(lengths=20, max_length=10_000, depths=10)
     prompts = [grid._prompts("base", trial)[0].ids for trial in grid._trials("base") if trial.mode == "strict"]
     assert len(prompts) == 200
@@ -161,7 +166,7 @@ def found_as_wu(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Run
 
 @pytest.mark.model
 @pytest.mark.parametrize("mode", ["strict", "wu"])
-def test_scores_of_smollm2_are_those_of_the_obvious_way_for_every_head_and_cell(
+def test_smollm2_scores_equal_the_naive_reference_for_every_head_and_trial(
     smollm2: Model, mode: str, request: pytest.FixtureRequest
 ) -> None:
     run: Run = request.getfixturevalue("shipped_grid" if mode == "strict" else "found_as_wu")
@@ -198,38 +203,38 @@ def test_scores_of_smollm2_are_those_of_the_obvious_way_for_every_head_and_cell(
 
 
 @pytest.mark.model
-def test_smollm2_finds_our_needles_and_its_heads_find_nothing_without_them(shipped_grid: Run) -> None:
-    (seen,) = found_needles.retrieval_summary(shipped_grid).to_dict("records")
-    assert seen["trials"] == 12
-    assert seen["share"] >= 0.8
-    assert seen["control"] <= 0.05
-    assert seen["top"] > 0.5
+def test_smollm2_retrieves_shipped_needles_and_controls_score_zero(shipped_grid: Run) -> None:
+    (summary,) = found_needles.retrieval_summary(shipped_grid).to_dict("records")
+    assert summary["trials"] == 12
+    assert summary["share"] >= 0.8
+    assert summary["control"] <= 0.05
+    assert summary["top"] > 0.5
 
 
 # Mistakes -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_text_that_states_the_fact_is_refused_before_any_work(place: Path) -> None:
-    (place / "hay" / "a.txt").write_text(" ".join(["w8"] * 300 + [f"w{n}" for n in FACT] + ["w9"] * 100))
+def test_a_text_that_states_the_fact_is_refused_before_any_work(needle_folder: Path) -> None:
+    (needle_folder / "hay" / "a.txt").write_text(" ".join(["w8"] * 300 + [f"w{n}" for n in FACT] + ["w9"] * 100))
     with pytest.raises(BadInput, match=r"needle 'one' is not hidden: hay/a.txt already states"):
-        ask(place, tiny(), seeds=2, lengths=[350])
-    assert not (place / "runs").exists()
+        run_needle_probe(needle_folder, tiny(), seeds=2, lengths=[350])
+    assert not (needle_folder / "runs").exists()
 
 
-def test_an_empty_haystack_is_refused(place: Path) -> None:
-    (place / "empty.txt").write_text("")
+def test_an_empty_haystack_is_refused(needle_folder: Path) -> None:
+    (needle_folder / "empty.txt").write_text("")
     with pytest.raises(BadInput, match="has no text"):
-        ask(place, tiny(), text=f"file:{place}/empty.txt", seeds=1)
+        run_needle_probe(needle_folder, tiny(), text=f"file:{needle_folder}/empty.txt", seeds=1)
 
 
-def test_a_haystack_is_never_repeated_and_the_longest_is_named(place: Path) -> None:
+def test_a_haystack_is_never_repeated_and_the_longest_is_named(needle_folder: Path) -> None:
     with pytest.raises(BadInput, match=r"the longest, hay/[ab].txt, has 40\d"):
-        ask(place, tiny(), lengths=[1000])
+        run_needle_probe(needle_folder, tiny(), lengths=[1000])
 
 
-def test_a_needle_longer_than_the_context_is_refused(place: Path) -> None:
+def test_a_needle_longer_than_the_context_is_refused(needle_folder: Path) -> None:
     with pytest.raises(BadInput, match=r"leaves no room for a haystack in a context of 12. Use lengths of at least"):
-        ask(place, tiny(), lengths=[12])
+        run_needle_probe(needle_folder, tiny(), lengths=[12])
 
 
 @pytest.mark.parametrize(
@@ -240,24 +245,24 @@ def test_a_depth_outside_the_haystack_is_refused(depths: list[float], message: s
         build_study({"needle": {"depths": depths}})
 
 
-def test_a_model_without_a_tokenizer_is_refused(place: Path) -> None:
+def test_a_model_without_a_tokenizer_is_refused(needle_folder: Path) -> None:
     with pytest.raises(BadInput, match="has no tokenizer"):
-        ask(place, hs.load(families.MEASURABLE["llama-gqa"]()))
+        run_needle_probe(needle_folder, hs.load(families.MEASURABLE["llama-gqa"]()))
 
 
-def test_without_a_success_the_headline_is_missing_and_the_failures_are_stored(
-    place: Path, capsys: pytest.CaptureFixture[str]
+def test_run_without_success_has_no_headline_and_stores_failures(
+    needle_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from headscope.report import assembly, terminal
 
-    run = ask(place, tiny(), lengths=[60], seeds=1)
+    run = run_needle_probe(needle_folder, tiny(), lengths=[60], seeds=1)
     trials = run.needles[run.needles["mode"] == "strict"]
     assert not trials["success"].any()
     assert trials["answer"].str.len().gt(0).any()
     assert "retrieval" not in run.heads
     assert run.heads["retrieval_control"].notna().all()
-    (seen,) = found_needles.retrieval_summary(run).to_dict("records")
-    assert np.isnan(seen["top"])
+    (summary,) = found_needles.retrieval_summary(run).to_dict("records")
+    assert np.isnan(summary["top"])
     assert "none of" in " ".join(finding.text for finding in assembly.findings_by_topic(run)["Needle in a haystack"])
     terminal.print_warnings(run)
     assert "answered none of 6 trials" in capsys.readouterr().err

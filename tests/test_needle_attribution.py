@@ -11,8 +11,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from support import families
-from support.naive_attribution import expected
-from support.planted_needle import ask, fill, planted, words
+from support.naive_attribution import head_contributions
+from support.planted_needle import planted_model, run_needle_probe, words, write_needle_files
 from test_needle import contents
 
 import headscope as hs
@@ -34,19 +34,19 @@ from probes.needle.generation import answer_prompt, generate_answer, text_increm
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return fill(tmp_path)
+def needle_folder(tmp_path: Path) -> Path:
+    return write_needle_files(tmp_path)
 
 
 TEXT = [*range(8, 31), 125] * 9
-SPOKEN = Needle("one", "w31 w32", "w38 w39", "w40 w41 w42")
+NEEDLE = Needle("one", "w31 w32", "w38 w39", "w40 w41 w42")
 MANY = ("llama-gqa", "mistral-sliding", "phi", "gemma3", "olmo2")
 
 
-def ground(family: str) -> tuple[Model, NeedlePromptBuilder, Haystack]:
+def trial_inputs(family: str) -> tuple[Model, NeedlePromptBuilder, Haystack]:
     tokenizer = words()
     model = hs.load(families.MEASURABLE[family](), tokenizer=tokenizer)
-    return model, NeedlePromptBuilder(SPOKEN, tokenizer, "prefix"), Haystack("x", TEXT, tokenizer)
+    return model, NeedlePromptBuilder(NEEDLE, tokenizer, "prefix"), Haystack("x", TEXT, tokenizer)
 
 
 def answer(model: Model, prompter: NeedlePromptBuilder, prompts: list[NeedlePrompt]) -> Any:
@@ -60,27 +60,29 @@ def answer(model: Model, prompter: NeedlePromptBuilder, prompts: list[NeedleProm
 
 @pytest.mark.parametrize("family", MANY)
 def test_attribution_of_a_head_equals_the_eager_reference_in_total_and_through_the_needle(family: str) -> None:
-    model, prompter, haystack = ground(family)
+    model, prompter, haystack = trial_inputs(family)
     prompts = prompter.control_prompts(haystack, 150, [0.2, 0.7])
     hidden = answer(model, prompter, [prompter.prompt_with_needle(haystack, 150, 0.5)])
     control = answer(model, prompter, prompts)
-    for seen, spans in ((hidden, [prompter.prompt_with_needle(haystack, 150, 0.5)]), (control, prompts)):
-        steps, tokenizer = len(seen.step_texts), prompter.tokenizer
+    for attributed, spans in ((hidden, [prompter.prompt_with_needle(haystack, 150, 0.5)]), (control, prompts)):
+        steps, tokenizer = len(attributed.step_texts), prompter.tokenizer
         ids = torch.tensor(spans[0].ids.astype(np.int64))
-        said = torch.tensor(tokenizer.convert_tokens_to_ids("".join(seen.step_texts).split()))
-        assert len(said) == steps > 2
-        whole = torch.cat((ids, said))
-        scale = float(model.module(whole[None]).logits.detach().abs().max())
-        wanted = expected(model, whole, families.HEADS)[..., -steps:].mean(-1)
-        assert float((seen.attribution.total - wanted).abs().max()) <= 1e-4 * scale
-        for through, span in zip(seen.attribution.through_spans, spans, strict=True):
-            wanted = expected(model, whole, families.HEADS, (span.start - prompter.cue_count, span.end))
-            assert float((through - wanted[..., -steps:].mean(-1)).abs().max()) <= 1e-4 * scale
-            assert float(wanted.abs().max()) > 1e-2 * scale
+        answer_ids = torch.tensor(tokenizer.convert_tokens_to_ids("".join(attributed.step_texts).split()))
+        assert len(answer_ids) == steps > 2
+        all_ids = torch.cat((ids, answer_ids))
+        scale = float(model.module(all_ids[None]).logits.detach().abs().max())
+        expected_means = head_contributions(model, all_ids, families.HEADS)[..., -steps:].mean(-1)
+        assert float((attributed.attribution.total - expected_means).abs().max()) <= 1e-4 * scale
+        for through, span in zip(attributed.attribution.through_spans, spans, strict=True):
+            expected_means = head_contributions(
+                model, all_ids, families.HEADS, (span.start - prompter.cue_count, span.end)
+            )
+            assert float((through - expected_means[..., -steps:].mean(-1)).abs().max()) <= 1e-4 * scale
+            assert float(expected_means.abs().max()) > 1e-2 * scale
 
 
 def test_an_answer_without_tokens_has_no_attribution() -> None:
-    model, prompter, haystack = ground("llama-gqa")
+    model, prompter, haystack = trial_inputs("llama-gqa")
     model.module.generation_config.eos_token_id = list(range(128))
     step = answer(model, prompter, [prompter.prompt_with_needle(haystack, 150, 0.5)])
     assert step.step_texts == []
@@ -96,22 +98,24 @@ def test_attribution_through_a_needle_in_smollm2_equals_the_eager_reference(smol
     prompter = NeedlePromptBuilder(LITERAL_NEEDLES[4], smollm2.tokenizer, "prefix")
     prompt = prompter.prompt_with_needle(haystack, 512, 0.4)
     step = answer(smollm2, prompter, [prompt])
-    said = smollm2.tokenizer("".join(step.step_texts), add_special_tokens=False)["input_ids"]
+    answer_ids = smollm2.tokenizer("".join(step.step_texts), add_special_tokens=False)["input_ids"]
     steps = len(step.step_texts)
-    assert (len(said), step.recall) == (steps, 1)
-    whole = torch.tensor([*prompt.ids.tolist(), *said])
-    wanted = expected(smollm2, whole, 9, (prompt.start - prompter.cue_count, prompt.end))[..., -steps:].mean(-1)
-    assert float((step.attribution.through_spans[0] - wanted).abs().max()) <= 1e-4 * 20
-    assert float(wanted.max()) > 0.2
+    assert (len(answer_ids), step.recall) == (steps, 1)
+    all_ids = torch.tensor([*prompt.ids.tolist(), *answer_ids])
+    expected_means = head_contributions(smollm2, all_ids, 9, (prompt.start - prompter.cue_count, prompt.end))[
+        ..., -steps:
+    ].mean(-1)
+    assert float((step.attribution.through_spans[0] - expected_means).abs().max()) <= 1e-4 * 20
+    assert float(expected_means.max()) > 0.2
 
 
 @pytest.fixture(scope="module")
-def found_by_planting(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def planted_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of the planted head with everything on; the same for all that only read it."""
-    folder = fill(tmp_path_factory.mktemp("planted"))
-    return ask(
+    folder = write_needle_files(tmp_path_factory.mktemp("planted"))
+    return run_needle_probe(
         folder,
-        planted(),
+        planted_model(),
         lengths=[60],
         depths=2,
         seeds=1,
@@ -122,8 +126,8 @@ def found_by_planting(tmp_path_factory: pytest.TempPathFactory) -> Run:
     )
 
 
-def test_only_the_planted_head_has_attribution_through_the_needle(found_by_planting: Run) -> None:
-    run = found_by_planting
+def test_only_the_planted_head_has_attribution_through_the_needle(planted_run: Run) -> None:
+    run = planted_run
     assert validate(run) == []
     heads = run.heads.set_index(["layer", "head"])
     assert heads.loc[(0, 2), "needle_write"] > 10 * heads["needle_write"].drop((0, 2)).abs().max()
@@ -139,19 +143,19 @@ def test_only_the_planted_head_has_attribution_through_the_needle(found_by_plant
     assert (pair["first"], pair["second"], pair["overlap"]) == ("retrieval", "needle_write", 1)
 
 
-def test_a_scheme_or_a_model_whose_logits_are_no_sum_is_refused(place: Path) -> None:
+def test_model_with_nonadditive_logits_is_refused_for_attribution(needle_folder: Path) -> None:
     module = families.build("gemma3_text", {"head_dim": 16, "layer_types": families.ALTERNATING})
     module.config.final_logit_softcapping = 3.0
     with pytest.raises(UnsupportedModel, match="its logits are not linear"):
-        ask(place, hs.load(module, tokenizer=words()), attribution=True, needles=1, seeds=1)
+        run_needle_probe(needle_folder, hs.load(module, tokenizer=words()), attribution=True, needles=1, seeds=1)
     config = LoraConfig(r=8, lora_alpha=64, target_modules=["o_proj"], init_lora_weights=False)
     tuned = get_peft_model(families.MEASURABLE["llama-gqa"](), config).eval()
     with pytest.raises(UnsupportedModel, match="does more than multiply by its weight"):
-        ask(place, hs.load(tuned, tokenizer=words()), attribution=True, needles=1, seeds=1)
+        run_needle_probe(needle_folder, hs.load(tuned, tokenizer=words()), attribution=True, needles=1, seeds=1)
     options = families.OTHERS["gemma3n"].options
     with pytest.raises(UnsupportedModel, match="do not return a single residual stream"):
-        ask(
-            place,
+        run_needle_probe(
+            needle_folder,
             hs.load(families.build("gemma3n_text", options), tokenizer=words()),
             attribution=True,
             needles=1,
@@ -162,8 +166,8 @@ def test_a_scheme_or_a_model_whose_logits_are_no_sum_is_refused(place: Path) -> 
 # Single trials ----------------------------------------------------------------------------------------------------
 
 
-def test_a_trial_is_stored_as_it_was_read_and_answered(found_by_planting: Run) -> None:
-    run = found_by_planting
+def test_stored_trial_has_its_prompt_answer_and_copies(planted_run: Run) -> None:
+    run = planted_run
     keys = ["mode", "needle", "context_length", "depth", "doc", "seed"]
     trials = run.needles[run.needles["mode"] == "strict"].astype({"mode": "str", "needle": "str", "doc": "str"})
     assert len(run.needle_tokens) == len(trials) == 4
@@ -171,8 +175,8 @@ def test_a_trial_is_stored_as_it_was_read_and_answered(found_by_planting: Run) -
     by_trial = trials.set_index(keys)
     assert steps.str.strip().to_dict() == by_trial["answer"].to_dict()
     copies = run.needle_copies.groupby([*keys, "layer", "head"], observed=True).size().rename("found").reset_index()
-    both = run.retrieval[run.retrieval["mode"] == "strict"].merge(copies, how="left").fillna({"found": 0})
-    assert (both["found"] == both["copies"]).all()
+    merged = run.retrieval[run.retrieval["mode"] == "strict"].merge(copies, how="left").fillna({"found": 0})
+    assert (merged["found"] == merged["copies"]).all()
     placed = run.needle_copies.merge(run.needles)
     assert placed["key"].between(placed["span_start"], placed["span_end"] - 1).all()
     first = run.needle_tokens[run.needle_tokens["needle"] == "one"].iloc[0]
@@ -180,7 +184,7 @@ def test_a_trial_is_stored_as_it_was_read_and_answered(found_by_planting: Run) -
     assert first["question"].split()[-2:] == ["w38", "w39"]
 
 
-def test_a_character_that_is_split_over_tokens_comes_with_the_last_of_them() -> None:
+def test_split_character_belongs_to_its_last_token() -> None:
     from support.tokenizers import tokenizer
 
     tokens = tokenizer("byte-level")
@@ -210,15 +214,15 @@ def eager_means(module: Any, ids: torch.Tensor) -> list[torch.Tensor]:
     return means
 
 
-def silenced_eager(module: Any, heads: list[tuple[int, int]], means: list[torch.Tensor] | None) -> Any:
+def ablated_eager(module: Any, heads: list[tuple[int, int]], means: list[torch.Tensor] | None) -> Any:
     """The module with some heads' slices of what is projected replaced, by zeros or by their means."""
     for number, projection in enumerate(projections(module)):
 
         def replace(_: Any, args: Any, number: int = number) -> Any:
             z = args[0].clone()
             for head in (head for layer, head in heads if layer == number):
-                own = slice(head * z.shape[-1] // 4, (head + 1) * z.shape[-1] // 4)
-                z[..., own] = 0 if means is None else means[number][own]
+                head_dims = slice(head * z.shape[-1] // 4, (head + 1) * z.shape[-1] // 4)
+                z[..., head_dims] = 0 if means is None else means[number][head_dims]
             return (z,)
 
         projection.register_forward_pre_hook(replace)
@@ -226,57 +230,57 @@ def silenced_eager(module: Any, heads: list[tuple[int, int]], means: list[torch.
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "phi", "gemma3"])
-@pytest.mark.parametrize("how", ["zero", "mean"])
-def test_a_model_with_ablated_heads_answers_as_an_edited_eager_model(family: str, how: str) -> None:
-    model, prompter, haystack = ground(family)
+@pytest.mark.parametrize("ablation_method", ["zero", "mean"])
+def test_a_model_with_ablated_heads_answers_as_an_edited_eager_model(family: str, ablation_method: str) -> None:
+    model, prompter, haystack = trial_inputs(family)
     heads = [(0, 1), (1, 0), (1, 3), (3, 2)]
     text = haystack.ids[:100]
     eager = [copy.deepcopy(model.module) for _ in range(2)]
-    for each in eager:
-        each.set_attn_implementation("eager")
-    means = None if how == "zero" else eager_means(eager[0], torch.tensor(text.astype(np.int64)))
-    edited = silenced_eager(eager[1], heads, means)
+    for module_copy in eager:
+        module_copy.set_attn_implementation("eager")
+    means = None if ablation_method == "zero" else eager_means(eager[0], torch.tensor(text.astype(np.int64)))
+    edited = ablated_eager(eager[1], heads, means)
     units = [Unit(layer, head // model.geometry.heads_per_group(0), head) for layer, head in heads]
     reader = PrefixCachedGenerator(model)
 
-    def assert_said_by(module: Any, ids: Any, tokens: list[int]) -> None:
+    def assert_greedy_answer(module: Any, ids: Any, tokens: list[int]) -> None:
         with torch.no_grad():
             logits = module(torch.tensor([[*ids.tolist(), *tokens]])).logits[0, len(ids) - 1 : -1]
         assert logits.argmax(-1).tolist() == tokens
 
-    with ablation.heads_ablated(model, units, ablation.make_ablation(how, model, text)):
+    with ablation.heads_ablated(model, units, ablation.make_ablation(ablation_method, model, text)):
         for depth in (0.95, 0.85):  # the second prompt shares what was cached under the edit
             ids = prompter.prompt_with_needle(haystack, 190, depth).ids
-            assert_said_by(edited, ids, generate_answer(reader, ids, prompter, "strict", 3)[0])
+            assert_greedy_answer(edited, ids, generate_answer(reader, ids, prompter, "strict", 3)[0])
     assert reader.processed_tokens < 2 * 190
-    assert_said_by(model.module, ids, generate_answer(PrefixCachedGenerator(model), ids, prompter, "strict", 3)[0])
+    assert_greedy_answer(
+        model.module, ids, generate_answer(PrefixCachedGenerator(model), ids, prompter, "strict", 3)[0]
+    )
 
 
-def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(found_by_planting: Run) -> None:
-    lines = analysis.ablation_curve(found_by_planting).set_index(["ablation", "size", "top"])
-    for how in ("zero", "mean"):
-        assert lines.loc[(how, 0, True), "share"] == lines.loc[(how, 0, False), "share"] == 1
+def test_ablating_the_planted_head_removes_retrieval_and_ablating_others_does_not(planted_run: Run) -> None:
+    lines = analysis.ablation_curve(planted_run).set_index(["ablation", "size", "top"])
+    for ablation_method in ("zero", "mean"):
+        assert lines.loc[(ablation_method, 0, True), "share"] == lines.loc[(ablation_method, 0, False), "share"] == 1
         for size in (1, 2):
-            assert lines.loc[(how, size, True), ["trials", "share"]].tolist() == [4, 0]
-            assert lines.loc[(how, size, False), ["trials", "share", "minimum"]].tolist() == [4, 1, 1]
-    (line,) = [
-        each for _, each in analysis.ablation_curve(found_by_planting).query("ablation == 'zero'").groupby("mode")
-    ]
+            assert lines.loc[(ablation_method, size, True), ["trials", "share"]].tolist() == [4, 0]
+            assert lines.loc[(ablation_method, size, False), ["trials", "share", "minimum"]].tolist() == [4, 1, 1]
+    (line,) = [rows for _, rows in analysis.ablation_curve(planted_run).query("ablation == 'zero'").groupby("mode")]
     assert analysis.first_separated_size(line) == 1
     low, high = analysis.wilson_interval(pd.Series([0.5]), pd.Series([10]))
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    (claim, _) = findings.paper_claims(found_by_planting)
+    (claim, _) = findings.paper_claims(planted_run)
     assert (claim.verdict, "4 trials: 100% succeed without ablation" in claim.evidence) == ("supported", True)
-    text = " ".join(finding.text for finding in findings.findings(found_by_planting))
+    text = " ".join(finding.text for finding in findings.findings(planted_run))
     assert (
         "With its top 2 heads ablated (zero ablation), base retrieves 0% (95 % confidence interval 0% to 49%)"
-        in text.replace(found_by_planting.models[0], "base")
+        in text.replace(planted_run.models[0], "base")
     )
     assert "of top and random heads do not overlap from 1 head on" in text
 
 
 @pytest.mark.parametrize(
-    ("successes", "silenced", "size", "verdict"),
+    ("successes", "ablated", "size", "verdict"),
     [
         (20, 2, 16, "supported"),
         (20, 2, 32, "inconclusive"),
@@ -286,9 +290,9 @@ def test_without_the_planted_head_no_needle_is_found_and_without_others_all_are(
     ],
 )
 def test_the_ablation_claim_is_judged_by_the_interval_of_the_difference(
-    successes: int, silenced: int, size: int, verdict: str, monkeypatch: pytest.MonkeyPatch
+    successes: int, ablated: int, size: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = [(0, False, successes), (0, True, successes), (size, False, successes), (size, True, silenced)]
+    counts = [(0, False, successes), (0, True, successes), (size, False, successes), (size, True, ablated)]
     lines = pd.DataFrame(counts, columns=["size", "top", "successes"]).assign(trials=20, model="m", mode="strict")
     lines["share"] = lines["successes"] / lines["trials"]
     lines["low"], lines["high"] = analysis.wilson_interval(lines["share"], lines["trials"])
@@ -298,8 +302,8 @@ def test_the_ablation_claim_is_judged_by_the_interval_of_the_difference(
     assert (claim.model, claim.verdict) == ("m", verdict)
 
 
-def test_heads_are_ranked_on_the_other_half_of_the_needles(found_by_planting: Run) -> None:
-    run = found_by_planting
+def test_heads_are_ranked_on_held_out_needles(planted_run: Run) -> None:
+    run = planted_run
     knocked = run.needle_ablated_heads
     assert set(knocked["half"]) == {0, 1}
     for half, other in ((0, "two"), (1, "one")):
@@ -312,22 +316,24 @@ def test_heads_are_ranked_on_the_other_half_of_the_needles(found_by_planting: Ru
     assert not ablated_trials.duplicated(["ablation", "size", "draw", "needle", "depth", "context_length"]).any()
 
 
-def test_random_heads_are_as_many_in_each_layer_and_none_of_the_top_ones() -> None:
+def test_random_heads_match_top_heads_by_layer_and_exclude_them() -> None:
     scores = pd.DataFrame([(layer, head, layer / 10 - head) for layer in range(4) for head in range(6)])
     ranked = scores.set_axis(["layer", "head", "score"], axis=1).sort_values("score", ascending=False).reset_index()
     ranked = ranked.drop(columns="index")
     top = ablation.select_heads(ranked, AblationTask("zero", 9, 0, 0, ()), 0)
     assert top["score"].min() == ranked["score"].iloc[8]
-    drawn = [ablation.select_heads(ranked, AblationTask("zero", 9, draw, 0, ()), 0) for draw in (1, 2)]
-    for each in drawn:
-        assert each.groupby("layer").size().to_dict() == top.groupby("layer").size().to_dict()
-        assert not set(each.index) & set(top.index)
-    assert set(drawn[0].index) != set(drawn[1].index)
-    whole = ablation.select_heads(ranked, AblationTask("zero", 24, 1, 0, ()), 0)
-    assert len(whole) == 24
+    random_sets = [ablation.select_heads(ranked, AblationTask("zero", 9, draw, 0, ()), 0) for draw in (1, 2)]
+    for random_set in random_sets:
+        assert random_set.groupby("layer").size().to_dict() == top.groupby("layer").size().to_dict()
+        assert not set(random_set.index) & set(top.index)
+    assert set(random_sets[0].index) != set(random_sets[1].index)
+    all_random = ablation.select_heads(ranked, AblationTask("zero", 24, 1, 0, ()), 0)
+    assert len(all_random) == 24
 
 
-def test_an_interrupted_ablation_resumes_to_the_same_bytes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_ablation_resumes_to_the_same_bytes(
+    needle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grid = {
         "lengths": [60],
         "depths": 1,
@@ -337,28 +343,32 @@ def test_an_interrupted_ablation_resumes_to_the_same_bytes(place: Path, monkeypa
         "attribution": True,
         "rank_by": "attribution",
     }
-    whole = ask(place, planted(), "whole", **grid)
-    assert set(whole.needle_ablated_heads.query("draw == 0")[["layer", "head"]].itertuples(index=False, name=None)) == {
-        (0, 2)
-    }
-    real, left = cells.generate_answer, [2]
+    uninterrupted = run_needle_probe(needle_folder, planted_model(), "whole", **grid)
+    assert set(
+        uninterrupted.needle_ablated_heads.query("draw == 0")[["layer", "head"]].itertuples(index=False, name=None)
+    ) == {(0, 2)}
+    real, remaining = cells.generate_answer, [2]
 
     def stopping(*arguments: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
+        remaining[0] -= 1
+        if remaining[0] < 0:
             raise KeyboardInterrupt
         return real(*arguments)
 
     monkeypatch.setattr(cells, "generate_answer", stopping)
     with pytest.raises(Interrupted):
-        ask(place, planted(), "cut", **grid)
+        run_needle_probe(needle_folder, planted_model(), "cut", **grid)
     monkeypatch.setattr(cells, "generate_answer", real)
-    assert contents(ask(place, planted(), "cut", resume=True, **grid)) == contents(whole)
+    assert contents(run_needle_probe(needle_folder, planted_model(), "cut", resume=True, **grid)) == contents(
+        uninterrupted
+    )
 
 
-def test_a_model_without_retrieved_needles_gets_no_ablation(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_without_retrieved_needles_gets_no_ablation(
+    needle_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tiny = hs.load(families.MEASURABLE["llama-gqa"](), tokenizer=words())
-    run = ask(place, tiny, ablate_top=[1], draws=1, seeds=1, lengths=[60], depths=1)
+    run = run_needle_probe(needle_folder, tiny, ablate_top=[1], draws=1, seeds=1, lengths=[60], depths=1)
     assert "needle_ablation" not in run.tables
     assert "its heads are not ablated" in caplog.text
 
@@ -366,10 +376,10 @@ def test_a_model_without_retrieved_needles_gets_no_ablation(place: Path, caplog:
 # What is shown, and mistakes ---------------------------------------------------------------------------------------
 
 
-def test_charts_carry_the_curve_and_both_detectors(found_by_planting: Run) -> None:
+def test_report_charts_show_ablation_curve_and_both_detectors(planted_run: Run) -> None:
     from headscope.report import assembly
 
-    groups = {group.heading: [*group.charts] for group in charts.charts(assembly.render_context(found_by_planting))}
+    groups = {group.heading: [*group.charts] for group in charts.charts(assembly.render_context(planted_run))}
     assert len(groups["Attribution through the needle"]) == 2
     curves = groups["Ablation of retrieval heads"]
     assert len(curves) == 2
@@ -377,7 +387,7 @@ def test_charts_carry_the_curve_and_both_detectors(found_by_planting: Run) -> No
     assert (list(top.y), list(top.customdata)) == ([1, 0, 0], [0, 1, 2])
 
 
-def test_indirect_needles_share_no_word_of_content_with_their_questions() -> None:
+def test_indirect_needles_share_no_content_word_with_their_questions() -> None:
     small = "the a an of in is at by on to for and what who when where which how do does did they can one"
     assert len(INDIRECT_NEEDLES) == 6
     assert not {needle.name for needle in INDIRECT_NEEDLES} & {needle.name for needle in LITERAL_NEEDLES}
@@ -402,11 +412,11 @@ def test_indirect_needles_share_no_word_of_content_with_their_questions() -> Non
         ({"ablation": []}, "Use zero, mean or both"),
     ],
 )
-def test_bad_options_are_one_line(grid: dict[str, Any], message: str) -> None:
+def test_bad_options_give_one_line(grid: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         build_study({"needle": grid})
 
 
-def test_ablating_more_heads_than_the_model_has_is_refused(place: Path) -> None:
+def test_ablating_more_heads_than_the_model_has_is_refused(needle_folder: Path) -> None:
     with pytest.raises(BadInput, match=r"ablate_top 9: model '.*' has 8 heads"):
-        ask(place, planted(), ablate_top=[9])
+        run_needle_probe(needle_folder, planted_model(), ablate_top=[9])

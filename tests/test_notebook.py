@@ -27,7 +27,7 @@ def titles(charts: Any) -> list[str]:
     return [chart.figure.layout.title.text for chart in charts]
 
 
-def test_findings_are_the_findings_of_the_report_as_a_frame(run: Run) -> None:
+def test_notebook_findings_equal_those_of_the_report(run: Run) -> None:
     findings = [finding for topic_findings in assembly.findings_by_topic(run).values() for finding in topic_findings]
     frame = run.findings()
     assert list(frame) == ["model", "topic", "text"]
@@ -37,7 +37,7 @@ def test_findings_are_the_findings_of_the_report_as_a_frame(run: Run) -> None:
     assert len(frame) > 10
 
 
-def test_charts_of_a_topic_are_those_of_the_report_with_captions(run: Run) -> None:
+def test_notebook_charts_equal_those_of_the_report(run: Run) -> None:
     chapters = assembly.collect_chapters(assembly.render_context(run))
     loss = [chart for group in chapters["Loss along the context"] for chart in group.charts]
     charts = run.charts("LOSS along")
@@ -47,7 +47,7 @@ def test_charts_of_a_topic_are_those_of_the_report_with_captions(run: Run) -> No
         run.charts("lose")
 
 
-def test_a_head_has_the_sentences_and_charts_of_the_app(run: Run) -> None:
+def test_notebook_head_has_the_findings_and_charts_of_the_app(run: Run) -> None:
     first, more = assembly.head_sentences(run, "base", 1, 2)
     head = run.head(1, 2, "base")
     assert head.sentences == [*first, *more]
@@ -105,7 +105,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 @pytest.mark.model
 @pytest.mark.browser
-def test_the_example_notebook_goes_from_a_checkpoint_to_a_figure(executed: tuple[Any, Path]) -> None:
+def test_example_notebook_runs_from_checkpoint_to_figure(executed: tuple[Any, Path]) -> None:
     notebook, folder = executed
     outputs = {
         cell.source.splitlines()[-1]: cell.outputs[-1]["data"] if cell.outputs else {}

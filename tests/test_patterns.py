@@ -17,7 +17,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import headscope
 from headscope.attention.record import AttentionRecord
-from headscope.errors import BadInput, HeadscopeError, Interrupted, Missing
+from headscope.errors import BadInput, HeadscopeError, Interrupted, ResourceMissing
 from headscope.forward import observe as observing
 from headscope.measures.top_keys import MIN_FAR_DISTANCE, TopKeysAccumulator, find_top_keys, stratified_rows
 from headscope.positions.model import Model
@@ -102,7 +102,7 @@ def test_top_keys_of_smollm2_equal_those_of_eager_weights(smollm2: Model, tokens
     assert max(errors) <= 1e-5
 
 
-@pytest.mark.parametrize("options", [{"cap": 2.0}, {"chunk": 37}, {"sink": torch.tensor([1.0, -1.0])}])
+@pytest.mark.parametrize("options", [{"softcap": 2.0}, {"chunk_size": 37}, {"sink": torch.tensor([1.0, -1.0])}])
 def test_top_keys_with_soft_caps_chunks_and_sinks(options: Any) -> None:
     q, k = torch.randn(2, 90, 8), torch.randn(1, 90, 8)
     alpha, visible, lse = eager_reference.explicit_weights(q, k, **options)
@@ -132,11 +132,11 @@ def test_keys_of_equal_weight_at_the_last_rank_are_the_later_ones() -> None:
 
 def test_tiling_does_not_change_top_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     record = random_record(geometry_of(windows=(11,)), 90, 0)
-    whole = find_top_keys(record, torch.arange(90), 6)
+    untiled = find_top_keys(record, torch.arange(90), 6)
     monkeypatch.setattr("headscope.measures.top_keys.LOGITS_PER_TILE", 4 * 90 * 7)
     tiled = find_top_keys(record, torch.arange(90), 6)
-    assert torch.equal(whole.keys[~whole.weights.isnan()], tiled.keys[~tiled.weights.isnan()])
-    torch.testing.assert_close(whole.weights, tiled.weights, equal_nan=True)
+    assert torch.equal(untiled.keys[~untiled.weights.isnan()], tiled.keys[~tiled.weights.isnan()])
+    torch.testing.assert_close(untiled.weights, tiled.weights, equal_nan=True)
 
 
 def test_stratified_rows_are_one_per_stratum_and_reproducible() -> None:
@@ -204,21 +204,21 @@ def test_displayed_text_is_one_line_without_control_characters() -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("patterns")
-    save_checkpoint(place / "tiny")
-    save_texts(place / "texts")
-    return place
+def study_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    study_folder = tmp_path_factory.mktemp("patterns")
+    save_checkpoint(study_folder / "tiny")
+    save_texts(study_folder / "texts")
+    return study_folder
 
 
 @pytest.fixture(scope="module")
-def run(place: Path) -> Run:
+def run(study_folder: Path) -> Run:
     """Two models, two lengths, two documents."""
-    tiny = str(place / "tiny")
+    tiny = str(study_folder / "tiny")
     models = {"base": tiny, "yarn": f"{tiny}@yarn:factor=4"}
-    text = f"file:{place}/texts/*.txt"
+    text = f"file:{study_folder}/texts/*.txt"
     options: dict[str, Any] = {"lengths": [24, 48], "rows": 12, "keys": KEYS}
-    return headscope.patterns(models, text=text, docs=2, out=place / "runs", quiet=True, **options)
+    return headscope.patterns(models, text=text, docs=2, out=study_folder / "runs", quiet=True, **options)
 
 
 def test_tokens_are_stored_once_per_document_and_all_heads_share_rows(run: Run) -> None:
@@ -234,9 +234,9 @@ def test_tokens_are_stored_once_per_document_and_all_heads_share_rows(run: Run) 
         assert len(rows.iloc[0]) == 12
 
 
-def test_a_stored_row_equals_the_measured_row(run: Run, place: Path) -> None:
+def test_a_stored_row_equals_the_measured_row(run: Run, study_folder: Path) -> None:
     doc = str(run.pattern_texts["doc"].iloc[0])
-    model = headscope.load(f"{place / 'tiny'}@yarn:factor=4", device="cpu")
+    model = headscope.load(f"{study_folder / 'tiny'}@yarn:factor=4", device="cpu")
     text = analysis.document_text(run, "yarn", doc)
     ids = torch.tensor(run.token_text[run.token_text["doc"] == doc].sort_values("position")["token"].to_numpy())
     assert "".join(text.token_texts) == model.tokenizer.decode(ids)
@@ -268,14 +268,14 @@ def test_top_far_rows_have_the_largest_far_weights_and_a_least_distance(run: Run
 
 
 def test_a_pass_shared_with_another_probe_gives_the_same_tables_even_after_an_interruption(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny, passes, run_pass = str(place / "tiny"), list[int](), observing.finite_hidden_states
-    both = build_study(
+    tiny, passes, run_pass = str(study_folder / "tiny"), list[int](), observing.finite_hidden_states
+    shared_study = build_study(
         {
             "name": "both",
             "models": {"base": tiny, "yarn": f"{tiny}@yarn:factor=4"},
-            "texts": {"source": f"file:{place}/texts/*.txt", "docs": 2},
+            "texts": {"source": f"file:{study_folder}/texts/*.txt", "docs": 2},
             "measure": {"lengths": [24, 48], "rows": 8},
             "patterns": {"lengths": [12, 24, 48], "rows": 12, "keys": KEYS},
         }
@@ -290,12 +290,19 @@ def test_a_pass_shared_with_another_probe_gives_the_same_tables_even_after_an_in
 
         passes.clear()
         monkeypatch.setattr(observing, "finite_hidden_states", counted)
-        return run_study(both, out, resume=resume)
+        return run_study(shared_study, out, resume=resume)
 
     together = execute(tmp_path / "whole")
     assert sorted(passes) == [12] * 4 + [24] * 4 + [48] * 4, "each text is read once per model"
     alone = headscope.patterns(
-        both.models, text=both.texts.source, docs=2, lengths=[12, 24, 48], rows=12, keys=KEYS, out=tmp_path, quiet=True
+        shared_study.models,
+        text=shared_study.texts.source,
+        docs=2,
+        lengths=[12, 24, 48],
+        rows=12,
+        keys=KEYS,
+        out=tmp_path,
+        quiet=True,
     )
     for name in ("pattern_texts", "token_text", "top_keys", "far_keys"):
         assert (together.path / f"{name}.parquet").read_bytes() == (alone.path / f"{name}.parquet").read_bytes(), name
@@ -306,9 +313,9 @@ def test_a_pass_shared_with_another_probe_gives_the_same_tables_even_after_an_in
         assert file.read_bytes() == (resumed.path / file.name).read_bytes(), file.name
 
 
-def test_every_token_of_a_prompt_is_a_query_row(place: Path) -> None:
+def test_every_token_of_a_prompt_is_a_query_row(study_folder: Path) -> None:
     prompt = "w1 w2 w3\nw1 w2 </s> w3"
-    run = headscope.patterns(str(place / "tiny"), prompt=prompt, out=place / "prompts", quiet=True)
+    run = headscope.patterns(str(study_folder / "tiny"), prompt=prompt, out=study_folder / "prompts", quiet=True)
     assert run.token_text["text"].tolist() == ["w1", " w2", " w3", " w1", " w2", "</s>", " w3"]
     assert run.token_text["special"].tolist() == [False] * 5 + [True, False]
     assert analysis.stored_queries(run, ("base", 7, "prompt", 0, 0)) == [*range(7)]
@@ -317,9 +324,11 @@ def test_every_token_of_a_prompt_is_a_query_row(place: Path) -> None:
     assert overview is not None
     assert "no key is 32 or more tokens back" in overview.warnings[0]
     assert not [*report.head_findings(run, "base", 0, 0), *report.head_charts(run, "base", 0, 0), *report.findings(run)]
-    file = place / "own.txt"
+    file = study_folder / "own.txt"
     file.write_text(prompt)
-    again = headscope.patterns(str(place / "tiny"), prompt_file=str(file), out=place / "prompts", quiet=True)
+    again = headscope.patterns(
+        str(study_folder / "tiny"), prompt_file=str(file), out=study_folder / "prompts", quiet=True
+    )
     assert again.pattern_texts["doc"].tolist() == ["prompt/own.txt"]
     assert (again.top_keys["weight"] == run.top_keys["weight"]).all()
 
@@ -332,7 +341,7 @@ def test_every_token_of_a_prompt_is_a_query_row(place: Path) -> None:
         ({"prompt": "a", "prompt_file": "b"}, BadInput, "'prompt' and 'prompt_file' cannot be combined"),
         ({"prompt": "a b", "rows": 4}, BadInput, "'rows' cannot be combined with a prompt"),
         ({"prompt": "a\x00b"}, BadInput, "contains the control character"),
-        ({"prompt_file": "./none.txt"}, Missing, "no prompt file at './none.txt'"),
+        ({"prompt_file": "./none.txt"}, ResourceMissing, "no prompt file at './none.txt'"),
         ({"prompt": "w1 " * 1100}, BadInput, "more than 1,024 tokens"),
         ({"rows": 1}, BadInput, "greater than or equal to 2"),
         ({"lengths": [1]}, BadInput, "context length 1 is too short"),
@@ -340,32 +349,32 @@ def test_every_token_of_a_prompt_is_a_query_row(place: Path) -> None:
     ],
 )
 def test_bad_input_gives_one_line_and_no_run(
-    options: Any, error: type[HeadscopeError], message: str, place: Path, tmp_path: Path
+    options: Any, error: type[HeadscopeError], message: str, study_folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=message) as raised:
-        headscope.patterns(str(place / "tiny"), out=tmp_path / "runs", quiet=True, **options)
+        headscope.patterns(str(study_folder / "tiny"), out=tmp_path / "runs", quiet=True, **options)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "runs").exists()
 
 
-def test_combined_runs_show_each_prompt_in_its_own_tokens(place: Path) -> None:
+def test_combined_runs_show_each_prompt_in_its_own_tokens(study_folder: Path) -> None:
     prompts = ["w1 w2 w3 w4", "w5 w6 w7 w8"]
     runs = [
-        headscope.patterns(str(place / "tiny"), prompt=p, out=place / "two", quiet=True, seed=n)
+        headscope.patterns(str(study_folder / "tiny"), prompt=p, out=study_folder / "two", quiet=True, seed=n)
         for n, p in enumerate(prompts)
     ]
     run = combine_runs(runs)
-    assert run.dropped == {}
+    assert run.conflicting_row_counts == {}
     for label, prompt in zip(run.models, prompts, strict=True):
         assert "".join(analysis.document_text(run, label, "prompt").token_texts).split() == prompt.split()
     assert not analysis.have_same_tokens(run, "prompt", *run.models)
 
 
-def test_a_prompt_file_that_is_not_text_gives_one_line(place: Path, tmp_path: Path) -> None:
+def test_a_prompt_file_that_is_not_text_gives_one_line(study_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "image.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match="is not UTF-8 text"):
         headscope.patterns(
-            str(place / "tiny"), prompt_file=str(tmp_path / "image.txt"), out=tmp_path / "runs", quiet=True
+            str(study_folder / "tiny"), prompt_file=str(tmp_path / "image.txt"), out=tmp_path / "runs", quiet=True
         )
 
 

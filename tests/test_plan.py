@@ -24,14 +24,14 @@ def cost(job: Job) -> float:
     return job.cost
 
 
-def test_one_worker_needs_the_sum_and_opens_each_checkpoint_once() -> None:
+def test_one_worker_makespan_is_the_sum_with_each_checkpoint_opened_once() -> None:
     plan = measure_jobs(4, 5)
     assert makespan(plan, CHECKPOINTS, 1, cost, opening_seconds=7.0, start_seconds=3.0) == 3.0 + 4 * 7.0 + sum(
         map(cost, plan)
     )
 
 
-def test_two_workers_by_hand() -> None:
+def test_two_worker_makespan_equals_a_hand_computed_schedule() -> None:
     """Two checkpoints of cost 1 + 2 + 3: one each. With three, the last cell of the third runs on its own."""
     assert makespan(measure_jobs(2, 3), CHECKPOINTS, 2, cost, opening_seconds=10.0) == 10.0 + 6.0
     assert makespan(measure_jobs(3, 3), CHECKPOINTS, 2, cost) == 6.0 + 3.0
@@ -78,7 +78,7 @@ class FormulaExecutor(CellExecutor):
         return CellResult(super().execute(job).rows, {}, 0.0, None, factor * (0.5 + job.cost / 1000), 4.0)
 
 
-def test_the_estimate_follows_the_timed_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_estimate_follows_the_timed_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "CellExecutor", FormulaExecutor)
     study = build_study(content(folder))
     estimate = planning.plan_study(study, workers=1, gpus=0)
@@ -91,7 +91,7 @@ def test_the_estimate_follows_the_timed_cells(folder: Path, monkeypatch: pytest.
     assert estimate["bytes_of_a_worker"] > 10**8
 
 
-def test_the_estimate_from_a_stored_run_is_its_time(folder: Path, tmp_path: Path) -> None:
+def test_plan_estimate_from_a_stored_run_equals_its_time(folder: Path, tmp_path: Path) -> None:
     run = runner.run_study(build_study(content(folder)), tmp_path)
     timings = run.manifest["timings"]
     seconds = sum(row["seconds"] for row in timings["by_probe"]) + timings["opening_seconds"]

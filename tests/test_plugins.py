@@ -16,7 +16,7 @@ from support.tiny_studies import save_checkpoint, save_texts
 from headscope import plugin_api, plugins
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = Path(__file__).with_name("outside")
+EXTERNAL_PLUGIN = Path(__file__).with_name("external_plugin")
 BASIC_PROBES = {"positions", "measure", "adapt", "pretrain"}
 """Probes whose tables and statistics other parts of headscope use."""
 OTHER_MEANINGS = {
@@ -29,7 +29,7 @@ OTHER_MEANINGS = {
 KINDS: tuple[plugins.Kind, ...] = plugins.Kind.__args__
 
 
-def headscope(*arguments: object, path: Path = OUTSIDE) -> subprocess.CompletedProcess[str]:
+def headscope(*arguments: object, path: Path = EXTERNAL_PLUGIN) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process that also finds the packages in the folder `path`."""
     command = [sys.executable, "-m", "headscope.cli.app", *map(str, arguments)]
     return subprocess.run(
@@ -40,12 +40,12 @@ def headscope(*arguments: object, path: Path = OUTSIDE) -> subprocess.CompletedP
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of the example probe, in `runs`, and the output of its command, in `output.json`."""
-    folder = tmp_path_factory.mktemp("outside")
+    folder = tmp_path_factory.mktemp("external_plugin")
     tiny, texts = save_checkpoint(folder / "tiny"), save_texts(folder / "texts")
     flags = ("--model", f"base={tiny}", "--text", texts, "--docs", 1, "--lengths", "24,40", "--power", 2, "--json")
-    done = headscope("norms", *flags, "--out", folder / "runs")
-    assert done.returncode == 0, done.stderr
-    (folder / "output.json").write_text(done.stdout)
+    result = headscope("norms", *flags, "--out", folder / "runs")
+    assert result.returncode == 0, result.stderr
+    (folder / "output.json").write_text(result.stdout)
     return folder
 
 
@@ -80,7 +80,7 @@ def test_all_built_in_probes_are_installed_in_order() -> None:
 @pytest.mark.parametrize(
     "probe", [p for p in plugins.probes().values() if p.name not in BASIC_PROBES], ids=lambda p: p.name
 )
-def test_only_the_files_of_a_probe_name_it(probe: plugins.Probe) -> None:
+def test_probe_names_appear_only_in_their_own_files(probe: plugins.Probe) -> None:
     """So that removing its folder and its entry point removes it completely."""
     folder = probe.runner.split(".")[1]
     names = [table.name for table in plugins.load_part(probe, "tables")] + list(
@@ -104,15 +104,15 @@ def test_only_the_files_of_a_probe_name_it(probe: plugins.Probe) -> None:
 # A probe from another package----------------------------------------------------------------------------------------
 
 
-def test_the_example_is_small() -> None:
-    files = sorted(OUTSIDE.rglob("*.py"))
+def test_external_plugin_is_small() -> None:
+    files = sorted(EXTERNAL_PLUGIN.rglob("*.py"))
     assert [file.name for file in files] == ["__init__.py", "run.py"]
     assert sum(len(file.read_text().splitlines()) for file in files) <= 170
 
 
-def test_the_example_imports_only_plugin_api_from_headscope() -> None:
+def test_external_plugin_imports_only_plugin_api() -> None:
     modules = set()
-    for file in OUTSIDE.rglob("*.py"):
+    for file in EXTERNAL_PLUGIN.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 modules |= {alias.name for alias in node.names}
@@ -150,35 +150,38 @@ for name in plugin_api.__all__:
     models_and_listeners = ["AttentionRecord", "CapturedLayers", "FinishedPass", "Model", "Observer", "StudyContext"]
     contexts = ["attached", "capturing", "evaluating"]
     command = [sys.executable, "-c", code, *models_and_listeners, *contexts]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
 
 
-def test_the_example_adds_a_command_a_table_and_a_column(folder: Path) -> None:
+def test_external_plugin_adds_a_command_a_table_and_a_column(folder: Path) -> None:
     output = json.loads((folder / "output.json").read_text())
     assert output["tables"]["norms"] == 2 * 4 * 4
     code = f"import headscope; print(headscope.Run.open({output['path']!r}).heads['query_norm'].describe())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(OUTSIDE)}
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(EXTERNAL_PLUGIN)},
     )
-    assert "count     16.0" in done.stdout, done.stderr
+    assert "count     16.0" in result.stdout, result.stderr
 
 
-def test_the_example_adds_help_and_study_keys(folder: Path, tmp_path: Path) -> None:
-    done = headscope("norms", "--help")
-    assert "Measure the mean length of each head's queries." in done.stdout
-    assert "--power" in done.stdout
+def test_external_plugin_adds_help_and_study_keys(folder: Path, tmp_path: Path) -> None:
+    result = headscope("norms", "--help")
+    assert "Measure the mean length of each head's queries." in result.stdout
+    assert "--power" in result.stdout
     study = tmp_path / "study.yaml"
     study.write_text("norms: {powr: 2}\n")
-    done = headscope("run", study)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "did you mean 'power'?" in done.stderr
+    result = headscope("run", study)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "did you mean 'power'?" in result.stderr
 
 
-def test_the_example_adds_a_chapter_with_a_chart_a_finding_and_a_term(folder: Path, tmp_path: Path) -> None:
+def test_external_plugin_adds_a_chart_a_finding_and_a_term(folder: Path, tmp_path: Path) -> None:
     (run,) = (folder / "runs").glob("2*")
-    done = headscope("report", run, "--out", tmp_path / "report.html")
-    assert done.returncode == 0, done.stderr
+    result = headscope("report", run, "--out", tmp_path / "report.html")
+    assert result.returncode == 0, result.stderr
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert re.search(r"<h2[^>]*>Query norms</h2>", page)
     assert re.search(r"<li>The median query norm of base is [\d.]+\.</li>", page)
@@ -189,7 +192,7 @@ def test_the_example_adds_a_chapter_with_a_chart_a_finding_and_a_term(folder: Pa
 def app(folder: Path) -> Iterator[str]:
     """The address of the app on the run."""
     command = [sys.executable, "-m", "headscope.cli.app", "dash", str(folder / "runs"), "--port", "0"]
-    environment = {**os.environ, "PYTHONPATH": str(OUTSIDE)}
+    environment = {**os.environ, "PYTHONPATH": str(EXTERNAL_PLUGIN)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as server:
         assert server.stdout is not None
         lines = [server.stdout.readline(), server.stdout.readline()]
@@ -198,7 +201,7 @@ def app(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.browser
-def test_the_example_adds_a_page_to_the_app(app: str, chromium: Browser) -> None:
+def test_external_plugin_adds_a_page_to_the_app(app: str, chromium: Browser) -> None:
     page = chromium.new_page()
     page.goto(app)
     page.get_by_role("link", name="Query norms").click()
@@ -242,27 +245,27 @@ def install_broken(folder: Path, declaration: str) -> Path:
         ),
     ],
 )
-def test_a_broken_part_is_one_line_and_the_rest_works(
+def test_broken_probe_part_gives_one_line_and_the_rest_works(
     declaration: str, message: str, folder: Path, tmp_path: Path
 ) -> None:
     (run,) = (folder / "runs").glob("2*")
-    done = headscope("report", run, "--out", tmp_path / "report.html", path=install_broken(tmp_path, declaration))
-    assert done.returncode == 0, done.stderr
+    result = headscope("report", run, "--out", tmp_path / "report.html", path=install_broken(tmp_path, declaration))
+    assert result.returncode == 0, result.stderr
     assert (tmp_path / "report.html").is_file()
     if "options" in message:  # which are only imported for a study
-        done = headscope(
+        result = headscope(
             "scaling", "--length", "100", "--seeds", 2, "--out", tmp_path / "runs", "--quiet", path=tmp_path
         )
-        assert done.returncode == 0
-    (line,) = done.stderr.splitlines()
+        assert result.returncode == 0
+    (line,) = result.stderr.splitlines()
     assert line.startswith("headscope: probe 'wrong': ")
     assert message in line
 
 
-def test_requesting_a_broken_probe_is_one_line(tmp_path: Path) -> None:
+def test_requesting_a_broken_probe_gives_one_line(tmp_path: Path) -> None:
     folder = install_broken(tmp_path, "PROBE = Probe('wrong', 'W', 'w', options='wrong:gone', runner='')")
-    done = headscope("wrong", "--out", tmp_path / "runs", path=folder)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    result = headscope("wrong", "--out", tmp_path / "runs", path=folder)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
     assert line.startswith("headscope: probe 'wrong': part 'options' fails with AttributeError")
     assert not (tmp_path / "runs").exists()

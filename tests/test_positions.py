@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from headscope.attention import backend
 from headscope.attention.record import AttentionRecord
-from headscope.errors import BadInput, Missing, UnsupportedModel
+from headscope.errors import BadInput, ResourceMissing, UnsupportedModel
 from headscope.forward.capture import capturing
 from headscope.models import loading
 from headscope.positions import AdaRoPE, attached, parse_scheme, resolve_schedule
@@ -100,12 +100,15 @@ ROPE_PARAMETERS = {
 def scaled_twin(model: PreTrainedModel, rope: dict[str, Any], dtype: torch.dtype | None = None) -> PreTrainedModel:
     """The same weights in a model that transformers builds with these RoPE parameters."""
     config = type(model.config).from_dict(model.config.to_dict())
-    own = config.rope_parameters
+    rope_parameters = config.rope_parameters
     original = {"original_max_position_embeddings": config.max_position_embeddings} if rope else {}
-    if "full_attention" in own:
-        config.rope_parameters = {**own, "full_attention": {**own["full_attention"], **rope, **original}}
+    if "full_attention" in rope_parameters:
+        config.rope_parameters = {
+            **rope_parameters,
+            "full_attention": {**rope_parameters["full_attention"], **rope, **original},
+        }
     else:
-        config.rope_parameters = {**own, **rope, **original}
+        config.rope_parameters = {**rope_parameters, **rope, **original}
     twin = AutoModelForCausalLM.from_config(config, dtype=dtype or model.dtype).eval()
     twin.load_state_dict(model.state_dict())
     return twin
@@ -259,8 +262,8 @@ def changed_layers(model: Model) -> list[int]:
 def test_scheme_replaces_existing_rope_scaling_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
     model = load(families.build("llama", {"rope_parameters": rope}))
-    own, plain = resolve_schedule(model).theta(0), resolve_schedule(model, "linear:factor=1").theta(0)
-    assert torch.allclose(plain, 4 * own)
+    checkpoint_theta, plain = resolve_schedule(model).theta(0), resolve_schedule(model, "linear:factor=1").theta(0)
+    assert torch.allclose(plain, 4 * checkpoint_theta)
     assert "already uses RoPE scaling (linear). The scheme replaces it" in caplog.text
 
 
@@ -278,7 +281,7 @@ def test_frequencies_match_their_closed_forms(family: str) -> None:
     exponent = -torch.arange(dims // 2, dtype=torch.float64) * 2 / dims
     is_kept = torch.arange(dims // 2) < round(0.75 * dims / 2)
     for layer in range(model.geometry.layers):
-        own = model.rotation.theta[layer].double()
+        checkpoint_theta = model.rotation.theta[layer].double()
         base = rope_theta(model, layer)
         closed_forms = {
             "ntk:factor=4": (base * 4 ** (dims / (dims - 2))) ** exponent,
@@ -287,9 +290,13 @@ def test_frequencies_match_their_closed_forms(family: str) -> None:
         }
         for scheme, expected in closed_forms.items():
             theta = resolve_schedule(model, scheme).theta(layer)[0].double()
-            torch.testing.assert_close(theta, expected if layer in changed_layers(model) else own, rtol=1e-6, atol=0)
-        assert torch.equal(resolve_schedule(model, "prope:keep=0.75").theta(layer)[0].double(), own * is_kept)
-        assert torch.equal(resolve_schedule(model, "logn").theta(layer)[0].double(), own)
+            torch.testing.assert_close(
+                theta, expected if layer in changed_layers(model) else checkpoint_theta, rtol=1e-6, atol=0
+            )
+        assert torch.equal(
+            resolve_schedule(model, "prope:keep=0.75").theta(layer)[0].double(), checkpoint_theta * is_kept
+        )
+        assert torch.equal(resolve_schedule(model, "logn").theta(layer)[0].double(), checkpoint_theta)
 
 
 @MEASURABLE
@@ -512,7 +519,7 @@ def test_invalid_training_scheme_is_refused(positions: Any, message: str, tmp_pa
 
 def test_checkpoint_without_its_adapter_file_is_refused(tmp_path: Path) -> None:
     (save_checkpoint_with_positions("adarope", tmp_path) / "adarope.safetensors").unlink()
-    with pytest.raises(Missing, match="no adapter"):
+    with pytest.raises(ResourceMissing, match="no adapter"):
         load_in_memory(tmp_path)
 
 
@@ -739,9 +746,9 @@ def test_invalid_adapter_files_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(BadInput, match="holds unknown tensors: bias"):
         AdaRoPE.load(path, model)
-    with pytest.raises(Missing, match="no adapter at"):
+    with pytest.raises(ResourceMissing, match="no adapter at"):
         AdaRoPE.load(tmp_path / "none.safetensors", model)
-    with pytest.raises(Missing, match="no adapter at"):
+    with pytest.raises(ResourceMissing, match="no adapter at"):
         parse_scheme(f"adarope:adapter={tmp_path / 'none.safetensors'}")
 
 

@@ -103,12 +103,12 @@ def test_answers_equal_greedy_generation_and_rows_those_of_a_full_pass(name: str
 
 
 @pytest.mark.parametrize("name", [*families.DYNAMIC, "qwen3_next", "lfm2", "jamba"])
-def test_models_without_a_reusable_cache_share_nothing(name: str) -> None:
+def test_models_without_a_reusable_cache_reread_every_prompt(name: str) -> None:
     build = families.DYNAMIC.get(name) or families.OTHERS[name].build
     assert not PrefixCachedGenerator(hs.load(build())).shares_prefixes
 
 
-def test_an_untrained_adapter_shares_like_the_scheme_it_starts_from(tmp_path) -> None:
+def test_untrained_adapter_shares_prefixes_like_its_starting_scheme(tmp_path) -> None:
     loaded = model()
     AdaRoPE.from_schedule(loaded, resolve_schedule(loaded, "yarn:factor=4")).save(tmp_path / "a.safetensors")
     adapted = loaded.with_scheme(f"adarope:adapter={tmp_path}/a.safetensors")
@@ -214,7 +214,7 @@ def test_a_model_with_keys_shared_across_layers_equals_greedy_generation(name: s
     )
 
 
-def test_submodules_in_evaluation_mode_stay_so() -> None:
+def test_submodules_in_evaluation_mode_stay_in_evaluation_mode() -> None:
     loaded = hs.load(families.MEASURABLE["llama-gqa"]())
     loaded.module.train()
     loaded.attention_modules[0].eval()

@@ -259,7 +259,7 @@ def test_variants_share_initial_weights_and_batches_but_seeds_do_not(trained: Ru
     assert first["rope-s0"] != pytest.approx(first["rope-s1"], abs=1e-6)
 
 
-def test_watching_measures_each_checkpoint_and_leaves_the_weights_unchanged(
+def test_monitoring_measures_each_checkpoint_and_leaves_the_weights_unchanged(
     trained: Run, texts: Path, tmp_path: Path
 ) -> None:
     monitored = run_study(small_study(texts, trainings=["adarope"], checkpoints=[0, 4], watch=True), tmp_path)
@@ -424,12 +424,12 @@ def test_losses_at_other_lengths_give_no_claim_about_loss() -> None:
     assert len([*pretraining_claims(run)]) == 4  # type: ignore[arg-type]
 
 
-def test_seeds_that_disagree_are_inconclusive() -> None:
+def test_claims_with_disagreeing_seeds_are_inconclusive() -> None:
     run = FakeRun({"adarope-s0": head_columns(True), "adarope-s1": head_columns(True, paper=False)}, {})
     assert {claim.verdict for claim in pretraining_claims(run)} == {"inconclusive at this size"}  # type: ignore[arg-type]
 
 
-def test_only_the_last_checkpoints_are_judged() -> None:
+def test_claims_use_only_the_last_checkpoints() -> None:
     run = FakeRun({name: head_columns(name.startswith("adarope")) for name in ("adarope-s0", "rope-s0")}, {})
     run.manifest["models"] += [
         {**run.manifest["models"][1], "label": "later", "step": 200},

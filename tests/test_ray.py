@@ -21,7 +21,7 @@ from support.source_tree import PACKAGES, ROOT, files, imports, roots
 from support.tiny_studies import PROBES, assert_clean, content, contents, save_checkpoint, save_texts
 
 import headscope as hs
-from headscope.errors import BadInput, Interrupted, Missing
+from headscope.errors import BadInput, Interrupted, ResourceMissing
 from headscope.runs.run import Run
 from headscope.runs.writer import RunWriter
 from headscope.study import ray_engine, runner
@@ -55,7 +55,7 @@ def study(folder: Path, **engine: Any) -> Study:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> Run:
+def local_run(folder: Path) -> Run:
     return runner.run_study(study(folder), folder / "whole")
 
 
@@ -92,19 +92,25 @@ class KillsAfter(NoProgress):
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("HEADSCOPE_KILLS", "1"))))
 def test_killing_a_worker_changes_no_byte(
-    folder: Path, whole: Run, ray_address: str, tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture, capfd: Any
+    folder: Path,
+    local_run: Run,
+    ray_address: str,
+    tmp_path: Path,
+    seed: int,
+    caplog: pytest.LogCaptureFixture,
+    capfd: Any,
 ) -> None:
     progress = KillsAfter(random.Random(seed).randrange(3, 12), seed)
     run = runner.run_study(study(folder, name="ray", workers=2), tmp_path, progress=progress)
-    assert contents(run) == contents(whole)
+    assert contents(run) == contents(local_run)
     assert progress.killed
     assert not capfd.readouterr().out
     assert "died" in caplog.text
     assert progress.workers == {"worker 1 of 2", "worker 2 of 2"}
     assert "no trial that ranks the heads of" in caplog.text  # a warning from a worker
-    assert whole.manifest["inputs"].items() <= run.manifest["inputs"].items()
-    assert run.manifest["models"] == whole.manifest["models"]
-    assert run.manifest["config"] == whole.manifest["config"]
+    assert local_run.manifest["inputs"].items() <= run.manifest["inputs"].items()
+    assert run.manifest["models"] == local_run.manifest["models"]
+    assert run.manifest["config"] == local_run.manifest["config"]
     assert {worker["cpus"] for worker in run.manifest["hardware"]["workers"]} == {1}
     assert_clean(tmp_path, run.path)
 
@@ -121,7 +127,7 @@ def descendants(process: int) -> set[int]:
     return all_children
 
 
-def test_a_killed_driver_leaves_no_process_and_a_run_to_resume(folder: Path, whole: Run, tmp_path: Path) -> None:
+def test_a_killed_driver_leaves_no_process_and_a_run_to_resume(folder: Path, local_run: Run, tmp_path: Path) -> None:
     """Any engine can resume it and ends with the same bytes."""
     code = f"""
 import json, sys
@@ -142,7 +148,7 @@ runner.run_study(build_study(json.load(sys.stdin)), {str(tmp_path)!r})
     driver.kill()
     driver.wait()
     run = runner.run_study(study(folder), tmp_path, resume=True)
-    assert contents(run) == contents(whole)
+    assert contents(run) == contents(local_run)
     assert run.manifest["timings"]["cells_done_now"] < run.manifest["timings"]["cells"]
     assert_clean(tmp_path, run.path)
     assert len(started) >= 4
@@ -165,7 +171,7 @@ class KillsAt(KillsAfter):
 
 
 def test_a_cell_that_kills_every_worker_is_named_and_the_others_are_kept(
-    folder: Path, whole: Run, ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, local_run: Run, ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "MAX_ATTEMPTS", 1)
     fatal = "yarn: 24 tokens, document 1"
@@ -173,20 +179,20 @@ def test_a_cell_that_kills_every_worker_is_named_and_the_others_are_kept(
         runner.run_study(study(folder, name="ray", workers=1), tmp_path, progress=KillsAt(fatal))
     assert "\n" not in str(error.value)
     (partial,) = tmp_path.iterdir()
-    assert len(list((partial / "cells").iterdir())) == whole.manifest["timings"]["cells"] - 1
+    assert len(list((partial / "cells").iterdir())) == local_run.manifest["timings"]["cells"] - 1
 
 
 def test_without_ray_the_error_says_what_to_install(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(Missing, match=r"pip install 'headscope\[ray\]'") as error:
+    with pytest.raises(ResourceMissing, match=r"pip install 'headscope\[ray\]'") as error:
         runner.run_study(study(folder, name="ray"), tmp_path)
     assert "\n" not in str(error.value)
     assert_clean(tmp_path)
 
 
-def test_the_error_if_ray_does_not_start(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_states_why_ray_did_not_start(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine so busy that Ray times out."""
     import ray
 
@@ -354,7 +360,7 @@ def test_jobs_that_continue_from_files_run_in_order_on_one_worker(deaths: float)
     assert deaths or len({worker for worker, _ in stretches}) == 1
 
 
-def test_giving_up_a_job_gives_up_the_jobs_that_need_it() -> None:
+def test_dropping_a_job_drops_the_jobs_that_depend_on_it() -> None:
     plan = [*measure_jobs(1, 3), measure_job(Cell("all", "m0", 1.0, Prerequisites(("m0: 1",))))]
     scheduler = Scheduler(plan, CHECKPOINTS)
     assigned = [scheduler.next_job(0), scheduler.next_job(1)]

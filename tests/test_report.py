@@ -84,7 +84,7 @@ def parsed(source: str) -> Page:
     return Page(source)
 
 
-def test_report_makes_no_requests_and_holds_plotly_once(source: str, parsed: Page) -> None:
+def test_report_makes_no_requests_and_contains_plotly_once(source: str, parsed: Page) -> None:
     for tag, attributes in parsed.tags:
         for name in ("src", "href", "action", "srcset", "data"):
             value = attributes.get(name) or ""
@@ -158,15 +158,19 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
     name = "ess2_1024"
     ratio = heads.loc[heads["model"] == "yarn", name] / heads.loc[heads["model"] == "base", name]
     is_global = ratio.index.get_level_values("layer") % 2 == 0
-    found = sentences(run)
-    assert sum("over the heads of the global layers" in text for text in found["Effective length"]) == 2
-    for where, part in (("global", ratio[is_global]), ("sliding-window", ratio[~is_global])):
-        (text,) = [text for text in found["Change against the first model"] if f"heads of the {where} layers" in text]
+    finding_texts = sentences(run)
+    assert sum("over the heads of the global layers" in text for text in finding_texts["Effective length"]) == 2
+    for window_label, part in (("global", ratio[is_global]), ("sliding-window", ratio[~is_global])):
+        (text,) = [
+            text
+            for text in finding_texts["Change against the first model"]
+            if f"heads of the {window_label} layers" in text
+        ]
         assert f"is {part.median():.2f}" in text
         assert f"longer in {(part > 1.01).sum()} of {len(part)} heads" in text
 
 
-def test_models_that_sentences_leave_out_are_named(tmp_path: Path) -> None:
+def test_models_omitted_from_findings_are_named(tmp_path: Path) -> None:
     labels = [f"step-{10 * n}" for n in range(7)]
     run = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3)
     (text,) = sentences(run)["Models"]
@@ -186,7 +190,7 @@ def test_losses_under_different_tokenizers_are_not_compared(tmp_path: Path) -> N
     assert np.isfinite(table.loc["unknown", "nll_1024_diff"])
 
 
-def test_models_that_read_other_texts_are_named(tmp_path: Path) -> None:
+def test_models_measured_on_other_texts_are_named(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", "yarn", "ntk"))
     for model, digest in zip(run.manifest["models"], "aab", strict=True):
         model["texts_sha256"] = {"texts of 512 tokens": digest}

@@ -16,7 +16,7 @@ from support.adapters import noisy
 from support.tiny_studies import PROBES, StopsAfter, content, contents, save_checkpoint, save_texts
 
 import headscope as hs
-from headscope.errors import BadInput, Changed, Interrupted
+from headscope.errors import BadInput, InputChanged, Interrupted
 from headscope.models import checkpoint
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
@@ -122,7 +122,7 @@ def test_a_run_resumes_only_from_the_same_inputs(folder: Path, probe: str, chang
     CHANGES[change](folder)
     if change == "weights":  # which save_pretrained rewrites too
         shutil.copy(folder / "before" / "config.json", folder / "tiny" / "config.json")
-    with pytest.raises(Changed) as refusal:
+    with pytest.raises(InputChanged) as refusal:
         runner.run_study(study_of(folder, probe), folder / "runs", resume=True)
     message = str(refusal.value)
     assert MESSAGES.get((probe, change), f"the {change} of") in message
@@ -134,18 +134,18 @@ def test_a_run_resumes_only_from_the_same_inputs(folder: Path, probe: str, chang
 
 @pytest.mark.parametrize("probe", PROBES)
 def test_a_run_resumes_after_its_inputs_are_restored(folder: Path, probe: str) -> None:
-    whole = runner.run_study(study_of(folder, probe), folder / "whole")
+    uninterrupted = runner.run_study(study_of(folder, probe), folder / "whole")
     interrupted_run(folder, probe)
     shutil.copytree(folder / "tiny", folder / "before")
     other_weights(folder)
-    with pytest.raises(Changed):
+    with pytest.raises(InputChanged):
         runner.run_study(study_of(folder, probe), folder / "runs", resume=True)
     shutil.rmtree(folder / "tiny")
     shutil.copytree(folder / "before", folder / "tiny")
     run = runner.run_study(study_of(folder, probe), folder / "runs", resume=True)
-    assert contents(run) == contents(whole)
-    assert run.manifest["files"] == whole.manifest["files"]
-    assert run.manifest["inputs"] == whole.manifest["inputs"]
+    assert contents(run) == contents(uninterrupted)
+    assert run.manifest["files"] == uninterrupted.manifest["files"]
+    assert run.manifest["inputs"] == uninterrupted.manifest["inputs"]
     assert validate(run) == []
 
 
@@ -154,11 +154,11 @@ def test_a_run_resumes_only_in_the_same_dtype(folder: Path, monkeypatch: pytest.
     interrupted_run(folder, "measure", cells=3)
     for module in (checkpoint, context):
         monkeypatch.setattr(module, "pick_dtype", lambda *_: torch.bfloat16)
-    with pytest.raises(Changed, match="cannot resume this run: the dtype changed"):
+    with pytest.raises(InputChanged, match="cannot resume this run: the dtype changed"):
         runner.run_study(study_of(folder, "measure"), folder / "runs", resume=True)
 
 
-def test_models_in_memory_differ_by_more_than_their_weights(folder: Path) -> None:
+def test_models_in_memory_with_equal_weights_can_be_different_inputs(folder: Path) -> None:
     config = families.SPECS["llama-gqa"].build().config
     options: dict[str, Any] = {"text": f"file:{folder}/texts/*.txt", "docs": 1, "lengths": [24], "tables": ["nll"]}
 

@@ -247,12 +247,12 @@ def test_changing_frequencies_refuse_prope_but_not_nope(name: str) -> None:
 def test_cached_keys_are_refused_if_frequencies_change(name: str) -> None:
     model = load(families.DYNAMIC[name]())
     ids = torch.randint(3, families.VOCAB, (1, model.geometry.native_context + 8))
-    first, rest = ids[:, :20], ids[:, 20:]
+    first, later_ids = ids[:, :20], ids[:, 20:]
     with torch.no_grad():
         with attached(model), pytest.raises(UnsupportedModel, match="its cached keys do not fit"):
-            model.module(rest, past_key_values=model.module(first, use_cache=True).past_key_values)
+            model.module(later_ids, past_key_values=model.module(first, use_cache=True).past_key_values)
         with attached(model, "yarn:factor=4"):
-            cached = model.module(rest, past_key_values=model.module(first, use_cache=True).past_key_values).logits
+            cached = model.module(later_ids, past_key_values=model.module(first, use_cache=True).past_key_values).logits
             assert largest(cached - model.module(ids).logits[:, 20:]) <= 1e-3
 
 

@@ -28,8 +28,8 @@ def random_logits(seed: int, length: int, size: float = 1.0) -> torch.Tensor:
 def test_one_hot_logits_have_the_papers_closed_form(height: float, length: int) -> None:
     logits = torch.zeros(length, dtype=torch.float64)
     logits[0] = height
-    rest = math.exp(-height) * (length - 1)
-    expected = (1 + rest) ** 2 / (1 + math.exp(-height) * rest)
+    other_weights = math.exp(-height) * (length - 1)
+    expected = (1 + other_weights) ** 2 / (1 + math.exp(-height) * other_weights)
     assert float(log_ess(logits, 2.0).exp()) == pytest.approx(expected, rel=1e-9)
 
 
@@ -51,7 +51,7 @@ def test_rope_means_are_the_integral_over_frequencies(distance: int) -> None:
     assert float(logit_means("rope", distance + 1)[-1]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_logit_scale_of_nope_is_that_of_theorem_4() -> None:
+def test_nope_logit_scale_follows_theorem_4() -> None:
     length = 10_000
     mu = logit_means("nope", length)
     assert logit_scale(mu, 0.9, 2.0) == pytest.approx(math.sqrt(math.log(length / length**0.9)), rel=1e-6)
@@ -78,12 +78,12 @@ def test_retrieval_is_stable_while_effective_length_is(seed: int, signals: int, 
     """Theorem 2 and its corollary, beta = 2: with dominant signals the output moves by at most 2 |v| relESS."""
     signal, noise = random_logits(seed, signals), random_logits(seed + 1, noises) - gap
     values = torch.nn.functional.normalize(random_logits(seed + 2, (signals + noises) * 3).view(-1, 3), dim=-1)
-    both = torch.cat((signal, noise))
-    weights = both.softmax(0)
+    keys = torch.cat((signal, noise))
+    weights = keys.softmax(0)
     assume(float(weights[signals:].sum()) <= 0.5)  # the theorem's dominant signals
     assume(float(log_ess(signal, 2.0)) <= float(log_ess(noise, 2.0)))
     change = float((weights @ values - signal.softmax(0) @ values[:signals]).norm())
-    growth = math.expm1(float(log_ess(both, 2.0) - log_ess(signal, 2.0)))
+    growth = math.expm1(float(log_ess(keys, 2.0) - log_ess(signal, 2.0)))
     assert change <= 2 * growth + 1e-9
 
 

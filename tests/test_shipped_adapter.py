@@ -88,7 +88,9 @@ def test_lora_trained_with_an_adapter_is_saved_and_measured(smollm2: Model, tmp_
         "save_every": 2,
         "validation_length": 256,
     }
-    run = study.run_study(build_study({**study_options, "adapt": adapt_options}), tmp_path, in_memory={"base": smollm2})
+    run = study.run_study(
+        build_study({**study_options, "adapt": adapt_options}), tmp_path, in_memory_models={"base": smollm2}
+    )
     adapter = run.path / "adapters" / "step-0002.safetensors"
     assert (adapter.with_suffix(".lora") / "adapter_model.safetensors").is_file()
     study_options["models"] = {"joint": f"smollm2-135m@adarope:adapter={adapter}"}
@@ -96,7 +98,7 @@ def test_lora_trained_with_an_adapter_is_saved_and_measured(smollm2: Model, tmp_
     measured = study.run_study(
         build_study({**study_options, "measure": measure}),
         tmp_path,
-        in_memory={"joint": smollm2.with_scheme(f"adarope:adapter={adapter}")},
+        in_memory_models={"joint": smollm2.with_scheme(f"adarope:adapter={adapter}")},
     )
     last = run.validation[run.validation["step"] == 2]
     assert np.allclose(measured.nll["nll"], last["nll"], atol=1e-4)

@@ -42,21 +42,23 @@ def server(plan: Path) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study file of three cells."""
-    place = tmp_path_factory.mktemp("signals")
-    save_checkpoint(place / "tiny")
-    save_texts(place / "texts")
-    study = content(place, models={"base": str(place / "tiny")}, measure={"lengths": [24], "tables": ["nll"]})
-    (place / "study.yaml").write_text(json.dumps(study))
-    return place / "study.yaml"
+    folder_of_plan = tmp_path_factory.mktemp("signals")
+    save_checkpoint(folder_of_plan / "tiny")
+    save_texts(folder_of_plan / "texts")
+    study = content(
+        folder_of_plan, models={"base": str(folder_of_plan / "tiny")}, measure={"lengths": [24], "tables": ["nll"]}
+    )
+    (folder_of_plan / "study.yaml").write_text(json.dumps(study))
+    return folder_of_plan / "study.yaml"
 
 
 @pytest.fixture(scope="module")
-def whole(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def uninterrupted_run(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The study, uninterrupted."""
     return runner.run_study(build_study(json.loads(plan.read_text())), tmp_path_factory.mktemp("whole"))
 
 
-def listens(process: int) -> bool:
+def catches_sigterm(process: int) -> bool:
     """Whether `main` has begun: the process catches SIGTERM. It also counts as such once it has ended."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
@@ -66,14 +68,14 @@ def listens(process: int) -> bool:
     return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
-def waited(reached: Callable[[], bool]) -> None:
+def wait_until(reached: Callable[[], bool]) -> None:
     limit = time.monotonic() + HANGS
     while not reached():
         assert time.monotonic() < limit
         time.sleep(STEP)
 
 
-def stored(out: Path, process: int) -> bool:
+def has_stored_cells(out: Path, process: int) -> bool:
     """Whether all cells are stored, so that the commit is near, or the process has ended."""
     try:
         counts = [len(os.listdir(cells)) for cells in out.glob(".*.partial/cells")]
@@ -82,7 +84,7 @@ def stored(out: Path, process: int) -> bool:
     return CELLS in counts or not Path(f"/proc/{process}").exists()
 
 
-def sent(process: int, number: int) -> None:
+def send_signal(process: int, number: int) -> None:
     with suppress(ProcessLookupError):  # it has ended
         os.kill(process, number)
 
@@ -98,18 +100,18 @@ def assert_ended_well(code: int, output: str, out: Path) -> None:
         assert [run for _, run in list_runs(out) if isinstance(run, Run)], output
 
 
-def assert_resumes(server: Server, plan: Path, out: Path, whole: Run) -> None:
+def assert_resumes(server: Server, plan: Path, out: Path, uninterrupted_run: Run) -> None:
     server.begin(out.with_suffix(".resumed"), "run", plan, "--out", out, "--resume", "--quiet")
     assert server.end() == 0, out.with_suffix(".resumed").read_text()
     ((folder, run),) = list_runs(out)
     assert isinstance(run, Run)
-    assert contents(run) == contents(whole)
+    assert contents(run) == contents(uninterrupted_run)
     assert list(out.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 55), (signal.SIGTERM, 27)])
-def test_a_signal_at_any_moment_of_a_run(
-    server: Server, plan: Path, whole: Run, tmp_path: Path, number: int, times: int
+def test_run_interrupted_at_any_moment_resumes_to_the_same_bytes(
+    server: Server, plan: Path, uninterrupted_run: Run, tmp_path: Path, number: int, times: int
 ) -> None:
     chance, codes = random.Random(number), []
     server.begin(tmp_path / "first", "run", plan, "--out", tmp_path / "first-out", "--quiet")
@@ -120,24 +122,24 @@ def test_a_signal_at_any_moment_of_a_run(
     for attempt in range(times):
         out, output = tmp_path / f"{attempt}", tmp_path / f"{attempt}.txt"
         process = server.begin(output, "run", plan, "--out", out, "--quiet")
-        waited(partial(listens, process))
+        wait_until(partial(catches_sigterm, process))
         if attempt % 3:
             time.sleep(chance.uniform(0, span))
         else:
-            waited(partial(stored, out, process))
+            wait_until(partial(has_stored_cells, out, process))
             time.sleep(chance.uniform(0, lasts / 4))
-        sent(process, number)
+        send_signal(process, number)
         codes.append(server.end())
         if attempt % 3:  # most signals come while there is work, whatever else the machine does meanwhile
             span *= 1.1 if codes[-1] == 4 else 0.7
         assert_ended_well(codes[-1], output.read_text(), out)
-        assert_resumes(server, plan, out, whole)
+        assert_resumes(server, plan, out, uninterrupted_run)
     assert codes.count(4) > times / 3
 
 
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 5), (signal.SIGTERM, 3)])
-def test_a_signal_at_any_moment_of_a_process(
-    server: Server, plan: Path, whole: Run, tmp_path: Path, number: int, times: int
+def test_process_interrupted_at_any_moment_ends_without_traceback_and_resumes(
+    server: Server, plan: Path, uninterrupted_run: Run, tmp_path: Path, number: int, times: int
 ) -> None:
     """From `main` through the import of torch, which takes most of the time, to the end of the interpreter."""
     chance, lasts = random.Random(number), 3.0
@@ -146,27 +148,27 @@ def test_a_signal_at_any_moment_of_a_process(
         command = [sys.executable, "-m", "headscope", "run", str(plan), "--out", str(out), "--quiet"]
         with output.open("w") as file:
             child = subprocess.Popen(command, stdout=file, stderr=file)
-        waited(partial(listens, child.pid))
+        wait_until(partial(catches_sigterm, child.pid))
         began = time.monotonic()
         if attempt:
             time.sleep(chance.uniform(0, lasts))
         else:  # the first comes near the end, wherever that is on this machine
-            waited(lambda: stored(out, child.pid) or child.poll() is not None)  # noqa: B023 (called at once)
+            wait_until(lambda: has_stored_cells(out, child.pid) or child.poll() is not None)  # noqa: B023 (called at once)
             lasts = time.monotonic() - began
         child.send_signal(number)
         assert_ended_well(child.wait(HANGS), output.read_text(), out)
-        assert_resumes(server, plan, out, whole)
+        assert_resumes(server, plan, out, uninterrupted_run)
 
 
-def test_signals_are_heeded_before_anything_heavy_is_imported() -> None:
+def test_signal_handlers_are_installed_before_heavy_imports() -> None:
     script = "import sys, headscope.__main__; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert "headscope.signals" in loaded
     assert not {"typer", "rich", "headscope.cli.app", "headscope.plugins", "importlib.metadata"} & set(loaded)
 
 
-def test_ctrl_c_within_a_commit_waits_for_its_end(
-    plan: Path, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ctrl_c_during_a_commit_waits_for_its_end(
+    plan: Path, uninterrupted_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     discard = writer._discard
 
@@ -181,7 +183,7 @@ def test_ctrl_c_within_a_commit_waits_for_its_end(
     ((folder, run),) = list_runs(tmp_path)
     assert isinstance(run, Run)
     assert str(folder) in str(stop.value)
-    assert contents(run) == contents(whole)
+    assert contents(run) == contents(uninterrupted_run)
     assert list(tmp_path.iterdir()) == [folder]
 
 
@@ -197,8 +199,8 @@ def test_an_output_that_cannot_be_written_gives_no_traceback(
     target = EXAMPLE_RUNS if command == "ls" else run
     out = f"--out {tmp_path}/r.html" if command == "report" else ""
     line = f"{sys.executable} -m headscope {command} {target} {out} {redirection}; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
-    assert "Traceback" not in done.stderr
-    assert "Exception ignored" not in done.stderr
-    assert done.returncode == code, done.stderr
-    assert done.stderr.count("\n") == (code == 2)
+    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert "Traceback" not in result.stderr
+    assert "Exception ignored" not in result.stderr
+    assert result.returncode == code, result.stderr
+    assert result.stderr.count("\n") == (code == 2)

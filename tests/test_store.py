@@ -52,11 +52,11 @@ def _study_killed_at_step(out, steps):
 
 def _slow_study(out, steps):
     """Waits for its end after so many steps on the disk."""
-    left = iter(range(steps))
+    remaining_steps = iter(range(steps))
 
     def slowed(function):
         def step(*args):
-            if next(left, None) is None:
+            if next(remaining_steps, None) is None:
                 signal.pause()
             time.sleep(0.002)
             return function(*args)
@@ -202,13 +202,13 @@ def test_a_table_of_a_later_minor_format_is_named_by_validate(tmp_path):
     assert validate(Run(run.path, run.manifest)) == [f"novel: no table of format {FORMAT_VERSION}"]
 
 
-def test_another_config_does_not_meet_the_unfinished_run(tmp_path):
+def test_other_config_does_not_continue_an_unfinished_run(tmp_path):
     interrupted(tmp_path)
     study(tmp_path, config={"docs": 5})
     assert len(list(tmp_path.glob(".test-*.partial"))) == 1
 
 
-def test_resume_without_an_unfinished_run_starts_one_beside_the_finished(tmp_path):
+def test_resume_without_an_unfinished_run_starts_a_new_run(tmp_path):
     first, second = study(tmp_path, resume=True), study(tmp_path, resume=True)
     assert first.path != second.path
     assert [path for path, _ in list_runs(tmp_path)] == [second.path, first.path]
@@ -221,13 +221,13 @@ def test_a_second_writer_of_the_same_run_is_refused(tmp_path):
         writer.add(CELLS[0], rows(CELLS[0]))
 
 
-def test_a_run_that_stops_before_its_first_cell_leaves_nothing(tmp_path):
+def test_run_stopped_before_its_first_cell_leaves_no_files(tmp_path):
     with pytest.raises(KeyboardInterrupt), RunWriter.open(tmp_path, "test", CONFIG):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_commit_that_misses_a_cell_is_a_bug(tmp_path):
+def test_commit_with_a_missing_cell_raises_value_error(tmp_path):
     with RunWriter.open(tmp_path, "test", CONFIG) as writer:
         writer.add(CELLS[0], rows(CELLS[0]))
         with pytest.raises(ValueError, match="base/1"):
@@ -242,7 +242,7 @@ def _full(*_, **__):
 
 
 @pytest.mark.parametrize("name", ["fsync", "rename"])
-def test_a_disk_full_from_the_start_leaves_nothing(tmp_path, monkeypatch, name):
+def test_full_disk_at_the_start_leaves_no_files(tmp_path, monkeypatch, name):
     rename = os.rename
     monkeypatch.setattr(os, name, lambda a, *b: rename(a, *b) if str(b).count(".trash") else _full())
     with pytest.raises(CannotWrite, match=r"No space left on device. Free some space"):
@@ -264,13 +264,15 @@ def test_a_disk_full_while_a_cell_is_written_keeps_the_finished_ones(tmp_path, m
 
 @pytest.mark.parametrize("limit", [1, 3, 4])
 def test_cells_merged_in_small_row_groups_give_the_same_numbers(tmp_path, monkeypatch, limit):
-    whole = study(tmp_path / "whole")
+    expected_run = study(tmp_path / "whole")
     monkeypatch.setattr(arrow, "ROW_GROUP_ROWS", limit)
     parts = study(tmp_path / "parts")
-    for name in whole.tables:
-        pd.testing.assert_frame_equal(parts.table(name), whole.table(name), check_exact=name != "distance", rtol=1e-12)
+    for name in expected_run.tables:
+        pd.testing.assert_frame_equal(
+            parts.table(name), expected_run.table(name), check_exact=name != "distance", rtol=1e-12
+        )
         groups = pq.read_metadata(parts.path / f"{name}.parquet").num_row_groups
-        assert groups == -(-len(whole.table(name)) // limit) or name == "distance"
+        assert groups == -(-len(expected_run.table(name)) // limit) or name == "distance"
     assert validate(parts) == []
 
 
@@ -320,7 +322,7 @@ def test_a_missing_column_is_refused_by_name():
         to_arrow(all_tables()["nll"], pd.DataFrame(rows(CELLS[0])["nll"]).drop(columns="tokens"))
 
 
-def test_infinities_are_values():
+def test_infinities_are_stored_as_values():
     positions = {"model": "m", "layer": 0, "kv_group": 0, "pair": [0], "theta": 0.0, "log_theta": -np.inf}
     table = to_arrow(all_tables()["positions"], positions | {"log_theta_init": -np.inf, "log_theta_base": 0.0})
     assert table["log_theta"].to_pylist() == [-np.inf]
@@ -363,7 +365,7 @@ def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path
     assert "nll" in dir(run)
 
 
-def test_what_is_not_a_run_is_refused_in_one_line(tmp_path):
+def test_folder_that_is_not_a_run_is_refused_in_one_line(tmp_path):
     partial = interrupted(tmp_path)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text('{"format_version": ')
@@ -427,7 +429,7 @@ def test_validate_finds_edits_nan_bounds_and_repeated_keys(tmp_path):
     assert "nll: 4 rows have the key of another row" in problems
 
 
-def test_validate_forgives_the_rounding_of_float32(tmp_path):
+def test_validate_tolerates_float32_rounding(tmp_path):
     run = _restored(study(tmp_path), nll=pa.array([-1e-6] * 8, pa.float32()))
     assert validate(run) == ["nll: sha256 differs from run.json"]
 
@@ -448,11 +450,11 @@ def test_a_label_that_two_runs_measured_is_two_models(tmp_path):
     assert joined.models == [first_label, "yarn", second_label, "ntk"]
     assert len(joined.attention) == len(first.attention) + len(second.attention)
     for label, run in ((first_label, first), (second_label, second)):
-        own = joined.attention[joined.attention["model"] == label]
-        assert own["ess2"].tolist() == run.attention[run.attention["model"] == "base"]["ess2"].tolist()
+        label_rows = joined.attention[joined.attention["model"] == label]
+        assert label_rows["ess2"].tolist() == run.attention[run.attention["model"] == "base"]["ess2"].tolist()
     assert joined.parts == [first, second]
     assert len(joined.heads) == 4 * 24
-    assert joined.dropped == {}
+    assert joined.conflicting_row_counts == {}
 
 
 def test_runs_of_one_name_in_two_folders_are_two_models_and_one_run_named_twice_is_refused(tmp_path):
@@ -465,27 +467,31 @@ def test_runs_of_one_name_in_two_folders_are_two_models_and_one_run_named_twice_
         open_runs([same[0].path, same[0].path / ".." / "r"])
 
 
-def test_runs_that_measured_different_things_of_one_model_are_read_as_one_model(tmp_path):
-    whole = synthetic_run(tmp_path)
-    tables = whole.manifest["tables"]
+def test_runs_with_different_tables_of_one_model_combine_into_one_model(tmp_path):
+    full_run = synthetic_run(tmp_path)
+    tables = full_run.manifest["tables"]
     shared = {"positions", "scales"}
-    some = Run(whole.path, {**whole.manifest, "tables": {k: v for k, v in tables.items() if k in {"nll", *shared}}})
-    rest = Run(whole.path, {**whole.manifest, "tables": {k: v for k, v in tables.items() if k != "nll"}})
-    joined = combine_runs([some, rest])
-    assert joined.models == whole.models
+    some = Run(
+        full_run.path, {**full_run.manifest, "tables": {k: v for k, v in tables.items() if k in {"nll", *shared}}}
+    )
+    run_without_nll = Run(
+        full_run.path, {**full_run.manifest, "tables": {k: v for k, v in tables.items() if k != "nll"}}
+    )
+    joined = combine_runs([some, run_without_nll])
+    assert joined.models == full_run.models
     assert set(joined.tables) == set(tables)
-    assert all(len(joined.table(name)) == len(whole.table(name)) for name in tables)
-    first = Run(whole.path, {**rest.manifest, "models": whole.manifest["models"][:1]})
-    assert combine_runs([some, first]).models == whole.models, "each where it stood first"
+    assert all(len(joined.table(name)) == len(full_run.table(name)) for name in tables)
+    first = Run(full_run.path, {**run_without_nll.manifest, "models": full_run.manifest["models"][:1]})
+    assert combine_runs([some, first]).models == full_run.models, "each where it stood first"
 
 
 def test_one_label_with_two_adapters_is_two_models_whatever_was_measured_of_each(tmp_path):
-    whole = synthetic_run(tmp_path)
-    tables, models = whole.manifest["tables"], whole.manifest["models"]
-    some = Run(whole.path, {**whole.manifest, "tables": {name: tables[name] for name in ("nll", "scales")}})
+    full_run = synthetic_run(tmp_path)
+    tables, models = full_run.manifest["tables"], full_run.manifest["models"]
+    some = Run(full_run.path, {**full_run.manifest, "tables": {name: tables[name] for name in ("nll", "scales")}})
     learned = [{**models[0], "adapter_sha256": "c" * 64}, *models[1:]]
-    rest = {"tables": {k: v for k, v in tables.items() if k != "nll"}, "models": learned}
-    joined = combine_runs([some, Run(whole.path, {**whole.manifest, **rest})])
+    run_without_nll = {"tables": {k: v for k, v in tables.items() if k != "nll"}, "models": learned}
+    joined = combine_runs([some, Run(full_run.path, {**full_run.manifest, **run_without_nll})])
     assert "base" not in joined.models
     assert "yarn" in joined.models
 
@@ -499,11 +505,11 @@ def test_conflicting_rows_without_a_model_are_reported_when_runs_are_joined(tmp_
             writer.add("all", {"scaling": pd.DataFrame({**same, "target": [60.0, target]})})
             runs.append(writer.commit(["all"], synthetic_manifest(())))
     joined = combine_runs(runs)
-    assert joined.dropped == {"scaling": 1}
+    assert joined.conflicting_row_counts == {"scaling": 1}
     assert joined.scaling["target"].tolist() == [60.0, 63.0]
 
 
-def test_one_run_needs_no_joining(tmp_path):
+def test_joining_a_single_run_is_refused(tmp_path):
     run = study(tmp_path)
     assert combine_runs([run]) is run
 
@@ -542,22 +548,22 @@ def test_one_label_with_another_dtype_geometry_or_tokenizer_is_two_models(tmp_pa
 # Several runs stored as one -----------------------------------------------------------------------------------------
 
 
-def test_joined_runs_are_stored_as_they_are_read_as_one(tmp_path):
+def test_joined_run_stores_the_combined_tables(tmp_path):
     shape = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
     parts = [synthetic_run(tmp_path, models=(name,), seed=seed, **shape) for seed, name in enumerate("ab")]
-    stored, whole = join_runs(parts, tmp_path, "both"), combine_runs(parts)
+    stored, combined = join_runs(parts, tmp_path, "both"), combine_runs(parts)
     assert validate(stored) == []
-    assert stored.models == whole.models == ["a", "b"]
-    for name in whole.tables:
+    assert stored.models == combined.models == ["a", "b"]
+    for name in combined.tables:
         ours, second_label = (
-            run.table(name).sort_values(all_tables()[name].keys, ignore_index=True) for run in (stored, whole)
+            run.table(name).sort_values(all_tables()[name].keys, ignore_index=True) for run in (stored, combined)
         )
         pd.testing.assert_frame_equal(ours, second_label, check_categorical=False, obj=name)
-    pd.testing.assert_frame_equal(stored.heads, whole.heads)
+    pd.testing.assert_frame_equal(stored.heads, combined.heads)
     assert {*stored.manifest["config"]["joined"]} == {run.name for run in parts}
 
 
-def test_a_join_that_was_killed_before_its_commit_goes_on(tmp_path, monkeypatch):
+def test_join_killed_before_its_commit_can_be_repeated(tmp_path, monkeypatch):
     shape = {"layers": 2, "heads": 2, "groups": 2, "pairs": 2, "lengths": (256,), "docs": 2}
     parts = [synthetic_run(tmp_path, models=(name,), seed=seed, **shape) for seed, name in enumerate("ab")]
 

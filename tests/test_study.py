@@ -28,7 +28,7 @@ from support.tiny_studies import (
 
 import headscope
 from headscope import plugins
-from headscope.errors import BadInput, Interrupted, Missing
+from headscope.errors import BadInput, Interrupted, ResourceMissing
 from headscope.model_spec import ModelSpec
 from headscope.runs.columns import all_tables
 from headscope.runs.run import Run, list_runs
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def study_run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The study, uninterrupted."""
     return run_study(build_study(content(folder)), tmp_path_factory.mktemp("whole"))
 
@@ -78,42 +78,42 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> LoadRecorder:
 # Tables and run.json ------------------------------------------------------------------------------------------------
 
 
-def test_a_study_fills_every_table_with_unique_keys_within_bounds(whole: Run) -> None:
-    assert sorted(whole.tables) == sorted(ALL)
-    assert validate(whole) == []
+def test_a_study_fills_every_table_with_unique_keys_within_bounds(study_run: Run) -> None:
+    assert sorted(study_run.tables) == sorted(ALL)
+    assert validate(study_run) == []
     for name in ALL:
-        assert list(whole.table(name).columns) == [column.name for column in all_tables()[name].columns]
+        assert list(study_run.table(name).columns) == [column.name for column in all_tables()[name].columns]
     for name in MEASURED:
-        assert sorted(whole.table(name)["context_length"].unique()) == LENGTHS
+        assert sorted(study_run.table(name)["context_length"].unique()) == LENGTHS
     heads = families.LAYERS * families.HEADS
-    assert len(whole.scales) == 2 * heads
-    assert len(whole.positions) == 2 * families.LAYERS * 2 * 8
-    assert len(whole.pairs) == 2 * len(LENGTHS) * 2 * heads * 8
-    per_bin = whole.nll.groupby(["model", "context_length", "doc"], observed=True)["tokens"].sum()
+    assert len(study_run.scales) == 2 * heads
+    assert len(study_run.positions) == 2 * families.LAYERS * 2 * 8
+    assert len(study_run.pairs) == 2 * len(LENGTHS) * 2 * heads * 8
+    per_bin = study_run.nll.groupby(["model", "context_length", "doc"], observed=True)["tokens"].sum()
     assert (per_bin == per_bin.index.get_level_values("context_length") - 1).all()
-    assert (whole.attention["kv_group"] == whole.attention["head"] // 2).all()
+    assert (study_run.attention["kv_group"] == study_run.attention["head"] // 2).all()
 
 
-def test_models_and_lengths_share_documents(whole: Run) -> None:
-    documents = {key: set(rows["doc"]) for key, rows in whole.attention.groupby(["model", "context_length"])}
+def test_models_and_lengths_share_documents(study_run: Run) -> None:
+    documents = {key: set(rows["doc"]) for key, rows in study_run.attention.groupby(["model", "context_length"])}
     assert len(documents) == 4
     assert len({frozenset(names) for names in documents.values()}) == 1
     assert len(next(iter(documents.values()))) == 2
 
 
-def test_schemes_of_one_checkpoint_give_different_numbers(whole: Run) -> None:
-    theta = whole.positions.pivot_table("theta", ["layer", "kv_group", "pair"], "model", observed=True)
+def test_schemes_of_one_checkpoint_give_different_numbers(study_run: Run) -> None:
+    theta = study_run.positions.pivot_table("theta", ["layer", "kv_group", "pair"], "model", observed=True)
     assert (theta["yarn"] < theta["base"]).any()
-    rms = whole.pairs.pivot_table("rms", ["context_length", "doc", "layer", "head", "pair"], "model", observed=True)
+    rms = study_run.pairs.pivot_table("rms", ["context_length", "doc", "layer", "head", "pair"], "model", observed=True)
     assert (rms["yarn"] != rms["base"]).mean() > 0.9
 
 
-def test_the_per_head_table_has_one_row_per_head(whole: Run) -> None:
-    assert len(whole.heads) == 2 * families.LAYERS * families.HEADS
+def test_the_per_head_table_has_one_row_per_head(study_run: Run) -> None:
+    assert len(study_run.heads) == 2 * families.LAYERS * families.HEADS
 
 
-def test_the_manifest_describes_the_run(whole: Run, folder: Path) -> None:
-    manifest = json.loads((whole.path / "run.json").read_text())
+def test_the_manifest_describes_the_run(study_run: Run, folder: Path) -> None:
+    manifest = json.loads((study_run.path / "run.json").read_text())
     keys = {"format_version", "config", "models", "versions", "seed", "hardware", "git_commit", "tables", "timings"}
     assert keys | {"started", "finished"} <= manifest.keys()
     assert {"headscope", "torch", "transformers"} <= manifest["versions"].keys()
@@ -127,16 +127,16 @@ def test_the_manifest_describes_the_run(whole: Run, folder: Path) -> None:
     assert base["geometry"]["numbers"] == [*range(families.LAYERS)]
     assert {"layout", "rotates", "direction", "rotary_start", "native_context"} <= base["geometry"].keys()
     for name, entry in manifest["tables"].items():
-        assert entry["rows"] == len(whole.table(name))
+        assert entry["rows"] == len(study_run.table(name))
         assert re.fullmatch("[0-9a-f]{64}", entry["sha256"])
 
 
-def test_the_config_of_a_run_is_a_valid_study(whole: Run, folder: Path, tmp_path: Path) -> None:
-    study = build_study(json.loads((whole.path / "run.json").read_text())["config"])
+def test_the_config_of_a_run_is_a_valid_study(study_run: Run, folder: Path, tmp_path: Path) -> None:
+    study = build_study(json.loads((study_run.path / "run.json").read_text())["config"])
     assert study == build_study(content(folder))
-    (tmp_path / "study.yaml").write_text(json.dumps(whole.manifest["config"]))
+    (tmp_path / "study.yaml").write_text(json.dumps(study_run.manifest["config"]))
     assert read_study(tmp_path / "study.yaml", {}) == study
-    assert contents(run_study(study, tmp_path / "out")) == contents(whole)
+    assert contents(run_study(study, tmp_path / "out")) == contents(study_run)
 
 
 def test_no_function_of_the_package_has_the_name_of_a_module() -> None:
@@ -146,28 +146,28 @@ def test_no_function_of_the_package_has_the_name_of_a_module() -> None:
     assert modules.isdisjoint([*headscope.__all__, *plugins.requestable_probes()])
 
 
-def test_an_old_function_name_is_answered_with_the_new_one() -> None:
+def test_old_function_name_gives_the_new_name() -> None:
     with pytest.raises(AttributeError, match=r"'headscope\.reads' is now 'headscope\.patterns'"):
         _ = headscope.reads
 
 
-def test_another_seed_gives_other_numbers(whole: Run, folder: Path, tmp_path: Path) -> None:
-    assert contents(run_study(build_study(content(folder, seed=1)), tmp_path)) != contents(whole)
+def test_another_seed_gives_other_numbers(study_run: Run, folder: Path, tmp_path: Path) -> None:
+    assert contents(run_study(build_study(content(folder, seed=1)), tmp_path)) != contents(study_run)
 
 
-def test_hs_measure_is_the_same_study(whole: Run, folder: Path, tmp_path: Path) -> None:
+def test_hs_measure_equals_the_study_file(study_run: Run, folder: Path, tmp_path: Path) -> None:
     plan = content(folder)
     options = {"lengths": LENGTHS, "rows": 8, "device": "cpu", "quiet": True}
     run = headscope.measure(plan["models"], text=plan["texts"]["source"], docs=2, out=tmp_path, **options)
-    assert contents(run) == contents(whole)
+    assert contents(run) == contents(study_run)
 
 
-def test_models_in_memory_are_measured_like_those_in_folders(whole: Run, folder: Path, tmp_path: Path) -> None:
+def test_models_in_memory_are_measured_like_those_in_folders(study_run: Run, folder: Path, tmp_path: Path) -> None:
     base = headscope.load(str(folder / "tiny"), device="cpu")
     models = {"base": base, "yarn": base.with_scheme("yarn:factor=4")}
     source = f"file:{folder}/texts/*.txt"
     run = headscope.measure(models, text=source, docs=2, lengths=LENGTHS, rows=8, out=tmp_path, quiet=True)
-    assert contents(run) == contents(whole)
+    assert contents(run) == contents(study_run)
     assert [model["scheme"] for model in run.manifest["models"]] == ["base", "yarn:factor=4"]
 
 
@@ -207,7 +207,9 @@ def test_two_checkpoints_are_opened_one_after_the_other(folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("cells", [1, 4, 9])
-def test_a_run_resumed_after_ctrl_c_ends_byte_identical(folder: Path, whole: Run, tmp_path: Path, cells: int) -> None:
+def test_a_run_resumed_after_ctrl_c_ends_byte_identical(
+    folder: Path, study_run: Run, tmp_path: Path, cells: int
+) -> None:
     plan = build_study(content(folder))
     with pytest.raises(Interrupted, match="--resume") as stop:
         run_study(plan, tmp_path, progress=StopsAfter(cells))
@@ -215,7 +217,7 @@ def test_a_run_resumed_after_ctrl_c_ends_byte_identical(folder: Path, whole: Run
     (partial,) = tmp_path.iterdir()
     assert len(list((partial / "cells").iterdir())) == cells
     run = run_study(plan, tmp_path, resume=True)
-    assert contents(run) == contents(whole)
+    assert contents(run) == contents(study_run)
     assert run.manifest["timings"]["cells_done_now"] == 10 - cells
     assert_clean(tmp_path, run.path)
 
@@ -257,7 +259,9 @@ for line in sys.stdin:
 """
 
 
-def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bytes(folder: Path, whole: Run, tmp_path: Path) -> None:
+def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bytes(
+    folder: Path, study_run: Run, tmp_path: Path
+) -> None:
     """One process forks a study for each kill, so that torch is imported once.
 
     A study pauses after some of its ten cells, so that none finishes before it is killed.
@@ -275,7 +279,7 @@ def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bytes(folder: Path,
             os.kill(process, signal.SIGKILL)
             assert int(server.stdout.readline()) == signal.SIGKILL
             run = run_study(build_study(plan), out, resume=True)
-            assert contents(run) == contents(whole)
+            assert contents(run) == contents(study_run)
             assert validate(run) == []
             assert_clean(out, run.path)
         server.stdin.close()
@@ -319,7 +323,7 @@ def test_a_bad_scheme_is_refused_before_any_work(
 def test_a_missing_checkpoint_is_refused_before_any_work(folder: Path, tmp_path: Path, loads: LoadRecorder) -> None:
     plan = content(folder)
     plan["models"] |= {"last": str(tmp_path / "nowhere" / "else")}
-    with pytest.raises(Missing, match=r"no checkpoint at '.*nowhere/else'"):
+    with pytest.raises(ResourceMissing, match=r"no checkpoint at '.*nowhere/else'"):
         run_study(build_study(plan), tmp_path / "out")
     assert loads.names == []
     assert_clean(tmp_path / "out")

@@ -42,12 +42,12 @@ def pairs(mean_abs, theta, doc="d"):
 # Bins
 
 
-def test_edges_are_four_per_octave_from_16():
+def test_bin_edges_are_four_per_octave_from_16():
     assert visible_bin_edges(128).tolist() == [16, 19, 23, 27, 32, 38, 45, 54, 64, 76, 91, 108, 128]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 15, 16, 17, 19, 20, 23, 63, 64, 65, 1000, 1024, 1025, 131072])
-def test_edges_cover_the_limit_without_a_spare_bin(limit):
+def test_bin_edges_cover_the_limit_without_an_empty_bin(limit):
     edges = visible_bin_edges(limit)
     assert edges[-1] >= limit
     assert len(edges) == 1 or edges[-2] < limit
@@ -162,15 +162,15 @@ def test_a_head_without_rotation_has_no_weighted_log_theta(tmp_path):
 def test_scales_are_copied_to_the_head_table(tmp_path):
     run = synthetic_run(tmp_path)
     keys = ["model", "layer", "head"]
-    both = run.heads.merge(run.scales, on=keys, suffixes=("", "_stored"))
+    merged = run.heads.merge(run.scales, on=keys, suffixes=("", "_stored"))
     for name in ("tau", "gamma", "logit_scale", "effective_base", "mean_log_theta"):
-        assert both[name].to_numpy() == pytest.approx(both[f"{name}_stored"].to_numpy())
+        assert merged[name].to_numpy() == pytest.approx(merged[f"{name}_stored"].to_numpy())
 
 
 # Intervals
 
 
-def test_the_interval_of_a_head_holds_its_value(tmp_path):
+def test_confidence_interval_of_a_head_contains_its_value(tmp_path):
     heads = synthetic_run(tmp_path, docs=5).heads
     for name in ("ess2_1024", "growth", "cov"):
         assert (heads[f"{name}_low"] < heads[name]).all()
@@ -178,7 +178,7 @@ def test_the_interval_of_a_head_holds_its_value(tmp_path):
 
 
 @pytest.mark.parametrize("docs", [1, 2])
-def test_a_run_of_one_or_two_documents_has_no_interval_over_them(docs, tmp_path):
+def test_one_or_two_documents_give_no_interval(docs, tmp_path):
     run = synthetic_run(tmp_path, docs=docs)
     bounds = [name for name in run.heads if name.endswith(("_low", "_high"))]
     assert len(bounds) == 32
@@ -244,10 +244,10 @@ def test_loss_differences_are_paired_by_document(tmp_path):
     assert -0.07 < table.loc["yarn", "nll_32_diff_low"] < table.loc["yarn", "nll_32_diff_high"] < -0.03
 
 
-def test_documents_that_only_one_model_saw_do_not_enter_the_difference(tmp_path):
+def test_loss_difference_uses_only_documents_of_both_models(tmp_path):
     same = {"context_length": 32, "position": 31, "tokens": 31}
-    seen = [("base", "a", 3.0), ("base", "b", 4.0), ("yarn", "b", 3.5), ("yarn", "c", 9.0)]
-    nll = pd.DataFrame(seen, columns=["model", "doc", "nll"]).assign(**same)
+    losses = [("base", "a", 3.0), ("base", "b", 4.0), ("yarn", "b", 3.5), ("yarn", "c", 9.0)]
+    nll = pd.DataFrame(losses, columns=["model", "doc", "nll"]).assign(**same)
     table = summary.model_table(stored(tmp_path, ["base", "yarn"], nll=nll)).set_index("model")
     assert table.loc["yarn", "nll_32_diff"] == pytest.approx(-0.5)
 

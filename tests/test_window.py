@@ -100,7 +100,7 @@ def test_log_sum_exp_of_others_leaves_out_each_position() -> None:
         torch.testing.assert_close(window._log_sum_exp_of_others(logits)[:, index], expected)
 
 
-def test_nope_does_not_solve_the_task() -> None:
+def test_nope_does_not_solve_the_window_task() -> None:
     trained = train_models(7, SMALL)
     nope = SCHEMES.index("nope")
     assert (trained.accuracy[nope] - 0.5).abs().max() < 1e-6
@@ -141,7 +141,7 @@ def test_the_fitted_bounds_hold_for_every_solved_model_and_are_tight() -> None:
 
 def test_an_interrupted_window_study_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = build_study({"name": "window", "models": {}, "window": SMALL.model_dump() | {"steps": 5, "seeds": 3}})
-    whole = study.run_study(plan, tmp_path / "whole")
+    uninterrupted = study.run_study(plan, tmp_path / "whole")
     original = window.train_models
 
     def interrupted_training(width: int, config: WindowOptions, seed: int = 0) -> window.TrainedModels:
@@ -155,7 +155,9 @@ def test_an_interrupted_window_study_resumes_to_the_same_bytes(tmp_path: Path, m
     monkeypatch.setattr(window, "train_models", original)
     resumed = study.run_study(plan, tmp_path / "cut", resume=True)
     for table in ("window", "window_pairs"):
-        assert (resumed.path / f"{table}.parquet").read_bytes() == (whole.path / f"{table}.parquet").read_bytes()
+        assert (resumed.path / f"{table}.parquet").read_bytes() == (
+            uninterrupted.path / f"{table}.parquet"
+        ).read_bytes()
     assert resumed.models == []
     timings = resumed.manifest["timings"]
     assert (timings["cells_done_now"], timings["cells"]) == (1, 2)

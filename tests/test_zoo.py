@@ -17,7 +17,7 @@ from zoo import build, checks, command, decoding_and_bf16, hub_coverage, table
 from zoo.checks import Verdict
 
 from headscope.attention import backend
-from headscope.attention.kernel import AttentionRule
+from headscope.attention.kernel import AttentionVariant
 from headscope.measures import rotary_pairs
 from headscope.models import checkpoint
 from headscope.positions.rope_scaling import scaled_schedule
@@ -25,10 +25,10 @@ from headscope.positions.schemes import Yarn
 from probes.measure import run as cells
 
 ROOT = Path(__file__).parents[1]
-RIGHT_AT_LEAST = 120
-SHARE_AT_LEAST = 0.95
-VARIANTS_AT_LEAST = 60
-VISION_AT_LEAST = 10
+MIN_CORRECT_CAUSAL_TYPES = 120
+MIN_CHECKPOINT_SHARE = 0.95
+MIN_CORRECT_VARIANTS = 60
+MIN_CORRECT_VISION_TYPES = 10
 REFUSED_VARIANTS = {"laguna, windows"}
 """Of families that are right by their defaults: its windowed layers rotate other dimensions than the rest."""
 
@@ -39,46 +39,46 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
     stored = tmp_path_factory.mktemp("zoo") / "verdicts.json"
     command_line = [sys.executable, "-W", "ignore", "-m", "tests.zoo", "--variants", "--use", "--json", str(stored)]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command_line, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
-    return {name: Verdict(**each) for name, each in json.loads(stored.read_text(encoding="utf-8")).items()}
+    result = subprocess.run(command_line, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    print(result.stdout)
+    return {name: Verdict(**verdict) for name, verdict in json.loads(stored.read_text(encoding="utf-8")).items()}
 
 
 def of(verdicts: dict[str, Verdict], names: Any) -> dict[str, Verdict]:
     return {name: verdicts[name] for name in names}
 
 
-def test_nothing_is_measured_wrongly_and_nothing_ends_in_a_traceback(verdicts: dict[str, Verdict]) -> None:
-    assert not {name: each.what for name, each in verdicts.items() if each.kind in ("WRONG", "TRACEBACK")}
+def test_no_model_type_is_measured_wrongly_or_raises(verdicts: dict[str, Verdict]) -> None:
+    assert not {name: verdict.reason for name, verdict in verdicts.items() if verdict.kind in ("WRONG", "TRACEBACK")}
 
 
-def test_at_least_so_many_causal_types_are_right_in_everything(verdicts: dict[str, Verdict]) -> None:
-    assert len(hub_coverage.right(of(verdicts, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))) >= RIGHT_AT_LEAST
+def test_at_least_120_causal_types_pass_all_checks(verdicts: dict[str, Verdict]) -> None:
+    assert len(hub_coverage.correct_types(of(verdicts, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))) >= MIN_CORRECT_CAUSAL_TYPES
 
 
-def test_nearly_all_checkpoints_of_the_hub_are_of_a_type_that_is_right(verdicts: dict[str, Verdict]) -> None:
-    assert hub_coverage.share(hub_coverage.right(verdicts)) >= SHARE_AT_LEAST
+def test_passing_types_cover_95_percent_of_hub_checkpoints(verdicts: dict[str, Verdict]) -> None:
+    assert hub_coverage.checkpoint_share(hub_coverage.correct_types(verdicts)) >= MIN_CHECKPOINT_SHARE
 
 
-def test_the_text_part_of_vision_language_models_is_right(verdicts: dict[str, Verdict]) -> None:
-    assert len(hub_coverage.right(of(verdicts, command.VISION))) >= VISION_AT_LEAST
+def test_text_models_of_at_least_10_vision_language_types_pass_all_checks(verdicts: dict[str, Verdict]) -> None:
+    assert len(hub_coverage.correct_types(of(verdicts, command.VISION))) >= MIN_CORRECT_VISION_TYPES
 
 
-def test_what_varies_within_a_family_that_is_right_is_right(verdicts: dict[str, Verdict]) -> None:
-    variants = of(verdicts, command.of_variants())
-    right, families = hub_coverage.right(variants), hub_coverage.right(verdicts)
-    assert len(right) >= VARIANTS_AT_LEAST
+def test_config_variants_of_passing_families_pass_all_checks(verdicts: dict[str, Verdict]) -> None:
+    variants = of(verdicts, command.variant_checks())
+    right, families = hub_coverage.correct_types(variants), hub_coverage.correct_types(verdicts)
+    assert len(right) >= MIN_CORRECT_VARIANTS
     assert {name for name in variants if name not in right and name.partition(", ")[0] in families} == REFUSED_VARIANTS
 
 
 def test_each_kind_of_attention_decodes_with_a_cache_and_runs_in_bfloat16(verdicts: dict[str, Verdict]) -> None:
-    uses = of(verdicts, command.of_use())
+    uses = of(verdicts, command.usage_checks())
     assert len(uses) == 2 * len(decoding_and_bf16.KINDS)
-    assert not {name: each.what for name, each in uses.items() if each.kind != "right"}
+    assert not {name: verdict.reason for name, verdict in uses.items() if verdict.kind != "right"}
 
 
-def test_the_docs_have_the_table_of_families(verdicts: dict[str, Verdict]) -> None:
+def test_docs_contain_the_current_table_of_families(verdicts: dict[str, Verdict]) -> None:
     assert table.stored(ROOT / "docs" / "models.md") == table.markdown(of(verdicts, command.TYPES)), "run `make docs`"
 
 
@@ -92,43 +92,45 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def ignoring(what: str) -> Any:
+def ignoring(term: str) -> Any:
     """A `Rule` that forgets one of its terms."""
 
-    def rule(scaling: float, *terms: Any) -> AttentionRule:
-        kept = dict(zip(("window", "chunk", "cap", "sink"), terms, strict=True)) | {what: None}
-        return AttentionRule(scaling, **kept)
+    def rule(scaling: float, *terms: Any) -> AttentionVariant:
+        values = dict(zip(("window", "chunk_size", "softcap", "sink"), terms, strict=True)) | {term: None}
+        return AttentionVariant(scaling, **values)
 
     return rule
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("mistral", "window"), ("llama4_text", "chunk"), ("gemma2", "cap"), ("gpt_oss", "sink")]
+    ("name", "term"), [("mistral", "window"), ("llama4_text", "chunk_size"), ("gemma2", "softcap"), ("gpt_oss", "sink")]
 )
-def test_the_zoo_sees_a_term_that_is_ignored(name: str, what: str, planted: pytest.MonkeyPatch) -> None:
-    planted.setattr(backend, "AttentionRule", ignoring(what))
-    assert verdict(name).kind == "WRONG"
+def test_checks_detect_an_ignored_window_chunk_softcap_or_sink(
+    name: str, term: str, planted: pytest.MonkeyPatch
+) -> None:
+    planted.setattr(backend, "AttentionVariant", ignoring(term))
+    assert check_tiny_model(name).kind == "WRONG"
 
 
-def test_the_zoo_sees_pairs_of_other_dimensions(planted: pytest.MonkeyPatch) -> None:
+def test_checks_detect_pairs_of_wrong_dimensions(planted: pytest.MonkeyPatch) -> None:
     split = rotary_pairs._split_pairs
     other = {"half": "interleaved", "interleaved": "half"}
     planted.setattr(rotary_pairs, "_split_pairs", lambda t, layout: split(t, other[layout]))
-    assert "pair" in verdict("llama").what
+    assert "pair" in check_tiny_model("llama").reason
 
 
-def test_the_zoo_sees_other_frequencies(planted: pytest.MonkeyPatch) -> None:
+def test_checks_detect_wrong_frequencies(planted: pytest.MonkeyPatch) -> None:
     frequencies = cells.frequencies_by_layer
     planted.setattr(cells, "frequencies_by_layer", lambda *arguments: 1.01 * frequencies(*arguments))
-    assert verdict("llama").what.startswith("theta")
+    assert check_tiny_model("llama").reason.startswith("theta")
 
 
-def test_the_zoo_sees_a_scheme_without_its_factor(planted: pytest.MonkeyPatch) -> None:
+def test_checks_detect_yarn_without_its_attention_factor(planted: pytest.MonkeyPatch) -> None:
     planted.setattr(
         Yarn, "schedule", lambda self, opened: scaled_schedule(opened, "yarn", factor=4, attention_factor=1)
     )
-    assert verdict("llama").what.startswith("yarn")
+    assert check_tiny_model("llama").reason.startswith("yarn")
 
 
-def verdict(name: str) -> Verdict:
-    return checks.judged(partial(build.tiny, name))
+def check_tiny_model(name: str) -> Verdict:
+    return checks.check_model(partial(build.tiny, name))

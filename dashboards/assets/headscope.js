@@ -2,7 +2,7 @@
 // The browser's part of the app. The URL is the state: controls, clicks and lassos only change the URL.
 (function () {
   const root = document.documentElement;
-  const KEPT = ["run", "model", "models", "stat", "baseline", "heads", "sets"];  // parameters that links to other pages keep
+  const PERSISTENT_PARAMETERS = ["run", "model", "models", "stat", "baseline", "heads", "sets"];  // parameters that links to other pages keep
   let page = { control_values: {}, title: "", nav_path: "" };
 
   const changedQuery = (changes, keep) => {
@@ -23,7 +23,7 @@
     history.replaceState(history.state, "", location.pathname + search);
     dispatchEvent(new PopStateEvent("popstate"));
   };
-  const goToHead = ([layer, head, group]) => go(`/head/${layer}.${head < 0 ? "g" + group : head}`, changedQuery({}, KEPT));
+  const goToHead = ([layer, head, group]) => go(`/head/${layer}.${head < 0 ? "g" + group : head}`, changedQuery({}, PERSISTENT_PARAMETERS));
   // Selected heads: shift-click adds or removes one, a lasso with shift adds.
   let shiftPressed = false;
   addEventListener("mousedown", (event) => { shiftPressed = event.shiftKey; }, true);  // the key may be up when the click is handled
@@ -109,7 +109,7 @@
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey || link.origin !== location.origin) return;
     if (link.getAttribute("href").startsWith("#")) return;
     event.preventDefault();
-    go(link.pathname, link.classList.contains("keep-state") ? changedQuery({}, KEPT) : link.search);
+    go(link.pathname, link.classList.contains("keep-state") ? changedQuery({}, PERSISTENT_PARAMETERS) : link.search);
     window.scrollTo(0, 0);
   });
 
@@ -123,7 +123,7 @@
     box.reportValidity();
     if (!match) return;
     window.dash_clientside.set_props("go-to-head", { value: "" });
-    go(`/head/${Number(match[1])}.${match[2].toLowerCase()}`, changedQuery({}, KEPT));
+    go(`/head/${Number(match[1])}.${match[2].toLowerCase()}`, changedQuery({}, PERSISTENT_PARAMETERS));
   });
   document.addEventListener("input", (event) => { if (event.target.id === "go-to-head") event.target.setCustomValidity(""); });
 

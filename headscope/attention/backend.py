@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from headscope.attention.kernel import AttentionRule, attend
+from headscope.attention.kernel import AttentionVariant, attend
 from headscope.attention.masks import QUERY_BIT, REAL_KEY_BIT, DecodedMask, encode_mask
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, UnsupportedModel
@@ -56,12 +56,12 @@ def check_edited(edit: Callable[..., Any], layer: int, before: Sequence[Tensor],
     for symbol, old, new in zip("qkv", before, after, strict=True):
         if not isinstance(new, Tensor):
             raise BadInput(f"{problem} returns a {type(new).__name__} for {symbol}. Return a tensor")
-        for what in ("shape", "dtype", "device"):
-            expected, actual = (getattr(tensor, what) for tensor in (old, new))
+        for attribute in ("shape", "dtype", "device"):
+            expected, actual = (getattr(tensor, attribute) for tensor in (old, new))
             if actual != expected:
-                if what == "shape":
+                if attribute == "shape":
                     expected, actual = tuple(expected), tuple(actual)
-                raise BadInput(f"{problem} returns {symbol} of {what} {actual}. Return {what} {expected}")
+                raise BadInput(f"{problem} returns {symbol} of {attribute} {actual}. Return {attribute} {expected}")
         if not all_finite(new) and all_finite(old):
             raise BadInput(f"{problem} returns {symbol} with values that are not finite. Return finite values")
     return tuple(after)
@@ -80,17 +80,17 @@ class AttentionCall:
     k: Tensor
     v: Tensor
     positions: Tensor
-    rule: AttentionRule
+    variant: AttentionVariant
     first_key: int = 0
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Head outputs z [B, H, Lq, dv] for q, k and v of the call's shapes."""
-        return attend(q, k, v, None, self.rule, 0.0, False, self.first_key)[0]
+        return attend(q, k, v, None, self.variant, 0.0, False, self.first_key)[0]
 
     def for_heads(self, heads: slice, kv_groups: slice) -> "AttentionCall":
         """The call restricted to some of the layer's heads and their KV groups."""
         q, k, v = self.q[:, heads], self.k[:, kv_groups], self.v[:, kv_groups]
-        return AttentionCall(q, k, v, self.positions, self.rule.for_heads(heads), self.first_key)
+        return AttentionCall(q, k, v, self.positions, self.variant.for_heads(heads), self.first_key)
 
 
 OutputEdit = Callable[[Tensor, AttentionCall], Tensor]
@@ -161,7 +161,7 @@ def listening(module: nn.Module, layer: int, listener: Listener) -> AbstractCont
 
 
 def observing_calls(observer: Callable[..., None]) -> AbstractContextManager[None]:
-    """Call `observer(module, q, k, v=, scaling=, window=, chunk=, softcap=, s_aux=)` at every call, of any model."""
+    """Call `observer(module, q, k, v=, scaling=, window=, chunk_size=, softcap=, s_aux=)` at every model's calls."""
     return _temporarily_appended(_call_observers, observer)
 
 
@@ -194,7 +194,7 @@ def attention_forward(
     _refuse_unsupported_keywords(module, kwargs)
     mask = DecodedMask.decode(attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    rule = AttentionRule(scale, mask.window, mask.chunk, softcap, s_aux)
+    variant = AttentionVariant(scale, mask.window, mask.chunk_size, softcap, s_aux)
     for observer in _call_observers:
         observer(
             module,
@@ -203,7 +203,7 @@ def attention_forward(
             v=value,
             scaling=scale,
             window=mask.window,
-            chunk=mask.chunk,
+            chunk_size=mask.chunk_size,
             softcap=softcap,
             s_aux=s_aux,
         )
@@ -220,20 +220,20 @@ def attention_forward(
 
     def notify(sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor | None, first_key: int) -> None:
         if lse is not None:
-            optional = (first_key, rule.chunk, rule.cap, rule.sink)
+            optional = (first_key, variant.chunk_size, variant.softcap, variant.sink)
             for layer, listener in list(hooks.listeners):
-                listener(AttentionRecord(layer, sequence, q, k, v, z, lse, scale, rule.window, *optional))
+                listener(AttentionRecord(layer, sequence, q, k, v, z, lse, scale, variant.window, *optional))
 
     def apply_output_edits(z: Tensor, call: AttentionCall) -> Tensor:
         for edit in hooks.output_edits:
             z = edit(z, call)
         return z
 
-    options = (module, rule, dropout, bool(hooks.listeners))
+    options = (module, variant, dropout, bool(hooks.listeners))
     if mask.key_roles is None:
         first = mask.dropped_keys[0]
         out, lse = attend(query, key, value, *options, first)
-        out = apply_output_edits(out, AttentionCall(query, key, value, positions, rule, first))
+        out = apply_output_edits(out, AttentionCall(query, key, value, positions, variant, first))
         for sequence, (q, k, v, z) in enumerate(zip(query, key, value, out, strict=True)):
             notify(sequence, q, k, v, z, None if lse is None else lse[sequence], first)
         return out.transpose(1, 2).contiguous(), None
@@ -246,7 +246,7 @@ def attention_forward(
         q, k, v = query[sequence, None, :, rows], key[sequence, None, :, real], value[sequence, None, :, real]
         z, lse = attend(q, k, v, *options, first)
         row_positions = positions.expand(len(query), -1)[sequence, None, rows]
-        z = apply_output_edits(z, AttentionCall(q, k, v, row_positions, rule, first))
+        z = apply_output_edits(z, AttentionCall(q, k, v, row_positions, variant, first))
         out[sequence, :, rows] = z[0]
         notify(sequence, q[0], k[0], v[0], z[0], None if lse is None else lse[0], first)
     return out.transpose(1, 2).contiguous(), None

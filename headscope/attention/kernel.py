@@ -25,27 +25,27 @@ SINK_EXTRA_DIMS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionRule:
+class AttentionVariant:
     """How a layer computes attention weights from q . k: scaling, visible keys, soft cap and sink.
 
     A query sees the last window keys, or the earlier keys of its own chunk: the sequence is cut into chunks of
-    `chunk` keys. `cap` soft-caps the logits s: cap * tanh(s / cap). `sink` [H] is a learned logit that every row of a
-    head has in addition to those of its keys; its value is 0. Most families use none of these (None).
+    `chunk_size` keys. `softcap` soft-caps the logits s: softcap * tanh(s / softcap). `sink` [H] is a learned logit that
+    every row of a head has in addition to those of its keys; its value is 0. Most families use none of these (None).
     """
 
     scaling: float
     window: int | None = None
-    chunk: int | None = None
-    cap: float | None = None
+    chunk_size: int | None = None
+    softcap: float | None = None
     sink: Tensor | None = None
 
-    def for_heads(self, heads: slice) -> "AttentionRule":
-        """The rule restricted to some of the layer's query heads."""
+    def for_heads(self, heads: slice) -> "AttentionVariant":
+        """The variant restricted to some of the layer's query heads."""
         return self if self.sink is None else replace(self, sink=self.sink[heads])
 
     def hides_earlier_keys(self, n_keys: int, first_key: int) -> bool:
         """Whether some query does not see all earlier keys, of `n_keys` keys starting at key number `first_key`."""
-        if self.chunk is not None and first_key // self.chunk != (first_key + n_keys - 1) // self.chunk:
+        if self.chunk_size is not None and first_key // self.chunk_size != (first_key + n_keys - 1) // self.chunk_size:
             return True
         return self.window is not None and self.window < n_keys
 
@@ -54,7 +54,7 @@ def causal_row_blocks(
     n_queries: int,
     n_keys: int,
     window: int | None,
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     first_key: int = 0,
     device: torch.device | str = "cpu",
     rows_per_block: int = ROWS_PER_BLOCK,
@@ -68,15 +68,15 @@ def causal_row_blocks(
     for start in range(0, n_queries, rows_per_block):
         stop = min(start + rows_per_block, n_queries)
         low = 0 if window is None else max(0, first + start - window + 1)
-        if chunk is not None:
-            low = max(low, (first_key + first + start) // chunk * chunk - first_key)
+        if chunk_size is not None:
+            low = max(low, (first_key + first + start) // chunk_size * chunk_size - first_key)
         i = torch.arange(first + start, first + stop, device=device)[:, None]
         j = torch.arange(low, first + stop, device=device)[None]
         visible = j <= i
         if window is not None:
             visible = visible & (j > i - window)
-        if chunk is not None:
-            visible = visible & ((first_key + j) // chunk == (first_key + i) // chunk)
+        if chunk_size is not None:
+            visible = visible & ((first_key + j) // chunk_size == (first_key + i) // chunk_size)
         yield slice(start, stop), slice(low, first + stop), visible
 
 
@@ -84,11 +84,11 @@ def _is_on_cuda(t: Tensor) -> bool:
     return t.device.type == "cuda"
 
 
-def _cuda_rows_per_block(rule: AttentionRule, n_keys: int) -> int:
-    """Rows per launch on CUDA; ROWS_PER_BLOCK if no kernel supports the rule."""
-    if rule.cap is not None:
+def _cuda_rows_per_block(variant: AttentionVariant, n_keys: int) -> int:
+    """Rows per launch on CUDA; ROWS_PER_BLOCK if no kernel supports the variant."""
+    if variant.softcap is not None:
         return ROWS_PER_BLOCK
-    reach = min(filter(None, (n_keys, rule.window, rule.chunk)))
+    reach = min(filter(None, (n_keys, variant.window, variant.chunk_size)))
     return max(ROWS_PER_BLOCK, min(MAX_CUDA_ROWS_PER_BLOCK, MAX_CUDA_MASK_ELEMENTS // reach))
 
 
@@ -134,107 +134,118 @@ def attend(
     k: Tensor,
     v: Tensor,
     module: nn.Module | None,
-    rule: AttentionRule,
+    variant: AttentionVariant,
     dropout: float,
     with_lse: bool,
     first_key: int = 0,
 ) -> tuple[Tensor, Tensor | None]:
-    """Causal attention of the last Lq of Lk keys under a rule: out [B, H, Lq, dv] and lse [B, H, Lq] or None.
+    """Causal attention of the last Lq of Lk keys under a variant: out [B, H, Lq, dv] and lse [B, H, Lq] or None.
 
     `module` is the attention module that owns the heads; None if they are only some of a layer's heads.
     """
     queries, keys = q.shape[2], k.shape[2]
-    plain = queries in (1, keys) and not rule.hides_earlier_keys(keys, first_key) and rule.cap is None
-    bare = plain and not with_lse and rule.sink is None and v.shape[-1] == q.shape[-1]
+    plain = queries in (1, keys) and not variant.hides_earlier_keys(keys, first_key) and variant.softcap is None
+    bare = plain and not with_lse and variant.sink is None and v.shape[-1] == q.shape[-1]
     if _is_on_cuda(q) and not (bare and module is not None):
-        result = _maskless_cuda_attention(q, k, v, rule, first_key)
+        result = _maskless_cuda_attention(q, k, v, variant, first_key)
         if result is not None:
             return result
     if plain:
         if not bare:
-            return _attend_block(q, k, v, rule, is_causal=queries > 1)
+            return _attend_block(q, k, v, variant, is_causal=queries > 1)
         if module is None:
             causal = queries > 1
             out = nn.functional.scaled_dot_product_attention(
-                q, k, v, dropout_p=dropout, is_causal=causal, scale=rule.scaling, enable_gqa=True
+                q, k, v, dropout_p=dropout, is_causal=causal, scale=variant.scaling, enable_gqa=True
             )
             return out, None
         # The model's own kernel, so that the backend without listeners changes no bit.
-        out, _ = sdpa_attention_forward(module, q, k, v, None, dropout=dropout, scaling=rule.scaling)
+        out, _ = sdpa_attention_forward(module, q, k, v, None, dropout=dropout, scaling=variant.scaling)
         return out.transpose(1, 2), None
     on_cpu = q.device.type == "cpu" and not torch.is_grad_enabled()  # the log-sum-exp has no gradient
-    if on_cpu and queries > ROWS_PER_BLOCK and not rule.hides_earlier_keys(keys, first_key) and rule.cap is None:
-        return _attend_after_cached_keys(q, k, v, rule)
+    if (
+        on_cpu
+        and queries > ROWS_PER_BLOCK
+        and not variant.hides_earlier_keys(keys, first_key)
+        and variant.softcap is None
+    ):
+        return _attend_after_cached_keys(q, k, v, variant)
     outs, lses = [], []
-    size = _cuda_rows_per_block(rule, keys) if _is_on_cuda(q) else ROWS_PER_BLOCK
-    for rows, cols, visible in causal_row_blocks(queries, keys, rule.window, rule.chunk, first_key, q.device, size):
-        out, lse = _attend_block(q[:, :, rows], k[:, :, cols], v[:, :, cols], rule, False, visible)
+    size = _cuda_rows_per_block(variant, keys) if _is_on_cuda(q) else ROWS_PER_BLOCK
+    for rows, cols, visible in causal_row_blocks(
+        queries, keys, variant.window, variant.chunk_size, first_key, q.device, size
+    ):
+        out, lse = _attend_block(q[:, :, rows], k[:, :, cols], v[:, :, cols], variant, False, visible)
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
 def _maskless_cuda_attention(
-    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, first_key: int
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, first_key: int
 ) -> tuple[Tensor, Tensor] | None:
     """Attention by causal kernels without a mask, one launch per chunk; a sink is added afterwards.
 
-    None if no kernel supports the rule, or if a sink needs gradients of the log-sum-exp, which kernels do not have.
+    None if no kernel supports the variant, or if a sink needs gradients of the log-sum-exp, which kernels do not have.
     """
-    if rule.cap is not None or (rule.sink is not None and torch.is_grad_enabled()):
+    if variant.softcap is not None or (variant.sink is not None and torch.is_grad_enabled()):
         return None
     outs, lses = [], []
-    for rows, cols in _chunk_slices(q.shape[2], k.shape[2], rule.chunk, first_key):
-        result = cuda.causal_attention(q[:, :, rows], k[:, :, cols], v[:, :, cols], rule.scaling, rule.window)
+    for rows, cols in _chunk_slices(q.shape[2], k.shape[2], variant.chunk_size, first_key):
+        result = cuda.causal_attention(q[:, :, rows], k[:, :, cols], v[:, :, cols], variant.scaling, variant.window)
         if result is None:
             return None
         outs.append(result[0])
         lses.append(result[1])
     out, lse = (parts[0] if len(parts) == 1 else torch.cat(parts, 2) for parts in (outs, lses))
-    if rule.sink is None:
+    if variant.sink is None:
         return out, lse
-    lse_with_sink = torch.logaddexp(lse, rule.sink.float()[None, :, None])
+    lse_with_sink = torch.logaddexp(lse, variant.sink.float()[None, :, None])
     return (out * (lse - lse_with_sink).exp()[..., None]).to(out.dtype), lse_with_sink
 
 
-def _chunk_slices(n_queries: int, n_keys: int, chunk: int | None, first_key: int) -> Iterable[tuple[slice, slice]]:
+def _chunk_slices(n_queries: int, n_keys: int, chunk_size: int | None, first_key: int) -> Iterable[tuple[slice, slice]]:
     """Slices of the queries of each chunk, and of the chunk's keys up to the last of these queries."""
     first, start = n_keys - n_queries, 0
     while start < n_queries:
         key = first_key + first + start
-        low, stop = (0, n_queries) if chunk is None else (key // chunk * chunk - first_key, start + chunk - key % chunk)
+        low, stop = (
+            (0, n_queries)
+            if chunk_size is None
+            else (key // chunk_size * chunk_size - first_key, start + chunk_size - key % chunk_size)
+        )
         stop = min(stop, n_queries)
         yield slice(start, stop), slice(max(low, 0), first + stop)
         start = stop
 
 
-def _attend_after_cached_keys(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor]:
+def _attend_after_cached_keys(q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant) -> tuple[Tensor, Tensor]:
     """Attention of queries after cached keys: to cached keys unmasked, to new keys causal, combined by weight."""
     cached = k.shape[2] - q.shape[2]
-    before, lse_before = fused_attention(q, k[:, :, :cached], v[:, :, :cached], rule.scaling, is_causal=False)
-    own, lse_own = _attend_block(q, k[:, :, cached:], v[:, :, cached:], rule, is_causal=True)
+    before, lse_before = fused_attention(q, k[:, :, :cached], v[:, :, :cached], variant.scaling, is_causal=False)
+    own, lse_own = _attend_block(q, k[:, :, cached:], v[:, :, cached:], variant, is_causal=True)
     lse = torch.logaddexp(lse_before, lse_own)
     share_before, share_own = ((part - lse).exp()[..., None] for part in (lse_before, lse_own))
     return (before * share_before + own * share_own).to(q.dtype), lse
 
 
 def _attend_block(
-    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, is_causal: bool, visible_mask: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, is_causal: bool, visible_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`fused_attention` with the rule's cap or sink."""
-    if rule.cap is not None:
-        return _unfused_attention(q, k, v, rule, visible_mask)
-    if rule.sink is None:
-        return fused_attention(q, k, v, rule.scaling, is_causal, visible_mask)
-    q, k, v = _prepend_sink_key(q, k, v, rule.scaling, rule.sink)
+    """`fused_attention` with the variant's cap or sink."""
+    if variant.softcap is not None:
+        return _unfused_attention(q, k, v, variant, visible_mask)
+    if variant.sink is None:
+        return fused_attention(q, k, v, variant.scaling, is_causal, visible_mask)
+    q, k, v = _prepend_sink_key(q, k, v, variant.scaling, variant.sink)
     if is_causal:  # the sink's key comes first, so it needs a query too; that row is dropped
-        out, lse = fused_attention(nn.functional.pad(q, (0, 0, 1, 0)), k, v, rule.scaling, is_causal)
+        out, lse = fused_attention(nn.functional.pad(q, (0, 0, 1, 0)), k, v, variant.scaling, is_causal)
         return out[:, :, 1:], lse[:, :, 1:]
     return fused_attention(
         q,
         k,
         v,
-        rule.scaling,
+        variant.scaling,
         is_causal,
         None if visible_mask is None else nn.functional.pad(visible_mask, (1, 0), value=True),
     )
@@ -257,10 +268,10 @@ def _prepend_sink_key(q: Tensor, k: Tensor, v: Tensor, scaling: float, sink: Ten
 
 
 def _unfused_attention(
-    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, visible_mask: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, visible_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a block of rows by plain matrix products, if no fused kernel supports it (soft cap)."""
-    block = (q, k, v, rule, visible_mask)
+    block = (q, k, v, variant, visible_mask)
     if torch.is_grad_enabled():  # without it, the backward pass would keep the weights of every block
         out, lse = checkpoint(_unfused_attention_block, *block, use_reentrant=False)
         return out, lse
@@ -268,12 +279,12 @@ def _unfused_attention(
 
 
 def _unfused_attention_block(
-    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, visible_mask: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, visible_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """At least in float32: rounding errors of logits become relative errors of weights."""
     precise = torch.promote_types(q.dtype, torch.float32)
     grouped = q.to(precise).reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
-    logits = soft_cap((grouped @ k.to(precise).mT) * rule.scaling, rule.cap).view(*q.shape[:3], -1)
+    logits = soft_cap((grouped @ k.to(precise).mT) * variant.scaling, variant.softcap).view(*q.shape[:3], -1)
     if visible_mask is not None:
         logits = logits.masked_fill(~visible_mask.to(q.device), -torch.inf)
     weights = logits.softmax(-1).view(*grouped.shape[:3], -1)
@@ -288,7 +299,7 @@ def blockwise_attention(
     for rows, cols, causal_mask in causal_row_blocks(q.shape[2], k.shape[2], None):
         keys = cols if is_causal else slice(None)
         mask = causal_mask if is_causal else None if visible_mask is None else visible_mask[rows]
-        out, lse = _unfused_attention(q[:, :, rows], k[:, :, keys], v[:, :, keys], AttentionRule(scaling), mask)
+        out, lse = _unfused_attention(q[:, :, rows], k[:, :, keys], v[:, :, keys], AttentionVariant(scaling), mask)
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, 2), torch.cat(lses, 2)

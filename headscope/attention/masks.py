@@ -39,7 +39,7 @@ class DecodedMask:
 
     key_roles: Tensor | None = None
     window: int | None = None
-    chunk: int | None = None
+    chunk_size: int | None = None
     dropped_keys: tuple[int, ...] = (0,)
 
     @classmethod

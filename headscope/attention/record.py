@@ -61,9 +61,9 @@ class Geometry:
         return head // (int(sizes[layer]) if isinstance(layer, int) else sizes[layer])
 
 
-def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
-    """Logits after soft-capping, cap * tanh(logits / cap); unchanged if `cap` is None."""
-    return logits if cap is None else cap * torch.tanh(logits / cap)
+def soft_cap(logits: Tensor, softcap: float | None) -> Tensor:
+    """Logits after soft-capping, softcap * tanh(logits / softcap); unchanged if `softcap` is None."""
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +74,10 @@ class AttentionRecord:
 
     `layer` is the index into the model's attention layers. q [H, Lq, d] and k [G, Lk, d] are the inputs of the kernel:
     after rotation and QK-norm. v is [G, Lk, dv]; z [H, Lq, dv] are the head outputs before o_proj. The queries belong
-    to the last Lq of the Lk keys; k[:, 0] is key number `first_key` of the sequence. `window`, `chunk`, `cap` and
-    `sink` [H] are those of `kernel.AttentionRule`; the logits are `soft_cap(scaling * q . k)`. lse [H, Lq], float32, is
-    the natural log of each row's softmax denominator: the sum of exp(logit) over the visible keys plus the sink's.
+    to the last Lq of the Lk keys; k[:, 0] is key number `first_key` of the sequence. `window`, `chunk_size`, `softcap`
+    and `sink` [H] are those of `kernel.AttentionVariant`; the logits are `soft_cap(scaling * q . k)`. lse [H, Lq],
+    float32, is the natural log of each row's softmax denominator: the sum of exp(logit) over the visible keys plus the
+    sink's.
     """
 
     layer: int
@@ -89,8 +90,8 @@ class AttentionRecord:
     scaling: float
     window: int | None
     first_key: int = 0
-    chunk: int | None = None
-    cap: float | None = None
+    chunk_size: int | None = None
+    softcap: float | None = None
     sink: Tensor | None = None
 
     @property
@@ -103,13 +104,13 @@ class AttentionRecord:
     def visible_counts(self) -> Tensor:
         """Number of keys that each query sees, [Lq]."""
         counts = self.query_key_index + 1
-        if self.chunk is not None:
-            counts = torch.minimum(counts, (self.query_key_index + self.first_key) % self.chunk + 1)
+        if self.chunk_size is not None:
+            counts = torch.minimum(counts, (self.query_key_index + self.first_key) % self.chunk_size + 1)
         return counts if self.window is None else counts.clamp(max=self.window)
 
     def soft_cap(self, logits: Tensor) -> Tensor:
         """Logits after the layer's soft-capping, from scaling * q . k."""
-        return soft_cap(logits, self.cap)
+        return soft_cap(logits, self.softcap)
 
     @property
     def sink_weight(self) -> Tensor | None:

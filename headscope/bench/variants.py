@@ -9,7 +9,7 @@ import torch
 
 from headscope import plugins
 from headscope.bench.timing import time_calls
-from headscope.errors import Missing
+from headscope.errors import ResourceMissing
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached, resolve_schedule
 from headscope.positions.model import Model, load
@@ -93,7 +93,7 @@ def _lens_call(model: Model, ids: torch.Tensor) -> Callable[[], Any]:
     try:
         from transformer_lens.model_bridge import TransformerBridge
     except ImportError as error:
-        raise Missing(
+        raise ResourceMissing(
             "transformer-lens is not installed. Install it (pip install 'headscope[lens]') or use --lens-length 0"
         ) from error
     bridge = TransformerBridge.boot_transformers("bench", hf_model=model.module, tokenizer=model.tokenizer)
@@ -158,7 +158,7 @@ class _StudyClock(NoProgress):
     def __init__(self) -> None:
         self._created, self._first_start, self._last_end = time.monotonic(), 0.0, 0.0
 
-    def set_activity(self, what: str, worker: str = "") -> None:
+    def set_activity(self, activity: str, worker: str = "") -> None:
         self._first_start = self._first_start or time.monotonic()
 
     def advance(self, cost: float) -> None:

@@ -20,7 +20,7 @@ def execute(study: "Study", out: Path, resume: bool, quiet: bool) -> "Run":
     return run_study(study, out, resume=resume, progress=console_progress(quiet))
 
 
-def finish(run: "Run", as_json: bool) -> None:
+def print_result(run: "Run", as_json: bool) -> None:
     """Print the summary of a finished run and what to do next, or its description as JSON."""
     from headscope.report.terminal import print_next_steps, print_summary, print_warnings, run_to_dict
 

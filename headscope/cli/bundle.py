@@ -47,16 +47,16 @@ def bundle(
     from headscope.study.progress import console_progress
 
     progress = console_progress(quiet)
-    with _folder(out) as draft:
+    with _draft_folder(out) as draft:
         site = _open_site(tuple(runs))
         for name, text in shared_files(site.heads).items():
             (draft / name).write_text(text, encoding="utf-8")
         addresses = site.addresses()
         progress.start(len(addresses), 0)
         try:
-            for done in _write_in_batches(runs, draft, addresses):
-                progress.advance(len(done))
-                progress.set_activity(done[-1].path)
+            for written_addresses in _write_in_batches(runs, draft, addresses):
+                progress.advance(len(written_addresses))
+                progress.set_activity(written_addresses[-1].path)
         finally:
             progress.stop()
         (draft / MARKER_FILE).write_text(json.dumps({"runs": [part.name for part in site.run.parts]}), encoding="utf-8")
@@ -65,14 +65,16 @@ def bundle(
 
 
 @contextmanager
-def _folder(out: Path) -> Iterator[Path]:
+def _draft_folder(out: Path) -> Iterator[Path]:
     """A draft folder next to `out` that replaces it when the block succeeds, and is removed when it fails.
 
     Raises CannotWrite if `out` is neither a bundle nor an empty folder, or cannot be written.
     """
     if out.exists() and not (out / MARKER_FILE).is_file() and not (out.is_dir() and not any(out.iterdir())):
         raise CannotWrite(f"cannot write {out}: it exists and is not a bundle. Choose another --out, or remove it")
-    draft, old = (out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.{what}") for what in ("draft", "old"))
+    draft, old = (
+        out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.{suffix}") for suffix in ("draft", "old")
+    )
     try:
         draft.mkdir(parents=True)
         yield draft
@@ -91,17 +93,17 @@ def _write_in_batches(runs: Sequence[Path], draft: Path, addresses: "Addresses")
     """Write the pages in batches, with one process per core; yields the addresses of the written pages."""
     parts = [addresses[at : at + PAGES_PER_BATCH] for at in range(0, len(addresses), PAGES_PER_BATCH)]
     if len(addresses) <= MAX_PAGES_IN_ONE_PROCESS:
-        yield from (_write(tuple(runs), draft, part)[0] for part in parts)
+        yield from (_write_pages(tuple(runs), draft, part)[0] for part in parts)
         return
     # Spawned, not forked: arrow's threads are running.
     count = min(os.cpu_count() or 1, MAX_PROCESSES)
-    with ProcessPoolExecutor(count, get_context("spawn"), _start) as pool:
+    with ProcessPoolExecutor(count, get_context("spawn"), _init_worker) as pool:
         try:
-            for future in as_completed(pool.submit(_write, tuple(runs), draft, part) for part in parts):
-                done, complaints = future.result()
+            for future in as_completed(pool.submit(_write_pages, tuple(runs), draft, part) for part in parts):
+                written_addresses, complaints = future.result()
                 for line in complaints:
                     plugins.report_broken(BrokenProbe(line))
-                yield done
+                yield written_addresses
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for child in active_children():
@@ -109,14 +111,14 @@ def _write_in_batches(runs: Sequence[Path], draft: Path, addresses: "Addresses")
             raise
 
 
-def _start() -> None:
+def _init_worker() -> None:
     """Set up a worker process: only the main process handles signals and reports broken probes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     plugins.log.disabled = True
 
 
-def _write(runs: tuple[Path, ...], draft: Path, addresses: "Addresses") -> "tuple[Addresses, list[str]]":
+def _write_pages(runs: tuple[Path, ...], draft: Path, addresses: "Addresses") -> "tuple[Addresses, list[str]]":
     """Write these pages; return their addresses and the problems of probes."""
     from headscope.report.static_site import render_page
 

@@ -51,10 +51,10 @@ def _print_costs(costs: Mapping[str, Any]) -> None:
     print_table([{**row, "seconds": _format_time(row["seconds"])} for row in rows[:MAX_CHECKPOINTS]])
     if len(rows) > MAX_CHECKPOINTS:
         print_line(f"and {len(rows) - MAX_CHECKPOINTS} more")
-    place = f"{costs['gpus']} GPUs" if costs["gpus"] else "the cores of this machine"
+    processors = f"{costs['gpus']} GPUs" if costs["gpus"] else "the cores of this machine"
     print_line(f"{costs['cells']:,} work items: about {_format_time(costs['seconds_alone'])} in one process")
     print_line(
-        f"{costs['workers']} workers on {place}: about {_format_time(costs['seconds_shared'])} "
+        f"{costs['workers']} workers on {processors}: about {_format_time(costs['seconds_shared'])} "
         f"({costs['speedup']:g} times as fast), {_format_bytes(costs['bytes_of_a_worker'])} of memory each"
     )
     print_line(f"Disk space: about {_format_bytes(costs['bytes_stored'])}. Times from {costs['from']}.")

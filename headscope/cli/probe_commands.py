@@ -64,7 +64,7 @@ def _input_flags(probe: Probe, is_training: bool) -> dict[str, tuple[Any, Any]]:
         "docs": {"docs": (flags.HeldOutDocs if is_training else flags.Docs, None), "limit": (flags.Limit, None)},
     }
     file = {"study_file": (STUDY_FILE, None)} if probe.command == "run" else {}
-    return {**file, **{name: flag for taken in probe.takes for name, flag in flags_of_input[taken].items()}}
+    return {**file, **{name: flag for input_kind in probe.takes for name, flag in flags_of_input[input_kind].items()}}
 
 
 def _shared_flags(probe: Probe) -> dict[str, tuple[Any, Any]]:
@@ -163,7 +163,7 @@ def _takes_only_lists(annotation: Any) -> bool:
 
 
 def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any]) -> None:
-    from headscope.cli import execute, finish
+    from headscope.cli import execute, print_result
     from headscope.study.checkpoint_glob import expand_checkpoints
     from headscope.study.config import parse_models, read_study
 
@@ -175,7 +175,7 @@ def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any])
         raise BadInput("--model is empty. Give a value, or leave the flag out")
     if file and config:
         raise BadInput("two study files: STUDY.yaml and --config. Give only one")
-    own = {
+    probe_values = {
         name: _option_value(field, values[name]) for name, field in options.items() if values[name] not in (None, [])
     }
     models: dict[str, str] = {}
@@ -198,9 +198,11 @@ def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any])
         **{key: values.get(key) for key in ("seed", "device", "dtype")},
         "engine": {"name" if key == "engine" else key: values[key] for key in ENGINE},
     }
-    if own or probe.command != "run" or not (file or config):
-        overrides[probe.name] = own
+    if probe_values or probe.command != "run" or not (file or config):
+        overrides[probe.name] = probe_values
     study = read_study(file or config, overrides)
     if values.get("limit") is not None:
         study.texts.docs = min(study.texts.docs, values["limit"])
-    finish(execute(study, values["out"], values["resume"], values["quiet"] or values["as_json"]), values["as_json"])
+    print_result(
+        execute(study, values["out"], values["resume"], values["quiet"] or values["as_json"]), values["as_json"]
+    )

@@ -163,7 +163,7 @@ def layer_output_edit(intervention: Intervention, units: Sequence[Unit], geometr
 
 
 @dataclass(frozen=True, eq=False)
-class PairsZeroed:
+class PairZeroAblation:
     """Zero the queries of the selected `pairs` [layers, P] (bool), so that they contribute nothing to the logits."""
 
     pairs: Tensor
@@ -179,7 +179,7 @@ class PairsZeroed:
 
 
 @dataclass(frozen=True, eq=False)
-class PairsUnrotated:
+class PairUnrotation:
     """Undo the rotation of the selected `pairs` [layers, P] (bool) of q and k under the `current` schedule.
 
     A factor on cos and sin stays.

@@ -19,14 +19,14 @@ from headscope.positions.schedule import Schedule
 class FinishedPass:
     """Results of a forward pass: token ids [1, L], the last hidden states [1, L, D] and the attached schedule.
 
-    `chunk` is the number of tokens per chunk, None if the text was read in one pass.
+    `tokens_per_chunk` is the number of tokens per chunk, None if the text was read in one pass.
     """
 
     model: Model
     ids: Tensor
     hidden: Tensor
     schedule: Schedule
-    chunk: int | None
+    tokens_per_chunk: int | None
 
 
 class Observer(Protocol):
@@ -53,8 +53,8 @@ def observe(model: Model, ids: Tensor, factories: Sequence[Callable[[Tensor], Ob
         ids = ids.to(model.device)[None]
         observers = [factory(ids) for factory in factories]
         with capturing(model):
-            chunk = choose_chunk_size(model, ids)
-        sizes = [None if observer.needs_whole_text else chunk for observer in observers]
+            chunk_size = choose_chunk_size(model, ids)
+        sizes = [None if observer.needs_whole_text else chunk_size for observer in observers]
         tables: dict[int, Mapping[str, Any]] = {}
         for size in dict.fromkeys(sizes):
             sharing = [number for number, observer_size in enumerate(sizes) if observer_size == size]

@@ -33,7 +33,7 @@ POSITIONS_PER_CHUNK = 128
 """Positions whose logits are in memory at once."""
 
 
-class StreamStore:
+class ResidualStreamStore:
     """Residual streams [1, L, D] by layer: the first `memory_bytes` in memory, the rest on disk."""
 
     def __init__(self, memory_bytes: float):
@@ -78,7 +78,7 @@ class Replay:
         self.model, self.schedule, self.ids, self.first_target = model, schedule, ids, first_target
         self.layers = resumable_layers(model)
         self._attention_layers = attention_layer_indices(model, self.layers)
-        self.streams = StreamStore(memory_bytes)
+        self.streams = ResidualStreamStore(memory_bytes)
         self._layer_arguments: list[tuple[Any, Any]] = []
         self._further_outputs: tuple[Any, ...] | None = None  # of the last layer; None if it returns a tensor
 

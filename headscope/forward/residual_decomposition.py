@@ -54,8 +54,12 @@ class Norm:
 
     def pull_back(self, directions: Tensor) -> Tensor:
         """Pull directions [n, D] after the norm back to directions before it, to be divided by `scales`."""
-        back = directions.to(self.gain.device) * self.gain
-        return back - back.mean(-1, keepdim=True) if self.is_centred else back
+        pulled_back_directions = directions.to(self.gain.device) * self.gain
+        return (
+            pulled_back_directions - pulled_back_directions.mean(-1, keepdim=True)
+            if self.is_centred
+            else pulled_back_directions
+        )
 
     def scales(self, inputs: Tensor, outputs: Tensor) -> Tensor:
         """The divisor of each row of `inputs` [n, D], [n]."""
@@ -153,16 +157,18 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
         inner_calls = [
             call for call in calls if call.module in set(layer.children()) and not _consumes_output(call, call)
         ]
-        ends = [c for n, c in enumerate(inner_calls) if not any(_consumes_output(d, c) for d in inner_calls[n + 1 :])]
-        ends = [call for call in ends if call.output.shape == by_module[layer].output.shape]
-        factors = _branch_factors(by_module[layer], ends)
+        branch_outputs = [
+            c for n, c in enumerate(inner_calls) if not any(_consumes_output(d, c) for d in inner_calls[n + 1 :])
+        ]
+        branch_outputs = [call for call in branch_outputs if call.output.shape == by_module[layer].output.shape]
+        factors = _branch_factors(by_module[layer], branch_outputs)
         heads, end = None, None
         if index is not None:
             attention = model.attention_modules[index]
             end, norm = _attention_output_call(
                 next(c for c in inner_calls if attention in set(c.module.modules())), inner_calls
             )
-            if end not in ends:
+            if end not in branch_outputs:
                 raise DecompositionError(
                     f"the output of the heads of {type(layer).__name__} is not added to the residual stream"
                 )

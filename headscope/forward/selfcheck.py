@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headscope.attention import backend
-from headscope.attention.kernel import AttentionRule, attend, blockwise_attention
+from headscope.attention.kernel import AttentionVariant, attend, blockwise_attention
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
 from headscope.forward.capture import capturing
@@ -48,11 +48,11 @@ absolute. Rotary pairs and distance profile: share of the sum of absolute terms.
 RANDOM_KEY_COUNT, RANDOM_QUERY_COUNTS = 150, (150, 40, 1)
 """Shapes of the random heads: a full pass, several queries after cached keys, and one query."""
 RULE_CASES = {
-    "cached keys": AttentionRule(1.0),
-    "sliding window": AttentionRule(1.0, window=30),
-    "chunked attention": AttentionRule(1.0, chunk=64),
-    "soft cap": AttentionRule(1.0, cap=3.0),
-    "learned sink": AttentionRule(1.0, sink=torch.tensor(1.5)),
+    "cached keys": AttentionVariant(1.0),
+    "sliding window": AttentionVariant(1.0, window=30),
+    "chunked attention": AttentionVariant(1.0, chunk_size=64),
+    "soft cap": AttentionVariant(1.0, softcap=3.0),
+    "learned sink": AttentionVariant(1.0, sink=torch.tensor(1.5)),
 }
 """Rules of attention that not every model has."""
 
@@ -85,7 +85,7 @@ def run_checks(model: Model, ids: Tensor) -> Iterator[CheckResult]:
 
     def listen(record: AttentionRecord) -> None:
         hides_keys = bool((record.visible_counts <= record.query_key_index).any())
-        if hides_keys or record.cap is not None or record.sink is not None:
+        if hides_keys or record.softcap is not None or record.sink is not None:
             raise BadInput(
                 f"'{model.name}' uses a sliding window, chunked attention, a logit soft cap or a learned sink, "
                 "which selfcheck does not cover. Use another checkpoint"
@@ -107,7 +107,7 @@ def run_checks(model: Model, ids: Tensor) -> Iterator[CheckResult]:
 
 
 def _rule_differences(model: Model) -> Iterator[tuple[str, float]]:
-    """The largest difference under each rule of attention, on random heads with the model's shape."""
+    """The largest difference under each variant of attention, on random heads with the model's shape."""
     geometry, generator = model.geometry, torch.Generator().manual_seed(0)
     scaling = geometry.head_dim**-0.5
     for name, case in RULE_CASES.items():
@@ -121,30 +121,30 @@ def _rule_differences(model: Model) -> Iterator[tuple[str, float]]:
             random_heads = (torch.randn(1, *shape, geometry.head_dim, generator=generator) for shape in shapes)
             q, k, v = (t.to(model.device, model.module.dtype) for t in random_heads)
             sink = None if case.sink is None else case.sink.expand(geometry.heads).to(q)
-            rule = replace(case, scaling=scaling, sink=sink)
-            out, lse = attend(q, k, v, None, rule, 0.0, True)
+            variant = replace(case, scaling=scaling, sink=sink)
+            out, lse = attend(q, k, v, None, variant, 0.0, True)
             keys, values = (_expand_to_query_heads(t[0], geometry.heads) for t in (k, v))
-            expected, expected_lse = _exact_attention(q[0].double(), keys, values, rule)
+            expected, expected_lse = _exact_attention(q[0].double(), keys, values, variant)
             assert lse is not None
             differences = _max_abs(out[0] - expected) / _max_abs(expected), _max_abs(lse[0] - expected_lse)
             largest = max([largest, *(error if math.isfinite(error) else math.inf for error in differences)])
         yield name, largest
 
 
-def _exact_attention(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp under a rule, from all L x L weights."""
+def _exact_attention(q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp under a variant, from all L x L weights."""
     key = torch.arange(k.shape[1], device=q.device)
     query = key[len(key) - q.shape[1] :, None]
     hidden = key > query
-    if rule.window is not None:
-        hidden = hidden | (key <= query - rule.window)
-    if rule.chunk is not None:
-        hidden = hidden | (key // rule.chunk != query // rule.chunk)
-    logits = rule.scaling * q @ k.mT
-    logits = logits if rule.cap is None else rule.cap * torch.tanh(logits / rule.cap)
+    if variant.window is not None:
+        hidden = hidden | (key <= query - variant.window)
+    if variant.chunk_size is not None:
+        hidden = hidden | (key // variant.chunk_size != query // variant.chunk_size)
+    logits = variant.scaling * q @ k.mT
+    logits = logits if variant.softcap is None else variant.softcap * torch.tanh(logits / variant.softcap)
     logits = logits.masked_fill(hidden, -torch.inf)
-    if rule.sink is not None:
-        logits = torch.cat((logits, rule.sink.double()[:, None, None].expand(-1, q.shape[1], 1)), -1)
+    if variant.sink is not None:
+        logits = torch.cat((logits, variant.sink.double()[:, None, None].expand(-1, q.shape[1], 1)), -1)
     return logits.softmax(-1)[..., : k.shape[1]] @ v, logits.logsumexp(-1)
 
 

@@ -48,7 +48,7 @@ def _tile_statistics(record: AttentionRecord, row_indices: IntArray) -> Tensor:
     device, own_keys = record.q.device, row_indices + keys - count
     visible_counts = count_visible_keys(record, row_indices + query_range(record).start)
     first, last = int(own_keys[0] - visible_counts[0]) + 1, int(own_keys[-1])
-    rows, own, visible = to_device(device, np.stack((row_indices, own_keys, visible_counts)))
+    rows, own_key_index, visible = to_device(device, np.stack((row_indices, own_keys, visible_counts)))
     q = record.q[:, rows].float().reshape(groups, -1, dim)
     minus_lse = -record.lse[:, rows].float().reshape(groups, -1, 1)
     largest = torch.full(shape, MASKED_LOGIT, device=device)
@@ -60,10 +60,10 @@ def _tile_statistics(record: AttentionRecord, row_indices: IntArray) -> Tensor:
         scaled = record.k[:, start:stop].float().transpose(1, 2) * record.scaling
         log_weight = (
             torch.baddbmm(minus_lse, q, scaled)
-            if record.cap is None
+            if record.softcap is None
             else record.soft_cap(torch.bmm(q, scaled)) + minus_lse
         ).view(*shape, -1)
-        distance = own[:, None] - torch.arange(start, stop, device=device)
+        distance = own_key_index[:, None] - torch.arange(start, stop, device=device)
         if own_keys[0] + 1 < stop:
             log_weight.masked_fill_(distance < 0, MASKED_LOGIT)
         if (own_keys - start >= visible_counts).any():

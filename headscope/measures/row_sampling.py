@@ -71,8 +71,8 @@ def rows_in_chunk(rows: IntArray, record: AttentionRecord) -> IntArray:
 def count_visible_keys(record: AttentionRecord, rows: IntArray) -> IntArray:
     """Number of keys that rows of the document see in the record's layer, whether or not they are its queries."""
     counts: IntArray = rows + 1
-    if record.chunk is not None:
-        counts = np.minimum(counts, rows % record.chunk + 1)
+    if record.chunk_size is not None:
+        counts = np.minimum(counts, rows % record.chunk_size + 1)
     return counts if record.window is None else np.minimum(counts, record.window)
 
 

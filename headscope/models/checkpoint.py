@@ -22,7 +22,7 @@ from headscope.model_spec import ModelSpec
 from headscope.models import loading, lora, quantization
 from headscope.models.bridge import delegating_attention, is_bridge
 from headscope.models.eager_check import check_against_eager
-from headscope.models.inspection import BaseRotation, evaluation_mode, inspect_model
+from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model
 from headscope.models.unsupported import native_context, refuse_by_config
 
 
@@ -40,7 +40,7 @@ class Checkpoint:
     bridge: Any = None
     geometry: Geometry = field(init=False)
     attention_modules: tuple[nn.Module, ...] = field(init=False)
-    rotation: BaseRotation = field(init=False)
+    rotation: CheckpointRotation = field(init=False)
     _adapter_digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class LoadedModel(Protocol):
     @property
     def attention_modules(self) -> tuple[nn.Module, ...]: ...
     @property
-    def rotation(self) -> BaseRotation: ...
+    def rotation(self) -> CheckpointRotation: ...
     @property
     def device(self) -> torch.device: ...
     @property
@@ -121,8 +121,8 @@ def open_checkpoint(spec: ModelSpec, device: str, dtype: str, tokenizer: Any = N
     `device` "auto" is CUDA if available, and all GPUs for weights that do not fit one. `dtype` "auto" is float32 on CPU
     and bfloat16 on CUDA.
 
-    Raises BadInput for an invalid name, device or dtype and for weights that do not fit, Missing for a checkpoint that
-    does not exist, UnsupportedModel for an architecture that would be measured wrongly.
+    Raises BadInput for an invalid name, device or dtype and for weights that do not fit, ResourceMissing for a
+    checkpoint that does not exist, UnsupportedModel for an architecture that would be measured wrongly.
     """
     torch_device = pick_device(device)
     torch_dtype = pick_dtype(dtype, torch_device)

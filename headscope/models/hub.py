@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from headscope.errors import Missing, first_line, nearest
+from headscope.errors import ResourceMissing, first_line, nearest
 from headscope.model_spec import HubId
 
 DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -30,7 +30,7 @@ def fetch(hub_id: HubId, hint: str = "") -> Path:
     """Download a checkpoint and return its local folder, `.../snapshots/COMMIT`.
 
     If the hub does not answer, an earlier download is used. Within one process a branch keeps the commit of the first
-    call. Raises Missing if neither is available; `hint` is added to the advice in its message.
+    call. Raises ResourceMissing if neither is available; `hint` is added to the advice in its message.
     """
     try:
         # A quick request first: an unreachable hub would cost the download a minute of retries.
@@ -40,7 +40,7 @@ def fetch(hub_id: HubId, hint: str = "") -> Path:
         raise _no_access_error(error, str(hub_id)) from error
     except RevisionNotFoundError as error:
         available = list_revisions(hub_id.repository)
-        raise Missing(
+        raise ResourceMissing(
             f"hub model '{hub_id.repository}' has no revision '{hub_id.revision}'"
             f"{nearest(str(hub_id.revision), available)}. Use one of: {_abbreviate(available)}"
         ) from error
@@ -51,20 +51,20 @@ def fetch(hub_id: HubId, hint: str = "") -> Path:
             )
             return Path(copy)
         except LocalEntryNotFoundError:
-            raise Missing(
+            raise ResourceMissing(
                 f"cannot fetch '{hub_id}' from the hub ({first_line(error)}), and no copy is cached. Check the "
                 f"network, or use a local folder{hint}"
             ) from error
 
 
 def list_revisions(repository: str) -> list[str]:
-    """Branches and tags of a repository. Raises Missing if the hub cannot be reached or denies access."""
+    """Branches and tags of a repository. Raises ResourceMissing if the hub cannot be reached or denies access."""
     try:
         refs = HfApi().list_repo_refs(repository)
     except RepositoryNotFoundError as error:
         raise _no_access_error(error, repository) from error
     except CONNECTION_ERRORS as error:
-        raise Missing(
+        raise ResourceMissing(
             f"cannot list the branches of '{repository}' on the hub ({first_line(error)}). Check the network, or name "
             f"each revision: --model {repository}:REVISION"
         ) from error
@@ -76,10 +76,10 @@ def snapshot_commit(folder: Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" else None
 
 
-def _no_access_error(error: RepositoryNotFoundError, name: str) -> Missing:
+def _no_access_error(error: RepositoryNotFoundError, name: str) -> ResourceMissing:
     if isinstance(error, GatedRepoError):
-        return Missing(f"hub model '{name}' is gated. Accept its license on the hub and log in (hf auth login)")
-    return Missing(f"no model '{name}' on the hub. Check the id, or log in if the model is private")
+        return ResourceMissing(f"hub model '{name}' is gated. Accept its license on the hub and log in (hf auth login)")
+    return ResourceMissing(f"no model '{name}' on the hub. Check the id, or log in if the model is private")
 
 
 def _abbreviate(names: list[str]) -> str:

@@ -46,7 +46,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class BaseRotation:
+class CheckpointRotation:
     """The checkpoint's own rotation.
 
     `theta` [layers, pairs] is in rad/token, float32, 0 in layers that do not rotate. `factors` multiply each layer's
@@ -72,7 +72,7 @@ class BaseRotation:
     no_pairs_reason: str = ""
 
     @classmethod
-    def without_pairs(cls, layers: int, reason: str) -> "BaseRotation":
+    def without_pairs(cls, layers: int, reason: str) -> "CheckpointRotation":
         """A rotation with no rotary pairs in any layer."""
         return cls(torch.zeros(layers, 0), (1.0,) * layers, "half", "half", (None,) * layers, no_pairs_reason=reason)
 
@@ -92,7 +92,7 @@ class ModelInspection:
     head_dim: int
     windows: tuple[int | None, ...]
     layer_rotates: tuple[bool, ...]
-    rotation: BaseRotation
+    rotation: CheckpointRotation
 
 
 def inspect_model(model: PreTrainedModel) -> ModelInspection:
@@ -183,16 +183,18 @@ def _layer_numbers(model: PreTrainedModel, modules: tuple[nn.Module, ...]) -> tu
     return numbers
 
 
-def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers: tuple[int, ...]) -> BaseRotation:
+def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers: tuple[int, ...]) -> CheckpointRotation:
     layers = len(calls)
     rotations = {index: _measured_rotation(model, call) for index, call in enumerate(calls) if call.rotations}
     if not rotations:
-        return BaseRotation.without_pairs(layers, "it does not rotate its heads")
+        return CheckpointRotation.without_pairs(layers, "it does not rotate its heads")
     if len({call.shape for call in calls}) > 1:
-        return BaseRotation.without_pairs(layers, "its layers differ in KV groups or head_dim")
+        return CheckpointRotation.without_pairs(layers, "its layers differ in KV groups or head_dim")
     changes = {_change_after_rotation(calls[index]) for index in rotations}
     if "other" in changes:
-        return BaseRotation.without_pairs(layers, "it transforms its heads after the rotation, which mixes the pairs")
+        return CheckpointRotation.without_pairs(
+            layers, "it transforms its heads after the rotation, which mixes the pairs"
+        )
     first = next(iter(rotations.values()))
     starts = {_rotary_start(model, calls[index]) for index in rotations}
     layouts = {(r.pairs, r.layout, r.table, r.direction) for r in rotations.values()}
@@ -205,17 +207,21 @@ def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers:
         index: _closest_frequencies(model, candidates, rotation, layer_types and layer_types[numbers[index]])
         for index, rotation in rotations.items()
     }
-    for index, chosen in frequencies.items():
-        theta[index] = chosen.theta
+    for index, frequency_set in frequencies.items():
+        theta[index] = frequency_set.theta
     scales = changes == {"none"} or _factor_scales_logits(model, calls[next(iter(rotations))])
-    modules = tuple(dict.fromkeys(chosen.module for chosen in frequencies.values()))
-    chosen_by_layer = [frequencies.get(index) for index in range(layers)]
-    return BaseRotation(
+    modules = tuple(dict.fromkeys(frequency_set.module for frequency_set in frequencies.values()))
+    frequency_set_by_layer = [frequencies.get(index) for index in range(layers)]
+    return CheckpointRotation(
         theta=theta,
-        factors=tuple(chosen.factor if chosen and scales else 1.0 for chosen in chosen_by_layer),
+        factors=tuple(
+            frequency_set.factor if frequency_set and scales else 1.0 for frequency_set in frequency_set_by_layer
+        ),
         layout=first.layout,
         table_layout=first.table,
-        layer_types=tuple(chosen.layer_type if chosen else None for chosen in chosen_by_layer),
+        layer_types=tuple(
+            frequency_set.layer_type if frequency_set else None for frequency_set in frequency_set_by_layer
+        ),
         rotary_start=starts.pop(),
         direction=first.direction,
         factor_scales_logits=scales,

@@ -30,7 +30,15 @@ from transformers import (
 )
 
 from headscope import user_input
-from headscope.errors import BadInput, CannotWrite, HeadscopeError, Missing, UnsupportedModel, first_line, nearest
+from headscope.errors import (
+    BadInput,
+    CannotWrite,
+    HeadscopeError,
+    ResourceMissing,
+    UnsupportedModel,
+    first_line,
+    nearest,
+)
 from headscope.model_spec import HubId, ModelSpec
 from headscope.models import device_map, lora, quantization
 from headscope.models.hub import fetch, snapshot_commit
@@ -68,7 +76,7 @@ def load_module(
     """The transformers model of a checkpoint, in evaluation mode, and its name in a run.
 
     With `spread`, a model that does not fit the GPU `device` is spread over all GPUs. Raises BadInput for an unknown
-    alias, an unreadable file or weights that do not fit, Missing for a path or hub id that does not exist.
+    alias, an unreadable file or weights that do not fit, ResourceMissing for a path or hub id that does not exist.
     """
     base = spec.checkpoint
     folder, identity = locate(base)
@@ -97,7 +105,7 @@ def load_module(
     except Exception as error:  # a config may hold anything, and transformers may fail wherever it uses it
         if isinstance(error, ImportError) and quantization_method in quantization.PACKAGES:
             packages = quantization.PACKAGES[quantization_method]
-            raise Missing(
+            raise ResourceMissing(
                 f"checkpoint '{base}' is quantized by {quantization_method}, and a package for it is not installed. "
                 f"Run pip install {packages}"
             ) from error
@@ -116,8 +124,8 @@ def load_module(
 
 def _refuse_unused_layers(module: PreTrainedModel, unused_keys: Iterable[str], name: str) -> None:
     """Refuse stored weights of more layers than the config has. A reward head may be unused."""
-    known = {re.sub(r"\d+", "N", key) for key in module.state_dict()}
-    if extra := sorted(key for key in unused_keys if re.search(r"\d", key) and re.sub(r"\d+", "N", key) in known):
+    module_keys = {re.sub(r"\d+", "N", key) for key in module.state_dict()}
+    if extra := sorted(key for key in unused_keys if re.search(r"\d", key) and re.sub(r"\d+", "N", key) in module_keys):
         raise BadInput(
             f"checkpoint '{name}' has weights that its config does not use, e.g. {extra[0]} ({len(extra)} in all). "
             "Correct num_hidden_layers in its config.json"
@@ -179,12 +187,12 @@ def load_tokenizer(checkpoint: str) -> Any:
 
 
 def locate_lora(name: str) -> Path:
-    """The folder of a LoRA, named by path or hub id. Raises Missing if it does not exist."""
+    """The folder of a LoRA, named by path or hub id. Raises ResourceMissing if it does not exist."""
     path = user_input.expand_path(name, "LoRA")
     if user_input.is_folder(name):
         return path
     if path.exists() or (hub_id := HubId.parse(name)) is None:
-        raise Missing(f"no LoRA at '{name}'. Use a folder that peft wrote, or a hub id ORG/NAME")
+        raise ResourceMissing(f"no LoRA at '{name}'. Use a folder that peft wrote, or a hub id ORG/NAME")
     return fetch(hub_id)
 
 
@@ -200,7 +208,7 @@ def locate(name: str) -> tuple[str, str]:
     path = user_input.expand_path(name, "checkpoint")
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise Missing(f"no GGUF file at '{name}'. Check the path")
+            raise ResourceMissing(f"no GGUF file at '{name}'. Check the path")
         return str(convert_gguf(path)), path.name
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -218,7 +226,7 @@ def locate(name: str) -> tuple[str, str]:
             )
         return str(fetch(hub_id)), name
     if "/" in name or name.startswith("."):
-        raise Missing(f"no checkpoint at '{name}'. Check the path")
+        raise ResourceMissing(f"no checkpoint at '{name}'. Check the path")
     raise BadInput(
         f"unknown checkpoint '{name}'{nearest(name, ALIASES)}. Use an alias ({', '.join(ALIASES)}), a folder, a .gguf "
         "file or a hub id ORG/NAME[:REVISION]"
@@ -307,7 +315,7 @@ def _opening_error(error: Exception, name: str) -> HeadscopeError:
     if isinstance(error, KeyError):
         reason = f"its config names {reason}, which transformers does not know"
     if isinstance(error, ImportError):
-        return Missing(f"checkpoint '{name}' needs a package that is not installed ({reason})")
+        return ResourceMissing(f"checkpoint '{name}' needs a package that is not installed ({reason})")
     if "custom code" in reason:
         return UnsupportedModel(f"cannot open checkpoint '{name}': it needs its own code, which headscope never runs")
     if "Unrecognized configuration class" in reason:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from headscope.errors import BadInput, Missing, first_line
+from headscope.errors import BadInput, ResourceMissing, first_line
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -22,13 +22,13 @@ UNSUPPORTED_SETTINGS = ("layer_replication", "megatron_config")
 def apply_lora(module: nn.Module, folder: Path, name: str) -> Any:
     """Load the LoRA in `folder` into `module` and return the PeftModel; `name` is the model's name in messages.
 
-    Raises Missing if the folder has no safetensors weights, BadInput for another kind of adapter or tensors that do not
-    fit; the module is then unchanged. peft runs no code from an adapter.
+    Raises ResourceMissing if the folder has no safetensors weights, BadInput for another kind of adapter or tensors
+    that do not fit; the module is then unchanged. peft runs no code from an adapter.
     """
     from peft import PeftModel
 
     if not (folder / WEIGHTS_FILE).is_file():
-        raise Missing(
+        raise ResourceMissing(
             f"no LoRA in '{folder}': it has no {WEIGHTS_FILE}, and pickled weights are not opened. Save it with "
             "safe_serialization=True"
         )

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from headscope import user_input
-from headscope.errors import BadInput, Missing
+from headscope.errors import BadInput, ResourceMissing
 from headscope.models.checkpoint import LoadedModel
 from headscope.models.lora import WEIGHTS_FILE
 from headscope.positions.adapter_validation import parse_metadata, validate_metadata, validate_parameter
@@ -35,12 +35,12 @@ SHIPPED_ADAPTERS = Path(__file__).parents[1] / "adapters"
 
 
 def find_adapter_file(path: Path | str) -> Path:
-    """The file of an adapter, from its path or the name of a packaged one. Raises Missing if it does not exist."""
+    """The file of an adapter, from its path or a packaged name. Raises ResourceMissing if it does not exist."""
     file = user_input.expand_path(path, "adapter")
     packaged = SHIPPED_ADAPTERS / f"{path}.safetensors"
     if not file.is_file() and not packaged.is_file():
         names = ", ".join(sorted(packaged.stem for packaged in SHIPPED_ADAPTERS.glob("*.safetensors")))
-        raise Missing(f"no adapter at '{path}'. Check adapter=PATH, or use a packaged adapter: {names}")
+        raise ResourceMissing(f"no adapter at '{path}'. Check adapter=PATH, or use a packaged adapter: {names}")
     return file if file.is_file() else packaged
 
 
@@ -166,8 +166,8 @@ class AdaRoPE(nn.Module):
     def load(cls, path: Path | str, checkpoint: LoadedModel, any_weights: bool = False) -> "AdaRoPE":
         """Load an adapter file for `checkpoint`, with the LoRA that was trained with it, if any.
 
-        Raises Missing if the file does not exist, BadInput if it is not a readable adapter, belongs to another geometry
-        or, unless `any_weights`, was trained on other weights.
+        Raises ResourceMissing if the file does not exist, BadInput if it is not a readable adapter, belongs to another
+        geometry or, unless `any_weights`, was trained on other weights.
         """
         path = find_adapter_file(path)
         source = f"adapter '{path}'"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attention import backend
-from headscope.errors import Missing, UnsupportedModel
+from headscope.errors import ResourceMissing, UnsupportedModel
 from headscope.models.bridge import delegating_attention
 from headscope.models.lora import WEIGHTS_FILE, apply_lora
 from headscope.models.rotation import (
@@ -71,9 +71,11 @@ def resolve_schedule(model: Model, scheme: str | Scheme | FixedSchedule | AdaRoP
 
 @contextmanager
 def _attaching_lora(model: Model, folder: Path) -> Iterator[None]:
-    """Run the model with a stored LoRA inside the `with`. Raises Missing if it does not exist."""
+    """Run the model with a stored LoRA inside the `with`. Raises ResourceMissing if it does not exist."""
     if not (folder / WEIGHTS_FILE).is_file():
-        raise Missing(f"no LoRA at '{folder}', but the adapter was trained with one. Copy it into the adapter's folder")
+        raise ResourceMissing(
+            f"no LoRA at '{folder}', but the adapter was trained with one. Copy it into the adapter's folder"
+        )
     requires_grad = {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
     peft_model = apply_lora(model.module, folder, model.name)
     try:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from headscope import user_input
-from headscope.errors import BadInput, Missing, nearest
+from headscope.errors import BadInput, ResourceMissing, nearest
 from headscope.models.checkpoint import LoadedModel
 from headscope.positions.adapter_validation import validate_parameter
 from headscope.positions.adarope import AdaRoPE
@@ -40,8 +40,8 @@ class KeyMap(BaseModel):
 def load_with_key_map(stored: Path | str, key_map_file: Path | str, checkpoint: LoadedModel) -> AdaRoPE:
     """Load AdaRoPE's parameters from `stored` (a .safetensors file, or a folder of them) through a key map.
 
-    Raises Missing if either path does not exist, BadInput for an invalid key map, an unknown tensor name, or a tensor
-    that does not fit the geometry of `checkpoint`.
+    Raises ResourceMissing if either path does not exist, BadInput for an invalid key map, an unknown tensor name, or a
+    tensor that does not fit the geometry of `checkpoint`.
     """
     key_map = _read_key_map(user_input.expand_path(key_map_file, "key map"))
     tensors = _load_tensors(user_input.expand_path(stored, "checkpoint"))
@@ -82,7 +82,7 @@ def _read_key_map(file: Path) -> KeyMap:
     try:
         return KeyMap.model_validate(user_input.read_yaml(file, f"key map '{file}'"))
     except FileNotFoundError as error:
-        raise Missing(f"no key map at '{file}'. Check keys=PATH") from error
+        raise ResourceMissing(f"no key map at '{file}'. Check keys=PATH") from error
     except ValidationError as error:
         raise BadInput(
             f"invalid key map '{file}'. It needs xi and may have tau and gamma, each a pattern such as "
@@ -100,5 +100,5 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError) as error:
         raise BadInput(f"'{path}' is not a readable safetensors file. Check adapter=PATH") from error
     if not tensors:
-        raise Missing(f"no .safetensors file in '{path}'. Check adapter=PATH")
+        raise ResourceMissing(f"no .safetensors file in '{path}'. Check adapter=PATH")
     return tensors

@@ -19,7 +19,7 @@ from headscope.attention.record import Geometry
 from headscope.errors import BadInput
 from headscope.model_spec import ModelSpec, SchemeSpec
 from headscope.models.checkpoint import Checkpoint, LoadedModel, open_checkpoint, open_in_memory
-from headscope.models.inspection import BaseRotation
+from headscope.models.inspection import CheckpointRotation
 from headscope.positions.schedule import Schedule
 from headscope.positions.schemes import Base, Scheme, build_scheme
 
@@ -35,7 +35,7 @@ ADAPTER_FILE = "adarope.safetensors"
 def training_scheme(checkpoint: LoadedModel) -> tuple[SchemeSpec, Scheme] | None:
     """The scheme that a checkpoint was trained under, or None if it is its family's.
 
-    Raises BadInput for an entry that is not a scheme, Missing if the trained parameters do not exist.
+    Raises BadInput for an entry that is not a scheme, ResourceMissing if the trained parameters do not exist.
     """
     text = getattr(checkpoint.module.config, POSITIONS_KEY, None)
     if text is None:
@@ -132,7 +132,7 @@ class Model:
         return self.checkpoint.attention_modules
 
     @property
-    def rotation(self) -> BaseRotation:
+    def rotation(self) -> CheckpointRotation:
         return self.checkpoint.rotation
 
     @property
@@ -152,7 +152,7 @@ def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any
     `device` "auto" is CUDA if available, and all GPUs for weights that do not fit one; `dtype` "auto" is float32 on CPU
     and bfloat16 on CUDA.
 
-    Raises BadInput for an invalid spec, Missing for a checkpoint that does not exist, UnsupportedModel for an
+    Raises BadInput for an invalid spec, ResourceMissing for a checkpoint that does not exist, UnsupportedModel for an
     architecture that would be measured wrongly.
     """
     if isinstance(spec, Model):

@@ -87,10 +87,10 @@ def own_schedule_at_length(checkpoint: LoadedModel, length: int) -> FixedSchedul
 
     Raises UnsupportedModel if the checkpoint's cos and sin differ from those of the frequencies in its config.
     """
-    own = FixedSchedule.of_checkpoint(checkpoint)
+    checkpoint_schedule = FixedSchedule.of_checkpoint(checkpoint)
     rotation = checkpoint.rotation
     if rotation.frequency_change_length is None or length <= rotation.frequency_change_length:
-        return own
+        return checkpoint_schedule
     layer_rotates = checkpoint.geometry.layer_rotates
     types = dict.fromkeys(kind for kind, rotates in zip(rotation.layer_types, layer_rotates, strict=True) if rotates)
     frequencies_by_type = {
@@ -108,7 +108,7 @@ def own_schedule_at_length(checkpoint: LoadedModel, length: int) -> FixedSchedul
             if not all(torch.allclose(*pair, atol=2e-2) for pair in zip(tables, expected, strict=True)):
                 reason = f"at {length} tokens, its rotation does not use the frequencies of its config"
                 raise unsupported_scheme(checkpoint, "base", reason)
-    thetas, factors = list(own.thetas), list(own.attention_factors)
+    thetas, factors = list(checkpoint_schedule.thetas), list(checkpoint_schedule.attention_factors)
     for layer, layer_type in enumerate(rotation.layer_types):
         if layer_rotates[layer]:
             theta, factor = frequencies_by_type[layer_type]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headscope import user_input
-from headscope.errors import BadInput, Missing, nearest
+from headscope.errors import BadInput, ResourceMissing, nearest
 from headscope.model_spec import SchemeSpec
 from headscope.models.checkpoint import LoadedModel
 from headscope.positions.adarope import AdaRoPE, find_adapter_file
@@ -160,10 +160,14 @@ class PRoPE:
         require_rotation(checkpoint, "prope")
         if self.keep and (limit := checkpoint.rotation.frequency_change_length) is not None:
             raise unsupported_scheme(checkpoint, "prope", f"its own frequencies change beyond {limit} tokens")
-        own = FixedSchedule.of_checkpoint(checkpoint)
+        checkpoint_schedule = FixedSchedule.of_checkpoint(checkpoint)
         is_kept = torch.arange(checkpoint.geometry.pairs) < round(self.keep * checkpoint.geometry.pairs)
-        masked = {id(theta): theta * is_kept for theta in own.thetas}  # layers go on sharing tensors
-        return FixedSchedule(checkpoint, tuple(masked[id(theta)] for theta in own.thetas), own.attention_factors)
+        masked = {id(theta): theta * is_kept for theta in checkpoint_schedule.thetas}  # layers go on sharing tensors
+        return FixedSchedule(
+            checkpoint,
+            tuple(masked[id(theta)] for theta in checkpoint_schedule.thetas),
+            checkpoint_schedule.attention_factors,
+        )
 
 
 @dataclass(frozen=True)
@@ -223,9 +227,9 @@ class AdaRoPEScheme:
         if self.keys is None:
             find_adapter_file(self.adapter)
         elif not user_input.expand_path(self.adapter, "checkpoint").exists():
-            raise Missing(f"no checkpoint at '{self.adapter}'. Check adapter=PATH")
+            raise ResourceMissing(f"no checkpoint at '{self.adapter}'. Check adapter=PATH")
         elif not user_input.expand_path(self.keys, "key map").exists():
-            raise Missing(f"no key map at '{self.keys}'. Check keys=PATH")
+            raise ResourceMissing(f"no key map at '{self.keys}'. Check keys=PATH")
 
     @property
     def uses_sequence_length(self) -> bool:

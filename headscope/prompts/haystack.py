@@ -61,12 +61,14 @@ class Haystack:
 
     def _starts_sentence(self, at: int) -> bool:
         before = self.ids[max(0, at - BOUNDARY_TOKENS) : at]
-        left = decode_tokens(self._tokenizer, before)
-        both = decode_tokens(self._tokenizer, self.ids[max(0, at - BOUNDARY_TOKENS) : at + BOUNDARY_TOKENS])
-        if not both.startswith(left):  # a token boundary within a character
+        preceding_text = decode_tokens(self._tokenizer, before)
+        joined_text = decode_tokens(self._tokenizer, self.ids[max(0, at - BOUNDARY_TOKENS) : at + BOUNDARY_TOKENS])
+        if not joined_text.startswith(preceding_text):  # a token boundary within a character
             return False
-        spaced = left[-1:].isspace() or both[len(left) : len(left) + 1].isspace()
-        return bool(UNSPACED_END_PATTERN.search(left) or (spaced and SENTENCE_END_PATTERN.search(left)))
+        spaced = preceding_text[-1:].isspace() or joined_text[len(preceding_text) : len(preceding_text) + 1].isspace()
+        return bool(
+            UNSPACED_END_PATTERN.search(preceding_text) or (spaced and SENTENCE_END_PATTERN.search(preceding_text))
+        )
 
     def contains_text(self, fact: str) -> bool:
         """Whether the text contains these words."""
@@ -162,16 +164,16 @@ def load_haystacks(source: str, tokenizer: Any, count: int, length: int, seed: i
     Raises BadInput, naming the longest document, when fewer do.
     """
     return [
-        Haystack(each.name, each.ids, tokenizer)
-        for each in load_token_documents(source, tokenizer, count, length, seed)
+        Haystack(document.name, document.ids, tokenizer)
+        for document in load_token_documents(source, tokenizer, count, length, seed)
     ]
 
 
 def tokenize_continuation(tokenizer: Any, text: str) -> Ids:
     """Tokens of a text that follows another sentence: with a space before it, unless the tokenizer brings its own."""
-    alone = tokenize_plain(tokenizer, text)
-    joined = decode_tokens(tokenizer, np.append(tokenize_plain(tokenizer, "so."), alone))
-    return alone if joined.lower().endswith(f" {text}".lower()) else tokenize_plain(tokenizer, f" {text}")
+    bare_tokens = tokenize_plain(tokenizer, text)
+    joined_text = decode_tokens(tokenizer, np.append(tokenize_plain(tokenizer, "so."), bare_tokens))
+    return bare_tokens if joined_text.lower().endswith(f" {text}".lower()) else tokenize_plain(tokenizer, f" {text}")
 
 
 def tokenize_plain(tokenizer: Any, text: str) -> Ids:
@@ -189,14 +191,14 @@ def _split_chat_template(tokenizer: Any, question: str) -> tuple[str, str]:
     """What the model's chat template puts before the haystack, and the question with what comes after it."""
     if not getattr(tokenizer, "chat_template", None):
         raise BadInput("the model's tokenizer has no chat template. Use --template prefix or plain")
-    turn = [{"role": "user", "content": f"{HAYSTACK_PLACEHOLDER}\n\n{question}"}]
+    messages = [{"role": "user", "content": f"{HAYSTACK_PLACEHOLDER}\n\n{question}"}]
     try:
-        whole = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        prompt_text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template is a small program and fails as it likes
         raise BadInput(
             f"the model's chat template fails ({first_line(error)}): use --template prefix or plain"
         ) from error
-    before, between, after = whole.partition(HAYSTACK_PLACEHOLDER)
+    before, between, after = prompt_text.partition(HAYSTACK_PLACEHOLDER)
     if not between or question not in after:
         raise BadInput("the model's chat template drops the user message. Use --template prefix or plain")
     return before, after

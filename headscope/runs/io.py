@@ -72,6 +72,10 @@ def sha256(file: Path) -> str:
 def _depth(value: Any) -> int:
     depth, level = 0, [value]
     while level:
-        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
-        depth, level = depth + 1, [item for each in inside for item in each]
+        inside = [
+            container.values() if isinstance(container, dict) else container
+            for container in level
+            if isinstance(container, dict | list)
+        ]
+        depth, level = depth + 1, [item for container in inside for item in container]
     return depth

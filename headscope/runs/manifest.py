@@ -19,7 +19,7 @@ class ValueKind:
     """A kind of value: its name and a test for it."""
 
     name: str
-    holds: Callable[[Any], bool]
+    is_valid: Callable[[Any], bool]
 
 
 def integer_between(low: int, high: int) -> ValueKind:
@@ -31,7 +31,7 @@ TEXT = ValueKind("a text", lambda value: isinstance(value, str))
 SECONDS = ValueKind("a number of seconds", lambda value: type(value) in (int, float) and 0 <= value < 1e15)
 INDEX_COUNT = integer_between(1, 2**15)
 """Numbers of layers and heads, which are stored in 16 bits."""
-STEP = ValueKind("a training step or null", lambda value: value is None or integer_between(0, 2**63).holds(value))
+STEP = ValueKind("a training step or null", lambda value: value is None or integer_between(0, 2**63).is_valid(value))
 
 ANY_KEY = "*"
 """Stands for any key of an object."""
@@ -93,26 +93,26 @@ def read_manifest(run: Path) -> dict[str, Any]:
     return translate_manifest(manifest) if version == 1 else manifest
 
 
-def _shape_errors(value: Any, shape: Any, where: str) -> Iterator[str]:
+def _shape_errors(value: Any, shape: Any, json_path: str) -> Iterator[str]:
     """Places where `value` differs from the shape, with what should be there."""
     if isinstance(shape, ValueKind):
-        if not shape.holds(value):
-            yield f"{where} is not {shape.name}"
+        if not shape.is_valid(value):
+            yield f"{json_path} is not {shape.name}"
     elif isinstance(shape, list):
         if not isinstance(value, list):
-            yield f"{where} is not a list"
+            yield f"{json_path} is not a list"
             return
-        for at, each in enumerate(value):
-            yield from _shape_errors(each, shape[0], f"{where}[{at}]")
+        for at, item in enumerate(value):
+            yield from _shape_errors(item, shape[0], f"{json_path}[{at}]")
     elif not isinstance(value, dict):
-        yield f"{where} is not an object"
+        yield f"{json_path} is not an object"
     else:
         for key, inner in shape.items():
             name = key.removesuffix("?")
             if key == ANY_KEY:
-                for each in value:
-                    yield from _shape_errors(value[each], inner, f"{where}.{each}")
+                for item in value:
+                    yield from _shape_errors(value[item], inner, f"{json_path}.{item}")
             elif name in value:
-                yield from _shape_errors(value[name], inner, f"{where}.{name}".lstrip("."))
+                yield from _shape_errors(value[name], inner, f"{json_path}.{name}".lstrip("."))
             elif name == key:
-                yield f"{where}.{name} is missing".lstrip(".")
+                yield f"{json_path}.{name} is missing".lstrip(".")

@@ -37,7 +37,7 @@ BAND_COMPONENTS = {"pairs-still": "pairs-unrotated"}
 """Component names before a colon, as in pairs-still:4-7."""
 METHODS = {"screen": "estimate", "curved": "second-order"}
 VALUE_COLUMNS = ("component", "method", "ablation")
-"""Columns whose values were renamed."""
+"""Columns whose values were renaming_message."""
 PROBES = {"reads": "patterns", "writes": "attribution"}
 OPTIONS = {
     "needle": {"write": "attribution", "knockout": "ablate_top", "silence": "ablation", "rank": "rank_by"},
@@ -61,7 +61,7 @@ def current_value(value: str) -> str:
     return f"{BAND_COMPONENTS.get(kind, kind)}{colon}{band}" if colon else {**COMPONENTS, **METHODS}.get(value, value)
 
 
-def renamed(path: Sequence[str], value: Any = None) -> str | None:
+def renaming_message(path: Sequence[str], value: Any = None) -> str | None:
     """The message for an old probe, option or value in a study, at the keys `path`; None for any other."""
     if path and path[0] in PROBES:
         return f"'{path[0]}' is now '{PROBES[path[0]]}'"
@@ -73,7 +73,7 @@ def renamed(path: Sequence[str], value: Any = None) -> str | None:
 
 
 def translate_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The run.json of a format 1 run with present names; a renamed table keeps its `file`."""
+    """The run.json of a format 1 run with present names; a renaming_message table keeps its `file`."""
     tables = {
         TABLES.get(name, name): {**entry, "file": name} if name in TABLES else entry
         for name, entry in manifest["tables"].items()

@@ -36,7 +36,7 @@ class Run(RunTables):
         return summary.head_table(self)
 
     @property
-    def dropped(self) -> Mapping[str, int]:
+    def conflicting_row_counts(self) -> Mapping[str, int]:
         """Rows by table that are hidden because an earlier run has other values for the same key."""
         return {}
 
@@ -101,22 +101,24 @@ class CombinedRun(Run):
         return frame.drop_duplicates(all_tables()[name].keys, ignore_index=True) if self._may_repeat(name) else frame
 
     @cached_property
-    def dropped(self) -> dict[str, int]:
+    def conflicting_row_counts(self) -> dict[str, int]:
         """Rows by table that are hidden because an earlier run has other values for the same key.
 
         Tables without a model may repeat each other, and an adapter may have been trained again under its old name.
         """
         counted = {}
         for name in filter(self._may_repeat, self.tables):
-            every = self.arrow_table(name).to_pandas().drop_duplicates()
-            if again := int(every.duplicated(all_tables()[name].keys).sum()):
-                counted[name] = again
+            rows = self.arrow_table(name).to_pandas().drop_duplicates()
+            if duplicate_count := int(rows.duplicated(all_tables()[name].keys).sum()):
+                counted[name] = duplicate_count
         return counted
 
     def _may_repeat(self, name: str) -> bool:
         """Whether two runs can have rows with the same key. A model that was measured twice became two models."""
-        named = "model" in all_tables()[name].keys
-        return sum(name in run.tables for run in self.parts) > 1 and (name in tables_of_every_run() or not named)
+        has_model_key = "model" in all_tables()[name].keys
+        return sum(name in run.tables for run in self.parts) > 1 and (
+            name in tables_of_every_run() or not has_model_key
+        )
 
 
 def combine_runs(runs: Sequence[Run]) -> Run:
@@ -151,24 +153,24 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 def _combined_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
     """For each run, its model labels and their names in the combined run."""
-    having: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
+    entries_by_label: dict[str, list[tuple[Run, dict[str, Any]]]] = {}
     for run in runs:
         for model in run.manifest["models"]:
-            having.setdefault(model["label"], []).append((run, model))
-    several = {label for label, entries in having.items() if not _is_same_model(entries)}
-    short = short_names([run.name for run in runs])
+            entries_by_label.setdefault(model["label"], []).append((run, model))
+    ambiguous_labels = {label for label, entries in entries_by_label.items() if not _is_same_model(entries)}
+    short_run_names = short_names([run.name for run in runs])
     return [
-        {label: f"{label} \u00b7 {called}" if label in several else label for label in run.models}
-        for run, called in zip(runs, short, strict=True)
+        {label: f"{label} \u00b7 {run_name}" if label in ambiguous_labels else label for label in run.models}
+        for run, run_name in zip(runs, short_run_names, strict=True)
     ]
 
 
 def _is_same_model(entries: Sequence[tuple[Run, dict[str, Any]]]) -> bool:
     """Whether the runs measured the same model without measuring any table twice."""
     facts = [_model_facts(run, model) for run, model in entries]
-    same = all(len({*values} - {None}) < 2 for values in zip(*facts, strict=True))
+    has_same_facts = all(len({*values} - {None}) < 2 for values in zip(*facts, strict=True))
     measured = [name for run, _ in entries for name in run.tables if name not in tables_of_every_run()]
-    return same and len(measured) == len(set(measured))
+    return has_same_facts and len(measured) == len(set(measured))
 
 
 def _model_facts(run: Run, model: Mapping[str, Any]) -> list[str | None]:

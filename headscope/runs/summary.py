@@ -52,8 +52,8 @@ def longest_ess_column(heads: pd.DataFrame) -> str | None:
 def longest_common_ess_column(heads: pd.DataFrame) -> str | None:
     """The column `ess2_<L>` of the longest length that all models were measured at; None if there is none."""
     names = columns_by_length(map(str, heads), "ess2")
-    every = heads[names].notna().groupby(heads["model"], observed=True).any().all()
-    return next((name for name in reversed(names) if every[name]), None)
+    has_all_models = heads[names].notna().groupby(heads["model"], observed=True).any().all()
+    return next((name for name in reversed(names) if has_all_models[name]), None)
 
 
 def compare_with_baseline(heads: pd.DataFrame, name: str, model: str, baseline: str) -> pd.DataFrame:
@@ -61,13 +61,15 @@ def compare_with_baseline(heads: pd.DataFrame, name: str, model: str, baseline: 
 
     The change is a ratio for a logarithmic statistic, otherwise a difference. Only heads that both models have.
     """
-    place = HEAD_KEYS[1:]
-    some = heads[["model", *place, name]]
-    new, old = (some[some["model"] == label].set_index(place)[name].astype("float64") for label in (model, baseline))
-    both = pd.DataFrame({"value": new, "baseline": old}).dropna(how="all")
-    ratio = both["value"] / both["baseline"].where(both["baseline"] > 0)
-    both["change"] = ratio if statistic(name).log_scale else both["value"] - both["baseline"]
-    return both.reset_index()
+    head_keys = HEAD_KEYS[1:]
+    rows = heads[["model", *head_keys, name]]
+    new, old = (
+        rows[rows["model"] == label].set_index(head_keys)[name].astype("float64") for label in (model, baseline)
+    )
+    comparison = pd.DataFrame({"value": new, "baseline": old}).dropna(how="all")
+    ratio = comparison["value"] / comparison["baseline"].where(comparison["baseline"] > 0)
+    comparison["change"] = ratio if statistic(name).log_scale else comparison["value"] - comparison["baseline"]
+    return comparison.reset_index()
 
 
 def heads_of_model(heads: pd.DataFrame, name: str, model: str, baseline: str | None = None) -> pd.DataFrame:
@@ -75,16 +77,18 @@ def heads_of_model(heads: pd.DataFrame, name: str, model: str, baseline: str | N
 
     With a `baseline`, `baseline` and `change` of `compared` follow the value. Columns without a value are left out.
     """
-    place = HEAD_KEYS[1:]
+    head_keys = HEAD_KEYS[1:]
     rows = heads[heads["model"] == model].drop(columns="model")
     measured = [column for column in rows if column == name or rows[column].notna().any()]
     rows = rows[measured] if len(rows) else rows
     interval = [column for column in (f"{name}_low", f"{name}_high") if column in rows]
-    rest = [column for column in rows if column not in (*place, name, *interval)]
+    other_columns = [column for column in rows if column not in (*head_keys, name, *interval)]
     if baseline is None or baseline == model:
-        return rows[[*place, name, *interval, *rest]]
-    both = compare_with_baseline(heads, name, model, baseline)[[*place, "baseline", "change"]]
-    return rows.merge(both, on=place, how="left")[[*place, name, "baseline", "change", *interval, *rest]]
+        return rows[[*head_keys, name, *interval, *other_columns]]
+    comparison = compare_with_baseline(heads, name, model, baseline)[[*head_keys, "baseline", "change"]]
+    return rows.merge(comparison, on=head_keys, how="left")[
+        [*head_keys, name, "baseline", "change", *interval, *other_columns]
+    ]
 
 
 def log_ratio_to_first(heads: pd.DataFrame, name: str, label: str) -> pd.Series:

@@ -22,7 +22,7 @@ import pandas as pd
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from headscope.errors import BadInput, BadRun, CannotWrite, Changed
+from headscope.errors import BadInput, BadRun, CannotWrite, InputChanged
 from headscope.runs import arrow
 from headscope.runs.arrow import Rows, to_arrow
 from headscope.runs.columns import FORMAT_VERSION, all_tables
@@ -120,28 +120,30 @@ class RunWriter:
                 run = Run.open(folder)
             except BadRun:
                 continue
-            known = run.manifest.get("inputs")
-            same = _canonical_json(run.manifest.get("config", {})) == _canonical_json(self.draft["config"])
-            if same and isinstance(known, dict) and inputs.items() <= known.items():
+            recorded_inputs = run.manifest.get("inputs")
+            has_same_config = _canonical_json(run.manifest.get("config", {})) == _canonical_json(self.draft["config"])
+            if has_same_config and isinstance(recorded_inputs, dict) and inputs.items() <= recorded_inputs.items():
                 return run
         return None
 
     def check_inputs(self, inputs: Mapping[str, str]) -> None:
-        """Raise Changed if one of `inputs`, digests by name, differs from what the finished cells were made from."""
-        known = self.draft.get("inputs", {})
-        changed = [what for what, digest in inputs.items() if known.get(what, digest) != digest]
+        """Raise InputChanged if one of `inputs`, digests by name, differs from those of the finished cells."""
+        recorded_inputs = self.draft.get("inputs", {})
+        changed = [
+            input_name for input_name, digest in inputs.items() if recorded_inputs.get(input_name, digest) != digest
+        ]
         if changed:
-            raise Changed(
+            raise InputChanged(
                 f"cannot resume this run: {' and '.join(changed)} changed since its finished cells were measured. "
                 f"Restore the previous state, or delete {self.partial_path} to start again"
             )
 
     def record_inputs(self, inputs: Mapping[str, str]) -> None:
-        """Record the inputs of the cells added from now on. Raises Changed as `check_inputs` does."""
+        """Record the inputs of the cells added from now on. Raises InputChanged as `check_inputs` does."""
         self.check_inputs(inputs)
-        known = self.draft.setdefault("inputs", {})
-        if not inputs.items() <= known.items():
-            known |= inputs
+        recorded_inputs = self.draft.setdefault("inputs", {})
+        if not inputs.items() <= recorded_inputs.items():
+            recorded_inputs |= inputs
             with _convert_write_errors(self.final_path.parent):
                 _write_draft(self.partial_path, self.draft)
 
@@ -231,8 +233,8 @@ class RunWriter:
             shutil.copy2(file, build / name)
             extra_files[name] = sha256(file)
         finished = datetime.now(UTC).isoformat(timespec="seconds")
-        whole = {**self.draft, **manifest, "finished": finished, "tables": facts, "files": extra_files}
-        write_manifest(build, whole)
+        complete_manifest = {**self.draft, **manifest, "finished": finished, "tables": facts, "files": extra_files}
+        write_manifest(build, complete_manifest)
 
     def _cell(self, cell_id: str) -> Path:
         name = quote(cell_id, safe=" =@,")
@@ -264,7 +266,7 @@ def join_runs(runs: Sequence[Run], out: Path, name: str) -> Run:
         raise BadInput("join needs several runs. Name two or more, each once")
     combined = combine_runs(runs)
     combined.check()
-    for table, rows in combined.dropped.items():
+    for table, rows in combined.conflicting_row_counts.items():
         raise BadInput(f"{rows:,} rows of table '{table}' differ between these runs. Join them without one of the runs")
     metadata = {run.name: {key: value for key, value in run.manifest.items() if key not in WRITER_KEYS} for run in runs}
     seconds = sum(run.manifest.get("timings", {}).get("seconds", 0) for run in runs)

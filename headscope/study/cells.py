@@ -114,7 +114,7 @@ class Job:
     @property
     def prerequisites(self) -> frozenset[str]:
         """Ids of jobs that must be stored first."""
-        return frozenset(f"{name}/{cell}" for name, own in self.parts for cell in own.prerequisites)
+        return frozenset(f"{name}/{prerequisite}" for name, cell in self.parts for prerequisite in cell.prerequisites)
 
 
 def group_by_pass(cells: Iterable[tuple[str, Cell]], labels: Sequence[str]) -> list[Job]:

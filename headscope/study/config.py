@@ -234,7 +234,7 @@ def _describe_first_error(error: ValidationError) -> str:
     same_key = (item for item in mistakes if item[0][: len(first)] == first)
     steps, mistake = max(same_key, key=lambda item: len(item[0]))
     path = ".".join(str(step) for step, _ in steps)
-    if message := old_names.renamed([str(step) for step, _ in steps], mistake["input"]):
+    if message := old_names.renaming_message([str(step) for step, _ in steps], mistake["input"]):
         return message
     if mistake["type"] == "extra_forbidden":
         known_keys = list(steps[-1][1].model_fields)

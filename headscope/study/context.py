@@ -24,16 +24,17 @@ from headscope.study.progress import NoProgress, Progress
 class StudyContext:
     """The models and documents of `study`, opened on demand.
 
-    `in_memory` are opened models by label; `files` is a folder for files that are not tables. `read_stored(job, table)`
-    reads a table of a finished job, and `stored_tables(job)` lists its tables. `input_digests` are digests by label
-    (None: of all models) and input: an unfinished run continues only from the same inputs.
+    `in_memory_models` are opened models by label; `files_folder` is for files that are not tables. `completed_cost` is
+    the part of the running job's cost that was reported as progress. `read_stored(job, table)` reads a table of a
+    finished job, and `stored_tables(job)` lists its tables. `input_digests` are digests by label (None: of all models)
+    and input: an unfinished run continues only from the same inputs.
     """
 
     study: Study
-    in_memory: Mapping[str, Model] = field(default_factory=dict)
+    in_memory_models: Mapping[str, Model] = field(default_factory=dict)
     progress: Progress = field(default_factory=NoProgress)
-    files: Path = Path()
-    advanced: float = 0.0
+    files_folder: Path = Path()
+    completed_cost: float = 0.0
     input_digests: dict[str | None, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     specs: Mapping[str, ModelSpec] = field(init=False)
     schemes: Mapping[str, Scheme] = field(init=False)
@@ -47,7 +48,7 @@ class StudyContext:
 
     def __post_init__(self) -> None:
         specs = self.study.models.items()
-        self.specs = {label: ModelSpec.parse(spec) for label, spec in specs if label not in self.in_memory}
+        self.specs = {label: ModelSpec.parse(spec) for label, spec in specs if label not in self.in_memory_models}
         self.schemes = {label: build_scheme(spec.scheme) for label, spec in self.specs.items()}
 
     @property
@@ -62,12 +63,12 @@ class StudyContext:
 
     def checkpoint_name(self, label: str) -> str:
         """The name of that model's checkpoint."""
-        return self.in_memory[label].name if label in self.in_memory else self.specs[label].name
+        return self.in_memory_models[label].name if label in self.in_memory_models else self.specs[label].name
 
     def model(self, label: str) -> Model:
         """The model of that label. Opening another checkpoint drops the previous one."""
-        if label in self.in_memory:
-            return self.in_memory[label]
+        if label in self.in_memory_models:
+            return self.in_memory_models[label]
         spec = self.specs[label]
         if self._open is None or self._open[0] != spec.name:
             self._open, self._models = None, {}
@@ -81,8 +82,8 @@ class StudyContext:
 
     def record_model_digests(self, label: str) -> None:
         """Record digests of a model's checkpoint files and adapter, without opening them."""
-        if label in self.in_memory:
-            model = self.in_memory[label]
+        if label in self.in_memory_models:
+            model = self.in_memory_models[label]
             self.input_digests[label] |= {**digests.digest_model(model), **digests.digest_scheme(model.position_scheme)}
             return
         spec = self.specs[label]
@@ -99,7 +100,7 @@ class StudyContext:
 
     def advance(self, cost: float, description: str) -> None:
         """Report progress within a long cell: a share of its cost, and what is being done."""
-        self.advanced += cost
+        self.completed_cost += cost
         self.progress.advance(cost)
         self.progress.set_activity(description)
 
@@ -117,7 +118,9 @@ class StudyContext:
 
     def tokenizer(self, label: str) -> Any:
         """The tokenizer of that model, which need not be open."""
-        tokenizer = self.in_memory[label].tokenizer if label in self.in_memory else self._load_tokenizer(label)
+        tokenizer = (
+            self.in_memory_models[label].tokenizer if label in self.in_memory_models else self._load_tokenizer(label)
+        )
         if tokenizer is None:
             raise BadInput(f"model '{label}' has no tokenizer. Pass one: hs.load(model, tokenizer=...)")
         if "tokenizer" not in self.input_digests[label]:

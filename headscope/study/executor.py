@@ -32,14 +32,15 @@ GEOMETRY_KEYS = {
 class CellResult:
     """What a job produced.
 
-    `rows` by table; `input_digests` of everything it read, by label and input; `advanced`, how much of its cost was
-    reported as progress while it ran; `model_description` for run.json, from probes that run for every model; `seconds`
-    of the work itself and `opening_seconds` of opening the checkpoint before it; `peak_bytes` of memory of the process.
+    `rows` by table; `input_digests` of everything it read, by label and input; `completed_cost`, how much of its
+    cost was reported as progress while it ran; `model_description` for run.json, from probes that run for every model;
+    `seconds` of the work itself and `opening_seconds` of opening the checkpoint before it; `peak_bytes` of memory of
+    the process.
     """
 
     rows: Mapping[str, Rows]
     input_digests: Mapping[str | None, Mapping[str, str]]
-    advanced: float
+    completed_cost: float
     model_description: Mapping[str, Any] | None
     seconds: float = 0.0
     opening_seconds: float = 0.0
@@ -82,7 +83,7 @@ class CellExecutor:
     def execute(self, job: Job) -> CellResult:
         """Run a job. Raises what its runner raises, and BadInput for a position scheme that its model cannot have."""
         context, label = self.context, job.model
-        context.advanced = 0.0
+        context.completed_cost = 0.0
         began = time.monotonic()
         model = None if label is None else context.model(label)
         if label is not None:  # refuse an impossible scheme before another model of this checkpoint is measured
@@ -97,7 +98,7 @@ class CellExecutor:
         return CellResult(
             rows=rows,
             input_digests=digests,
-            advanced=context.advanced,
+            completed_cost=context.completed_cost,
             model_description=describe_model(label, context) if describes and label is not None else None,
             seconds=finished - ready,
             opening_seconds=ready - began,

@@ -92,7 +92,7 @@ class TrainingMonitor:
         folder = self._step_runs / f"{step:012d}"
         shutil.rmtree(folder, ignore_errors=True)
         with torch.random.fork_rng():
-            step_run = run_study(self._build_study(label, opened.spec), folder, in_memory={label: opened})
+            step_run = run_study(self._build_study(label, opened.spec), folder, in_memory_models={label: opened})
         self._write_combined_run()
         medians = {f"{LOG_PREFIX}{name}": value for name, value in median_statistics(step_run).items()}
         self.measuring_seconds += time.monotonic() - start_time
@@ -146,7 +146,7 @@ def measure_training_step(context: StudyContext, name: str, model: Model, length
         text=texts.source,
         docs=texts.docs,
         seed=context.seed,
-        out=context.files.parent.parent,
+        out=context.files_folder.parent.parent,
         name=name,
         resume=resume,
     )

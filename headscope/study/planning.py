@@ -121,18 +121,18 @@ def makespan(
     open_checkpoints: dict[int, str] = {}
     events: list[tuple[float, int, Job | None]] = [(start_seconds, worker, None) for worker in range(workers)]
     while events:
-        clock, free_worker, done = heapq.heappop(events)
-        if done is not None:
-            scheduler.finish(done)
+        clock, free_worker, finished_job = heapq.heappop(events)
+        if finished_job is not None:
+            scheduler.finish(finished_job)
             finished = clock
         waiting, idle = sorted([free_worker, *idle]), []
         for worker in waiting:
             if (job := scheduler.next_job(worker)) is None:
                 idle.append(worker)
                 continue
-            held = open_checkpoints.get(worker, "")
-            needed = held if job.model is None else checkpoints[job.model]
-            pause = opening_seconds if needed != held else 0.0
+            loaded_checkpoint = open_checkpoints.get(worker, "")
+            needed = loaded_checkpoint if job.model is None else checkpoints[job.model]
+            pause = opening_seconds if needed != loaded_checkpoint else 0.0
             open_checkpoints[worker] = needed
             heapq.heappush(events, (clock + pause + job_seconds(job), worker, job))
     return finished
@@ -141,7 +141,7 @@ def makespan(
 def measure_costs(executor: CellExecutor, jobs: Sequence[Job]) -> CostModel:
     """Time the first jobs of each probe, and one job of every kind of model."""
     with TemporaryDirectory() as folder, RunWriter.open(Path(folder), "plan", {}) as writer:
-        executor.context.files = writer.files_folder
+        executor.context.files_folder = writer.files_folder
         timer = _Timer(executor, writer)
         kinds = _model_kinds(executor)
         rates: dict[str, tuple[float, float]] = {}
@@ -229,8 +229,12 @@ class _Timer:
 
     def peak_at(self, tokens: int) -> float:
         """Bytes of memory at that many tokens, extrapolated from the timed jobs."""
-        (short, less), (long, more) = min(self._peaks), max(self._peaks)
-        return more + (more - less) / (long - short) * max(tokens - long, 0) if long > short else more
+        (short, short_bytes), (long, long_bytes) = min(self._peaks), max(self._peaks)
+        return (
+            long_bytes + (long_bytes - short_bytes) / (long - short) * max(tokens - long, 0)
+            if long > short
+            else long_bytes
+        )
 
 
 def _model_kinds(executor: CellExecutor) -> dict[str | None, str]:

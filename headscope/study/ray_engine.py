@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headscope.errors import BadInput, Changed, Interrupted, Missing
+from headscope.errors import BadInput, InputChanged, Interrupted, ResourceMissing
 from headscope.study.cells import Job
 from headscope.study.config import EngineOptions
 from headscope.study.executor import CellExecutor, CellResult, Results
@@ -30,11 +30,11 @@ START_TIMEOUT = 300.0
 
 
 class RayEngine:
-    """Executes jobs on Ray workers. Raises Missing if Ray is not installed."""
+    """Executes jobs on Ray workers. Raises ResourceMissing if Ray is not installed."""
 
     def __init__(self, options: EngineOptions) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise Missing("Ray is not installed. Run pip install 'headscope[ray]', or leave out --engine ray")
+            raise ResourceMissing("Ray is not installed. Run pip install 'headscope[ray]', or leave out --engine ray")
         if options.address is not None:
             check_address(options.address)
         self.options = options
@@ -42,10 +42,10 @@ class RayEngine:
 
     def execute(self, jobs: Sequence[Job], executor: CellExecutor, progress: Progress) -> Results:
         context = executor.context
-        if context.in_memory:
+        if context.in_memory_models:
             raise BadInput(
-                f"model '{min(context.in_memory)}' is in memory and cannot be sent to Ray workers. Save it and give "
-                "the path of its folder"
+                f"model '{min(context.in_memory_models)}' is in memory and cannot be sent to Ray workers. Save it and "
+                "give the path of its folder"
             )
         if jobs:
             with connect_to_ray(self.options, context.study.device) as resources:
@@ -105,7 +105,7 @@ class _WorkerPool:
                     f"{self.resources.gpus:g} free GPUs. Finished cells are kept; add --resume to continue"
                 )
         if self._failed_jobs:
-            folder = self.executor.context.files.parent
+            folder = self.executor.context.files_folder.parent
             names = ", ".join(f"'{name}'" for name in self._failed_jobs)
             reason = next(iter(self._failed_jobs.values()))
             raise Interrupted(
@@ -134,7 +134,7 @@ class _WorkerPool:
         }
         actor_class: Any = ray.remote(**options)(RayWorker)
         actor = actor_class.remote(
-            study, self.executor.used_labels, resources.cpus, Path.cwd(), context.files.absolute()
+            study, self.executor.used_labels, resources.cpus, Path.cwd(), context.files_folder.absolute()
         )
         worker = _Worker(number, actor)
         worker.pending[actor.ready.remote()] = "ready"
@@ -204,19 +204,21 @@ class _WorkerPool:
             if self._attempts[job.id] == MAX_ATTEMPTS:
                 self._failed_jobs |= {dropped.cell.id: reason for dropped in self.scheduler.give_up(job)}
         if self._failed_starts > MAX_ATTEMPTS * self.resources.workers:
-            raise Missing(f"Ray workers exited during start-up: {reason}. Check the memory, or use --engine plain")
+            raise ResourceMissing(
+                f"Ray workers exited during start-up: {reason}. Check the memory, or use --engine plain"
+            )
         worker.pending.clear()
         self._workers[self._workers.index(worker)] = self._start(worker.number)
 
     def _compare_inputs(self, result: CellResult) -> None:
-        """Raise Changed if a worker read something else than this process has."""
+        """Raise InputChanged if a worker read something else than this process has."""
         for label, digests in result.input_digests.items():
-            known = self.executor.context.input_digests[label]
-            if differing := [name for name, digest in digests.items() if known.get(name, digest) != digest]:
+            recorded_digests = self.executor.context.input_digests[label]
+            if differing := [name for name, digest in digests.items() if recorded_digests.get(name, digest) != digest]:
                 owner = f" of '{label}'" if label is not None else ""
                 remedy = "Pass --dtype fp32 or bf16" if differing[0] == "dtype" else "Give all nodes the same files"
-                raise Changed(f"a Ray worker reads a different {differing[0]}{owner} than the driver. {remedy}")
-            known |= digests
+                raise InputChanged(f"a Ray worker reads a different {differing[0]}{owner} than the driver. {remedy}")
+            recorded_digests |= digests
 
     def _name(self, worker: _Worker) -> str:
         return f"worker {worker.number} of {self.resources.workers}"

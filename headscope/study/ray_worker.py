@@ -64,7 +64,7 @@ class RayWorker:
     def _open_executor(self) -> CellExecutor:
         if self._executor is None:
             progress = _QueueProgress(self._messages)
-            context = StudyContext(build_study(self._study), progress=progress, files=self._files)
+            context = StudyContext(build_study(self._study), progress=progress, files_folder=self._files)
             self._executor = CellExecutor(context)
             self._executor.used_labels = self._used_labels
         return self._executor

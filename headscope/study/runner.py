@@ -46,7 +46,7 @@ class LocalEngine:
 
 
 def create_engine(options: EngineOptions) -> Engine:
-    """The engine that a study requests. Raises Missing if it is not installed."""
+    """The engine that a study requests. Raises ResourceMissing if it is not installed."""
     if options.name == "plain":
         return LocalEngine()
     from headscope.study.ray_engine import RayEngine
@@ -59,20 +59,20 @@ def run_study(
     out: Path | str = "runs",
     *,
     resume: bool = False,
-    in_memory: Mapping[str, Model] | None = None,
+    in_memory_models: Mapping[str, Model] | None = None,
     progress: Progress | None = None,
 ) -> Run:
     """Execute every probe of a study into one run directory under `out` and return the run.
 
-    `in_memory` are opened models by label. Raises BadInput, Missing and the like before any work is done; Interrupted
-    on Ctrl-C, with every finished cell kept for `resume`.
+    `in_memory_models` are opened models by label. Raises BadInput, ResourceMissing and the like before any work is
+    done; Interrupted on Ctrl-C, with every finished cell kept for `resume`.
     """
     progress = progress or NoProgress()
     out = user_input.check_path(out, "out")
     if not study.probe_options:
         raise BadInput(f"the study requests no probe. Add one of: {', '.join(plugins.requestable_probes())}")
     engine = create_engine(study.engine)
-    context = StudyContext(study, in_memory or {}, progress)
+    context = StudyContext(study, in_memory_models or {}, progress)
     executor = CellExecutor(context)
     plan = executor.plan()
     used = executor.used_labels
@@ -100,7 +100,7 @@ def run_study(
                 current,
                 writer.partial_path,
             )
-        context.files = writer.files_folder
+        context.files_folder = writer.files_folder
         context.read_stored, context.stored_tables = writer.read_stored, writer.stored_tables
         pending = _execution_order([job for job in plan if not writer.is_done(job.id)], context)
         descriptions: dict[str | None, Mapping[str, Any]] = {}
@@ -115,7 +115,7 @@ def run_study(
                     timings.add(job, result)
                     if result.model_description is not None:
                         descriptions[job.model] = result.model_description
-                    progress.advance(job.cost - result.advanced)
+                    progress.advance(job.cost - result.completed_cost)
         finally:
             progress.stop()
         seconds = round(time.monotonic() - started, 1)
@@ -174,7 +174,7 @@ def _named_digests(digests: Mapping[str | None, Mapping[str, str]]) -> dict[str,
 
 
 def _identifying_spec(label: str, spec: str, context: StudyContext) -> str:
-    model = context.in_memory.get(label)
+    model = context.in_memory_models.get(label)
     return spec if model is None else f"{spec}#{model.weights_sha256[:12]}"
 
 

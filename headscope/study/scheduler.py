@@ -56,8 +56,12 @@ class Scheduler:
 
     def next_job(self, worker: int) -> Job | None:
         """Assign the next job to a free worker; None if all jobs that are left wait for others."""
-        own = self._queue_of_worker.get(worker)
-        queue = own if own is not None and self._first_ready(own) else self._unassigned_queue(worker) or self._split()
+        worker_queue = self._queue_of_worker.get(worker)
+        queue = (
+            worker_queue
+            if worker_queue is not None and self._first_ready(worker_queue)
+            else self._unassigned_queue(worker) or self._split()
+        )
         job = self._first_ready(queue) if queue else None
         if queue is None or job is None:
             return None

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from headscope.errors import Diverged, UnsupportedModel
+from headscope.errors import TrainingDiverged, UnsupportedModel
 from headscope.forward.logits import compute_loss_by_position, last_hidden_states, next_token_logits
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions import attached
@@ -99,14 +99,14 @@ class AdapterTrainer:
     def step(self, batch: Sequence[Tensor], rate_factor: float) -> float:
         """Take one optimiser step on sequences [L] at `rate_factor` times the learning rates.
 
-        Returns the mean loss in nats per token. Raises Diverged and changes no parameter if the loss or a gradient is
-        not finite.
+        Returns the mean loss in nats per token. Raises TrainingDiverged and changes no parameter if the loss or a
+        gradient is not finite.
         """
         self.optimizer.zero_grad()
         loss = sum(self._accumulate_gradients(ids, len(batch)) for ids in batch)
         finite = all(bool(p.grad.isfinite().all()) for p in self.trainable_parameters if p.grad is not None)
         if not (finite and torch.tensor(loss).isfinite()):
-            raise Diverged(f"the loss became {loss:g}" if finite else "a gradient is not finite")
+            raise TrainingDiverged(f"the loss became {loss:g}" if finite else "a gradient is not finite")
         for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
             group["lr"] = rate * rate_factor
         self.optimizer.step()

@@ -15,7 +15,7 @@ from headscope.errors import BadInput
 from headscope.prompts.texts import (
     Document,
     TokenDocument,
-    find_contained,
+    find_near_duplicate,
     first_tokens,
     leading_special_tokens,
     read_documents,
@@ -61,7 +61,7 @@ class SequenceSampler:
                 if {**held_out_digests, **self.digests}.get(document.name, document.digest) != document.digest:
                     raise BadInput(f"two different texts have the name {document.name}: rename or remove one of them")
                 ids = first_tokens(document.text, tokenizer, MAX_DOCUMENT_TOKENS)
-                if held_out := find_contained(held_out_documents, ids):
+                if held_out := find_near_duplicate(held_out_documents, ids):
                     log.warning("%s is not used for training: it is a near-copy of %s", document.name, held_out.name)
                     continue
                 self.documents[document.name] = ids

@@ -15,15 +15,15 @@ def plot_training_loss(training: pd.DataFrame) -> go.Figure:
         return style.empty_figure(title, why)
     figure = style.new_figure(title)
     symbol_index = {length: index for index, length in enumerate(sorted(training["context_length"].unique()))}
-    for label, look in _training_styles(training).items():
+    for label, model_style in _training_styles(training).items():
         line = training[training["adapter"] == label].sort_values("step")
         figure.add_scatter(
             x=line["step"],
             y=line["loss"],
             mode="lines+markers",
-            line={"color": look.colour, "width": 1},
+            line={"color": model_style.colour, "width": 1},
             marker={"symbol": [style.MARKER_SYMBOLS[symbol_index[n] % 5] for n in line["context_length"]], "size": 6},
-            name=look.name,
+            name=model_style.name,
             showlegend=training["adapter"].nunique() > 1,
             customdata=line["context_length"],
             hovertemplate="step %{x}: %{y:.4f} nats/token in %{customdata:,} tokens<extra></extra>",
@@ -40,11 +40,11 @@ def plot_held_out_loss(validation: pd.DataFrame) -> go.Figure:
         return style.empty_figure(title, why)
     figure = style.new_figure(title)
     figure.add_hline(y=0, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
-    for label, look in _training_styles(validation).items():
+    for label, model_style in _training_styles(validation).items():
         rows = validation[validation["adapter"] == label]
         change = _loss_change(rows, ["step", "doc"]).unstack("doc")
         line = pd.DataFrame({"mean": change.mean(axis=1), "low": change.min(axis=1), "high": change.max(axis=1)})
-        style.add_line_with_band(figure, line, look, "step %{x}: %{y:+.4f} nats/token since step 0")
+        style.add_line_with_band(figure, line, model_style, "step %{x}: %{y:+.4f} nats/token since step 0")
     figure.update_xaxes(title_text="optimiser step")
     figure.update_yaxes(title_text="difference of loss (nats/token)")
     return style.fit_legend(figure)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
-from headscope.errors import BadInput, Diverged
+from headscope.errors import BadInput, TrainingDiverged
 from headscope.positions.adarope import METADATA_KEY, AdaRoPE, lora_folder_of
 from headscope.positions.attach import resolve_schedule
 from headscope.positions.model import Model
@@ -122,7 +122,7 @@ class AdaptRunner:
         start_time = time.monotonic()
         try:
             loss = trainer.step(batch, factor)
-        except Diverged as error:
+        except TrainingDiverged as error:
             raise self._divergence_error(str(error), step + 1) from error
         speed = phase.length * phase.batch / (time.monotonic() - start_time)
         progress = (
@@ -138,8 +138,8 @@ class AdaptRunner:
             "rate": factor,
         }
 
-    def _divergence_error(self, reason: str, step: int) -> Diverged:
-        return Diverged(
+    def _divergence_error(self, reason: str, step: int) -> TrainingDiverged:
+        return TrainingDiverged(
             f"training diverged at step {step}: {reason}. Use lower learning rates, e.g. --frequency-rate 0.01 "
             f"--scale-rate 0.001; the last good adapter is in {self._adapter_folder}"
         )
@@ -241,14 +241,14 @@ class AdaptRunner:
 
     @property
     def _adapter_folder(self) -> Path:
-        return self.context.files / "adapters"
+        return self.context.files_folder / "adapters"
 
     def _adapter_path(self, step: int) -> Path:
         return self._adapter_folder / f"step-{step:04d}.safetensors"
 
     def _state_path(self, step: int) -> Path:
-        # Outside context.files, which becomes part of the finished run.
-        return self.context.files.with_name("state") / f"step-{step:04d}.safetensors"
+        # Outside context.files_folder, which becomes part of the finished run.
+        return self.context.files_folder.with_name("state") / f"step-{step:04d}.safetensors"
 
 
 def _training_document_names(adarope: AdaRoPE) -> list[str]:

@@ -37,13 +37,13 @@ def plot_by_position(rows: pd.DataFrame, models: list[str], layer: int, head: in
     rows = rows[rows["context_length"] == rows["context_length"].max()]
     rows = rows.assign(model=rows["model"].astype(pd.CategoricalDtype(models)))
     length = int(rows["context_length"].max())
-    for label, look in style.model_styles(rows).items():
+    for label, model_style in style.model_styles(rows).items():
         of_model = rows[rows["model"] == label]
         table = of_model.pivot_table(index="position", columns="doc", values="contribution", observed=True)
         values = table.to_numpy(dtype="float64")
         low, high = confidence_interval(values)
         line = pd.DataFrame({"mean": values.mean(1), "low": low, "high": high}, index=bin_center(table.index, length))
-        style.add_line_with_band(figure, line, look, "around position %{x:,.0f}: %{y:+.3f} logits")
+        style.add_line_with_band(figure, line, model_style, "around position %{x:,.0f}: %{y:+.3f} logits")
     figure.update_xaxes(title_text="position of the predicted token", **axes.log_axis([1, length]))
     figure.update_yaxes(title_text="contribution (logits)")
     return style.fit_legend(figure)

@@ -56,9 +56,9 @@ class AttributionRunner:
         document, length = self._document(cell)
         return document.ids[:length]
 
-    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "LogitTerms":
+    def observer(self, cell: Cell, model: Model, ids: Tensor) -> "AttributionObserver":
         document, length = self._document(cell)
-        return LogitTerms(model, ids, {"model": cell.model, "context_length": length, "doc": document.name})
+        return AttributionObserver(model, ids, {"model": cell.model, "context_length": length, "doc": document.name})
 
     def _document(self, cell: Cell) -> tuple[TokenDocument, int]:
         assert cell.model is not None
@@ -69,7 +69,7 @@ class AttributionRunner:
         return self.context.documents(label, max(self.options.lengths))
 
 
-class LogitTerms:
+class AttributionObserver:
     """The terms of the next token's logit for ids [1, L], in logits.
 
     After the pass `head_terms` is [layers, H, L - 1], and `part_terms` holds [L - 1] by (part, layer), the heads of a
@@ -81,12 +81,12 @@ class LogitTerms:
 
     def __init__(self, model: Model, ids: Tensor, keys: Mapping[str, Any] | None = None):
         with capturing(model) as layers:
-            self.stream: ResidualDecomposition = decompose_residual_stream(model, layers, ids)
-        stream, geometry = self.stream, model.geometry
+            self.decomposition: ResidualDecomposition = decompose_residual_stream(model, layers, ids)
+        decomposition, geometry = self.decomposition, model.geometry
         self.ids, self.geometry, self.keys = ids, geometry, keys or {}
-        targets = ids[0, 1:].to(stream.unembedding.device)
-        self.target_directions = stream.unembedding[targets].float() - stream.unembedding_mean
-        self.pre_norm_directions = stream.final_norm.pull_back(self.target_directions)
+        targets = ids[0, 1:].to(decomposition.unembedding.device)
+        self.target_directions = decomposition.unembedding[targets].float() - decomposition.unembedding_mean
+        self.pre_norm_directions = decomposition.final_norm.pull_back(self.target_directions)
         self.head_terms = torch.zeros(geometry.layers, geometry.heads, len(targets))
         self.part_terms: dict[tuple[str, int], Tensor] = {}
         self.bias_terms = torch.zeros(len(targets), device=ids.device)
@@ -94,14 +94,14 @@ class LogitTerms:
         self._norm_scales = torch.ones(len(targets), device=ids.device)
 
     def listen(self, layers: CapturedLayers) -> None:
-        for number, layer in enumerate(self.stream.layers):
+        for number, layer in enumerate(self.decomposition.layers):
             if number == 0:
                 layers.hook(layer.module, self._record_embedding)
             if layer.attention_branch is not None:
                 self._hook_heads(layer.attention_branch, layers)
             for part in layer.other_branches:
                 layers.hook(part.module, self._part_hook(number, part.factor))
-        layers.hook(self.stream.final_norm.module, self._record_norm_scale)
+        layers.hook(self.decomposition.final_norm.module, self._record_norm_scale)
 
     def tables(self, finished: FinishedPass) -> dict[str, Rows]:
         self._normalise(finished.hidden)
@@ -127,23 +127,23 @@ class LogitTerms:
 
     def _normalise(self, hidden: Tensor) -> None:
         """Divide by the scale of the final norm and check the sum; `hidden` [1, L, D] are the last hidden states."""
-        stream, device = self.stream, self.ids.device
+        decomposition, device = self.decomposition, self.ids.device
         for index, number in enumerate(self.geometry.layer_numbers):
             self.part_terms["heads", number] = self.head_terms[index].sum(0).to(device)
         self.part_terms["bias", 0] = self.bias_terms
         for name in self.part_terms:
-            self.part_terms[name] = stream.logit_factor * self.part_terms[name] / self._norm_scales
-        self.head_terms = stream.logit_factor * self.head_terms / self._norm_scales.cpu()
+            self.part_terms[name] = decomposition.logit_factor * self.part_terms[name] / self._norm_scales
+        self.head_terms = decomposition.logit_factor * self.head_terms / self._norm_scales.cpu()
         directions = self.target_directions.to(device)
-        shift = torch.linalg.vecdot(directions, stream.final_norm.shift.to(device).expand_as(directions))
+        shift = torch.linalg.vecdot(directions, decomposition.final_norm.shift.to(device).expand_as(directions))
         logit = torch.linalg.vecdot(hidden[0, :-1].to(device).float(), directions)
-        if stream.bias is not None:
-            token_bias = stream.bias[self.ids[0, 1:].to(stream.bias.device)].float()
-            centred = (token_bias - stream.bias.float().mean()).to(directions)
+        if decomposition.bias is not None:
+            token_bias = decomposition.bias[self.ids[0, 1:].to(decomposition.bias.device)].float()
+            centred = (token_bias - decomposition.bias.float().mean()).to(directions)
             shift, logit = shift + centred, logit + centred
-        self.part_terms["bias", 0] = self.part_terms["bias", 0] + stream.logit_factor * shift
+        self.part_terms["bias", 0] = self.part_terms["bias", 0] + decomposition.logit_factor * shift
         total = torch.stack([*self.part_terms.values()]).sum(0)
-        logit = self.part_terms["logit", 0] = stream.logit_factor * logit
+        logit = self.part_terms["logit", 0] = decomposition.logit_factor * logit
         self.relative_error = float((total - logit).abs().max() / logit.abs().max())
 
     def _hook_heads(self, heads: AttentionBranch, layers: CapturedLayers) -> None:
@@ -191,18 +191,18 @@ class LogitTerms:
         self.part_terms["embedding", 0] = term.to(self.ids.device)
 
     def _record_norm_scale(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        self._norm_scales = self.stream.final_norm.scales(args[0][0, :-1], output[0, :-1]).to(self.ids.device)
+        self._norm_scales = self.decomposition.final_norm.scales(args[0][0, :-1], output[0, :-1]).to(self.ids.device)
 
 
-def attribute_logits(model: Model, ids: Tensor) -> LogitTerms:
+def attribute_logits(model: Model, ids: Tensor) -> AttributionObserver:
     """All terms of the logit of each next token of ids [L], under the model's scheme.
 
     Raises UnsupportedModel for a model whose logits are not such a sum.
     """
-    observers: list[LogitTerms] = []
+    observers: list[AttributionObserver] = []
 
-    def create(ids: Tensor) -> LogitTerms:
-        observers.append(LogitTerms(model, ids))
+    def create(ids: Tensor) -> AttributionObserver:
+        observers.append(AttributionObserver(model, ids))
         return observers[0]
 
     observe(model, ids, [create])

@@ -25,7 +25,7 @@ def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: in
     longest = rows[rows["context_length"] == rows["context_length"].max()]
     means = mean_over_sequences(longest.assign(model=longest["model"].astype(pd.CategoricalDtype(models))))
     figure = style.new_figure(f"Detector scores of layer {layer}, head {head}")
-    for label, look in style.model_styles(means).items():
+    for label, model_style in style.model_styles(means).items():
         by_kind = means[means["model"] == label].set_index("kind").reindex(list(KIND_COLUMNS))
         figure.add_bar(
             x=list(KIND_COLUMNS),
@@ -38,9 +38,9 @@ def plot_head_scores(rows: pd.DataFrame, models: list[str], layer: int, head: in
                 "thickness": 1,
             },
             customdata=by_kind["chance"],
-            hovertemplate="%{x}: %{y:.3f}, chance %{customdata:.4f}<extra>" + look.name + "</extra>",
-            marker_color=look.colour,
-            name=look.name,
+            hovertemplate="%{x}: %{y:.3f}, chance %{customdata:.4f}<extra>" + model_style.name + "</extra>",
+            marker_color=model_style.colour,
+            name=model_style.name,
         )
     chance = means.groupby("kind", observed=True)["chance"].max().reindex(list(KIND_COLUMNS))
     figure.add_scatter(
@@ -65,9 +65,9 @@ def plot_scores_by_length(rows: pd.DataFrame, model: str, layer: int, head: int)
     for index, kind in enumerate(KIND_COLUMNS):
         line = means[means["kind"] == kind].set_index("context_length").rename(columns={"score": "mean"})
         dash, symbol = style.LINE_DASHES[index % len(style.LINE_DASHES)], style.MARKER_SYMBOLS[index]
-        look = style.ModelStyle(kind, style.PALETTE[index], dash, symbol)
+        model_style = style.ModelStyle(kind, style.PALETTE[index], dash, symbol)
         if len(line):
-            style.add_line_with_band(figure, line[["mean", "low", "high"]], look, "%{x:,} tokens: %{y:.3f}")
+            style.add_line_with_band(figure, line[["mean", "low", "high"]], model_style, "%{x:,} tokens: %{y:.3f}")
     figure.update_xaxes(title_text="context length (tokens)", **axes.length_axis(means["context_length"]))
     figure.update_yaxes(title_text="mean weight", range=[0, 1])
     return style.fit_legend(figure)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from headscope import user_input
-from headscope.errors import BadInput, HeadscopeError, Missing, nearest
+from headscope.errors import BadInput, HeadscopeError, ResourceMissing, nearest
 from headscope.study.digests import digest_tokenizer
 
 for _name, _value in {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0", "DO_NOT_TRACK": "1"}.items():
@@ -50,7 +50,7 @@ try:
     from tqdm import tqdm
     from transformers import AutoTokenizer
 except ImportError as error:
-    raise Missing(
+    raise ResourceMissing(
         f"the lm-evaluation-harness is not installed ({error}): run `pip install 'headscope[eval]'`"
     ) from error
 
@@ -60,7 +60,7 @@ RULER_FOLDER = TASKS_FOLDER / "ruler"
 PYTHON_SEED, OTHER_SEED = 0, 1234
 """Default seeds of the harness."""
 BOOTSTRAP_SAMPLES = 1000
-TASK_MISTAKES = (ValueError, AssertionError, TypeError, LookupError, AttributeError, TemplateError)
+TASK_ERRORS = (ValueError, AssertionError, TypeError, LookupError, AttributeError, TemplateError)
 """Errors of the harness for a task whose fields or documents do not fit together."""
 
 
@@ -110,7 +110,7 @@ def find_tasks(specs: list[str], trust_task_code: bool = False) -> list[Task]:
 def build_task(task: Task, length: int, tokenizer: Any) -> dict[str, Any]:
     """Build the harness's task objects, by name; generated tasks have `length` tokens of `tokenizer`.
 
-    Raises Missing if data or a package is not on this machine, BadInput if the task cannot be used.
+    Raises ResourceMissing if data or a package is not on this machine, BadInput if the task cannot be used.
     """
     # The harness imports the modules of its tasks again, so the tokenizer is patched in at its source. The harness
     # caches tokenizers by name.
@@ -155,7 +155,7 @@ def score_tasks(harness_model: LM, tasks: Mapping[str, Any], limit: int | None, 
         try:
             with harness_silenced(), _captured_truncation_warnings() as truncations:
                 output = evaluate(harness_model, {"tasks": {name: task}}, limit=limit, log_samples=True)
-        except (*TASK_MISTAKES, ImportError, OSError) as reason:
+        except (*TASK_ERRORS, ImportError, OSError) as reason:
             raise _task_error(name, reason) from reason
         if truncations:
             log.warning(
@@ -272,8 +272,8 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, 
     """A user's task file and its content. Raises BadInput if it is invalid, or names code that is not trusted."""
     path = user_input.expand_path(spec, "task file")
     if not path.is_file():
-        raise Missing(f"no task file at {user_input.quote(spec)}: check the path")
-    where = f"task file {user_input.quote(spec)}"
+        raise ResourceMissing(f"no task file at {user_input.quote(spec)}: check the path")
+    source_name = f"task file {user_input.quote(spec)}"
 
     def refuse_function(_: Any, node: Any) -> None:
         raise _untrusted(f"Python code with '!function {node.value}'")
@@ -285,25 +285,29 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, 
             entry = TaskIndex.entry_from_path(path)
             config = load_yaml(path, resolve_func=False)
     except HeadscopeError as error:
-        raise BadInput(f"{where}: {error}") from error
+        raise BadInput(f"{source_name}: {error}") from error
     except Exception as reason:  # the harness decides what a file may contain
-        raise BadInput(f"{where} is invalid: {' '.join(str(reason).split())[:200]}") from reason
+        raise BadInput(f"{source_name} is invalid: {' '.join(str(reason).split())[:200]}") from reason
     if entry is None:
-        raise BadInput(f"{where} names no task: add the key 'task'")
+        raise BadInput(f"{source_name} names no task: add the key 'task'")
     if entry.kind is Kind.GROUP:
         if not isinstance(config.get("task"), list):
-            raise BadInput(f"{where}: the tasks of its group are {user_input.quote(config.get('task'))}: write a list")
+            raise BadInput(
+                f"{source_name}: the tasks of its group are {user_input.quote(config.get('task'))}: write a list"
+            )
         entry.name = config["group"]
     if not isinstance(entry.name, str):
-        raise BadInput(f"{where}: its name is {user_input.quote(entry.name)}, not a text: write task: NAME")
+        raise BadInput(f"{source_name}: its name is {user_input.quote(entry.name)}, not a text: write task: NAME")
     metrics = config.get("metric_list") or []
     if not isinstance(metrics, list) or not all(isinstance(metric, dict) for metric in metrics):
-        raise BadInput(f"{where}: its metric_list is {user_input.quote(metrics)}: write a list of '- metric: NAME'")
+        raise BadInput(
+            f"{source_name}: its metric_list is {user_input.quote(metrics)}: write a list of '- metric: NAME'"
+        )
     for metric in metrics:
         name = metric.get("metric")
         if not trust_task_code and (metric.get("hf_evaluate") or str(name) not in METRIC_REGISTRY):
             metric_code = f"the metric {user_input.quote(name)}, which is not one of the harness"
-            raise BadInput(f"{where}: {_untrusted(metric_code)}")
+            raise BadInput(f"{source_name}: {_untrusted(metric_code)}")
     return entry, config
 
 
@@ -323,10 +327,14 @@ def _bootstrap_standard_error(aggregate: Any, samples: list[Any]) -> float:
     return float(np.std([aggregate([samples[index] for index in indices]) for indices in resamples], ddof=1))
 
 
-def _task_error(task: str, reason: Exception) -> Missing | BadInput:
+def _task_error(task: str, reason: Exception) -> ResourceMissing | BadInput:
     details = " ".join(f"{type(reason).__name__}: {reason}".split())[:250]
     if isinstance(reason, ImportError):
-        return Missing(f"task {task} needs a package that is not installed ({details}): install it, or remove the task")
+        return ResourceMissing(
+            f"task {task} needs a package that is not installed ({details}): install it, or remove the task"
+        )
     if isinstance(reason, OSError):  # no network, no such file
-        return Missing(f"task {task} needs data that is not available ({details}): download it, or remove the task")
+        return ResourceMissing(
+            f"task {task} needs data that is not available ({details}): download it, or remove the task"
+        )
     return BadInput(f"task {task} cannot be used: {details}")

@@ -66,19 +66,19 @@ def plot_scores_by_length(tasks: pd.DataFrame) -> go.Figure:
     figure = style.panel_figure(title, [style.escape_label(name) for name in names])
     for index, name in enumerate(names):
         task_rows = rows[rows["task"] == name]
-        for label, look in style.model_styles(rows).items():
+        for label, model_style in style.model_styles(rows).items():
             line = task_rows[task_rows["model"] == label].sort_values("context_length")
             figure.add_scatter(
                 x=line["context_length"],
                 y=line["score"],
                 error_y={"array": line["stderr"], "thickness": 1, "width": 3},
                 mode="lines+markers",
-                name=look.name,
-                legendgroup=look.name,
+                name=model_style.name,
+                legendgroup=model_style.name,
                 showlegend=index == 0,
-                line={"color": look.colour, "dash": look.dash},
-                marker={"symbol": look.symbol, "size": 6},
-                hovertemplate=f"%{{x:,}} tokens: %{{y:.3f}}<extra>{look.name}</extra>",
+                line={"color": model_style.colour, "dash": model_style.dash},
+                marker={"symbol": model_style.symbol, "size": 6},
+                hovertemplate=f"%{{x:,}} tokens: %{{y:.3f}}<extra>{model_style.name}</extra>",
                 **style.panel_row_col(index, names),
             )
     figure.update_xaxes(**axes.length_axis(rows["context_length"]))
@@ -104,22 +104,26 @@ def plot_scores_against_heads(tasks: pd.DataFrame, head_summaries: pd.DataFrame)
         task: style.MARKER_SYMBOLS[index % len(style.MARKER_SYMBOLS)]
         for index, task in enumerate(rows["task"].unique())
     }
-    looks = style.model_styles(tasks)
+    model_styles = style.model_styles(tasks)
     figure = style.panel_figure(title, [style.escape_label(name, 44) for name in head_summaries])
     for index, name in enumerate(head_summaries):
-        for label, look in looks.items():
+        for label, model_style in model_styles.items():
             model_rows = rows[rows["model"] == label]
             figure.add_scatter(
                 x=head_summaries[name].reindex(model_rows["model"]),
                 y=model_rows["score"],
                 error_y={"array": model_rows["stderr"], "thickness": 1, "width": 3},
                 mode="markers",
-                name=look.name,
-                legendgroup=look.name,
+                name=model_style.name,
+                legendgroup=model_style.name,
                 showlegend=index == 0,
-                marker={"color": look.colour, "symbol": [symbols[task] for task in model_rows["task"]], "size": 9},
+                marker={
+                    "color": model_style.colour,
+                    "symbol": [symbols[task] for task in model_rows["task"]],
+                    "size": 9,
+                },
                 customdata=[style.escape_label(task) for task in model_rows["task"]],
-                hovertemplate=f"%{{customdata}}: %{{y:.3f}}, heads %{{x:.3g}}<extra>{look.name}</extra>",
+                hovertemplate=f"%{{customdata}}: %{{y:.3f}}, heads %{{x:.3g}}<extra>{model_style.name}</extra>",
                 **style.panel_row_col(index, [*head_summaries]),
             )
     for task, symbol in symbols.items():

@@ -45,7 +45,11 @@ class EvaluateRunner:
             )
         for label in context.labels:
             # With a scale for the whole sequence, cached keys of an answer's beginning would be wrong for its end.
-            scheme = context.in_memory[label].schedule if label in context.in_memory else context.schemes[label]
+            scheme = (
+                context.in_memory_models[label].schedule
+                if label in context.in_memory_models
+                else context.schemes[label]
+            )
             if getattr(scheme, "uses_sequence_length", False):
                 raise BadInput(f"model '{label}' cannot generate answers with length=sequence: use length=visible")
         self._built_tasks: dict[tuple[str, int, str], dict[str, Any]] = {}

@@ -117,8 +117,8 @@ def top_heads_by_statistic(heads: pd.DataFrame) -> dict[str, pd.Series]:
 
     `heads` are the model's rows of the per-head table. Statistics without values are left out.
     """
-    named = [name for name, statistic in statistics().items() if statistic.best_head_name and name in heads]
-    measured = (name for name in named if heads[name].notna().any())
+    best_head_columns = [name for name, statistic in statistics().items() if statistic.best_head_name and name in heads]
+    measured = (name for name in best_head_columns if heads[name].notna().any())
     return {name: heads.iloc[int(heads[name].fillna(-np.inf).argmax())] for name in measured}
 
 
@@ -131,8 +131,8 @@ def unit_of_head(units: pd.DataFrame, head: pd.Series) -> pd.DataFrame:
 
 def covers_all_units(units: pd.DataFrame, heads: pd.DataFrame) -> bool:
     """Whether a sweep covers every unit of its model, not only the heads of named sets. `heads` are the model's."""
-    place = UNIT_COLUMNS[:2] if (units["head"] < 0).all() else ["layer", "head"]
-    return len(units) >= len(heads[place].drop_duplicates())
+    unit_columns = UNIT_COLUMNS[:2] if (units["head"] < 0).all() else ["layer", "head"]
+    return len(units) >= len(heads[unit_columns].drop_duplicates())
 
 
 def unit_rank(units: pd.DataFrame, unit: pd.Series) -> int:
@@ -195,20 +195,20 @@ def top_share_interval(changes: pd.DataFrame) -> tuple[float, float]:
     count = changes.shape[1]
     if count < MIN_DOCUMENTS:
         return np.nan, np.nan
-    whole = top_share(changes.mean(axis=1))
+    full_share = top_share(changes.mean(axis=1))
     without = [top_share(changes.drop(columns=document).mean(axis=1)) for document in changes]
-    low, high = confidence_interval((count * whole - (count - 1) * np.array(without))[None])[:, 0]
+    low, high = confidence_interval((count * full_share - (count - 1) * np.array(without))[None])[:, 0]
     return float(max(low, 0)), float(min(high, 1))
 
 
-def lead(changes: pd.DataFrame, unit: pd.Series, rank: int) -> tuple[float, float, float]:
+def margin_over_rank(changes: pd.DataFrame, unit: pd.Series, rank: int) -> tuple[float, float, float]:
     """The change of `unit` minus that of the unit that is `rank`-th among the others, with its 95 % interval.
 
     Above 0 the unit is among the top `rank`; nats/token, paired by document.
     """
-    place = tuple(unit[UNIT_COLUMNS])
-    rival = changes.drop(index=place).mean(axis=1).nlargest(rank).index[-1]
-    difference = (changes.loc[place] - changes.loc[rival]).to_numpy(dtype=np.float64)
+    unit_key = tuple(unit[UNIT_COLUMNS])
+    rival = changes.drop(index=unit_key).mean(axis=1).nlargest(rank).index[-1]
+    difference = (changes.loc[unit_key] - changes.loc[rival]).to_numpy(dtype=np.float64)
     low, high = confidence_interval(difference[None])[:, 0]
     return float(difference.mean()), float(low), float(high)
 
@@ -338,8 +338,8 @@ def ranked_set_effects(run: RunTables) -> pd.DataFrame:
 def named_set_effects(run: RunTables) -> pd.DataFrame:
     """`set_effects` of the sets that the user named; `choice` is the name."""
     effects = run.derived(_all_set_effects)
-    named = effects[_is_named_set(effects)]
-    return named.assign(choice=named["choice"].astype("str").str.removeprefix(NAMED_SET_PREFIX))
+    named_set_rows = effects[_is_named_set(effects)]
+    return named_set_rows.assign(choice=named_set_rows["choice"].astype("str").str.removeprefix(NAMED_SET_PREFIX))
 
 
 def _all_set_effects(run: RunTables) -> pd.DataFrame:

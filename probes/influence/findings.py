@@ -31,7 +31,7 @@ from probes.influence.analysis import (
     estimate_agreement,
     gini,
     joint_effects,
-    lead,
+    margin_over_rank,
     most_harmful_unit,
     named_set_effects,
     ranked_set_effects,
@@ -219,7 +219,7 @@ def _rank_claims(
     reason = _missing_evidence(units)
     for column, head in top_heads_by_statistic(heads).items():
         unit, declared = unit_of_head(units, head).iloc[0], statistic(column)
-        difference, low, high = lead(changes, unit, rank)
+        difference, low, high = margin_over_rank(changes, unit, rank)
         rival = "the largest other influence" if rank == 1 else f"the influence ranked {rank} among the others"
         yield PaperClaim(
             statement.format(declared.best_head_name),

@@ -171,9 +171,9 @@ def plot_against_statistic(units: pd.DataFrame, heads: pd.DataFrame, column: str
     """
     if why := style.missing_data_reason(units, "delta") or style.missing_data_reason(heads, column):
         return style.empty_figure(f"Influence against {label}", why)
-    place = UNIT_COLUMNS if (units["head"] >= 0).all() else UNIT_COLUMNS[:2]
-    x = heads.groupby(place)[column].mean().rename("x")
-    points = units.join(x, on=place).dropna(subset=["x", "delta"])
+    unit_columns = UNIT_COLUMNS if (units["head"] >= 0).all() else UNIT_COLUMNS[:2]
+    x = heads.groupby(unit_columns)[column].mean().rename("x")
+    points = units.join(x, on=unit_columns).dropna(subset=["x", "delta"])
     if points.empty:
         return style.empty_figure(f"Influence against {label}", "no unit has both values")
     figure = style.new_figure("").update_layout(title=_sweep_title(units, f" against {label}"))

@@ -157,8 +157,8 @@ def _sweep_charts(context: RenderContext, sweep: SweepUnits) -> Iterator[Chart]:
             "One point per unit: influence against the change of effective length.",
             half_width=True,
         )
-    named = [name for name, declared in statistics().items() if declared.best_head_name and name in heads]
-    for column in named:
+    best_head_columns = [name for name, declared in statistics().items() if declared.best_head_name and name in heads]
+    for column in best_head_columns:
         figure = plots.plot_against_statistic(units, heads, column, statistic(column).label)
         yield Chart(figure, "One point per unit.", half_width=True)
     if len(effects := _rows_of_sweep(run.derived(ranked_set_effects), key)):

@@ -248,10 +248,10 @@ def select_units_to_verify(
     for number, (key, units) in enumerate(sweep.units.items()):
         means = _mean_influence(estimates, key, "damped" if options.estimate_order == 2 else "estimate")
         order = sorted(units, key=lambda unit: -abs(means[unit]))
-        rest = np.random.default_rng([seed, number]).permutation(len(units) - options.top)[: options.random]
-        sampled = [order[options.top + int(index)] for index in sorted(rest)]
-        named = (unit for heads in sweep.named_sets.values() for unit in heads)
-        selected[key] = [*dict.fromkeys([*order[: options.top], *sampled, *named])]
+        random_indices = np.random.default_rng([seed, number]).permutation(len(units) - options.top)[: options.random]
+        sampled = [order[options.top + int(index)] for index in sorted(random_indices)]
+        named_units = (unit for heads in sweep.named_sets.values() for unit in heads)
+        selected[key] = [*dict.fromkeys([*order[: options.top], *sampled, *named_units])]
     return selected
 
 

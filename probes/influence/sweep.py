@@ -16,8 +16,8 @@ from headscope.forward.interventions import (
     WHOLE_GROUP,
     Component,
     Intervention,
-    PairsUnrotated,
-    PairsZeroed,
+    PairUnrotation,
+    PairZeroAblation,
     PositionReset,
     Unit,
     head_unit,
@@ -211,24 +211,25 @@ def _reset_schedule(
             f"model '{label}' has no AdaRoPE adapter, so '{component}' cannot be reset. Use "
             f"CHECKPOINT@adarope:adapter=PATH, or components that need no adapter: {', '.join(ABLATIONS)}"
         )
-    initial, own = schedule.untrained_copy(), FixedSchedule.of_checkpoint(model)
+    initial, checkpoint_schedule = schedule.untrained_copy(), FixedSchedule.of_checkpoint(model)
     if target == "init":
         return initial
     _require_fixed_frequencies(label, model, max_length, f"{component} cannot be reset to base", "use --reset-to init")
     layers = range(model.geometry.layers)
     frequencies_differ = any(
-        not torch.equal(initial.theta(n), own.theta(n).expand_as(initial.theta(n)).to(initial.xi)) for n in layers
+        not torch.equal(initial.theta(n), checkpoint_schedule.theta(n).expand_as(initial.theta(n)).to(initial.xi))
+        for n in layers
     )
     if (
         not frequencies_differ
-        and all(initial.attention_factor(n) == own.attention_factor(n) for n in layers)
+        and all(initial.attention_factor(n) == checkpoint_schedule.attention_factor(n) for n in layers)
         and bool((initial.tau == 1).all())
     ):
         raise BadInput(
             f"model '{label}' cannot be reset to base: its adapter started from the checkpoint's own positions. Use "
             "--reset-to init"
         )
-    return own
+    return checkpoint_schedule
 
 
 def _require_fixed_frequencies(label: str, model: Model, max_length: int, operation: str, advice: str) -> None:
@@ -254,7 +255,7 @@ def _pair_ablations(label: str, model: Model, component: str, max_length: int) -
     try:
         for name, pairs in bands.expand_bands(component, theta, geometry.native_context):
             mask = torch.from_numpy(pairs)
-            yield name, PairsUnrotated(mask, schedule, geometry) if unrotates else PairsZeroed(mask, geometry)
+            yield name, PairUnrotation(mask, schedule, geometry) if unrotates else PairZeroAblation(mask, geometry)
     except BadInput as error:
         raise BadInput(f"model '{label}': {error}") from error
 
@@ -267,12 +268,14 @@ def _list_units(model: Model, component: str, unit: str) -> list[Unit]:
     return [unit for unit in units if model.geometry.layer_rotates[unit.layer] or not bands.is_band(component)]
 
 
-def random_units_by_layer(chosen: Sequence[Unit], units: Sequence[Unit], rng: np.random.Generator) -> list[Unit]:
-    """As many random units of each layer as `chosen` has there."""
+def random_units_by_layer(
+    selected_units: Sequence[Unit], units: Sequence[Unit], rng: np.random.Generator
+) -> list[Unit]:
+    """As many random units of each layer as `selected_units` has there."""
     sample: list[Unit] = []
-    for layer in sorted({unit.layer for unit in chosen}):
+    for layer in sorted({unit.layer for unit in selected_units}):
         candidates = sorted(unit for unit in units if unit.layer == layer)
-        count = sum(unit.layer == layer for unit in chosen)
+        count = sum(unit.layer == layer for unit in selected_units)
         sample += [candidates[index] for index in rng.permutation(len(candidates))[:count]]
     return sample
 

@@ -143,16 +143,16 @@ def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[str]:
         return
     length = parse_column(name).length
     parts = [
-        (label, where, rows)
+        (label, window_label, rows)
         for label, model_rows in heads_by_model(heads, name)
-        for where, rows in _heads_by_window(run, model_rows, length)
+        for window_label, rows in _heads_by_window(run, model_rows, length)
     ]
-    for index, (label, where, rows) in enumerate(parts):
+    for index, (label, window_label, rows) in enumerate(parts):
         context = f" at a context length of {length:,} tokens" if index == 0 else ""
         yield (
             f"In {label}, the median effective length{context} is {format_number(rows[name].median())} tokens"
-            f"{where and f' over the heads{where}'}; {format_head_count(rows[name] < LOCAL_LENGTH)} are below "
-            f"{LOCAL_LENGTH} tokens."
+            f"{window_label and f' over the heads{window_label}'}; {format_head_count(rows[name] < LOCAL_LENGTH)} are "
+            f"below {LOCAL_LENGTH} tokens."
         )
     label, rows = next(heads_by_model(heads, name))
     ordered = rows.sort_values(name)
@@ -190,16 +190,16 @@ def _change_findings(heads: pd.DataFrame, run: Run) -> Iterator[str]:
     name = longest_ess_column(heads)
     if name is None:
         return
-    (first, first_rows), *others = heads_by_model(heads, name)
-    for where, part in _heads_by_window(run, first_rows, parse_column(name).length):
-        for label, _ in others:
+    (first, first_rows), *other_models = heads_by_model(heads, name)
+    for window_label, part in _heads_by_window(run, first_rows, parse_column(name).length):
+        for label, _ in other_models:
             log_ratios = log_ratio_to_first(heads, name, label)
             log_ratios = log_ratios[log_ratios.index.isin([*part["layer"]], level="layer")]
             if len(log_ratios):
-                yield _describe_change(first, label, where, log_ratios)
+                yield _describe_change(first, label, window_label, log_ratios)
 
 
-def _describe_change(first: str, label: str, where: str, log_ratios: pd.Series) -> str:
+def _describe_change(first: str, label: str, window_label: str, log_ratios: pd.Series) -> str:
     """A sentence on the change of the effective length from model `first` to `label`, over heads."""
     tolerance = np.log(1 + CHANGE_TOLERANCE)
     rises, falls = log_ratios > tolerance, log_ratios < -tolerance
@@ -209,9 +209,10 @@ def _describe_change(first: str, label: str, where: str, log_ratios: pd.Series) 
         for head, value in zip(top.index.tolist(), top.tolist(), strict=True)
     )
     return (
-        f"From {first} to {label} the median ratio of effective lengths{where and f' over the heads{where}'} is "
-        f"{np.exp(log_ratios.median()):.2f}: longer in {format_head_count(rises)}, shorter in "
-        f"{format_head_count(falls)}, and within {CHANGE_TOLERANCE:.0%} in {format_head_count(~rises & ~falls)}. "
+        f"From {first} to {label} the median ratio of effective lengths"
+        f"{window_label and f' over the heads{window_label}'} is {np.exp(log_ratios.median()):.2f}: longer in "
+        f"{format_head_count(rises)}, shorter in {format_head_count(falls)}, and within "
+        f"{CHANGE_TOLERANCE:.0%} in {format_head_count(~rises & ~falls)}. "
         f"The largest ratios are those of {examples}."
     )
 

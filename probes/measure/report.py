@@ -57,10 +57,10 @@ def _length_charts(context: RenderContext) -> Iterator[Chart]:
         describe_extremes(heads, "growth", first),
         half_width=True,
     )
-    others = [label for label in models[1:] if heads.loc[heads["model"] == label, name].notna().any()]
-    if others:
+    other_models = [label for label in models[1:] if heads.loc[heads["model"] == label, name].notna().any()]
+    if other_models:
         yield comparison_chart(heads, name, first)
-    for label in others[:3]:
+    for label in other_models[:3]:
         yield Chart(
             head_figures.plot_change(heads, name, label, first),
             f"Ratio of effective lengths, {label} over {first}. Red: the effective length rises, blue: it falls, "

@@ -119,7 +119,11 @@ class MeasureObserver:
             del columns["learned_sink"]  # most families learn no sink
         model, ids = finished.model, finished.ids
         if "nll" in self.requested:
-            at_once = logits.POSITIONS_PER_CHUNK if finished.chunk is None else logits.LOW_MEMORY_POSITIONS_PER_CHUNK
+            at_once = (
+                logits.POSITIONS_PER_CHUNK
+                if finished.tokens_per_chunk is None
+                else logits.LOW_MEMORY_POSITIONS_PER_CHUNK
+            )
             columns["nll"] = dict(logits.compute_loss_by_position(model, ids, finished.hidden, at_once).compute())
         if "pairs" in columns:
             schedule = (
@@ -129,7 +133,10 @@ class MeasureObserver:
             )
             columns["pairs"]["theta"] = _theta_column(model, schedule, columns["pairs"])
         of_document = {**self.keys, **self.document}
-        return {name: {**(self.keys if name == "distance" else of_document), **own} for name, own in columns.items()}
+        return {
+            name: {**(self.keys if name == "distance" else of_document), **table_columns}
+            for name, table_columns in columns.items()
+        }
 
 
 def measure_tokens(
@@ -142,7 +149,7 @@ def measure_tokens(
     """
     factory = partial(_plain_observer, model, tables, rows, seed)
     (columns,) = observe(model, ids, [factory])
-    return {name: dict(own) for name, own in columns.items()}
+    return {name: dict(table_columns) for name, table_columns in columns.items()}
 
 
 def _plain_observer(model: Model, tables: Sequence[str], rows: int | None, seed: int, ids: Tensor) -> MeasureObserver:

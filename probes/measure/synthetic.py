@@ -15,14 +15,14 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     """Yield (cell, rows by table) for every length and document of the model with index `model_index`."""
     for length, doc in product(sizes.lengths, range(sizes.docs)):
         rng = np.random.default_rng([sizes.seed, model_index, length, doc])
-        whole = {"model": model, "context_length": length}
-        keys = {**whole, "doc": f"synthetic/{doc}"}
+        shared_keys = {"model": model, "context_length": length}
+        keys = {**shared_keys, "doc": f"synthetic/{doc}"}
         yield (
             f"{length}/{doc}",
             {
                 "attention": _synthetic_attention(keys, sizes.units, length, rng),
                 "pairs": _synthetic_pairs(keys, sizes.units, sizes.pairs, rng),
-                "distance": _synthetic_distance(whole, sizes.units, sizes.pairs, length, rng),
+                "distance": _synthetic_distance(shared_keys, sizes.units, sizes.pairs, length, rng),
                 "nll": _synthetic_nll(keys, length, model_index, doc),
             },
         )

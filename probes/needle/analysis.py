@@ -95,10 +95,12 @@ def detector_agreement(heads: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for label, block in heads.groupby("model", observed=True):
         for first, second in DETECTOR_PAIRS:
-            both = block.reindex(columns=[first, second]).dropna()
-            if len(both):
-                spearman, overlap = _rank_agreement(both)
-                rows.append((str(label), first, second, spearman, *_spearman_interval(spearman, len(both)), overlap))
+            common_scores = block.reindex(columns=[first, second]).dropna()
+            if len(common_scores):
+                spearman, overlap = _rank_agreement(common_scores)
+                rows.append(
+                    (str(label), first, second, spearman, *_spearman_interval(spearman, len(common_scores)), overlap)
+                )
     return pd.DataFrame(rows, columns=["model", "first", "second", "spearman", "low", "high", "overlap"])
 
 
@@ -149,7 +151,7 @@ def share_difference(first: "pd.Series[float]", second: "pd.Series[float]") -> t
     return difference - below, difference + above
 
 
-def can_detect_loss(random: "pd.Series[float]", trials: int) -> bool:
+def can_detect_retrieval_drop(random: "pd.Series[float]", trials: int) -> bool:
     """Whether the loss of every needle would differ from the success with random heads ablated."""
     low, high = wilson_interval(pd.Series([0.0]), pd.Series([trials]))
     lost = pd.Series({"share": 0.0, "low": low[0], "high": high[0]})
@@ -195,9 +197,9 @@ def model_agreement(heads: pd.DataFrame) -> pd.DataFrame:
     pairs = ((first, other, scores[[first, other]].dropna()) for other in other_models)
     counts = heads.groupby("model", observed=True).size()
     rows = [
-        (first, other, *_rank_agreement(both))
-        for first, other, both in pairs
-        if len(both) and counts[first] == counts[other] == len(scores[[first, other]].dropna(how="all"))
+        (first, other, *_rank_agreement(common_scores))
+        for first, other, common_scores in pairs
+        if len(common_scores) and counts[first] == counts[other] == len(scores[[first, other]].dropna(how="all"))
     ]
     return pd.DataFrame(rows, columns=["first", "second", "spearman", "overlap"])
 
@@ -211,9 +213,9 @@ def _seed_pair_rows(scores: pd.DataFrame) -> Iterator[tuple[str, int, int, float
     seeds = seed_columns(scores)
     for label, block in scores.groupby("model", observed=True):
         for first, second in combinations(seeds, 2):
-            both = block[[first, second]].dropna()
-            if len(both):
-                yield str(label), first, second, *_rank_agreement(both)
+            common_scores = block[[first, second]].dropna()
+            if len(common_scores):
+                yield str(label), first, second, *_rank_agreement(common_scores)
 
 
 def _rank_agreement(scores: pd.DataFrame) -> tuple[float, float]:

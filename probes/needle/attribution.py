@@ -49,9 +49,11 @@ class AttributionAccumulator:
     `update` receives every layer of each step, inside `hooks_registered`. `compute` needs the answer's tokens.
     """
 
-    def __init__(self, stream: ResidualDecomposition, spans: Sequence[TokenSpan]):
-        self.stream, self.spans = stream, torch.tensor(spans)
-        self._head_terms = [layer.attention_branch for layer in stream.layers if layer.attention_branch is not None]
+    def __init__(self, decomposition: ResidualDecomposition, spans: Sequence[TokenSpan]):
+        self.decomposition, self.spans = decomposition, torch.tensor(spans)
+        self._head_terms = [
+            layer.attention_branch for layer in decomposition.layers if layer.attention_branch is not None
+        ]
         self._step_outputs: list[dict[int, Tensor]] = []
         self._norm_scales: dict[nn.Module, list[Tensor]] = {}
         self._current_step: dict[int, Tensor] = {}
@@ -59,7 +61,7 @@ class AttributionAccumulator:
     @contextmanager
     def hooks_registered(self) -> Iterator[None]:
         """Record the scale of every norm between a head and the logits at each step."""
-        norms = [heads.norm for heads in self._head_terms if heads.norm is not None] + [self.stream.final_norm]
+        norms = [heads.norm for heads in self._head_terms if heads.norm is not None] + [self.decomposition.final_norm]
         with ExitStack() as stack:
             for norm in norms:
                 handle = norm.module.register_forward_hook(self._scale_hook(norm), with_kwargs=True)
@@ -76,10 +78,12 @@ class AttributionAccumulator:
 
     def compute(self, tokens: Tensor) -> AnswerAttribution:
         """Attribution to `tokens` [T], which the first T steps produced."""
-        stream, steps, spans = self.stream, len(tokens), len(self.spans)
-        tokens = tokens.to(stream.unembedding.device)
-        direction = stream.final_norm.pull_back(stream.unembedding[tokens].float() - stream.unembedding_mean)
-        direction = stream.logit_factor * direction / self._stacked_scales(stream.final_norm, steps)
+        decomposition, steps, spans = self.decomposition, len(tokens), len(self.spans)
+        tokens = tokens.to(decomposition.unembedding.device)
+        direction = decomposition.final_norm.pull_back(
+            decomposition.unembedding[tokens].float() - decomposition.unembedding_mean
+        )
+        direction = decomposition.logit_factor * direction / self._stacked_scales(decomposition.final_norm, steps)
         results = []
         for heads in self._head_terms:
             head_direction = (
@@ -113,7 +117,7 @@ class AttributionAccumulator:
                 return
             scale = norm.scales(args[0][0, -1:], output[0, -1:])
             self._norm_scales.setdefault(module, []).append(scale)
-            if norm is self.stream.final_norm:
+            if norm is self.decomposition.final_norm:
                 self._step_outputs.append(self._current_step)
                 self._current_step = {}
 

@@ -120,7 +120,7 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
         verdict, reason = judge(low, high), ""
         if allowed.empty:
             verdict, reason = "inconclusive", f"; no set of at most {MAX_SUPPORTED_SIZE} heads was ablated"
-        elif verdict == "inconclusive" and not analysis.can_detect_loss(random, trials):
+        elif verdict == "inconclusive" and not analysis.can_detect_retrieval_drop(random, trials):
             reason = "; so few trials that even the loss of every needle would not differ"
         yield PaperClaim(
             f"{str(ablation).capitalize()} ablation of the top retrieval heads reduces the retrieval of "

@@ -39,16 +39,16 @@ def answer_prompt(
     prompts: Sequence[NeedlePrompt],
     builder: NeedlePromptBuilder,
     mode: str,
-    stream: ResidualDecomposition | None = None,
+    decomposition: ResidualDecomposition | None = None,
 ) -> TrialAnswer:
     """Generate the answer to a prompt and score every head on the span of each of `prompts`, whose tokens are the same.
 
-    With a `stream`, also compute attribution, in total and through the whole needle.
+    With a `decomposition`, also compute attribution, in total and through the whole needle.
     """
     ids, spans = prompts[0].ids, [(prompt.start, prompt.end) for prompt in prompts]
     copy_scores = CopyScoreAccumulator(reader.model.geometry.layers, spans)
     needles = [(start - builder.cue_count, end) for start, end in spans]
-    attribution = None if stream is None else AttributionAccumulator(stream, needles)
+    attribution = None if decomposition is None else AttributionAccumulator(decomposition, needles)
 
     def listen(record: AttentionRecord) -> None:
         copy_scores.update(record)

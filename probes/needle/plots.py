@@ -41,10 +41,10 @@ def plot_success_by_length(needles: pd.DataFrame, mode: str = "strict") -> go.Fi
         return style.empty_figure(title, reason)
     trials = needles[needles["mode"] == mode]
     figure = style.new_figure(title)
-    for label, look in style.model_styles(trials).items():
+    for label, model_style in style.model_styles(trials).items():
         counted = success_by_cell(trials[trials["model"] == label].assign(depth=0.0)).set_index("context_length")
         line = counted.rename(columns={"share": "mean"})[["mean", "low", "high"]]
-        style.add_line_with_band(figure, line, look, "%{x:,} tokens: %{y:.0%} of trials")
+        style.add_line_with_band(figure, line, model_style, "%{x:,} tokens: %{y:.0%} of trials")
     figure.update_xaxes(title_text="context length (tokens)", tickformat=",")
     figure.update_yaxes(title_text="share of trials", tickformat=".0%", range=[-0.02, 1.02])
     return style.fit_legend(figure)
@@ -62,18 +62,20 @@ def plot_ablation_curve(ablation_rows: pd.DataFrame, model: str) -> go.Figure:
     )
     sizes = sorted(ablation_rows["size"].unique())
     for is_top, name, colour, dash in ((True, "top heads", 4, 0), (False, "random heads of the same layers", 0, 1)):
-        look = style.ModelStyle(name, style.PALETTE[colour], style.LINE_DASHES[dash], style.MARKER_SYMBOLS[dash])
+        model_style = style.ModelStyle(name, style.PALETTE[colour], style.LINE_DASHES[dash], style.MARKER_SYMBOLS[dash])
         line = ablation_rows[ablation_rows["top"] == is_top].set_index("size").rename(columns={"share": "mean"})
         line.index = pd.Index([sizes.index(size) for size in line.index])
         if not is_top:
             thin_line = {
                 "mode": "lines",
-                "line": {"color": look.colour, "width": 0.7, "dash": "dot"},
+                "line": {"color": model_style.colour, "width": 0.7, "dash": "dot"},
                 "hoverinfo": "skip",
             }
             for extreme in ("minimum", "maximum"):
                 figure.add_scatter(x=line.index, y=line[extreme], showlegend=False, legendgroup=name, **thin_line)
-        style.add_line_with_band(figure, line[["mean", "low", "high"]], look, "%{customdata} heads: %{y:.0%} of trials")
+        style.add_line_with_band(
+            figure, line[["mean", "low", "high"]], model_style, "%{customdata} heads: %{y:.0%} of trials"
+        )
         figure.data[-1].customdata = [sizes[index] for index in line.index]
     ticks = {"tickvals": [*range(len(sizes))], "ticktext": [str(size) for size in sizes]}
     figure.update_xaxes(title_text="ablated heads", **ticks)
@@ -125,13 +127,13 @@ def plot_ranked_scores(heads: pd.DataFrame) -> go.Figure:
         return style.empty_figure(title, reason)
     scored = heads.dropna(subset=["retrieval"])
     figure = style.new_figure(title)
-    for label, look in style.model_styles(scored).items():
+    for label, model_style in style.model_styles(scored).items():
         ranked = scored[scored["model"] == label].sort_values("retrieval", ascending=False, kind="stable")
         line = pd.DataFrame(
             {"mean": ranked["retrieval"], "low": ranked["retrieval_low"], "high": ranked["retrieval_high"]}
         ).set_axis(np.arange(1, len(ranked) + 1))
         style.add_line_with_band(
-            figure, line, look, "rank %{x}: layer %{customdata[0]}, head %{customdata[1]}, score %{y:.3f}"
+            figure, line, model_style, "rank %{x}: layer %{customdata[0]}, head %{customdata[1]}, score %{y:.3f}"
         )
         figure.data[-1].customdata = ranked[head_scatter.HEAD_COLUMNS].to_numpy()
     figure.add_hline(y=RETRIEVAL_THRESHOLD, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})

@@ -66,7 +66,7 @@ class NeedleRunner:
             options.mode,
         )
         self._cached_reader: tuple[str, PrefixCachedGenerator] | None = None
-        self._cached_stream: tuple[str, ResidualDecomposition] | None = None
+        self._cached_decomposition: tuple[str, ResidualDecomposition] | None = None
         self._rankings: dict[tuple[str, int], pd.DataFrame | None] = {}
         self._ablations: dict[tuple[str, str], Intervention] = {}
 
@@ -75,7 +75,9 @@ class NeedleRunner:
         for label in self.context.labels:
             previous: NeedleTrial | None = None
             for trial in self._trials(label):
-                shared = 0 if previous is None or previous.haystack != trial.haystack else previous.branch
+                shared = (
+                    0 if previous is None or previous.haystack != trial.haystack else previous.shared_haystack_tokens
+                )
                 cost = pass_cost(trial.length) - pass_cost(shared)
                 cells.append(Cell(f"{label}: {self._describe_trial(trial)}", label, cost, trial))
                 previous = trial
@@ -113,8 +115,8 @@ class NeedleRunner:
             return self._ablation_rows(cell.model, cell.task, model)
         trial: NeedleTrial = cell.task
         prompter, prompts = self._prepare(cell.model)[1][trial.needle], self._prompts(cell.model, trial)
-        stream = self._get_stream(cell.model, model, prompts[0]) if self.options.attribution else None
-        answer = answer_prompt(self._get_reader(cell.model, model), prompts, prompter, trial.mode, stream)
+        decomposition = self._get_decomposition(cell.model, model, prompts[0]) if self.options.attribution else None
+        answer = answer_prompt(self._get_reader(cell.model, model), prompts, prompter, trial.mode, decomposition)
         keys = self._key_columns(cell.model, trial)
         rows: dict[str, Rows] = {
             "needles": {
@@ -232,11 +234,11 @@ class NeedleRunner:
                 )
         return self._cached_reader[1]
 
-    def _get_stream(self, label: str, model: Model, prompt: NeedlePrompt) -> ResidualDecomposition:
+    def _get_decomposition(self, label: str, model: Model, prompt: NeedlePrompt) -> ResidualDecomposition:
         """The decomposition of the model's logits, computed once per model."""
-        if self._cached_stream is None or self._cached_stream[0] != label:
-            self._cached_stream = (label, decompose_residual(model, prompt.ids))
-        return self._cached_stream[1]
+        if self._cached_decomposition is None or self._cached_decomposition[0] != label:
+            self._cached_decomposition = (label, decompose_residual(model, prompt.ids))
+        return self._cached_decomposition[1]
 
     def _describe_trial(self, trial: NeedleTrial) -> str:
         position = f"depth {trial.depths[0]:.4f}" if trial.mode != CONTROL else "without the needle"

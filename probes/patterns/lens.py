@@ -178,9 +178,11 @@ def _attended_text(run: Run, state: LensState, text: TokenizedText, top_keys: pd
     weights = {int(key): float(weight) for key, weight in zip(top_keys["key"], top_keys["weight"], strict=True)}
     links = {query: query_link(row=query) for query in stored_queries(run, state.pattern_key)}
     if state.length <= MAX_WHOLE_TEXT:
-        whole = shaded_tokens(text, range(state.length), weights, {state.query_position}, links, keep_line_breaks=True)
+        token_cells = shaded_tokens(
+            text, range(state.length), weights, {state.query_position}, links, keep_line_breaks=True
+        )
         which = "any" if len(links) == state.length else "an underlined"
-        return passage_table(f"{_caption(state)} Click {which} token to make it the query.", ("",), [[whole]])
+        return passage_table(f"{_caption(state)} Click {which} token to make it the query.", ("",), [[token_cells]])
     spans = context_spans({**dict.fromkeys(weights, KEY_CONTEXT), state.query_position: QUERY_CONTEXT}, state.length)
     cells: list[list[TextCell]] = [
         [_distance_label(state.query_position, span), shaded_tokens(text, span, weights, {state.query_position}, links)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope import user_input
-from headscope.errors import BadInput, Missing
+from headscope.errors import BadInput, ResourceMissing
 from headscope.forward.capture import CapturedLayers
 from headscope.forward.observe import FinishedPass, observe
 from headscope.measures.top_keys import TopKeysAccumulator, stratified_rows
@@ -161,15 +161,15 @@ def benchmark_variants(model: Model, length: int) -> dict[str, Callable[[], Any]
 def _load_prompt(options: PatternsOptions) -> tuple[str, str] | None:
     """Name and text of the prompt, if one is given.
 
-    Raises BadInput for a blank prompt or control characters, Missing without its file.
+    Raises BadInput for a blank prompt or control characters, ResourceMissing without its file.
     """
     if options.prompt is not None:
         name, text = "prompt", options.prompt
     elif options.prompt_file is not None:
         file = user_input.expand_path(options.prompt_file, "prompt file")
         if not file.is_file():
-            where = f"{user_input.quote(options.prompt_file)} (from {Path.cwd()})"
-            raise Missing(f"no prompt file at {where}. Check the path")
+            location = f"{user_input.quote(options.prompt_file)} (from {Path.cwd()})"
+            raise ResourceMissing(f"no prompt file at {location}. Check the path")
         name, text = f"prompt/{file.name}", next(texts.read_documents(f"file:{file}")).text
         try:
             check_prompt(text)

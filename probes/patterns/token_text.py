@@ -66,9 +66,16 @@ class _IncrementalDecoder:
     def decode_token(self, token: int) -> bytes:
         if byte := BYTE_TOKEN.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token))):
             return bytes.fromhex(byte[1])
-        alone, both = self._decode_ids(self._previous_ids), self._decode_ids([*self._previous_ids, token])
+        previous_text, joined_text = (
+            self._decode_ids(self._previous_ids),
+            self._decode_ids([*self._previous_ids, token]),
+        )
         self._previous_ids = [token]
-        return (both.removeprefix(alone) if both.startswith(alone) else self._decode_ids([token])).encode()
+        return (
+            joined_text.removeprefix(previous_text)
+            if joined_text.startswith(previous_text)
+            else self._decode_ids([token])
+        ).encode()
 
     def _decode_ids(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)

@@ -54,7 +54,7 @@ def _positions(model: Model) -> dict[str, Tensor]:
 
 
 def _scales(model: Model) -> dict[str, Tensor]:
-    schedule, geometry, own = model.schedule, model.geometry, FixedSchedule.of_checkpoint(model)
+    schedule, geometry, checkpoint_schedule = model.schedule, model.geometry, FixedSchedule.of_checkpoint(model)
     layers = range(geometry.layers)
     layer, head = _grid(geometry.layers, geometry.heads)
     group = geometry.kv_group(layer, head)
@@ -66,7 +66,9 @@ def _scales(model: Model) -> dict[str, Tensor]:
     else:  # the frequency of a single pair does not depend on the base
         base = torch.full_like(mean_log, torch.inf)
     logit_scale = (
-        torch.tensor([schedule.attention_factor(n) / own.attention_factor(n) for n in layers])[:, None].expand_as(tau)
+        torch.tensor([schedule.attention_factor(n) / checkpoint_schedule.attention_factor(n) for n in layers])[
+            :, None
+        ].expand_as(tau)
         ** 2
     )
     if schedule.scales_queries:

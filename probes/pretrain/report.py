@@ -63,9 +63,9 @@ def plot_loss_against_first(validation: pd.DataFrame) -> go.Figure:
     if why := style.missing_data_reason(validation, "adapter", "step", "nll"):
         return style.empty_figure(title, why)
     rows = validation.astype({"nll": np.float64, "doc": "str"})
-    looks = style.model_styles(rows.rename(columns={"adapter": "model"}))
+    model_styles = style.model_styles(rows.rename(columns={"adapter": "model"}))
     means = pd.DataFrame(mean_losses(rows.astype({"adapter": "str"}), ["adapter", "step", "doc"]).unstack("doc"))
-    first, *later = looks
+    first, *later = model_styles
     if not later:
         return style.empty_figure(title, "the run has only one training")
     figure = style.new_figure(title)
@@ -75,7 +75,7 @@ def plot_loss_against_first(validation: pd.DataFrame) -> go.Figure:
         low, high = confidence_interval(difference.to_numpy(dtype=np.float64))
         line = pd.DataFrame({"mean": difference.mean(axis=1), "low": low, "high": high})
         hover = f"step %{{x}}: %{{y:+.4f}} nats/token relative to {style.escape_label(first)}"
-        style.add_line_with_band(figure, line, looks[label], hover)
+        style.add_line_with_band(figure, line, model_styles[label], hover)
     figure.update_xaxes(title_text="optimiser step")
     figure.update_yaxes(title_text="difference of loss (nats/token)")
     return style.fit_legend(figure)

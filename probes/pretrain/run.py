@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headscope.errors import BadInput, Diverged
+from headscope.errors import BadInput, TrainingDiverged
 from headscope.models.checkpoint import pick_device
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
@@ -145,7 +145,7 @@ class PretrainRunner:
         start_time = time.monotonic()
         try:
             loss = trainer.step(batch, factor)
-        except Diverged as error:
+        except TrainingDiverged as error:
             raise self._divergence_error(str(error), segment, step + 1) from error
         speed = batch.numel() / (time.monotonic() - start_time)
         progress = f"{segment.training.name} step {step + 1} of {options.steps}: loss {loss:.3f}, {speed:.0f} tokens/s"
@@ -163,7 +163,7 @@ class PretrainRunner:
     ) -> None:
         """Write the state from which training resumes, and a checkpoint if the options ask for this step."""
         if segment.end_step in self.options.checkpoint_steps:
-            folder = self.context.files / "checkpoints" / segment.training.name / f"step-{segment.end_step:06d}"
+            folder = self.context.files_folder / "checkpoints" / segment.training.name / f"step-{segment.end_step:06d}"
             folder.parent.mkdir(parents=True, exist_ok=True)
             save_checkpoint(folder, trainer.model.module, self.tokenizer, segment.training, positions)
         state_file = self._state_path(segment, segment.end_step)
@@ -174,8 +174,8 @@ class PretrainRunner:
             if step < segment.start_step:
                 self._state_path(segment, step).unlink(missing_ok=True)
 
-    def _divergence_error(self, reason: str, segment: _TrainingSegment, step: int) -> Diverged:
-        return Diverged(
+    def _divergence_error(self, reason: str, segment: _TrainingSegment, step: int) -> TrainingDiverged:
+        return TrainingDiverged(
             f"training {segment.training.name} diverged at step {step}: {reason}. Use a lower rate, e.g. --rate 1e-4"
         )
 
@@ -223,8 +223,8 @@ class PretrainRunner:
         return self.options.batch * pass_cost(self.options.length)
 
     def _state_path(self, segment: _TrainingSegment, step: int) -> Path:
-        # Outside context.files, which becomes part of the finished run.
-        return self.context.files.with_name("state") / f"{segment.training.name}-{step:06d}.safetensors"
+        # Outside context.files_folder, which becomes part of the finished run.
+        return self.context.files_folder.with_name("state") / f"{segment.training.name}-{step:06d}.safetensors"
 
 
 def _digest_content(documents: Iterable[Document]) -> DigestParts:

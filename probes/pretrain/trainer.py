@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from headscope.errors import Diverged
+from headscope.errors import TrainingDiverged
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import Model
 from headscope.positions.schedule import FixedSchedule
@@ -45,15 +45,15 @@ class PretrainTrainer:
     def step(self, batch: Tensor, rate_factor: float) -> float:
         """Take one optimiser step on ids [B, L] at `rate_factor` times the learning rates.
 
-        Returns the mean next-token loss in nats per token. Raises Diverged and changes no parameter if the loss or a
-        gradient is not finite.
+        Returns the mean next-token loss in nats per token. Raises TrainingDiverged and changes no parameter if the loss
+        or a gradient is not finite.
         """
         self.optimizer.zero_grad()
         loss, balance = self.compute_losses(batch.to(self.model.device))
         (loss + balance).backward()  # type: ignore[no-untyped-call]
         gradients = torch.stack([p.grad.sum() for p in self.trainable_parameters if p.grad is not None])
         if not (gradients.isfinite().all() and loss.isfinite()):
-            raise Diverged(f"the loss became {float(loss):g}, or a gradient is not finite")
+            raise TrainingDiverged(f"the loss became {float(loss):g}, or a gradient is not finite")
         for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
             group["lr"] = rate * rate_factor
         self.optimizer.step()

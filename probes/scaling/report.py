@@ -67,7 +67,7 @@ def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
     figure = style.new_figure(title)
     figure.add_hline(y=1, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1})
     labelled = rows.assign(model=[names[key] for key in zip(rows["beta"], rows["exponent"], strict=True)])
-    for label, look in style.model_styles(labelled).items():
+    for label, model_style in style.model_styles(labelled).items():
         groups = labelled[labelled["model"] == label].groupby("context_length")["ratio"]
         line = pd.DataFrame(
             {length: _mean_with_interval(ratio) for length, ratio in groups}, index=["mean", "low", "high"]
@@ -77,10 +77,10 @@ def plot_convergence(scaling: pd.DataFrame, scheme: str) -> go.Figure:
             y=line["mean"],
             error_y=style.error_bars(line["mean"], line["low"], line["high"]),
             mode="lines+markers",
-            name=look.name,
-            line={"color": look.colour, "dash": look.dash},
-            marker={"symbol": look.symbol, "size": 6},
-            hovertemplate=f"L = %{{x:,}}: %{{y:.3f}} times the target<extra>{look.name}</extra>",
+            name=model_style.name,
+            line={"color": model_style.colour, "dash": model_style.dash},
+            marker={"symbol": model_style.symbol, "size": 6},
+            hovertemplate=f"L = %{{x:,}}: %{{y:.3f}} times the target<extra>{model_style.name}</extra>",
         )
     figure.update_xaxes(title_text="length L (tokens)", **axes.length_axis(rows["context_length"]))
     figure.update_yaxes(title_text="ESS / target", rangemode="tozero")

@@ -17,9 +17,9 @@ def plot_accuracy_by_width(window: pd.DataFrame) -> go.Figure:
     widths = _with_scheme_names(accuracy_by_width(window)).rename(columns={"accuracy": "mean"})
     figure = style.new_figure(title)
     figure.add_hline(y=0.5, line={"color": style.TEXT_COLOUR, "dash": "dot", "width": 1}, annotation_text="chance")
-    for label, look in style.model_styles(widths).items():
+    for label, model_style in style.model_styles(widths).items():
         line = widths[widths["model"] == label].set_index("width").sort_index()
-        style.add_line_with_band(figure, line[["mean", "low", "high"]], look, "W = %{x:,}: accuracy %{y:.3f}")
+        style.add_line_with_band(figure, line[["mean", "low", "high"]], model_style, "W = %{x:,}: accuracy %{y:.3f}")
     figure.update_xaxes(title_text="window width W (tokens)", **_width_axis(widths["width"]))
     figure.update_yaxes(title_text="balanced accuracy", range=[0.45, 1.03])
     return style.fit_legend(figure)
@@ -37,18 +37,23 @@ def plot_frequency_mass(window: pd.DataFrame) -> go.Figure:
     if bounds is None:
         return style.empty_figure(title, "no trained model solves the task")
     figure = style.new_figure(title)
-    named = _with_scheme_names(window)
-    for label, look in style.model_styles(named).items():
-        rows = named[(named["model"] == label) & (named["accuracy"] >= SOLVED_ACCURACY) & (named["frequency_mass"] > 0)]
+    named_rows = _with_scheme_names(window)
+    for label, model_style in style.model_styles(named_rows).items():
+        rows = named_rows[
+            (named_rows["model"] == label)
+            & (named_rows["accuracy"] >= SOLVED_ACCURACY)
+            & (named_rows["frequency_mass"] > 0)
+        ]
         if len(rows):
             figure.add_scatter(
                 x=rows["width"],
                 y=rows["frequency_mass"],
                 mode="markers",
-                name=look.name,
-                marker={"color": look.colour, "symbol": look.symbol, "size": 7, "opacity": 0.7},
+                name=model_style.name,
+                marker={"color": model_style.colour, "symbol": model_style.symbol, "size": 7, "opacity": 0.7},
                 customdata=rows["seed"],
-                hovertemplate=f"W = %{{x:,}}, seed %{{customdata}}: M %{{y:.4g}} rad/token<extra>{look.name}</extra>",
+                hovertemplate="W = %{x:,}, seed %{customdata}: M %{y:.4g} rad/token"
+                f"<extra>{model_style.name}</extra>",
             )
     widths = np.geomspace(max(1, window["width"].min()), window["width"].max(), 60)
     bound_lines = {
@@ -72,16 +77,16 @@ def plot_dominant_frequency(window: pd.DataFrame) -> go.Figure:
     widths = _with_scheme_names(accuracy_by_width(window))
     widths = widths[widths["dominant_theta"] > 0]
     figure = style.new_figure(title)
-    for label, look in style.model_styles(widths).items():
+    for label, model_style in style.model_styles(widths).items():
         line = widths[widths["model"] == label].sort_values("width")
         figure.add_scatter(
             x=line["width"],
             y=line["dominant_theta"],
             mode="lines+markers",
-            name=look.name,
-            line={"color": look.colour, "dash": look.dash},
-            marker={"symbol": look.symbol, "size": 6},
-            hovertemplate=f"W = %{{x:,}}: %{{y:.3g}} rad/token<extra>{look.name}</extra>",
+            name=model_style.name,
+            line={"color": model_style.colour, "dash": model_style.dash},
+            marker={"symbol": model_style.symbol, "size": 6},
+            hovertemplate=f"W = %{{x:,}}: %{{y:.3g}} rad/token<extra>{model_style.name}</extra>",
         )
     figure.update_xaxes(title_text="window width W (tokens)", **_width_axis(window["width"]))
     figure.update_yaxes(title_text="θ of the strongest pair (rad/token)", **axes.log_axis(widths["dominant_theta"]))

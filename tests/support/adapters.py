@@ -21,16 +21,18 @@ def noisy(model: Model, size: float = 0.3, seed: int = 1, start: str = "yarn:fac
     return adapter
 
 
-def rebuilt(model: Model, adapter: AdaRoPE, component: Component, units: Sequence[Unit], then: Schedule) -> AdaRoPE:
-    """The adapter with the parameters of whole units overwritten by those of `then`: brute force, no seam."""
+def reset_adapter(
+    model: Model, adapter: AdaRoPE, component: Component, units: Sequence[Unit], target: Schedule
+) -> AdaRoPE:
+    """The adapter with the parameters of whole units overwritten by those of `target`: brute force, no seam."""
     twin = adapter.untrained_copy()
-    temperatures = then.tau_and_gamma()
+    temperatures = target.tau_and_gamma()
     with torch.no_grad():
         for name in ("xi", "tau", "gamma"):
             getattr(twin, name).copy_(getattr(adapter, name))
         for unit in units:
             if component != "scale":
-                theta = then.theta(unit.layer)
+                theta = target.theta(unit.layer)
                 twin.xi[unit.layer, unit.kv_group] = theta[unit.kv_group if len(theta) > 1 else 0].log()
             if component != "freq":
                 heads = unit.head_slice(model.geometry)

@@ -8,13 +8,13 @@ SERVER = """
 import os, sys
 import torch
 from headscope.cli import app as cli
-from headscope.cli import execute, finish
+from headscope.cli import execute, print_result
 from headscope.study.config import read_study
 
 torch.set_num_threads(1)
 stdout = os.dup(1)
 os.dup2(2, 1)
-finish(execute(read_study(sys.argv[1], {}), sys.argv[2], False, True), False)
+print_result(execute(read_study(sys.argv[1], {}), sys.argv[2], False, True), False)
 sys.stdout.flush()
 os.dup2(stdout, 1)
 for line in sys.stdin:

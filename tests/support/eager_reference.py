@@ -2,9 +2,9 @@
 
 Knows nothing of headscope. Axes: head H, group G (head h reads key head h // (H / G)), query L, key L, dim d,
 pair P. q and k are what the attention function receives: after rotation and QK-norm. Logits are
-scaling * q_i . k_j, bounded by cap * tanh(logit / cap) where there is a cap. Query i sees the keys j with
-0 <= i - j < window (window None: all of the past) that lie in its own run of `chunk` keys (None: one run). A sink [H]
-is one more logit of every row of a head, whose weight is no key's.
+scaling * q_i . k_j, bounded by softcap * tanh(logit / softcap) where there is a soft cap. Query i sees the keys j with
+0 <= i - j < window (window None: all of the past) that lie in its own run of `chunk_size` keys (None: one run). A sink
+[H] is one more logit of every row of a head, whose weight is no key's.
 """
 
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ LOCAL = 32
 """Keys that count as local, the query's own position included."""
 
 
-def visible(length: int, window: int | None = None, chunk: int | None = None) -> Tensor:
+def visible(length: int, window: int | None = None, chunk_size: int | None = None) -> Tensor:
     """Return bool [L, L]: may query i see key j?"""
     distance = _distance(length)
-    run = torch.arange(length) // (chunk or length)
+    run = torch.arange(length) // (chunk_size or length)
     return (distance >= 0) & (distance < (length if window is None else window)) & (run[:, None] == run)
 
 
@@ -47,13 +47,13 @@ def logits(
     k: Tensor,
     scaling: float,
     window: int | None = None,
-    chunk: int | None = None,
-    cap: float | None = None,
+    chunk_size: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Return s [H, L, L], -inf where key j is invisible. q: [H, L, d], k: [G, L, d]."""
     s = scaling * torch.einsum("hid,hjd->hij", q.double(), _keys_per_head(q, k))
-    s = s if cap is None else cap * torch.tanh(s / cap)
-    return s.masked_fill(~visible(q.shape[1], window, chunk), -torch.inf)
+    s = s if softcap is None else softcap * torch.tanh(s / softcap)
+    return s.masked_fill(~visible(q.shape[1], window, chunk_size), -torch.inf)
 
 
 def with_sink(s: Tensor, sink: Tensor | None) -> Tensor:
@@ -66,12 +66,12 @@ def weights(
     k: Tensor,
     scaling: float,
     window: int | None = None,
-    chunk: int | None = None,
-    cap: float | None = None,
+    chunk_size: int | None = None,
+    softcap: float | None = None,
     sink: Tensor | None = None,
 ) -> Tensor:
     """Return alpha [H, L, L]; rows sum to 1, or to what a sink leaves."""
-    return with_sink(logits(q, k, scaling, window, chunk, cap), sink).softmax(-1)[..., : q.shape[1]]
+    return with_sink(logits(q, k, scaling, window, chunk_size, softcap), sink).softmax(-1)[..., : q.shape[1]]
 
 
 def row_statistics(alpha: Tensor) -> dict[str, Tensor]:
@@ -105,13 +105,13 @@ def bin_edges(limit: int) -> list[int]:
 
 
 def binned(
-    statistics: dict[str, Tensor], window: int | None = None, chunk: int | None = None
+    statistics: dict[str, Tensor], window: int | None = None, chunk_size: int | None = None
 ) -> dict[int, dict[str, Any]]:
     """Average rows [H, L] by visible keys: {upper edge: {"rows": int, name: [H]}}; empty bins are left out."""
     length = next(iter(statistics.values())).shape[-1]
     bins: dict[int, list[int]] = {}
-    for i, seen in enumerate(visible(length, window, chunk).sum(-1).tolist()):
-        edge = min(edge for edge in bin_edges(length) if edge >= seen)
+    for i, visible_count in enumerate(visible(length, window, chunk_size).sum(-1).tolist()):
+        edge = min(edge for edge in bin_edges(length) if edge >= visible_count)
         bins.setdefault(edge, []).append(i)
     return {
         edge: {"rows": len(rows)} | {name: values[:, rows].mean(-1) for name, values in statistics.items()}
@@ -128,9 +128,9 @@ def planes(head_dim: int, rotary_dims: int, layout: str, start: int = 0) -> list
     The rotary dimensions are those from `start` on.
     """
     rotary = list(range(start, start + rotary_dims))
-    rest = [dim for dim in range(head_dim) if dim not in rotary]
+    other_dims = [dim for dim in range(head_dim) if dim not in rotary]
     pairs = []
-    for dims in (rotary, rest):
+    for dims in (rotary, other_dims):
         half = len(dims) // 2
         for f in range(half):
             pairs.append((dims[f], dims[f + half]) if layout == "half" else (dims[2 * f], dims[2 * f + 1]))
@@ -157,14 +157,14 @@ def pair_statistics(
     rotary_dims: int,
     layout: str,
     window: int | None = None,
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     start: int = 0,
 ) -> dict[str, Tensor]:
     """Return mean_abs, mean_signed, rms and norm_product [H, P]: expectations over all visible (i, j)."""
-    seen = visible(q.shape[1], window, chunk)
-    c = contributions(q, k, scaling, rotary_dims, layout, start)[:, seen]  # [H, visible pairs, P]
+    visible_mask = visible(q.shape[1], window, chunk_size)
+    c = contributions(q, k, scaling, rotary_dims, layout, start)[:, visible_mask]  # [H, visible pairs, P]
     norms = [
-        torch.einsum("hi,hj->hij", qf.norm(dim=-1), kf.norm(dim=-1))[:, seen].mean(-1)
+        torch.einsum("hi,hj->hij", qf.norm(dim=-1), kf.norm(dim=-1))[:, visible_mask].mean(-1)
         for qf, kf in _pairs(q, k, rotary_dims, layout, start)
     ]
     return {
@@ -182,28 +182,30 @@ def distance_profile(
     rotary_dims: int,
     layout: str,
     distance: int,
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     start: int = 0,
 ) -> Tensor:
     """Return E_i c_{i, i - D} [H, P], over every i that sees i - D. The window is the caller's: ask for D below it."""
     c = contributions(q, k, scaling, rotary_dims, layout, start)
-    seen = visible(q.shape[1], chunk=chunk)
-    return torch.stack([c[:, i, i - distance] for i in range(distance, q.shape[1]) if seen[i, i - distance]]).mean(0)
+    visible_mask = visible(q.shape[1], chunk_size=chunk_size)
+    return torch.stack(
+        [c[:, i, i - distance] for i in range(distance, q.shape[1]) if visible_mask[i, i - distance]]
+    ).mean(0)
 
 
 # Models ------------------------------------------------------------------------------------------------------------
 
 
 def explicit_weights(
-    q: Tensor, k: Tensor, cap: float | None = None, chunk: int | None = None, sink: Tensor | None = None
+    q: Tensor, k: Tensor, softcap: float | None = None, chunk_size: int | None = None, sink: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """alpha [H, L, L] in float64, which keys are visible [L, L], and the log-sum-exp [H, L], for one key head."""
     s = 0.7 * q.double() @ k[0].double().T
-    s = s if cap is None else cap * torch.tanh(s / cap)
+    s = s if softcap is None else softcap * torch.tanh(s / softcap)
     at = torch.arange(q.shape[1])
     visible = at[:, None] >= at
-    if chunk is not None:
-        visible &= at[:, None] // chunk == at // chunk
+    if chunk_size is not None:
+        visible &= at[:, None] // chunk_size == at // chunk_size
     total = s.masked_fill(~visible, -torch.inf).logsumexp(-1)
     if sink is not None:
         total = torch.logaddexp(total, sink.double()[:, None])
@@ -223,7 +225,7 @@ class Layer:
     v: Tensor
     scaling: float
     mask: Tensor
-    cap: float | None = None
+    softcap: float | None = None
     sink: Tensor | None = None
 
 
@@ -234,12 +236,12 @@ def _eager_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Record one layer and attend with the dense mask. query [1, H, L, d]; key, value [1, G, L, d]."""
-    scaling, cap, sink = options.get("scaling"), options.get("softcap"), options.get("s_aux")
+    scaling, softcap, sink = options.get("scaling"), options.get("softcap"), options.get("s_aux")
     scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    _layers.append(Layer(query[0], key[0], value[0], scaling, attention_mask[0, 0] == 0, cap, sink))
+    _layers.append(Layer(query[0], key[0], value[0], scaling, attention_mask[0, 0] == 0, softcap, sink))
     repeats = query.shape[1] // key.shape[1]
     scores = scaling * query @ key.repeat_interleave(repeats, 1).mT
-    scores = (scores if cap is None else cap * torch.tanh(scores / cap)) + attention_mask
+    scores = (scores if softcap is None else softcap * torch.tanh(scores / softcap)) + attention_mask
     if sink is not None:
         scores = torch.cat((scores, sink[None, :, None, None].expand(*scores.shape[:3], 1)), -1)
     alpha = scores.float().softmax(-1).to(query.dtype)[..., : key.shape[2]]

@@ -58,14 +58,14 @@ def zero(shape: families.Family, first: int, last: int) -> Edit:
     return edit
 
 
-def still(shape: families.Family, first: int, last: int, theta: Tensor) -> Edit:
+def unrotate_pairs(shape: families.Family, first: int, last: int, theta: Tensor) -> Edit:
     """The part of these pairs is taken away, and added again with both vectors, as complex numbers, turned back."""
 
     def edit(q: Tensor, k: Tensor) -> Tensor:
         added = torch.zeros(len(q), q.shape[1], q.shape[1], dtype=torch.float64)
         for pair, plane in enumerate(_planes(shape, first, last), start=first):
-            back = torch.exp(-1j * theta[pair].double() * torch.arange(q.shape[1]))
-            content = [torch.complex(t[..., plane[0]], t[..., plane[1]]) * back for t in (q, k)]
+            derotation = torch.exp(-1j * theta[pair].double() * torch.arange(q.shape[1]))
+            content = [torch.complex(t[..., plane[0]], t[..., plane[1]]) * derotation for t in (q, k)]
             added += (content[0][:, :, None] * content[1].conj()[:, None]).real
             added -= _part(q[..., plane], k[..., plane])
         return added

@@ -35,7 +35,7 @@ class Hub:
         self.requested_paths.append(path)
         parts = [unquote(part) for part in path.strip("/").split("/")]
         of_api = parts[:2] == ["api", "models"]
-        repository, rest = "/".join((parts[2:] if of_api else parts)[:2]), (parts[2:] if of_api else parts)[2:]
+        repository, path_parts = "/".join((parts[2:] if of_api else parts)[:2]), (parts[2:] if of_api else parts)[2:]
         branches = self.repositories.get(repository)
         if self.fails:
             return self._refusal(int(self.fails), "Failing")
@@ -43,24 +43,31 @@ class Hub:
             return self._refusal(401, "RepoNotFound")
         if not branches:
             return self._refusal(403, "GatedRepo")
-        if rest == ["refs"]:
+        if path_parts == ["refs"]:
             heads = [
                 {"name": name, "ref": f"refs/heads/{name}", "targetCommit": self.commit(repository, name)}
                 for name in branches
             ]
             return self._json({"branches": heads, "tags": [], "converts": []})
-        named = rest[1] if len(rest) > 1 else "main"
-        branch = next((each for each in branches if named in (each, self.commit(repository, each))), None)
+        revision = path_parts[1] if len(path_parts) > 1 else "main"
+        branch = next(
+            (
+                branch_name
+                for branch_name in branches
+                if revision in (branch_name, self.commit(repository, branch_name))
+            ),
+            None,
+        )
         if branch is None:
             return self._refusal(404, "RevisionNotFound")
         commit, folder = self.commit(repository, branch), branches[branch]
-        if rest[:1] == ["resolve"]:
-            file = folder / rest[2]
+        if path_parts[:1] == ["resolve"]:
+            file = folder / path_parts[2]
             if not file.is_file():
                 return self._refusal(404, "EntryNotFound")
             content = file.read_bytes()
             return 200, {"ETag": f'"{sha(content)}"', "X-Repo-Commit": commit}, content
-        if rest[:1] == ["tree"]:
+        if path_parts[:1] == ["tree"]:
             entries = [
                 {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": sha(file.read_bytes())}
                 for file in sorted(folder.iterdir())

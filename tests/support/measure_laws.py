@@ -40,19 +40,23 @@ def full_pass_record(
     scaling: float = 0.3,
     window: int | None = None,
     layer: int = 0,
-    chunk: int | None = None,
-    cap: float | None = None,
+    chunk_size: int | None = None,
+    softcap: float | None = None,
     sink: Tensor | None = None,
 ) -> AttentionRecord:
     """The record of a full pass with these q [H, L, d] and k [G, L, d]; lse is computed in float64."""
-    s = eager_reference.with_sink(eager_reference.logits(q, k, scaling, window, chunk, cap), sink)
+    s = eager_reference.with_sink(eager_reference.logits(q, k, scaling, window, chunk_size, softcap), sink)
     v, z, lse = torch.zeros_like(k), torch.zeros_like(q), s.logsumexp(-1).float()
-    return AttentionRecord(layer, 0, q, k, v, z, lse, scaling, window, chunk=chunk, cap=cap, sink=sink)
+    return AttentionRecord(
+        layer, 0, q, k, v, z, lse, scaling, window, chunk_size=chunk_size, softcap=softcap, sink=sink
+    )
 
 
 def weights(layer: AttentionRecord) -> Tensor:
     """The eager weights of a record, [H, L, L]."""
-    return eager_reference.weights(layer.q, layer.k, layer.scaling, layer.window, layer.chunk, layer.cap, layer.sink)
+    return eager_reference.weights(
+        layer.q, layer.k, layer.scaling, layer.window, layer.chunk_size, layer.softcap, layer.sink
+    )
 
 
 def random_record(

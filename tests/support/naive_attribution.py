@@ -43,38 +43,46 @@ class Reference:
         return norm.weight.detach().double() + (1 if "Gemma" in type(norm).__name__ else 0)
 
 
-def expected(model: Model, ids: Tensor, heads: int, span: tuple[int, int] | None = None) -> Tensor:
+def head_contributions(model: Model, ids: Tensor, heads: int, span: tuple[int, int] | None = None) -> Tensor:
     """Each head's part of each next token's logit, [layers, H, L - 1], one head at a time; with a span, of what comes
     through its keys."""
-    seen = Reference(model, ids)
-    outputs = None if span is None else iter(through(model, ids, *span))
-    named = dict(seen.module.named_modules())
-    final = next(name for name in named if name.rpartition(".")[2] in ("norm", "final_layernorm", "final_layer_norm"))
-    unembedding = seen.module.get_output_embeddings().weight.detach().double()
-    direction = (unembedding[ids[1:]] - unembedding.mean(0)) * seen.gain(named[final])
-    scale = seen.scale(final, named[final])[:-1]
+    reference = Reference(model, ids)
+    outputs = None if span is None else iter(span_outputs(model, ids, *span))
+    modules_by_name = dict(reference.module.named_modules())
+    final = next(
+        name for name in modules_by_name if name.rpartition(".")[2] in ("norm", "final_layernorm", "final_layer_norm")
+    )
+    unembedding = reference.module.get_output_embeddings().weight.detach().double()
+    direction = (unembedding[ids[1:]] - unembedding.mean(0)) * reference.gain(modules_by_name[final])
+    scale = reference.scale(final, modules_by_name[final])[:-1]
     by_layer = []
-    for name, module in named.items():
+    for name, module in modules_by_name.items():
         if name.rpartition(".")[2] not in ("o_proj", "dense") or "mlp" in name:
             continue
-        z, weight = seen.inputs[name][:-1], module.weight.detach().double()
+        z, weight = reference.inputs[name][:-1], module.weight.detach().double()
         z = z if outputs is None else next(outputs)[:-1]
         after = f"{name.partition('.self_attn')[0]}.post_attention_layernorm"
         dim = z.shape[-1] // heads
         of_layer = []
         for head in range(heads):
-            own = slice(head * dim, (head + 1) * dim)
-            added = z[:, own] @ weight[:, own].T
-            if "Gemma3" in type(seen.module).__name__ or "Olmo2" in type(seen.module).__name__:  # normed before added
-                added = added * seen.gain(named[after]) / seen.scale(after, named[after])[:-1, None]
-            if isinstance(named[final], nn.LayerNorm):
+            head_dims = slice(head * dim, (head + 1) * dim)
+            added = z[:, head_dims] @ weight[:, head_dims].T
+            if (
+                "Gemma3" in type(reference.module).__name__ or "Olmo2" in type(reference.module).__name__
+            ):  # normed before added
+                added = (
+                    added
+                    * reference.gain(modules_by_name[after])
+                    / reference.scale(after, modules_by_name[after])[:-1, None]
+                )
+            if isinstance(modules_by_name[final], nn.LayerNorm):
                 added = added - added.mean(-1, keepdim=True)
             of_layer.append((added * direction).sum(-1) / scale)
         by_layer.append(torch.stack(of_layer))
     return torch.stack(by_layer)
 
 
-def through(model: Model, ids: Tensor, start: int, end: int) -> list[Tensor]:
+def span_outputs(model: Model, ids: Tensor, start: int, end: int) -> list[Tensor]:
     """Weight times value, summed over the keys of a span, of every head, layer by layer: [L, H d], float64."""
     eager = copy.deepcopy(model.module)
     eager.set_attn_implementation("eager")

@@ -17,7 +17,7 @@ TIE = 1e-6
 
 
 @dataclass
-class Naive:
+class NaiveTrial:
     """One trial: prompt and span, the answer, and for each (layer, head) the score, the copies, the mass on the span,
     and the smallest lead, over the steps, of the largest weight over the next (below TIE it is a tie)."""
 
@@ -75,7 +75,7 @@ def wu_prompt(
     raise AssertionError("the needle is gone")
 
 
-def trial(model: PreTrainedModel, tokenizer: Any, ids: list[int], start: int, end: int, wu: bool) -> Naive:
+def trial(model: PreTrainedModel, tokenizer: Any, ids: list[int], start: int, end: int, wu: bool) -> NaiveTrial:
     """Prefill all but the last token, then decode greedily with every attention row in hand; `model` is eager."""
     cache = DynamicCache()
     rows: list[torch.Tensor] = []
@@ -109,5 +109,5 @@ def trial(model: PreTrainedModel, tokenizer: Any, ids: list[int], start: int, en
         mass += row[:, :, start:end].sum(-1) / len(rows)
         best = row.topk(2).values
         lead = torch.minimum(lead, best[..., 0] - best[..., 1])
-    said = tokens[:-1] if wu and tokens and "\n" in tokenizer.decode([tokens[-1]]) else tokens
-    return Naive(ids, (start, end), tokenizer.decode(said).strip(), len(rows), score, copies, mass, lead)
+    answer_tokens = tokens[:-1] if wu and tokens and "\n" in tokenizer.decode([tokens[-1]]) else tokens
+    return NaiveTrial(ids, (start, end), tokenizer.decode(answer_tokens).strip(), len(rows), score, copies, mass, lead)

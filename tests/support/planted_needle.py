@@ -33,7 +33,7 @@ def words() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
-def planted() -> Model:
+def planted_model() -> Model:
     """Two layers of four heads, without rotation, all zero but layer 0 head 2: from word n it attends to word n + 1
     wherever that stands, and writes what it finds. Nothing else copies or speaks."""
     config = LlamaConfig(
@@ -57,7 +57,7 @@ def planted() -> Model:
     return hs.load(module, tokenizer=words()).with_scheme("nope")
 
 
-def fill(folder: Path) -> Path:
+def write_needle_files(folder: Path) -> Path:
     """Two haystacks of words w3 .. w30, and two needles whose facts are words of their own."""
     (folder / "hay").mkdir()
     for name in "ab":
@@ -66,15 +66,15 @@ def fill(folder: Path) -> Path:
         (folder / "hay" / f"{name}.txt").write_text(text)
     fact = " ".join(f"w{n}" for n in FACT)
     needles = [Needle("one", "w31 w32", "w38 w39", fact), Needle("two", "w33", "w60 w61 w62", "w63 w64 w65 w66")]
-    (folder / "needles.jsonl").write_text("\n".join(json.dumps(vars(each)) for each in needles))
+    (folder / "needles.jsonl").write_text("\n".join(json.dumps(vars(needle)) for needle in needles))
     return folder
 
 
-def ask(place: Path, model: Any, out: str = "runs", **changes: Any) -> Run:
-    grid = {"lengths": [60, 200], "depths": 3, "file": str(place / "needles.jsonl"), "seeds": 2, **changes}
+def run_needle_probe(folder: Path, model: Any, out: str = "runs", **changes: Any) -> Run:
+    grid = {"lengths": [60, 200], "depths": 3, "file": str(folder / "needles.jsonl"), "seeds": 2, **changes}
     options = {name: grid.pop(name) for name in ("text", "resume") if name in grid}
     return retrieval_scores(
-        model, options.pop("text", f"file:{place}/hay/*.txt"), out=place / out, quiet=True, **options, **grid
+        model, options.pop("text", f"file:{folder}/hay/*.txt"), out=folder / out, quiet=True, **options, **grid
     )
 
 

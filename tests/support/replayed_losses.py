@@ -21,22 +21,22 @@ from support import families
 IDS = torch.randint(3, families.VOCAB, (1, 48), generator=torch.Generator().manual_seed(0))
 
 
-def brute(model: Model, schedule: Schedule, ids: Tensor = IDS) -> float:
+def full_pass_loss(model: Model, schedule: Schedule, ids: Tensor = IDS) -> float:
     """Mean loss of the whole model, float64, by plain means."""
     with attached(model, schedule), torch.no_grad():
         logits = model.module(ids, use_cache=False).logits[0, :-1]
     return nn.functional.cross_entropy(logits.double(), ids[0, 1:]).item()
 
 
-def replayed(
-    model: Model, schedule: Any, each: Sequence[tuple[Intervention, Sequence[Unit]]], ids: Tensor = IDS
+def replay_losses(
+    model: Model, schedule: Any, interventions: Sequence[tuple[Intervention, Sequence[Unit]]], ids: Tensor = IDS
 ) -> list[float]:
     """Mean loss with each intervention on its units; the last is that of nothing changed."""
     replay = Replay(model, schedule, ids, memory_bytes=1e9)
     with replay.running():
         replay.record_streams()
         losses = []
-        for intervention, units in [*each, (ABLATIONS["zero"], [])]:
+        for intervention, units in [*interventions, (ABLATIONS["zero"], [])]:
             layers = {unit.layer for unit in units}
             by_layer = {layer: [unit for unit in units if unit.layer == layer] for layer in layers}
             changes = {layer: layer_output_edit(intervention, at, model.geometry) for layer, at in by_layer.items()}

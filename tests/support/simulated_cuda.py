@@ -17,7 +17,7 @@ COSTS_NOTHING = ("empty", "_unsafe_view", "prim::")
 
 
 @contextmanager
-def pretending() -> Iterator[Counter[str]]:
+def simulating_cuda() -> Iterator[Counter[str]]:
     """Make tensors on device cuda, which have no numbers; counts the operations that each would launch something."""
     launches = _Launches()
     with FakeTensorMode(allow_non_fake_inputs=True), _Spelled(), launches:
@@ -33,8 +33,8 @@ class _Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        there = any(isinstance(each, Tensor) and each.is_cuda for each in tree_leaves((args, kwargs, result)))
-        if there and not func.is_view and not any(part in func.name() for part in COSTS_NOTHING):
+        is_on_cuda = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves((args, kwargs, result)))
+        if is_on_cuda and not func.is_view and not any(part in func.name() for part in COSTS_NOTHING):
             self.counted[func.name()] += 1
         return result
 
@@ -48,8 +48,8 @@ class _Spelled(TorchFunctionMode):
         if func is Tensor.__getitem__ and args[0].is_cuda:
             return _indexed(*args)
         if func is Tensor.__setitem__ and args[0].is_cuda:
-            there, index, value = args
-            return torch.ops.aten.copy_(_indexed(there, index), value)
+            is_on_cuda, index, value = args
+            return torch.ops.aten.copy_(_indexed(is_on_cuda, index), value)
         return func(*args, **(kwargs or {}))
 
 
@@ -58,9 +58,9 @@ def _indexed(t: Tensor, index: Any) -> Tensor:
     parts = list(index) if isinstance(index, tuple) else [index]
     if Ellipsis in [part for part in parts if not isinstance(part, Tensor)]:
         at = next(n for n, part in enumerate(parts) if part is Ellipsis)
-        named = sum(part is not None for part in parts) - 1
-        parts[at : at + 1] = [slice(None)] * (t.dim() - named)
-    dim, chosen = 0, []
+        index_count = sum(part is not None for part in parts) - 1
+        parts[at : at + 1] = [slice(None)] * (t.dim() - index_count)
+    dim, indices = 0, []
     for part in parts:
         if isinstance(part, int):
             t = t.select(dim, part)
@@ -70,6 +70,6 @@ def _indexed(t: Tensor, index: Any) -> Tensor:
         elif isinstance(part, slice):
             t = torch.ops.aten.slice(t, dim, part.start, part.stop, part.step or 1)
         else:
-            chosen += [None] * (dim - len(chosen)) + [part]
+            indices += [None] * (dim - len(indices)) + [part]
         dim += 1
-    return torch.ops.aten.index(t, chosen) if chosen else t
+    return torch.ops.aten.index(t, indices) if indices else t

@@ -1,7 +1,8 @@
 """Devices that are not there: tensors that are on the CPU and say that they are on `cpu:1` or `cpu:2`.
 
-Inside `enforced()` an operation on tensors of two of them, or of one and the CPU, fails as it does between two GPUs. So
-what runs here on two such devices leaves every tensor with the layer that it belongs to, and its numbers are true.
+Inside `enforcing_devices()` an operation on tensors of two of them, or of one and the CPU, fails as it does between two
+GPUs. So what runs here on two such devices leaves every tensor with the layer that it belongs to, and its numbers are
+true.
 """
 
 from collections.abc import Iterator
@@ -21,13 +22,13 @@ INDEXES = {torch.ops.aten.index, torch.ops.aten.index_put_, torch.ops.aten.index
 """Operations that take indices from the CPU, as CUDA's do."""
 
 
-class Placed(Tensor):
+class DeviceTensor(Tensor):
     """A tensor `inner` of the CPU that says it is elsewhere."""
 
     inner: Tensor
 
     @staticmethod
-    def __new__(cls, inner: Tensor, device: torch.device) -> "Placed":
+    def __new__(cls, inner: Tensor, device: torch.device) -> "DeviceTensor":
         return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined,no-any-return]
             cls, inner.shape, inner.stride(), inner.storage_offset(), dtype=inner.dtype, device=device,
             requires_grad=inner.requires_grad,
@@ -54,9 +55,11 @@ class _Enforcing(TorchDispatchMode):
 
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-    places = {t.device for t in tensors if isinstance(t, Placed)}
+    places = {t.device for t in tensors if isinstance(t, DeviceTensor)}
     kind = op.overloadpacket
-    strangers = [t for t in tensors if not isinstance(t, Placed) and t.dim() > 0 and t.numel()]  # a cache begins empty
+    strangers = [
+        t for t in tensors if not isinstance(t, DeviceTensor) and t.dim() > 0 and t.numel()
+    ]  # a cache begins empty
     if kind not in MOVES and (len(places) > 1 or (places and strangers and kind not in INDEXES)):
         shapes = [(tuple(t.shape), str(t.device)) for t in tensors]
         raise RuntimeError(f"{op}: expected all tensors to be on the same device, found {shapes}")
@@ -69,16 +72,16 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     result = op(*bare_args, **bare)
     if target is None or target.index is None:
         return result
-    wrapped = tree_map(lambda t: Placed(t, target) if isinstance(t, Tensor) else t, result)
+    wrapped = tree_map(lambda t: DeviceTensor(t, target) if isinstance(t, Tensor) else t, result)
     return return_and_correct_aliasing(op, args, kwargs, wrapped) if places else wrapped
 
 
 def _bare(value: Any) -> Any:
-    return value.inner if isinstance(value, Placed) else value
+    return value.inner if isinstance(value, DeviceTensor) else value
 
 
 @contextmanager
-def enforced() -> Iterator[None]:
+def enforcing_devices() -> Iterator[None]:
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # another kind of tensor is another parameter
     try:
         with _Enforcing():
@@ -94,7 +97,7 @@ def spread(module: PreTrainedModel, layers_on_first: int) -> PreTrainedModel:
         names[f"model.layers.{number}"] = FIRST if number < layers_on_first else SECOND
     tied = module.config.tie_word_embeddings  # with the embeddings
     names |= {"model.norm": SECOND, "model.rotary_emb": FIRST, "lm_head": FIRST if tied else SECOND}
-    with enforced():
+    with enforcing_devices():
         return dispatch_model(
             module, {name: str(device) for name, device in names.items()}, skip_keys=module._skip_keys_device_placement
         )

@@ -46,8 +46,8 @@ def _byte_level() -> Tokenizer:
 
 
 def _characters() -> Tokenizer:
-    known = {character: n for n, character in enumerate([*SPECIAL, *_alphabet()])}
-    built = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    vocabulary = {character: n for n, character in enumerate([*SPECIAL, *_alphabet()])}
+    built = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     built.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     built.decoder = decoders.Fuse()
     return built

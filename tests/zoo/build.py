@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from .sizes import HEADS, HIDDEN, LAYERS, ORIGINAL, OVERRIDES, SIZES, STARTS
 
 
-def shrunk(config: PreTrainedConfig) -> dict[str, Any]:
+def tiny_config_fields(config: PreTrainedConfig) -> dict[str, Any]:
     """Keywords that make a tiny config of the same kind."""
     fields = {name: value for name, value in vars(config).items() if not name.startswith("_")}
     small: dict[str, Any] = {}
@@ -34,7 +34,7 @@ def shrunk(config: PreTrainedConfig) -> dict[str, Any]:
         if name == "is_decoder" and not fields.get("is_encoder_decoder"):
             small[name] = True
         if isinstance(value, PreTrainedConfig):
-            small[name] = shrunk(value) | {"model_type": value.model_type}
+            small[name] = tiny_config_fields(value) | {"model_type": value.model_type}
     for name in ("num_key_value_heads", "num_kv_heads", "num_query_groups", "num_global_key_value_heads"):
         groups, heads = fields.get(name), fields.get("num_attention_heads")
         if isinstance(groups, int):
@@ -50,9 +50,9 @@ def shrunk(config: PreTrainedConfig) -> dict[str, Any]:
         if isinstance(value, list | tuple) and layers is not None and len(value) == layers
     }
     if lists:
-        kept = _kept(list(zip(*map(_hashable, lists.values()), strict=True)))
-        small |= {name: [_sized(name, values[layer]) for layer in kept] for name, values in lists.items()}
-        small |= {n: len(kept) for n in ("num_hidden_layers", "n_layer", "num_layers") if n in fields}
+        selected_layers = _selected_layers(list(zip(*map(_hashable, lists.values()), strict=True)))
+        small |= {name: [_sized(name, values[layer]) for layer in selected_layers] for name, values in lists.items()}
+        small |= {n: len(selected_layers) for n in ("num_hidden_layers", "n_layer", "num_layers") if n in fields}
     return small | OVERRIDES.get(config.model_type, {})
 
 
@@ -75,21 +75,21 @@ def _hashable(values: list[Any]) -> list[str]:
     return [str(value) for value in values]
 
 
-def _kept(kinds: list[tuple[str, ...]]) -> list[int]:
+def _selected_layers(kinds: list[tuple[str, ...]]) -> list[int]:
     """The first two layers of each kind, and others up to LAYERS."""
-    kept: set[int] = set()
+    selected_layers: set[int] = set()
     for kind in dict.fromkeys(kinds):
-        kept |= set([layer for layer, each in enumerate(kinds) if each == kind][:2])
+        selected_layers |= set([layer for layer, layer_kind in enumerate(kinds) if layer_kind == kind][:2])
     for layer in range(len(kinds)):
-        if len(kept) < LAYERS:
-            kept.add(layer)
-    return sorted(kept)
+        if len(selected_layers) < LAYERS:
+            selected_layers.add(layer)
+    return sorted(selected_layers)
 
 
 def tiny_config(model_type: str, changes: dict[str, Any] | None = None) -> PreTrainedConfig:
     """A tiny config of that type; `changes` override what the rules give, in the text part of a composite one."""
     kind = CONFIG_MAPPING[model_type]
-    fields = shrunk(kind(**STARTS.get(model_type, {})))
+    fields = tiny_config_fields(kind(**STARTS.get(model_type, {})))
     fields.get("text_config", fields).update(changes or {})
     return kind(**fields)
 

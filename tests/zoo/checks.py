@@ -24,10 +24,10 @@ from . import sizes
 from .eager import Call, Truth, binned, eager, statistics, tokens
 from .yarn import FACTOR, yarn_by_hand
 
-EAGER = 1e-4
+MAX_EAGER_ERROR = 1e-4
 """What float32 may differ from the family's own eager attention, relative."""
 STATISTICS = ("ess2", "log_ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance")
-EVEN = 0.9
+MAX_UNIFORMITY = 0.9
 """Mean effective length over all rows, as a share of the visible keys, above which attention tells nothing."""
 SHIFT = 5
 YARN = f"yarn:factor={FACTOR:g}"
@@ -37,14 +37,14 @@ Kind = Literal["right", "right without pairs", "refused", "cannot be built", "WR
 
 @dataclass
 class Verdict:
-    """`what` is the reason of a refusal, or what is wrong by how much; `errors` the largest of each check."""
+    """`reason` says why a model is refused, or what is wrong by how much; `errors` the largest of each check."""
 
     kind: Kind
-    what: str = ""
+    reason: str = ""
     errors: dict[str, float] = field(default_factory=dict)
 
 
-def judged(make: Callable[[], PreTrainedModel]) -> Verdict:
+def check_model(make: Callable[[], PreTrainedModel]) -> Verdict:
     """Build a model, open it and hold all that is measured of it against its own eager attention."""
     try:
         module = make()
@@ -62,20 +62,20 @@ def judged(make: Callable[[], PreTrainedModel]) -> Verdict:
     except UnsupportedModel as error:
         return _refused(module, error)
     except Exception as error:
-        return Verdict("TRACEBACK", f"load: {_place(error)}")
+        return Verdict("TRACEBACK", f"load: {_error_location(error)}")
     errors: dict[str, float] = {}
-    doing = "logits"
+    check_name = "logits"
     try:
         if not truth.calls:
             return Verdict("WRONG", "opened, but its own attention was not seen by the zoo")
         for name, check in CHECKS.items():
-            doing = name
+            check_name = name
             errors |= check(model, ids, truth)
     except HeadscopeError as error:
-        return Verdict("WRONG", f"{doing}: refused only when measured: {error}", errors)
+        return Verdict("WRONG", f"{check_name}: refused only when measured: {error}", errors)
     except Exception as error:
-        return Verdict("TRACEBACK", f"{doing}: {_place(error)}", errors)
-    wrong = {name: error for name, error in errors.items() if not error <= EAGER}
+        return Verdict("TRACEBACK", f"{check_name}: {_error_location(error)}", errors)
+    wrong = {name: error for name, error in errors.items() if not error <= MAX_EAGER_ERROR}
     if wrong:
         return Verdict("WRONG", ", ".join(f"{name} {error:.1e}" for name, error in wrong.items()), errors)
     return Verdict("right" if model.geometry.pairs else "right without pairs", "", errors)
@@ -84,10 +84,10 @@ def judged(make: Callable[[], PreTrainedModel]) -> Verdict:
 # Checks ------------------------------------------------------------------------------------------------------------
 
 
-def _telling(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
+def _check_nonuniform(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     """Does a wrong kernel show? Not where a row's weights are all alike."""
     shares = [(statistics(call)["ess2"] / call.visible[0].sum(-1))[:, sizes.WINDOW :].mean() for call in truth.calls]
-    return {"attention of the zoo's model is even": math.inf} if sum(shares) / len(shares) > EVEN else {}
+    return {"attention of the zoo's model is even": math.inf} if sum(shares) / len(shares) > MAX_UNIFORMITY else {}
 
 
 def _logits(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
@@ -149,9 +149,9 @@ def _planes(model: Model, layer: int) -> list[tuple[int, int]]:
     dims, start = 2 * geometry.pairs, geometry.rotary_start
     head_dim = geometry.head_dim
     rotary = list(range(start, start + dims))
-    rest = [d for d in range(head_dim) if d not in rotary]
+    other_dims = [d for d in range(head_dim) if d not in rotary]
     pairs: list[tuple[int, int]] = []
-    for part in (rotary, rest):
+    for part in (rotary, other_dims):
         half = len(part) // 2
         sides = (part[:half], part[half:]) if geometry.rotary_layout == "half" else (part[::2], part[1::2])
         pairs += list(zip(*sides, strict=True))
@@ -168,14 +168,14 @@ def _pairs(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     worst: dict[str, float] = {}
     for layer, (number, call) in enumerate(calls.items()):
         of_layer = measured["layer"] == number
-        seen = call.visible[0].double()
+        visible = call.visible[0].double()
         per_group = len(call.q) // len(call.k)
         for head, q in enumerate(call.q.double()):
             k = call.k[head // per_group].double()
             rows = of_layer & (measured["head"] == head)
             if not rows.any():
                 return {"pairs of a layer": math.inf}
-            expected = _pair_statistics(q, k, seen, call.scaling, _planes(model, layer))
+            expected = _pair_statistics(q, k, visible, call.scaling, _planes(model, layer))
             rms = float(expected["rms"].square().sum().sqrt())
             for name, values in expected.items():
                 error = _finite(np.abs(measured[name][rows] - values.numpy()).max() / rms)
@@ -183,13 +183,13 @@ def _pairs(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     return worst
 
 
-def _pair_statistics(q: Tensor, k: Tensor, seen: Tensor, scaling: float, planes: Any) -> dict[str, Tensor]:
+def _pair_statistics(q: Tensor, k: Tensor, visible: Tensor, scaling: float, planes: Any) -> dict[str, Tensor]:
     """As `reference.pair_statistics`, for one head and the pairs and visible keys given: each [P]."""
     index = torch.tensor(planes)
     qf, kf = q[:, index].transpose(0, 1), k[:, index].transpose(0, 1)  # [P, L, 2]
-    c = scaling * qf @ kf.mT * seen
-    norms = abs(scaling) * (qf.norm(dim=-1)[:, :, None] * kf.norm(dim=-1)[:, None]) * seen
-    count = seen.sum()
+    c = scaling * qf @ kf.mT * visible
+    norms = abs(scaling) * (qf.norm(dim=-1)[:, :, None] * kf.norm(dim=-1)[:, None]) * visible
+    count = visible.sum()
     return {
         "mean_abs": c.abs().sum((1, 2)) / count,
         "mean_signed": c.sum((1, 2)) / count,
@@ -198,21 +198,23 @@ def _pair_statistics(q: Tensor, k: Tensor, seen: Tensor, scaling: float, planes:
     }
 
 
-def _turned(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
+def _check_shift_rotation(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
     """Moving a text by SHIFT positions turns each pair of q and k by SHIFT times its frequency, and nothing else."""
     if not model.geometry.pairs:
         return {}
     measured = measure_tokens(model, ids[0], ["pairs"], None)["pairs"]
     if (getattr(model.module.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
         eager(model.module, ids)  # leaves the frequencies of this length; a text that stands elsewhere has others
-        own = next(buffer for name, buffer in model.module.named_buffers() if name.endswith(".inv_freq"))
-        return {"theta": relative(torch.from_numpy(measured["theta"][: len(own)]), own)}
+        inverse_frequencies = next(
+            buffer for name, buffer in model.module.named_buffers() if name.endswith(".inv_freq")
+        )
+        return {"theta": relative(torch.from_numpy(measured["theta"][: len(inverse_frequencies)]), inverse_frequencies)}
     positions = torch.arange(SHIFT, SHIFT + ids.shape[1])[None]
     try:
         runs = [_with_inputs(model, ids, **inputs) for inputs in ({}, {"position_ids": positions})]
     except (TypeError, IndexError, ValueError, RuntimeError):
         return {}  # it takes no positions
-    if relative(runs[1][0][1], runs[0][0][1]) > EAGER:
+    if relative(runs[1][0][1], runs[0][0][1]) > MAX_EAGER_ERROR:
         return {}  # it tells positions to the first layer
     worst = [0.0, 0.0]
     for layer in range(model.geometry.layers):
@@ -220,13 +222,13 @@ def _turned(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
         first = (measured["layer"] == model.geometry.layer_numbers[layer]) & (measured["head"] == 0)
         angles = torch.from_numpy(measured["theta"][first]).double() * SHIFT
         (call, hidden), (moved, hidden_moved) = (run[layer] for run in runs)
-        if relative(hidden_moved, hidden) > EAGER:
+        if relative(hidden_moved, hidden) > MAX_EAGER_ERROR:
             break  # where the text stands changed what this layer reads
         for direction, moved_direction in zip(_directions(call), _directions(moved), strict=True):
             before, after = (torch.view_as_complex(t[..., index].contiguous()) for t in (direction, moved_direction))
             for at, sign in enumerate((1, -1)):
-                turned = before * torch.polar(torch.ones_like(angles), sign * angles)
-                worst[at] = max(worst[at], relative(after, turned))
+                rotated = before * torch.polar(torch.ones_like(angles), sign * angles)
+                worst[at] = max(worst[at], relative(after, rotated))
     return {"theta": min(worst)}
 
 
@@ -260,29 +262,34 @@ def _yarn(model: Model, ids: Tensor, truth: Truth) -> dict[str, float]:
         try:
             model.with_scheme(YARN).schedule  # noqa: B018
         except UnsupportedModel as error:
-            return {} if _says_which(model.module, error) else {"a refusal that does not name the model": math.inf}
+            return (
+                {} if _names_model_type(model.module, error) else {"a refusal that does not name the model": math.inf}
+            )
         return {"a scheme that changes nothing": math.inf}
     with yarn_by_hand(model.module):
         expected = eager(model.module, ids)
     with hs.attached(model, YARN), hs.capturing(model), torch.no_grad():
         measured = model.module(input_ids=ids, use_cache=False).logits.float()
-    under = attention_errors(
+    attention = attention_errors(
         measure_tokens(model.with_scheme(YARN), ids[0], ["attention"], None)["attention"],
         model,
         expected,
     )
-    seen = relative(expected.logits, truth.logits) > 100 * EAGER
-    unseen = {} if seen else {"yarn without effect": math.inf}
-    return {"yarn logits": relative(measured, expected.logits), "yarn attention": max(under.values())} | unseen
+    is_visible = relative(expected.logits, truth.logits) > 100 * MAX_EAGER_ERROR
+    missing_effect = {} if is_visible else {"yarn without effect": math.inf}
+    return {
+        "yarn logits": relative(measured, expected.logits),
+        "yarn attention": max(attention.values()),
+    } | missing_effect
 
 
 CHECKS: dict[str, Callable[[Model, Tensor, Truth], dict[str, float]]] = {
-    "weights": _telling,
+    "weights": _check_nonuniform,
     "logits": _logits,
     "attention": _attention,
     "loss": _loss,
     "pairs": _pairs,
-    "theta": _turned,
+    "theta": _check_shift_rotation,
     "yarn": _yarn,
 }
 
@@ -306,15 +313,15 @@ def _finite(error: Any) -> float:
 
 def _refused(module: PreTrainedModel, error: UnsupportedModel) -> Verdict:
     line = str(error)
-    if not _says_which(module, error):
+    if not _names_model_type(module, error):
         return Verdict("WRONG", f"a refusal that is not one line with the model's name: {line!r}")
     return Verdict("refused", line.partition(": ")[2] or line)
 
 
-def _says_which(module: PreTrainedModel, error: UnsupportedModel) -> bool:
+def _names_model_type(module: PreTrainedModel, error: UnsupportedModel) -> bool:
     """Is it one line that names the type of the model?"""
-    own = {module.config.model_type, module.config.get_text_config().model_type}
-    return "\n" not in str(error) and any(name in str(error) for name in own)
+    model_types = {module.config.model_type, module.config.get_text_config().model_type}
+    return "\n" not in str(error) and any(name in str(error) for name in model_types)
 
 
 def _line(error: BaseException) -> str:
@@ -322,10 +329,10 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(lines)[:160]}"
 
 
-def _place(error: BaseException) -> str:
+def _error_location(error: BaseException) -> str:
     """The error and the line of headscope, or else the last one, where it came up."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "/headscope/" in frame.filename] or frames
+    headscope_frames = [frame for frame in frames if "/headscope/" in frame.filename] or frames
     last = frames[-1]
-    where = f"{ours[-1].filename.rpartition('/headscope/')[2]}:{ours[-1].lineno}"
-    return f"{_line(error)} ({where}; {last.filename.rpartition('/')[2]}:{last.lineno})"
+    location = f"{headscope_frames[-1].filename.rpartition('/headscope/')[2]}:{headscope_frames[-1].lineno}"
+    return f"{_line(error)} ({location}; {last.filename.rpartition('/')[2]}:{last.lineno})"

@@ -29,28 +29,28 @@ KINDS = {
 }
 PREFIX = sizes.LENGTH - 12
 """Tokens that are read at once before the rest follow one by one: the last windows lie behind the prefix."""
-CACHED = 3e-4
+CACHE_TOLERANCE = 3e-4
 """What decoding with a cache may differ from one eager pass, relative, in float32."""
-HALF = 1.5
+MAX_BF16_RATIO = 1.5
 """How many times further from float32 than the family's own bfloat16 a measurement in bfloat16 may be."""
 
 
-def decoding(make: Callable[[], PreTrainedModel]) -> checks.Verdict:
+def check_cached_decoding(make: Callable[[], PreTrainedModel]) -> checks.Verdict:
     """Is decoding with a cache right?"""
-    errors = decoded(make())
-    wrong = {name: error for name, error in errors.items() if not error <= CACHED}
+    errors = decoding_errors(make())
+    wrong = {name: error for name, error in errors.items() if not error <= CACHE_TOLERANCE}
     return _verdict(errors, [f"{name} {error:.1e}" for name, error in wrong.items()])
 
 
-def halving(make: Callable[[], PreTrainedModel]) -> checks.Verdict:
+def check_bfloat16(make: Callable[[], PreTrainedModel]) -> checks.Verdict:
     """Is a measurement in bfloat16 as good as the family's own attention in bfloat16?"""
-    errors = halved(make())
+    errors = bfloat16_errors(make())
     wrong = [
-        f"{name} off by {ours:.1e}, its own attention by {own:.1e}"
-        for name, (ours, own) in errors.items()
-        if not ours <= HALF * own
+        f"{name} off by {error:.1e}, its own attention by {eager_error:.1e}"
+        for name, (error, eager_error) in errors.items()
+        if not error <= MAX_BF16_RATIO * eager_error
     ]
-    return _verdict({name: ours for name, (ours, _) in errors.items()}, wrong)
+    return _verdict({name: error for name, (error, _) in errors.items()}, wrong)
 
 
 def _verdict(errors: dict[str, float], wrong: list[str]) -> checks.Verdict:
@@ -58,7 +58,7 @@ def _verdict(errors: dict[str, float], wrong: list[str]) -> checks.Verdict:
 
 
 @torch.no_grad()
-def decoded(module: PreTrainedModel) -> dict[str, float]:
+def decoding_errors(module: PreTrainedModel) -> dict[str, float]:
     """Largest relative errors of logits and row statistics, against the same rows of one eager pass without cache."""
     ids = tokens(module)
     truth = eager(module, ids)
@@ -94,20 +94,20 @@ def _row_errors(model: Model, records: list[AttentionRecord], truth: Truth) -> d
     return worst
 
 
-def halved(module: PreTrainedModel) -> dict[str, tuple[float, float]]:
+def bfloat16_errors(module: PreTrainedModel) -> dict[str, tuple[float, float]]:
     """Mean errors in bfloat16 against float32, of headscope and of the family's own eager attention."""
     ids = tokens(module)
     exact = eager(module, ids)
     module = module.to(torch.bfloat16)
-    own = eager(module, ids)
+    eager_bfloat16 = eager(module, ids)
     model = hs.load(module)
     measured = measure_tokens(model, ids[0], ["attention", "nll"], None)
-    truth, rounded = (_ess(model, each) for each in (exact, own))
+    truth, rounded = (_ess(model, truth_of_dtype) for truth_of_dtype in (exact, eager_bfloat16))
     ess = torch.from_numpy(measured["attention"]["log_ess2"])
     with hs.capturing(model), torch.no_grad():
         logits = model.module(input_ids=ids, use_cache=False).logits.float()
     return {
-        "logits": (_distance(logits, exact.logits), _distance(own.logits, exact.logits)),
+        "logits": (_distance(logits, exact.logits), _distance(eager_bfloat16.logits, exact.logits)),
         "ln ESS": (_distance(ess, truth), _distance(rounded, truth)),
     }
 
@@ -116,7 +116,7 @@ def _ess(model: Model, truth: Truth) -> Tensor:
     """Mean ln ESS in the order of the attention table: layer, visible, head."""
     calls = checks.by_layer(model, truth)
     assert calls is not None
-    return torch.cat([each["log_ess2"] for call in calls.values() for _, each in sorted(binned(call).items())])
+    return torch.cat([columns["log_ess2"] for call in calls.values() for _, columns in sorted(binned(call).items())])
 
 
 def _distance(measured: Tensor, expected: Tensor) -> float:

@@ -67,8 +67,8 @@ def _recorded(model: PreTrainedModel, calls: list[Call]) -> Iterator[None]:
             scaling = inputs.get("scaling")
             scaling = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
             visible = _visible(alpha[0], inputs.get("attention_mask"))
-            kept = alpha[0].float() * _share(alpha[0], inputs["value"][0], out[0])
-            calls.append(Call(module, q[0], k[0], kept, visible, scaling))
+            visible_weights = alpha[0].float() * _share(alpha[0], inputs["value"][0], out[0])
+            calls.append(Call(module, q[0], k[0], visible_weights, visible, scaling))
             return out, alpha
 
         return recording
@@ -102,9 +102,9 @@ def _visible(alpha: Tensor, mask: Tensor | None) -> Tensor:
 def binned(call: Call) -> dict[int, dict[str, Any]]:
     """Means of each row statistic by visible keys, as `eager_reference.binned` with the keys that the mask shows."""
     rows = statistics(call)
-    seen = call.visible[0].sum(-1)
-    edges = eager_reference.bin_edges(len(seen))
-    edge = torch.tensor([min(e for e in edges if e >= n) for n in seen.tolist()])
+    visible_counts = call.visible[0].sum(-1)
+    edges = eager_reference.bin_edges(len(visible_counts))
+    edge = torch.tensor([min(e for e in edges if e >= n) for n in visible_counts.tolist()])
     return {
         int(e): {"rows": int((edge == e).sum())} | {n: v[:, edge == e].mean(-1) for n, v in rows.items()}
         for e in edge.unique()
@@ -117,5 +117,5 @@ def statistics(call: Call) -> dict[str, Tensor]:
     Where a learned sink takes a share of the row, effective lengths and distance are of the rest, as shares of it.
     """
     among_keys = eager_reference.row_statistics(call.alpha / call.alpha.sum(-1, keepdim=True))
-    kept = ("max_weight", "sink_mass", "local_mass")
-    return among_keys | {n: v for n, v in eager_reference.row_statistics(call.alpha).items() if n in kept}
+    passed_through = ("max_weight", "sink_mass", "local_mass")
+    return among_keys | {n: v for n, v in eager_reference.row_statistics(call.alpha).items() if n in passed_through}

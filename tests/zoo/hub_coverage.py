@@ -27,15 +27,17 @@ def checkpoints() -> Counter[str]:
 def _named_after(architecture: str, types: list[str]) -> str:
     """Of several types that share an architecture, the one that it is named after, or else the first."""
     name = architecture.lower()
-    return next((each for each in types if name.startswith(each.replace("_", "").replace("-", ""))), types[0])
+    return next(
+        (model_type for model_type in types if name.startswith(model_type.replace("_", "").replace("-", ""))), types[0]
+    )
 
 
-def right(verdicts: Mapping[str, Verdict]) -> set[str]:
+def correct_types(verdicts: Mapping[str, Verdict]) -> set[str]:
     """The types that are measured right."""
     return {name for name, verdict in verdicts.items() if verdict.kind.startswith("right")}
 
 
-def share(types: set[str]) -> float:
+def checkpoint_share(types: set[str]) -> float:
     """The share of those checkpoints whose type is one of these."""
     counted = checkpoints()
     return sum(count for name, count in counted.items() if name in types) / counted.total()

@@ -22,39 +22,39 @@ def rows(verdicts: Mapping[str, Verdict]) -> dict[str, list[str]]:
     for kind, prefix in (("refused", "refused: "), ("cannot be built", "not tried: ")):
         for verdict in verdicts.values():
             if verdict.kind == kind:
-                table.setdefault(_told(prefix, verdict), [])
+                table.setdefault(_reason(prefix, verdict), [])
     for name, verdict in verdicts.items():
         if verdict.kind in MEASURED:
             table[MEASURED[verdict.kind]].append(name)
         elif verdict.kind == "refused":
-            table[_told("refused: ", verdict)].append(name)
+            table[_reason("refused: ", verdict)].append(name)
         elif verdict.kind == "cannot be built":
-            table[_told("not tried: ", verdict)].append(name)
+            table[_reason("not tried: ", verdict)].append(name)
     return table
 
 
-def _told(prefix: str, verdict: Verdict) -> str:
+def _reason(prefix: str, verdict: Verdict) -> str:
     """The reason without the figures of the tiny model; what transformers cannot build has many reasons and one row."""
     if prefix == "not tried: ":
         return prefix + "transformers builds or runs it from text only with packages or inputs that are not here"
-    return prefix + verdict.what.partition(" [(")[0]
+    return prefix + verdict.reason.partition(" [(")[0]
 
 
 def markdown(verdicts: Mapping[str, Verdict]) -> str:
     """How many are measured, and the table, in Markdown."""
-    measured, listed = hub_coverage.right(verdicts), hub_coverage.checkpoints()
+    measured, listed = hub_coverage.correct_types(verdicts), hub_coverage.checkpoints()
     causal = sum(name in measured for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     lines = [
         f"{causal} of the {len(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)} causal types of transformers are measured, and of "
         f"vision-language types {len(measured) - causal}, by",
         f"their text part. Of the {listed.total():,} checkpoints of causal types in the registry of transformer-lens, "
-        f"{hub_coverage.share(measured):.1%} are of one that",
+        f"{hub_coverage.checkpoint_share(measured):.1%} are of one that",
         "is measured.",
         "",
         "| what happens | types |",
         "|---|---|",
     ]
-    lines += [f"| {what} | {len(types)}: {', '.join(types)} |" for what, types in rows(verdicts).items() if types]
+    lines += [f"| {outcome} | {len(types)}: {', '.join(types)} |" for outcome, types in rows(verdicts).items() if types]
     return "\n".join(lines)
 
 

@@ -31,8 +31,8 @@ def variants() -> Iterator[tuple[str, str, dict[str, Any]]]:
         tied = _default(name).tie_word_embeddings
         yield name, "untied" if tied else "tied", {"tie_word_embeddings": not tied}
     for name in ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "olmo3", "granite", "starcoder2"):
-        for groups, what in ((sizes.HEADS, "a key head each"), (1, "one key head")):
-            yield name, what, {"num_key_value_heads": groups}
+        for groups, description in ((sizes.HEADS, "a key head each"), (1, "one key head")):
+            yield name, description, {"num_key_value_heads": groups}
     for name in ("phi", "phi3", "glm", "glm4", "gpt_neox", "nemotron", "persimmon", "stablelm", "qwen3_next"):
         yield name, "half of the dimensions rotate", {"rope_parameters": _rope(partial_rotary_factor=0.5)}
     for name in ("gemma3_text", "modernbert-decoder", "olmo3"):
@@ -48,8 +48,8 @@ def variants() -> Iterator[tuple[str, str, dict[str, Any]]]:
             rope = {"rope_type": kind, "rope_theta": 10_000.0} | parameters
             reach = {"max_position_embeddings": sizes.ORIGINAL} if kind == "dynamic" else {}
             yield name, kind, {"rope_parameters": rope, "head_dim": sizes.HIDDEN // sizes.HEADS} | reach
-    for name, what, changes in ODD:
-        yield name, what, changes
+    for name, description, changes in ODD:
+        yield name, description, changes
 
 
 ODD: tuple[tuple[str, str, dict[str, Any]], ...] = (

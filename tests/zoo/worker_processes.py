@@ -13,12 +13,12 @@ LIMIT = 120.0
 """Seconds that a child may take."""
 
 
-def in_children(work: Sequence[Callable[[], Any]], at_once: int) -> Iterator[tuple[int, Any, float]]:
+def run_in_processes(work: Sequence[Callable[[], Any]], max_processes: int) -> Iterator[tuple[int, Any, float]]:
     """Yield (index, what the work returned or the exception that it died of, seconds) as each finishes."""
     waiting = list(enumerate(work))[::-1]
     running: dict[Connection, tuple[int, int, float]] = {}
     while waiting or running:
-        while waiting and len(running) < at_once:
+        while waiting and len(running) < max_processes:
             index, job = waiting.pop()
             receiving, sending = Pipe(duplex=False)
             child = os.fork()

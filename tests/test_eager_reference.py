@@ -20,7 +20,7 @@ def rotary_theta(model: PreTrainedModel, rotary_dims: int, layer_type: str) -> t
 
 
 @MEASURABLE
-def test_softmax_of_captured_q_and_k_is_the_attention_of_eager(family: str) -> None:
+def test_softmax_of_captured_q_and_k_equals_eager_attention(family: str) -> None:
     model, spec = families.MEASURABLE[family](), families.SPECS[family]
     logits, layers = eager_reference.eager_qk(model, IDS)
     model.set_attn_implementation("eager")
@@ -44,7 +44,7 @@ def test_capturing_leaves_the_model_as_it_was(family: str) -> None:
 
 
 @MEASURABLE
-def test_the_declared_geometry_is_what_rotates(family: str) -> None:
+def test_declared_rotary_dimensions_are_those_that_rotate(family: str) -> None:
     """A repeated token has equal unrotated q and k in layer 0, so pair f of q_i can only turn, by theta_f a step."""
     model, spec = families.MEASURABLE[family](), families.SPECS[family]
     _, layers = eager_reference.eager_qk(model, torch.full((1, 12), 7))
@@ -147,8 +147,8 @@ def test_contributions_of_all_pairs_sum_to_the_logits(layout: str, rotary_dims: 
     q, k = torch.randn(4, 10, 8, generator=generator), torch.randn(2, 10, 8, generator=generator)
     c = eager_reference.contributions(q, k, 0.3, rotary_dims, layout)
     assert c.shape == (4, 10, 10, 4)
-    seen = eager_reference.visible(10)
-    torch.testing.assert_close(c.sum(-1)[:, seen], eager_reference.logits(q, k, 0.3)[:, seen])
+    visible_mask = eager_reference.visible(10)
+    torch.testing.assert_close(c.sum(-1)[:, visible_mask], eager_reference.logits(q, k, 0.3)[:, visible_mask])
     statistics = eager_reference.pair_statistics(q, k, -0.3, rotary_dims, layout, window=4)
     assert (statistics["mean_signed"].abs() <= statistics["mean_abs"] + 1e-12).all()
     assert (statistics["mean_abs"] <= statistics["rms"] + 1e-12).all()
@@ -162,7 +162,7 @@ def test_distance_profiles_average_to_the_signed_mean() -> None:
     torch.testing.assert_close(total / 45, eager_reference.pair_statistics(q, k, 0.5, 4, "half")["mean_signed"])
 
 
-def test_pairs_of_both_layouts() -> None:
+def test_reference_pairs_follow_both_rotary_layouts() -> None:
     assert eager_reference.planes(10, 6, "half") == [(0, 3), (1, 4), (2, 5), (6, 8), (7, 9)]
     assert eager_reference.planes(10, 6, "interleaved") == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
 
