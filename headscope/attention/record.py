@@ -1,14 +1,12 @@
 """The shape of a model's attention, and the record of what one attention layer computed for one sequence."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 RotaryLayout = Literal["half", "interleaved"]
-HeadIndex = TypeVar("HeadIndex", int, np.ndarray, Tensor)
 
 
 @dataclass(frozen=True)
@@ -53,12 +51,12 @@ class Geometry:
         """Number of query heads per KV group of a layer."""
         return self.heads // self.layer_kv_groups[layer]
 
-    def kv_group(self, layer: HeadIndex, head: HeadIndex) -> HeadIndex:
+    def kv_group(self, layer: Any, head: Any) -> Any:
         """The KV group of query heads: layer indices and heads as two ints, or two arrays or tensors of one shape."""
-        sizes = np.array([self.heads_per_group(index) for index in range(self.layers)])
+        sizes = torch.tensor([self.heads_per_group(index) for index in range(self.layers)])
         if isinstance(layer, Tensor):
-            return head // torch.from_numpy(sizes)[layer]
-        return head // (int(sizes[layer]) if isinstance(layer, int) else sizes[layer])
+            return head // sizes[layer]
+        return head // (int(sizes[layer]) if isinstance(layer, int) else sizes.numpy()[layer])
 
 
 def soft_cap(logits: Tensor, softcap: float | None) -> Tensor:

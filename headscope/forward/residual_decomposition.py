@@ -149,7 +149,7 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
     with _recording_calls(inner.modules()) as calls:
         logits = model.module(ids, use_cache=False).logits[0]
     by_module = {call.module: call for call in calls}
-    layers = []
+    layers: list[DecoderLayer] = []
     for layer in stack:
         if layer not in by_module:
             raise DecompositionError("its decoder layers do not return a single residual stream")

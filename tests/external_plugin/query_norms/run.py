@@ -66,7 +66,15 @@ class NormObserver:
     def tables(self, finished: FinishedPass) -> dict[str, dict[str, Any]]:
         geometry = finished.model.geometry
         numbers = geometry.layer_numbers  # the layers that attend need not be numbered 0, 1, 2, ...
-        rows = [(numbers[layer], head, norm) for layer, norms in self.norms.items() for head, norm in enumerate(norms)]
+        rows = [(layer, head, norm) for layer, norms in self.norms.items() for head, norm in enumerate(norms)]
         layers, heads, norms = zip(*rows, strict=True)
-        groups = [head // geometry.heads_per_group for head in heads]
-        return {"norms": {**self.keys, "layer": layers, "head": heads, "kv_group": groups, "norm": norms}}
+        groups = [geometry.kv_group(layer, head) for layer, head, _ in rows]
+        return {
+            "norms": {
+                **self.keys,
+                "layer": [numbers[layer] for layer in layers],
+                "head": heads,
+                "kv_group": groups,
+                "norm": norms,
+            }
+        }
