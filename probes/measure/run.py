@@ -121,6 +121,7 @@ class MeasureObserver:
         if "nll" in self.requested:
             at_once = logits.POSITIONS_PER_CHUNK if finished.chunk is None else logits.LOW_MEMORY_POSITIONS_PER_CHUNK
             columns["nll"] = dict(logits.compute_loss_by_position(model, ids, finished.hidden, at_once).compute())
+            logits.refuse_non_finite_losses(model, columns["nll"]["nll"])
         if "pairs" in columns:
             schedule = (
                 finished.schedule
