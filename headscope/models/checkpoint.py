@@ -160,7 +160,7 @@ def pick_device(device: str) -> torch.device:
     try:
         torch_device = torch.device(device)
         torch.empty(0, device=torch_device)
-    except (RuntimeError, AssertionError, ImportError, AttributeError) as error:
+    except (RuntimeError, AssertionError, ImportError, AttributeError, TypeError) as error:
         raise BadInput(
             f"device '{device}' cannot be used on this machine ({first_line(error)}). Use --device auto or cpu"
         ) from error
