@@ -125,6 +125,23 @@ def test_run_resumes_only_with_an_unchanged_lora(place: Path, tmp_path: Path) ->
         runner.run_study(plan, tmp_path / "runs", resume=True)
 
 
+def test_a_lora_of_another_base_model_needs_weights_any(place: Path, tmp_path: Path) -> None:
+    folder = write_lora(place / "tiny", tmp_path / "other", **SETTINGS["plain"])
+    file = folder / "adapter_config.json"
+    file.write_text(file.read_text().replace(str(place / "tiny"), "lab/other-model"))
+    with pytest.raises(BadInput, match="was trained on 'lab/other-model', not on"):
+        hs.load(f"{place}/tiny+{folder}", device="cpu")
+    accepted = hs.load(f"{place}/tiny+{folder},weights=any@yarn:factor=4", device="cpu")
+    assert (accepted.name, accepted.scheme) == (f"{place}/tiny+{folder}", "yarn:factor=4")
+    assert [*expand_checkpoints(f"{place}/tiny+{tmp_path}/oth*,weights=any@nope").values()] == [
+        f"{place}/tiny+{folder},weights=any@nope"
+    ]
+    moved = write_lora(place / "tiny", tmp_path / "moved", **SETTINGS["plain"])
+    text = (moved / "adapter_config.json").read_text()
+    (moved / "adapter_config.json").write_text(text.replace(str(place / "tiny"), "/elsewhere/tiny"))
+    assert hs.load(f"{place}/tiny+{moved}", device="cpu").name.endswith("moved")
+
+
 def test_second_lora_is_refused(place: Path) -> None:
     model = hs.load(f"{place}/tiny+{place}/loras/plain", device="cpu")
     before = model.weights_sha256
