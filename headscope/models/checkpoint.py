@@ -199,7 +199,7 @@ def _named_parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str
             yield from _named_parameters(child, prefix if name == "base_layer" else f"{prefix}{name}.")
 
 
-def _check_values(module: nn.Module, name: str) -> None:
+def _check_values(module: PreTrainedModel, name: str) -> None:
     """Refuse weights that are not finite, naming the first, and embeddings of zeros. Warn of other matrices of zeros.
 
     A sum is finite only if all of its terms are.

@@ -5,6 +5,7 @@ without its factor. All thresholds are ours. A claim is supported if the whole 9
 threshold: over documents for losses, over heads or KV groups of the one trained model for everything else.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -144,7 +145,8 @@ def _frequency_claims(positions: pd.DataFrame) -> Iterator[PaperClaim]:
     by_layer = by_group.groupby(level="layer").mean()
     third = max(1, len(by_layer) // 3)
     early, late = (by_group[by_group.index.isin([*ends], level="layer")] for ends in _ends(by_layer.index, third))
-    bounds = [confidence_interval(group.to_numpy()[None])[:, 0] for group in (early, late)]
+    intervals = [confidence_interval(group.to_numpy()[None])[:, 0] for group in (early, late)]
+    bounds: list[Bounds] = [(float(low), float(high)) for low, high in intervals]
     depth_correlation = by_layer.corr(pd.Series(by_layer.index, by_layer.index), method="spearman")
     yield PaperClaim(
         "Early layers move to lower frequencies, deeper layers to higher ones",
@@ -207,8 +209,8 @@ def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels, native
         changes = [log_ratio[mask.reindex(log_ratio.index)].to_numpy() for mask in (small, large)]
         bounds = [statistic_interval(lambda values: np.median(values, -1), change) for change in changes]
         texts = [
-            f"{size} heads × {np.exp(np.median(change)):.2f}{_format_bounds(*np.exp(ends), '.2f')}"
-            for size, change, ends in zip(("small", "large"), changes, bounds, strict=True)
+            f"{size} heads × {np.exp(np.median(change)):.2f}{_format_bounds(math.exp(low), math.exp(high), '.2f')}"
+            for size, change, (low, high) in zip(("small", "large"), changes, bounds, strict=True)
         ]
         evidence = f"{', '.join(texts)} ({length:,} tokens){note}{reason}"
         return PaperClaim(statement, judge_changes(*bounds) if is_long else "inconclusive", evidence)
@@ -262,7 +264,7 @@ def _rotary_usage_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterato
             + (
                 f"; training started from {models.yarn}, ratio {medians[models.adarope] / medians[models.yarn]:.3f}"
                 f"{_format_bounds(low, high, '.3f')}. Criterion [ours]: below {MAX_COV_RATIO}"
-                if models.yarn in medians
+                if models.yarn is not None and models.yarn in medians
                 else "; the start of the training is unknown"
             ),
         )
