@@ -88,7 +88,11 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
         if model is None:
             raise BadInput(f"the model of {probe_name} is None. Give a model spec, e.g. 'smollm2-135m', or a model")
         models: Mapping[str, Any] = model if isinstance(model, Mapping) else {"base": model}
-        in_memory_models = {label: load(source) for label, source in models.items() if not isinstance(source, str)}
+        in_memory_models = {
+            label: load(source, device=shared["device"], dtype=shared["dtype"])
+            for label, source in models.items()
+            if not isinstance(source, str)
+        }
         content["models"] = {
             label: in_memory_models[label].spec if label in in_memory_models else spec for label, spec in models.items()
         }

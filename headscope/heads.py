@@ -82,6 +82,8 @@ class HeadSet:
         has no such
         column, or holds several models and `model` names none.
         """
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise BadInput(f"count={count!r}: the number of heads must be a whole number of at least 1. Pass e.g. 5")
         if statistic not in table:
             raise BadInput(f"no statistic '{statistic}' in this run. Use a column of run.heads")
         models = [*dict.fromkeys(table["model"].astype(str))]

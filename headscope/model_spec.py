@@ -1,4 +1,4 @@
-"""Model specs, CHECKPOINT[+LORA][@SCHEME[:key=value,...]], parsed once and without torch."""
+"""Model specs, CHECKPOINT[+LORA[,weights=any]][@SCHEME[:key=value,...]], parsed once and without torch."""
 
 import json
 import re
@@ -11,6 +11,8 @@ from headscope import user_input
 from headscope.errors import BadInput, nearest
 
 SCHEME_NAMES = ("base", "yarn", "linear", "ntk", "abf", "llama3", "logn", "prope", "nope", "alibi", "adarope")
+ANY_WEIGHTS = ",weights=any"
+"""Suffix of a LoRA that is applied to another base model than the one that it names."""
 MAX_STEP = 2**63 - 1
 _STEP_AT_END = re.compile(r"(?:(?:step|checkpoint|ckpt|iter)[-_]?\d+|^\d+)(?:\.safetensors)?$", re.IGNORECASE)
 
@@ -67,11 +69,13 @@ class ModelSpec:
     """A checkpoint under a position scheme, as a user wrote it.
 
     `checkpoint` is a folder, a GGUF file, a shipped name or a hub id; `lora` is the folder or hub id of a LoRA on it.
+    A LoRA that names another base model is applied only if `any_base`, written LORA,weights=any.
     """
 
     checkpoint: str
     lora: str | None = None
     scheme: SchemeSpec = field(default_factory=SchemeSpec)
+    any_base: bool = False
 
     @classmethod
     def parse(cls, text: str) -> "ModelSpec":
@@ -91,8 +95,9 @@ class ModelSpec:
             raise BadInput(
                 f"bad model spec '{text}'. Write CHECKPOINT or CHECKPOINT@SCHEME, e.g. smollm2-135m@yarn:factor=8"
             )
-        checkpoint, lora = _split_lora(name)
-        return cls(checkpoint, lora, SchemeSpec.parse(scheme))
+        any_base = name.endswith(ANY_WEIGHTS) and "+" in name
+        checkpoint, lora = _split_lora(name.removesuffix(ANY_WEIGHTS) if any_base else name)
+        return cls(checkpoint, lora, SchemeSpec.parse(scheme), any_base)
 
     @property
     def name(self) -> str:

@@ -27,6 +27,16 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "load-number": ("unsupported model object 'int'", lambda tiny: hs.load(5)),
     "load-none": ("unsupported model object 'NoneType'", lambda tiny: hs.load(None)),
     "load-list": ("unsupported model object 'list'", lambda tiny: hs.load([tiny])),
+    "in-memory-dtype": (
+        "the model in memory has dtype torch.float32, not bf16",
+        lambda tiny: hs.measure(hs.load(tiny, device="cpu"), dtype="bf16"),
+    ),
+    "in-memory-device": (
+        "device 'cuda:99' cannot be used",
+        lambda tiny: hs.measure(hs.load(tiny, device="cpu").module, device="cuda:99"),
+    ),
+    "no-device": ("device 'None' cannot be used", lambda tiny: hs.load(tiny, device=None)),
+    "no-dtype": ("unknown dtype 'None'", lambda tiny: hs.load(tiny, device="cpu", dtype=None)),
     "number-as-text": ("texts.source: Input should be a valid string", lambda tiny: hs.measure(tiny, text=5)),
     "number-as-name": ("name: Input should be a valid string", lambda tiny: hs.measure(tiny, name=5)),
     "number-as-engine": ("engine: Input should be keys with values", lambda tiny: hs.measure(tiny, engine=5)),

@@ -654,6 +654,220 @@ INTERFACES = [
     case(2, "has more than 1,024 tokens", "patterns", *TINY[:2], "--prompt-file", "{place}/odd/long.txt"),
 ]
 
+
+# Honest results: weights, numbers and names that would give wrong numbers -------------------------------------------
+
+DIGITS = "9" * 25
+TRAIN = ("--train", "file:{place}/texts/*.txt")
+PRETRAIN = (*TINY[2:], *TRAIN, "--vocabulary", 300, "--steps", 2, "--length", 16, "--validation-length", 16)
+ADAPT = ("--model", "{place}/tiny", *TINY[2:], *TRAIN, "--phase", "16:1", "--validation-length", 24)
+EXACT = (*TINY, "--length", 24, "--component", "zero", "--method", "exact")
+
+
+def pretrain(message: str, *arguments: object) -> Any:
+    return case(2, message, "pretrain", *PRETRAIN, *arguments, name=" ".join(map(str, ("pretrain", *arguments))))
+
+
+def adapt(code: int, message: str, *arguments: object) -> Any:
+    return case(code, message, "adapt", *ADAPT, *arguments, name=" ".join(map(str, ("adapt", *arguments))))
+
+
+def influence(message: str, *arguments: object) -> Any:
+    return case(2, message, "influence", *EXACT, *arguments, name=" ".join(map(str, ("influence", *arguments))))
+
+
+def of_text_commands(code: int, message: str, spec: str) -> Iterator[Any]:
+    """The same model under every command that opens it for a text."""
+    model, shared = ("--model", f"x={spec}"), TINY[2:]
+    for command, *flags in (
+        ("run", "--length", 24),
+        ("patterns", "--length", 24),
+        ("attribution", "--length", 24),
+        ("influence", "--length", 24, "--component", "zero", "--method", "exact"),
+        ("detectors", "--period", 8, "--sequences", 1),
+        ("needle", "--lengths", "50,", "--depths", 1, "--file", "{place}/needles.jsonl"),
+    ):
+        own = {"detectors": shared[4:], "needle": (*shared[:2], *shared[4:])}.get(command, shared)
+        yield case(code, message, command, *model, *own, *flags, name=f"{command} {spec}")
+    yield case(code, message, "adapt", "--model", spec, *ADAPT[2:], name=f"adapt {spec}")
+
+
+def of_ceilings() -> Iterator[Any]:
+    for arguments in (
+        ("--layers", 10**12),
+        ("--layers", DIGITS),
+        ("--width", 2**40),
+        ("--width", 2**20),
+        ("--feed-forward", 10**12),
+        ("--feed-forward", DIGITS),
+        ("--batch", 10**9),
+        ("--batch", DIGITS),
+        ("--length", 10**9),
+        ("--length", DIGITS),
+        ("--heads", 10**9, "--width", 2 * 10**9, "--kv-groups", 1),
+        ("--architecture", "qwen3", "--layers", 10**12),
+        ("--architecture", "olmoe", "--width", 2**40),
+    ):
+        yield pretrain("Use smaller --layers, --width, --feed-forward, --batch or --length", *arguments)
+    for flag, name, ceiling in (
+        ("--steps", "steps", "1000000"),
+        ("--warmup", "warmup", "1000000"),
+        ("--save-every", "save_every", "1000000"),
+        ("--rate", "rate", "100"),
+        ("--frequency-rate", "frequency_rate", "100"),
+        ("--scale-rate", "scale_rate", "100"),
+        ("--weight-decay", "weight_decay", "100"),
+        ("--vocabulary", "vocabulary", "131072"),
+    ):
+        yield pretrain(f"pretrain.{name}: Input should be less than or equal to {ceiling}", flag, DIGITS)
+    yield pretrain("too few held-out documents", "--validation-length", DIGITS)
+    yield pretrain("invalid checkpoints", "--checkpoints", DIGITS)
+    yield pretrain("invalid training", "--trainings", f"rope:{DIGITS}")
+    for flag, name, ceiling in (
+        ("--warmup", "warmup", "1000000"),
+        ("--save-every", "save_every", "1000000"),
+        ("--frequency-rate", "frequency_rate", "100"),
+        ("--scale-rate", "scale_rate", "100"),
+        ("--lora-rate", "lora_rate", "100"),
+        ("--lora-rank", "lora_rank", "4096"),
+        ("--lora-alpha", "lora_alpha", "1048576"),
+        ("--recompute-above", "recompute_above", "2147483648"),
+        ("--factor", "factor", "1000000"),
+    ):
+        yield adapt(2, f"adapt.{name}: Input should be less than or equal to {ceiling}", flag, DIGITS)
+    yield adapt(2, "batch: Input should be less than or equal to 65536", "--phase", f"16:1:{DIGITS}")
+    yield adapt(2, "steps: Input should be less than or equal to 1000000", "--phase", f"16:{DIGITS}")
+    yield adapt(2, "no training document has", "--phase", f"{DIGITS}:1")
+    yield adapt(2, "have 9999999999999999999999999 tokens", "--validation-length", DIGITS)
+    for flag, name in (("--top", "top"), ("--random", "random"), ("--draws", "draws"), ("--memory", "memory")):
+        yield influence(f"influence.{name}: Input should be less than or equal to", flag, DIGITS)
+    yield influence("influence.needles: Input should be less than or equal to", "--needles", DIGITS)
+    yield influence("influence.depths: Input should be less than or equal to", "--depths", DIGITS)
+    yield influence("have 9999999999999999999999999 tokens", "--length", DIGITS)
+    yield influence("'L9999999999999999999999999H1' is not a head", "--heads", f"x=L{DIGITS}H1")
+    for period in (10**9, DIGITS):
+        yield case(2, "detectors.periods.0: Input should be less than or equal to", "detectors", f"--period={period}")
+    yield case(2, "detectors.sequences: Input should be less than", "detectors", f"--sequences={DIGITS}")
+    yield run(2, "rows are too many. Give at most 1048576, or exact", "--rows", DIGITS)
+    yield run(2, "have 9999999999999999999999999 tokens", "--length", DIGITS)
+    yield run(2, "texts.docs: Input should be less than or equal to", "--docs", DIGITS)
+    yield case(2, "window.dims: Input should be", "window", f"--dims={DIGITS}")
+    for name in ("center", "steps", "seeds"):
+        yield case(2, f"window.{name}: Input should be less than", "window", f"--{name}={DIGITS}")
+    yield case(2, "invalid widths", "window", f"--widths={DIGITS}")
+    yield case(2, "scaling.seeds: Input should be less than", "scaling", f"--seeds={DIGITS}")
+    yield case(2, "Use lengths of at least 10", "scaling", f"--lengths={DIGITS}")
+    for name in ("rows", "keys"):
+        yield case(2, f"patterns.{name}: Input should be less than", "patterns", f"--{name}={DIGITS}")
+    for name in ("needles", "max_length", "draws"):
+        flag = f"--{name.replace('_', '-')}"
+        yield case(2, f"needle.{name}: Input should be less than or equal to", "needle", f"{flag}={DIGITS}")
+    yield case(2, "means 9999999999999999999999999 context lengths", "needle", f"--lengths={DIGITS}")
+
+
+def of_scheme_ceilings() -> Iterator[Any]:
+    for scheme in ("yarn", "linear", "ntk", "llama3"):
+        for value in ("1e300", "1e7", DIGITS):
+            yield model(
+                2, "expected a number of at least 1 and at most 1e+06", f"{{place}}/tiny@{scheme}:factor={value}"
+            )
+    for value in ("1e300", "1e38", DIGITS):
+        yield model(2, "expected a number above 1 and at most 1e+15", f"{{place}}/tiny@abf:theta={value}")
+    for value in ("1e300", "1e30", DIGITS):
+        spec = f"{{place}}/tiny@yarn:factor=2,attention_factor={value}"
+        yield model(2, "expected a number above 0 and at most 1e+06", spec)
+    yield model(2, "is too large: length in scheme", f"{{place}}/tiny@logn:length={DIGITS}")
+    for key in ("low_freq_factor", "high_freq_factor"):
+        yield model(2, "and at most 1e+06", f"{{place}}/tiny@llama3:factor=2,{key}=1e300")
+    for scheme in ("yarn:factor=1e300", "ntk:factor=1e300", "abf:theta=1e300"):
+        yield adapt(2, "and at most", "--start", scheme)
+        yield run(2, "and at most", "--checkpoints", f"{{place}}/tiny@{scheme}")
+
+
+def of_adaptation() -> Iterator[Any]:
+    """Mistakes in the start of a training, which nothing is measured for."""
+    yield adapt(2, "unknown position scheme 'yran' (did you mean 'yarn'?)", "--start", "yran")
+    yield adapt(2, "unknown position scheme 'base@x'", "--start", "base@x")
+    yield adapt(2, "scheme 'yarn' needs factor=", "--start", "yarn")
+    yield adapt(2, "adapt.start: String should have at least 1 character", "--start=")
+    yield adapt(2, "adapt.adapter: String should have at least 1 character", "--adapter=")
+    yield adapt(3, "no adapter at 'none'", "--start", "adarope:adapter=none")
+    for path in ("{place}/none.safetensors", "{place}/texts", "none"):
+        yield adapt(3, f"no adapter at '{path}'", "--adapter", path)
+    yield adapt(2, "is not a readable safetensors file", "--adapter", "{place}/texts/a.txt")
+    yield adapt(2, "its format is 'none'", "--adapter", "{place}/tiny/model.safetensors")
+    for name in ("xi-nan", "tau-0", "without-tau", "short-xi", "other-weights", "format-2"):
+        yield adapt(2, "", "--adapter", f"{{place}}/adapters/{name}.safetensors")
+    for start in (
+        ("--start", "base"),
+        ("--start", "yarn:factor=8"),
+        ("--adapter", "{place}/adapters/xi-nan.safetensors"),
+    ):
+        for factor in (4, 8):
+            yield adapt(2, "factor is for the default start and cannot be combined with", "--factor", factor, *start)
+    yield adapt(2, "start and adapter cannot be combined", "--start", "base", "--adapter", "none")
+
+
+HUB_IDS = ("a/b.", "a/b--c", "a..b/c", "org/name.git", "org/é", f"org/{'x' * 100}", "a-/b", "a/b-", "a./b")
+
+
+def of_hub_ids() -> Iterator[Any]:
+    for hub_id in HUB_IDS:
+        message = f"no checkpoint at '{hub_id}', and the hub has no such ids"
+        yield model(3, message, hub_id)
+        yield model(3, f"no checkpoint at '{hub_id}:step1', and the hub has no such ids", f"{hub_id}:step1")
+    for hub_id in HUB_IDS[:4]:
+        yield model(3, f"no checkpoint at '{hub_id}', and the hub", f"{{place}}/tiny+{hub_id}")
+        yield run(3, f"no checkpoint at '{hub_id}', and the hub", "--checkpoints", f"{hub_id}:step*")
+        yield case(3, f"no checkpoint at '{hub_id}', and the hub", "adapt", "--model", hub_id, *ADAPT[2:])
+
+
+HONEST = [
+    *of_ceilings(),
+    *of_scheme_ceilings(),
+    *of_adaptation(),
+    *of_hub_ids(),
+    *of_text_commands(2, "stores I8 numbers in 'model.layers.0.mlp.down_proj.weight', but its config", "{place}/int8"),
+    *of_text_commands(2, "stores F8_E4M3 numbers in 'model.layers.0.mlp.down_proj.weight'", "{place}/fp8"),
+    *of_text_commands(2, "its embeddings are all 0. Download it again", "{place}/zero"),
+    *of_text_commands(
+        2, "'model.safetensors' of checkpoint '{place}/folder-weights' is not a file", "{place}/folder-weights"
+    ),
+    *of_text_commands(2, "has weights that its config does not use, e.g. model.layers.2", "{place}/unused-layers"),
+    *(
+        case(2, message, command, "--model", "x={place}/overflow", *TINY[2:], *flags, name=f"{command} overflow")
+        for command, message, *flags in (
+            ("run", "the losses of '{place}/overflow' are not finite: its logits overflow", "--length", 24),
+            ("run", "the losses of '{place}/overflow' are not finite", "--length", 24, "--measure", "nll"),
+            ("attribution", "'{place}/overflow' gives values that are not finite, first from its last", "--length", 24),
+            ("influence", "the losses of '{place}/overflow' are not finite", *EXACT[-6:]),
+        )
+    ),
+    case(2, "the losses of '{place}/overflow' are not finite", "adapt", "--model", "{place}/overflow", *ADAPT[2:]),
+    *(
+        case(2, "has 128 embeddings. Use the tokenizer", command, "--model", "x={place}/large-tokenizer", *flags)
+        for command, *flags in (
+            ("attribution", *TINY[2:], "--length", 24),
+            ("patterns", *TINY[2:], "--length", 24),
+            ("patterns", "--prompt", "w1 w2"),
+            ("patterns", "--prompt-file", "{place}/texts/a.txt"),
+            ("influence", *TINY[2:], *EXACT[-6:]),
+        )
+    ),
+    case(2, "has 128 embeddings", "adapt", "--model", "{place}/large-tokenizer", *ADAPT[2:]),
+    case(2, "has no token that stands for text", "detectors", "--model", "x={place}/large-tokenizer", "--period", 8),
+    model(
+        2,
+        "LoRA '{place}/lora-other.lora' was trained on 'lab/other-model', not on",
+        "{place}/tiny+{place}/lora-other.lora",
+    ),
+    run(2, "was trained on 'lab/other-model', not on", "--checkpoints", "{place}/tiny+{place}/lora-oth*.lora"),
+    model(2, "was trained on 'lab/other-model'", "{place}/tiny+{place}/lora-other.lora@yarn:factor=2"),
+    model(3, "no LoRA at '{place}/lora-other.lora,weights=some'", "{place}/tiny+{place}/lora-other.lora,weights=some"),
+    model(2, "a regular expression in adapter_config.json takes more than", "{place}/tiny+{place}/lora-slow.lora"),
+    model(2, "unterminated subpattern", "{place}/tiny+{place}/lora-pattern.lora"),
+]
+
 TABLE = [
     *of_schemes(),
     *of_options(),
@@ -662,6 +876,7 @@ TABLE = [
     *CHECKPOINTS,
     *LEARNED,
     *INTERFACES,
+    *HONEST,
 ]
 
 
@@ -707,6 +922,7 @@ def spoil_checkpoints(place: Path, tiny: Path) -> None:
         spoilt = {**weights, key: weights[key].clone()}
         spoilt[key].flatten()[3:40] = value
         save_file(spoilt, copied(place, name) / "model.safetensors", {"format": "pt"})
+    spoil_values(place, weights)
     larger = tokenizer()
     larger.add_tokens([f"w{n}" for n in range(125, 200)] + ["w0 "])
     larger._tokenizer.add_tokens(["w7x"])
@@ -725,6 +941,24 @@ def spoil_checkpoints(place: Path, tiny: Path) -> None:
         spoken = tokenizer()
         spoken.chat_template = template
         spoken.save_pretrained(folder)
+
+
+def spoil_values(place: Path, weights: Tensors) -> None:
+    """Checkpoints with unscaled small numbers, zeros, overflowing logits, a folder for a file, unused layers."""
+    changes: dict[str, Callable[[str, torch.Tensor], torch.Tensor]] = {
+        "int8": lambda key, value: value.to(torch.int8) if "proj" in key else value,
+        "fp8": lambda key, value: value.to(torch.float8_e4m3fn) if "proj" in key else value,
+        "zero": lambda key, value: torch.zeros_like(value),
+        "overflow": lambda key, value: torch.full_like(value, 3e38) if "lm_head" in key else value,
+    }
+    for name, change in changes.items():
+        changed = {key: change(key, value).contiguous() for key, value in weights.items()}
+        save_file(changed, copied(place, name) / "model.safetensors", {"format": "pt"})
+    folder = copied(place, "folder-weights") / "model.safetensors"
+    folder.unlink()
+    folder.mkdir()
+    config = copied(place, "unused-layers") / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 2}))
 
 
 def spoil_adapters(place: Path, tiny: Path) -> None:
@@ -777,6 +1011,13 @@ def spoil_loras(place: Path, tiny: Path, tensors: Tensors, notes: dict[str, Any]
         AutoModelForCausalLM.from_pretrained(tiny), IA3Config(target_modules=["k_proj"], feedforward_modules=[])
     )
     other.save_pretrained(place / "lora-ia3.lora")
+    for name, entry in (
+        ("other", {"base_model_name_or_path": "lab/other-model"}),
+        ("slow", {"target_modules": "(([a-z_.0-9]+)+)+!"}),
+        ("pattern", {"target_modules": "("}),
+    ):
+        file = Path(shutil.copytree(place / "lora-good.lora", place / f"lora-{name}.lora")) / "adapter_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | entry))
     stored = load_file(place / "lora-nan.lora" / "adapter_model.safetensors")
     save_file({key: value * NAN for key, value in stored.items()}, place / "lora-nan.lora/adapter_model.safetensors")
     save_file(

@@ -106,6 +106,34 @@ def test_the_verdicts_follow_the_parameters(tmp_path: Path) -> None:
     assert verdicts["AdaRoPE keeps small-ESS heads near the diagonal and pushes large ones above it"] == "not supported"
 
 
+def test_a_claim_whose_interval_includes_the_threshold_is_inconclusive(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
+    scales = run.scales
+    is_positive = (scales["layer"] * 4 + scales["head"]) % 3 != 0  # two thirds of the heads
+    run._frames["scales"] = scales.assign(gamma=is_positive.map({True: 0.1, False: -0.1}))
+    (claim,) = [claim for claim in adaptation_claims(run) if claim.statement == "gamma is mostly positive"]
+    assert claim.verdict == "inconclusive"
+    assert "Criterion [ours]: more than 60%" in claim.evidence
+
+
+def test_two_documents_decide_no_claim_about_losses(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
+    run._frames["nll"] = run.nll[run.nll["doc"].isin(["synthetic/0", "synthetic/1"])]
+    claim = next(adaptation_claims(run))
+    assert claim.verdict == "inconclusive"
+    assert "too few documents for intervals" in claim.evidence
+
+
+def test_claims_about_long_context_are_judged_beyond_half_of_the_native_context(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
+    for model in run.manifest["models"]:
+        model["geometry"] = {**model["geometry"], "native_context": 8192}
+    reason = "1,024 tokens are not beyond half of the native context of 8,192"
+    claims = [claim for claim in adaptation_claims(run) if reason in claim.evidence]
+    assert len(claims) >= 3
+    assert {claim.verdict for claim in claims} == {"inconclusive"}
+
+
 def test_the_comparison_page_has_every_claim_and_every_position_bin(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", LEARNED, YARN))
     text, claims = comparison_page(run), collect_claims(run)

@@ -152,6 +152,7 @@ def test_downloaded_checkpoint_opens_while_the_hub_is_down(
     monkeypatch.setattr(hub, "fails", fails)
     code, message = measure("--model", f"early={MODEL}:step2", "--name", "after")
     assert code == 0, message
+    assert f"using the cached copy of '{MODEL}:step2'" in message
     after, before = (run for _, run in list_runs(tmp_path / "runs"))
     assert isinstance(after, Run)
     assert isinstance(before, Run)

@@ -127,6 +127,23 @@ def test_run_resumes_only_with_an_unchanged_lora(model_folder: Path, tmp_path: P
         runner.run_study(plan, tmp_path / "runs", resume=True)
 
 
+def test_a_lora_of_another_base_model_needs_weights_any(model_folder: Path, tmp_path: Path) -> None:
+    folder = write_lora(model_folder / "tiny", tmp_path / "other", **SETTINGS["plain"])
+    file = folder / "adapter_config.json"
+    file.write_text(file.read_text().replace(str(model_folder / "tiny"), "lab/other-model"))
+    with pytest.raises(BadInput, match="was trained on 'lab/other-model', not on"):
+        hs.load(f"{model_folder}/tiny+{folder}", device="cpu")
+    accepted = hs.load(f"{model_folder}/tiny+{folder},weights=any@yarn:factor=4", device="cpu")
+    assert (accepted.name, accepted.scheme) == (f"{model_folder}/tiny+{folder}", "yarn:factor=4")
+    assert [*expand_checkpoints(f"{model_folder}/tiny+{tmp_path}/oth*,weights=any@nope").values()] == [
+        f"{model_folder}/tiny+{folder},weights=any@nope"
+    ]
+    moved = write_lora(model_folder / "tiny", tmp_path / "moved", **SETTINGS["plain"])
+    text = (moved / "adapter_config.json").read_text()
+    (moved / "adapter_config.json").write_text(text.replace(str(model_folder / "tiny"), "/elsewhere/tiny"))
+    assert hs.load(f"{model_folder}/tiny+{moved}", device="cpu").name.endswith("moved")
+
+
 def test_second_lora_is_refused(model_folder: Path) -> None:
     model = hs.load(f"{model_folder}/tiny+{model_folder}/loras/plain", device="cpu")
     before = model.weights_sha256

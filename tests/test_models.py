@@ -14,6 +14,7 @@ import torch
 from gguf import GGUFWriter
 from peft import LoraConfig, get_peft_model
 from support import families
+from support.tiny_studies import save_checkpoint, save_texts
 
 import headscope
 from headscope.attention.record import Geometry
@@ -490,3 +491,26 @@ def test_index_that_names_a_pickle_or_another_folder_is_refused(shard: str, host
     update_json(folder / "model.safetensors.index.json", metadata={}, weight_map={"lm_head.weight": shard})
     error = message(BadInput, lambda: load(str(folder), tokenizer=TOKENIZER))
     assert f"names '{shard}', which is not a safetensors file in its folder" in error
+
+
+def test_a_weight_matrix_of_zeros_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    module = families.SPECS["llama-gqa"].build()
+    with torch.no_grad():
+        module.model.layers[1].self_attn.q_proj.weight.zero_()
+    headscope.load(module)
+    assert "1 weight matrices of" in caplog.text
+    assert "first 'model.layers.1.self_attn.q_proj.weight'" in caplog.text
+    with torch.no_grad():
+        module.get_input_embeddings().weight.zero_()
+    with pytest.raises(BadInput, match="its embeddings are all 0"):
+        headscope.load(module)
+
+
+def test_a_context_beyond_the_native_one_gives_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_checkpoint(tmp_path / "tiny")
+    source = save_texts(tmp_path / "texts", words=300)
+    specs = {"base": f"{tmp_path}/tiny", "yarn": f"{tmp_path}/tiny@yarn:factor=2"}
+    headscope.measure(specs, text=source, docs=1, lengths=[280], tables=["nll"], device="cpu", out=tmp_path / "runs")
+    warnings = [record.getMessage() for record in caplog.records if "was trained for 256 tokens" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "model 'base' was trained for 256 tokens, and contexts of 280 are longer than that" in warnings[0]

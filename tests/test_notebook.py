@@ -30,8 +30,8 @@ def titles(charts: Any) -> list[str]:
 def test_notebook_findings_equal_those_of_the_report(run: Run) -> None:
     findings = [finding for topic_findings in assembly.findings_by_topic(run).values() for finding in topic_findings]
     frame = run.findings()
-    assert list(frame) == ["model", "topic", "text"]
-    assert [*frame.itertuples(index=False, name=None)] == [
+    assert list(frame)[:3] == ["model", "topic", "text"]
+    assert [*frame[["model", "topic", "text"]].itertuples(index=False, name=None)] == [
         (finding.model, finding.topic, finding.text) for finding in findings
     ]
     assert len(frame) > 10

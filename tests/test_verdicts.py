@@ -1,11 +1,13 @@
 """A verdict needs an interval on one side of the threshold; everything else is inconclusive."""
 
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from headscope.report.verdicts import judge, judge_all
+from headscope.runs.synthetic import synthetic_run
 from probes.influence.analysis import tail_size, top_share_interval
 
 
@@ -36,3 +38,19 @@ def test_the_top_five_per_cent_are_rounded_up() -> None:
 
 def test_two_documents_give_no_interval_of_the_top_share() -> None:
     assert all(map(math.isnan, top_share_interval(pd.DataFrame({"a": [1.0, 0.0], "b": [1.0, 0.0]}))))
+
+
+def test_findings_state_their_number_with_interval_and_n(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, models=("base", "yarn:factor=8", "adarope:adapter=x"))
+    findings = run.findings()
+    assert [*findings] == ["model", "topic", "text", "value", "low", "high", "n", "layer", "head"]
+    difference = findings[findings["text"].str.startswith("The loss of yarn:factor=8 minus")].iloc[0]
+    assert difference["model"] == "yarn:factor=8"
+    assert difference["low"] <= difference["value"] <= difference["high"]
+    assert difference["n"] == run.nll["doc"].nunique()
+    assert f"{difference['value']:+.3f} nats/token" in difference["text"]
+    longest = findings[findings["text"].str.contains("the longest effective length")].iloc[0]
+    assert f"layer {longest['layer']}, head {longest['head']}" in longest["text"]
+    claims = findings[findings["text"].str.contains("a few heads account for most of the influence")]
+    assert claims["n"].notna().all()
+    assert len(claims)

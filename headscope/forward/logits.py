@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from headscope.errors import UnsupportedModel
+from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.backbone import backbone, refuse_non_finite, refuse_unknown_tokens
 from headscope.measures.binned_means import LossByPosition
 from headscope.models.checkpoint import LoadedModel
@@ -93,6 +94,15 @@ def token_losses(logits: Tensor, tokens: Tensor) -> Tensor:
     Not cross_entropy: its sum over a large vocabulary has an error of 1e-5; logsumexp sums pairwise.
     """
     return logits.logsumexp(-1) - logits.gather(1, tokens[:, None])[:, 0]
+
+
+def refuse_non_finite_losses(model: LoadedModel, losses: Any) -> None:
+    """Raise BadInput if losses (an array or a tensor) are not finite: the logits of the model overflow."""
+    if not np.isfinite(np.asarray(losses)).all():
+        raise BadInput(
+            f"the losses of '{model.name}' are not finite: its logits overflow. Check its weights, its adapter and "
+            "--dtype"
+        )
 
 
 def compute_loss_by_position(

@@ -19,7 +19,13 @@ from headscope.attention import backend
 from headscope.errors import UnsupportedModel
 from headscope.forward.backbone import backbone, decoder_layers, refuse_non_finite, refuse_unknown_tokens
 from headscope.forward.capture import CapturedLayers, capturing
-from headscope.forward.logits import logits_and_targets, predicting_position_slices, replacing_forward, token_losses
+from headscope.forward.logits import (
+    logits_and_targets,
+    predicting_position_slices,
+    refuse_non_finite_losses,
+    replacing_forward,
+    token_losses,
+)
 from headscope.models.checkpoint import LoadedModel, evaluating
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
@@ -127,7 +133,9 @@ class Replay:
 
         Resumes at the lowest edited layer; without edits, after the last layer.
         """
-        return torch.cat([token_losses(logits, tokens) for logits, tokens in self._logits_and_targets(output_edits)])
+        losses = torch.cat([token_losses(logits, tokens) for logits, tokens in self._logits_and_targets(output_edits)])
+        refuse_non_finite_losses(self.model, losses.cpu())
+        return losses
 
     def accuracy(self) -> float:
         """Share of the target tokens that are the unchanged model's top prediction."""

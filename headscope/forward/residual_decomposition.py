@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from headscope.attention import backend
 from headscope.attention.record import AttentionRecord
 from headscope.errors import UnsupportedModel
-from headscope.forward.backbone import backbone, decoder_layers
+from headscope.forward.backbone import backbone, decoder_layers, refuse_non_finite, refuse_unknown_tokens
 from headscope.forward.capture import CapturedLayers
 from headscope.positions.model import Model
 
@@ -130,6 +130,7 @@ class _ModuleCall:
 
 def decompose_residual_stream(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> ResidualDecomposition:
     """Decompose a captured model on the first tokens of ids [1, n]. Raises UnsupportedModel if that is impossible."""
+    refuse_unknown_tokens(model, ids)
     try:
         return _decompose(model, captured_layers, ids[:, :MAX_INSPECTED_TOKENS])
     except DecompositionError as error:
@@ -148,6 +149,7 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
     captured_layers.listen(record_output)
     with _recording_calls(inner.modules()) as calls:
         logits = model.module(ids, use_cache=False).logits[0]
+    refuse_non_finite(model, ids, logits)
     by_module = {call.module: call for call in calls}
     layers: list[DecoderLayer] = []
     for layer in stack:

@@ -6,6 +6,8 @@ which ones rotate and in which layout. Models that would be measured wrongly are
 """
 
 import hashlib
+import logging
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -24,6 +26,8 @@ from headscope.models.bridge import delegating_attention, is_bridge
 from headscope.models.eager_check import check_against_eager
 from headscope.models.inspection import CheckpointRotation, evaluation_mode, inspect_model
 from headscope.models.unsupported import native_context, refuse_by_config
+
+log = logging.getLogger("headscope")
 
 
 @dataclass(eq=False)
@@ -47,7 +51,7 @@ class Checkpoint:
         # Digested now: a LoRA that a position scheme attaches later is not part of the checkpoint.
         self._adapter_digest = lora.adapter_digest(self.module)
         refuse_by_config(self.module.config, self.name)
-        _refuse_non_finite(self.module, self.name)
+        _check_values(self.module, self.name)
         with delegating_attention(self.bridge):
             inspection = inspect_model(self.module)
             check_against_eager(self.module, inspection.attention_modules, inspection.layer_numbers)
@@ -157,7 +161,7 @@ def pick_device(device: str) -> torch.device:
     try:
         torch_device = torch.device(device)
         torch.empty(0, device=torch_device)
-    except (RuntimeError, AssertionError, ImportError, AttributeError) as error:
+    except (RuntimeError, AssertionError, ImportError, AttributeError, TypeError) as error:
         raise BadInput(
             f"device '{device}' cannot be used on this machine ({first_line(error)}). Use --device auto or cpu"
         ) from error
@@ -196,14 +200,25 @@ def _named_parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str
             yield from _named_parameters(child, prefix if name == "base_layer" else f"{prefix}{name}.")
 
 
-def _refuse_non_finite(module: nn.Module, name: str) -> None:
-    """Refuse weights that are not finite, naming the first. A sum is finite only if all of its terms are."""
+def _check_values(module: PreTrainedModel, name: str) -> None:
+    """Refuse weights that are not finite, naming the first, and embeddings of zeros. Warn of other matrices of zeros.
+
+    A sum is finite only if all of its terms are.
+    """
     weights = [(key, p.detach()) for key, p in _named_parameters(module) if p.is_floating_point() and not p.is_meta]
     sums = [p.sum(dtype=torch.float32).to(weights[0][1].device) for _, p in weights]
-    finite_sums = torch.stack(sums).isfinite() if weights else torch.ones(0)
-    for (key, parameter), is_finite in zip(weights, finite_sums.tolist(), strict=True):
-        if not is_finite and not parameter.isfinite().all():  # the sum alone may overflow
+    totals = torch.stack(sums).tolist() if weights else []
+    zeros = []
+    for (key, parameter), total in zip(weights, totals, strict=True):
+        if not math.isfinite(total) and not parameter.isfinite().all():  # the sum alone may overflow
             raise BadInput(f"cannot measure '{name}': its weights are not finite, first in '{key}'. Download it again")
+        if total == 0 and parameter.dim() > 1 and not parameter.any():
+            zeros.append((key, parameter))
+    embeddings = module.get_input_embeddings().weight
+    if any(parameter.data_ptr() == embeddings.data_ptr() for _, parameter in zeros):
+        raise BadInput(f"cannot measure '{name}': its embeddings are all 0. Download it again")
+    if zeros:
+        log.warning("%d weight matrices of '%s' are all 0, first '%s'", len(zeros), name, zeros[0][0])
 
 
 def _in_memory_name(module: PreTrainedModel) -> str:

@@ -13,13 +13,12 @@ import torch
 from safetensors import safe_open
 
 from headscope.errors import BadInput
+from headscope.models.quantization import PLAIN_FORMATS
 
 MAX_FILL = 0.9
 """Share of a device's free memory that weights may fill; a forward pass needs the rest."""
 BYTES_PER_NUMBER = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 """Bytes per stored number, by safetensors format; 1 for all other formats."""
-CONVERTED_FORMATS = {"F64", "F32", "F16", "BF16"}
-"""Formats that are converted to the requested dtype."""
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 """Root of Linux control groups (version 2), which limit the memory of containers and Slurm jobs."""
 CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
@@ -62,10 +61,10 @@ def _does_not_fit_error(
 ) -> BadInput:
     owner = f"{device} has" if len(free) == 1 else f"{len(free)} GPUs have"
     in_dtype = "" if dtype is None else f" in {str(dtype).removeprefix('torch.')}"
-    smaller = f"--dtype bf16 ({_format_bytes(weight_bytes(folder, torch.bfloat16))}), "
+    smaller = f"--dtype bf16 ({format_bytes(weight_bytes(folder, torch.bfloat16))}), "
     return BadInput(
-        f"cannot open '{name}': its weights take {_format_bytes(needed)}{in_dtype}, more than {MAX_FILL:.0%} of the "
-        f"{_format_bytes(sum(free.values()))} that {owner} free. Use {smaller if dtype == torch.float32 else ''}"
+        f"cannot open '{name}': its weights take {format_bytes(needed)}{in_dtype}, more than {MAX_FILL:.0%} of the "
+        f"{format_bytes(sum(free.values()))} that {owner} free. Use {smaller if dtype == torch.float32 else ''}"
         "another --device or a smaller checkpoint"
     )
 
@@ -73,18 +72,18 @@ def _does_not_fit_error(
 def weight_bytes(folder: Path, dtype: torch.dtype | None) -> int:
     """Bytes of the weights in memory in that dtype; None is the stored dtype."""
     total = 0
-    for file in _weight_files(folder):
+    for file in weight_files(folder):
         with safe_open(file, "pt") as weights:
             for key in weights.keys():  # noqa: SIM118 (not a mapping)
                 tensor = weights.get_slice(key)
                 stored = tensor.get_dtype()
-                converted = dtype if stored in CONVERTED_FORMATS else None
+                converted = dtype if stored in PLAIN_FORMATS else None
                 size = converted.itemsize if converted is not None else BYTES_PER_NUMBER.get(stored, 1)
                 total += torch.Size(tensor.get_shape()).numel() * size
     return total
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The weight files that transformers reads; the folder may hold others."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if single.is_file():
@@ -126,5 +125,6 @@ def _free_bytes_by_cgroup() -> list[int]:
     return free
 
 
-def _format_bytes(size: float) -> str:
+def format_bytes(size: float) -> str:
+    """A size in memory as text, such as 1.5 GB."""
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

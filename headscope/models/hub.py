@@ -3,6 +3,7 @@
 Imports no torch, so that a hub id can be looked up before anything is opened.
 """
 
+import logging
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import httpx2
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
+    HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -17,6 +19,8 @@ from huggingface_hub.errors import (
 
 from headscope.errors import ResourceMissing, first_line, nearest
 from headscope.model_spec import HubId
+
+log = logging.getLogger("headscope")
 
 DOWNLOAD_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """Files that are downloaded: no code and no pickles."""
@@ -36,6 +40,8 @@ def fetch(hub_id: HubId, hint: str = "") -> Path:
         # A quick request first: an unreachable hub would cost the download a minute of retries.
         HfApi().model_info(hub_id.repository, revision=hub_id.revision, timeout=TIMEOUT_SECONDS)
         return Path(snapshot_download(hub_id.repository, revision=hub_id.revision, allow_patterns=DOWNLOAD_PATTERNS))
+    except HFValidationError as error:
+        raise _invalid_id_error(str(hub_id)) from error
     except RepositoryNotFoundError as error:
         raise _no_access_error(error, str(hub_id)) from error
     except RevisionNotFoundError as error:
@@ -49,6 +55,7 @@ def fetch(hub_id: HubId, hint: str = "") -> Path:
             copy = snapshot_download(
                 hub_id.repository, revision=hub_id.revision, allow_patterns=DOWNLOAD_PATTERNS, local_files_only=True
             )
+            log.warning("the hub does not answer (%s); using the cached copy of '%s'", first_line(error), hub_id)
             return Path(copy)
         except LocalEntryNotFoundError:
             raise ResourceMissing(
@@ -61,6 +68,8 @@ def list_revisions(repository: str) -> list[str]:
     """Branches and tags of a repository. Raises ResourceMissing if the hub cannot be reached or denies access."""
     try:
         refs = HfApi().list_repo_refs(repository)
+    except HFValidationError as error:
+        raise _invalid_id_error(repository) from error
     except RepositoryNotFoundError as error:
         raise _no_access_error(error, repository) from error
     except CONNECTION_ERRORS as error:
@@ -80,6 +89,10 @@ def _no_access_error(error: RepositoryNotFoundError, name: str) -> ResourceMissi
     if isinstance(error, GatedRepoError):
         return ResourceMissing(f"hub model '{name}' is gated. Accept its license on the hub and log in (hf auth login)")
     return ResourceMissing(f"no model '{name}' on the hub. Check the id, or log in if the model is private")
+
+
+def _invalid_id_error(name: str) -> ResourceMissing:
+    return ResourceMissing(f"no checkpoint at '{name}', and the hub has no such ids. Use a path, or an id ORG/NAME")
 
 
 def _abbreviate(names: list[str]) -> str:

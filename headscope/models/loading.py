@@ -87,6 +87,8 @@ def load_module(
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_by_config(config, base)
         quantization_method = quantization.quantization_method(config)
+        if not quantization_method:
+            quantization.refuse_unscaled_weights(device_map.weight_files(Path(folder)), base)
         auto_class = _auto_class(config)
         placement = device_map.placement_options(base, Path(folder), device, dtype, spread, bool(quantization_method))
         # Explicit flags: the hub may offer pickled weights beside safetensors, and a config may name a kernel to fetch.
@@ -117,7 +119,7 @@ def load_module(
     device_map.refuse_offloaded(module, base)
     module.config._commit_hash = snapshot_commit(Path(folder))  # as transformers does for its own downloads
     if spec.lora is not None:
-        module = lora.apply_lora(module, locate_lora(spec.lora), base).get_base_model()
+        module = lora.apply_lora(module, locate_lora(spec), base).get_base_model()
         identity = f"{identity}+{spec.lora}"
     return (module if placement else module.to(device)).eval(), identity
 
@@ -148,6 +150,8 @@ def _attention_implementation(auto_class: Any, config: Any) -> str:
 
 def _refuse_unsafe_weights(folder: Path, name: str) -> None:
     """Refuse weights that are not safetensors, and an index that names other files than shards in its own folder."""
+    if broken := next((file for file in sorted(folder.glob("*.safetensors")) if not file.is_file()), None):
+        raise BadInput(f"'{broken.name}' of checkpoint '{name}' is not a file. Remove it, or download the file again")
     if not any(folder.glob("*.safetensors")):
         raise BadInput(
             f"cannot open checkpoint '{name}': it has no weights in safetensors, and pickled ones are never opened. "
@@ -186,14 +190,27 @@ def load_tokenizer(checkpoint: str) -> Any:
         raise _opening_error(error, checkpoint) from error
 
 
-def locate_lora(name: str) -> Path:
-    """The folder of a LoRA, named by path or hub id. Raises ResourceMissing if it does not exist."""
+def locate_lora(spec: ModelSpec) -> Path:
+    """The folder of the LoRA of `spec`, a path or a hub id.
+
+    Raises ResourceMissing if it does not exist, and BadInput if it names another base model and the spec does not
+    accept any.
+    """
+    name = str(spec.lora)
     path = user_input.expand_path(name, "LoRA")
     if user_input.is_folder(name):
-        return path
-    if path.exists() or (hub_id := HubId.parse(name)) is None:
+        folder = path
+    elif path.exists() or (hub_id := HubId.parse(name)) is None:
         raise ResourceMissing(f"no LoRA at '{name}'. Use a folder that peft wrote, or a hub id ORG/NAME")
-    return fetch(hub_id)
+    else:
+        folder = fetch(hub_id)
+    if not spec.any_base:
+        lora.refuse_other_base(folder, (spec.checkpoint, *locate(spec.checkpoint), _hub_name(spec.checkpoint)), name)
+    return folder
+
+
+def _hub_name(checkpoint: str) -> str:
+    return ALIASES[checkpoint].hub if checkpoint in ALIASES else checkpoint
 
 
 def locate(name: str) -> tuple[str, str]:

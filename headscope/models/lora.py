@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,21 @@ from safetensors.torch import load_file
 from torch import nn
 
 from headscope.errors import BadInput, ResourceMissing, first_line
+from headscope.model_spec import ANY_WEIGHTS
+from headscope.user_input import quote
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 UNSUPPORTED_SETTINGS = ("layer_replication", "megatron_config")
 """LoRA settings that change the model's layers or import a module."""
+MATCHING_SECONDS = 5
+"""Time limit for matching the regular expressions of a LoRA with the names of modules."""
+MATCHER = """
+import json, re, sys
+patterns, names = json.load(sys.stdin)
+for pattern in patterns:
+    any(re.fullmatch(pattern, name) or re.match(rf"(.*\\.)?({pattern})$", name) for name in names)
+"""
 
 
 def apply_lora(module: nn.Module, folder: Path, name: str) -> Any:
@@ -40,6 +52,7 @@ def apply_lora(module: nn.Module, folder: Path, name: str) -> Any:
         kind = settings.get("peft_type")
         if kind != "LORA" or any(settings.get(key) for key in UNSUPPORTED_SETTINGS):
             raise ValueError(f"only plain LoRA is supported, not {kind} with {settings}"[:200])
+        _refuse_slow_patterns(settings, [name for name, _ in module.named_modules()])
         stored = load_file(folder / WEIGHTS_FILE)
         with warnings.catch_warnings(action="ignore"):  # about unmatched tensors, which are refused below
             peft_model = PeftModel.from_pretrained(module, str(folder))
@@ -52,6 +65,51 @@ def apply_lora(module: nn.Module, folder: Path, name: str) -> Any:
         _remove_lora(module, trainable)
         raise
     return peft_model
+
+
+def refuse_other_base(folder: Path, names: Sequence[str], lora_name: str) -> None:
+    """Refuse a LoRA whose configuration names another base model than these `names` of the checkpoint.
+
+    Only the last part of a name counts, since a folder may have been moved.
+    """
+    try:
+        trained_on = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):  # apply_lora says what is wrong
+        return
+    last_parts = {_last_part(name) for name in names}
+    if isinstance(trained_on, str) and trained_on and _last_part(trained_on) not in last_parts:
+        raise BadInput(
+            f"LoRA '{lora_name}' was trained on {quote(trained_on)}, not on {quote(names[0])}. Use that base "
+            f"model, or apply it anyway with +{lora_name}{ANY_WEIGHTS}"
+        )
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].partition(":")[0].casefold()
+
+
+def _refuse_slow_patterns(settings: dict[str, Any], module_names: list[str]) -> None:
+    """Refuse regular expressions that take too long to match: peft would wait for them for ever."""
+    patterns = [value for key in ("target_modules", "exclude_modules") if isinstance(value := settings.get(key), str)]
+    for key in ("rank_pattern", "alpha_pattern"):
+        patterns += list(settings.get(key) or {})
+    layers_pattern = settings.get("layers_pattern") or []
+    patterns += [layers_pattern] if isinstance(layers_pattern, str) else layers_pattern
+    if not patterns:
+        return
+    try:
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", MATCHER],
+            input=json.dumps([patterns, module_names]),
+            capture_output=True,
+            text=True,
+            timeout=MATCHING_SECONDS,
+            check=False,  # peft reports an invalid expression
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(
+            f"a regular expression in {CONFIG_FILE} takes more than {MATCHING_SECONDS} s, e.g. {quote(patterns[0])}"
+        ) from error
 
 
 def peft_layers(module: nn.Module) -> list[tuple[nn.Module, str, Any]]:

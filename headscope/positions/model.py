@@ -18,7 +18,14 @@ from headscope import user_input
 from headscope.attention.record import Geometry
 from headscope.errors import BadInput
 from headscope.model_spec import ModelSpec, SchemeSpec
-from headscope.models.checkpoint import Checkpoint, LoadedModel, open_checkpoint, open_in_memory
+from headscope.models.checkpoint import (
+    Checkpoint,
+    LoadedModel,
+    open_checkpoint,
+    open_in_memory,
+    pick_device,
+    pick_dtype,
+)
 from headscope.models.inspection import CheckpointRotation
 from headscope.positions.schedule import Schedule
 from headscope.positions.schemes import Base, Scheme, build_scheme
@@ -150,15 +157,23 @@ def load(spec: Any, *, device: str = "auto", dtype: str = "auto", tokenizer: Any
     `spec` is a string CHECKPOINT[@SCHEME], a transformers model, a TransformerBridge, or a Model (returned unchanged).
     CHECKPOINT is a shipped name, a folder, a .gguf file or a hub id; "smollm2-135m@yarn:factor=8" is an example.
     `device` "auto" is CUDA if available, and all GPUs for weights that do not fit one; `dtype` "auto" is float32 on CPU
-    and bfloat16 on CUDA.
+    and bfloat16 on CUDA. A model in memory is not moved or converted: another device or dtype than its own is refused.
 
     Raises BadInput for an invalid spec, ResourceMissing for a checkpoint that does not exist, UnsupportedModel for an
     architecture that would be measured wrongly.
     """
-    if isinstance(spec, Model):
-        return spec
     if not isinstance(spec, str):
-        return Model(open_in_memory(spec, tokenizer))
+        model = spec if isinstance(spec, Model) else Model(open_in_memory(spec, tokenizer))
+        _check_placement(model.module, device, dtype)
+        return model
     model_spec = ModelSpec.parse(spec)
     scheme = build_scheme(model_spec.scheme)
     return Model(open_checkpoint(model_spec, device, dtype, tokenizer), model_spec.scheme, scheme)
+
+
+def _check_placement(module: PreTrainedModel, device: str, dtype: str) -> None:
+    """Raise BadInput if a model in memory is requested on another device or in another dtype than its own."""
+    if device != "auto" and torch.empty(0, device=pick_device(device)).device != module.device:
+        raise BadInput(f"the model in memory is on {module.device}, not on {device}. Move it with model.to(...)")
+    if dtype != "auto" and pick_dtype(dtype, module.device) != module.dtype:
+        raise BadInput(f"the model in memory has dtype {module.dtype}, not {dtype}. Convert it with model.to(...)")

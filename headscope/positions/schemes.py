@@ -25,6 +25,8 @@ from headscope.positions.schedule import FixedSchedule, Schedule, require_rotati
 
 MAX_INTEGER = 2**31
 """Largest whole number in a spec."""
+MAX_FACTOR, MAX_BASE = 1e6, 1e15
+"""Largest factor and base of the rotary frequencies in a spec; beyond them frequencies vanish in float32."""
 
 
 class Scheme(Protocol):
@@ -53,8 +55,8 @@ class Yarn:
     attention_factor: float | None = None
 
     def __post_init__(self) -> None:
-        _require_at_least(1, factor=self.factor)
-        _require_above(0, attention_factor=self.attention_factor)
+        _require_at_least(1, MAX_FACTOR, factor=self.factor)
+        _require_above(0, MAX_FACTOR, attention_factor=self.attention_factor)
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         return scaled_schedule(checkpoint, "yarn", factor=self.factor, attention_factor=self.attention_factor)
@@ -67,7 +69,7 @@ class Linear:
     factor: float
 
     def __post_init__(self) -> None:
-        _require_at_least(1, factor=self.factor)
+        _require_at_least(1, MAX_FACTOR, factor=self.factor)
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         return scaled_schedule(checkpoint, "linear", factor=self.factor)
@@ -80,7 +82,7 @@ class NTK:
     factor: float
 
     def __post_init__(self) -> None:
-        _require_at_least(1, factor=self.factor)
+        _require_at_least(1, MAX_FACTOR, factor=self.factor)
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         require_rotation(checkpoint, "ntk")
@@ -99,7 +101,7 @@ class ABF:
     theta: float
 
     def __post_init__(self) -> None:
-        _require_above(1, theta=self.theta)
+        _require_above(1, MAX_BASE, theta=self.theta)
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         return scaled_schedule(checkpoint, "linear", factor=1.0, rope_theta=self.theta)
@@ -114,9 +116,9 @@ class Llama3:
     high_freq_factor: float = 4.0
 
     def __post_init__(self) -> None:
-        _require_at_least(1, factor=self.factor)
-        _require_above(0, low_freq_factor=self.low_freq_factor)
-        _require_above(self.low_freq_factor, high_freq_factor=self.high_freq_factor)
+        _require_at_least(1, MAX_FACTOR, factor=self.factor)
+        _require_above(0, MAX_FACTOR, low_freq_factor=self.low_freq_factor)
+        _require_above(self.low_freq_factor, MAX_FACTOR, high_freq_factor=self.high_freq_factor)
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         return scaled_schedule(
@@ -135,7 +137,7 @@ class LogN:
     length: int | None = None
 
     def __post_init__(self) -> None:
-        _require_at_least(2, length=self.length)
+        _require_at_least(2, MAX_INTEGER, length=self.length)
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         length = self.length or checkpoint.geometry.native_context
@@ -300,13 +302,13 @@ def _parse_value(text: str, field_type: str, description: str) -> Any:
     return number
 
 
-def _require_at_least(low: float, **options: float | None) -> None:
+def _require_at_least(low: float, high: float, **options: float | None) -> None:
     for name, value in options.items():
-        if value is not None and not (value >= low and math.isfinite(value)):
-            raise BadInput(f"{name}={value:g}: expected a number of at least {low:g}")
+        if value is not None and not low <= value <= high:
+            raise BadInput(f"{name}={value:g}: expected a number of at least {low:g} and at most {high:g}")
 
 
-def _require_above(low: float, **options: float | None) -> None:
+def _require_above(low: float, high: float, **options: float | None) -> None:
     for name, value in options.items():
-        if value is not None and not (value > low and math.isfinite(value)):
-            raise BadInput(f"{name}={value:g}: expected a number above {low:g}")
+        if value is not None and not low < value <= high:
+            raise BadInput(f"{name}={value:g}: expected a number above {low:g} and at most {high:g}")

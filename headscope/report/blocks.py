@@ -3,6 +3,7 @@
 Probes create blocks; report and app render them as HTML, Dash components or terminal text.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -31,12 +32,31 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class FindingData:
+    """A number with its 95 % confidence interval `low` to `high` over `n` documents, trials, heads or units.
+
+    `layer` and `head` are set if it belongs to one head. NaN and None: there is no such number.
+    """
+
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    n: int | None = None
+    layer: int | None = None
+    head: int | None = None
+
+
+@dataclass(frozen=True)
 class Finding:
-    """A result of a run in one sentence, its topic, and the label of the model that it is about ("" for several)."""
+    """A result of a run in one sentence, its topic, and the label of the model that it is about ("" for several).
+
+    `data` is the number that the sentence states, if it states one main number.
+    """
 
     topic: str
     text: str
     model: str = ""
+    data: FindingData = field(default_factory=FindingData, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Every output is self-contained: it needs no server and no network. The methods o
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from html import escape, unescape
 from typing import overload
 
@@ -12,7 +12,7 @@ import pandas as pd
 
 from headscope.errors import BadInput, nearest
 from headscope.report import assembly, html_page
-from headscope.report.blocks import Block, Chart, Links, TextBlock
+from headscope.report.blocks import Block, Chart, FindingData, Links, TextBlock
 from headscope.report.text import head_mask
 from headscope.runs.run import Run
 
@@ -76,13 +76,14 @@ def run_html(run: Run) -> str:
 
 
 def findings(run: Run) -> pd.DataFrame:
-    """Findings of the run, one per row: `model` ("" for several), `topic` and `text`."""
+    """Findings of the run, one per row: `model` ("" for several), `topic`, `text`, and the number of the sentence."""
     rows = [
-        (finding.model, finding.topic, finding.text)
+        {"model": finding.model, "topic": finding.topic, "text": finding.text, **asdict(finding.data)}
         for topic_findings in assembly.findings_by_topic(run).values()
         for finding in topic_findings
     ]
-    return pd.DataFrame(rows, columns=["model", "topic", "text"])
+    names = ["model", "topic", "text", *(field.name for field in fields(FindingData))]
+    return pd.DataFrame(rows, columns=names).astype({"n": "Int64", "layer": "Int64", "head": "Int64"})
 
 
 def charts(run: Run, topic: str = "") -> NotebookCharts:

@@ -12,6 +12,11 @@ def judge(low: float, high: float, threshold: float = 0.0) -> str:
     return "supported" if low > threshold else "not supported" if high < threshold else "inconclusive"
 
 
+def judge_below(low: float, high: float, threshold: float = 0.0) -> str:
+    """Verdict on the claim that a quantity is below `threshold`, as `judge` for one that is above it."""
+    return judge(-high, -low, -threshold)
+
+
 def judge_all(verdicts: Iterable[str]) -> str:
     """Verdict on a claim of several parts: all must be supported, and one that is not supported refutes it."""
     parts = {*verdicts}

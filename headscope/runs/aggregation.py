@@ -5,7 +5,8 @@ With 30 or more documents the interval is a bias-corrected and accelerated boots
 `docs/intervals.md` has the measured coverage of both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,31 @@ def _bootstrap_interval(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float
     share = places - low
     bounds: npt.NDArray[np.float64] = means[units, low] * (1 - share) + means[units, low + 1] * share
     return bounds
+
+
+def statistic_interval(
+    statistic: Callable[..., npt.NDArray[np.float64]], *samples: npt.NDArray[Any]
+) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of a statistic over the last axis of separately resampled samples.
+
+    NaN if a sample has fewer than three values. It holds for quantities of one trained model, over its heads.
+    """
+    if min(map(len, samples)) < MIN_DOCUMENTS:
+        return np.nan, np.nan
+    rng = np.random.default_rng(0)
+    resampled = [sample[rng.integers(len(sample), size=(BOOTSTRAP_DRAWS, len(sample)))] for sample in samples]
+    low, high = np.nanquantile(statistic(*resampled), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def rank_correlations(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Spearman's rank correlation of values [2, ..., n] over the last axis; 0 if one of the two is constant."""
+    from scipy.stats import rankdata  # takes a second to import
+
+    ranks = rankdata(values, axis=-1)
+    ranks = ranks - ranks.mean(-1, keepdims=True)
+    norms = np.linalg.norm(ranks, axis=-1).prod(0)
+    return np.asarray((ranks[0] * ranks[1]).sum(-1) / np.where(norms > 0, norms, np.inf))
 
 
 def plain_types(frame: pd.DataFrame) -> pd.DataFrame:

@@ -41,7 +41,11 @@ class Run(RunTables):
         return {}
 
     def findings(self) -> pd.DataFrame:
-        """The findings, one sentence per row: its `model` ("" if it concerns several), `topic` and `text`."""
+        """The findings, one sentence per row: its `model` ("" if it concerns several), `topic` and `text`.
+
+        If the sentence states one main number, also its `value`, its 95 % confidence interval `low` to `high`, `n`, the
+        number of documents, trials, heads or units, and the `layer` and `head` that it belongs to.
+        """
         findings: pd.DataFrame = importlib.import_module(NOTEBOOK_MODULE).findings(self)
         return findings
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headscope import user_input
 from headscope.errors import BadInput
-from headscope.model_spec import ModelSpec, step_of_name
+from headscope.model_spec import ANY_WEIGHTS, ModelSpec, step_of_name
 
 FAMILY_KEYS = ("model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
 """Entries of config.json that are equal in all checkpoints of one training."""
@@ -33,8 +33,9 @@ def expand_checkpoints(pattern: str) -> dict[str, str]:
             _check_same_family(folders)
             return _specs_by_step(folders, "", scheme)
         for lora_glob, base in _split_from_start(glob, "+"):
-            if folders := _folders_with_file("adapter_config.json", lora_glob):
-                return _specs_by_step(folders, base, scheme)
+            any_base = ANY_WEIGHTS if lora_glob.endswith(ANY_WEIGHTS) else ""
+            if folders := _folders_with_file("adapter_config.json", lora_glob.removesuffix(ANY_WEIGHTS)):
+                return _specs_by_step(folders, base, f"{any_base}{scheme}")
     glob, at, scheme = pattern.partition("@")
     repository, colon, revision_glob = glob.partition(":")
     if colon and repository.count("/") == 1 and not user_input.is_folder(repository):

@@ -49,11 +49,11 @@ def digest_checkpoint(spec: ModelSpec) -> dict[str, str]:
     folder = Path(loading.locate(spec.checkpoint)[0])
     inputs = {
         "configuration": digest_files([folder / "config.json"]),
-        "weights": digest_files(folder.glob("*.safetensors")),
+        "weights": digest_files(file for file in folder.glob("*.safetensors") if file.is_file()),
     }
     if spec.lora is None:
         return inputs
-    return {**inputs, "LoRA": digest_files(loading.locate_lora(spec.lora).glob("adapter_*"))}
+    return {**inputs, "LoRA": digest_files(loading.locate_lora(spec).glob("adapter_*"))}
 
 
 def digest_scheme(scheme: Scheme) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Executes jobs: opens the model of a job and turns its cells into table rows, in whatever process it runs."""
 
+import logging
+import math
 import platform
 import resource
 import time
@@ -18,6 +20,8 @@ from headscope.positions.model import PRETRAINING_KEY, Model
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Job, ObservingRunner, ProbeRunner, group_by_pass
 from headscope.study.context import StudyContext
+
+log = logging.getLogger("headscope")
 
 GEOMETRY_KEYS = {
     "layer_numbers": "numbers",
@@ -58,6 +62,7 @@ class CellExecutor:
         self.context = context
         self.used_labels: Sequence[str] = context.labels
         self.runners: dict[str, Any] = {}
+        self._warned_labels: set[str | None] = set()
         for name, probe in plugins.probes().items():
             options = context.study.probe_options.get(name)
             if options is not None or probe.runs_always:
@@ -90,6 +95,8 @@ class CellExecutor:
             for other in self.used_labels:
                 if context.checkpoint_name(other) == context.checkpoint_name(label):
                     _ = context.model(other).schedule
+        if model is not None:
+            self._warn_beyond_native(job, model)
         ready = time.monotonic()
         rows = self._rows(job, model)
         finished = time.monotonic()
@@ -105,6 +112,17 @@ class CellExecutor:
             peak_bytes=peak_bytes(),
         )
 
+    def _warn_beyond_native(self, job: Job, model: Model) -> None:
+        """Warn once per model of a context that is longer than the one it was trained for, without a scheme."""
+        native, length = model.geometry.native_context, context_length(job)
+        if 0 < native < length and model.scheme == "base" and job.model not in self._warned_labels:
+            self._warned_labels.add(job.model)
+            log.warning(
+                "model '%s' was trained for %s tokens, and %s are longer than that. Without a position scheme it may "
+                "fail there for that reason alone; add one, e.g. @yarn:factor=%d",
+                *(job.model, f"{native:,}", f"contexts of {length:,}", math.ceil(length / native)),
+            )
+
     def _rows(self, job: Job, model: Model | None) -> Mapping[str, Rows]:
         name, cell = job.parts[0]
         if cell.text_pass is None:
@@ -115,6 +133,12 @@ class CellExecutor:
         ids = torch.tensor(observing[0][0].token_ids(cell))
         factories = [partial(runner.observer, cell, model) for runner, cell in observing]
         return {table: rows for tables in observe(model, ids, factories) for table, rows in tables.items()}
+
+
+def context_length(job: Job) -> int:
+    """Tokens of the longest text that a job reads; 0 if its cells do not say so."""
+    passes = (cell.text_pass.length if cell.text_pass else getattr(cell.task, "length", 0) for _, cell in job.parts)
+    return max(passes)
 
 
 def runs_always(job: Job) -> bool:

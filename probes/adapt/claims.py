@@ -1,20 +1,36 @@
 """The paper's claims about trained AdaRoPE adapters, tested on a run.
 
 The run needs a checkpoint under its own positions and under an adapter; claims about YaRN also need YaRN with and
-without its factor. All thresholds are ours.
+without its factor. All thresholds are ours. A claim is supported if the whole 95 % interval is on its side of the
+threshold: over documents for losses, over heads or KV groups of the one trained model for everything else.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from headscope.report.blocks import PaperClaim
-from headscope.runs.aggregation import confidence_interval
+from headscope.report.verdicts import judge, judge_all, judge_below
+from headscope.runs.aggregation import confidence_interval, rank_correlations, statistic_interval
 from headscope.runs.column_metadata import parse_column
 from headscope.runs.run import Run
 from headscope.runs.summary import latest_checkpoints, longest_ess_column
+
+MIN_SLOW_SHARE = 2 / 3
+"""Share of the slower half of the pairs in the squared change of ln theta."""
+MAX_TAU_DISTANCE, MIN_POSITIVE_SHARE = 0.1, 0.6
+"""Distance of the median tau to 1, and share of heads with positive gamma."""
+MIN_CHANGE = 0.1
+"""Median change of ln ESS of a third of the heads that counts."""
+MAX_COV_RATIO, MIN_DEPTH_CORRELATION = 0.98, 0.5
+
+FloatArray = npt.NDArray[np.float64]
+Bounds = tuple[float, float]
+"""Low and high end of a confidence interval."""
 
 
 @dataclass(frozen=True)
@@ -76,73 +92,107 @@ def _claims_for(run: Run, models: ComparedModels) -> Iterator[PaperClaim]:
         yarn_tau = heads.loc[heads["model"] == models.yarn, "tau"].median() if models.yarn else None
         yield from _temperature_claims(heads[heads["model"] == models.adarope], yarn_tau)
     if longest_ess_column(heads):
-        yield from _effective_length_claims(heads, models)
+        yield from _effective_length_claims(heads, models, _native_context(run, models.adarope))
     if "cov" in heads:
         yield from _rotary_usage_claims(heads, models)
+
+
+def _native_context(run: Run, label: str) -> int:
+    geometry = next(model["geometry"] for model in run.manifest["models"] if model["label"] == label)
+    return int(geometry.get("native_context", 0))
+
+
+def _is_long_context(length: int, native: int) -> tuple[bool, str]:
+    """Whether claims about long context can be judged at this length, and if not, the reason to end the evidence."""
+    is_long = length > native / 2
+    return is_long, "" if is_long else f"; {length:,} tokens are not beyond half of the native context of {native:,}"
 
 
 def _loss_claims(run: Run, adarope: str, yarn: str) -> Iterator[PaperClaim]:
     table = paired_loss_difference(run, adarope, yarn).dropna(subset="mean")
     if table.empty:  # the two models have no document in common
         return
-    below = table["mean"] < 0
+    below, last_bin = table["mean"] < 0, table.iloc[-1]
+    verdict = judge_all([judge_below(low, high) for low, high in zip(table["low"], table["high"], strict=True)])
+    is_long, reason = _is_long_context(int(run.nll["context_length"].max()), _native_context(run, adarope))
     certainty = f"{(table['high'] < 0).sum()} with a 95 % confidence interval below 0"
     certainty = certainty if table["high"].notna().any() else "too few documents for intervals"
-    last_bin = table.iloc[-1]
     yield PaperClaim(
         "AdaRoPE has a lower loss than YaRN at every position of the extended context",
-        "supported" if below.all() else "partly supported" if below.mean() >= 0.9 else "not supported",
+        verdict if is_long else "inconclusive",
         f"Loss below YaRN's in {below.sum()} of {len(table)} position bins, {certainty}; "
-        f"{last_bin['mean']:+.3f} nats/token{format_interval(last_bin)} in the last bin",
+        f"{last_bin['mean']:+.3f} nats/token{format_interval(last_bin)} in the last bin{reason}",
     )
 
 
 def _frequency_claims(positions: pd.DataFrame) -> Iterator[PaperClaim]:
     finite = positions[np.isfinite(positions["log_theta"]) & np.isfinite(positions["log_theta_init"])]
     change = (finite["log_theta"] - finite["log_theta_init"]).astype("float64")
-    pairs = finite["pair"].max() + 1
-    is_slow = finite["pair"] >= pairs // 2
-    fast, slow = change[~is_slow], change[is_slow]
-    share = float((slow**2).sum() / (change**2).sum()) if change.any() else np.nan
+    is_slow = finite["pair"] >= (finite["pair"].max() + 1) // 2
+    groups = [finite["layer"], finite["kv_group"]]
+    slow, every = (squares.groupby(groups).sum().to_numpy() for squares in (change**2 * is_slow, change**2))
+    share = float(slow.sum() / every.sum()) if every.any() else np.nan
+    low, high = _group_share_interval(slow, every)
+    rms = {name: np.sqrt((change[mask] ** 2).mean()) for name, mask in (("slow", is_slow), ("fast", ~is_slow))}
     yield PaperClaim(
         "Frequencies change mostly in the low-frequency pairs",
-        "supported" if share > 2 / 3 else "not supported" if share < 1 / 3 else "inconclusive",
-        f"The slower half of the pairs accounts for {share:.0%} of the squared change of ln theta "
-        f"(RMS {np.sqrt((slow**2).mean()):.3f}; {np.sqrt((fast**2).mean()):.3f} in the faster half)",
+        judge(low, high, MIN_SLOW_SHARE),
+        f"The slower half of the pairs accounts for {share:.0%} of the squared change of ln theta"
+        f"{_format_bounds(low, high, '.0%')} (RMS {rms['slow']:.3f}; {rms['fast']:.3f} in the faster half). Criterion "
+        "[ours]: more than two thirds",
     )
-    by_layer = change.groupby(finite["layer"]).mean()
+    by_group = change.groupby(groups).mean()
+    by_layer = by_group.groupby(level="layer").mean()
     third = max(1, len(by_layer) // 3)
-    early, late = by_layer.iloc[:third].mean(), by_layer.iloc[-third:].mean()
+    early, late = (by_group[by_group.index.isin([*ends], level="layer")] for ends in _ends(by_layer.index, third))
+    intervals = [confidence_interval(group.to_numpy()[None])[:, 0] for group in (early, late)]
+    bounds: list[Bounds] = [(float(low), float(high)) for low, high in intervals]
     depth_correlation = by_layer.corr(pd.Series(by_layer.index, by_layer.index), method="spearman")
     yield PaperClaim(
         "Early layers move to lower frequencies, deeper layers to higher ones",
-        "supported" if early < 0 < late else "not supported" if early > late else "partly supported",
-        f"Mean change of ln theta {early:+.4f} in the first third of the layers, {late:+.4f} in the last third; rank "
-        f"correlation with depth {depth_correlation:+.2f}",
+        judge_all([judge_below(*bounds[0]), judge(*bounds[1])]),
+        f"Mean change of ln theta {early.mean():+.4f}{_format_bounds(*bounds[0], '+.4f')} in the first third of the "
+        f"layers, {late.mean():+.4f}{_format_bounds(*bounds[1], '+.4f')} in the last third; rank correlation with "
+        f"depth {depth_correlation:+.2f}",
     )
+
+
+def _ends(layers: pd.Index, count: int) -> tuple[pd.Index, pd.Index]:
+    return layers[:count], layers[-count:]
+
+
+def _group_share_interval(parts: FloatArray, totals: FloatArray) -> tuple[float, float]:
+    """Interval over KV groups of the share of the sum of `parts` in that of `totals`; NaN if nothing changed."""
+    if not totals.any():
+        return np.nan, np.nan
+    return statistic_interval(lambda index: parts[index].sum(-1) / totals[index].sum(-1), np.arange(len(parts)))
 
 
 def _temperature_claims(heads: pd.DataFrame, yarn_tau: float | None) -> Iterator[PaperClaim]:
     """Claims about tau and gamma; `yarn_tau` is YaRN's tau, from which training starts."""
     tau, gamma = heads["tau"].astype("float64"), heads["gamma"].astype("float64")
-    near_one = ((tau - 1).abs() < 0.1).mean()
+    near_one = ((tau - 1).abs() < MAX_TAU_DISTANCE).mean()
+    low, high = statistic_interval(lambda values: np.abs(np.median(values, -1) - 1), tau.to_numpy())
     yield PaperClaim(
         "tau concentrates near 1 with a mild right tail",
-        "supported" if abs(tau.median() - 1) < 0.1 else "not supported",
-        f"Median {tau.median():.3f}, 10 % to 90 % quantile {tau.quantile(0.1):.3f} to {tau.quantile(0.9):.3f}; "
+        judge_below(low, high, MAX_TAU_DISTANCE),
+        f"Median {tau.median():.3f}, its distance to 1 {abs(tau.median() - 1):.3f}{_format_bounds(low, high, '.3f')}, "
+        f"10 % to 90 % quantile {tau.quantile(0.1):.3f} to {tau.quantile(0.9):.3f}; "
         f"{near_one:.0%} of heads within 0.1 of 1"
         + (f". Training starts from YaRN's temperature, tau = {yarn_tau:.3f}, and not from 1" if yarn_tau else ""),
     )
+    low, high = statistic_interval(lambda values: (values > 0).mean(-1), gamma.to_numpy())
     yield PaperClaim(
         "gamma is mostly positive",
-        "supported" if (gamma > 0).mean() > 0.6 else "not supported" if (gamma > 0).mean() < 0.4 else "inconclusive",
-        f"Positive in {(gamma > 0).sum()} of {len(gamma)} heads, median {gamma.median():+.4f}. Up to L_ref gamma acts "
+        judge(low, high, MIN_POSITIVE_SHARE),
+        f"Positive in {(gamma > 0).sum()} of {len(gamma)} heads{_format_bounds(low, high, '.0%')}, median "
+        f"{gamma.median():+.4f}. Criterion [ours]: more than {MIN_POSITIVE_SHARE:.0%}. Up to L_ref gamma acts "
         "as a second temperature, lambda = (ln 2)^gamma / tau, so its sign reflects both the temperature up to L_ref "
         "and the growth beyond",
     )
 
 
-def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterator[PaperClaim]:
+def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels, native: int) -> Iterator[PaperClaim]:
     name = longest_ess_column(heads)
     assert name is not None
     wide = (
@@ -150,60 +200,83 @@ def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels) -> Ite
     )
     if not {models.base, models.adarope} <= {*wide}:
         return
-    base = np.log(wide[models.base])
+    base, length = np.log(wide[models.base]), int(parse_column(name).length or 0)
     small, large = base <= base.quantile(1 / 3), base >= base.quantile(2 / 3)
-    length = f"{parse_column(name).length:,} tokens"
+    is_long, reason = _is_long_context(length, native)
 
-    def median_changes(label: str) -> tuple[float, float, str]:
-        log_ratio = np.log(wide[label]) - base
-        of_small, of_large = float(log_ratio[small].median()), float(log_ratio[large].median())
-        evidence = f"small heads × {np.exp(of_small):.2f}, large heads × {np.exp(of_large):.2f} ({length})"
-        return of_small, of_large, evidence
+    def claim(statement: str, label: str, judge_changes: Callable[[Bounds, Bounds], str], note: str = "") -> PaperClaim:
+        log_ratio = (np.log(wide[label]) - base).dropna()
+        changes = [log_ratio[mask.reindex(log_ratio.index)].to_numpy() for mask in (small, large)]
+        bounds = [statistic_interval(lambda values: np.median(values, -1), change) for change in changes]
+        texts = [
+            f"{size} heads × {np.exp(np.median(change)):.2f}{_format_bounds(math.exp(low), math.exp(high), '.2f')}"
+            for size, change, (low, high) in zip(("small", "large"), changes, bounds, strict=True)
+        ]
+        evidence = f"{', '.join(texts)} ({length:,} tokens){note}{reason}"
+        return PaperClaim(statement, judge_changes(*bounds) if is_long else "inconclusive", evidence)
 
     if models.yarn_unscaled and models.yarn_unscaled in wide:
-        of_small, of_large, evidence = median_changes(models.yarn_unscaled)
-        yield PaperClaim(
+        yield claim(
             "Without its temperature YaRN moves large-ESS heads up, at the cost of many small ones",
-            "supported" if of_large > 0.1 and abs(of_small) > 0.1 else "not supported",
-            evidence + "; the paper's text and its caption swap this panel and the next",
+            models.yarn_unscaled,
+            lambda of_small, of_large: judge_all([judge(*of_large, MIN_CHANGE), _judge_changed(of_small)]),
+            "; the paper's text and its caption swap this panel and the next",
         )
     if models.yarn and models.yarn in wide:
-        of_small, of_large, evidence = median_changes(models.yarn)
-        yield PaperClaim(
+        yield claim(
             "With its temperature YaRN keeps small heads and does not extend large ones",
-            "supported" if abs(of_small) <= 0.1 and of_large <= 0.1 else "not supported",
-            evidence,
+            models.yarn,
+            lambda of_small, of_large: judge_all([_judge_kept(of_small), judge_below(*of_large, MIN_CHANGE)]),
         )
-    of_small, of_large, evidence = median_changes(models.adarope)
-    yield PaperClaim(
+    yield claim(
         "AdaRoPE keeps small-ESS heads near the diagonal and pushes large ones above it",
-        "supported" if abs(of_small) <= 0.1 and of_large > 0.1 else "not supported",
-        evidence,
+        models.adarope,
+        lambda of_small, of_large: judge_all([_judge_kept(of_small), judge(*of_large, MIN_CHANGE)]),
     )
 
 
+def _judge_kept(bounds: Bounds) -> str:
+    """Verdict on the claim that a change is between -MIN_CHANGE and MIN_CHANGE."""
+    return judge_all([judge(*bounds, -MIN_CHANGE), judge_below(*bounds, MIN_CHANGE)])
+
+
+def _judge_changed(bounds: Bounds) -> str:
+    """Verdict on the claim that a change is outside -MIN_CHANGE to MIN_CHANGE."""
+    kept = _judge_kept(bounds)
+    return {"supported": "not supported", "not supported": "supported"}.get(kept, kept)
+
+
 def _rotary_usage_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterator[PaperClaim]:
-    medians = heads.groupby("model", observed=True)["cov"].median().dropna()
+    covs = heads.pivot(index=["layer", "head"], columns="model", values="cov").astype("float64")
+    medians = covs.median().dropna()
     if models.adarope in medians and models.base in medians:
-        adarope, start = medians[models.adarope], medians.get(models.yarn, np.nan)
+        low, high = np.nan, np.nan
+        if models.yarn in medians:
+            both = covs[[models.adarope, models.yarn]].dropna().to_numpy().T
+            low, high = statistic_interval(
+                lambda index: np.divide(*np.median(both[:, index], -1)), np.arange(both.shape[1])
+            )
         yield PaperClaim(
             "AdaRoPE uses the rotary pairs more evenly (lower CoV; the paper's claim is about pretraining)",
-            "supported" if adarope < 0.98 * start else "not supported" if adarope > 1.02 * start else "inconclusive",
+            judge_below(low, high, MAX_COV_RATIO),
             "Median CoV "
             + ", ".join(f"{medians[label]:.3f} ({label})" for label in map(str, medians.index))
             + (
-                f"; training started from {models.yarn}"
-                if models.yarn in medians
+                f"; training started from {models.yarn}, ratio {medians[models.adarope] / medians[models.yarn]:.3f}"
+                f"{_format_bounds(low, high, '.3f')}. Criterion [ours]: below {MAX_COV_RATIO}"
+                if models.yarn is not None and models.yarn in medians
                 else "; the start of the training is unknown"
             ),
         )
     finite = heads[(heads["model"] == models.adarope) & np.isfinite(heads["effective_base"].astype("float64"))]
-    depth_correlation = finite["layer"].corr(finite["effective_base"], method="spearman")
+    groups = finite.drop_duplicates(["layer", "kv_group"])[["layer", "effective_base"]].to_numpy(np.float64).T
+    low, high = statistic_interval(lambda index: rank_correlations(groups[:, index]), np.arange(groups.shape[1]))
     yield PaperClaim(
         "The effective base grows with depth (the paper's claim is about pretraining)",
-        "supported" if depth_correlation > 0.5 else "not supported" if depth_correlation < -0.1 else "inconclusive",
-        f"Rank correlation with the layer {depth_correlation:+.2f}; range {finite['effective_base'].min():,.0f} to "
-        f"{finite['effective_base'].max():,.0f}",
+        judge(low, high, MIN_DEPTH_CORRELATION),
+        f"Rank correlation with the layer {float(rank_correlations(groups)):+.2f}{_format_bounds(low, high, '+.2f')}; "
+        f"range {finite['effective_base'].min():,.0f} to {finite['effective_base'].max():,.0f}. Criterion [ours]: "
+        f"above {MIN_DEPTH_CORRELATION}",
     )
 
 
@@ -225,3 +298,7 @@ def paired_loss_difference(run: Run, label: str, baseline: str) -> pd.DataFrame:
 def format_interval(row: pd.Series) -> str:
     """An interval in brackets, to follow its mean; "" if there are too few documents for one."""
     return "" if np.isnan(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
+
+
+def _format_bounds(low: float, high: float, number_format: str) -> str:
+    return "" if np.isnan(low) else f" [{low:{number_format}}, {high:{number_format}}]"

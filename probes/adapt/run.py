@@ -17,6 +17,7 @@ import numpy as np
 from safetensors import safe_open
 
 from headscope.errors import BadInput, TrainingDiverged
+from headscope.forward.logits import refuse_non_finite_losses
 from headscope.positions.adarope import METADATA_KEY, AdaRoPE, lora_folder_of
 from headscope.positions.attach import resolve_schedule
 from headscope.positions.model import Model
@@ -91,7 +92,9 @@ class AdaptRunner:
 
     def rows(self, cell: Cell, model: Model) -> Mapping[str, Rows]:
         if cell.task is None:
-            return {"nll": {"model": self.model_label, **held_out_loss(model, "base", self.held_out_documents)}}
+            losses = held_out_loss(model, "base", self.held_out_documents)
+            refuse_non_finite_losses(model, losses["nll"])
+            return {"nll": {"model": self.model_label, **losses}}
         segment: _TrainingSegment = cell.task
         with self._trainer_at_step(model, segment.start_step) as (trainer, peft):
             step_records = [self._train_step(trainer, step) for step in range(segment.start_step, segment.end_step)]

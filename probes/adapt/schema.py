@@ -14,13 +14,18 @@ Strategy = Literal["adarope", "yarn-lora", "joint", "adarope-lora", "adarope-joi
 
 LORA_OPTIONS = ("lora_rate", "lora_rank", "lora_alpha")
 
+MAX_STEPS, MAX_BATCH, MAX_RATE = 1_000_000, 65_536, 100.0
+"""Largest number of steps of a phase, of sequences per step, and largest learning rate."""
+
 
 class Phase(Options):
     """Training steps of one sequence length and batch size."""
 
     length: int = Field(ge=2, description="tokens per sequence")
-    steps: int = Field(ge=1, description="optimiser steps")
-    batch: int = Field(1, ge=1, description="sequences per step; their gradients are accumulated one by one")
+    steps: int = Field(ge=1, le=MAX_STEPS, description="optimiser steps")
+    batch: int = Field(
+        1, ge=1, le=MAX_BATCH, description="sequences per step; their gradients are accumulated one by one"
+    )
 
     def __str__(self) -> str:
         return f"{self.length}:{self.steps}:{self.batch}"
@@ -68,24 +73,25 @@ class AdaptOptions(Options):
         "adarope", description="adarope trains positions only (stage 1); the others also train a LoRA (stage 2)"
     )
     start: str | None = Field(
-        None, description="position scheme to start from, e.g. base; default: YaRN with the factor"
+        None, min_length=1, description="position scheme to start from, e.g. base; default: YaRN with the factor"
     )
     adapter: str | None = Field(
-        None, description="adapter to continue training; adarope-lora and adarope-joint need one"
+        None, min_length=1, description="adapter to continue training; adarope-lora and adarope-joint need one"
     )
-    frequency_rate: float = Field(3e-2, gt=0, description="learning rate of xi")
-    scale_rate: float = Field(3e-3, gt=0, description="learning rate of tau and gamma")
-    lora_rate: float = Field(3e-4, gt=0, description="learning rate of the LoRA")
+    frequency_rate: float = Field(3e-2, gt=0, le=MAX_RATE, description="learning rate of xi")
+    scale_rate: float = Field(3e-3, gt=0, le=MAX_RATE, description="learning rate of tau and gamma")
+    lora_rate: float = Field(3e-4, gt=0, le=MAX_RATE, description="learning rate of the LoRA")
     lora_rank: int = Field(16, ge=1, le=4096, description="rank of the LoRA")
-    lora_alpha: int = Field(16, ge=1, description="alpha of the LoRA")
-    warmup: int = Field(20, ge=0, description="warm-up steps")
+    lora_alpha: int = Field(16, ge=1, le=2**20, description="alpha of the LoRA")
+    warmup: int = Field(20, ge=0, le=MAX_STEPS, description="warm-up steps")
     save_every: int = Field(
-        10, ge=1, description="save the adapter, validate, and allow resuming after every so many steps"
+        10, ge=1, le=MAX_STEPS, description="save the adapter, validate, and allow resuming after every so many steps"
     )
     validation_length: int = Field(4096, ge=2, description="tokens of each held-out document")
     recompute_above: int = Field(
         0,
         ge=0,
+        le=2**31,
         description="activation checkpointing for sequences longer than this many tokens: less memory, but slower",
     )
 

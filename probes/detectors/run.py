@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.errors import BadInput
 from headscope.forward.capture import capturing
 from headscope.forward.logits import finite_hidden_states
 from headscope.measures.detectors import DetectorScores
@@ -79,7 +80,12 @@ def repeated_random_tokens(tokenizer: Any, period: int, seed: tuple[int, ...]) -
     sequence: list[int] = []
     while len(sequence) < period:
         candidates = rng.integers(len(tokenizer), size=period).tolist()
-        sequence += [token for token in candidates if token not in special and is_ordinary_token(tokenizer, token)]
+        ordinary = [token for token in candidates if token not in special and is_ordinary_token(tokenizer, token)]
+        if not ordinary and not any(
+            is_ordinary_token(tokenizer, token) for token in {*range(len(tokenizer))} - special
+        ):
+            raise BadInput("the tokenizer has no token that stands for text. Use the tokenizer of this model")
+        sequence += ordinary
     return np.array([*opening, *sequence[:period], *sequence[:period]], np.int64), len(opening)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.report.blocks import Finding, PaperClaim, Term
+from headscope.report.blocks import Finding, FindingData, PaperClaim, Term
 from headscope.report.text import head_mask
 from headscope.report.verdicts import judge
 from headscope.runs.aggregation import MIN_DOCUMENTS
@@ -104,6 +104,7 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
             f"{len(order)}, contribute {share:.0%} of the total rise{_format_bounds(low, high, '.0%')}{reason}. "
             f"Criterion [ours]: more than {MIN_TOP_SHARE:.0%}",
             model=label,
+            data=FindingData(share, low, high, len(order)),
         )
         yield from _top_head_claims(heads, units, changes, change)
         effects = run.derived(ranked_set_effects).set_index(SWEEP_KEYS)
@@ -229,6 +230,7 @@ def _rank_claims(
             f"{describe_uncertainty(unit)}; difference to {rival} {difference:+.2g}"
             f"{_format_bounds(low, high, '+.2g')}{reason}",
             model=unit["model"],
+            data=FindingData(difference, low, high, int(unit["documents"]), int(head["layer"]), int(head["head"])),
         )
 
 
@@ -277,7 +279,15 @@ def _sweep_finding(
                 f"{describe_uncertainty(unit)}"
             )
         text += "."
-    return Finding(PROBE.title, text, label)
+    data = FindingData(
+        largest["delta"],
+        largest["low"],
+        largest["high"],
+        int(largest["documents"]),
+        int(largest["layer"]),
+        int(largest["head"]) if largest["head"] >= 0 else None,
+    )
+    return Finding(PROBE.title, text, label, data=data)
 
 
 def _describe_named_set(row: dict[Any, Any]) -> str:

@@ -14,6 +14,9 @@ from headscope.runs.synthetic import Sizes
 from headscope.study.config import Options
 from probes.influence import bands
 
+MAX_UNITS = 1_000_000
+"""More units than any model has."""
+
 
 class InfluenceOptions(Options):
     """Head influence: change of the loss when the position parameters of one unit are reset or the unit is ablated."""
@@ -37,7 +40,7 @@ class InfluenceOptions(Options):
     depths: int = Field(
         3, ge=1, le=100, description="for answer: number of evenly spaced depths of the fact in each document"
     )
-    needles: int = Field(4, ge=1, description="for answer: number of facts to hide, one at a time")
+    needles: int = Field(4, ge=1, le=10_000, description="for answer: number of facts to hide, one at a time")
     reset_to: list[Literal["init", "base"]] = Field(
         ["init"], min_length=1, description="reset to: training start (init) or checkpoint (base)"
     )
@@ -61,13 +64,19 @@ class InfluenceOptions(Options):
         le=2,
         description="Taylor order of the gradient-based estimate; 2 adds the curvature of the loss",
     )
-    top: int = Field(10, ge=1, description="for verify: number of units with the largest estimates to ablate exactly")
-    random: int = Field(10, ge=0, description="for verify: number of random other units to ablate exactly")
+    top: int = Field(
+        10, ge=1, le=MAX_UNITS, description="for verify: number of units with the largest estimates to ablate exactly"
+    )
+    random: int = Field(
+        10, ge=0, le=MAX_UNITS, description="for verify: number of random other units to ablate exactly"
+    )
     curve: bool = Field(
         True, description="also ablate the top 1, 2, 4, ... units jointly (pair bands: always all units jointly)"
     )
-    draws: int = Field(2, ge=0, description="number of random sets for each top set of the curve")
-    memory: int = Field(2048, ge=0, description="memory for residual streams in MiB; the rest is written to disk")
+    draws: int = Field(2, ge=0, le=1000, description="number of random sets for each top set of the curve")
+    memory: int = Field(
+        2048, ge=0, le=2**30, description="memory for residual streams in MiB; the rest is written to disk"
+    )
 
     @field_validator("heads", mode="before")
     @classmethod

@@ -4,11 +4,12 @@ Sentences state what was measured on these documents; they do not guess at cause
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from headscope.report.blocks import Finding, Term
+from headscope.report.blocks import Finding, FindingData, Term
 from headscope.report.text import (
     default_models,
     default_models_with,
@@ -84,11 +85,19 @@ GLOSSARY = (
 )
 
 
+class Sentence(NamedTuple):
+    """A finding without its topic."""
+
+    text: str
+    model: str = ""
+    data: FindingData = FindingData()
+
+
 def findings(run: Run) -> Iterator[Finding]:
     """Findings about the default models of the run."""
     labels = default_models(run)
     heads = run.heads[run.heads["model"].isin(labels)]
-    topics: Mapping[str, Callable[[], Iterator[str]]] = {
+    topics: Mapping[str, Callable[[], Iterator[Sentence]]] = {
         "Effective length": lambda: _length_findings(heads, run),
         "Growth with context": lambda: _growth_findings(heads),
         "Change against the first model": lambda: _change_findings(heads, run),
@@ -97,7 +106,7 @@ def findings(run: Run) -> Iterator[Finding]:
         "Position parameters": lambda: _parameter_findings(heads),
     }
     for topic, sentences in topics.items():
-        yield from (Finding(topic, text) for text in sentences())
+        yield from (Finding(topic, sentence.text, sentence.model, data=sentence.data) for sentence in sentences())
 
 
 def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
@@ -137,7 +146,7 @@ def _heads_by_window(run: Run, rows: pd.DataFrame, length: int | None) -> list[t
     return [(" of the global layers", rows[~is_windowed]), (" of the sliding-window layers", rows[is_windowed])]
 
 
-def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[str]:
+def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
     name = longest_ess_column(heads)
     if name is None:
         return
@@ -149,44 +158,55 @@ def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[str]:
     ]
     for index, (label, window_label, rows) in enumerate(parts):
         context = f" at a context length of {length:,} tokens" if index == 0 else ""
-        yield (
+        yield Sentence(
             f"In {label}, the median effective length{context} is {format_number(rows[name].median())} tokens"
             f"{window_label and f' over the heads{window_label}'}; {format_head_count(rows[name] < LOCAL_LENGTH)} are "
-            f"below {LOCAL_LENGTH} tokens."
+            f"below {LOCAL_LENGTH} tokens.",
+            label,
+            FindingData(rows[name].median(), n=len(rows)),
         )
     label, rows = next(heads_by_model(heads, name))
     ordered = rows.sort_values(name)
     low, high = ordered.iloc[0], ordered.iloc[-1]
-    yield (
+    yield Sentence(
         f"In {label}, the longest effective length is {format_number(high[name])} tokens ({head_name(high)}), the "
-        f"shortest {format_number(low[name])} tokens ({head_name(low)})."
+        f"shortest {format_number(low[name])} tokens ({head_name(low)}).",
+        label,
+        _head_data(high, name, run),
     )
-    yield (
+    yield Sentence(
         f"In {label}, {format_head_count(rows['sink_mass'] > SINK_MASS)} put more than half of their weight on the "
-        "first token."
+        "first token.",
+        label,
+        FindingData(float((rows["sink_mass"] > SINK_MASS).mean()), n=len(rows)),
     )
 
 
-def _growth_findings(heads: pd.DataFrame) -> Iterator[str]:
+def _growth_findings(heads: pd.DataFrame) -> Iterator[Sentence]:
     for index, (label, rows) in enumerate(heads_by_model(heads, "growth")):
         constant = format_head_count(rows["growth"] < RETRIEVAL_GROWTH)
         widening = format_head_count(rows["growth"] > AGGREGATION_GROWTH)
         median = f"{rows['growth'].median():.2f}"
+        data = FindingData(rows["growth"].median(), n=len(rows))
         if index == 0:
-            yield (
+            yield Sentence(
                 f"In {label}, the effective length of {constant} stays nearly constant as the context grows (exponent "
                 f"below {RETRIEVAL_GROWTH}, as expected of retrieval heads), and that of {widening} grows almost in "
                 f"proportion (above {AGGREGATION_GROWTH}, as expected of aggregation heads); the median exponent is "
-                f"{median}."
+                f"{median}.",
+                label,
+                data,
             )
         else:
-            yield (
+            yield Sentence(
                 f"In {label}, {constant} stay nearly constant and {widening} grow almost in proportion; the median "
-                f"exponent is {median}."
+                f"exponent is {median}.",
+                label,
+                data,
             )
 
 
-def _change_findings(heads: pd.DataFrame, run: Run) -> Iterator[str]:
+def _change_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
     name = longest_ess_column(heads)
     if name is None:
         return
@@ -196,7 +216,11 @@ def _change_findings(heads: pd.DataFrame, run: Run) -> Iterator[str]:
             log_ratios = log_ratio_to_first(heads, name, label)
             log_ratios = log_ratios[log_ratios.index.isin([*part["layer"]], level="layer")]
             if len(log_ratios):
-                yield _describe_change(first, label, window_label, log_ratios)
+                yield Sentence(
+                    _describe_change(first, label, window_label, log_ratios),
+                    label,
+                    FindingData(float(np.exp(log_ratios.median())), n=len(log_ratios)),
+                )
 
 
 def _describe_change(first: str, label: str, window_label: str, log_ratios: pd.Series) -> str:
@@ -217,7 +241,7 @@ def _describe_change(first: str, label: str, window_label: str, log_ratios: pd.S
     )
 
 
-def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[str]:
+def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[Sentence]:
     if "nll" not in run.tables:
         return
     table = per_model(run).set_index("model").astype("float64").to_dict("index")
@@ -229,10 +253,14 @@ def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[str]:
     longest_nll = run.nll[run.nll["context_length"] == length]
     documents = {label: {*names} for label, names in longest_nll.groupby("model", observed=True)["doc"]}
     loss = f"{table[first][name]:.3f} nats/token ({_count_documents(documents[first])})"
-    yield f"The loss of {first} in contexts of {length:,} tokens is {loss}."
+    yield Sentence(
+        f"The loss of {first} in contexts of {length:,} tokens is {loss}.",
+        first,
+        FindingData(table[first][name], n=len(documents[first])),
+    )
     for label in labels:
         if label not in comparable:
-            yield f"The loss of {label} is not compared with that of {first}: their tokenizers differ."
+            yield Sentence(f"The loss of {label} is not compared with that of {first}: their tokenizers differ.", label)
             continue
         difference, low, high = (table[label][f"{name}_diff{end}"] for end in ("", "_low", "_high"))
         if label == first or np.isnan(difference):
@@ -244,39 +272,61 @@ def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[str]:
             else f" (95 % confidence interval {low:+.3f} to {high:+.3f})"
         )
         zero = " The interval includes zero." if low <= 0 <= high else ""
-        yield f"The loss of {label} minus that of {first} is {difference:+.3f} nats/token{interval}.{zero}"
+        yield Sentence(
+            f"The loss of {label} minus that of {first} is {difference:+.3f} nats/token{interval}.{zero}",
+            label,
+            FindingData(difference, low, high, len(common)),
+        )
 
 
 def _count_documents(names: Collection[str]) -> str:
     return f"{len(names)} document{'' if len(names) == 1 else 's'}"
 
 
-def _pair_findings(heads: pd.DataFrame) -> Iterator[str]:
+def _pair_findings(heads: pd.DataFrame) -> Iterator[Sentence]:
     medians = {label: rows["cov"].median() for label, rows in heads_by_model(heads, "cov")}
     if not medians:
         return
     values = ", ".join(f"{value:.2f} in {label}" for label, value in medians.items())
     lowest = min(medians, key=lambda label: medians[label])
     comparison = f" Usage is most even in {lowest}." if len(medians) > 1 else ""
-    yield f"The median coefficient of variation of rotary-pair usage is {values}; lower is more even.{comparison}"
+    yield Sentence(
+        f"The median coefficient of variation of rotary-pair usage is {values}; lower is more even.{comparison}"
+    )
 
 
-def _parameter_findings(heads: pd.DataFrame) -> Iterator[str]:
+def _parameter_findings(heads: pd.DataFrame) -> Iterator[Sentence]:
     for label, rows in heads_by_model(heads, "effective_base"):
         finite = rows[np.isfinite(rows["effective_base"])]
         if finite.empty:
-            yield f"In {label} some rotary pairs do not rotate, so no head has a finite effective base."
+            yield Sentence(
+                f"In {label} some rotary pairs do not rotate, so no head has a finite effective base.", label
+            )
             continue
         low, high = finite["effective_base"].min(), finite["effective_base"].max()
         if high / low < 1.001:
-            yield f"All heads of {label} use RoPE base {format_number(high)}."
+            yield Sentence(
+                f"All heads of {label} use RoPE base {format_number(high)}.", label, FindingData(high, n=len(finite))
+            )
         else:
             depth = finite["effective_base"].corr(finite["layer"], method="spearman")
-            yield (
+            yield Sentence(
                 f"The effective base of {label} ranges from {format_number(low)} to {format_number(high)} over heads; "
-                f"its rank correlation with depth is {depth:+.2f}."
+                f"its rank correlation with depth is {depth:+.2f}.",
+                label,
+                FindingData(depth, n=len(finite)),
             )
     for label, rows in heads_by_model(heads, "gamma"):
         if rows["gamma"].abs().max() > 0:
             median = f"{rows['gamma'].median():.3g}"
-            yield f"In {label}, gamma is positive in {format_head_count(rows['gamma'] > 0)}, with median {median}."
+            yield Sentence(
+                f"In {label}, gamma is positive in {format_head_count(rows['gamma'] > 0)}, with median {median}.",
+                label,
+                FindingData(rows["gamma"].median(), n=len(rows)),
+            )
+
+
+def _head_data(row: pd.Series, name: str, run: Run) -> FindingData:
+    """The value of one head with its interval over documents."""
+    documents = run.attention[run.attention["model"] == row["model"]]["doc"].nunique()
+    return FindingData(row[name], row[f"{name}_low"], row[f"{name}_high"], documents, row["layer"], row["head"])

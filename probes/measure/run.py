@@ -125,6 +125,7 @@ class MeasureObserver:
                 else logits.LOW_MEMORY_POSITIONS_PER_CHUNK
             )
             columns["nll"] = dict(logits.compute_loss_by_position(model, ids, finished.hidden, at_once).compute())
+            logits.refuse_non_finite_losses(model, columns["nll"]["nll"])
         if "pairs" in columns:
             schedule = (
                 finished.schedule

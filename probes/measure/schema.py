@@ -9,6 +9,9 @@ from headscope.study.config import Lengths, Options
 
 TableName = Literal["attention", "pairs", "distance", "nll"]
 
+MAX_ROWS = 2**20
+"""Most query rows that are sampled per document."""
+
 
 class MeasureOptions(Options):
     """What to measure over texts."""
@@ -29,6 +32,8 @@ class MeasureOptions(Options):
     def _check_row_count(cls, rows: int | str) -> int | str:
         if isinstance(rows, int) and rows < 2:
             raise ValueError(f"{rows} rows are too few. Give at least 2, or exact")
+        if isinstance(rows, int) and rows > MAX_ROWS:
+            raise ValueError(f"{rows} rows are too many. Give at most {MAX_ROWS}, or exact")
         return rows
 
 

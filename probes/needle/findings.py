@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.report.blocks import Finding, Overview, PaperClaim, Term
+from headscope.report.blocks import Finding, FindingData, Overview, PaperClaim, Term
 from headscope.report.text import describe_ranks, head_mask, heads_by_model
 from headscope.report.verdicts import judge
 from headscope.runs.column_metadata import statistic
@@ -58,8 +58,9 @@ def findings(run: Run) -> Iterator[Finding]:
     if "needles" not in run.tables:
         return
     for row in run.derived(analysis.retrieval_summary).to_dict("records"):
-        for text in _model_sentences(run, row):
-            yield Finding(PROBE.title, text, row["model"])
+        data = FindingData(row["share"], row["low"], row["high"], int(row["trials"]))
+        for number, text in enumerate(_model_sentences(run, row)):
+            yield Finding(PROBE.title, text, row["model"], data=data if number == 0 else FindingData())
     for label, groups in (
         analysis.scores_by_group(run.heads).groupby("model", observed=True) if _has_retrieval(run) else ()
     ):
@@ -134,6 +135,7 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
             f"{analysis.format_share(random)} with {_count_heads(size)} chosen at random ablated; difference "
             f"{random['share'] - top['share']:+.0%} (95 % confidence interval {low:+.0%} to {high:+.0%}){reason}",
             model=str(label),
+            data=FindingData(random["share"] - top["share"], low, high, trials),
         )
 
 

@@ -21,9 +21,11 @@ class NeedleOptions(Options):
         description="number of context lengths, evenly spaced up to the maximum length; or a list in tokens, "
         "e.g. 512,2048",
     )
-    max_length: int = Field(2048, ge=1, description="longest context in tokens, if the lengths are given as a number")
+    max_length: int = Field(
+        2048, ge=1, le=2**31, description="longest context in tokens, if the lengths are given as a number"
+    )
     depths: int | list[float] = Field(5, description="number of depths, evenly spaced from 0 to 1; or a list")
-    needles: int = Field(6, ge=1, description="number of needles per kind")
+    needles: int = Field(6, ge=1, le=10_000, description="number of needles per kind")
     kind: Literal["literal", "indirect", "both"] = Field(
         "literal", description="question in the needle's own words, as a paraphrase, or both"
     )

@@ -1,20 +1,20 @@
 """The paper's claims about models pretrained with AdaRoPE, tested on small models trained from random weights.
 
-Each claim is judged separately for every seed that has the models it needs. The verdict is "supported" or "not
-supported" if all seeds agree, else "inconclusive at this size". The thresholds are ours; they were fixed before the
-first training was evaluated, and the statements name them. Intervals are 95 % percentile bootstraps over heads,
-resampled separately for each model.
+Each claim is judged separately for every seed that has the models it needs, by the whole 95 % interval against the
+threshold (`report.verdicts`). The verdict is "supported" or "not supported" if all seeds agree, else "inconclusive".
+The thresholds are ours; they were fixed before the first training was evaluated, and the statements name them.
+Intervals are percentile bootstraps over heads, resampled separately for each model; those of losses are over documents.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from headscope.report.blocks import PaperClaim
-from headscope.runs.aggregation import confidence_interval
+from headscope.report.verdicts import judge, judge_all, judge_below
+from headscope.runs.aggregation import confidence_interval, rank_correlations, statistic_interval
 from headscope.runs.run import Run
 from probes.pretrain.analysis import (
     LossesByTraining,
@@ -24,12 +24,11 @@ from probes.pretrain.analysis import (
 )
 from probes.pretrain.schema import TrainingKey
 
-BOOTSTRAP_SAMPLES = 2000
 MIN_COV_DIFFERENCE = 0.05
 """Smallest difference of two CoV that counts, as a fraction of the median."""
 MIN_SPREAD_RATIO = 1.2
 MIN_RANK_CORRELATION = 0.3
-MIN_USAGE_CORRELATION, CONTRARY_USAGE_CORRELATION = 0.8, 0.4
+MIN_USAGE_CORRELATION = 0.8
 FIRST_LAYER_MARGIN, MAX_LATER_GAMMA = 0.05, 0.2
 DEFAULT_SEED_NOISE = 0.042
 """Difference of two RoPE seeds (nats/token, from-scratch-seeds.yaml), for runs without two RoPE seeds."""
@@ -41,7 +40,6 @@ ABLATIONS = {
 }
 """The paper's ablations that can be pretrained."""
 OTHER_SCHEMES = ("rope", "prope", "alibi", "nope")
-INCONCLUSIVE = "inconclusive at this size"
 
 FloatArray = npt.NDArray[np.float64]
 Judgement = tuple[str, str]
@@ -68,7 +66,7 @@ def _head_claims(
     by_seed: dict[int, HeadsByVariant] = {seed: {} for seed in sorted({training.seed for training in final_labels})}
     for training, label in final_labels.items():
         by_seed[training.seed][training.variant] = heads[heads["model"] == label]
-    for statement, judge in (
+    for statement, judge_models in (
         ("AdaRoPE uses the rotary pairs more evenly than RoPE and partial RoPE (CoV lower by 5 %)", _judge_cov),
         ("The effective base grows with depth (rank correlation above 0.3)", _judge_effective_base),
         ("gamma is largest in the first layer (by 0.05), and 0 to 0.2 in the others", _judge_gamma_by_layer),
@@ -83,13 +81,15 @@ def _head_claims(
             _judge_used_frequencies,
         ),
     ):
-        yield from _claim_over_seeds(statement, by_seed, judge)
+        yield from _claim_over_seeds(statement, by_seed, judge_models)
 
 
 def _claim_over_seeds(
-    statement: str, by_seed: dict[int, HeadsByVariant], judge: Callable[[HeadsByVariant], Judgement | None]
+    statement: str, by_seed: dict[int, HeadsByVariant], judge_models: Callable[[HeadsByVariant], Judgement | None]
 ) -> Iterator[PaperClaim]:
-    judgements = {seed: judgement for seed, models in by_seed.items() if (judgement := judge(models)) is not None}
+    judgements = {
+        seed: judgement for seed, models in by_seed.items() if (judgement := judge_models(models)) is not None
+    }
     if judgements:
         evidence = "; ".join(f"seed {seed}: {of_seed}" for seed, (_, of_seed) in judgements.items())
         yield PaperClaim(statement, combine_verdicts([verdict for verdict, _ in judgements.values()]), evidence)
@@ -97,11 +97,7 @@ def _claim_over_seeds(
 
 def combine_verdicts(verdicts: Sequence[str]) -> str:
     """The verdict over several seeds: the common one if they agree, else inconclusive."""
-    return verdicts[0] if len({*verdicts}) == 1 else INCONCLUSIVE
-
-
-def _judgement(supported: bool, contradicted: bool, evidence: str) -> Judgement:
-    return ("supported" if supported else "not supported" if contradicted else INCONCLUSIVE), evidence
+    return verdicts[0] if len({*verdicts}) == 1 else "inconclusive"
 
 
 def _has_columns(models: HeadsByVariant, variants: Sequence[str], *columns: str) -> bool:
@@ -112,15 +108,14 @@ def _judge_cov(models: HeadsByVariant) -> Judgement | None:
     if not _has_columns(models, ("adarope", "rope", "prope"), "cov"):
         return None
     adarope = _finite_values(models["adarope"], "cov")
-    evidence, lower, higher = [f"median CoV {np.median(adarope):.3f}"], [], False
+    evidence, verdicts = [f"median CoV {np.median(adarope):.3f}"], []
     for name in ("rope", "prope"):
         other = _finite_values(models[name], "cov")
         difference = np.median(adarope) - np.median(other)
-        low, high = _bootstrap_interval(lambda a, b: np.median(a, -1) - np.median(b, -1), adarope, other)
-        lower.append(difference <= -MIN_COV_DIFFERENCE * np.median(other) and high < 0)
-        higher = higher or bool(name == "rope" and difference >= MIN_COV_DIFFERENCE * np.median(other))
+        low, high = statistic_interval(lambda a, b: np.median(a, -1) - np.median(b, -1), adarope, other)
+        verdicts.append(judge_below(low, high, -MIN_COV_DIFFERENCE * float(np.median(other))))
         evidence.append(f"{np.median(other):.3f} under {name} ({difference:+.3f} [{low:+.3f}, {high:+.3f}])")
-    return _judgement(all(lower), higher, ", ".join(evidence))
+    return judge_all(verdicts), ", ".join(evidence)
 
 
 def _judge_effective_base(models: HeadsByVariant) -> Judgement | None:
@@ -132,19 +127,22 @@ def _judge_effective_base(models: HeadsByVariant) -> Judgement | None:
     by_layer = groups.groupby("layer")["effective_base"].median()
     medians = ", ".join(f"{value:,.0f}" for value in by_layer)
     evidence = f"rank correlation {correlation:+.2f} [{low:+.2f}, {high:+.2f}], median by layer {medians}"
-    supported = correlation > MIN_RANK_CORRELATION and low > 0
-    return _judgement(supported, correlation < -MIN_RANK_CORRELATION and high < 0, evidence)
+    return judge(low, high, MIN_RANK_CORRELATION), evidence
 
 
 def _judge_gamma_by_layer(models: HeadsByVariant) -> Judgement | None:
     if not _has_columns(models, ("adarope",), "gamma"):
         return None
-    by_layer = models["adarope"].astype({"gamma": "float64"}).groupby("layer")["gamma"].mean()
-    first, later = by_layer.iloc[0], by_layer.iloc[1:]
-    supported = bool(first > later.max() + FIRST_LAYER_MARGIN and later.min() > 0 and later.max() < MAX_LATER_GAMMA)
-    contradicted = bool(first < later.min() or later.mean() < 0)
-    evidence = "mean gamma by layer " + ", ".join(f"{value:+.3f}" for value in by_layer)
-    return _judgement(supported, contradicted, evidence)
+    layers = [
+        rows["gamma"].to_numpy(dtype=np.float64) for _, rows in models["adarope"].groupby("layer")
+    ]  # the layers are resampled separately
+    leads = statistic_interval(lambda first, *later: first.mean(-1) - np.max([x.mean(-1) for x in later], 0), *layers)
+    lowest = statistic_interval(lambda *later: np.min([x.mean(-1) for x in later], 0), *layers[1:])
+    highest = statistic_interval(lambda *later: np.max([x.mean(-1) for x in later], 0), *layers[1:])
+    evidence = "mean gamma by layer " + ", ".join(f"{values.mean():+.3f}" for values in layers)
+    evidence += f"; lead of the first layer [{leads[0]:+.3f}, {leads[1]:+.3f}]"
+    parts = [judge(*leads, FIRST_LAYER_MARGIN), judge(*lowest), judge_below(*highest, MAX_LATER_GAMMA)]
+    return judge_all(parts), evidence
 
 
 def _judge_length_range(models: HeadsByVariant, column: str) -> Judgement | None:
@@ -156,16 +154,18 @@ def _judge_length_range(models: HeadsByVariant, column: str) -> Judgement | None
 
     adarope, rope = (_finite_values(models[name], column) for name in ("adarope", "rope"))
     ratio = float(spread(adarope) / spread(rope))
-    low, high = _bootstrap_interval(lambda a, b: spread(a) / spread(b), adarope, rope)
+    low, high = statistic_interval(lambda a, b: spread(a) / spread(b), adarope, rope)
     correlation, correlation_low, correlation_high = _rank_correlation(models["adarope"], "gamma", column)
     evidence = (
         f"90 % over 10 % quantile {spread(adarope):.1f} (AdaRoPE) and {spread(rope):.1f} (RoPE), ratio {ratio:.2f} "
         f"[{low:.2f}, {high:.2f}]; rank correlation of gamma {correlation:+.2f} "
         f"[{correlation_low:+.2f}, {correlation_high:+.2f}]"
     )
-    supported = ratio >= MIN_SPREAD_RATIO and correlation < -MIN_RANK_CORRELATION and correlation_high < 0
-    contradicted = ratio <= 1 / MIN_SPREAD_RATIO or (correlation > MIN_RANK_CORRELATION and correlation_low > 0)
-    return _judgement(supported, contradicted, evidence)
+    parts = [
+        judge(low, high, MIN_SPREAD_RATIO),
+        judge_below(correlation_low, correlation_high, -MIN_RANK_CORRELATION),
+    ]
+    return judge_all(parts), evidence
 
 
 def _judge_used_frequencies(models: HeadsByVariant) -> Judgement | None:
@@ -173,15 +173,24 @@ def _judge_used_frequencies(models: HeadsByVariant) -> Judgement | None:
         return None
     adarope, rope = (_finite_values(models[name], "weighted_log_theta") for name in ("adarope", "rope"))
     ratio = float(np.std(adarope) / np.std(rope))
-    low, high = _bootstrap_interval(lambda a, b: np.std(a, -1) / np.std(b, -1), adarope, rope)
+    low, high = statistic_interval(lambda a, b: np.std(a, -1) / np.std(b, -1), adarope, rope)
     learned = _finite_values(models["adarope"], "mean_log_theta")
     r = float(np.corrcoef(learned, adarope)[0, 1])
+    r_low, r_high = statistic_interval(
+        lambda index: _correlations(learned[index], adarope[index]), np.arange(len(learned))
+    )
     evidence = (
         f"standard deviation {np.std(adarope):.3f} (AdaRoPE) and {np.std(rope):.3f} (RoPE), ratio {ratio:.2f} "
-        f"[{low:.2f}, {high:.2f}]; r {r:+.2f}"
+        f"[{low:.2f}, {high:.2f}]; r {r:+.2f} [{r_low:+.2f}, {r_high:+.2f}]"
     )
-    supported = ratio >= MIN_SPREAD_RATIO and r > MIN_USAGE_CORRELATION
-    return _judgement(supported, ratio <= 1 or r < CONTRARY_USAGE_CORRELATION, evidence)
+    return judge_all([judge(low, high, MIN_SPREAD_RATIO), judge(r_low, r_high, MIN_USAGE_CORRELATION)]), evidence
+
+
+def _correlations(x: FloatArray, y: FloatArray) -> FloatArray:
+    """Pearson's correlation over the last axis; 0 if one of the two is constant."""
+    x, y = x - x.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
+    norms = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
+    return np.asarray((x * y).sum(-1) / np.where(norms > 0, norms, np.inf))
 
 
 def _loss_claims(run: Run, final_labels: dict[TrainingKey, str]) -> Iterator[PaperClaim]:
@@ -215,13 +224,11 @@ def _loss_gap_claim(
         if training.variant in variant_names and adarope in by_training:
             gap = (by_training[training] - by_training[adarope]).dropna()
             low, high = confidence_interval(gap.to_numpy(dtype=np.float64)[None])[:, 0]
-            verdict, _ = _judgement(gap.mean() > 2 * noise and low > 0, gap.mean() < -2 * noise and high < 0, "")
-            verdicts.append(verdict)
+            verdicts.append(judge(low, high, 2 * noise))
             bounds = f" [{low:+.3f}, {high:+.3f}]" if np.isfinite(low) else ", too few documents for an interval"
             gaps.append(f"{variant_names[training.variant]} {gap.mean():+.3f}{bounds} (seed {training.seed})")
     if verdicts:
-        verdict = "not supported" if "not supported" in verdicts else combine_verdicts(verdicts)
-        yield PaperClaim(statement, verdict, f"loss minus AdaRoPE's, nats/token: {', '.join(gaps)}")
+        yield PaperClaim(statement, judge_all(verdicts), f"loss minus AdaRoPE's, nats/token: {', '.join(gaps)}")
 
 
 def _finite_values(heads: pd.DataFrame, column: str) -> FloatArray:
@@ -232,23 +239,6 @@ def _finite_values(heads: pd.DataFrame, column: str) -> FloatArray:
 
 def _rank_correlation(heads: pd.DataFrame, x: str, y: str) -> tuple[float, float, float]:
     """Spearman's rank correlation over heads and the bounds of its interval; 0 if one of the two is constant."""
-    from scipy.stats import rankdata  # takes a second to import
-
     both = heads[[x, y]].to_numpy(dtype=np.float64).T
-    all_heads = np.arange(both.shape[1])
-
-    def correlation(sample: npt.NDArray[np.int64]) -> FloatArray:
-        ranks = rankdata(both[:, sample], axis=-1)
-        ranks = ranks - ranks.mean(-1, keepdims=True)
-        norms = np.linalg.norm(ranks, axis=-1).prod(0)
-        return np.asarray((ranks[0] * ranks[1]).sum(-1) / np.where(norms > 0, norms, np.inf))
-
-    return float(correlation(all_heads)), *_bootstrap_interval(correlation, all_heads)
-
-
-def _bootstrap_interval(statistic: Callable[..., FloatArray], *samples: npt.NDArray[Any]) -> tuple[float, float]:
-    """95 % confidence interval (bootstrap) of a statistic over the last axis of separately resampled samples."""
-    rng = np.random.default_rng(0)
-    resampled = [sample[rng.integers(len(sample), size=(BOOTSTRAP_SAMPLES, len(sample)))] for sample in samples]
-    low, high = np.nanquantile(statistic(*resampled), [0.025, 0.975])
-    return float(low), float(high)
+    low, high = statistic_interval(lambda index: rank_correlations(both[:, index]), np.arange(both.shape[1]))
+    return float(rank_correlations(both)), low, high

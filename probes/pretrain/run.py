@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from headscope.errors import BadInput, TrainingDiverged
+from headscope.models import device_map
 from headscope.models.checkpoint import pick_device
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.attach import attached
@@ -62,10 +63,21 @@ class PretrainRunner:
 
     def __init__(self, options: PretrainOptions, context: StudyContext):
         self.options, self.context = options, context
+        self._refuse_too_large()
         self.held_out_texts = self._choose_held_out_texts()
         context.record_input("held-out texts", _digest_content(self.held_out_texts))
         context.record_input("training texts", _digest_content(self._training_texts()))
         warn_if_warmup_too_long(options.steps, options.warmup)
+
+    def _refuse_too_large(self) -> None:
+        """Refuse a model and a batch that cannot fit into the memory of the device."""
+        free = device_map.free_bytes(self._device)
+        if free is not None and self.options.least_bytes > free:
+            raise BadInput(
+                f"a training step needs at least {device_map.format_bytes(self.options.least_bytes)}, but "
+                f"{self._device} has {device_map.format_bytes(free)} free. Use smaller --layers, --width, "
+                "--feed-forward, --batch or --length"
+            )
 
     def _choose_held_out_texts(self) -> list[Document]:
         """The first of the study's texts, in seeded order, that are long enough for any vocabulary."""

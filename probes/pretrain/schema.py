@@ -29,6 +29,13 @@ Variant = Literal[
 HALF_OCTAVE_START = 64
 """Checkpoints are saved every octave of steps before this step, and every half octave from it on."""
 
+MAX_STEPS, MAX_RATE = 1_000_000, 100.0
+"""Largest number of steps, and largest learning rate and weight decay."""
+BYTES_PER_PARAMETER = 16
+"""A float32 weight, its gradient and the two moments of AdamW."""
+ACTIVATIONS_PER_LAYER = 8
+"""Residual streams of a layer that its backward pass keeps, at least."""
+
 
 class TrainingKey(NamedTuple):
     """Variant and seed of one training; the seed sets its weights and batches."""
@@ -67,14 +74,20 @@ class PretrainOptions(Options):
     feed_forward: int = Field(512, ge=4, description="MLP dimensions (olmoe: sum over the active experts)")
     length: int = Field(512, ge=4, description="tokens per sequence")
     batch: int = Field(8, ge=1, description="sequences per step")
-    steps: int = Field(2048, ge=1, description="optimiser steps")
-    rate: float = Field(3e-4, gt=0, description="learning rate of the weights")
-    frequency_rate: float = Field(3e-3, gt=0, description="learning rate of xi")
-    scale_rate: float = Field(3e-4, gt=0, description="learning rate of tau and gamma")
-    weight_decay: float = Field(0.01, ge=0, description="weight decay of the weights; xi, tau and gamma have none")
-    warmup: int = Field(100, ge=0, description="warm-up steps; the rates decay over the last tenth of all steps")
+    steps: int = Field(2048, ge=1, le=MAX_STEPS, description="optimiser steps")
+    rate: float = Field(3e-4, gt=0, le=MAX_RATE, description="learning rate of the weights")
+    frequency_rate: float = Field(3e-3, gt=0, le=MAX_RATE, description="learning rate of xi")
+    scale_rate: float = Field(3e-4, gt=0, le=MAX_RATE, description="learning rate of tau and gamma")
+    weight_decay: float = Field(
+        0.01, ge=0, le=MAX_RATE, description="weight decay of the weights; xi, tau and gamma have none"
+    )
+    warmup: int = Field(
+        100, ge=0, le=MAX_STEPS, description="warm-up steps; the rates decay over the last tenth of all steps"
+    )
     checkpoints: list[int] = Field([], description="steps to save as checkpoints; default: log-spaced, with 0 and last")
-    save_every: int = Field(64, ge=1, description="validate, and allow resuming, after every so many steps")
+    save_every: int = Field(
+        64, ge=1, le=MAX_STEPS, description="validate, and allow resuming, after every so many steps"
+    )
     validation_length: int = Field(512, ge=2, description="tokens of each held-out document")
     watch: bool = Field(
         False, description="also measure the heads at every saved checkpoint, into one more run per training"
@@ -101,6 +114,14 @@ class PretrainOptions(Options):
         if any(not 0 <= step <= self.steps for step in self.checkpoints):
             raise ValueError(f"invalid checkpoints. Use steps between 0 and {self.steps}")
         return self
+
+    @property
+    def least_bytes(self) -> int:
+        """A lower bound of the memory of a step, in bytes: weights, optimiser and the activations of the batch."""
+        attention = 2 * self.width * self.width * (1 + self.kv_groups / self.heads)
+        parameters = self.layers * (attention + 3 * self.width * self.feed_forward)
+        activations = self.batch * self.length * self.width * ACTIVATIONS_PER_LAYER * self.layers * 4
+        return int(BYTES_PER_PARAMETER * parameters) + activations
 
     @property
     def parsed_trainings(self) -> list[tuple[str, int]]:
