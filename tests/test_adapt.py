@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import headscope
-from headscope.errors import BadInput, ResourceMissing, TrainingDiverged
+from headscope.errors import BadInput, Interrupted, ResourceMissing, TrainingDiverged
 from headscope.models.checkpoint import evaluating
 from headscope.positions import AdaRoPE, attached, resolve_schedule
 from headscope.positions.adarope import LEARNED_PARAMETERS
@@ -29,6 +29,7 @@ from headscope.positions.model import Model
 from headscope.prompts import texts
 from headscope.runs.run import Run
 from headscope.runs.run_tables import validate
+from headscope.runs.writer import RunWriter
 from headscope.study import runner as study
 from headscope.study.checkpoint_glob import expand_checkpoints
 from headscope.study.config import build_study
@@ -347,6 +348,31 @@ def test_monitoring_measures_every_adapter_and_leaves_it_unchanged(folder: Path,
     assert heads_run.nll[heads_run.nll["model"] == "step-6"]["nll"].to_numpy() == pytest.approx(
         final_loss.to_numpy(), abs=1e-6
     )
+
+
+def test_a_watched_training_that_is_resumed_keeps_one_run_of_its_heads(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted after the heads were measured and before the cell was stored."""
+    add, content = RunWriter.add, study_content(folder, watch=True)
+    interrupted_cells = ["step 0", "steps 1 to 2"]
+
+    def interrupted_add(self: RunWriter, cell_id: str, tables: Any) -> None:
+        if self.partial_path.parent == tmp_path and interrupted_cells and interrupted_cells[0] in cell_id:
+            interrupted_cells.pop(0)
+            raise KeyboardInterrupt
+        add(self, cell_id, tables)
+
+    monkeypatch.setattr(RunWriter, "add", interrupted_add)
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            study.run_study(build_study(content), tmp_path, resume=True)
+    study.run_study(build_study(content), tmp_path, resume=True)
+    assert not interrupted_cells
+    (heads_run,) = (Run.open(path) for path in tmp_path.glob("[!.]*-adapt-heads-*"))
+    assert [model["step"] for model in heads_run.manifest["models"]] == [0, 2, 4, 6]
+    study.run_study(build_study(content), tmp_path)  # a new training has a new run of heads
+    assert len(list(tmp_path.glob("[!.]*-adapt-heads-*"))) == 2
 
 
 def test_a_diverged_training_stops_and_keeps_the_last_good_adapter(folder: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """TrainingMonitor and HeadscopeCallback: they leave the training unchanged, extend one run and log medians."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,11 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 from headscope.callback import HeadscopeCallback
-from headscope.errors import BadInput
+from headscope.errors import BadInput, Interrupted
 from headscope.positions.model import Model, load
 from headscope.runs.run import Run, list_runs
 from headscope.runs.run_tables import validate
+from headscope.runs.writer import RunWriter
 from headscope.study.config import build_study
 from headscope.study.monitor import TIME_SHARE_KEY, TrainingMonitor
 from headscope.study.runner import run_study
@@ -137,6 +139,44 @@ def test_measure_works_in_a_custom_training_loop_under_a_scheme(tokenizer: Any, 
     assert torch.equal(before, torch.get_rng_state())
     assert medians[0]["headscope/nll_32"] != medians[1]["headscope/nll_32"]
     assert [m["scheme"] for m in Run.open(monitor.path).manifest["models"]] == ["base", "nope"]
+
+
+@pytest.mark.parametrize("moment", ["the run of a step is unfinished", "the replaced run is not yet removed"])
+def test_a_monitor_killed_at_any_moment_resumes(
+    tokenizer: Any, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The training resumes at an earlier step than the one at which it was killed."""
+
+    def monitor(resume: bool) -> TrainingMonitor:
+        return TrainingMonitor(PROBES, text=text, out=tmp_path / "runs", tokenizer=tokenizer, resume=resume)
+
+    def kill(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    trained = model(tokenizer)
+    first = monitor(resume=False)
+    first(trained, 0)
+    first(trained, 2)
+    with monkeypatch.context() as patch:
+        if moment == "the run of a step is unfinished":
+            patch.setattr(RunWriter, "commit", kill)
+        else:
+            rmtree = shutil.rmtree
+            patch.setattr(shutil, "rmtree", lambda p, **_: kill() if named(p, "replaced") else rmtree(p, **_))
+        with pytest.raises((Interrupted, KeyboardInterrupt)):
+            first(trained, 4)
+    resumed = monitor(resume=True)
+    for step in (2, 4):
+        resumed(trained, step)
+    ((_, run),) = list_runs(tmp_path / "runs")
+    assert isinstance(run, Run)
+    assert validate(run) == []
+    assert run.models == ["step-0", "step-2", "step-4"]
+
+
+def named(path: Path, name: str) -> bool:
+    """Whether a path has this name and exists."""
+    return path.name == name and path.exists()
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ def write_needle(folder: Path, fact: str) -> None:
 def study_of(folder: Path, probe: str) -> Any:
     tiny = str(folder / "tiny")
     models = {"base": tiny, "learned": f"{tiny}@adarope:adapter={folder}/adapter.safetensors,weights=any"}
-    options = json.loads(json.dumps(PROBES[probe]))
+    options = json.loads(json.dumps(PROBES.get(probe, {probe: {}})))
+    if probe == "detectors":
+        options["detectors"] = {"periods": [16], "sequences": 1}
     if probe == "needle":
         options["needle"]["file"] = str(folder / "needle.jsonl")
     if probe == "adapt":
@@ -147,6 +149,19 @@ def test_a_run_resumes_after_its_inputs_are_restored(folder: Path, probe: str) -
     assert run.manifest["files"] == uninterrupted.manifest["files"]
     assert run.manifest["inputs"] == uninterrupted.manifest["inputs"]
     assert validate(run) == []
+
+
+@pytest.mark.parametrize("probe", [*PROBES, "detectors"])
+def test_a_resumed_run_records_what_only_the_interrupted_process_read(folder: Path, probe: str) -> None:
+    """The tokenizer and texts of a model whose cells were all finished before the interruption."""
+    study = study_of(folder, probe)
+    whole = runner.run_study(study, folder / "whole")
+    with pytest.raises(Interrupted):
+        runner.run_study(study, folder / "runs", progress=StopsAfter(whole.manifest["timings"]["cells"] - 1))
+    run = runner.run_study(study, folder / "runs", resume=True)
+    assert contents(run) == contents(whole)
+    assert run.manifest["models"] == whole.manifest["models"]
+    assert all(model["tokenizer_sha256"] for model in run.manifest["models"])
 
 
 def test_a_run_resumes_only_in_the_same_dtype(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

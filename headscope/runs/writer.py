@@ -82,7 +82,8 @@ class RunWriter:
         if draft and resume and any((partial / "cells").iterdir()):
             return draft
         if draft and _final_path(partial, draft["started"]).is_dir():
-            shutil.rmtree(partial / "cells")  # killed between the commit and its clean-up: start again
+            for folder in ("cells", "files", "state"):  # killed between the commit and its clean-up: start again
+                shutil.rmtree(partial / folder, ignore_errors=True)
             (partial / "cells").mkdir()
         elif any((partial / "cells").iterdir()):
             raise CannotWrite(

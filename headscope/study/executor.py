@@ -147,7 +147,7 @@ def runs_always(job: Job) -> bool:
 
 
 def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
-    """The entry of one model in run.json."""
+    """The entry of one model in run.json, without the digests of its tokenizer and texts."""
     model, spec = context.model(label), context.specs.get(label)
     adapter = model.schedule if isinstance(model.schedule, AdaRoPE) else None
     step = adapter.step if adapter is not None else spec.step if spec is not None else None
@@ -158,10 +158,6 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
         "lora": None if spec is None else spec.lora,
         "revision": getattr(model.module.config, "_commit_hash", None),
         "weights_sha256": model.weights_sha256,
-        "tokenizer_sha256": context.input_digests[label].get("tokenizer"),
-        "texts_sha256": {
-            name: digest for name, digest in context.input_digests[label].items() if name.startswith("texts of ")
-        },
         "scheme": model.scheme,
         "scheme_name": model.scheme_spec.name,
         "scheme_options": dict(model.scheme_spec.options),
@@ -181,6 +177,12 @@ def describe_geometry(geometry: Geometry) -> dict[str, Any]:
     if len(set(geometry.layer_kv_groups)) == 1:
         del fields["layer_kv_groups"]
     return {"layers": geometry.layers, **fields}
+
+
+def text_digests(inputs: Mapping[str, str]) -> dict[str, Any]:
+    """The part of a model's entry in run.json about its tokenizer and texts, from the digests of its inputs by name."""
+    texts = {name: digest for name, digest in inputs.items() if name.startswith("texts of ")}
+    return {"tokenizer_sha256": inputs.get("tokenizer"), "texts_sha256": texts}
 
 
 def peak_bytes() -> float:

@@ -77,7 +77,9 @@ class TrainingMonitor:
         if not (resume and timestamp_file.is_file()):
             shutil.rmtree(self._step_runs, ignore_errors=True)
             self._step_runs.mkdir(parents=True)
-            timestamp_file.write_text(self._unused_timestamp(f"{name}-{digest}"), encoding="utf-8")
+            new_file = self._step_runs / "started.new"
+            new_file.write_text(self._unused_timestamp(f"{name}-{digest}"), encoding="utf-8")
+            new_file.rename(timestamp_file)
         self.path = self.out / f"{timestamp_file.read_text(encoding='utf-8')}-{name}-{digest}"
         self.measuring_seconds, self._start_time = 0.0, time.monotonic()
 
@@ -89,10 +91,13 @@ class TrainingMonitor:
         start_time = time.monotonic()
         opened = model if isinstance(model, Model) else load(model, tokenizer=self.tokenizer)
         label = f"step-{step}"
-        folder = self._step_runs / f"{step:012d}"
-        shutil.rmtree(folder, ignore_errors=True)
+        folder, unfinished = self._step_runs / f"{step:012d}", self._step_runs / "unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
         with torch.random.fork_rng():
-            step_run = run_study(self._build_study(label, opened.spec), folder, in_memory_models={label: opened})
+            run_study(self._build_study(label, opened.spec), unfinished, in_memory_models={label: opened})
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+        step_run = Run.open(*folder.iterdir())
         self._write_combined_run()
         medians = {f"{LOG_PREFIX}{name}": value for name, value in median_statistics(step_run).items()}
         self.measuring_seconds += time.monotonic() - start_time
@@ -122,6 +127,7 @@ class TrainingMonitor:
         manifest |= {"config": self.settings, "timings": {"seconds": seconds}}
         write_manifest(target, manifest)
         previous = self._step_runs / "replaced"
+        shutil.rmtree(previous, ignore_errors=True)
         if self.path.is_dir():
             self.path.rename(previous)
         target.rename(self.path)
@@ -138,9 +144,12 @@ class TrainingMonitor:
 def measure_training_step(context: StudyContext, name: str, model: Model, length: int, step: int, resume: bool) -> None:
     """Measure a model that a probe is training, on the study's texts at `length`, into the run `name`.
 
-    That run lies in the same folder as the run of the study.
+    That run lies in the same folder as the run of the study. With `resume`, or if this unfinished study has started it
+    before, it is continued.
     """
     texts = context.study.texts
+    # If the study is killed before it stores its first training cell, it measures that cell's model again.
+    started_marker = context.files_folder.with_name("state") / f"{name}.started"
     monitor = TrainingMonitor(
         {"measure": {"lengths": [length], "tables": ["attention", "nll"]}},
         text=texts.source,
@@ -148,8 +157,10 @@ def measure_training_step(context: StudyContext, name: str, model: Model, length
         seed=context.seed,
         out=context.files_folder.parent.parent,
         name=name,
-        resume=resume,
+        resume=resume or started_marker.is_file(),
     )
+    started_marker.parent.mkdir(parents=True, exist_ok=True)
+    started_marker.touch()
     monitor(model, step)
 
 

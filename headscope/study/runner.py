@@ -20,7 +20,15 @@ from headscope.runs.writer import RunWriter
 from headscope.study.cells import Job
 from headscope.study.config import EngineOptions, Study
 from headscope.study.context import StudyContext
-from headscope.study.executor import CellExecutor, CellTimings, Results, describe_model, hardware, runs_always
+from headscope.study.executor import (
+    CellExecutor,
+    CellTimings,
+    Results,
+    describe_model,
+    hardware,
+    runs_always,
+    text_digests,
+)
 from headscope.study.progress import NoProgress, Progress
 
 log = logging.getLogger("headscope")
@@ -120,7 +128,13 @@ def run_study(
             progress.stop()
         seconds = round(time.monotonic() - started, 1)
         manifest = {
-            "models": [descriptions.get(label) or describe_model(label, context) for label in used],
+            "models": [
+                {
+                    **(descriptions.get(label) or describe_model(label, context)),
+                    **text_digests(_recorded_digests(writer, label) | context.input_digests[label]),
+                }
+                for label in used
+            ],
             "seed": study.seed,
             "versions": {name: version(name) for name in ("headscope", "torch", "transformers", "pandas", "pyarrow")},
             "hardware": {**hardware(), **engine.description},
@@ -170,6 +184,20 @@ def _named_digests(digests: Mapping[str | None, Mapping[str, str]]) -> dict[str,
         f"the {name}" + (f" of '{label}'" if label is not None else ""): digest
         for label, by_name in digests.items()
         for name, digest in by_name.items()
+    }
+
+
+def _recorded_digests(writer: RunWriter, label: str) -> dict[str, str]:
+    """Input digests of one label that the finished cells recorded, by input.
+
+    In a resumed run an earlier process may have read inputs that this one does not need.
+    """
+    prefix, suffix = "the ", f" of '{label}'"
+    recorded: Mapping[str, str] = writer.draft.get("inputs", {})
+    return {
+        name.removeprefix(prefix).removesuffix(suffix): digest
+        for name, digest in recorded.items()
+        if name.endswith(suffix)
     }
 
 
