@@ -6,6 +6,7 @@ which ones rotate and in which layout. Models that would be measured wrongly are
 """
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from headscope.models.bridge import delegating_attention, is_bridge
 from headscope.models.eager_check import check_against_eager
 from headscope.models.inspection import BaseRotation, evaluation_mode, inspect_model
 from headscope.models.unsupported import native_context, refuse_by_config
+
+log = logging.getLogger("headscope")
 
 
 @dataclass(eq=False)
@@ -47,7 +50,7 @@ class Checkpoint:
         # Digested now: a LoRA that a position scheme attaches later is not part of the checkpoint.
         self._adapter_digest = lora.adapter_digest(self.module)
         refuse_by_config(self.module.config, self.name)
-        _refuse_non_finite(self.module, self.name)
+        _check_values(self.module, self.name)
         with delegating_attention(self.bridge):
             inspection = inspect_model(self.module)
             check_against_eager(self.module, inspection.attention_modules, inspection.layer_numbers)
@@ -195,14 +198,26 @@ def _named_parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str
             yield from _named_parameters(child, prefix if name == "base_layer" else f"{prefix}{name}.")
 
 
-def _refuse_non_finite(module: nn.Module, name: str) -> None:
-    """Refuse weights that are not finite, naming the first. A sum is finite only if all of its terms are."""
+def _check_values(module: nn.Module, name: str) -> None:
+    """Refuse weights that are not finite or all zero; warn about some matrices that are all zero.
+
+    A sum is finite only if all of its terms are, and 0 if all of them are.
+    """
     weights = [(key, p.detach()) for key, p in _named_parameters(module) if p.is_floating_point() and not p.is_meta]
     sums = [p.sum(dtype=torch.float32).to(weights[0][1].device) for _, p in weights]
     finite_sums = torch.stack(sums).isfinite() if weights else torch.ones(0)
     for (key, parameter), is_finite in zip(weights, finite_sums.tolist(), strict=True):
         if not is_finite and not parameter.isfinite().all():  # the sum alone may overflow
             raise BadInput(f"cannot measure '{name}': its weights are not finite, first in '{key}'. Download it again")
+    matrices = [(key, p, total) for (key, p), total in zip(weights, sums, strict=True) if p.dim() > 1]
+    if zero := [key for key, p, total in matrices if float(total) == 0 and not p.any()]:
+        if len(zero) == len(matrices):
+            raise BadInput(f"cannot measure '{name}': all of its weights are zero. Download it again")
+        log.warning(
+            "'%s' has %d of %d weight matrices that are all zero, first '%s'. Heads with zero queries or keys attend "
+            "uniformly. Check the checkpoint",
+            name, len(zero), len(matrices), zero[0],
+        )  # fmt: skip
 
 
 def _in_memory_name(module: PreTrainedModel) -> str:

@@ -109,7 +109,9 @@ def load_module(
     device_map.refuse_offloaded(module, base)
     module.config._commit_hash = snapshot_commit(Path(folder))  # as transformers does for its own downloads
     if spec.lora is not None:
-        module = lora.apply_lora(module, locate_lora(spec.lora), base).get_base_model()
+        lora_folder = locate_lora(spec.lora)
+        module = lora.apply_lora(module, lora_folder, base).get_base_model()
+        lora.warn_about_base(lora_folder, [base, folder, *([ALIASES[base].hub] if base in ALIASES else [])])
         identity = f"{identity}+{spec.lora}"
     return (module if placement else module.to(device)).eval(), identity
 

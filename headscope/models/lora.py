@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import logging
 import sys
 import warnings
-from pathlib import Path
+from collections.abc import Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from headscope.errors import BadInput, Missing, first_line
+
+log = logging.getLogger("headscope")
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -52,6 +56,26 @@ def apply_lora(module: nn.Module, folder: Path, name: str) -> Any:
         _remove_lora(module, trainable)
         raise
     return peft_model
+
+
+def warn_about_base(folder: Path, checkpoint_names: Sequence[str]) -> None:
+    """Warn if the LoRA in `folder` names another checkpoint as its base than all of these names of the checkpoint.
+
+    Only the last parts of paths and hub ids are compared, without revisions.
+    """
+
+    def last_part(name: str) -> str:
+        return PurePath(name).name.partition(":")[0].casefold()
+
+    settings = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    trained_on = str(settings.get("base_model_name_or_path") or "")
+    if trained_on and last_part(trained_on) not in map(last_part, checkpoint_names):
+        log.warning(
+            "the LoRA in '%s' was trained on '%s' and is applied to '%s'. Make sure that they are the same checkpoint",
+            folder,
+            trained_on,
+            checkpoint_names[0],
+        )
 
 
 def peft_layers(module: nn.Module) -> list[tuple[nn.Module, str, Any]]:

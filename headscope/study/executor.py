@@ -133,9 +133,7 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
         "revision": getattr(model.module.config, "_commit_hash", None),
         "weights_sha256": model.weights_sha256,
         "tokenizer_sha256": context.input_digests[label].get("tokenizer"),
-        "texts_sha256": {
-            name: digest for name, digest in context.input_digests[label].items() if name.startswith("texts of ")
-        },
+        **describe_texts(label, context),
         "scheme": model.scheme,
         "scheme_name": model.scheme_spec.name,
         "scheme_options": dict(model.scheme_spec.options),
@@ -148,6 +146,16 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
             **{GEOMETRY_KEYS.get(name, name): value for name, value in asdict(model.geometry).items()},
         },
         "dtype": str(model.module.dtype).removeprefix("torch."),
+        "vocabulary": model.module.get_input_embeddings().weight.shape[0],
+    }
+
+
+def describe_texts(label: str, context: StudyContext) -> dict[str, dict[str, str]]:
+    """Digests of the texts that one model reads, as far as this process knows them, for run.json."""
+    digests = context.input_digests[label].items()
+    return {
+        "texts_sha256": {name: digest for name, digest in digests if name.startswith("texts of ")},
+        "documents_sha256": dict(context.document_digests[label]),
     }
 
 

@@ -20,7 +20,15 @@ from headscope.runs.writer import RunWriter
 from headscope.study.cells import Job
 from headscope.study.config import EngineOptions, Study
 from headscope.study.context import StudyContext
-from headscope.study.executor import CellExecutor, CellTimings, Results, describe_model, hardware, runs_always
+from headscope.study.executor import (
+    CellExecutor,
+    CellTimings,
+    Results,
+    describe_model,
+    describe_texts,
+    hardware,
+    runs_always,
+)
 from headscope.study.progress import NoProgress, Progress
 
 log = logging.getLogger("headscope")
@@ -120,7 +128,11 @@ def run_study(
             progress.stop()
         seconds = round(time.monotonic() - started, 1)
         manifest = {
-            "models": [descriptions.get(label) or describe_model(label, context) for label in used],
+            "models": [
+                # A worker knows only the texts of its own jobs.
+                {**(descriptions.get(label) or describe_model(label, context)), **describe_texts(label, context)}
+                for label in used
+            ],
             "seed": study.seed,
             "versions": {name: version(name) for name in ("headscope", "torch", "transformers", "pandas", "pyarrow")},
             "hardware": {**hardware(), **engine.description},

@@ -3,6 +3,7 @@
 Sentences state what was measured on these documents; they do not guess at causes.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -21,7 +22,7 @@ from headscope.report.text import (
 )
 from headscope.runs.column_metadata import format_number, heads_with_role, parse_column
 from headscope.runs.run import Run
-from headscope.runs.summary import log_ratio_to_first, longest_ess_column, models_with_same_tokens
+from headscope.runs.summary import log_ratio_to_first, longest_ess_column, models_with_same_tokens, same_text_mask
 from headscope.runs.summary import model_table as per_model
 from probes.measure.analysis import AGGREGATION_GROWTH, LOCAL_LENGTH, RETRIEVAL_GROWTH, ROLES, SINK_MASS
 
@@ -226,17 +227,28 @@ def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[str]:
         return
     comparable = models_with_same_tokens(run, first)
     longest_nll = run.nll[run.nll["context_length"] == length]
-    documents = {label: {*names} for label, names in longest_nll.groupby("model", observed=True)["doc"]}
+    documents = _documents_by_model(longest_nll)
+    same_texts = _documents_by_model(longest_nll[same_text_mask(run, longest_nll, first)])
     loss = f"{table[first][name]:.3f} nats/token ({_count_documents(documents[first])})"
     yield f"The loss of {first} in contexts of {length:,} tokens is {loss}."
+    for model in run.manifest["models"]:
+        guess, value = math.log(model.get("vocabulary") or math.inf), table[model["label"]][name]
+        if model["label"] in {first, *labels} and value > guess:
+            yield (
+                f"The loss of {model['label']}, {value:.3f} nats/token, is above {guess:.3f}, that of a uniform guess "
+                f"among {model['vocabulary']:,} tokens. Its weights, tokenizer and texts do not fit together, or it is "
+                "not trained."
+            )
     for label in labels:
         if label not in comparable:
             yield f"The loss of {label} is not compared with that of {first}: their tokenizers differ."
             continue
         difference, low, high = (table[label][f"{name}_diff{end}"] for end in ("", "_low", "_high"))
+        common = same_texts.get(label, set()) & documents[first]
+        if label in documents and not common:
+            yield f"The loss of {label} is not compared with that of {first}: they read other texts."
         if label == first or np.isnan(difference):
             continue
-        common = documents[label] & documents[first]
         interval = (
             f"; {_count_documents(common)} give{'s' if len(common) == 1 else ''} no confidence interval"
             if np.isnan(low)
@@ -244,6 +256,10 @@ def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[str]:
         )
         zero = " The interval includes zero." if low <= 0 <= high else ""
         yield f"The loss of {label} minus that of {first} is {difference:+.3f} nats/token{interval}.{zero}"
+
+
+def _documents_by_model(rows: pd.DataFrame) -> dict[str, set[str]]:
+    return {str(label): {*names} for label, names in rows.groupby("model", observed=True)["doc"]}
 
 
 def _count_documents(names: Collection[str]) -> str:
@@ -255,8 +271,9 @@ def _pair_findings(heads: pd.DataFrame) -> Iterator[str]:
     if not medians:
         return
     values = ", ".join(f"{value:.2f} in {label}" for label, value in medians.items())
-    lowest = min(medians, key=lambda label: medians[label])
-    comparison = f" Usage is most even in {lowest}." if len(medians) > 1 else ""
+    lowest, *others = sorted(medians, key=lambda label: medians[label])
+    is_lower = any(f"{medians[lowest]:.2f}" != f"{medians[other]:.2f}" for other in others[:1])
+    comparison = f" Usage is most even in {lowest}." if is_lower else ""
     yield f"The median coefficient of variation of rotary-pair usage is {values}; lower is more even.{comparison}"
 
 
