@@ -35,6 +35,9 @@ NGRAM, MAX_SHARED_NGRAMS = 13, 0.8
 """Tokens of the n-grams that identify a near-copy, and the largest share that two different documents may have in
 common."""
 
+OVERLAP_SHARE, REPETITION_SHARE = 0.2, 0.5
+"""Share of 13-grams above which two documents overlap or a document repeats itself, with a warning [ours]."""
+
 TAIL_TOKENS = 16
 """Number of tokens dropped at the end of a cut text, since they may differ in the whole text [ours]."""
 
@@ -100,7 +103,7 @@ def load_token_documents(
     if count < 1 or length < 1:
         raise BadInput(f"cannot read {count} documents of {length} tokens: both numbers must be at least 1")
     documents: list[TokenDocument] = []
-    copies, index = [], NearDuplicateIndex()
+    copies, overlaps, index = [], [], NearDuplicateIndex()
     longest = Document("", "")
     searched = 0
     for searched, document in enumerate(read_documents(source, seed), start=1):
@@ -108,11 +111,14 @@ def load_token_documents(
         if len(ids) == length:
             original = index.add(ids)
             if original is None:
+                if index.overlap is not None:
+                    overlaps.append(f"{document.name} with {documents[index.overlap].name}")
                 documents.append(TokenDocument(document.name, ids, document.digest))
             else:
                 copies.append(f"{document.name} (like {documents[original].name})")
             if len(documents) == count:
                 _warn_about_copies(copies, source)
+                _warn_about_dependence(documents, overlaps, source)
                 return documents
         longest = max(longest, document, key=lambda candidate: len(candidate.text))
         if searched == MAX_SCANNED_DOCUMENTS:
@@ -135,10 +141,12 @@ def load_token_documents(
 class NearDuplicateIndex:
     """Finds copies and near-copies: sequences that share more than 80 % of their 13-grams with an earlier one.
 
-    A sequence shorter than 13 tokens is one n-gram.
+    A sequence shorter than 13 tokens is one n-gram. `overlap` is the index of the earlier sequence that the last stored
+    one shares more than 20 % with, None if there is none.
     """
 
     def __init__(self) -> None:
+        self.overlap: int | None = None
         self._holders: dict[bytes, list[int]] = {}
         self._count = 0
 
@@ -146,8 +154,10 @@ class NearDuplicateIndex:
         """Index of the sequence that `ids` copies; None, after storing `ids`, if there is none."""
         grams = _ngrams(ids)
         shared = Counter(holder for gram in grams for holder in self._holders.get(gram, ()))
-        if shared and (best := shared.most_common(1)[0])[1] > MAX_SHARED_NGRAMS * len(grams):
-            return best[0]
+        best, shared_count = shared.most_common(1)[0] if shared else (0, 0)
+        if shared_count > MAX_SHARED_NGRAMS * len(grams):
+            return best
+        self.overlap = best if shared_count > OVERLAP_SHARE * len(grams) else None
         for gram in grams:
             self._holders.setdefault(gram, []).append(self._count)
         self._count += 1
@@ -173,6 +183,27 @@ def _warn_about_copies(copies: Sequence[str], source: str) -> None:
     if copies:
         listed = ", ".join(copies[:3]) + (", ..." if len(copies) > 3 else "")
         log.warning("%s: left out %d copies or near-copies of other documents: %s", source, len(copies), listed)
+
+
+def _warn_about_dependence(documents: Sequence[TokenDocument], overlaps: Sequence[str], source: str) -> None:
+    """Warn about documents that share a part, and about documents that repeat themselves."""
+    if overlaps:
+        log.warning(
+            "%s: %d documents share more than %.0f %% of their %d-grams with another one, first %s. They are not "
+            "independent, so confidence intervals are too narrow. Use other documents",
+            source, len(overlaps), 100 * OVERLAP_SHARE, NGRAM, overlaps[0],
+        )  # fmt: skip
+    repetitive = [
+        document.name
+        for document in documents
+        if len(_ngrams(document.ids)) < (1 - REPETITION_SHARE) * (len(document.ids) - NGRAM + 1)
+    ]
+    if repetitive:
+        log.warning(
+            "%s: %d documents repeat themselves in more than half of their %d-grams, first %s. Losses and induction "
+            "scores of repeated text are not those of normal text. Use other documents",
+            source, len(repetitive), NGRAM, repetitive[0],
+        )  # fmt: skip
 
 
 def first_tokens(text: str, tokenizer: Tokenizer, length: int) -> list[int]:

@@ -30,7 +30,15 @@ from headscope.report.blocks import (
 from headscope.report.text import default_models
 from headscope.runs.column_metadata import columns_by_length, parse_column, statistics
 from headscope.runs.run import Run
-from headscope.runs.summary import differing_texts, log_ratio_to_first, longest_ess_column, training_checkpoints
+from headscope.runs.summary import (
+    beyond_native_context,
+    differing_texts,
+    equal_models,
+    log_ratio_to_first,
+    longest_ess_column,
+    models_with_same_tokens,
+    training_checkpoints,
+)
 
 MAX_HEADS = 6
 """Maximum number of notable heads with charts of their own."""
@@ -148,6 +156,26 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
             "Models",
             f"Sentences and charts about several models show {len(default_labels)} of {len(run.models)} models. They "
             f"leave out {', '.join(left_out)}. The tables have all models; the app can show others.",
+        )
+    same_tokens = models_with_same_tokens(run, run.models[0]) if run.models else []
+    if other_tokens := [label for label in run.models if label not in same_tokens]:
+        yield Finding(
+            "Models",
+            f"The tokenizer of {', '.join(other_tokens)} differs from that of {run.models[0]}, so a context of as many "
+            "tokens holds another text. Differences between heads mix the effect of the model with that of the tokens.",
+        )
+    for label, length, native in beyond_native_context(run):
+        yield Finding(
+            "Models",
+            f"{label} reads {length:,} tokens, but was trained for {native:,} and has no position scheme that extends "
+            "them. Its values at this length are those of an untrained range of positions.",
+            label,
+        )
+    for first, second in equal_models(run):
+        yield Finding(
+            "Models",
+            f"{first} and {second} are the same weights under the same position scheme. All that differs between them "
+            "comes from texts, tokenizers or rounding.",
         )
     if other_texts := differing_texts(run):
         yield Finding(

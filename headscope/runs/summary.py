@@ -5,6 +5,7 @@ over
 documents (see `aggregation`).
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -113,13 +114,61 @@ def models_with_same_tokens(run: RunTables, baseline: str) -> list[str]:
 def differing_texts(run: RunTables) -> list[str]:
     """Labels of models that were measured on other texts than the first model, as far as run.json records them."""
     first, *others = run.manifest["models"] or [{}]
-    reference = first.get("texts_sha256") or {}
+    reference, documents = first.get("texts_sha256") or {}, first.get("documents_sha256")
     return [
         model["label"]
         for model in others
-        if model.get("tokenizer_sha256") == first.get("tokenizer_sha256")
-        and any(reference.get(name, digest) != digest for name, digest in (model.get("texts_sha256") or {}).items())
+        if (documents and model.get("documents_sha256") and model["documents_sha256"] != documents)
+        or (
+            model.get("tokenizer_sha256") == first.get("tokenizer_sha256")
+            and any(reference.get(name, digest) != digest for name, digest in (model.get("texts_sha256") or {}).items())
+        )
     ]
+
+
+def same_text_mask(run: RunTables, rows: pd.DataFrame, baseline: str) -> pd.Series:
+    """Mask of the rows whose document is not recorded as another text of the same name under `baseline`."""
+    digests = {model["label"]: model.get("documents_sha256") or {} for model in run.manifest["models"]}
+    reference = digests[baseline]
+    changed = {
+        (label, name)
+        for label, own in digests.items()
+        for name, digest in own.items()
+        if reference.get(name, digest) != digest
+    }
+    pairs = zip(rows["model"], rows["doc"], strict=True)
+    return pd.Series([pair not in changed for pair in pairs], rows.index, dtype=bool)
+
+
+def beyond_native_context(run: RunTables) -> list[tuple[str, int, int]]:
+    """(label, longest measured context length, native context) of models without a scheme that read longer texts."""
+    longest: dict[str, int] = {}
+    for name in ("attention", "nll", "needles"):
+        if name in run.tables:
+            for label, length in run.table(name).groupby("model", observed=True)["context_length"].max().items():
+                longest[str(label)] = max(int(length), longest.get(str(label), 0))
+    natives = {
+        model["label"]: model["geometry"].get("native_context") or 0
+        for model in run.manifest["models"]
+        if model["scheme"] == "base"
+    }
+    return [(label, longest[label], native) for label, native in natives.items() if 0 < native < longest.get(label, 0)]
+
+
+def equal_models(run: RunTables) -> list[tuple[str, str]]:
+    """Pairs of labels with equal weights, scheme and adapter in one run: each with the first such model.
+
+    Models that a combination of runs has told apart by the run's name are not listed.
+    """
+    names = ("weights_sha256", "scheme", "adapter_sha256", "dtype", "geometry")
+    first: dict[str, str] = {}
+    pairs = []
+    for model in run.manifest["models"]:
+        key = json.dumps([model.get(name) for name in names], sort_keys=True)
+        earlier = first.setdefault(key, model["label"])
+        if earlier.partition(" \u00b7 ")[0] != model["label"].partition(" \u00b7 ")[0]:
+            pairs.append((earlier, model["label"]))
+    return pairs
 
 
 def training_checkpoints(models: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

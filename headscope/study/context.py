@@ -27,7 +27,8 @@ class StudyContext:
     `in_memory_models` are opened models by label; `files_folder` is for files that are not tables. `completed_cost` is
     the part of the running job's cost that was reported as progress. `read_stored(job, table)` reads a table of a
     finished job, and `stored_tables(job)` lists its tables. `input_digests` are digests by label (None: of all models)
-    and input: an unfinished run continues only from the same inputs.
+    and input: an unfinished run continues only from the same inputs. `document_digests` are those of the documents'
+    texts by label and document.
     """
 
     study: Study
@@ -36,6 +37,7 @@ class StudyContext:
     files_folder: Path = Path()
     completed_cost: float = 0.0
     input_digests: dict[str | None, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    document_digests: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     specs: Mapping[str, ModelSpec] = field(init=False)
     schemes: Mapping[str, Scheme] = field(init=False)
     read_stored: Callable[[str, str], pd.DataFrame] = field(init=False)
@@ -114,6 +116,7 @@ class StudyContext:
         name = f"texts of {length:,} tokens"
         if name not in self.input_digests[label]:
             self.input_digests[label][name] = digests.digest_documents(self._documents[key])
+            self.document_digests[label] |= {document.name: document.digest for document in self._documents[key]}
         return self._documents[key]
 
     def tokenizer(self, label: str) -> Any:

@@ -167,6 +167,7 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
         "pretraining": getattr(model.module.config, PRETRAINING_KEY, None),
         "geometry": describe_geometry(model.geometry),
         "dtype": str(model.module.dtype).removeprefix("torch."),
+        "vocabulary": model.module.get_input_embeddings().weight.shape[0],
     }
 
 

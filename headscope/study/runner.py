@@ -132,6 +132,7 @@ def run_study(
                 {
                     **(descriptions.get(label) or describe_model(label, context)),
                     **text_digests(_recorded_digests(writer, label) | context.input_digests[label]),
+                    "documents_sha256": dict(context.document_digests[label]),
                 }
                 for label in used
             ],

@@ -14,7 +14,7 @@ from headscope.bins import BINS_PER_OCTAVE, bin_center, in_last_octave
 from headscope.runs.aggregation import HEAD_KEYS, mean_losses, mean_with_interval, plain_types, rows_at_longest_length
 from headscope.runs.column_metadata import Role, Statistic, columns_by_length
 from headscope.runs.run_tables import RunTables
-from headscope.runs.summary import longest_ess_column, models_with_same_tokens
+from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask
 
 MIN_GROWTH_KEYS = 64
 """Minimum bin center, in visible keys, of the rows that the growth exponent is fitted to."""
@@ -150,9 +150,10 @@ def model_statistics(run: RunTables) -> pd.DataFrame | None:
         summarised = [name for name in map(str, wide) if name in ("growth", "cov", *lengths)]
         rows = wide.groupby("model")[summarised].median()
     if "nll" in run.tables:
-        losses = _loss_statistics(
-            plain_types(run.table("nll")), run.models[0], models_with_same_tokens(run, run.models[0])
-        )
+        first = run.models[0]
+        frame = plain_types(run.table("nll"))
+        frame = frame.assign(is_same_text=same_text_mask(run, frame, first))
+        losses = _loss_statistics(frame, first, models_with_same_tokens(run, first))
         rows = losses if rows is None else rows.join(losses, how="outer")
     return rows
 
@@ -217,13 +218,15 @@ def _position_statistics(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _loss_statistics(frame: pd.DataFrame, reference_model: str, comparable: Sequence[str]) -> pd.DataFrame:
-    """Losses by model, and differences of the `comparable` models to the reference model."""
+    """Losses by model, and differences of the `comparable` models to the reference model where `is_same_text`."""
     columns: list[pd.DataFrame | pd.Series] = []
-    for length, block in mean_losses(frame, ["model", "context_length", "doc"]).groupby(level="context_length"):
-        block = block.droplevel("context_length")
+    losses = mean_losses(frame, ["model", "context_length", "doc", "is_same_text"])
+    for length, block in losses.groupby(level="context_length"):
+        is_same_text = block.index.get_level_values("is_same_text")
+        block = block.droplevel(["context_length", "is_same_text"])
         columns.append(block.groupby(level="model").mean().rename(f"nll_{length}"))
         if reference_model in block.index.get_level_values("model"):
-            compared = block[block.index.get_level_values("model").isin(comparable)]
+            compared = block[block.index.get_level_values("model").isin(comparable) & is_same_text]
             paired = compared.sub(block.loc[reference_model], level="doc").dropna()
             columns.append(mean_with_interval(paired, f"nll_{length}_diff"))
     return pd.concat(columns, axis=1)

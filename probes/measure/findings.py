@@ -3,6 +3,7 @@
 Sentences state what was measured on these documents; they do not guess at causes.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from headscope.report.text import (
 )
 from headscope.runs.column_metadata import format_number, heads_with_role, parse_column
 from headscope.runs.run import Run
-from headscope.runs.summary import log_ratio_to_first, longest_ess_column, models_with_same_tokens
+from headscope.runs.summary import log_ratio_to_first, longest_ess_column, models_with_same_tokens, same_text_mask
 from headscope.runs.summary import model_table as per_model
 from probes.measure.analysis import AGGREGATION_GROWTH, LOCAL_LENGTH, RETRIEVAL_GROWTH, ROLES, SINK_MASS
 
@@ -251,21 +252,34 @@ def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[Sentence]:
         return
     comparable = models_with_same_tokens(run, first)
     longest_nll = run.nll[run.nll["context_length"] == length]
-    documents = {label: {*names} for label, names in longest_nll.groupby("model", observed=True)["doc"]}
+    documents = _documents_by_model(longest_nll)
+    same_texts = _documents_by_model(longest_nll[same_text_mask(run, longest_nll, first)])
     loss = f"{table[first][name]:.3f} nats/token ({_count_documents(documents[first])})"
     yield Sentence(
         f"The loss of {first} in contexts of {length:,} tokens is {loss}.",
         first,
         FindingData(table[first][name], n=len(documents[first])),
     )
+    for model in run.manifest["models"]:
+        label, vocabulary, value = model["label"], model.get("vocabulary"), table[model["label"]][name]
+        if label in {first, *labels} and vocabulary and value > math.log(vocabulary):
+            yield Sentence(
+                f"The loss of {label}, {value:.3f} nats/token, is above {math.log(vocabulary):.3f}, that of a uniform "
+                f"guess among {vocabulary:,} tokens. Its weights, tokenizer and texts do not fit together, or it is "
+                "not trained.",
+                label,
+                FindingData(value),
+            )
     for label in labels:
         if label not in comparable:
             yield Sentence(f"The loss of {label} is not compared with that of {first}: their tokenizers differ.", label)
             continue
         difference, low, high = (table[label][f"{name}_diff{end}"] for end in ("", "_low", "_high"))
+        common = same_texts.get(label, set()) & documents[first]
+        if label in documents and not common:
+            yield Sentence(f"The loss of {label} is not compared with that of {first}: they read other texts.", label)
         if label == first or np.isnan(difference):
             continue
-        common = documents[label] & documents[first]
         interval = (
             f"; {_count_documents(common)} give{'s' if len(common) == 1 else ''} no confidence interval"
             if np.isnan(low)
@@ -279,6 +293,10 @@ def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[Sentence]:
         )
 
 
+def _documents_by_model(rows: pd.DataFrame) -> dict[str, set[str]]:
+    return {str(label): {*names} for label, names in rows.groupby("model", observed=True)["doc"]}
+
+
 def _count_documents(names: Collection[str]) -> str:
     return f"{len(names)} document{'' if len(names) == 1 else 's'}"
 
@@ -288,8 +306,9 @@ def _pair_findings(heads: pd.DataFrame) -> Iterator[Sentence]:
     if not medians:
         return
     values = ", ".join(f"{value:.2f} in {label}" for label, value in medians.items())
-    lowest = min(medians, key=lambda label: medians[label])
-    comparison = f" Usage is most even in {lowest}." if len(medians) > 1 else ""
+    lowest, *others = sorted(medians, key=lambda label: medians[label])
+    is_lower = any(f"{medians[lowest]:.2f}" != f"{medians[other]:.2f}" for other in others[:1])
+    comparison = f" Usage is most even in {lowest}." if is_lower else ""
     yield Sentence(
         f"The median coefficient of variation of rotary-pair usage is {values}; lower is more even.{comparison}"
     )

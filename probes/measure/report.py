@@ -19,7 +19,7 @@ from headscope.report.statistic_charts import box_chart, comparison_chart
 from headscope.report.text import default_models_with, describe_extremes, evenly_spaced, head_mask
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
-from headscope.runs.summary import longest_ess_column, models_with_same_tokens
+from headscope.runs.summary import longest_ess_column, models_with_same_tokens, same_text_mask
 
 HeadPlot = Callable[[pd.DataFrame, int, int], go.Figure]
 """Plots one head from the rows of a table: (rows, layer, head) -> figure."""
@@ -244,6 +244,7 @@ def loss_charts(context: RenderContext) -> Iterator[Chart]:
     )
     if len(models) > 1:
         comparable = nll["model"].isin(models_with_same_tokens(context.run, models[0]))
+        comparable &= same_text_mask(context.run, nll, models[0])
         yield Chart(
             loss.plot_loss_difference(nll[comparable], models[0]),
             f"The same documents under each model. Below zero a model predicts better than {models[0]}; the band is a "

@@ -50,7 +50,8 @@ def retrieval_summary(run: Run) -> pd.DataFrame:
 
     `trials`, `successes`, `share`, `low`, `high` as in `success_by_cell`. Over the successful trials: `above`, the
     share of heads whose mean score is above 0.1; `zero`, the share at exactly 0; `layer`, `head` and `top`, the top
-    head and its score; NaN without a successful trial. `control` is the largest mean score of a head in the control.
+    head and its score; NaN without a successful trial. `control` is the largest mean score of a head in the control,
+    and `control_successes` of `control_trials` without the needle give the answer all the same.
     """
     trials = run.needles.groupby(["model", "mode"], observed=True)["success"]
     counts = trials.agg(trials="size", successes="sum").reset_index().astype({"model": "str", "mode": "str"})
@@ -69,9 +70,17 @@ def retrieval_summary(run: Run) -> pd.DataFrame:
                 "head": np.nan if top_head is None else top_head["head"],
                 "top": scores.max(),
                 "control": block["retrieval_control"].max() if "retrieval_control" in block else np.nan,
+                **_control_counts(run.needles, label),
             }
         )
     return counts.reset_index(drop=True).join(pd.DataFrame(rows))
+
+
+def _control_counts(needles: pd.DataFrame, label: str) -> dict[str, int]:
+    """Number of prompts without the needle, which count once for all depths, and of those that are answered."""
+    control = needles[(needles["model"] == label) & (needles["mode"] == CONTROL)]
+    prompts = control.drop_duplicates(["needle", "context_length", "doc", "seed"])
+    return {"control_trials": len(prompts), "control_successes": int(prompts["success"].sum())}
 
 
 def retrieval_column(mode: str) -> str:

@@ -194,6 +194,11 @@ def _model_sentences(run: Run, row: dict[Any, Any]) -> Iterator[str]:
     if not row["successes"]:
         yield f"{model} answers none of {row['trials']} trials{mode_suffix}, so its heads have no retrieval score."
         return
+    if row["control_successes"]:
+        yield (
+            f"{model} also answers {row['control_successes']} of {row['control_trials']} prompts without the needle: "
+            "it knows or guesses these facts. Its success does not show retrieval. Use other needles."
+        )
     listed = ", ".join(
         f"layer {layer} head {head} ({score:.2f})" for layer, head, score in analysis.top_heads(run, model, row["mode"])
     )

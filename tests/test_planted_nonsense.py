@@ -1,0 +1,559 @@
+"""Planted nonsense: a study refuses it, warns about it, or marks it in its findings, as docs/detection.md says.
+
+Each kind is a function that plants one mistake and runs a study through the command line. Afterwards every statement
+with a confidence interval must be true of what is known: equal models do not differ.
+"""
+
+import json
+import logging
+import random
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import families
+from support.adapters import noisy
+from support.gguf_files import write_gguf
+from support.planted_needle import VOCAB, ask, fill, planted
+from support.tiny_studies import WORDS, StopsAfter, save_checkpoint, save_texts
+from transformers import AutoModelForCausalLM
+
+import headscope as hs
+from headscope.errors import BadInput, Changed, Interrupted
+from headscope.runs.run import Run, combine_runs
+from headscope.study.config import build_study
+from headscope.study.runner import run_study
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "detection.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+Outcome = Literal["refuses", "warns", "marks", "says nothing"]
+Weights = dict[str, torch.Tensor]
+LENGTH, QUIET = 24, ("--device", "cpu", "--quiet")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command did: its exit code, all warnings and errors, and the run, if it finished."""
+
+    code: int
+    messages: str
+    run: Run | None
+
+    @property
+    def findings(self) -> str:
+        assert self.run is not None, self.messages
+        return "\n".join(self.run.findings()["text"])
+
+
+@dataclass
+class Lab:
+    """A folder with a trained checkpoint `good`, a random one `tiny` and texts, and the command line.
+
+    `shared` is read-only; each kind writes to `own`.
+    """
+
+    shared: Path
+    own: Path
+    command: Callable[..., tuple[int, str, str]]
+    caplog: pytest.LogCaptureFixture
+
+    @property
+    def texts(self) -> str:
+        return f"file:{self.shared}/texts/*.txt"
+
+    def copied(self, name: str, original: str = "good") -> Path:
+        return Path(shutil.copytree(self.shared / original, self.own / name))
+
+    def with_weights(self, change: Callable[[Weights], Weights], name: str = "changed") -> Path:
+        """A copy of the checkpoint with changed weights."""
+        file = self.copied(name) / "model.safetensors"
+        weights = {key: value.clone() for key, value in load_file(file).items()}
+        save_file(change(weights), file, {"format": "pt"})
+        return file.parent
+
+    def with_config(self, name: str = "changed", **changes: Any) -> Path:
+        """A copy of the checkpoint with a changed configuration."""
+        file = self.copied(name) / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+        return file.parent
+
+    def write_texts(self, **texts: Sequence[str]) -> str:
+        """Write one file per keyword, from its words, and return their text source."""
+        folder = self.own / "written"
+        folder.mkdir(parents=True)
+        for name, words in texts.items():
+            (folder / f"{name}.txt").write_text(" ".join(words))
+        return f"file:{folder}/*.txt"
+
+    def run(
+        self,
+        *models: object,
+        text: str = "",
+        docs: int = 3,
+        out: str = "runs",
+        length: int = LENGTH,
+        tables: str = "nll",
+    ) -> Result:
+        """Measure models, each NAME=SPEC, with `headscope run`."""
+        flags = [flag for model in models for flag in ("--model", model)]
+        places = ("--text", text or self.texts, "--docs", docs, "--out", self.own / out)
+        options = ("--length", length, "--tables", tables, *QUIET)
+        return self.headscope("run", *flags, *places, *options, out=out)
+
+    def headscope(self, *arguments: object, out: str = "runs") -> Result:
+        self.caplog.clear()
+        code, _, err = self.command(*arguments)
+        finished = sorted((self.own / out).glob("[!.]*/run.json"))
+        logged = "\n".join(record.getMessage() for record in self.caplog.records)
+        return Result(code, f"{err}\n{logged}", Run.open(finished[-1].parent) if code == 0 else None)
+
+
+Check = Callable[[Lab], tuple[Result, str]]
+"""Plants one kind of nonsense; returns what headscope did and a text that its message or its finding contains."""
+KINDS: dict[str, tuple[Outcome, Check]] = {}
+
+
+def kind(name: str, outcome: Outcome) -> Callable[[Check], Check]:
+    """Register a kind of nonsense by the name and the outcome in the table of docs/detection.md."""
+
+    def register(check: Check) -> Check:
+        KINDS[name] = (outcome, check)
+        return check
+
+    return register
+
+
+def random_words(seed: object, count: int = 90) -> list[str]:
+    chance = random.Random(str(seed))
+    return [chance.choice(WORDS) for _ in range(count)]
+
+
+def counting_words(seed: object, count: int = 90) -> list[str]:
+    """Mostly each word followed by the next one, which the checkpoint `good` has learned."""
+    chance, at, words = random.Random(str(seed)), 0, []
+    for _ in range(count):
+        at = chance.randrange(122) if chance.random() < 0.2 else (at + 1) % 122
+        words.append(f"w{at}")
+    return words
+
+
+# Weights ---------------------------------------------------------------------------------------------------------
+
+
+def without_layer(weights: Weights) -> Weights:
+    return {key: value for key, value in weights.items() if "layers.2.self_attn" not in key}
+
+
+def with_zero_layer(weights: Weights) -> Weights:
+    return {key: value * 0 if "layers.2.self_attn" in key else value for key, value in weights.items()}
+
+
+def with_random_layer(weights: Weights) -> Weights:
+    torch.manual_seed(0)
+    return {key: torch.randn_like(value) if "layers.2." in key else value for key, value in weights.items()}
+
+
+@kind("a layer without weights, in safetensors", "refuses")
+def missing_layer(lab: Lab) -> tuple[Result, str]:
+    return lab.run(f"x={lab.with_weights(without_layer)}"), "lacks weights, e.g. model.layers.2.self_attn"
+
+
+@kind("a layer without weights, in GGUF", "refuses")
+def missing_gguf_layer(lab: Lab) -> tuple[Result, str]:
+    write_gguf(lab.own / "tiny.gguf", blocks=1)
+    return lab.run(f"x={lab.own}/tiny.gguf"), "lacks weights, e.g. model.layers.1."
+
+
+@kind("weights of more layers than the configuration has", "refuses")
+def unused_layer(lab: Lab) -> tuple[Result, str]:
+    return lab.run(f"x={lab.with_config(num_hidden_layers=3)}"), "has weights that its config does not use"
+
+
+@kind("a configuration of other shapes than the weights", "refuses")
+def other_shapes(lab: Lab) -> tuple[Result, str]:
+    return lab.run(f"x={lab.with_config(head_dim=8)}"), "the shapes of its weights do not match its config"
+
+
+@kind("weights that are not finite (NaN)", "refuses")
+def nan_weights(lab: Lab) -> tuple[Result, str]:
+    folder = lab.with_weights(lambda weights: weights | {"lm_head.weight": weights["lm_head.weight"] * float("nan")})
+    return lab.run(f"x={folder}"), "its weights are not finite, first in 'lm_head.weight'"
+
+
+@kind("a checkpoint of zeros", "refuses")
+def zero_checkpoint(lab: Lab) -> tuple[Result, str]:
+    folder = lab.with_weights(lambda weights: {key: value * 0 for key, value in weights.items()})
+    return lab.run(f"x={folder}"), "all of its weights are zero"
+
+
+@kind("a layer of zeros", "warns")
+def zero_layer(lab: Lab) -> tuple[Result, str]:
+    return lab.run(f"x={lab.with_weights(with_zero_layer)}"), "has 4 of 30 weight matrices that are all zero"
+
+
+@kind("a layer of random numbers that destroys the predictions", "marks")
+def random_layer(lab: Lab) -> tuple[Result, str]:
+    result = lab.run(f"good={lab.shared}/good", f"bad={lab.with_weights(with_random_layer)}")
+    assert "The loss of good, " not in result.findings, "the intact checkpoint must not be marked"
+    return result, "that of a uniform guess among 128 tokens"
+
+
+@kind("heads of a model with random weights, called retrieval heads", "marks")
+def random_heads(lab: Lab) -> tuple[Result, str]:
+    grid = ("--lengths", "90,", "--depths", 1, "--needles", 2, "--template", "plain")
+    places = ("--text", lab.texts, "--out", lab.own / "runs", *QUIET)
+    result = lab.headscope("needle", "--model", f"x={lab.shared}/tiny", *grid, *places)
+    assert result.run is not None
+    assert "retrieval" not in result.run.heads or result.run.heads["retrieval"].isna().all()
+    assert "top retrieval heads" not in result.findings
+    return result, "so its heads have no retrieval score"
+
+
+@kind("one checkpoint under two names", "marks")
+def same_model_twice(lab: Lab) -> tuple[Result, str]:
+    result = lab.run(f"a={lab.shared}/good", f"b={lab.copied('copy')}", tables="pairs,nll")
+    assert "minus that of a is +0.000 nats/token" in result.findings
+    assert "most even" not in result.findings
+    return result, "a and b are the same weights under the same position scheme"
+
+
+@kind("checkpoints of different models as steps of one training", "refuses")
+def other_family(lab: Lab) -> tuple[Result, str]:
+    lab.copied("step-1")
+    lab.with_config("step-2", num_attention_heads=2)
+    places = ("--text", lab.texts, "--out", lab.own / "runs", *QUIET)
+    return lab.headscope("run", "--checkpoints", f"{lab.own}/step-*", *places), "are not steps of one training"
+
+
+@kind("weights exchanged before --resume", "refuses")
+def exchanged_weights(lab: Lab) -> tuple[Result, str]:
+    models = {"a": str(lab.copied("a")), "b": str(lab.copied("b", "tiny"))}
+    content = {"models": models, "texts": {"source": lab.texts, "docs": 3}, "device": "cpu"}
+    study = build_study(content | {"measure": {"lengths": [LENGTH], "tables": ["nll"]}})
+    with pytest.raises(Interrupted):
+        run_study(study, lab.own / "runs", progress=StopsAfter(2))
+    first, second = (lab.own / name / "model.safetensors" for name in "ab")
+    first.rename(lab.own / "kept")
+    second.rename(first)
+    (lab.own / "kept").rename(second)
+    with pytest.raises(Changed) as refusal:
+        run_study(study, lab.own / "runs", resume=True)
+    return Result(refusal.value.exit_code, str(refusal.value), None), "the weights of 'a'"
+
+
+# Adapters --------------------------------------------------------------------------------------------------------
+
+
+@kind("an AdaRoPE adapter of another checkpoint", "refuses")
+def other_adapter(lab: Lab) -> tuple[Result, str]:
+    noisy(hs.load(f"{lab.shared}/tiny", device="cpu")).save(lab.own / "a.safetensors")
+    return lab.run(f"x={lab.shared}/good@adarope:adapter={lab.own}/a.safetensors"), "was trained on other weights"
+
+
+@kind("a LoRA of another checkpoint", "warns")
+def other_lora(lab: Lab) -> tuple[Result, str]:
+    from peft import LoraConfig, get_peft_model
+
+    module = AutoModelForCausalLM.from_pretrained(lab.shared / "tiny")
+    get_peft_model(module, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(lab.own / "lora")
+    return lab.run(f"x={lab.shared}/good+{lab.own}/lora"), f"was trained on '{lab.shared}/tiny' and is applied to"
+
+
+# Files of runs ---------------------------------------------------------------------------------------------------
+
+
+def finished_run(lab: Lab) -> Path:
+    result = lab.run(f"a={lab.shared}/good", f"b={lab.shared}/tiny")
+    assert result.run is not None
+    return result.run.path
+
+
+@kind("labels of two models exchanged in run.json", "refuses")
+def exchanged_labels(lab: Lab) -> tuple[Result, str]:
+    path = finished_run(lab)
+    manifest = json.loads((path / "run.json").read_text())
+    first, second = manifest["models"]
+    first["label"], second["label"] = second["label"], first["label"]
+    (path / "run.json").write_text(json.dumps(manifest))
+    return lab.headscope("report", path, "--out", lab.own / "report.html"), "its digest differs from the recorded one"
+
+
+@kind("a changed value in a table", "refuses")
+def changed_value(lab: Lab) -> tuple[Result, str]:
+    path = finished_run(lab)
+    table = pq.read_table(path / "nll.parquet")
+    column = table.schema.get_field_index("nll")
+    halved = (table["nll"].to_numpy() / 2).astype("float32")
+    pq.write_table(table.set_column(column, table.schema.field(column), [halved]), path / "nll.parquet")
+    return lab.headscope("report", path, "--out", lab.own / "report.html"), "its sha256 differs from the recorded one"
+
+
+# Documents -------------------------------------------------------------------------------------------------------
+
+
+@kind("copies of a document", "warns")
+def copied_documents(lab: Lab) -> tuple[Result, str]:
+    words = {name: counting_words(name) for name in "abc"}
+    text = lab.write_texts(**words, copy1=words["a"], copy2=words["a"])
+    result = lab.run(f"x={lab.shared}/good", text=text, docs=4)
+    assert result.code == 2, "without enough other documents it refuses"
+    assert "has 3 different documents of 24 tokens, but 4 are needed" in result.messages
+    return lab.run(f"x={lab.shared}/good", text=text, docs=3), "copies or near-copies of other documents"
+
+
+@kind("near-copies of a document", "warns")
+def near_copies(lab: Lab) -> tuple[Result, str]:
+    first = counting_words("a", 200)
+    edited = {f"edited{at}": [*first[:at], "w0", *first[at + 1 :]] for at in (50, 100, 150)}
+    text = lab.write_texts(a=first, other=random_words("b", 200), **edited)
+    assert lab.run(f"x={lab.shared}/good", text=text, docs=3, length=180).code == 2
+    return lab.run(f"x={lab.shared}/good", text=text, docs=2, length=180), "copies or near-copies of other documents"
+
+
+@kind("overlapping excerpts of one document", "warns")
+def overlapping_excerpts(lab: Lab) -> tuple[Result, str]:
+    words = random_words("a", 200)
+    text = lab.write_texts(**{f"from{start}": words[start:] for start in (0, 30, 60)})
+    return lab.run(f"x={lab.shared}/good", text=text, length=80), "so confidence intervals are too narrow"
+
+
+@kind("a document of one passage again and again", "warns")
+def repeated_passage(lab: Lab) -> tuple[Result, str]:
+    text = lab.write_texts(**{name: random_words(name, 20) * 6 for name in "abc"})
+    return lab.run(f"x={lab.shared}/good", text=text, length=100), "repeat themselves in more than half of their"
+
+
+@kind("two halves of one document as two documents", "says nothing")
+def halved_documents(lab: Lab) -> tuple[Result, str]:
+    documents = {name: counting_words(name, 80) for name in "ab"}
+    halves = {f"{name}{n}": words[40 * n : 40 * n + 40] for name, words in documents.items() for n in (0, 1)}
+    text = lab.write_texts(**halves)
+    return lab.run(f"a={lab.shared}/good", f"b={lab.shared}/good@linear:factor=1", text=text, docs=4), ""
+
+
+@kind("too few documents for an interval", "marks")
+def two_documents(lab: Lab) -> tuple[Result, str]:
+    result = lab.run(f"a={lab.shared}/good", f"b={lab.shared}/tiny", docs=2)
+    assert "95 % confidence interval" not in result.findings
+    return result, "2 documents give no confidence interval"
+
+
+@kind("documents shorter than the context length", "refuses")
+def short_documents(lab: Lab) -> tuple[Result, str]:
+    return lab.run(f"x={lab.shared}/good", length=500), "0 of 4 documents"
+
+
+@kind("training text that contains the validation text", "warns")
+def validation_text_in_training(lab: Lab) -> tuple[Result, str]:
+    held_out = random_words("held out")
+    text = lab.write_texts(held=held_out)
+    (lab.own / "train").mkdir()
+    (lab.own / "train" / "other.txt").write_text(" ".join(random_words("other")))
+    (lab.own / "train" / "leak.txt").write_text(" ".join(["w1", *held_out, "w2"]))
+    phases = ("--phase", "16:1", "--save-every", 1, "--warmup", 1, "--validation-length", 40, "--factor", 2)
+    places = ("--train", f"file:{lab.own}/train/*.txt", "--text", text, "--docs", 1, "--out", lab.own / "runs")
+    result = lab.headscope("adapt", "--model", lab.shared / "good", *phases, *places, *QUIET)
+    return result, "leak.txt is not used for training: it is a near-copy of written/held.txt"
+
+
+@kind("contexts longer than the native context, without a position scheme", "marks")
+def beyond_native_context(lab: Lab) -> tuple[Result, str]:
+    text = lab.write_texts(**{name: random_words(name, 90) for name in "abc"})
+    short = lab.with_config(max_position_embeddings=40)
+    result = lab.run(f"x={short}", f"y={short}@yarn:factor=2", text=text, length=80)
+    assert "y reads" not in result.findings
+    return result, "x reads 80 tokens, but was trained for 40"
+
+
+# Tokenizers ------------------------------------------------------------------------------------------------------
+
+
+def change_vocabulary(folder: Path, change: Callable[[dict[str, int]], dict[str, int]]) -> Path:
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    rules["model"]["vocab"] = change(rules["model"]["vocab"])
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    return folder
+
+
+def shuffled(vocabulary: dict[str, int]) -> dict[str, int]:
+    words = [word for word in vocabulary if word.startswith("w")]
+    ids = random.Random(0).sample([vocabulary[word] for word in words], len(words))
+    return vocabulary | dict(zip(words, ids, strict=True))
+
+
+@kind("a tokenizer with more tokens than the model", "refuses")
+def larger_tokenizer(lab: Lab) -> tuple[Result, str]:
+    folder = change_vocabulary(
+        lab.copied("changed"), lambda words: {word: n + 500 * (n > 2) for word, n in words.items()}
+    )
+    return lab.run(f"x={folder}"), "has 128 embeddings"
+
+
+@kind("a tokenizer of another model with as many tokens", "marks")
+def shuffled_tokenizer(lab: Lab) -> tuple[Result, str]:
+    folder = change_vocabulary(lab.copied("changed"), shuffled)
+    return lab.run(f"x={folder}"), "that of a uniform guess among 128 tokens"
+
+
+@kind("models with different tokenizers compared", "marks")
+def different_tokenizers(lab: Lab) -> tuple[Result, str]:
+    folder = change_vocabulary(lab.copied("changed"), shuffled)
+    result = lab.run(f"a={lab.shared}/good", f"b={folder}")
+    assert "The loss of b is not compared with that of a: their tokenizers differ." in result.findings
+    return result, "The tokenizer of b differs from that of a"
+
+
+# Combined runs ---------------------------------------------------------------------------------------------------
+
+
+def combined(*results: Result) -> Result:
+    runs = [result.run for result in results if result.run is not None]
+    assert len(runs) == len(results)
+    return Result(0, "", combine_runs(runs))
+
+
+@kind("combined runs over other texts of the same names", "marks")
+def other_texts(lab: Lab) -> tuple[Result, str]:
+    text = lab.write_texts(**{name: counting_words(f"other {name}") for name in "abcd"})
+    (lab.own / "written").rename(lab.own / "texts")
+    first = lab.run(f"a={lab.shared}/good", docs=4, out="first")
+    second = lab.run(f"b={lab.shared}/tiny", text=text.replace("written", "texts"), docs=4, out="second")
+    result = combined(first, second)
+    assert "The loss of b is not compared with that of a: they read other texts." in result.findings
+    return result, "b read other texts than a"
+
+
+@kind("combined runs with other random seeds", "marks")
+def other_seed(lab: Lab) -> tuple[Result, str]:
+    first = lab.run(f"a={lab.shared}/good", docs=2, out="first")
+    places = ("--text", lab.texts, "--docs", 2, "--out", lab.own / "second", "--length", LENGTH, "--seed", 5)
+    second = lab.headscope("run", "--model", f"b={lab.shared}/tiny", *places, *QUIET, out="second")
+    return combined(first, second), "b read other texts than a, or another sample of them"
+
+
+@kind("two models under one name in combined runs", "marks")
+def one_label(lab: Lab) -> tuple[Result, str]:
+    result = combined(
+        lab.run(f"a={lab.shared}/good", out="first"),
+        lab.run(f"a={lab.shared}/tiny", out="second"),
+    )
+    assert result.run is not None
+    assert len(result.run.models) == 2
+    return result, f"The loss of {result.run.models[1]} minus that of {result.run.models[0]}"
+
+
+# Needles ---------------------------------------------------------------------------------------------------------
+
+
+@kind("a needle that the text already states", "refuses")
+def stated_needle(lab: Lab) -> tuple[Result, str]:
+    place = fill(lab.own)
+    for file in (place / "hay").iterdir():
+        file.write_text("w40 w41 w42 w43 w44 w45 " + file.read_text())
+    with pytest.raises(BadInput) as refusal:
+        ask(place, planted())
+    return Result(refusal.value.exit_code, str(refusal.value), None), "needle 'one' is not hidden"
+
+
+@kind("a needle that the model answers without reading it", "marks")
+def known_needle(lab: Lab) -> tuple[Result, str]:
+    model = planted()
+    with torch.no_grad():  # the word after w39 is w40, whatever the text says
+        model.module.lm_head.weight[:, :VOCAB] = 100 * torch.eye(VOCAB).roll(1, 0)
+    run = ask(fill(lab.own), model, lengths=[60], depths=1, seeds=1)
+    return Result(0, "", run), "prompts without the needle: it knows or guesses these facts"
+
+
+@kind("two depths of a needle at one place", "warns")
+def equal_depths(lab: Lab) -> tuple[Result, str]:
+    run = ask(fill(lab.own), planted(), lengths=[60], depths=[0.5, 0.501], seeds=1)
+    logged = "\n".join(record.getMessage() for record in lab.caplog.records)
+    return Result(0, logged, run), "needles would be at the place of another depth"
+
+
+# Tests -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint `tiny`, a checkpoint `good` that predicts counting words, and texts of such words."""
+    shared = tmp_path_factory.mktemp("nonsense")
+    save_checkpoint(shared / "tiny")
+    save_checkpoint(shared / "good")
+    module = families.SPECS["llama-gqa"].build()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                parameter.mul_(0.01)
+        embedding = torch.nn.functional.normalize(module.model.embed_tokens.weight, dim=-1)
+        module.model.norm.weight.fill_(1)
+        module.lm_head.weight.copy_(embedding.roll(1, 0))
+    module.save_pretrained(shared / "good")
+    save_texts(shared / "texts")
+    for name in "abcd":
+        (shared / "texts" / f"{name}.txt").write_text(" ".join(counting_words(name)))
+    return shared
+
+
+@pytest.fixture
+def lab(
+    shared: Path,
+    tmp_path: Path,
+    headscope: Callable[..., tuple[int, str, str]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Lab:
+    monkeypatch.setenv("HEADSCOPE_CACHE", str(tmp_path / "cache"))
+    caplog.set_level(logging.WARNING, "headscope")
+    return Lab(shared, tmp_path, headscope, caplog)
+
+
+def assert_null_is_kept(run: Run) -> None:
+    """Fail if an interval excludes 0 although the two models compute the same function of the same tokens."""
+    models = {model["label"]: model for model in run.manifest["models"]}
+    pattern = r"loss of (\S+) minus that of (\S+) is .* interval ([-+.\d]+) to ([-+.\d]+)\)"
+    for label, first, low, high in re.findall(pattern, "\n".join(run.findings()["text"])):
+        pair = [models[name] for name in (label, first)]
+        schemes = {model["scheme"].replace("linear:factor=1", "base") for model in pair}
+        if len({model["weights_sha256"] for model in pair}) == len(schemes) == 1:
+            assert float(low) <= 0 <= float(high)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_nonsense_is_refused_warned_about_or_marked(name: str, lab: Lab) -> None:
+    outcome, check = KINDS[name]
+    result, expected = check(lab)
+    if outcome == "refuses":
+        assert result.code in (2, 3), result.messages
+        assert expected in result.messages
+        return
+    assert result.run is not None, result.messages
+    assert expected in (result.messages if outcome == "warns" else result.findings)
+    assert_null_is_kept(result.run)
+
+
+def test_intact_inputs_are_neither_refused_nor_warned_about_nor_marked(lab: Lab) -> None:
+    result = lab.run(f"a={lab.shared}/good", f"b={lab.shared}/good@yarn:factor=2")
+    assert result.code == 0
+    assert "headscope: " not in result.messages
+    assert not re.search("uniform guess|same weights|other texts|differs from that|reads", result.findings)
+
+
+def test_every_kind_has_a_row_in_the_page_and_every_row_is_tested() -> None:
+    rows = re.findall(r"^\| (.+?) \| (refuses|warns|marks|says nothing)\b.*\|$", PAGE, re.MULTILINE)
+    assert len(rows) == len({name for name, _ in rows})
+    assert dict(rows) == {name: outcome for name, (outcome, _) in KINDS.items()}
+    assert len(KINDS) >= 12
+
+
+def test_the_readme_links_the_page() -> None:
+    assert "[What headscope detects and what it cannot](docs/detection.md)" in README
