@@ -212,6 +212,34 @@ def test_error_states_why_ray_did_not_start(folder: Path, tmp_path: Path, monkey
     assert {options["_node_ip_address"] for options in calls} == {"127.0.0.1"}
 
 
+FAILING_START = """
+import os, ray
+from pathlib import Path
+from headscope.errors import Interrupted
+from headscope.study import ray_cluster
+from headscope.study.config import EngineOptions
+
+def get_node(*arguments):
+    raise Exception("The current node timed out during startup.")
+
+ray._private.services.get_node = get_node
+ray_cluster.MAX_START_ATTEMPTS = 2
+try:
+    with ray_cluster.connect_to_ray(EngineOptions(name="ray"), "cpu"):
+        pass
+except Interrupted:
+    tasks = Path("/proc/self/task").glob("*/children")
+    children = [child for task in tasks for child in task.read_text().split()]
+    status = [Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0] for child in children]
+    print("left:", [child for child, letter in zip(children, status) if letter != "Z"])
+"""
+
+
+def test_a_failed_start_of_ray_leaves_no_process() -> None:
+    done = subprocess.run([sys.executable, "-c", FAILING_START], capture_output=True, text=True, check=False)
+    assert "left: []" in done.stdout, done.stdout + done.stderr
+
+
 def test_models_in_memory_cannot_be_used_with_ray(folder: Path, tmp_path: Path) -> None:
     model = hs.load(str(folder / "tiny"), device="cpu")
     with pytest.raises(BadInput, match="'base' is in memory"):

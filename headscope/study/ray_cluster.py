@@ -67,7 +67,11 @@ def _start_local_ray(cores: int, temp_folder: str) -> None:
     # On other systems than Linux, Ray stays on the loopback interface if its processes find this in the environment.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"], os.environ["RAY_USAGE_STATS_ENABLED"] = "0", "0"
     try:
-        with patch.object(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False), _mute_worker_errors():
+        with (
+            patch.object(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False),
+            _mute_worker_errors(),
+            _end_processes_of_failed_starts(),
+        ):
             _init_ray_with_retries(
                 num_cpus=cores,
                 include_dashboard=False,
@@ -124,6 +128,21 @@ def _connect_to_address(address: str) -> None:
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"no Ray cluster at '{address}' ({reason}). Start one, or leave out --address") from error
+
+
+def _end_processes_of_failed_starts() -> AbstractContextManager[Any]:
+    """End the processes that Ray has started when its start fails. Ray would leave them running until this one ends."""
+    import ray
+
+    class Node(ray._private.node.Node):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            try:
+                super().__init__(*arguments, **options)
+            except BaseException:
+                self.kill_all_processes(check_alive=False, allow_graceful=True)
+                raise
+
+    return patch.object(ray._private.node, "Node", Node)
 
 
 def _mute_worker_errors() -> AbstractContextManager[Any]:
