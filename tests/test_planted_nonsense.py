@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from support import families
 from support.adapters import noisy
 from support.gguf_files import write_gguf
-from support.planted_needle import VOCAB, ask, fill, planted
+from support.planted_needle import VOCAB, planted_model, run_needle_probe, write_needle_files
 from support.tiny_studies import WORDS, StopsAfter, save_checkpoint, save_texts
 from transformers import AutoModelForCausalLM
 
@@ -456,26 +456,26 @@ def one_label(lab: Lab) -> tuple[Result, str]:
 
 @kind("a needle that the text already states", "refuses")
 def stated_needle(lab: Lab) -> tuple[Result, str]:
-    place = fill(lab.own)
+    place = write_needle_files(lab.own)
     for file in (place / "hay").iterdir():
         file.write_text("w40 w41 w42 w43 w44 w45 " + file.read_text())
     with pytest.raises(BadInput) as refusal:
-        ask(place, planted())
+        run_needle_probe(place, planted_model())
     return Result(refusal.value.exit_code, str(refusal.value), None), "needle 'one' is not hidden"
 
 
 @kind("a needle that the model answers without reading it", "marks")
 def known_needle(lab: Lab) -> tuple[Result, str]:
-    model = planted()
+    model = planted_model()
     with torch.no_grad():  # the word after w39 is w40, whatever the text says
         model.module.lm_head.weight[:, :VOCAB] = 100 * torch.eye(VOCAB).roll(1, 0)
-    run = ask(fill(lab.own), model, lengths=[60], depths=1, seeds=1)
+    run = run_needle_probe(write_needle_files(lab.own), model, lengths=[60], depths=1, seeds=1)
     return Result(0, "", run), "prompts without the needle: it knows or guesses these facts"
 
 
 @kind("two depths of a needle at one place", "warns")
 def equal_depths(lab: Lab) -> tuple[Result, str]:
-    run = ask(fill(lab.own), planted(), lengths=[60], depths=[0.5, 0.501], seeds=1)
+    run = run_needle_probe(write_needle_files(lab.own), planted_model(), lengths=[60], depths=[0.5, 0.501], seeds=1)
     logged = "\n".join(record.getMessage() for record in lab.caplog.records)
     return Result(0, logged, run), "needles would be at the place of another depth"
 
