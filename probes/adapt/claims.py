@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from headscope.report.blocks import PaperClaim
+from headscope.report.text import format_percent
 from headscope.runs.aggregation import confidence_interval
 from headscope.runs.column_metadata import parse_column
 from headscope.runs.run import Run
@@ -107,8 +108,8 @@ def _frequency_claims(positions: pd.DataFrame) -> Iterator[PaperClaim]:
     yield PaperClaim(
         "Frequencies change mostly in the low-frequency pairs",
         "supported" if share > 2 / 3 else "not supported" if share < 1 / 3 else "inconclusive",
-        f"The slower half of the pairs accounts for {share:.0%} of the squared change of ln theta "
-        f"(RMS {np.sqrt((slow**2).mean()):.3f}; {np.sqrt((fast**2).mean()):.3f} in the faster half)",
+        f"The slower half of the pairs accounts for {format_percent(share)} of the squared change of the "
+        f"log-frequencies (RMS {np.sqrt((slow**2).mean()):.3f}; {np.sqrt((fast**2).mean()):.3f} in the faster half)",
     )
     by_layer = change.groupby(finite["layer"]).mean()
     third = max(1, len(by_layer) // 3)
@@ -117,8 +118,8 @@ def _frequency_claims(positions: pd.DataFrame) -> Iterator[PaperClaim]:
     yield PaperClaim(
         "Early layers move to lower frequencies, deeper layers to higher ones",
         "supported" if early < 0 < late else "not supported" if early > late else "partly supported",
-        f"Mean change of ln theta {early:+.4f} in the first third of the layers, {late:+.4f} in the last third; rank "
-        f"correlation with depth {depth_correlation:+.2f}",
+        f"The mean change of the log-frequency is {early:+.4f} in the first third of the layers and {late:+.4f} in the "
+        f"last third; its rank correlation with depth is {depth_correlation:+.2f}",
     )
 
 
@@ -130,15 +131,15 @@ def _temperature_claims(heads: pd.DataFrame, yarn_tau: float | None) -> Iterator
         "tau concentrates near 1 with a mild right tail",
         "supported" if abs(tau.median() - 1) < 0.1 else "not supported",
         f"Median {tau.median():.3f}, 10 % to 90 % quantile {tau.quantile(0.1):.3f} to {tau.quantile(0.9):.3f}; "
-        f"{near_one:.0%} of heads within 0.1 of 1"
+        f"{format_percent(near_one)} of heads within 0.1 of 1"
         + (f". Training starts from YaRN's temperature, tau = {yarn_tau:.3f}, and not from 1" if yarn_tau else ""),
     )
     yield PaperClaim(
         "gamma is mostly positive",
         "supported" if (gamma > 0).mean() > 0.6 else "not supported" if (gamma > 0).mean() < 0.4 else "inconclusive",
-        f"Positive in {(gamma > 0).sum()} of {len(gamma)} heads, median {gamma.median():+.4f}. Up to L_ref gamma acts "
-        "as a second temperature, lambda = (ln 2)^gamma / tau, so its sign reflects both the temperature up to L_ref "
-        "and the growth beyond",
+        f"Positive in {(gamma > 0).sum()} of {len(gamma)} heads, median {gamma.median():+.4f}. Up to the "
+        "reference length L_ref, gamma only rescales the logits (by (ln 2)^gamma), so its sign reflects both the "
+        "temperature up to L_ref and the growth beyond it",
     )
 
 
@@ -157,26 +158,29 @@ def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels) -> Ite
     def median_changes(label: str) -> tuple[float, float, str]:
         log_ratio = np.log(wide[label]) - base
         of_small, of_large = float(log_ratio[small].median()), float(log_ratio[large].median())
-        evidence = f"small heads × {np.exp(of_small):.2f}, large heads × {np.exp(of_large):.2f} ({length})"
+        evidence = (
+            f"effective length × {np.exp(of_small):.2f} for small-ESS heads, × {np.exp(of_large):.2f} for large-ESS "
+            f"heads ({length})"
+        )
         return of_small, of_large, evidence
 
     if models.yarn_unscaled and models.yarn_unscaled in wide:
         of_small, of_large, evidence = median_changes(models.yarn_unscaled)
         yield PaperClaim(
-            "Without its temperature YaRN moves large-ESS heads up, at the cost of many small ones",
+            "YaRN without its temperature lengthens large-ESS heads, but also changes many small-ESS heads",
             "supported" if of_large > 0.1 and abs(of_small) > 0.1 else "not supported",
-            evidence + "; the paper's text and its caption swap this panel and the next",
+            evidence + "; the paper's text and its caption swap this result and the next",
         )
     if models.yarn and models.yarn in wide:
         of_small, of_large, evidence = median_changes(models.yarn)
         yield PaperClaim(
-            "With its temperature YaRN keeps small heads and does not extend large ones",
+            "YaRN with its temperature keeps small-ESS heads as they are and does not lengthen large-ESS heads",
             "supported" if abs(of_small) <= 0.1 and of_large <= 0.1 else "not supported",
             evidence,
         )
     of_small, of_large, evidence = median_changes(models.adarope)
     yield PaperClaim(
-        "AdaRoPE keeps small-ESS heads near the diagonal and pushes large ones above it",
+        "AdaRoPE keeps small-ESS heads as they are and lengthens large-ESS heads",
         "supported" if abs(of_small) <= 0.1 and of_large > 0.1 else "not supported",
         evidence,
     )
@@ -224,4 +228,6 @@ def paired_loss_difference(run: Run, label: str, baseline: str) -> pd.DataFrame:
 
 def format_interval(row: pd.Series) -> str:
     """An interval in brackets, to follow its mean; "" if there are too few documents for one."""
-    return "" if np.isnan(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
+    if np.isnan(row["low"]):
+        return ""
+    return f" (95 % confidence interval {row['low']:+.3f} to {row['high']:+.3f})"

@@ -14,6 +14,7 @@ from headscope.report.text import (
     default_models_with,
     describe_ranks,
     format_head_count,
+    format_percent,
     head_mask,
     head_name,
     heads_by_model,
@@ -78,8 +79,8 @@ GLOSSARY = (
     ),
     Term(
         "95 % confidence intervals",
-        "The range in which the mean over other documents (or trials) of the same kind would lie: by bootstrap from 30 "
-        "documents on, by Student's t from three on. One or two documents give no interval.",
+        "A range that contains the true mean in about 95 % of repeated samples of documents (or trials): by bootstrap "
+        "from 30 documents on, by Student's t from three on. One or two documents give no interval.",
     ),
 )
 
@@ -94,7 +95,7 @@ def findings(run: Run) -> Iterator[Finding]:
         "Change against the first model": lambda: _change_findings(heads, run),
         "Loss": lambda: _loss_findings(run, labels),
         "Rotary pairs": lambda: _pair_findings(heads),
-        "Position parameters": lambda: _parameter_findings(heads),
+        "Position parameters": lambda: _parameter_findings(heads, run),
     }
     for topic, sentences in topics.items():
         yield from (Finding(topic, text) for text in sentences())
@@ -112,8 +113,8 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     growth = "" if np.isnan(row["growth"]) else f" (growth exponent {row['growth']:.2f})"
     yield (
         f"In {model} the head {role_text}. Its effective length is {format_number(row[name])} of "
-        f"{parse_column(name).length:,} tokens{growth}, with {row['sink_mass']:.0%} of its weight on the first token "
-        f"and {row['local_mass']:.0%} on the last 32."
+        f"{parse_column(name).length:,} tokens{growth}, with {format_percent(row['sink_mass'])} of its weight on the "
+        f"first token and {format_percent(row['local_mass'])} on the last 32."
     )
     compared = run.heads[run.heads["model"].isin(default_models_with(run, model))]
     yield f"Rank by effective length: {describe_ranks(compared, name, layer, head)}."
@@ -162,8 +163,8 @@ def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[str]:
         f"shortest {format_number(low[name])} tokens ({head_name(low)})."
     )
     yield (
-        f"In {label}, {format_head_count(rows['sink_mass'] > SINK_MASS)} put more than half of their weight on the "
-        "first token."
+        f"On text, {format_head_count(rows['sink_mass'] > SINK_MASS)} of {label} put more than half of their weight on "
+        "the first token."
     )
 
 
@@ -211,8 +212,9 @@ def _describe_change(first: str, label: str, where: str, log_ratios: pd.Series) 
     return (
         f"From {first} to {label} the median ratio of effective lengths{where and f' over the heads{where}'} is "
         f"{np.exp(log_ratios.median()):.2f}: longer in {format_head_count(rises)}, shorter in "
-        f"{format_head_count(falls)}, and within {CHANGE_TOLERANCE:.0%} in {format_head_count(~rises & ~falls)}. "
-        f"The largest ratios are those of {examples}."
+        f"{format_head_count(falls)}, and within {format_percent(CHANGE_TOLERANCE)} in "
+        f"{format_head_count(~rises & ~falls)}. "
+        f"The largest changes are those of {examples}."
     )
 
 
@@ -243,7 +245,10 @@ def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[str]:
             else f" (95 % confidence interval {low:+.3f} to {high:+.3f})"
         )
         zero = " The interval includes zero." if low <= 0 <= high else ""
-        yield f"The loss of {label} minus that of {first} is {difference:+.3f} nats/token{interval}.{zero}"
+        yield (
+            f"In contexts of {length:,} tokens, the loss of {label} minus that of {first} is {difference:+.3f} "
+            f"nats/token{interval}.{zero}"
+        )
 
 
 def _count_documents(names: Collection[str]) -> str:
@@ -260,15 +265,19 @@ def _pair_findings(heads: pd.DataFrame) -> Iterator[str]:
     yield f"The median coefficient of variation of rotary-pair usage is {values}; lower is more even.{comparison}"
 
 
-def _parameter_findings(heads: pd.DataFrame) -> Iterator[str]:
+def _parameter_findings(heads: pd.DataFrame, run: Run) -> Iterator[str]:
+    frequencies = {str(label): rows for label, rows in run.positions.groupby("model", observed=True)}
     for label, rows in heads_by_model(heads, "effective_base"):
         finite = rows[np.isfinite(rows["effective_base"])]
         if finite.empty:
-            yield f"In {label} some rotary pairs do not rotate, so no head has a finite effective base."
+            rotates = np.isfinite(frequencies[label]["log_theta"]).any()
+            reason = "some rotary pairs do not rotate" if rotates else "no rotary pair rotates"
+            yield f"In {label}, {reason}, so no effective base is defined."
             continue
         low, high = finite["effective_base"].min(), finite["effective_base"].max()
         if high / low < 1.001:
-            yield f"All heads of {label} use RoPE base {format_number(high)}."
+            verb = "use RoPE base" if _is_plain_rope(frequencies[label]) else "have an effective base of"
+            yield f"All heads of {label} {verb} {format_number(high)}."
         else:
             depth = finite["effective_base"].corr(finite["layer"], method="spearman")
             yield (
@@ -279,3 +288,10 @@ def _parameter_findings(heads: pd.DataFrame) -> Iterator[str]:
         if rows["gamma"].abs().max() > 0:
             median = f"{rows['gamma'].median():.3g}"
             yield f"In {label}, gamma is positive in {format_head_count(rows['gamma'] > 0)}, with median {median}."
+
+
+def _is_plain_rope(positions: pd.DataFrame) -> bool:
+    """Whether the frequencies of a model's first layer are powers of one base, from 1 rad/token down."""
+    first = positions[(positions["layer"] == positions["layer"].min()) & (positions["kv_group"] == 0)]
+    log_theta = first.sort_values("pair")["log_theta"].to_numpy(dtype=np.float64)
+    return bool(abs(log_theta[0]) < 1e-4 and np.allclose(np.diff(log_theta, 2), 0, atol=1e-4))

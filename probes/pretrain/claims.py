@@ -35,7 +35,7 @@ DEFAULT_SEED_NOISE = 0.042
 """Difference of two RoPE seeds (nats/token, from-scratch-seeds.yaml), for runs without two RoPE seeds."""
 ABLATIONS = {
     "shared-freq": "shared frequencies",
-    "no-scale": "no AdaScale",
+    "no-scale": "no temperature (no-scale)",
     "fixed-log": "fixed log scaling",
     "learned-base": "a learned base",
 }
@@ -69,17 +69,28 @@ def _head_claims(
     for training, label in final_labels.items():
         by_seed[training.seed][training.variant] = heads[heads["model"] == label]
     for statement, judge in (
-        ("AdaRoPE uses the rotary pairs more evenly than RoPE and partial RoPE (CoV lower by 5 %)", _judge_cov),
-        ("The effective base grows with depth (rank correlation above 0.3)", _judge_effective_base),
-        ("gamma is largest in the first layer (by 0.05), and 0 to 0.2 in the others", _judge_gamma_by_layer),
         (
-            "AdaRoPE has a wider range of effective lengths than RoPE (1.2 times), and gamma falls with the mean "
-            "effective length (rank correlation below -0.3)",
+            "AdaRoPE uses the rotary pairs more evenly than RoPE and partial RoPE (our criterion: its CoV is at least "
+            "5 % lower)",
+            _judge_cov,
+        ),
+        (
+            "The effective base grows with depth (our criterion: the rank correlation is above 0.3)",
+            _judge_effective_base,
+        ),
+        (
+            "Gamma is largest in the first layer (our criterion: by at least 0.05) and between 0 and 0.2 in the other "
+            "layers",
+            _judge_gamma_by_layer,
+        ),
+        (
+            "AdaRoPE has a wider range of effective lengths than RoPE (our criterion: at least 1.2 times as wide), and "
+            "gamma falls as the effective length rises (our criterion: the rank correlation is below -0.3)",
             lambda models: _judge_length_range(models, f"ess2_{trained_length}"),
         ),
         (
-            "Used frequencies have a wider spread under AdaRoPE than under RoPE (1.2 times), and follow the learned "
-            "ones (r above 0.8)",
+            "Used frequencies have a wider spread under AdaRoPE than under RoPE (our criterion: at least 1.2 times as "
+            "wide) and follow the learned frequencies (our criterion: the correlation r is above 0.8)",
             _judge_used_frequencies,
         ),
     ):
@@ -91,7 +102,7 @@ def _claim_over_seeds(
 ) -> Iterator[PaperClaim]:
     judgements = {seed: judgement for seed, models in by_seed.items() if (judgement := judge(models)) is not None}
     if judgements:
-        evidence = "; ".join(f"seed {seed}: {of_seed}" for seed, (_, of_seed) in judgements.items())
+        evidence = ". ".join(f"Seed {seed}: {of_seed}" for seed, (_, of_seed) in judgements.items())
         yield PaperClaim(statement, combine_verdicts([verdict for verdict, _ in judgements.values()]), evidence)
 
 
@@ -112,14 +123,17 @@ def _judge_cov(models: HeadsByVariant) -> Judgement | None:
     if not _has_columns(models, ("adarope", "rope", "prope"), "cov"):
         return None
     adarope = _finite_values(models["adarope"], "cov")
-    evidence, lower, higher = [f"median CoV {np.median(adarope):.3f}"], [], False
+    evidence, lower, higher = [f"the median CoV is {np.median(adarope):.3f} under AdaRoPE"], [], False
     for name in ("rope", "prope"):
         other = _finite_values(models[name], "cov")
         difference = np.median(adarope) - np.median(other)
         low, high = _bootstrap_interval(lambda a, b: np.median(a, -1) - np.median(b, -1), adarope, other)
         lower.append(difference <= -MIN_COV_DIFFERENCE * np.median(other) and high < 0)
         higher = higher or bool(name == "rope" and difference >= MIN_COV_DIFFERENCE * np.median(other))
-        evidence.append(f"{np.median(other):.3f} under {name} ({difference:+.3f} [{low:+.3f}, {high:+.3f}])")
+        evidence.append(
+            f"{np.median(other):.3f} under {name} (difference {difference:+.3f}, 95 % confidence interval {low:+.3f} "
+            f"to {high:+.3f})"
+        )
     return _judgement(all(lower), higher, ", ".join(evidence))
 
 
@@ -131,7 +145,10 @@ def _judge_effective_base(models: HeadsByVariant) -> Judgement | None:
     correlation, low, high = _rank_correlation(groups, "layer", "effective_base")
     by_layer = groups.groupby("layer")["effective_base"].median()
     medians = ", ".join(f"{value:,.0f}" for value in by_layer)
-    evidence = f"rank correlation {correlation:+.2f} [{low:+.2f}, {high:+.2f}], median by layer {medians}"
+    evidence = (
+        f"the rank correlation with depth is {correlation:+.2f}{_format_bounds(low, high, '+.2f')}; the medians by "
+        f"layer are {medians}"
+    )
     supported = correlation > MIN_RANK_CORRELATION and low > 0
     return _judgement(supported, correlation < -MIN_RANK_CORRELATION and high < 0, evidence)
 
@@ -143,7 +160,7 @@ def _judge_gamma_by_layer(models: HeadsByVariant) -> Judgement | None:
     first, later = by_layer.iloc[0], by_layer.iloc[1:]
     supported = bool(first > later.max() + FIRST_LAYER_MARGIN and later.min() > 0 and later.max() < MAX_LATER_GAMMA)
     contradicted = bool(first < later.min() or later.mean() < 0)
-    evidence = "mean gamma by layer " + ", ".join(f"{value:+.3f}" for value in by_layer)
+    evidence = "the mean gamma by layer is " + ", ".join(f"{value:+.3f}" for value in by_layer)
     return _judgement(supported, contradicted, evidence)
 
 
@@ -159,9 +176,10 @@ def _judge_length_range(models: HeadsByVariant, column: str) -> Judgement | None
     low, high = _bootstrap_interval(lambda a, b: spread(a) / spread(b), adarope, rope)
     correlation, correlation_low, correlation_high = _rank_correlation(models["adarope"], "gamma", column)
     evidence = (
-        f"90 % over 10 % quantile {spread(adarope):.1f} (AdaRoPE) and {spread(rope):.1f} (RoPE), ratio {ratio:.2f} "
-        f"[{low:.2f}, {high:.2f}]; rank correlation of gamma {correlation:+.2f} "
-        f"[{correlation_low:+.2f}, {correlation_high:+.2f}]"
+        f"the 90 % quantile divided by the 10 % quantile is {spread(adarope):.1f} under AdaRoPE and "
+        f"{spread(rope):.1f} under RoPE, a ratio of {ratio:.2f}{_format_bounds(low, high, '.2f')}; the rank "
+        f"correlation of gamma with effective length is {correlation:+.2f}"
+        f"{_format_bounds(correlation_low, correlation_high, '+.2f')}"
     )
     supported = ratio >= MIN_SPREAD_RATIO and correlation < -MIN_RANK_CORRELATION and correlation_high < 0
     contradicted = ratio <= 1 / MIN_SPREAD_RATIO or (correlation > MIN_RANK_CORRELATION and correlation_low > 0)
@@ -177,8 +195,9 @@ def _judge_used_frequencies(models: HeadsByVariant) -> Judgement | None:
     learned = _finite_values(models["adarope"], "mean_log_theta")
     r = float(np.corrcoef(learned, adarope)[0, 1])
     evidence = (
-        f"standard deviation {np.std(adarope):.3f} (AdaRoPE) and {np.std(rope):.3f} (RoPE), ratio {ratio:.2f} "
-        f"[{low:.2f}, {high:.2f}]; r {r:+.2f}"
+        f"the standard deviation of the mean ln theta, weighted by usage, is {np.std(adarope):.3f} under AdaRoPE and "
+        f"{np.std(rope):.3f} under RoPE, a ratio of {ratio:.2f}{_format_bounds(low, high, '.2f')}; its correlation "
+        f"with the learned mean is r = {r:+.2f}"
     )
     supported = ratio >= MIN_SPREAD_RATIO and r > MIN_USAGE_CORRELATION
     return _judgement(supported, ratio <= 1 or r < CONTRARY_USAGE_CORRELATION, evidence)
@@ -189,13 +208,13 @@ def _loss_claims(run: Run, final_labels: dict[TrainingKey, str]) -> Iterator[Pap
     length = native_context(run, next(iter(final_labels.values())))
     by_training = losses_by_document(run, final_labels, length)
     noise = _seed_noise(by_training)
-    threshold = f"(by more than twice the seed noise, {noise:.3f} nats/token)"
+    threshold = f"(our criterion: by more than {2 * noise:.3f} nats/token, twice the seed noise)"
     yield from _loss_gap_claim(
-        f"Each ablation of AdaRoPE has a higher loss than AdaRoPE {threshold}", ABLATIONS, by_training, noise
+        f"Each ablation of AdaRoPE has a higher loss than AdaRoPE {threshold}", ABLATIONS, by_training, noise, length
     )
     names = {scheme: scheme for scheme in OTHER_SCHEMES}
     yield from _loss_gap_claim(
-        f"AdaRoPE has a lower loss than every other scheme {threshold}", names, by_training, noise
+        f"AdaRoPE has a lower loss than every other position scheme {threshold}", names, by_training, noise, length
     )
 
 
@@ -206,7 +225,7 @@ def _seed_noise(by_training: LossesByTraining) -> float:
 
 
 def _loss_gap_claim(
-    statement: str, variant_names: dict[str, str], by_training: LossesByTraining, noise: float
+    statement: str, variant_names: dict[str, str], by_training: LossesByTraining, noise: float, length: int
 ) -> Iterator[PaperClaim]:
     """The claim that each of these variants has a higher loss than AdaRoPE with the same seed."""
     verdicts, gaps = [], []
@@ -217,11 +236,22 @@ def _loss_gap_claim(
             low, high = confidence_interval(gap.to_numpy(dtype=np.float64)[None])[:, 0]
             verdict, _ = _judgement(gap.mean() > 2 * noise and low > 0, gap.mean() < -2 * noise and high < 0, "")
             verdicts.append(verdict)
-            bounds = f" [{low:+.3f}, {high:+.3f}]" if np.isfinite(low) else ", too few documents for an interval"
-            gaps.append(f"{variant_names[training.variant]} {gap.mean():+.3f}{bounds} (seed {training.seed})")
+            bounds = _format_bounds(low, high, "+.3f") or " (too few documents for an interval)"
+            gaps.append(f"{variant_names[training.variant]} {gap.mean():+.3f}{bounds} with seed {training.seed}")
     if verdicts:
         verdict = "not supported" if "not supported" in verdicts else combine_verdicts(verdicts)
-        yield PaperClaim(statement, verdict, f"loss minus AdaRoPE's, nats/token: {', '.join(gaps)}")
+        yield PaperClaim(
+            statement,
+            verdict,
+            f"Validation loss in contexts of {length:,} tokens, minus AdaRoPE's, nats/token: {', '.join(gaps)}",
+        )
+
+
+def _format_bounds(low: float, high: float, number_format: str) -> str:
+    """A confidence interval in brackets, to follow its value; "" without one."""
+    if not np.isfinite(low):
+        return ""
+    return f" (95 % confidence interval {low:{number_format}} to {high:{number_format}})"
 
 
 def _finite_values(heads: pd.DataFrame, column: str) -> FloatArray:
