@@ -103,7 +103,7 @@ def test_the_verdicts_follow_the_parameters(tmp_path: Path) -> None:
     )
     opposite = {claim.statement: claim.verdict for claim in adaptation_claims(changed_run)}
     assert [opposite[statement] for statement in statements] == ["not supported"] * 3
-    assert verdicts["AdaRoPE keeps small-ESS heads near the diagonal and pushes large ones above it"] == "not supported"
+    assert verdicts["AdaRoPE keeps small-ESS heads as they are and lengthens large-ESS heads"] == "not supported"
 
 
 def test_a_claim_whose_interval_includes_the_threshold_is_inconclusive(tmp_path: Path) -> None:
@@ -163,13 +163,12 @@ def reset_claims(run: Run, **effects_by_table: pd.Series) -> dict[str, PaperClai
 
 def test_influence_claims_depend_on_concentration_top_head_and_sum(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", LEARNED))
-    heavy_tail = "temperature of one head at a time: a few heads account for most of the influence"
-    top_head = (
-        "temperature of one head at a time: the top retrieval head is among the 5% of largest influence (2 of 24 units)"
-    )
+    of_heads = "temperature of one head at a time to the start of training"
+    heavy_tail = f"{of_heads}: a few heads account for most of the influence"
+    top_head = f"{of_heads}: the top retrieval head is among the 5 % of heads with the largest influence (2 of 24)"
     small_effects = (
-        "frequencies and temperature of one head at a time: the largest effect of one unit is small compared with "
-        "resetting all units"
+        "frequencies and temperature of one KV group at a time to the start of training: the largest effect of one KV "
+        "group is small compared with resetting all of them"
     )
     single, joint = run.influence["delta_nll"], run.influence_sets["delta_nll"]
     claims = reset_claims(run)
@@ -182,8 +181,8 @@ def test_influence_claims_depend_on_concentration_top_head_and_sum(tmp_path: Pat
     assert "ranks 1 of 24" in claims[top_head].evidence
     rows = run.influence_sets.query("model == @LEARNED and component == 'joint' and choice == 'top' and size == 8")
     largest = best_unit_effects(run.influence).query("model == @LEARNED and component == 'joint'")["delta"].max()
-    assert f"{largest:+.2g} nats/token for one unit (95 %" in claims[small_effects].evidence
-    assert f"{rows['delta_nll'].mean():+.2g} for all (95 %" in claims[small_effects].evidence
+    assert f"{largest:+#.2g} nats/token for one KV group (95 %" in claims[small_effects].evidence
+    assert f"{rows['delta_nll'].mean():+#.2g} for all 8 (95 %" in claims[small_effects].evidence
     opposite = reset_claims(run, influence=-single, influence_sets=10 * joint)
     assert [opposite[statement].verdict for statement in (heavy_tail, top_head, small_effects)] == [
         "inconclusive",

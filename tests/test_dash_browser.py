@@ -362,7 +362,7 @@ def test_clicks_show_the_numbers_of_the_parquet_tables(app: str, browse: Callabl
         assert float(cell) == pytest.approx(heads.loc[(model, 18, 6), "sink_mass"], abs=6e-4)
     choose_option(page, "Model", "base")
     expect(page.locator(".head-summary")).to_contain_text(
-        f"It copies {retrieval_score('base', 18, 6):.0%} of the hidden fact"
+        f"It copies {100 * retrieval_score('base', 18, 6):.0f} % of the hidden fact"
     )
 
     # Which heads retrieve, and do they survive each scheme?

@@ -252,7 +252,10 @@ def test_roles_findings_and_charts_have_the_same_numbers(run: Run) -> None:
     assert induction.equals(base["induction_token"] > 0.5)
     texts = [finding.text for finding in report.findings(run)]
     best = base.loc[base["induction_token"].idxmax()]
-    claim = "Induction heads in base (more than half of the weight on the token after an earlier copy)"
+    claim = (
+        "Induction heads in base on a repeated random token sequence (more than half of the weight on the token after "
+        "an earlier copy)"
+    )
     assert any(f"{claim}: {int(induction.sum())} of 24 heads." in text for text in texts)
     assert any(f"layer {best['layer']}, head {best['head']}" in text for text in texts)
     (sentence,) = report.head_findings(run, "base", int(best["layer"]), int(best["head"]))

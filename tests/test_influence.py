@@ -363,7 +363,7 @@ def test_one_or_two_documents_show_their_values_and_give_no_significance(documen
     )
     (unit,) = unit_effects(rows).to_dict("records")
     assert np.isnan([unit["low"], unit["high"], unit["p"], unit["p_adjusted"]]).all()
-    expected = {1: " (estimated, one document)", 2: " (estimated, two documents: +0.1 and +0.3)"}
+    expected = {1: " (estimated, one document)", 2: " (estimated, two documents: +0.10 and +0.30)"}
     assert describe_uncertainty(pd.Series(unit)) == expected[documents]
 
 

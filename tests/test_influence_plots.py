@@ -36,7 +36,7 @@ def test_each_unit_has_its_most_accurate_method(run: Run) -> None:
     units = partly[(partly["model"] == "learned") & (partly["component"] == "freq")]
     assert len(units) == 8
     assert (
-        "2 of 8 units are exact, the others are first-order estimates"
+        "2 of 8 KV groups are exact, the others are first-order estimates"
         in plots.plot_matrix(units).layout.title.subtitle.text
     )
 
@@ -51,7 +51,7 @@ def test_the_histogram_counts_every_unit_and_marks_the_kv_group_of_a_head(
     assert any(shape.x0 == pytest.approx(unit["delta"]) for shape in figure.layout.shapes)
     assert figure.layout.annotations[-1].text.startswith("best head: layer 1, KV group 1, Δ ")
     assert figure.layout.title.text == "Influence: learned"
-    assert figure.layout.title.subtitle.text == "frequencies reset to init: exact"
+    assert figure.layout.title.subtitle.text == "frequencies reset to the start of training: exact"
 
 
 def test_the_matrix_has_the_mean_of_each_unit(frequency_units: pd.DataFrame) -> None:
@@ -137,7 +137,7 @@ def test_the_per_head_table_has_the_influence_of_each_heads_unit(run: Run, frequ
 def test_findings_report_concentration_agreement_and_the_effect_of_all_units(run: Run) -> None:
     sentences = [finding.text for finding in findings.sweep_findings(run)]
     best = estimate_agreement(run.influence).iloc[0]
-    assert any(f"{best['spearman']:.3f} ({best['shared']}/{best['top']})" in sentence for sentence in sentences)
+    assert any(f"{best['spearman']:.2f} (first-order" in sentence for sentence in sentences)
     assert any("Gini" in sentence and "KV group" in sentence for sentence in sentences)
     assert any("with all 8 KV groups changed" in sentence for sentence in sentences)
 
@@ -164,13 +164,13 @@ def test_the_page_has_the_sweeps_of_one_model_and_lists_models_with_sweeps(run: 
     assert page.title == "Head influence: learned"
     assert [*page.sections] == [
         "",
-        "Frequencies reset to init, 1,024 tokens",
-        "Temperature reset to init, 1,024 tokens",
-        "Frequencies and temperature reset to init, 1,024 tokens",
+        "Frequencies reset to the start of training, 1,024 tokens",
+        "Temperature reset to the start of training, 1,024 tokens",
+        "Frequencies and temperature reset to the start of training, 1,024 tokens",
     ]
     (summary,) = page.sections[""]
     assert len(summary.sentences) == 9
-    assert all(sentence.startswith("learned, ") for sentence in summary.sentences)
+    assert all("learned" in sentence for sentence in summary.sentences)
     titles = [chart.figure.layout.title.text for name, charts in page.sections.items() if name for chart in charts]
     assert [title for title in titles if title.startswith("Influence: ")] == ["Influence: learned"] * 6
     page_without_sweeps = report.page(assembly.render_context(run, selected_model="other"))
@@ -184,7 +184,9 @@ def test_head_findings_report_the_influence_and_rank_of_the_heads_unit(run: Run,
     rank = int((frequency_units["delta"] > unit["delta"]).sum()) + 1
     sentences = [*findings.head_findings(run, "learned", 2, 4)]
     assert len(sentences) == 3
-    assert sentences[0].startswith(f"Influence in learned, frequencies reset to init: {unit['delta']:+.2g} nats/token")
+    assert sentences[0].startswith(
+        f"Influence in learned, frequencies reset to the start of training: {unit['delta']:+#.2g} nats/token"
+    )
     assert sentences[0].endswith(f"for layer 2, KV group 1, rank {rank} of 8.")
     assert [*findings.head_findings(run, "learned", 99, 0)] == []
 
@@ -254,7 +256,7 @@ def band_run(run: Run) -> Run:
 def test_answers_are_one_sweep_with_trials_as_documents(answer_run: Run) -> None:
     groups = {group.heading: [*group.charts] for group in report.charts(assembly.render_context(answer_run))}
     assert len(groups) == 7 - 3, "groups of both models share a heading"
-    forest, histogram, matrix, *_ = groups["Output set to zero: loss of the answer, up to 1,024 tokens"]
+    forest, histogram, matrix, *_ = groups["Zero ablation (loss of the answer), up to 1,024 tokens"]
     assert forest.figure.layout.title.text == "Influence on answers, largest units: learned"
     assert forest.caption.startswith("8 trials.")
     assert {trace.name for trace in forest.figure.data} == {"one trial", "mean, exact"}
@@ -266,13 +268,13 @@ def test_the_finding_about_answers_reports_answered_trials_separately(answer_run
     (sentence,) = [
         finding.text for finding in findings.sweep_findings(answer_run) if "loss of the answer" in finding.text
     ]
-    assert "the loss rises most for layer 1, head 4, by +1.5 nats/token" in sentence
+    assert "the loss of the answer rises most for layer 1, head 4, by +1.5 nats/token" in sentence
     assert "The top retrieval head, layer " in sentence
-    assert "Without changes, learned answers 4 of 8 trials" in sentence
-    assert "over these trials the loss rises most for layer 1, head 4, by +2 (95 % confidence interval" in sentence
+    assert "Without ablation, learned answers 4 of 8 trials correctly" in sentence
+    assert "over these trials the loss rises most for layer 1, head 4, by +2.0 (95 % confidence interval" in sentence
     head_sentences = [*findings.head_findings(answer_run, "learned", 1, 4)]
     assert any(
-        text.startswith("Influence in learned, output set to zero: loss of the answer: +1.5") for text in head_sentences
+        text.startswith("Influence in learned, zero ablation (loss of the answer): +1.5") for text in head_sentences
     )
 
 
@@ -297,12 +299,12 @@ def test_the_claim_about_answers_depends_on_the_rank_of_the_top_retrieval_head(
 ) -> None:
     claim = retrieval_claim(run_with_top_head(answer_run, answer_run.influence_answers, layer, head))
     assert claim.verdict == verdict
-    assert claim.statement.startswith("Output set to zero, one unit at a time: the top retrieval head")
+    assert claim.statement.startswith("Under zero ablation, one head at a time, the top retrieval head")
     effects = best_unit_effects(answer_run.influence_answers).set_index(["layer", "head"])["delta"]
     rank = int((effects > effects[layer, head]).sum()) + 1
     assert f"layer {layer}, head {head} (" in claim.evidence
     assert f"ranks {rank} of 24" in claim.evidence
-    assert "difference to the largest other influence" in claim.evidence
+    assert "Its influence minus the largest other influence is " in claim.evidence
 
 
 def test_the_claim_about_answers_is_inconclusive_with_estimated_units(answer_run: Run) -> None:
@@ -311,7 +313,7 @@ def test_the_claim_about_answers_is_inconclusive_with_estimated_units(answer_run
     partly_estimated = answers.assign(method=answers["method"].where(~is_estimated, "estimate"))
     claim = retrieval_claim(run_with_top_head(answer_run, partly_estimated, 1, 4))
     assert claim.verdict == "inconclusive"
-    assert "1 of 24 units were estimated" in claim.evidence
+    assert "1 of 24 heads were only estimated" in claim.evidence
 
 
 def test_bands_are_one_chart_group_of_single_heads_and_all_heads_at_once(band_run: Run) -> None:
@@ -339,14 +341,19 @@ def test_bands_are_one_chart_group_of_single_heads_and_all_heads_at_once(band_ru
 
 def test_bands_have_one_finding_per_kind_of_ablation(band_run: Run) -> None:
     ablated, unrotated = [finding.text for finding in findings.sweep_findings(band_run)]
-    assert "learned, rotary pairs by band, contribution to the logits removed, 1,024 tokens" in ablated
-    assert "the loss rises most for the band '2-3' of layer 3, head 5, by +0.024 nats/token (one document)" in ablated
-    assert ablated.endswith("ablated in all units at once, nats/token: 0-1 +1.5, 2-3 +3, long +0.6.")
-    assert unrotated.endswith("ablated in all units at once, nats/token: 0-1 +0.3.")
+    assert (
+        "Rotary pairs of learned by band, contribution to the logits removed in one head at a time (1,024 tokens)"
+        in ablated
+    )
+    assert "the loss rises most for pairs 2-3 of layer 3, head 5, by +0.024 nats/token (one document)" in ablated
+    assert ablated.endswith(
+        "all heads at once, nats/token: pairs 0-1: +1.5, pairs 2-3: +3.0, pairs of long wavelength: +0.60."
+    )
+    assert unrotated.endswith("ablated in all heads at once, nats/token: pairs 0-1: +0.30.")
     assert [*findings.head_findings(band_run, "learned", 1, 4)] == [
-        "Influence in learned, largest of 3 bands, pairs 2-3, contribution to the logits removed: +0.01 nats/token "
+        "Influence in learned, largest of 3 bands, pairs 2-3, contribution to the logits removed: +0.010 nats/token "
         "(one document) for layer 1, head 4.",
-        "Influence in learned, largest of 1 band, pairs 0-1, rotation removed: +0.001 nats/token "
+        "Influence in learned, largest of 1 band, pairs 0-1, rotation removed: +0.0010 nats/token "
         "(one document) for layer 1, head 4.",
     ]
     assert [*report.page(assembly.render_context(band_run, selected_model="learned")).sections] == [

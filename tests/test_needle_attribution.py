@@ -265,18 +265,16 @@ def test_ablating_the_planted_head_removes_retrieval_and_ablating_others_does_no
         for size in (1, 2):
             assert lines.loc[(ablation_method, size, True), ["trials", "share"]].tolist() == [4, 0]
             assert lines.loc[(ablation_method, size, False), ["trials", "share", "minimum"]].tolist() == [4, 1, 1]
-    (line,) = [rows for _, rows in analysis.ablation_curve(planted_run).query("ablation == 'zero'").groupby("mode")]
-    assert analysis.first_separated_size(line) == 1
     low, high = analysis.wilson_interval(pd.Series([0.5]), pd.Series([10]))
     assert (low[0], high[0]) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     (claim, _) = findings.paper_claims(planted_run)
-    assert (claim.verdict, "4 trials: 100% succeed without ablation" in claim.evidence) == ("supported", True)
+    assert (claim.verdict, "4 trials: 100 % succeed without ablation" in claim.evidence) == ("supported", True)
     text = " ".join(finding.text for finding in findings.findings(planted_run))
     assert (
-        "With its top 2 heads ablated (zero ablation), base retrieves 0% (95 % confidence interval 0% to 49%)"
-        in text.replace(planted_run.models[0], "base")
+        "With its top 2 heads ablated (zero ablation), base retrieves 0 of 4 needles (0 %, 95 % confidence interval "
+        "0 % to 49 %)" in text.replace(planted_run.models[0], "base")
     )
-    assert "of top and random heads do not overlap from 1 head on" in text
+    assert "100 percentage points lower than with random heads (95 % confidence interval 31 to 100)" in text
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_head_findings_report_score_rank_and_attribution_and_chart_shows_cells(r
     assert attribution_sentence.startswith(
         f"Its direct logit attribution to an answer token is {attribution:+.2f} logits"
     )
-    assert score_sentence.startswith(f"It copies {scores.iloc[0]:.0%} of the hidden fact")
+    assert score_sentence.startswith(f"It copies {100 * scores.iloc[0]:.0f} % of the hidden fact")
     assert f"1 of 24 in yarn ({scores.iloc[0]:.3f})" in rank_sentence
     lowest = mean_scores(run, "base").add(mean_scores(run, "yarn")).idxmin()
     assert next(findings.head_findings(run, "base", *lowest)) == "It copies no needle token in any successful trial."
@@ -269,5 +269,7 @@ def test_head_finding_reports_the_score_with_and_without_the_needle(run: Run) ->
     rows = run.heads[run.heads["model"] == run.models[-1]]
     row = rows.loc[rows["retrieval"].idxmax()]
     sentence = next(findings.head_findings(run, run.models[-1], int(row["layer"]), int(row["head"])))
-    assert sentence.startswith(f"It copies {row['retrieval']:.0%} of the hidden fact (95 % confidence interval ")
+    assert sentence.startswith(
+        f"It copies {100 * row['retrieval']:.0f} % of the hidden fact (95 % confidence interval "
+    )
     assert sentence.endswith(f"its score on control prompts is {row['retrieval_control']:.3f}.")

@@ -27,19 +27,22 @@ from headscope.report.blocks import (
     RenderContext,
     Term,
 )
-from headscope.report.text import default_models
+from headscope.report.text import default_models, join_words
 from headscope.runs.column_metadata import columns_by_length, parse_column, statistics
 from headscope.runs.run import Run
 from headscope.runs.summary import (
     beyond_native_context,
     differing_texts,
     equal_models,
+    latest_checkpoints,
     log_ratio_to_first,
     longest_ess_column,
     models_with_same_tokens,
     training_checkpoints,
 )
 
+MAX_OMITTED = 6
+"""Maximum number of omitted models that are listed."""
 MAX_HEADS = 6
 """Maximum number of notable heads with charts of their own."""
 
@@ -152,10 +155,18 @@ def findings_by_topic(run: Run) -> dict[str, list[Finding]]:
 def _notes_on_models(run: Run) -> Iterator[Finding]:
     default_labels = default_models(run)
     if left_out := [label for label in run.models if label not in default_labels]:
+        models = run.manifest["models"]
+        trainings = training_checkpoints(models)["training"].nunique()
+        if trainings > 1 and not {*left_out} & {*latest_checkpoints(models)}:
+            selection = f"the last checkpoint of each of {trainings} trainings"
+            omitted = "1 earlier checkpoint" if len(left_out) == 1 else f"{len(left_out)} earlier checkpoints"
+        else:
+            selection = f"{len(default_labels)} of {len(run.models)} models"
+            omitted = join_words(left_out) if len(left_out) <= MAX_OMITTED else f"{len(left_out)} models"
         yield Finding(
             "Models",
-            f"Sentences and charts about several models show {len(default_labels)} of {len(run.models)} models. They "
-            f"leave out {', '.join(left_out)}. The tables have all models; the app can show others.",
+            f"Sentences and charts show {selection}; {omitted} {'is' if len(left_out) == 1 else 'are'} omitted. The "
+            "tables have all models; the app can show others.",
         )
     same_tokens = models_with_same_tokens(run, run.models[0]) if run.models else []
     if other_tokens := [label for label in run.models if label not in same_tokens]:
@@ -180,8 +191,9 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
     if other_texts := differing_texts(run):
         yield Finding(
             "Models",
-            f"{', '.join(other_texts)} read other texts than {run.models[0]}, or another sample of them. Differences "
-            "between these models mix the effect of the model with that of the texts.",
+            f"Not measured on the same texts as {run.models[0]}, or on another sample of them: "
+            f"{join_words(other_texts)}. Differences between these models mix the effect of the model with that of the "
+            "texts.",
         )
 
 

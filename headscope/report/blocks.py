@@ -63,7 +63,8 @@ class Finding:
 class PaperClaim(Finding):
     """A statement of the paper, the verdict for the run, and the evidence; `text` joins the three.
 
-    `verdict` is "supported", "partly supported", "not supported" or "inconclusive", the last one with the reason.
+    `verdict` is "supported", "partly supported", "not supported" or "inconclusive", the last one with the reason. The
+    evidence starts with `criterion`, the threshold that is ours, unless the statement names it.
     """
 
     topic: str = field(default="Comparison with the paper", init=False)
@@ -72,8 +73,12 @@ class PaperClaim(Finding):
     statement: str
     verdict: str
     evidence: str
+    criterion: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.criterion:
+            object.__setattr__(self, "evidence", f"Our criterion: {self.criterion}. {self.evidence}")
+            object.__setattr__(self, "criterion", "")
         object.__setattr__(self, "text", f"{self.statement}: {self.verdict}. {self.evidence}.")
 
 

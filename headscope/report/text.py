@@ -66,6 +66,11 @@ def format_head_count(mask: pd.Series) -> str:
     return f"{int(mask.sum())} of {len(mask)} heads"
 
 
+def format_percent(share: float, decimals: int = 0, sign: str = "") -> str:
+    """A share as text in a sentence: "67 %"; `sign` "+" shows the sign of positive shares."""
+    return f"{100 * share:{sign}.{decimals}f} %"
+
+
 def join_words(words: Sequence[str]) -> str:
     """Join words: "a, b and c"."""
     *first_words, last = words

@@ -118,7 +118,7 @@ def format_number(value: float) -> str:
     if math.isinf(value):
         return "infinite"
     decimals = next((digits for digits, limit in enumerate((100, 10, 1)) if abs(value) >= limit), 3)
-    return f"{round(value, decimals) + 0.0:,.{decimals}f}".replace("-", "−")
+    return f"{round(value, decimals) + 0.0:,.{decimals}f}"
 
 
 def capitalise(text: str) -> str:

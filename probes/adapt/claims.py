@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.report.blocks import PaperClaim
+from headscope.report.text import format_percent
 from headscope.report.verdicts import judge, judge_all, judge_below
 from headscope.runs.aggregation import confidence_interval, rank_correlations, statistic_interval
 from headscope.runs.column_metadata import parse_column
@@ -137,9 +138,10 @@ def _frequency_claims(positions: pd.DataFrame) -> Iterator[PaperClaim]:
     yield PaperClaim(
         "Frequencies change mostly in the low-frequency pairs",
         judge(low, high, MIN_SLOW_SHARE),
-        f"The slower half of the pairs accounts for {share:.0%} of the squared change of ln theta"
-        f"{_format_bounds(low, high, '.0%')} (RMS {rms['slow']:.3f}; {rms['fast']:.3f} in the faster half). Criterion "
-        "[ours]: more than two thirds",
+        f"The slower half of the pairs accounts for {format_percent(share)} of the squared change of the "
+        f"log-frequencies{_format_bounds(low, high, format_percent)} (RMS {rms['slow']:.3f}; {rms['fast']:.3f} in the "
+        "faster half)",
+        criterion="more than two thirds",
     )
     by_group = change.groupby(groups).mean()
     by_layer = by_group.groupby(level="layer").mean()
@@ -151,9 +153,9 @@ def _frequency_claims(positions: pd.DataFrame) -> Iterator[PaperClaim]:
     yield PaperClaim(
         "Early layers move to lower frequencies, deeper layers to higher ones",
         judge_all([judge_below(*bounds[0]), judge(*bounds[1])]),
-        f"Mean change of ln theta {early.mean():+.4f}{_format_bounds(*bounds[0], '+.4f')} in the first third of the "
-        f"layers, {late.mean():+.4f}{_format_bounds(*bounds[1], '+.4f')} in the last third; rank correlation with "
-        f"depth {depth_correlation:+.2f}",
+        f"The mean change of the log-frequency is {early.mean():+.4f}{_format_bounds(*bounds[0], '{:+.4f}'.format)} in "
+        f"the first third of the layers and {late.mean():+.4f}{_format_bounds(*bounds[1], '{:+.4f}'.format)} in the "
+        f"last third; its rank correlation with depth is {depth_correlation:+.2f}",
     )
 
 
@@ -176,19 +178,19 @@ def _temperature_claims(heads: pd.DataFrame, yarn_tau: float | None) -> Iterator
     yield PaperClaim(
         "tau concentrates near 1 with a mild right tail",
         judge_below(low, high, MAX_TAU_DISTANCE),
-        f"Median {tau.median():.3f}, its distance to 1 {abs(tau.median() - 1):.3f}{_format_bounds(low, high, '.3f')}, "
-        f"10 % to 90 % quantile {tau.quantile(0.1):.3f} to {tau.quantile(0.9):.3f}; "
-        f"{near_one:.0%} of heads within 0.1 of 1"
+        f"Median {tau.median():.3f}, its distance to 1 {abs(tau.median() - 1):.3f}"
+        f"{_format_bounds(low, high, '{:.3f}'.format)}, 10 % to 90 % quantile {tau.quantile(0.1):.3f} to "
+        f"{tau.quantile(0.9):.3f}; {format_percent(near_one)} of heads within 0.1 of 1"
         + (f". Training starts from YaRN's temperature, tau = {yarn_tau:.3f}, and not from 1" if yarn_tau else ""),
     )
     low, high = statistic_interval(lambda values: (values > 0).mean(-1), gamma.to_numpy())
     yield PaperClaim(
         "gamma is mostly positive",
         judge(low, high, MIN_POSITIVE_SHARE),
-        f"Positive in {(gamma > 0).sum()} of {len(gamma)} heads{_format_bounds(low, high, '.0%')}, median "
-        f"{gamma.median():+.4f}. Criterion [ours]: more than {MIN_POSITIVE_SHARE:.0%}. Up to L_ref gamma acts "
-        "as a second temperature, lambda = (ln 2)^gamma / tau, so its sign reflects both the temperature up to L_ref "
-        "and the growth beyond",
+        f"Positive in {(gamma > 0).sum()} of {len(gamma)} heads{_format_bounds(low, high, format_percent)}, median "
+        f"{gamma.median():+.4f}. Up to the reference length L_ref, gamma only rescales the logits (by (ln 2)^gamma), "
+        "so its sign reflects both the temperature up to L_ref and the growth beyond it",
+        criterion=f"more than {format_percent(MIN_POSITIVE_SHARE)}",
     )
 
 
@@ -209,27 +211,28 @@ def _effective_length_claims(heads: pd.DataFrame, models: ComparedModels, native
         changes = [log_ratio[mask.reindex(log_ratio.index)].to_numpy() for mask in (small, large)]
         bounds = [statistic_interval(lambda values: np.median(values, -1), change) for change in changes]
         texts = [
-            f"{size} heads × {np.exp(np.median(change)):.2f}{_format_bounds(math.exp(low), math.exp(high), '.2f')}"
+            f"× {np.exp(np.median(change)):.2f}"
+            f"{_format_bounds(math.exp(low), math.exp(high), '{:.2f}'.format)} for {size}-ESS heads"
             for size, change, (low, high) in zip(("small", "large"), changes, bounds, strict=True)
         ]
-        evidence = f"{', '.join(texts)} ({length:,} tokens){note}{reason}"
+        evidence = f"Effective length {', '.join(texts)} ({length:,} tokens){note}{reason}"
         return PaperClaim(statement, judge_changes(*bounds) if is_long else "inconclusive", evidence)
 
     if models.yarn_unscaled and models.yarn_unscaled in wide:
         yield claim(
-            "Without its temperature YaRN moves large-ESS heads up, at the cost of many small ones",
+            "YaRN without its temperature lengthens large-ESS heads, but also changes many small-ESS heads",
             models.yarn_unscaled,
             lambda of_small, of_large: judge_all([judge(*of_large, MIN_CHANGE), _judge_changed(of_small)]),
-            "; the paper's text and its caption swap this panel and the next",
+            "; the paper's text and its caption swap this result and the next",
         )
     if models.yarn and models.yarn in wide:
         yield claim(
-            "With its temperature YaRN keeps small heads and does not extend large ones",
+            "YaRN with its temperature keeps small-ESS heads as they are and does not lengthen large-ESS heads",
             models.yarn,
             lambda of_small, of_large: judge_all([_judge_kept(of_small), judge_below(*of_large, MIN_CHANGE)]),
         )
     yield claim(
-        "AdaRoPE keeps small-ESS heads near the diagonal and pushes large ones above it",
+        "AdaRoPE keeps small-ESS heads as they are and lengthens large-ESS heads",
         models.adarope,
         lambda of_small, of_large: judge_all([_judge_kept(of_small), judge(*of_large, MIN_CHANGE)]),
     )
@@ -263,10 +266,11 @@ def _rotary_usage_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterato
             + ", ".join(f"{medians[label]:.3f} ({label})" for label in map(str, medians.index))
             + (
                 f"; training started from {models.yarn}, ratio {medians[models.adarope] / medians[models.yarn]:.3f}"
-                f"{_format_bounds(low, high, '.3f')}. Criterion [ours]: below {MAX_COV_RATIO}"
+                f"{_format_bounds(low, high, '{:.3f}'.format)}"
                 if models.yarn is not None and models.yarn in medians
                 else "; the start of the training is unknown"
             ),
+            criterion=f"a ratio below {MAX_COV_RATIO}",
         )
     finite = heads[(heads["model"] == models.adarope) & np.isfinite(heads["effective_base"].astype("float64"))]
     groups = finite.drop_duplicates(["layer", "kv_group"])[["layer", "effective_base"]].to_numpy(np.float64).T
@@ -274,9 +278,10 @@ def _rotary_usage_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterato
     yield PaperClaim(
         "The effective base grows with depth (the paper's claim is about pretraining)",
         judge(low, high, MIN_DEPTH_CORRELATION),
-        f"Rank correlation with the layer {float(rank_correlations(groups)):+.2f}{_format_bounds(low, high, '+.2f')}; "
-        f"range {finite['effective_base'].min():,.0f} to {finite['effective_base'].max():,.0f}. Criterion [ours]: "
-        f"above {MIN_DEPTH_CORRELATION}",
+        f"Rank correlation with the layer {float(rank_correlations(groups)):+.2f}"
+        f"{_format_bounds(low, high, '{:+.2f}'.format)}; range {finite['effective_base'].min():,.0f} to "
+        f"{finite['effective_base'].max():,.0f}",
+        criterion=f"above {MIN_DEPTH_CORRELATION}",
     )
 
 
@@ -297,8 +302,9 @@ def paired_loss_difference(run: Run, label: str, baseline: str) -> pd.DataFrame:
 
 def format_interval(row: pd.Series) -> str:
     """An interval in brackets, to follow its mean; "" if there are too few documents for one."""
-    return "" if np.isnan(row["low"]) else f" [{row['low']:+.3f}, {row['high']:+.3f}]"
+    return _format_bounds(row["low"], row["high"], "{:+.3f}".format)
 
 
-def _format_bounds(low: float, high: float, number_format: str) -> str:
-    return "" if np.isnan(low) else f" [{low:{number_format}}, {high:{number_format}}]"
+def _format_bounds(low: float, high: float, write: Callable[[float], str]) -> str:
+    """An interval in brackets, to follow its value; "" without one."""
+    return "" if np.isnan(low) else f" (95 % confidence interval {write(low)} to {write(high)})"

@@ -12,11 +12,12 @@ from headscope.report.text import (
     default_models_with,
     describe_extremes,
     format_head_count,
+    format_percent,
     head_mask,
     head_name,
     heads_by_model,
 )
-from headscope.runs.column_metadata import capitalise, format_number, statistic
+from headscope.runs.column_metadata import capitalise, statistic
 from headscope.runs.run import Run
 from probes.detectors import PROBE, plots
 from probes.detectors.analysis import KIND_COLUMNS, ROLE_THRESHOLD, TARGET_DESCRIPTIONS, role_name
@@ -90,9 +91,9 @@ def findings(run: Run) -> Iterator[Finding]:
                 best = heads.sort_values(name).iloc[-1]
                 yield Finding(
                     PROBE.title,
-                    f"{capitalise(role_name(kind))} heads in {label} (more than half of the weight on "
-                    f"{TARGET_DESCRIPTIONS[kind]}): {format_head_count(heads[name] > ROLE_THRESHOLD)}. The "
-                    "highest score is "
+                    f"{capitalise(role_name(kind))} heads in {label} on a repeated random token sequence (more than "
+                    f"half of the weight on {TARGET_DESCRIPTIONS[kind]}): "
+                    f"{format_head_count(heads[name] > ROLE_THRESHOLD)}. The highest score is "
                     f"{_format_score(best, name)}, of {head_name(best)}.",
                     label,
                 )
@@ -109,8 +110,8 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
         return
     best, length = plots.mean_over_sequences(rows).sort_values("score").iloc[-1], int(rows["context_length"].iloc[0])
     yield (
-        f"On a repeated random token sequence, {length:,} tokens in all, {best['score']:.0%} of its weight in {model} "
-        f"is on {TARGET_DESCRIPTIONS[best['kind']]} (chance {format_number(best['chance'])}{_format_interval(best)})."
+        f"On a repeated random token sequence, {length:,} tokens in all, {format_percent(best['score'])} of its weight "
+        f"in {model} is on {TARGET_DESCRIPTIONS[best['kind']]} (chance {best['chance']:.3g}{_format_interval(best)})."
     )
 
 
@@ -139,11 +140,11 @@ def _overview_record(run: Run, model: str) -> dict[str, object]:
 
 def _format_score(row: pd.Series, column: str) -> str:
     bounds = pd.Series({"low": row[f"{column}_low"], "high": row[f"{column}_high"]})
-    return f"{format_number(row[column])}{_format_interval(bounds)}"
+    return f"{row[column]:.3g}{_format_interval(bounds)}"
 
 
 def _format_interval(bounds: pd.Series) -> str:
     """The interval `low` to `high` over sequences, to follow a score; "" without one."""
     if pd.isna(bounds["low"]):
         return ""
-    return f", 95 % confidence interval {format_number(bounds['low'])} to {format_number(bounds['high'])}"
+    return f", 95 % confidence interval {bounds['low']:.3g} to {bounds['high']:.3g}"

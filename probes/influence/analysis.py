@@ -13,7 +13,7 @@ import pandas as pd
 from scipy.special import stdtr
 
 from headscope.runs.aggregation import MIN_DOCUMENTS, confidence_interval
-from headscope.runs.column_metadata import statistics
+from headscope.runs.column_metadata import capitalise, statistics
 from headscope.runs.run_tables import RunTables
 from probes.influence import bands
 from probes.influence.effect_rows import TEXT_NOUNS, add_damped_estimates, read_set_rows, read_unit_rows, with_objective
@@ -28,6 +28,8 @@ SweepKey = tuple[str, int, str, str, str]
 """(model, context length, component, target, objective) of a sweep."""
 SweepUnits = tuple[SweepKey, pd.DataFrame]
 """A sweep and its units."""
+TARGET_DESCRIPTIONS = {"init": "the start of training", "base": "the checkpoint's own"}
+"""Text for the values to which parameters are reset."""
 CURVE_COLUMNS = [*SWEEP_KEYS, "unit", "choice", "size", "mean", "low", "high"]
 ESTIMATE_LABELS = {"estimate": "first-order", "second-order": "second-order", "damped": "damped second-order"}
 
@@ -142,13 +144,13 @@ def unit_rank(units: pd.DataFrame, unit: pd.Series) -> int:
 
 def describe_methods(units: pd.DataFrame) -> str:
     """Text naming the methods of a sweep's units."""
-    methods = units["method"].value_counts()
+    methods, noun = units["method"].value_counts(), unit_noun(units)
     estimates = " and ".join(f"{label} estimate" for name, label in ESTIMATE_LABELS.items() if name in methods)
     if "exact" not in methods:
         return estimates
     if not estimates:
         return "exact"
-    return f"{methods['exact']} of {len(units)} units are exact, the others are {estimates}s"
+    return f"{methods['exact']} of {len(units)} {noun}s are exact, the others are {estimates}s"
 
 
 def adjust_p_values(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -289,18 +291,45 @@ def unit_label(unit: pd.Series) -> str:
     return f"layer {unit['layer']}, {name}"
 
 
+def unit_noun(units: pd.DataFrame) -> str:
+    """What the units of a sweep are: "KV group", "head", or both."""
+    is_group = units["head"] < 0
+    return "KV group" if is_group.all() else "head or KV group" if is_group.any() else "head"
+
+
 def describe_change(component: str, target: str, objective: str = "text") -> str:
-    """Name of a change, e.g. "frequencies reset to init". For answers it also names the loss."""
+    """Name of a change, e.g. "frequencies reset to the start of training". For answers it also names the loss."""
     text = (
         bands.describe_band(component) if bands.is_band(component) else COMPONENT_DESCRIPTIONS.get(component, component)
     )
-    text = text if target == "none" else f"{text} reset to {target}"
-    return text if objective == "text" else f"{text}: loss of the answer"
+    text = text if target == "none" else f"{text} reset to {TARGET_DESCRIPTIONS[target]}"
+    return text if objective == "text" else f"{text} (loss of the answer)"
+
+
+def describe_sweep(component: str, target: str, noun: str) -> str:
+    """What a sweep does to its units, each a `noun`, e.g. "Zero ablation of one head at a time"."""
+    words = COMPONENT_DESCRIPTIONS.get(component, f"edit '{component}'")
+    if target != "none":
+        return f"Resetting the {words} of one {noun} at a time to {TARGET_DESCRIPTIONS[target]}"
+    return f"{capitalise(words)} {'in' if component == 'uniform' else 'of'} one {noun} at a time"
 
 
 def describe_context_length(length: int, objective: str) -> str:
     """Text with the context length of a sweep."""
     return f"{'up to ' if objective == 'answer' else ''}{length:,} tokens"
+
+
+def format_change(change: float) -> str:
+    """A change of the loss with its sign and two significant digits: "+2.0"."""
+    return f"{change:+#.2g}".removesuffix(".")
+
+
+def describe_fall(unit: pd.Series) -> str:
+    """Text with the size of a fall of the loss and its uncertainty, e.g. "0.012 (estimated, one document)"."""
+    results = {"delta": -unit["delta"], "low": -unit["high"], "high": -unit["low"]}
+    results |= {"minimum": -unit["maximum"], "maximum": -unit["minimum"]}
+    fall = pd.concat([unit.drop([*results], errors="ignore"), pd.Series(results, dtype=object)])
+    return f"{format_change(fall['delta'])}{describe_uncertainty(fall)}".replace("+", "")
 
 
 def describe_uncertainty(unit: pd.Series) -> str:
@@ -310,11 +339,12 @@ def describe_uncertainty(unit: pd.Series) -> str:
     """
     estimated = "" if unit["method"] == "exact" else "estimated, "
     if not np.isnan(unit["low"]):
-        return f" ({estimated}95 % confidence interval {unit['low']:+.2g} to {unit['high']:+.2g})"
+        interval = f"95 % confidence interval {format_change(unit['low'])} to {format_change(unit['high'])}"
+        return f" ({estimated}{interval})"
     noun = TEXT_NOUNS[unit["objective"]]
     if unit["documents"] == 1:
         return f" ({estimated}one {noun})"
-    return f" ({estimated}two {noun}s: {unit['minimum']:+.2g} and {unit['maximum']:+.2g})"
+    return f" ({estimated}two {noun}s: {format_change(unit['minimum'])} and {format_change(unit['maximum'])})"
 
 
 def format_q_value(unit: pd.Series) -> str:

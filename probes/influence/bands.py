@@ -14,10 +14,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from headscope.errors import BadInput
+from headscope.user_input import quote
 
 PairMask = npt.NDArray[np.bool_]
 """Selected pairs of each layer, [layers, pairs]."""
 
+BUILT_IN_COMPONENTS = ("joint", "freq", "scale", "zero", "mean", "uniform")
 WAVELENGTH_BANDS = ("short", "middle", "long")
 KIND_DESCRIPTIONS = {"pairs-zero": "contribution to the logits removed", "pairs-unrotated": "rotation removed"}
 EQUAL_PARTS = 8
@@ -28,8 +30,14 @@ BAND_PATTERN = re.compile(rf"(pairs-zero|pairs-unrotated):(\d+-\d+|{'|'.join(WAV
 def check_band_component(component: str) -> str:
     """The component, if it is a pair ablation. Raises ValueError otherwise."""
     if not BAND_PATTERN.fullmatch(component):
+        kind, _, band = component.partition(":")
+        if kind in KIND_DESCRIPTIONS and band:
+            raise ValueError(
+                f"invalid band {quote(band)}. Use A-B (e.g. 0-3), short, middle, long, eighths or wavelengths"
+            )
         raise ValueError(
-            "pairs-zero:BAND or pairs-unrotated:BAND with A-B, short, middle, long, eighths or wavelengths"
+            f"unknown component {quote(component)}. Use one of: {', '.join(BUILT_IN_COMPONENTS)}, pairs-zero:BAND, "
+            "pairs-unrotated:BAND"
         )
     return component
 
@@ -85,6 +93,12 @@ def band_label(component: str) -> str:
     return component.partition(":")[2]
 
 
+def pairs_label(component: str) -> str:
+    """The pairs of a component: "pairs 0-3", "pairs of short wavelength"."""
+    band = band_label(component)
+    return f"pairs of {band} wavelength" if band in WAVELENGTH_BANDS else f"pairs {band}"
+
+
 def band_sort_key(component: str) -> tuple[int, int, int]:
     """Sort key of components: by kind, then bands of numbered pairs, then bands by wavelength."""
     kind, _, band = component.partition(":")
@@ -98,6 +112,4 @@ def band_sort_key(component: str) -> tuple[int, int, int]:
 
 def describe_band(component: str) -> str:
     """Text that names a pair ablation, e.g. "pairs 0-3, rotation removed"."""
-    kind, _, band = component.partition(":")
-    pairs = f"pairs of {band} wavelength" if band in WAVELENGTH_BANDS else f"pairs {band}"
-    return f"{pairs}, {KIND_DESCRIPTIONS[kind]}"
+    return f"{pairs_label(component)}, {KIND_DESCRIPTIONS[component.partition(':')[0]]}"

@@ -3,14 +3,14 @@
 The paper has no thresholds for its claims; those here are ours.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from headscope.report.blocks import Finding, FindingData, PaperClaim, Term
-from headscope.report.text import head_mask
+from headscope.report.text import format_percent, head_mask
 from headscope.report.verdicts import judge
 from headscope.runs.aggregation import MIN_DOCUMENTS
 from headscope.runs.column_metadata import capitalise, statistic
@@ -26,9 +26,12 @@ from probes.influence.analysis import (
     covers_all_units,
     describe_change,
     describe_context_length,
+    describe_fall,
     describe_methods,
+    describe_sweep,
     describe_uncertainty,
     estimate_agreement,
+    format_change,
     gini,
     joint_effects,
     margin_over_rank,
@@ -41,18 +44,19 @@ from probes.influence.analysis import (
     top_share,
     top_share_interval,
     unit_label,
+    unit_noun,
     unit_of_head,
     unit_rank,
 )
 from probes.influence.effect_rows import TEXT_NOUNS, read_unit_rows
-from probes.influence.heads import COMPONENT_DESCRIPTIONS
 from probes.influence.schema import SWEEP_KEYS
 
 GLOSSARY = (
     Term(
         "Head influence",
         "Change of the next-token loss, in nats per token, when the learned position parameters of one head or KV "
-        "group are reset and all others are unchanged. Above 0 the loss rises, so the head uses what it learned.",
+        "group are reset, or when the head is ablated, and all others are unchanged. Above 0 the loss rises, so the "
+        "model uses what was reset or ablated.",
         tables=("influence", "influence_answers"),
     ),
     Term(
@@ -89,21 +93,23 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
             continue
         if objective == "answer":
             changes = changes_by_document(run, key)
-            yield from _answer_claims(heads, units, changes, describe_change(component, target))
+            yield from _answer_claims(heads, units, changes, component, target)
             continue
         if label not in adapted or target != "init" or component not in ("joint", "freq", "scale"):
             continue
-        change = f"Resetting the {COMPONENT_DESCRIPTIONS[component]} of one head at a time"
+        noun = unit_noun(units)
+        change = describe_sweep(component, target, noun)
         order = units.sort_values("delta", ascending=False, ignore_index=True)
         changes, reason = changes_by_document(run, key), _missing_evidence(units)
         share, (low, high) = top_share(order["delta"]), top_share_interval(changes)
         yield PaperClaim(
-            f"{change}: a few heads account for most of the influence",
+            f"{change}: a few {noun}s account for most of the influence",
             "inconclusive" if reason else judge(low, high, MIN_TOP_SHARE),
-            f"{label}, {length:,} tokens: the top {TAIL_FRACTION:.0%} of units, {tail_size(len(order))} of "
-            f"{len(order)}, contribute {share:.0%} of the total rise{_format_bounds(low, high, '.0%')}{reason}. "
-            f"Criterion [ours]: more than {MIN_TOP_SHARE:.0%}",
+            f"{label}, {length:,} tokens: the top {format_percent(TAIL_FRACTION)}, {tail_size(len(order))} of "
+            f"{len(order)} {noun}s, contribute {format_percent(share)} of the total rise"
+            f"{_format_bounds(low, high, format_percent)}{reason}",
             model=label,
+            criterion=f"the top {format_percent(TAIL_FRACTION)} contribute more than {format_percent(MIN_TOP_SHARE)}",
             data=FindingData(share, low, high, len(order)),
         )
         yield from _top_head_claims(heads, units, changes, change)
@@ -114,13 +120,13 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
             margin_low = everything["low"] / 4 - largest["high"]
             margin_high = everything["high"] / 4 - largest["low"]
             yield PaperClaim(
-                f"{change}: the largest effect of one unit is small compared with resetting all units",
+                f"{change}: the largest effect of one {noun} is small compared with resetting all of them",
                 "inconclusive" if reason else judge(margin_low, margin_high),
-                f"{label}: {largest['delta']:+.2g} nats/token for one unit"
-                f"{_format_bounds(largest['low'], largest['high'], '+.2g')}, {everything['mean']:+.2g} for all"
-                f"{_format_bounds(everything['low'], everything['high'], '+.2g')}{reason}. Criterion [ours]: less "
-                "than a quarter",
+                f"{label}, {length:,} tokens: {format_change(largest['delta'])} nats/token for one {noun}"
+                f"{_format_bounds(largest['low'], largest['high'])}, {format_change(everything['mean'])} for all "
+                f"{len(order)}{_format_bounds(everything['low'], everything['high'])}{reason}",
                 model=label,
+                criterion="less than a quarter",
             )
 
 
@@ -145,8 +151,8 @@ def sweep_findings(run: Run) -> Iterator[Finding]:
                 PROBE.title,
                 f"{label}, {describe_change(component, target, objective)}, "
                 f"{describe_context_length(length, objective)}: the loss changes by "
-                f"{top.iloc[-1]:+.2g} nats/token with all {top.index[-1]} {_UNIT_NOUNS[unit]}s changed, and by "
-                f"{top.iloc[0]:+.2g} with only the most influential one.",
+                f"{format_change(top.iloc[-1])} nats/token with all {top.index[-1]} {_UNIT_NOUNS[unit]}s changed, and "
+                f"by {format_change(top.iloc[0])} with only the {_UNIT_NOUNS[unit]} of largest rise.",
                 str(label),
             )
     for row in run.derived(named_set_effects).to_dict("records"):
@@ -165,7 +171,7 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     for (label, _, *change), units in run.derived(sweeps_without_bands) if len(rows) else ():
         for _, unit in unit_of_head(units, rows.iloc[0]).iterrows() if label == model else ():
             yield (
-                f"Influence in {model}, {describe_change(*change)}: {unit['delta']:+.2g} nats/token"
+                f"Influence in {model}, {describe_change(*change)}: {format_change(unit['delta'])} nats/token"
                 f"{describe_uncertainty(unit)} for {unit_label(unit)}, rank {unit_rank(units, unit)} of {len(units)}."
             )
     for (label, _, objective), units in run.derived(band_sweeps) if len(rows) else ():
@@ -175,8 +181,8 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
                 unit, count = most_harmful_unit(band_rows), len(band_rows)
                 yield (
                     f"Influence in {model}, largest of {count} band{'s' if count > 1 else ''}, "
-                    f"{describe_change(unit['component'], 'none', objective)}: {unit['delta']:+.2g} nats/token"
-                    f"{describe_uncertainty(unit)} for {unit_label(unit)}."
+                    f"{describe_change(unit['component'], 'none', objective)}: {format_change(unit['delta'])} "
+                    f"nats/token{describe_uncertainty(unit)} for {unit_label(unit)}."
                 )
 
 
@@ -184,13 +190,16 @@ def _missing_evidence(units: pd.DataFrame) -> str:
     """Why the units of a sweep cannot decide a claim, to end its evidence; "" if they can."""
     estimated = int((units["method"] != "exact").sum())
     if estimated:
-        return f"; estimates decide no claim, and {estimated} of {len(units)} units were estimated"
+        return f"; {estimated} of {len(units)} {unit_noun(units)}s were only estimated, so the claim is not decided"
     count = int(units["documents"].min())
-    return f"; {count} {TEXT_NOUNS[units['objective'].iloc[0]]}s give no interval" if count < MIN_DOCUMENTS else ""
+    if count >= MIN_DOCUMENTS:
+        return ""
+    noun = TEXT_NOUNS[units["objective"].iloc[0]]
+    return f"; one {noun} gives no interval" if count == 1 else f"; {count} {noun}s give no interval"
 
 
-def _format_bounds(low: float, high: float, number_format: str) -> str:
-    return "" if np.isnan(low) else f" (95 % confidence interval {low:{number_format}} to {high:{number_format}})"
+def _format_bounds(low: float, high: float, to_text: Callable[[float], str] = format_change) -> str:
+    return "" if np.isnan(low) else f" (95 % confidence interval {to_text(low)} to {to_text(high)})"
 
 
 def _top_head_claims(
@@ -198,15 +207,20 @@ def _top_head_claims(
 ) -> Iterator[PaperClaim]:
     """Claims that a model's top heads are among the units of largest influence."""
     size = tail_size(len(units))
-    statement = f"is among the {TAIL_FRACTION:.0%} of largest influence ({size} of {len(units)} units)"
+    statement = (
+        f"is among the {format_percent(TAIL_FRACTION)} of {unit_noun(units)}s with the largest influence ({size} of "
+        f"{len(units)})"
+    )
     yield from _rank_claims(heads, units, changes, f"{change}: the {{}} {statement}", size)
 
 
 def _answer_claims(
-    heads: pd.DataFrame, units: pd.DataFrame, changes: pd.DataFrame, change: str
+    heads: pd.DataFrame, units: pd.DataFrame, changes: pd.DataFrame, component: str, target: str
 ) -> Iterator[PaperClaim]:
     """Claims that changing a model's top heads raises the loss of the answer most."""
-    statement = f"{capitalise(change)}, one unit at a time: the {{}} has the largest influence on answers"
+    change = describe_change(component, target)
+    change = f"Under {change}" if target == "none" else f"With {change}"
+    statement = f"{change}, one {unit_noun(units)} at a time, the {{}} has the largest influence on answers"
     yield from _rank_claims(heads, units, changes, statement, 1)
 
 
@@ -221,14 +235,14 @@ def _rank_claims(
     for column, head in top_heads_by_statistic(heads).items():
         unit, declared = unit_of_head(units, head).iloc[0], statistic(column)
         difference, low, high = margin_over_rank(changes, unit, rank)
-        rival = "the largest other influence" if rank == 1 else f"the influence ranked {rank} among the others"
+        rival = "the largest other influence" if rank == 1 else f"the influence that ranks {rank} among the others"
         yield PaperClaim(
             statement.format(declared.best_head_name),
             "inconclusive" if reason else judge(low, high),
             f"{unit['model']}: layer {head['layer']}, head {head['head']} ({declared.label} {head[column]:.2f}) ranks "
-            f"{unit_rank(units, unit)} of {len(units)} by influence, {unit['delta']:+.2g} nats/token"
-            f"{describe_uncertainty(unit)}; difference to {rival} {difference:+.2g}"
-            f"{_format_bounds(low, high, '+.2g')}{reason}",
+            f"{unit_rank(units, unit)} of {len(units)} {unit_noun(units)}s by influence, with "
+            f"{format_change(unit['delta'])} nats/token{describe_uncertainty(unit)}. Its influence minus {rival} is "
+            f"{format_change(difference)}{_format_bounds(low, high)}{reason}",
             model=unit["model"],
             data=FindingData(difference, low, high, int(unit["documents"]), int(head["layer"]), int(head["head"])),
         )
@@ -244,21 +258,27 @@ def _sweep_finding(
     label, length, component, target, objective = key
     order = units.sort_values("delta", ascending=False)
     largest, smallest = order.iloc[0], order.iloc[-1]
-    significant = int((order["p_adjusted"] < 0.05).sum())
-    lower_end = "falls most" if smallest["delta"] < 0 else "rises least"
-    changes = "1 change is" if significant == 1 else f"{significant or 'No'} changes are"
-    significance = f"{changes} significant at a false discovery rate of 5 %"
+    significant, noun = int((order["p_adjusted"] < 0.05).sum()), unit_noun(units)
+    changes = f"{significant} changes are" if significant > 1 else "1 change is" if significant else "No change is"
+    significance = (
+        f"{changes} significant after correction for {len(order)} tests (false discovery rate 5 %); intervals of "
+        f"single {noun}s are uncorrected"
+    )
     if largest["documents"] < MIN_DOCUMENTS:
         significance = f"Too few {TEXT_NOUNS[objective]}s for a significance test"
+    lower_end = (
+        f"falls most for {unit_label(smallest)}, by {describe_fall(smallest)}"
+        if smallest["delta"] < 0
+        else f"rises least for {unit_label(smallest)}, by {format_change(smallest['delta'])}"
+        f"{describe_uncertainty(smallest)}"
+    )
     text = (
-        f"{label}, {describe_change(component, target, objective)}, one unit at a time, "
-        f"{describe_context_length(length, objective)}: the loss rises most for {unit_label(largest)}, by "
-        f"{largest['delta']:+.2g} nats/token{describe_uncertainty(largest)}. It {lower_end} for "
-        f"{unit_label(smallest)}, by {smallest['delta']:+.2g}{describe_uncertainty(smallest)}. "
-        f"{capitalise(describe_methods(order))}. The top {TAIL_FRACTION:.0%} of {len(order)} units contribute "
-        f"{top_share(order['delta']):.0%} of the total rise (Gini coefficient of the absolute changes "
-        f"{gini(order['delta']):.2f}). "
-        f"{significance}."
+        f"{describe_sweep(component, target, noun)} in {label} ({describe_context_length(length, objective)}): the "
+        f"loss{'' if objective == 'text' else ' of the answer'} rises most for {unit_label(largest)}, by "
+        f"{format_change(largest['delta'])} nats/token{describe_uncertainty(largest)}. It {lower_end}. "
+        f"{capitalise(describe_methods(order))}. The top {format_percent(TAIL_FRACTION)} of {len(order)} {noun}s "
+        f"contribute {format_percent(top_share(order['delta']))} of the total rise (Gini coefficient of the absolute "
+        f"changes {gini(order['delta']):.2f}). {significance}."
     )
     for column, head in top_heads.items():
         if (matches := unit_of_head(units, head)).empty:  # the sweep covers only heads of named sets
@@ -266,16 +286,18 @@ def _sweep_finding(
         unit = matches.iloc[0]
         text += (
             f" The {statistic(column).best_head_name}, layer {head['layer']}, head {head['head']}, ranks "
-            f"{unit_rank(units, unit)} of {len(units)}, with {unit['delta']:+.2g}{describe_uncertainty(unit)}."
+            f"{unit_rank(units, unit)} of {len(units)}, with {format_change(unit['delta'])}"
+            f"{describe_uncertainty(unit)}."
         )
     if objective == "answer":
         answered, trials, answered_sweeps = trials_by_model[label]
-        text += f" Without changes, {label} answers {answered} of {trials} trials"
+        change = "ablation" if target == "none" else "resets"
+        text += f" Without {change}, {label} answers {answered} of {trials} trials correctly"
         answered_units = next((rows for sweep, rows in answered_sweeps if sweep == key), None)
         if answered_units is not None:
             unit = most_harmful_unit(answered_units)
             text += (
-                f"; over these trials the loss rises most for {unit_label(unit)}, by {unit['delta']:+.2g}"
+                f"; over these trials the loss rises most for {unit_label(unit)}, by {format_change(unit['delta'])}"
                 f"{describe_uncertainty(unit)}"
             )
         text += "."
@@ -293,46 +315,46 @@ def _sweep_finding(
 def _describe_named_set(row: dict[Any, Any]) -> str:
     """Text with the effect of changing a named set of heads."""
     component, target, objective = row["component"], row["target"], row["objective"]
-    interval = "" if np.isnan(row["low"]) else f" (95 % confidence interval {row['low']:+.2g} to {row['high']:+.2g})"
+    interval = _format_bounds(row["low"], row["high"])
     return (
         f"{row['model']}, {describe_change(component, target, objective)}, "
-        f"{describe_context_length(row['context_length'], objective)}: "
-        f"changing the {row['size']} heads of “{row['choice']}” together changes the loss by {row['mean']:+.2g} "
-        f"nats/token{interval}."
+        f"{describe_context_length(row['context_length'], objective)}: changing the {row['size']} heads of "
+        f"“{row['choice']}” together changes the loss by {format_change(row['mean'])} nats/token{interval}."
     )
 
 
 def _describe_bands(
     label: str, length: int, objective: str, kind: str, units: pd.DataFrame, effects: pd.DataFrame
 ) -> str:
-    """Text with the unit and band of largest influence, and the effect of each band ablated in all units."""
+    """Text with the unit and band of largest influence, and the effect of each band ablated in all heads."""
     largest = most_harmful_unit(units)
     means = effects[effects["component"].str.startswith(kind)].set_index("component")["mean"]
     listing = ", ".join(
-        f"{bands.band_label(component)} {means[component]:+.2g}"
+        f"{bands.pairs_label(component)}: {format_change(means[component])}"
         for component in sorted(means.index, key=bands.band_sort_key)
     )
-    joint = f". Changes with a band ablated in all units at once, nats/token: {listing}" if listing else ""
-    loss = "" if objective == "text" else ", loss of the answer"
+    joint = f". Changes with a band ablated in all heads at once, nats/token: {listing}" if listing else ""
+    loss = "" if objective == "text" else " of the answer"
     return (
-        f"{label}, rotary pairs by band, {bands.KIND_DESCRIPTIONS[kind]}{loss}, "
-        f"{describe_context_length(length, objective)}, one unit at a time: the loss rises most for the band "
-        f"'{bands.band_label(largest['component'])}' of {unit_label(largest)}, by {largest['delta']:+.2g} nats/token"
-        f"{describe_uncertainty(largest)}{joint}."
+        f"Rotary pairs of {label} by band, {bands.KIND_DESCRIPTIONS[kind]} in one {unit_noun(units)} at a time "
+        f"({describe_context_length(length, objective)}): the loss{loss} rises most for "
+        f"{bands.pairs_label(largest['component'])} of {unit_label(largest)}, by {format_change(largest['delta'])} "
+        f"nats/token{describe_uncertainty(largest)}{joint}."
     )
 
 
 def _agreement_finding(key: Any, rows: Any) -> Finding:
     """Agreement of the estimates of a sweep with exact evaluation."""
     label, length, component, target, objective = key
+    first = rows.iloc[0]
     agreement = ", ".join(
-        f"{ESTIMATE_LABELS[row['method']]} {row['spearman']:.3f} ({row['shared']}/{row['top']})"
+        f"{row['spearman']:.2f} ({ESTIMATE_LABELS[row['method']]}"
+        + (f"; {row['shared']} of the top {row['top']} in common)" if row["top"] < row["compared"] else ")")
         for row in rows.to_dict("records")
     )
     return Finding(
         PROBE.title,
-        f"{label}, {describe_change(component, target, objective)}, {describe_context_length(length, objective)}: rank "
-        f"correlation of the estimates with exact ablation over {rows['compared'].iloc[0]} units (common units among "
-        f"the top {rows['top'].iloc[0]}): {agreement}.",
+        f"{label}, {describe_change(component, target, objective)}, {describe_context_length(length, objective)}: the "
+        f"rank correlation of the estimates with exact evaluation over {first['compared']} units is {agreement}.",
         str(label),
     )

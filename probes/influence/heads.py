@@ -22,16 +22,16 @@ COMPONENT_DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "joint": "frequencies and temperature",
         "freq": "frequencies",
         "scale": "temperature",
-        "zero": "output set to zero",
-        "mean": "output set to its mean",
-        "uniform": "attention made uniform",
+        "zero": "zero ablation",
+        "mean": "mean ablation",
+        "uniform": "uniform attention",
     }
 )
 """Text for each component; a user's own intervention has its name."""
 
 _COLUMN_PREFIXES = {"text": "", "answer": "answer_"}
 _UNIT_NOTE = "of the head or of its KV group, as measured"
-_RESET_NOTE = f"reset, {_UNIT_NOTE}; to init where measured, else to base"
+_RESET_NOTE = f"reset, {_UNIT_NOTE}; to the start of training where measured, else to the checkpoint's own"
 _RESET_STATISTICS = {
     "joint": ("influence", f"rise of the loss when frequencies and temperature are {_RESET_NOTE}"),
     "freq": ("influence of frequencies", f"rise of the loss when frequencies are {_RESET_NOTE}"),
@@ -44,15 +44,16 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
         f"influence_{name}": Statistic(label, "nats/token", meaning, number_format="+.2g")
         for name, words in COMPONENT_DESCRIPTIONS.items()
         for label, meaning in [
-            _RESET_STATISTICS.get(name, (f"influence, {words}", f"rise of the loss with the {words}, {_UNIT_NOTE}"))
+            _RESET_STATISTICS.get(name, (f"influence, {words}", f"rise of the loss under {words}, {_UNIT_NOTE}"))
         ]
     }
     | {
         f"influence_answer_{name}": Statistic(
             f"influence on answers, {words}",
             "nats/token",
-            f"rise of the loss of the answer about a hidden fact with the {words}"
-            f"{' reset' if name in _RESET_STATISTICS else ''}, mean over trials, {_UNIT_NOTE}",
+            "rise of the loss of the answer about a hidden fact "
+            f"{f'when {words} are reset' if name in _RESET_STATISTICS else f'under {words}'}, mean over trials, "
+            f"{_UNIT_NOTE}",
             number_format="+.2g",
         )
         for name, words in COMPONENT_DESCRIPTIONS.items()

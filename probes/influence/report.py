@@ -31,6 +31,7 @@ from probes.influence.analysis import (
     describe_context_length,
     describe_uncertainty,
     document_effects,
+    format_change,
     format_q_value,
     joint_effects,
     most_harmful_unit,
@@ -39,6 +40,7 @@ from probes.influence.analysis import (
     sweeps_without_bands,
     top_heads_by_statistic,
     unit_label,
+    unit_noun,
 )
 from probes.influence.effect_rows import TEXT_NOUNS
 from probes.influence.findings import sweep_findings
@@ -97,13 +99,13 @@ def _band_charts(units: pd.DataFrame, effects: pd.DataFrame, wavelengths: Mappin
         if len(rows := units[units["component"].str.startswith(kind)]):
             largest = most_harmful_unit(rows)
             summary = (
-                f"Largest rise: pairs {bands.band_label(largest['component'])} of {unit_label(largest)}, "
-                f"{largest['delta']:+.2g} nats/token."
+                f"Largest rise: {bands.pairs_label(largest['component'])} of {unit_label(largest)}, "
+                f"{format_change(largest['delta'])} nats/token."
             )
             caption = (
-                f"{_count_texts(units)} Rise of the loss with {change} in one unit. One column per head or KV group, "
-                "layer by layer. One row per band of rotary pairs, fastest pairs on top (short: wavelength below an "
-                "eighth of the native context; long: above the native context)."
+                f"{_count_texts(units)} Rise of the loss with the {change} in one {unit_noun(rows)}. One column per "
+                "head or KV group, layer by layer. One row per band of rotary pairs, fastest pairs on top (short: "
+                "wavelength below an eighth of the native context; long: above the native context)."
             )
             yield Chart(band_plots.plot_influence_by_band(rows, wavelengths), caption, summary)
     if effects.empty:
@@ -186,13 +188,13 @@ def _describe_largest_effect(units: pd.DataFrame) -> str:
     """Text with the largest effect, and how many units differ from zero."""
     largest = most_harmful_unit(units)
     text = (
-        f"Largest rise: {unit_label(largest)}, {largest['delta']:+.2g} nats/token"
+        f"Largest rise: {unit_label(largest)}, {format_change(largest['delta'])} nats/token"
         f"{describe_uncertainty(largest)}{format_q_value(largest)}."
     )
     if units["p_adjusted"].isna().all():
         return f"{text} Too few {TEXT_NOUNS[largest['objective']]}s to call any effect real."
     significant = int((units["p_adjusted"] < 0.05).sum())
-    return f"{text} {significant} of {len(units)} units differ from zero (false discovery rate 5 %)."
+    return f"{text} {significant} of {len(units)} {unit_noun(units)}s differ from zero (false discovery rate 5 %)."
 
 
 def _log_ratio(heads: pd.DataFrame, column: str, label: str, baseline: str) -> pd.DataFrame:

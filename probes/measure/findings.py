@@ -16,6 +16,7 @@ from headscope.report.text import (
     default_models_with,
     describe_ranks,
     format_head_count,
+    format_percent,
     head_mask,
     head_name,
     heads_by_model,
@@ -80,8 +81,8 @@ GLOSSARY = (
     ),
     Term(
         "95 % confidence intervals",
-        "The range in which the mean over other documents (or trials) of the same kind would lie: by bootstrap from 30 "
-        "documents on, by Student's t from three on. One or two documents give no interval.",
+        "A range that contains the true mean in about 95 % of repeated samples of documents (or trials): by bootstrap "
+        "from 30 documents on, by Student's t from three on. One or two documents give no interval.",
     ),
 )
 
@@ -104,7 +105,7 @@ def findings(run: Run) -> Iterator[Finding]:
         "Change against the first model": lambda: _change_findings(heads, run),
         "Loss": lambda: _loss_findings(run, labels),
         "Rotary pairs": lambda: _pair_findings(heads),
-        "Position parameters": lambda: _parameter_findings(heads),
+        "Position parameters": lambda: _parameter_findings(heads, run),
     }
     for topic, sentences in topics.items():
         yield from (Finding(topic, sentence.text, sentence.model, data=sentence.data) for sentence in sentences())
@@ -122,8 +123,8 @@ def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
     growth = "" if np.isnan(row["growth"]) else f" (growth exponent {row['growth']:.2f})"
     yield (
         f"In {model} the head {role_text}. Its effective length is {format_number(row[name])} of "
-        f"{parse_column(name).length:,} tokens{growth}, with {row['sink_mass']:.0%} of its weight on the first token "
-        f"and {row['local_mass']:.0%} on the last 32."
+        f"{parse_column(name).length:,} tokens{growth}, with {format_percent(row['sink_mass'])} of its weight on the "
+        f"first token and {format_percent(row['local_mass'])} on the last 32."
     )
     compared = run.heads[run.heads["model"].isin(default_models_with(run, model))]
     yield f"Rank by effective length: {describe_ranks(compared, name, layer, head)}."
@@ -176,8 +177,8 @@ def _length_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
         _head_data(high, name, run),
     )
     yield Sentence(
-        f"In {label}, {format_head_count(rows['sink_mass'] > SINK_MASS)} put more than half of their weight on the "
-        "first token.",
+        f"On text, {format_head_count(rows['sink_mass'] > SINK_MASS)} of {label} put more than half of their weight on "
+        "the first token.",
         label,
         FindingData(float((rows["sink_mass"] > SINK_MASS).mean()), n=len(rows)),
     )
@@ -237,8 +238,8 @@ def _describe_change(first: str, label: str, window_label: str, log_ratios: pd.S
         f"From {first} to {label} the median ratio of effective lengths"
         f"{window_label and f' over the heads{window_label}'} is {np.exp(log_ratios.median()):.2f}: longer in "
         f"{format_head_count(rises)}, shorter in {format_head_count(falls)}, and within "
-        f"{CHANGE_TOLERANCE:.0%} in {format_head_count(~rises & ~falls)}. "
-        f"The largest ratios are those of {examples}."
+        f"{format_percent(CHANGE_TOLERANCE)} in {format_head_count(~rises & ~falls)}. "
+        f"The largest changes are those of {examples}."
     )
 
 
@@ -287,7 +288,8 @@ def _loss_findings(run: Run, labels: Sequence[str]) -> Iterator[Sentence]:
         )
         zero = " The interval includes zero." if low <= 0 <= high else ""
         yield Sentence(
-            f"The loss of {label} minus that of {first} is {difference:+.3f} nats/token{interval}.{zero}",
+            f"In contexts of {length:,} tokens, the loss of {label} minus that of {first} is {difference:+.3f} "
+            f"nats/token{interval}.{zero}",
             label,
             FindingData(difference, low, high, len(common)),
         )
@@ -314,18 +316,20 @@ def _pair_findings(heads: pd.DataFrame) -> Iterator[Sentence]:
     )
 
 
-def _parameter_findings(heads: pd.DataFrame) -> Iterator[Sentence]:
+def _parameter_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
+    frequencies = {str(label): rows for label, rows in run.positions.groupby("model", observed=True)}
     for label, rows in heads_by_model(heads, "effective_base"):
         finite = rows[np.isfinite(rows["effective_base"])]
         if finite.empty:
-            yield Sentence(
-                f"In {label} some rotary pairs do not rotate, so no head has a finite effective base.", label
-            )
+            rotates = np.isfinite(frequencies[label]["log_theta"]).any()
+            reason = "some rotary pairs do not rotate" if rotates else "no rotary pair rotates"
+            yield Sentence(f"In {label}, {reason}, so no effective base is defined.", label)
             continue
         low, high = finite["effective_base"].min(), finite["effective_base"].max()
         if high / low < 1.001:
+            verb = "use RoPE base" if _is_plain_rope(frequencies[label]) else "have an effective base of"
             yield Sentence(
-                f"All heads of {label} use RoPE base {format_number(high)}.", label, FindingData(high, n=len(finite))
+                f"All heads of {label} {verb} {format_number(high)}.", label, FindingData(high, n=len(finite))
             )
         else:
             depth = finite["effective_base"].corr(finite["layer"], method="spearman")
@@ -349,3 +353,10 @@ def _head_data(row: pd.Series, name: str, run: Run) -> FindingData:
     """The value of one head with its interval over documents."""
     documents = run.attention[run.attention["model"] == row["model"]]["doc"].nunique()
     return FindingData(row[name], row[f"{name}_low"], row[f"{name}_high"], documents, row["layer"], row["head"])
+
+
+def _is_plain_rope(positions: pd.DataFrame) -> bool:
+    """Whether the frequencies of a model's first layer are powers of one base, from 1 rad/token down."""
+    first = positions[(positions["layer"] == positions["layer"].min()) & (positions["kv_group"] == 0)]
+    log_theta = first.sort_values("pair")["log_theta"].to_numpy(dtype=np.float64)
+    return bool(abs(log_theta[0]) < 1e-4 and np.allclose(np.diff(log_theta, 2), 0, atol=1e-4))

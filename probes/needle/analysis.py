@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 
 from headscope.prompts.needle_grid import CONTROL
+from headscope.report.text import format_percent
 from headscope.runs.aggregation import HEAD_KEYS, plain_types
 from headscope.runs.run import Run
 from probes.needle.heads import RETRIEVAL_THRESHOLD, retrieval_rows
 
-MODE_LABELS = {"strict": "needles", "indirect": "indirect needles", "wu": "needles, as Wu et al. count"}
+MODE_LABELS = {"strict": "needles", "indirect": "paraphrased needles", "wu": "needles, as Wu et al. count"}
 """Name of the needles of each mode in sentences, in display order."""
 PUBLISHED_SHARES = {"above": (0.03, 0.06), "zero": (0.45, 0.73)}
 """Range over the models of Wu et al. 2024: share of heads with a score above 0.1 and with a score of exactly 0."""
@@ -140,15 +141,6 @@ def ablation_curve(run: Run) -> pd.DataFrame:
     return joined.assign(low=low, high=high).sort_values([*keys[:3], "top", "size"], ignore_index=True)
 
 
-def first_separated_size(ablation_rows: pd.DataFrame) -> int | None:
-    """The smallest number of ablated heads at which the confidence interval of the top heads is below that of random
-    heads; None if they overlap at every size. `ablation_rows` are rows of `ablation_curve` of one model, mode and
-    ablation."""
-    top, random = (ablation_rows[ablation_rows["top"] == is_top].set_index("size") for is_top in (True, False))
-    below = top["high"] < random["low"].reindex(top.index)
-    return int(below.index[below].min()) if below.any() else None
-
-
 def share_difference(first: "pd.Series[float]", second: "pd.Series[float]") -> tuple[float, float]:
     """95 % confidence interval of the difference of two shares, `first` minus `second` (Newcombe 1998, method 10).
 
@@ -169,7 +161,12 @@ def can_detect_retrieval_drop(random: "pd.Series[float]", trials: int) -> bool:
 
 def format_share(row: "pd.Series[float] | dict[Any, Any]") -> str:
     """Text with the `share` of successful trials and its 95 % confidence interval, `low` to `high`."""
-    return f"{row['share']:.0%} (95 % confidence interval {row['low']:.0%} to {row['high']:.0%})"
+    return f"{format_percent(row['share'])} ({format_share_interval(row)})"
+
+
+def format_share_interval(row: "pd.Series[float] | dict[Any, Any]") -> str:
+    """Text with the 95 % confidence interval of a share, `low` to `high`."""
+    return f"95 % confidence interval {format_percent(row['low'])} to {format_percent(row['high'])}"
 
 
 def scores_by_group(heads: pd.DataFrame) -> pd.DataFrame:

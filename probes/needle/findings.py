@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from headscope.report.blocks import Finding, FindingData, Overview, PaperClaim, Term
-from headscope.report.text import describe_ranks, head_mask, heads_by_model
+from headscope.report.text import describe_ranks, format_percent, head_mask, heads_by_model
 from headscope.report.verdicts import judge
 from headscope.runs.column_metadata import statistic
 from headscope.runs.run import Run
@@ -21,6 +21,9 @@ from probes.needle.heads import RETRIEVAL_THRESHOLD
 
 MAX_SUPPORTED_SIZE = 16
 """Largest number of ablated heads at which the claim of Wu et al. is judged [ours]."""
+
+MODE_SUFFIXES = {"strict": "", "indirect": " (paraphrased questions)", "wu": " (scored as by Wu et al.)"}
+"""Text that follows the trials of each mode in a sentence."""
 
 GLOSSARY = (
     Term(
@@ -74,15 +77,15 @@ def findings(run: Run) -> Iterator[Finding]:
         yield Finding(
             PROBE.title,
             f"The retrieval scores of {row['model']} in haystacks {row['first']} and {row['second']} have a rank "
-            f"correlation of {row['spearman']:.2f} and {row['overlap']:.0%} of their top {analysis.TOP_COUNT} heads in "
-            "common.",
+            f"correlation of {row['spearman']:.2f} and {format_percent(row['overlap'])} of their top "
+            f"{analysis.TOP_COUNT} heads in common.",
             row["model"],
         )
     for name in ("needle_write", "needle_write_indirect"):
         for label, block in heads_by_model(run.heads, name):
             top_rows = block.sort_values(name, ascending=False, kind="stable").head(5)
             listed = ", ".join(
-                f"layer {row['layer']} head {row['head']} ({row[name]:+.2f})" for _, row in top_rows.iterrows()
+                f"layer {row['layer']}, head {row['head']} ({row[name]:+.2f})" for _, row in top_rows.iterrows()
             )
             yield Finding(
                 PROBE.title, f"In {label}, {statistic(name).label} is largest for {listed}, in logits.", label
@@ -94,7 +97,8 @@ def findings(run: Run) -> Iterator[Finding]:
         yield Finding(
             PROBE.title,
             f"The retrieval scores of {row['first']} and {row['second']} have a rank correlation of "
-            f"{row['spearman']:.2f} and {row['overlap']:.0%} of their top {analysis.TOP_COUNT} heads in common.",
+            f"{row['spearman']:.2f} and {format_percent(row['overlap'])} of their top {analysis.TOP_COUNT} heads in "
+            "common.",
         )
     yield from paper_claims(run)
 
@@ -120,21 +124,23 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
         low, high = analysis.share_difference(random, top)
         verdict, reason = judge(low, high), ""
         if allowed.empty:
-            verdict, reason = "inconclusive", f"; no set of at most {MAX_SUPPORTED_SIZE} heads was ablated"
+            verdict = "inconclusive"
+            reason = f". The run ablated no set of at most {MAX_SUPPORTED_SIZE} heads, so the claim is not decided"
         elif verdict == "inconclusive" and not analysis.can_detect_retrieval_drop(random, trials):
-            reason = "; so few trials that even the loss of every needle would not differ"
+            reason = ". With so few trials, not even the loss of every needle would show a difference"
         yield PaperClaim(
             f"{str(ablation).capitalize()} ablation of the top retrieval heads reduces the retrieval of "
             f"{analysis.MODE_LABELS[str(mode)]} more than ablation of random heads of the same layers (Wu et al. "
-            f"2024). Criterion [ours]: at the largest tested number of heads up to {MAX_SUPPORTED_SIZE}, the 95 % "
-            "confidence interval of the difference is above 0; heads are ranked on one half of the needles and tested "
-            "on the other",
+            "2024)",
             verdict,
-            f"{label}, {trials} trials: {unchanged['share']:.0%} succeed without ablation, "
+            f"{label}, {trials} trials: {format_percent(unchanged['share'])} succeed without ablation, "
             f"{analysis.format_share(top)} with the top {_count_heads(size)} ablated, and "
-            f"{analysis.format_share(random)} with {_count_heads(size)} chosen at random ablated; difference "
-            f"{random['share'] - top['share']:+.0%} (95 % confidence interval {low:+.0%} to {high:+.0%}){reason}",
+            f"{analysis.format_share(random)} with {_count_heads(size)} ablated at random. With the top heads ablated, "
+            f"the success rate is {_describe_difference(random, top)}{reason}. Heads are ranked on one half of the "
+            "needles and tested on the other",
             model=str(label),
+            criterion=f"at the largest tested number of heads up to {MAX_SUPPORTED_SIZE}, the 95 % confidence interval "
+            "of the difference is above 0",
             data=FindingData(random["share"] - top["share"], low, high, trials),
         )
 
@@ -164,8 +170,9 @@ def _score_sentences(run: Run, rows: pd.DataFrame, model: str, layer: int, head:
     for row in rows[(rows["model"] == model) & rows["retrieval"].notna()].to_dict("records"):
         control = row.get("retrieval_control", math.nan)
         comparison = "" if math.isnan(control) else f"; its score on control prompts is {control:.3f}"
-        interval = _format_interval(row, "retrieval", ".0%")
-        yield f"It copies {row['retrieval']:.0%} of the hidden fact{interval}{comparison}."
+        low, high = row["retrieval_low"], row["retrieval_high"]
+        interval = "" if math.isnan(low) else f" ({analysis.format_share_interval({'low': low, 'high': high})})"
+        yield f"It copies {format_percent(row['retrieval'])} of the hidden fact{interval}{comparison}."
     if ranks := describe_ranks(run.heads, "retrieval", layer, head):
         yield f"Rank by {statistic('retrieval').label}: {ranks}."
 
@@ -190,7 +197,7 @@ def overview(run: Run) -> Overview | None:
 
 def _model_sentences(run: Run, row: dict[Any, Any]) -> Iterator[str]:
     """Sentences on the success of a model, its top retrieval heads, and the share of heads that copy."""
-    model, mode_suffix = row["model"], "" if row["mode"] == "strict" else f" (mode {row['mode']})"
+    model, mode_suffix = row["model"], MODE_SUFFIXES[row["mode"]]
     if not row["successes"]:
         yield f"{model} answers none of {row['trials']} trials{mode_suffix}, so its heads have no retrieval score."
         return
@@ -200,20 +207,20 @@ def _model_sentences(run: Run, row: dict[Any, Any]) -> Iterator[str]:
             "it knows or guesses these facts. Its success does not show retrieval. Use other needles."
         )
     listed = ", ".join(
-        f"layer {layer} head {head} ({score:.2f})" for layer, head, score in analysis.top_heads(run, model, row["mode"])
+        f"layer {layer}, head {head} ({score:.2f})"
+        for layer, head, score in analysis.top_heads(run, model, row["mode"])
     )
     yield (
         f"{model} answers {row['successes']} of {row['trials']} trials{mode_suffix} correctly: "
-        f"{analysis.format_share(row)}. "
-        f"Its top retrieval heads are {listed}. {_control_sentence(row)}"
+        f"{analysis.format_share(row)}. Its top retrieval heads are {listed}. {_control_sentence(row)}"
     )
     is_comparable = row["mode"] != "indirect"  # Wu et al. hide literal needles.
     above, zero = (
         f" ({_compare_with_published(row[measure], measure)})" if is_comparable else "" for measure in ("above", "zero")
     )
     yield (
-        f"In {model}, {row['above']:.1%} of heads have a retrieval score above {RETRIEVAL_THRESHOLD}{mode_suffix}"
-        f"{above}, and {row['zero']:.1%} have a score of 0{zero}."
+        f"In {model}, {format_percent(row['above'], 1)} of heads have a retrieval score above {RETRIEVAL_THRESHOLD}"
+        f"{mode_suffix}{above}, and {format_percent(row['zero'], 1)} have a score of 0{zero}."
     )
 
 
@@ -229,7 +236,7 @@ def _describe_detector_agreement(row: dict[Any, Any]) -> str:
     interval = "" if math.isnan(row["low"]) else f" (95 % confidence interval {row['low']:.2f} to {row['high']:.2f})"
     return (
         f"In {row['model']}, {first} and {second} have a rank correlation of {row['spearman']:.2f}{interval} over "
-        f"heads and {row['overlap']:.0%} of their top {analysis.TOP_COUNT} heads in common."
+        f"heads and {format_percent(row['overlap'])} of their top {analysis.TOP_COUNT} heads in common."
     )
 
 
@@ -241,21 +248,30 @@ def _ablation_findings(run: Run) -> Iterator[Finding]:
         ["model", "mode", "ablation"], observed=True
     ):
         top, random = (curve[curve["top"] == is_top].iloc[-1] for is_top in (True, False))
-        size, separated_size = int(top["size"]), analysis.first_separated_size(curve)
-        overlap = (
-            "overlap at every number of ablated heads"
-            if separated_size is None
-            else f"do not overlap from {_count_heads(separated_size)} on"
-        )
+        size, trials = int(top["size"]), int(top["trials"])
         yield Finding(
             PROBE.title,
             f"With its top {_count_heads(size)} ablated ({ablation} ablation), {label} retrieves "
-            f"{analysis.format_share(top)} of the {analysis.MODE_LABELS[str(mode)]}. With {_count_heads(size)} of the "
-            f"same layers ablated at random, it retrieves {analysis.format_share(random)}; without ablation, "
-            f"{curve['share'].iloc[0]:.0%}. The needles that rank the heads are not the ones they are tested on. The "
-            f"95 % confidence intervals of top and random heads {overlap}.",
+            f"{round(trials * top['share'])} of {trials} {analysis.MODE_LABELS[str(mode)]} "
+            f"({format_percent(top['share'])}, {analysis.format_share_interval(top)}). With {_count_heads(size)} of "
+            f"the same layers ablated at random, it retrieves {analysis.format_share(random)}; without ablation, "
+            f"{format_percent(curve['share'].iloc[0])}. The success rate is {_describe_difference(random, top)}. Heads "
+            "are ranked on one half of the needles and tested on the other.",
             str(label),
         )
+
+
+def _describe_difference(random: "pd.Series[float]", top: "pd.Series[float]") -> str:
+    """The success with the top heads ablated, relative to random heads, with its 95 % confidence interval."""
+    difference = random["share"] - top["share"]
+    low, high = analysis.share_difference(random, top)
+    direction = "lower"
+    if difference < 0:
+        difference, low, high, direction = -difference, -high, -low, "higher"
+    return (
+        f"{100 * difference:.0f} percentage points {direction} than with random heads (95 % confidence interval "
+        f"{100 * low:.0f} to {100 * high:.0f})"
+    )
 
 
 def _count_heads(count: int) -> str:
@@ -283,7 +299,7 @@ def _compare_with_published(share: float, measure: str) -> str:
     # The sentence shows the share in per cent with one decimal.
     share = round(share, 3)
     position = "below" if share < low else "above" if share > high else "within"
-    return f"{position} the {low:.0%} to {high:.0%} that Wu et al. 2024 report"
+    return f"{position} the {format_percent(low)} to {format_percent(high)} that Wu et al. 2024 report"
 
 
 def _format_interval(row: dict[Any, Any], column: str, number_format: str) -> str:

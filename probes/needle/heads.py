@@ -29,7 +29,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             "needle mass", "", "mean attention weight on the needle at the answer steps, over successful trials"
         ),
         "retrieval_indirect": Statistic(
-            "retrieval score for indirect needles",
+            "retrieval score for paraphrased questions",
             "",
             "retrieval score over needles whose questions share no word with them",
         ),
@@ -42,7 +42,7 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             number_format="+.3f",
         ),
         "needle_write_indirect": Statistic(
-            "attribution through indirect needles",
+            "attribution through the needle, paraphrased questions",
             "logits",
             "attribution through the needle, over needles whose questions share no word with them",
             number_format="+.3f",

@@ -30,7 +30,8 @@ class NeedleOptions(Options):
         "literal", description="question in the needle's own words, as a paraphrase, or both"
     )
     file: str | None = Field(
-        None, description="your own needles as JSON lines: name, question, opening, fact; and cue for indirect needles"
+        None,
+        description="your own needles as JSON lines: name, question, opening, fact; and cue for paraphrased questions",
     )
     seeds: int = Field(1, ge=1, le=10_000, description="number of haystacks, which are documents of the text source")
     mode: Literal["strict", "wu"] = Field(

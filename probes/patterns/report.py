@@ -102,7 +102,7 @@ def _far_row_charts(context: RenderContext) -> Iterator[Chart]:
 def _far_rows_chart(run: Run, model: str, layer: int, head: int) -> Chart:
     return Chart(
         plot_far_rows(run, model, layer, head),
-        "RunTables rows with the largest weight on one far token. ‹ › marks the token within its context.",
+        "Stored rows with the largest weight on one distant token. ‹ › marks the token within its context.",
     )
 
 

@@ -34,7 +34,7 @@ DEFAULT_SEED_NOISE = 0.042
 """Difference of two RoPE seeds (nats/token, from-scratch-seeds.yaml), for runs without two RoPE seeds."""
 ABLATIONS = {
     "shared-freq": "shared frequencies",
-    "no-scale": "no AdaScale",
+    "no-scale": "no temperature (no-scale)",
     "fixed-log": "fixed log scaling",
     "learned-base": "a learned base",
 }
@@ -67,17 +67,28 @@ def _head_claims(
     for training, label in final_labels.items():
         by_seed[training.seed][training.variant] = heads[heads["model"] == label]
     for statement, judge_models in (
-        ("AdaRoPE uses the rotary pairs more evenly than RoPE and partial RoPE (CoV lower by 5 %)", _judge_cov),
-        ("The effective base grows with depth (rank correlation above 0.3)", _judge_effective_base),
-        ("gamma is largest in the first layer (by 0.05), and 0 to 0.2 in the others", _judge_gamma_by_layer),
         (
-            "AdaRoPE has a wider range of effective lengths than RoPE (1.2 times), and gamma falls with the mean "
-            "effective length (rank correlation below -0.3)",
+            "AdaRoPE uses the rotary pairs more evenly than RoPE and partial RoPE (our criterion: its CoV is at least "
+            "5 % lower)",
+            _judge_cov,
+        ),
+        (
+            "The effective base grows with depth (our criterion: the rank correlation is above 0.3)",
+            _judge_effective_base,
+        ),
+        (
+            "Gamma is largest in the first layer (our criterion: by at least 0.05) and between 0 and 0.2 in the other "
+            "layers",
+            _judge_gamma_by_layer,
+        ),
+        (
+            "AdaRoPE has a wider range of effective lengths than RoPE (our criterion: at least 1.2 times as wide), and "
+            "gamma falls as the effective length rises (our criterion: the rank correlation is below -0.3)",
             lambda models: _judge_length_range(models, f"ess2_{trained_length}"),
         ),
         (
-            "Used frequencies have a wider spread under AdaRoPE than under RoPE (1.2 times), and follow the learned "
-            "ones (r above 0.8)",
+            "Used frequencies have a wider spread under AdaRoPE than under RoPE (our criterion: at least 1.2 times as "
+            "wide) and follow the learned frequencies (our criterion: the correlation r is above 0.8)",
             _judge_used_frequencies,
         ),
     ):
@@ -91,7 +102,7 @@ def _claim_over_seeds(
         seed: judgement for seed, models in by_seed.items() if (judgement := judge_models(models)) is not None
     }
     if judgements:
-        evidence = "; ".join(f"seed {seed}: {of_seed}" for seed, (_, of_seed) in judgements.items())
+        evidence = ". ".join(f"Seed {seed}: {of_seed}" for seed, (_, of_seed) in judgements.items())
         yield PaperClaim(statement, combine_verdicts([verdict for verdict, _ in judgements.values()]), evidence)
 
 
@@ -108,13 +119,16 @@ def _judge_cov(models: HeadsByVariant) -> Judgement | None:
     if not _has_columns(models, ("adarope", "rope", "prope"), "cov"):
         return None
     adarope = _finite_values(models["adarope"], "cov")
-    evidence, verdicts = [f"median CoV {np.median(adarope):.3f}"], []
+    evidence, verdicts = [f"the median CoV is {np.median(adarope):.3f} under AdaRoPE"], []
     for name in ("rope", "prope"):
         other = _finite_values(models[name], "cov")
         difference = np.median(adarope) - np.median(other)
         low, high = statistic_interval(lambda a, b: np.median(a, -1) - np.median(b, -1), adarope, other)
         verdicts.append(judge_below(low, high, -MIN_COV_DIFFERENCE * float(np.median(other))))
-        evidence.append(f"{np.median(other):.3f} under {name} ({difference:+.3f} [{low:+.3f}, {high:+.3f}])")
+        evidence.append(
+            f"{np.median(other):.3f} under {name} (difference {difference:+.3f}, 95 % confidence interval {low:+.3f} "
+            f"to {high:+.3f})"
+        )
     return judge_all(verdicts), ", ".join(evidence)
 
 
@@ -126,7 +140,10 @@ def _judge_effective_base(models: HeadsByVariant) -> Judgement | None:
     correlation, low, high = _rank_correlation(groups, "layer", "effective_base")
     by_layer = groups.groupby("layer")["effective_base"].median()
     medians = ", ".join(f"{value:,.0f}" for value in by_layer)
-    evidence = f"rank correlation {correlation:+.2f} [{low:+.2f}, {high:+.2f}], median by layer {medians}"
+    evidence = (
+        f"the rank correlation with depth is {correlation:+.2f}{_format_bounds(low, high, '+.2f')}; the medians by "
+        f"layer are {medians}"
+    )
     return judge(low, high, MIN_RANK_CORRELATION), evidence
 
 
@@ -139,8 +156,8 @@ def _judge_gamma_by_layer(models: HeadsByVariant) -> Judgement | None:
     leads = statistic_interval(lambda first, *later: first.mean(-1) - np.max([x.mean(-1) for x in later], 0), *layers)
     lowest = statistic_interval(lambda *later: np.min([x.mean(-1) for x in later], 0), *layers[1:])
     highest = statistic_interval(lambda *later: np.max([x.mean(-1) for x in later], 0), *layers[1:])
-    evidence = "mean gamma by layer " + ", ".join(f"{values.mean():+.3f}" for values in layers)
-    evidence += f"; lead of the first layer [{leads[0]:+.3f}, {leads[1]:+.3f}]"
+    evidence = "the mean gamma by layer is " + ", ".join(f"{values.mean():+.3f}" for values in layers)
+    evidence += f"; the lead of the first layer has a 95 % confidence interval of {leads[0]:+.3f} to {leads[1]:+.3f}"
     parts = [judge(*leads, FIRST_LAYER_MARGIN), judge(*lowest), judge_below(*highest, MAX_LATER_GAMMA)]
     return judge_all(parts), evidence
 
@@ -157,9 +174,10 @@ def _judge_length_range(models: HeadsByVariant, column: str) -> Judgement | None
     low, high = statistic_interval(lambda a, b: spread(a) / spread(b), adarope, rope)
     correlation, correlation_low, correlation_high = _rank_correlation(models["adarope"], "gamma", column)
     evidence = (
-        f"90 % over 10 % quantile {spread(adarope):.1f} (AdaRoPE) and {spread(rope):.1f} (RoPE), ratio {ratio:.2f} "
-        f"[{low:.2f}, {high:.2f}]; rank correlation of gamma {correlation:+.2f} "
-        f"[{correlation_low:+.2f}, {correlation_high:+.2f}]"
+        f"the 90 % quantile divided by the 10 % quantile is {spread(adarope):.1f} under AdaRoPE and "
+        f"{spread(rope):.1f} under RoPE, a ratio of {ratio:.2f}{_format_bounds(low, high, '.2f')}; the rank "
+        f"correlation of gamma with effective length is {correlation:+.2f}"
+        f"{_format_bounds(correlation_low, correlation_high, '+.2f')}"
     )
     parts = [
         judge(low, high, MIN_SPREAD_RATIO),
@@ -180,8 +198,9 @@ def _judge_used_frequencies(models: HeadsByVariant) -> Judgement | None:
         lambda index: _correlations(learned[index], adarope[index]), np.arange(len(learned))
     )
     evidence = (
-        f"standard deviation {np.std(adarope):.3f} (AdaRoPE) and {np.std(rope):.3f} (RoPE), ratio {ratio:.2f} "
-        f"[{low:.2f}, {high:.2f}]; r {r:+.2f} [{r_low:+.2f}, {r_high:+.2f}]"
+        f"the standard deviation of the mean ln theta, weighted by usage, is {np.std(adarope):.3f} under AdaRoPE and "
+        f"{np.std(rope):.3f} under RoPE, a ratio of {ratio:.2f}{_format_bounds(low, high, '.2f')}; its correlation "
+        f"with the learned mean is r = {r:+.2f}{_format_bounds(r_low, r_high, '+.2f')}"
     )
     return judge_all([judge(low, high, MIN_SPREAD_RATIO), judge(r_low, r_high, MIN_USAGE_CORRELATION)]), evidence
 
@@ -198,13 +217,13 @@ def _loss_claims(run: Run, final_labels: dict[TrainingKey, str]) -> Iterator[Pap
     length = native_context(run, next(iter(final_labels.values())))
     by_training = losses_by_document(run, final_labels, length)
     noise = _seed_noise(by_training)
-    threshold = f"(by more than twice the seed noise, {noise:.3f} nats/token)"
+    threshold = f"(our criterion: by more than {2 * noise:.3f} nats/token, twice the seed noise)"
     yield from _loss_gap_claim(
-        f"Each ablation of AdaRoPE has a higher loss than AdaRoPE {threshold}", ABLATIONS, by_training, noise
+        f"Each ablation of AdaRoPE has a higher loss than AdaRoPE {threshold}", ABLATIONS, by_training, noise, length
     )
     names = {scheme: scheme for scheme in OTHER_SCHEMES}
     yield from _loss_gap_claim(
-        f"AdaRoPE has a lower loss than every other scheme {threshold}", names, by_training, noise
+        f"AdaRoPE has a lower loss than every other position scheme {threshold}", names, by_training, noise, length
     )
 
 
@@ -215,7 +234,7 @@ def _seed_noise(by_training: LossesByTraining) -> float:
 
 
 def _loss_gap_claim(
-    statement: str, variant_names: dict[str, str], by_training: LossesByTraining, noise: float
+    statement: str, variant_names: dict[str, str], by_training: LossesByTraining, noise: float, length: int
 ) -> Iterator[PaperClaim]:
     """The claim that each of these variants has a higher loss than AdaRoPE with the same seed."""
     verdicts, gaps = [], []
@@ -225,10 +244,21 @@ def _loss_gap_claim(
             gap = (by_training[training] - by_training[adarope]).dropna()
             low, high = confidence_interval(gap.to_numpy(dtype=np.float64)[None])[:, 0]
             verdicts.append(judge(low, high, 2 * noise))
-            bounds = f" [{low:+.3f}, {high:+.3f}]" if np.isfinite(low) else ", too few documents for an interval"
-            gaps.append(f"{variant_names[training.variant]} {gap.mean():+.3f}{bounds} (seed {training.seed})")
+            bounds = _format_bounds(low, high, "+.3f") or " (too few documents for an interval)"
+            gaps.append(f"{variant_names[training.variant]} {gap.mean():+.3f}{bounds} with seed {training.seed}")
     if verdicts:
-        yield PaperClaim(statement, judge_all(verdicts), f"loss minus AdaRoPE's, nats/token: {', '.join(gaps)}")
+        yield PaperClaim(
+            statement,
+            judge_all(verdicts),
+            f"Validation loss in contexts of {length:,} tokens, minus AdaRoPE's, nats/token: {', '.join(gaps)}",
+        )
+
+
+def _format_bounds(low: float, high: float, number_format: str) -> str:
+    """A confidence interval in brackets, to follow its value; "" without one."""
+    if not np.isfinite(low):
+        return ""
+    return f" (95 % confidence interval {low:{number_format}} to {high:{number_format}})"
 
 
 def _finite_values(heads: pd.DataFrame, column: str) -> FloatArray:
