@@ -32,8 +32,8 @@ docs: .venv/ready-dev  ## write docs/reference.md and the table of families in d
 	$(BIN)/python -m headscope.reference
 	$(BIN)/python -W ignore -m tests.zoo --write docs/models.md
 
-check: lint types  ## lint, types, and the tests that need neither the real model nor a browser
-	$(BIN)/pytest -m 'not model and not browser'
+check: lint types  ## lint, types, and the quick tests that need neither the real model nor a browser
+	$(BIN)/pytest -m 'not model and not browser and not slow'
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .hypothesis *.egg-info report.html

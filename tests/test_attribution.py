@@ -199,6 +199,7 @@ def test_stored_terms_add_up(tmp_path: Path) -> None:
     assert row["next_token_attribution"].item() == pytest.approx(np.mean(means), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_findings_and_charts_show_the_numbers(tmp_path: Path) -> None:
     run: Run = synthetic_run(tmp_path, layers=3)
     base = run.heads[run.heads["model"] == "base"]

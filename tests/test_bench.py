@@ -32,6 +32,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounding, "load_token_documents", random_documents)
 
 
+@pytest.mark.slow
 def test_bfloat16_rows_have_ratio_and_error(folder: str) -> None:
     rows = rounding.compare_bfloat16(folder, 64)
     assert [row["table"] for row in rows] == [f"{table} in bfloat16" for table in variants.TABLES]
@@ -41,6 +42,7 @@ def test_bfloat16_rows_have_ratio_and_error(folder: str) -> None:
         assert row["error_over_sampling"] > 0
 
 
+@pytest.mark.slow
 def test_error_is_relative_to_the_standard_error_over_documents(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With synthetic columns: an exact statistic, one with a 10 % error, a key, a frequency and a standard error."""
     document_sums: list[float] = []

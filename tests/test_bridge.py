@@ -103,6 +103,7 @@ def test_hook_that_edits_queries_takes_effect(family: str) -> None:
     assert torch.equal(again, plain)
 
 
+@pytest.mark.slow
 @FAMILY
 @pytest.mark.parametrize("scheme", ["yarn:factor=4", "logn:length=4", "adapter"])
 def test_scheme_changes_a_bridge_as_it_changes_its_model(family: str, scheme: str) -> None:

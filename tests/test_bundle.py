@@ -156,6 +156,7 @@ def test_index_lists_every_finding(run: Run, parsed: dict[str, Parsed]) -> None:
                 assert " ".join(finding.text.split()) in text
 
 
+@pytest.mark.slow
 def test_worker_processes_write_identical_pages(run: Run, site: Path, tmp_path: Path) -> None:
     some = [Address("/head/0.1", is_per_model=True), Address("/head/1.1", is_per_model=True)]
     with pytest.MonkeyPatch.context() as patch:

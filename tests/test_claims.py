@@ -16,11 +16,13 @@ from probes.influence.analysis import best_unit_effects
 LEARNED, YARN, BARE = "adarope:adapter=x", "yarn:factor=8", "yarn:factor=8,attention_factor=1"
 
 
+@pytest.mark.slow
 def test_compared_models_are_identified_by_their_schemes(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", BARE, YARN, LEARNED))
     assert [*ComparedModels.find_in(run)] == [ComparedModels("base", YARN, BARE, LEARNED)]
 
 
+@pytest.mark.slow
 def test_every_adarope_model_is_compared_with_the_yarn_it_started_from(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", YARN, LEARNED, "adarope:adapter=y", "yarn:factor=2"))
     positions = run.positions
@@ -39,6 +41,7 @@ def test_every_adarope_model_is_compared_with_the_yarn_it_started_from(tmp_path:
     assert [models.yarn for models in ComparedModels.find_in(run)] == ["yarn:factor=2"] * 2
 
 
+@pytest.mark.slow
 def test_a_run_without_an_adarope_model_has_no_adaptation_claims(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path / "a", models=("base", YARN))
     assert [*adaptation_claims(run)] == []
@@ -50,6 +53,7 @@ def test_a_run_without_an_adarope_model_has_no_adaptation_claims(tmp_path: Path)
     assert not all("(Wu et al. 2024)" in finding.text for finding in trained)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "verdict"), [((LEARNED, YARN), "supported"), ((YARN, LEARNED), "not supported")])
 def test_the_loss_is_compared_with_yarn_in_every_bin(order: tuple[str, str], verdict: str, tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", *order))  # each model's loss is 0.05 above the previous one's
@@ -62,6 +66,7 @@ def test_the_loss_is_compared_with_yarn_in_every_bin(order: tuple[str, str], ver
     assert f"{-0.05 if below else 0.05:+.3f} nats/token" in claim.evidence
 
 
+@pytest.mark.slow
 def test_claims_need_measurements_of_both_models(tmp_path: Path) -> None:
     """The AdaRoPE model may have only influence tables, or losses of other texts."""
     statements = {
@@ -85,6 +90,7 @@ def test_claims_need_measurements_of_both_models(tmp_path: Path) -> None:
     assert not {claim.statement for claim in adaptation_claims(run)} & loss
 
 
+@pytest.mark.slow
 def test_the_verdicts_follow_the_parameters(tmp_path: Path) -> None:
     """Synthetic parameters: tau from 1 to 1.05, gamma from 0 up, frequency change grows with the pair."""
     run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
@@ -134,6 +140,7 @@ def test_claims_about_long_context_are_judged_beyond_half_of_the_native_context(
     assert {claim.verdict for claim in claims} == {"inconclusive"}
 
 
+@pytest.mark.slow
 def test_the_comparison_page_has_every_claim_and_every_position_bin(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", LEARNED, YARN))
     text, claims = comparison_page(run), collect_claims(run)
@@ -161,6 +168,7 @@ def reset_claims(run: Run, **effects_by_table: pd.Series) -> dict[str, PaperClai
     }
 
 
+@pytest.mark.slow
 def test_influence_claims_depend_on_concentration_top_head_and_sum(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", LEARNED))
     of_heads = "temperature of one head at a time to the start of training"
@@ -194,6 +202,7 @@ def test_influence_claims_depend_on_concentration_top_head_and_sum(tmp_path: Pat
     assert reset_claims(run, influence=single.where(single > 0.045, 0.0))[heavy_tail].verdict == "supported"
 
 
+@pytest.mark.slow
 def test_evenness_is_compared_with_the_start_of_the_training(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", YARN, LEARNED))
     heads = run.heads.assign(cov=run.heads["model"].map({"base": 2.37, YARN: 1.75, LEARNED: 1.87}).astype(float))

@@ -66,6 +66,7 @@ def test_a_truncated_gguf_is_refused_and_leaves_no_cache(refused, tmp_path, monk
     assert not list((tmp_path / "cache").iterdir())
 
 
+@pytest.mark.slow
 def test_a_hub_id_without_network_is_reported_as_missing(tmp_path):
     command = [sys.executable, "-m", "headscope.cli.app", "run", "--model", "x=nobody/nothing", "--length", "64"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -90,6 +91,7 @@ def test_a_bad_scheme_is_refused_before_any_work(refused, scheme, message):
     assert message in refused(2, "run", "--model", f"x=smollm2-135m@{scheme}", "--length", 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "arguments", "message"),
     [
@@ -248,6 +250,7 @@ def test_ls_names_damaged_runs_and_lists_the_rest(headscope, tmp_path):
     assert ".begun-00000000.partial  unfinished, 1 cells stored. Repeat its command with --resume to continue" in out
 
 
+@pytest.mark.slow
 def test_validate_finds_a_table_that_was_altered(headscope, tmp_path):
     run = synthetic_run(tmp_path)
     assert headscope("validate", run.path)[0] == 0
@@ -297,6 +300,7 @@ def test_the_dashboard_needs_a_folder_and_a_free_port(headscope, tmp_path):
     assert "Choose another --port" in err
 
 
+@pytest.mark.slow
 def test_the_dashboard_ends_quietly_on_ctrl_c(tmp_path):
     command = [sys.executable, "-m", "headscope.cli.app", "dash", tmp_path, "--port", "0"]
 

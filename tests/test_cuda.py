@@ -292,6 +292,7 @@ def cudnn(
     return out, lse[..., None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dims", [(64, 64), (40, 24), (20, 20)])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("preferred", [MATH, FLASH, EFFICIENT, CUDNN])

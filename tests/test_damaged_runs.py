@@ -349,6 +349,7 @@ def test_a_damaged_partial_run_is_reported_before_anything_is_measured(tmp_path:
 # A name that is no text
 
 
+@pytest.mark.slow
 def test_a_run_whose_folder_has_no_utf8_name_is_listed_checked_and_reported(intact_run: Run, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     shutil.copytree(intact_run.path, folder / os.fsdecode(b"r\xe9n"))

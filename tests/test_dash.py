@@ -161,6 +161,7 @@ def test_the_navigation_lists_pages_in_order():
     assert [entry for entry in navigation if entry in expected] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("matches", ["some", "none"])
 def test_every_page_applies_filters_notes_what_it_ignores_and_is_exported(client, path: str, matches: str):
@@ -220,6 +221,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_combined", [False, True], ids=["one run", "combined runs"])
 def test_every_view_renders(uneven: Path, is_combined: bool, monkeypatch: pytest.MonkeyPatch):
     """Every page with every value of its controls and every pair of values, as the app builds it.
@@ -660,6 +662,7 @@ def test_a_probe_may_have_its_own_page_or_none(install: Callable[..., None], fre
         resolve_url("/foreign", {})
 
 
+@pytest.mark.slow
 def test_a_broken_probe_breaks_only_its_own_page(install: Callable[..., None], fresh: None, run: Run):
     def chart_titles(path: str) -> list[str]:
         blocks = all_blocks(resolve_url(path, {})[3])

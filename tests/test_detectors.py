@@ -224,6 +224,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return synthetic_run(tmp_path_factory.mktemp("runs"))
 
 
+@pytest.mark.slow
 def test_the_head_table_has_the_mean_over_sequences_at_the_longest_length(run: Run) -> None:
     rows = run.detectors[(run.detectors["context_length"] == 1024) & (run.detectors["model"] == "yarn")]
     heads = run.heads[run.heads["model"] == "yarn"].set_index(["layer", "head"])

@@ -273,6 +273,7 @@ PROBES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", PROBES)
 def test_probes_store_equal_tables_on_two_devices(probe: str, tmp_path: Path) -> None:
     options = {**PROBES[probe], "quiet": True}

@@ -16,6 +16,8 @@ from headscope.positions.model import Model
 from headscope.study.executor import describe_geometry
 from probes.measure.run import measure_tokens
 
+pytestmark = pytest.mark.slow  # many models
+
 IDS = torch.randint(3, 100, (1, 40), generator=torch.Generator().manual_seed(0))
 TEXT: dict[str, Any] = {
     "vocab_size": 128,

@@ -97,6 +97,7 @@ def only_run(folder: Path) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_revision_is_opened_and_stored_in_the_manifest(
     measure: Command, hub: Hub, checkpoints: Path, tmp_path: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_hub_errors_are_one_line(
     assert not list((tmp_path / "runs").glob("*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", ["silent", "503"])
 def test_downloaded_checkpoint_opens_while_the_hub_is_down(
     measure: Command, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
@@ -184,6 +186,7 @@ def test_revision_in_a_study_file_needs_no_quotes(tmp_path: Path) -> None:
     assert (spec.checkpoint, spec.scheme.text) == ("lab/tiny:step2", "yarn:factor=4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "hub_id"),
     [

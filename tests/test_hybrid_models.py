@@ -16,6 +16,8 @@ from headscope.positions.model import Model
 from probes.attribution.run import attribute_logits
 from probes.influence.gradient_estimate import estimate_effects
 
+pytestmark = pytest.mark.slow  # many models
+
 HYBRIDS = (
     *("qwen3_next", "qwen3_5_text", "jamba", "bamba", "granitemoehybrid", "nemotron_h"),
     *("falcon_h1", "lfm2", "olmo_hybrid", "kimi_linear", "zamba2"),

@@ -93,6 +93,7 @@ def parts(may_run_models: bool) -> list[str]:
     return sorted(module_names)
 
 
+@pytest.mark.slow
 def test_measures_import_neither_transformers_nor_pandas_nor_pyarrow() -> None:
     for file in files("headscope/measures"):
         assert not roots(file) & {"transformers", "transformer_lens", "pandas", "pyarrow"}, file
@@ -106,6 +107,7 @@ def test_run_readers_do_not_import_torch_or_transformers() -> None:
         assert not roots(file) & TORCH - inside, file
 
 
+@pytest.mark.slow
 def test_run_readers_and_reports_load_without_torch() -> None:
     readers = [module(file) for file in files(*(f"headscope/{name}" for name in WITHOUT_TORCH), "dashboards")]
     assert not loaded_by(*readers, *parts(may_run_models=False)) & TORCH
@@ -158,5 +160,6 @@ def test_probes_import_no_other_probe() -> None:
         assert {name.split(".")[1] for name in imports(file) if name.startswith("probes.")} <= {probe_name}, file
 
 
+@pytest.mark.slow
 def test_importing_every_module_needs_no_transformer_lens() -> None:
     assert "transformer_lens" not in loaded_by(*(module(file) for file in files(*PACKAGES)))

@@ -115,6 +115,7 @@ def run(study_folder: Path) -> Run:
     return runner.run_study(planned(study_folder), study_folder / "runs")
 
 
+@pytest.mark.slow
 def test_influence_run_stores_texts_and_all_trials(run: Run) -> None:
     assert validate(run) == []
     texts, trials = run.influence, run.influence_answers

@@ -28,6 +28,7 @@ def frequency_units(run: Run) -> pd.DataFrame:
     return units[(units["model"] == "learned") & (units["component"] == "freq")]
 
 
+@pytest.mark.slow
 def test_each_unit_has_its_most_accurate_method(run: Run) -> None:
     assert set(best_unit_effects(run.influence)["method"]) == {"exact"}
     rows = run.influence

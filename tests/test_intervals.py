@@ -59,6 +59,7 @@ def row(name: str) -> str:
     return f"| {name} | " + " | ".join(v if 0.93 <= float(v) <= 0.97 else f"**{v}**" for v in values) + " |"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COVERAGE)
 def test_the_docs_have_the_measured_coverage(name: str) -> None:
     stored = next(line for line in PAGE.splitlines() if line.startswith(f"| {name} |"))

@@ -20,6 +20,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("queries", [LENGTH, LENGTH // 4])
 @pytest.mark.parametrize("rule", RULES)

@@ -274,6 +274,7 @@ def test_weights_of_more_layers_than_the_config_has_are_refused(tmp_path: Path) 
         headscope.load(str(tmp_path), device="cpu")
 
 
+@pytest.mark.slow
 def test_conversion_killed_by_sigkill_is_repeated(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL runs no clean-up: a dot-prefixed folder remains, which the next conversion ignores."""
     gguf = cache.with_name("tiny.gguf")
@@ -388,6 +389,7 @@ def test_unknown_devices_and_dtypes_are_bad_input(tmp_path: Path) -> None:
     assert "unknown dtype 'fp8'" in message(BadInput, lambda: load(str(tmp_path), dtype="fp8"))
 
 
+@pytest.mark.slow
 def test_hub_id_without_a_network_is_missing_in_one_line() -> None:
     lines = (
         "import sys, headscope, headscope.errors as errors",

@@ -38,6 +38,7 @@ def tiny() -> Model:
 # What is found --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["strict", "wu"])
 def test_a_planted_copying_head_scores_1_and_every_other_0(needle_folder: Path, mode: str) -> None:
     run = run_needle_probe(needle_folder, planted_model(), mode=mode, lengths=[260, 300])
@@ -106,6 +107,7 @@ def test_shared_prefixes_give_the_same_bytes_as_one_prompt_at_a_time(
     assert contents(run_needle_probe(needle_folder, tiny(), "again", **grid)) == contents(shared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["strict", "wu"])
 def test_an_interrupted_run_resumes_to_the_same_bytes(
     needle_folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str

@@ -50,6 +50,7 @@ def chart_titles(run: Run) -> set[str]:
     return {chart.figure.layout.title.text for group in groups for chart in group.charts}
 
 
+@pytest.mark.slow
 def test_head_table_contains_the_mean_score_over_successful_trials(run: Run) -> None:
     for model in run.models:
         rows = run.heads[run.heads["model"] == model].set_index(["layer", "head"])

@@ -27,6 +27,7 @@ def titles(charts: Any) -> list[str]:
     return [chart.figure.layout.title.text for chart in charts]
 
 
+@pytest.mark.slow
 def test_notebook_findings_equal_those_of_the_report(run: Run) -> None:
     findings = [finding for topic_findings in assembly.findings_by_topic(run).values() for finding in topic_findings]
     frame = run.findings()
@@ -37,6 +38,7 @@ def test_notebook_findings_equal_those_of_the_report(run: Run) -> None:
     assert len(frame) > 10
 
 
+@pytest.mark.slow
 def test_notebook_charts_equal_those_of_the_report(run: Run) -> None:
     chapters = assembly.collect_chapters(assembly.render_context(run))
     loss = [chart for group in chapters["Loss along the context"] for chart in group.charts]

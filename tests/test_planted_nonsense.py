@@ -31,6 +31,8 @@ from headscope.runs.run import Run, combine_runs
 from headscope.study.config import build_study
 from headscope.study.runner import run_study
 
+pytestmark = pytest.mark.slow  # many models
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "detection.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")

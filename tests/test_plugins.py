@@ -154,6 +154,7 @@ for name in plugin_api.__all__:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_external_plugin_adds_a_command_a_table_and_a_column(folder: Path) -> None:
     output = json.loads((folder / "output.json").read_text())
     assert output["tables"]["norms"] == 2 * 4 * 4
@@ -167,6 +168,7 @@ def test_external_plugin_adds_a_command_a_table_and_a_column(folder: Path) -> No
     assert "count     16.0" in result.stdout, result.stderr
 
 
+@pytest.mark.slow
 def test_external_plugin_adds_help_and_study_keys(folder: Path, tmp_path: Path) -> None:
     result = headscope("norms", "--help")
     assert "Measure the mean length of each head's queries." in result.stdout
@@ -225,6 +227,7 @@ def install_broken(folder: Path, declaration: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("declaration", "message"),
     [

@@ -66,6 +66,7 @@ def small_blocks(model: Model) -> PrefixCachedGenerator:
 SCHEMES = ["base", "yarn:factor=4", "logn:length=16", "nope"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_results_depend_on_the_prompt_alone_bit_for_bit(scheme: str) -> None:
     loaded = model(scheme=scheme)
@@ -83,6 +84,7 @@ def test_results_depend_on_the_prompt_alone_bit_for_bit(scheme: str) -> None:
 FAMILIES = ["llama-gqa", "mistral-sliding", "gemma3", "qwen3", "gpt_neox", "cohere", "smollm3", *families.OTHERS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_answers_equal_greedy_generation_and_rows_those_of_a_full_pass(name: str) -> None:
     loaded = model(name)

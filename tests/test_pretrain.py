@@ -211,6 +211,7 @@ def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_study(plan, tmp_path_factory.mktemp("runs"))
 
 
+@pytest.mark.slow
 def test_a_training_interrupted_three_times_ends_with_the_same_bytes(
     trained: Run, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ class KillsAfter(NoProgress):
         os.kill(self.killed[0], signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(int(os.environ.get("HEADSCOPE_KILLS", "1"))))
 def test_killing_a_worker_changes_no_byte(
     folder: Path,
@@ -127,6 +128,7 @@ def descendants(process: int) -> set[int]:
     return all_children
 
 
+@pytest.mark.slow
 def test_a_killed_driver_leaves_no_process_and_a_run_to_resume(folder: Path, local_run: Run, tmp_path: Path) -> None:
     """Any engine can resume it and ends with the same bytes."""
     code = f"""

@@ -84,6 +84,7 @@ def parsed(source: str) -> Page:
     return Page(source)
 
 
+@pytest.mark.slow
 def test_report_makes_no_requests_and_contains_plotly_once(source: str, parsed: Page) -> None:
     for tag, attributes in parsed.tags:
         for name in ("src", "href", "action", "srcset", "data"):
@@ -149,6 +150,7 @@ def test_findings_count_local_heads_and_compare_losses(run: Run) -> None:
     assert "gamma is positive" in " ".join(findings["Position parameters"])
 
 
+@pytest.mark.slow
 def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", "yarn"))
     layers = run.manifest["models"][0]["geometry"]["layers"]
@@ -170,6 +172,7 @@ def test_sliding_window_layers_are_summarised_apart_from_global_ones(tmp_path: P
         assert f"longer in {(part > 1.01).sum()} of {len(part)} heads" in text
 
 
+@pytest.mark.slow
 def test_models_omitted_from_findings_are_named(tmp_path: Path) -> None:
     labels = [f"step-{10 * n}" for n in range(7)]
     run = synthetic_run(tmp_path, models=labels, lengths=(512,), docs=3)
@@ -178,6 +181,7 @@ def test_models_omitted_from_findings_are_named(tmp_path: Path) -> None:
     assert "Models" not in sentences(synthetic_run(tmp_path / "few", models=labels[:6], lengths=(512,), docs=3))
 
 
+@pytest.mark.slow
 def test_losses_under_different_tokenizers_are_not_compared(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", "other", "unknown"))
     for model, digest in zip(run.manifest["models"], ("a", "b", None), strict=True):
@@ -190,6 +194,7 @@ def test_losses_under_different_tokenizers_are_not_compared(tmp_path: Path) -> N
     assert np.isfinite(table.loc["unknown", "nll_1024_diff"])
 
 
+@pytest.mark.slow
 def test_models_measured_on_other_texts_are_named(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=("base", "yarn", "ntk"))
     for model, digest in zip(run.manifest["models"], "aab", strict=True):
@@ -229,6 +234,7 @@ def test_glossary_explains_what_the_runs_measured_and_nothing_else(run: Run, par
     assert "Charts above show" not in page.text
 
 
+@pytest.mark.slow
 def test_a_single_model_has_no_comparison(parsed: Page, tmp_path: Path) -> None:
     single = Page(report.render_report([synthetic_run(tmp_path, models=("base",), docs=1)]))
     for text in (
@@ -253,6 +259,7 @@ def test_a_run_of_one_table_makes_a_report(run: Run, tmp_path: Path, table: str)
     assert re.findall(r"Table (\w+):", page.text) == [table]
 
 
+@pytest.mark.slow
 def test_training_steps_have_their_own_section(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, models=[f"step-{n}" for n in range(8)], lengths=(256,), docs=1)
     models = [{**model, "step": 100 * n} for n, model in enumerate(run.manifest["models"])]
@@ -328,6 +335,7 @@ def fresh(run: Run) -> Run:
     return Run.open(run.path)
 
 
+@pytest.mark.slow
 def test_a_third_party_probe_has_its_chapter_findings_and_terms(install: Callable[..., None], fresh: Run) -> None:
     before = sentences(fresh)
     install(PROBE)
@@ -350,6 +358,7 @@ def test_a_third_party_probe_has_its_chapter_findings_and_terms(install: Callabl
     assert "A foreign caption." in page.text
 
 
+@pytest.mark.slow
 def test_a_broken_probe_is_reported_and_the_rest_is_unchanged(
     install: Callable[..., None], fresh: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -405,15 +414,17 @@ def test_the_terminal_shows_models_overviews_and_findings(
     assert printed(capsys).splitlines() == [f"Next: headscope report {fresh.path}", f"Leave: foreign {fresh.path}"]
 
 
+@pytest.mark.slow
 def test_a_run_of_many_models_is_listed_in_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = synthetic_run(tmp_path, models=[f"model-{index:02}" for index in range(40)], lengths=(512,), docs=1)
+    run = synthetic_run(tmp_path, models=[f"model-{index:02}" for index in range(12)], lengths=(512,), docs=1)
     terminal.print_run_entry(run)
     first, rows = printed(capsys).splitlines()
-    assert first.startswith(f"{run.name}  40 models, including model-00, ")
-    assert first.endswith(", model-39")
+    assert first.startswith(f"{run.name}  12 models, including model-00, ")
+    assert first.endswith(", model-11")
     assert f"attention {len(run.attention):,}" in rows
 
 
+@pytest.mark.slow
 def test_models_with_other_heads_are_not_compared_head_by_head(tmp_path: Path) -> None:
     small, large = (
         synthetic_run(tmp_path / label, models=(label,), layers=layers)
@@ -424,7 +435,8 @@ def test_models_with_other_heads_are_not_compared_head_by_head(tmp_path: Path) -
     assert not any("ranks its heads as" in text for text in findings["Needle in a haystack"])
 
 
-@pytest.mark.parametrize("count", [4, 40])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [4, 12])
 def test_model_comparison_fits_80_columns_without_truncation(
     count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ MESSAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("probe", "change"),
     [
@@ -134,6 +135,7 @@ def test_a_run_resumes_only_from_the_same_inputs(folder: Path, probe: str, chang
     assert stored == {file: file.read_bytes() for file in partial.rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", PROBES)
 def test_a_run_resumes_after_its_inputs_are_restored(folder: Path, probe: str) -> None:
     uninterrupted = runner.run_study(study_of(folder, probe), folder / "whole")

@@ -34,6 +34,7 @@ def failed_checks(model: Model) -> list[str]:
     return [check.quantity for check in run_checks(model, torch.arange(LENGTH) % 120) if not check.is_within_tolerance]
 
 
+@pytest.mark.slow
 def test_every_measure_of_the_real_checkpoint_agrees_in_float32_and_in_bfloat16(smollm2: Model, tokens: Tensor) -> None:
     for model, dtype in ((smollm2, "float32"), (hs.load("smollm2-135m", device="cpu", dtype="bf16"), "bfloat16")):
         checks = list(run_checks(model, tokens[0, :LENGTH]))
@@ -90,6 +91,7 @@ def test_a_loss_that_differs_from_eager_attention_fails_its_check(tiny: Model, m
     assert failed_checks(tiny) == ["loss"]
 
 
+@pytest.mark.slow
 def test_the_command_exits_with_1_if_a_check_fails(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["selfcheck", "--device", "cpu", "--model", folder, "--length", "40", "--longest", "256"]
     good = CliRunner().invoke(cli.app, [*arguments, "--json"])

@@ -84,6 +84,7 @@ def test_three_probes_of_one_study_run_each_pass_once(
     ]
 
 
+@pytest.mark.slow
 def test_the_tables_of_shared_passes_are_those_of_separate_runs(folder: Path, shared: Run, tmp_path: Path) -> None:
     separate: dict[str, bytes] = {}
     for name in PROBES:
@@ -126,6 +127,7 @@ def test_only_equal_tokens_of_one_model_share_a_pass() -> None:
     assert [job.probe for job in jobs] == ["two", "two", "one+two", "two", "three"]
 
 
+@pytest.mark.slow
 def test_ray_workers_run_each_shared_pass_once(folder: Path, shared: Run, ray_address: str, tmp_path: Path) -> None:
     run = run_study(study_of(folder, *PROBES, engine={"name": "ray", "workers": 2}), tmp_path)
     assert contents(run) == contents(shared)
@@ -145,8 +147,9 @@ class MemoryProbe(NoProgress):
         self.bytes.append((tracemalloc.get_traced_memory()[0], sum(tensor.nbytes for tensor in tensors)))
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_documents(folder: Path, tmp_path: Path) -> None:
-    documents = 40
+    documents = 16
     (tmp_path / "texts").mkdir()
     for number in range(documents):
         rng = random.Random(number)

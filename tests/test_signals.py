@@ -109,7 +109,8 @@ def assert_resumes(server: Server, plan: Path, out: Path, uninterrupted_run: Run
     assert list(out.iterdir()) == [folder]
 
 
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 55), (signal.SIGTERM, 27)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 25), (signal.SIGTERM, 12)])
 def test_run_interrupted_at_any_moment_resumes_to_the_same_bytes(
     server: Server, plan: Path, uninterrupted_run: Run, tmp_path: Path, number: int, times: int
 ) -> None:
@@ -137,7 +138,8 @@ def test_run_interrupted_at_any_moment_resumes_to_the_same_bytes(
     assert codes.count(4) > times / 3
 
 
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 5), (signal.SIGTERM, 3)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 3), (signal.SIGTERM, 2)])
 def test_process_interrupted_at_any_moment_ends_without_traceback_and_resumes(
     server: Server, plan: Path, uninterrupted_run: Run, tmp_path: Path, number: int, times: int
 ) -> None:
@@ -190,6 +192,7 @@ def test_ctrl_c_during_a_commit_waits_for_its_end(
 EXAMPLE_RUNS = Path(headscope.__file__).parent / "examples"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["ls", "validate", "report"])
 @pytest.mark.parametrize(("redirection", "code"), [("| true", 1), (">&-", 0), ("> /dev/full", 2)])
 def test_an_output_that_cannot_be_written_gives_no_traceback(

@@ -85,6 +85,7 @@ def assert_resumes_to(reference, out):
         assert validate(run) == []
 
 
+@pytest.mark.slow
 def test_killed_at_every_fifth_step_then_resumed_it_ends_byte_identical_with_nothing_stray(tmp_path, fresh):
     reference = contents(study(tmp_path / "whole"))
     codes = []
@@ -101,6 +102,7 @@ def test_killed_at_every_fifth_step_then_resumed_it_ends_byte_identical_with_not
     assert len(codes) > 10
 
 
+@pytest.mark.slow
 def test_killed_at_ten_random_moments_then_resumed_it_ends_byte_identical(tmp_path, fresh, monkeypatch):
     touched, chance = [], random.Random(0)
     with monkeypatch.context() as patch:

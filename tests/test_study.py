@@ -259,6 +259,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bytes(
     folder: Path, study_run: Run, tmp_path: Path
 ) -> None:

@@ -270,6 +270,7 @@ def test_a_run_without_tables_of_heads_has_an_empty_wide_table(tmp_path):
     assert len(stored(tmp_path, nll=nll).heads) == 0
 
 
+@pytest.mark.slow
 def test_thousands_of_heads_are_summarised_in_as_many_calls_as_a_few(tmp_path):
     """Nothing loops over heads."""
 

@@ -32,6 +32,7 @@ def linked_tokens(passage: Passage) -> dict[str, Token]:
     return {token.href: token for cell in cells for token in cell if token.href}
 
 
+@pytest.mark.slow
 def test_every_cell_of_the_success_table_links_to_its_trials(run: Run) -> None:
     stored = run.needles[(run.needles["model"] == "yarn") & (run.needles["mode"] == "strict")]
     (success_table,) = passages(page_content(run), "")

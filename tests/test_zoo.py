@@ -49,6 +49,7 @@ def of(verdicts: dict[str, Verdict], names: Any) -> dict[str, Verdict]:
     return {name: verdicts[name] for name in names}
 
 
+@pytest.mark.slow
 def test_no_model_type_is_measured_wrongly_or_raises(verdicts: dict[str, Verdict]) -> None:
     assert not {name: verdict.reason for name, verdict in verdicts.items() if verdict.kind in ("WRONG", "TRACEBACK")}
 
