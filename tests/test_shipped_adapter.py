@@ -56,7 +56,7 @@ def test_packaged_adapter_fits_the_checkpoint_of_its_name(smollm2: Model, name: 
 
 @cache
 def mean_loss(model: Model, ids: tuple[int, ...], scheme: str) -> float:
-    """Mean loss of the model under a scheme, in nats per token. Both adapters are compared with the same loss of YaRN."""
+    """Mean loss under a scheme in nats per token; both adapters are compared with the same loss of YaRN."""
     tokens = torch.tensor([ids])
     with attached(model, scheme), evaluating(model):
         loss = compute_loss_by_position(model, tokens, last_hidden_states(model, tokens)).compute()
