@@ -39,8 +39,8 @@ def text() -> str:
         "Written `CHECKPOINT@SCHEME:key=value,...`.",
         _schemes(),
         "## Tables of a run",
-        "Each is `<table>.parquet` in the run directory; bold columns are its key. Runs of older versions use other file "
-        "names; `hs.Run` maps them. Choices made where the paper is "
+        "Each is `<table>.parquet` in the run directory; bold columns are its key. Runs of older versions use "
+        "other file names; `hs.Run` maps them. Choices made where the paper is "
         "silent are marked [ours].",
         *_tables(),
         "## The wide per-head table",

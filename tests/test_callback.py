@@ -143,7 +143,7 @@ def test_a_custom_loop_measures_an_opened_model_under_its_scheme(tokenizer: Any,
     ("settings", "message"),
     [
         ({"probe_options": {"mesure": {}}}, "unknown key 'mesure'"),
-        ({"probe_options": 5}, "probes: Input should be keys with values, found 5"),
+        ({"probe_options": 5}, "probes must be a mapping (key: value): 5"),
         ({"probe_options": {"adapt": {}}}, "probe 'adapt' does not measure a model in training"),
         ({"probe_options": {"measure": {}, "pretrain": {}}}, "probe 'pretrain' does not measure a model in training"),
         ({"probe_options": {"window": {}}}, "probe 'window' does not measure a model in training"),

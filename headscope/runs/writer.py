@@ -132,7 +132,7 @@ class RunWriter:
         changed = [what for what, digest in inputs.items() if known.get(what, digest) != digest]
         if changed:
             raise Changed(
-                f"cannot resume this run: {' and '.join(changed)} changed since its finished cells were measured. "
+                f"cannot resume this run: {' and '.join(changed)} changed since its finished work items were measured. "
                 f"Restore the previous state, or delete {self.partial_path} to start again"
             )
 
