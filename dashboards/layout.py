@@ -150,8 +150,8 @@ def empty_page(reason: str) -> list[Any]:
     runs = [name for name, run in current_store().list_runs().items() if isinstance(run, Run)]
     unfinished = [
         html.Li(
-            f"{name} is unfinished, {cells} work item{'' if cells == 1 else 's'} stored. To continue, repeat its command "
-            "with --resume."
+            f"{name} is unfinished, {cells} work item{'' if cells == 1 else 's'} stored. To continue, repeat its "
+            "command with --resume."
         )
         for name, cells in current_store().unfinished_cells().items()
     ]

@@ -210,7 +210,8 @@ def list_runs(
         except BadRun as error:
             entries.append((path, error))
     partial = {
-        f".{name}.partial": f"unfinished, {cells} work item{'' if cells == 1 else 's'} stored. Repeat its command with --resume to continue"
+        f".{name}.partial": f"unfinished, {cells} work item{'' if cells == 1 else 's'} stored. Repeat its command with "
+        "--resume to continue"
         for name, cells in unfinished_runs(directory).items()
     }
     if as_json:
