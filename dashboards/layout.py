@@ -149,7 +149,10 @@ def empty_page(reason: str) -> list[Any]:
     """The page for a URL that cannot be shown: the reason, and links to the runs."""
     runs = [name for name, run in current_store().list_runs().items() if isinstance(run, Run)]
     unfinished = [
-        html.Li(f"{name} is unfinished, {cells} cells stored. To continue, repeat its command with --resume.")
+        html.Li(
+            f"{name} is unfinished, {cells} work item{'' if cells == 1 else 's'} stored. To continue, repeat its "
+            "command with --resume."
+        )
         for name, cells in current_store().unfinished_cells().items()
     ]
     links = [html.Li(html.A(name, href=build_url("/", {"run": name}))) for name in runs[:10]]

@@ -19,7 +19,7 @@ EXIT_CODE = 4
 TYPER_EXIT_CODE = 130
 """Exit code of typer for a KeyboardInterrupt."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-MESSAGE = "headscope: interrupted; finished cells are kept. Add --resume to continue"
+MESSAGE = "headscope: interrupted; finished work items are kept. Add --resume to continue"
 SHOW_CURSOR = "\x1b[?25h"
 """A progress bar hides the cursor."""
 

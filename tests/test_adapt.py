@@ -441,7 +441,7 @@ def test_samples_are_slices_of_documents_that_are_not_held_out(folder: Path) -> 
     assert len({tuple(ids.tolist()) for ids in samples}) == 10
     resampled = SequenceSampler([source], tokenizer, held_out, seed=3).sample_sequence(50, 4, 1)
     assert torch.equal(resampled, samples[-1])
-    with pytest.raises(BadInput, match=r"every document .* is held out"):
+    with pytest.raises(BadInput, match=r"every document .* is a validation document"):
         SequenceSampler([source], tokenizer, all_documents, seed=3)
 
 
@@ -505,7 +505,7 @@ def test_sampling_is_uniform_over_sources_of_any_size(folder: Path, tmp_path: Pa
     assert share[True] == pytest.approx(1 / 2, abs=0.1)
     assert share[False] == pytest.approx(1 / 7, abs=0.1)
     held_out = {"the seventh": texts.Document("", files[6].read_text()).digest}
-    with pytest.raises(BadInput, match=r"every document of file:.*one/\*.txt is held out"):
+    with pytest.raises(BadInput, match=r"every document of file:.*one/\*.txt is a validation document"):
         SequenceSampler(sources, character_tokenizer(), held_out, seed=0, uniform_over_sources=True)
     (tmp_path / "one" / files[6].name).write_text("short")
     with pytest.raises(BadInput, match=r"no training document of file:.*one/\*.txt has 50 tokens"):

@@ -16,7 +16,7 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "no-model-of-a-label": ("unsupported model object 'NoneType'", lambda tiny: hs.measure({"base": None})),
     "number-as-model": ("unsupported model object 'int'", lambda tiny: hs.measure(5)),
     "no-models": ("no model. Give at least one", lambda tiny: hs.measure({})),
-    "number-as-label": ("models.5: Input should be a valid string", lambda tiny: hs.measure({5: tiny})),
+    "number-as-label": ("models.5 must be a string", lambda tiny: hs.measure({5: tiny})),
     "no-out": ("out is None, not a path", lambda tiny: hs.measure(tiny, out=None)),
     "number-as-out": ("out is 5, not a path", lambda tiny: hs.measure(tiny, out=5)),
     "number-as-study": ("study is 5, not a path", lambda tiny: hs.run_study(5)),
@@ -37,10 +37,10 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     "no-device": ("device 'None' cannot be used", lambda tiny: hs.load(tiny, device=None)),
     "no-dtype": ("unknown dtype 'None'", lambda tiny: hs.load(tiny, device="cpu", dtype=None)),
-    "number-as-text": ("texts.source: Input should be a valid string", lambda tiny: hs.measure(tiny, text=5)),
-    "number-as-name": ("name: Input should be a valid string", lambda tiny: hs.measure(tiny, name=5)),
-    "number-as-engine": ("engine: Input should be keys with values", lambda tiny: hs.measure(tiny, engine=5)),
-    "text-as-docs": ("texts.docs: Input should be a valid integer", lambda tiny: hs.measure(tiny, docs="x")),
+    "number-as-text": ("texts.source must be a string", lambda tiny: hs.measure(tiny, text=5)),
+    "number-as-name": ("name must be a string", lambda tiny: hs.measure(tiny, name=5)),
+    "number-as-engine": ("engine must be a mapping (key: value)", lambda tiny: hs.measure(tiny, engine=5)),
+    "text-as-docs": ("texts.docs must be an integer", lambda tiny: hs.measure(tiny, docs="x")),
 }
 
 

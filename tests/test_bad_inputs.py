@@ -130,62 +130,62 @@ def of_options() -> Iterator[Any]:
         for name in names:
             flag = f"--{name.replace('_', '-')}"
             for value in ("some", "nan", "inf", "1.5"):
-                yield case(2, f"{section}.{name}: Input should be a valid integer", section, f"{flag}={value}")
-            yield case(2, f"{section}.{name}: Input should be greater than or equal to", section, f"{flag}=-6")
+                yield case(2, f"{section}.{name} must be an integer", section, f"{flag}={value}")
+            yield case(2, f"{section}.{name} must be at least", section, f"{flag}=-6")
     for section, names in REAL.items():
         for name in names:
             flag = f"--{name.replace('_', '-')}"
-            yield case(2, f"{section}.{name}: Input should be a valid number", section, f"{flag}=some")
+            yield case(2, f"{section}.{name} must be a number", section, f"{flag}=some")
             for value in ("nan", "inf", "-inf"):
-                yield case(2, f"{section}.{name}: Input should be a finite number", section, f"{flag}={value}")
-            yield case(2, f"{section}.{name}: Input should be greater than", section, f"{flag}=-5")
+                yield case(2, f"{section}.{name} must be a finite number", section, f"{flag}={value}")
+            yield case(2, f"{section}.{name} must be above", section, f"{flag}=-5")
     for section, names in LISTS.items():
         for name in names:
             yield study(f"study.yaml': {section}", f"{section}: {{{name}: []}}")
-            yield study(f"{section}.{name}: Input should be a valid", f"{section}: {{{name}: {{a: 1}}}}")
+            yield study(f"{section}.{name} must be a", f"{section}: {{{name}: {{a: 1}}}}")
     for section, names in CHOICES.items():
         for name in names:
             wrong = "[sum]" if name.endswith("s") or name == "reset_to" else "sum"
-            yield study("Input should be '", f"{section}: {{{name}: {wrong}}}")
+            yield study("unknown component" if name == "components" else "must be '", f"{section}: {{{name}: {wrong}}}")
             yield study(f"{section}.{name}", f"{section}: {{{name}: [3.5]}}")
     for section in SECTIONS:
         yield study(f"unknown key '{section}.nope'", f"{section}: {{nope: 1}}")
         for content, shown_value in (("5", "5"), ("text", "'text'"), ("[1]", "[1]"), ("true", "True")):
-            yield study(f"{section}: Input should be keys with values, found {shown_value}", f"{section}: {content}")
+            yield study(f"{section} must be a mapping (key: value): {shown_value}", f"{section}: {content}")
         yield study(f"unknown key '{section}s'", f"{section}s: {{}}")
     for value in ("0", "-1", "1"):
         yield case(2, "is too short", "run", f"--length={value}")
     for value in ("some", "²", "1.5"):
-        yield case(2, "measure.rows: Input should be a valid integer", "run", f"--rows={value}")
+        yield case(2, "measure.rows must be an integer", "run", f"--rows={value}")
     for value in ("0", "1", "-3"):
         yield case(2, f"{value} rows are too few", "run", f"--rows={value}")
     for phase in ("2048", "²:2", "a:b", "1:2:3:4", "-1:2", "1.5:2", ":"):
         yield case(2, f"invalid phase '{phase}'", "adapt", f"--phase={phase}")
     for phase in ("1:2", "8:0", "8:1:0"):
-        yield case(2, "Input should be greater than or equal to", "adapt", f"--phase={phase}")
+        yield case(2, "must be at least", "adapt", f"--phase={phase}")
     yield case(2, "--limit", "run", "--limit", "0")
 
 
 STUDIES = [
-    ("texts: Input should be keys with values, found ['file:x']", "texts: ['file:x']\nmeasure: {}"),
-    ("texts: Input should be keys with values, found 5", "texts: 5\nmeasure: {}"),
+    ("texts must be a mapping (key: value): ['file:x']", "texts: ['file:x']\nmeasure: {}"),
+    ("texts must be a mapping (key: value): 5", "texts: 5\nmeasure: {}"),
     ("unknown key 'texts.sauce' (did you mean 'source'?)", "texts: {sauce: x}\nmeasure: {}"),
-    ("texts.docs: Input should be greater than or equal to 1, found 0", "texts: {docs: 0}\nmeasure: {}"),
-    ("texts.docs: Input should be less than or equal to", "texts: {docs: 100000000000}\nmeasure: {}"),
-    ("texts.source: Input should be a valid string, found 3", "texts: {source: 3}\nmeasure: {}"),
-    ("seed: Input should be greater than or equal to 0, found -1", "seed: -1\nmeasure: {}"),
-    ("seed: Input should be less than or equal to", "seed: 100000000000000000000000000\nmeasure: {}"),
-    ("seed: Input should be a valid integer", "seed: x\nmeasure: {}"),
-    ("name: String should match pattern", "name: ../up\nmeasure: {}"),
-    ("name: String should match pattern", "name: ''\nmeasure: {}"),
-    ("name: Input should be a valid string, found 3", "name: 3\nmeasure: {}"),
-    ("device: Input should be a valid string, found 3", "device: 3\nmeasure: {}"),
-    ("models: Input should be keys with values, found ['a']", "models: [a]\nmeasure: {}"),
+    ("texts.docs must be at least 1: 0", "texts: {docs: 0}\nmeasure: {}"),
+    ("texts.docs must be at most", "texts: {docs: 100000000000}\nmeasure: {}"),
+    ("texts.source must be a string: 3", "texts: {source: 3}\nmeasure: {}"),
+    ("seed must be at least 0: -1", "seed: -1\nmeasure: {}"),
+    ("seed must be at most", "seed: 100000000000000000000000000\nmeasure: {}"),
+    ("seed must be an integer", "seed: x\nmeasure: {}"),
+    ("name may only have letters", "name: ../up\nmeasure: {}"),
+    ("name may only have letters", "name: ''\nmeasure: {}"),
+    ("name must be a string: 3", "name: 3\nmeasure: {}"),
+    ("device must be a string: 3", "device: 3\nmeasure: {}"),
+    ("models must be a mapping (key: value): ['a']", "models: [a]\nmeasure: {}"),
     ("no model. Give at least one, e.g. --model base=smollm2-135m", "models: {}\nmeasure: {}"),
-    ("models.a: Input should be a valid string, found 3", "models: {a: 3}\nmeasure: {}"),
-    ("models.a: Input should be a valid string, found None", "models:\n  a:\nmeasure: {}"),
-    ("models.a: Input should be a valid string, found {'b': 1}", "models: {a: {b: 1}}\nmeasure: {}"),
-    ("1: Keys should be strings, found 1", "1: 2\nmeasure: {}"),
+    ("models.a must be a string: 3", "models: {a: 3}\nmeasure: {}"),
+    ("models.a must be a string: None", "models:\n  a:\nmeasure: {}"),
+    ("models.a must be a string: {'b': 1}", "models: {a: {b: 1}}\nmeasure: {}"),
+    ("1 must be a string (a key): 1", "1: 2\nmeasure: {}"),
     ("key 'seed' appears twice, in lines 1 and 3. Keep one", "seed: 1\nmeasure: {}\nseed: 2"),
     ("key 'lengths' appears twice, in lines 2 and 3", "measure:\n  lengths: [24]\n  lengths: [40]"),
     (
@@ -194,9 +194,9 @@ STUDIES = [
     ),
     ("key 'a' appears twice, in lines 2 and 3", "models:\n  a: smollm2-135m\n  a: smollm2-135m@nope\nmeasure: {}"),
     ("unknown key 'adapt.phases.0.lenght' (did you mean 'length'?)", "adapt: {phases: [{lenght: 3, steps: 1}]}"),
-    ("adapt.phases.0.steps: Field required", "adapt: {phases: [{length: 3}]}"),
-    ("adapt.phases.1: Input should be keys with values, found 3", "adapt: {phases: ['8:1', 3]}"),
-    ("adapt.phases.0.length: Input should be a valid integer", "adapt: {phases: [{length: x, steps: 1}]}"),
+    ("adapt.phases.0.steps is missing", "adapt: {phases: [{length: 3}]}"),
+    ("adapt.phases.1 must be a mapping (key: value): 3", "adapt: {phases: ['8:1', 3]}"),
+    ("adapt.phases.0.length must be an integer", "adapt: {phases: [{length: x, steps: 1}]}"),
     ("has no keys", "- a"),
     ("has no keys", "just text"),
     ("has no keys", ""),
@@ -212,7 +212,7 @@ STUDIES = [
     ("contains the control character", 'models: {"a\\nb": smollm2-135m}\nmeasure: {}'),
     ("contains the control character", 'models: {a: "x\\0y"}\nmeasure: {}'),
     ("contains the control character", 'texts: {source: "file:\\0"}\nmeasure: {}'),
-    ("needle.depths.0: Input should be a finite number, found nan", "needle: {depths: [.nan]}"),
+    ("needle.depths.0 must be a finite number: nan", "needle: {depths: [.nan]}"),
     ("depth 1.5 is outside the range 0", "needle: {depths: [1.5]}"),
     ("Use at most 1000", "needle: {depths: 1000000000}"),
     ("means 4096 context lengths", "needle: {lengths: 4096}"),
@@ -223,16 +223,16 @@ STUDIES = [
     ("attribution.lengths: context length 1 is too short", "attribution: {lengths: [1]}"),
     ("evaluate.lengths: length 4 is too short", "evaluate: {lengths: [4]}"),
     ("evaluate.tasks: no task: give the name of a task", "evaluate: {tasks: ['']}"),
-    ("scaling.betas.0: Input should be a finite number, found inf", "scaling: {betas: [.inf]}"),
+    ("scaling.betas.0 must be a finite number: inf", "scaling: {betas: [.inf]}"),
     ("invalid betas [1.0]. Use positive orders other than 1", "scaling: {betas: [1]}"),
     ("invalid exponents [1.0]. Use exponents in [0, 1)", "scaling: {exponents: [1]}"),
     ("Use lengths of at least 10 and at most", "scaling: {lengths: [100000000000000]}"),
-    ("scaling.seeds: Input should be less than or equal to", "scaling: {seeds: 1000000000}"),
-    ("window.center: Input should be less than or equal to", "window: {center: 1000000000}"),
-    ("window.dims: Input should be a multiple of 2", "window: {dims: 5}"),
+    ("scaling.seeds must be at most", "scaling: {seeds: 1000000000}"),
+    ("window.center must be at most", "window: {center: 1000000000}"),
+    ("window.dims must be a multiple of 2", "window: {dims: 5}"),
     ("invalid widths [0]. Use widths between 1 and", "window: {widths: [0]}"),
-    ("influence.curve: Input should be a valid boolean", "influence: {curve: maybe}"),
-    ("adapt.lora_rank: Input should be less than or equal to", "adapt: {lora_rank: 1000000000}"),
+    ("influence.curve must be true or false", "influence: {curve: maybe}"),
+    ("adapt.lora_rank must be at most", "adapt: {lora_rank: 1000000000}"),
     ("adapt takes one checkpoint without a scheme", "models: {a: smollm2-135m, b: smollm2-135m}\nadapt: {}"),
 ]
 
@@ -299,8 +299,8 @@ PLAIN = [
     case(2, "No such option", "run", "--nope"),
     case(2, "No such command", "nope"),
     case(2, "Invalid value for '--seed'", "run", "--seed", "x"),
-    case(2, "seed: Input should be greater than or equal to 0", "run", "--seed=-1"),
-    case(2, "seed: Input should be less than or equal to", "run", f"--seed={'9' * 40}"),
+    case(2, "seed must be at least 0", "run", "--seed=-1"),
+    case(2, "seed must be at most", "run", f"--seed={'9' * 40}"),
     case(2, "Invalid value for '--docs'", "run", "--docs", "²", name="docs squared"),
     case(
         2,
@@ -588,7 +588,7 @@ INTERFACES = [
         )
     ),
     *(
-        study("Input should be a valid integer", content)
+        study("must be an integer", content)
         for content in (
             "seed: 1:04\nmeasure: {}",
             "measure: {lengths: [1:04]}",
@@ -601,8 +601,8 @@ INTERFACES = [
             "window: {widths: [1:04]}",
         )
     ),
-    study("needle.depths.0: Input should be a valid number", "needle: {depths: [0:30.5]}"),
-    study("adapt.factor: Input should be a valid number", "adapt: {factor: 1:04.5}"),
+    study("needle.depths.0 must be a number", "needle: {depths: [0:30.5]}"),
+    study("adapt.factor must be a number", "adapt: {factor: 1:04.5}"),
     *(
         study("it has more than 100,000 values with its aliases", f"a0: &a0 {{x: 1}}\n{bomb}")
         for bomb in (MERGE_BOMB, ALIAS_BOMB)
@@ -719,7 +719,7 @@ def of_ceilings() -> Iterator[Any]:
         ("--weight-decay", "weight_decay", "100"),
         ("--vocabulary", "vocabulary", "131072"),
     ):
-        yield pretrain(f"pretrain.{name}: Input should be less than or equal to {ceiling}", flag, DIGITS)
+        yield pretrain(f"pretrain.{name} must be at most {ceiling}", flag, DIGITS)
     yield pretrain("too few held-out documents", "--validation-length", DIGITS)
     yield pretrain("invalid checkpoints", "--checkpoints", DIGITS)
     yield pretrain("invalid training", "--trainings", f"rope:{DIGITS}")
@@ -734,34 +734,34 @@ def of_ceilings() -> Iterator[Any]:
         ("--recompute-above", "recompute_above", "2147483648"),
         ("--factor", "factor", "1000000"),
     ):
-        yield adapt(2, f"adapt.{name}: Input should be less than or equal to {ceiling}", flag, DIGITS)
-    yield adapt(2, "batch: Input should be less than or equal to 65536", "--phase", f"16:1:{DIGITS}")
-    yield adapt(2, "steps: Input should be less than or equal to 1000000", "--phase", f"16:{DIGITS}")
+        yield adapt(2, f"adapt.{name} must be at most {ceiling}", flag, DIGITS)
+    yield adapt(2, "batch must be at most 65536", "--phase", f"16:1:{DIGITS}")
+    yield adapt(2, "steps must be at most 1000000", "--phase", f"16:{DIGITS}")
     yield adapt(2, "no training document has", "--phase", f"{DIGITS}:1")
     yield adapt(2, "have 9999999999999999999999999 tokens", "--validation-length", DIGITS)
     for flag, name in (("--top", "top"), ("--random", "random"), ("--draws", "draws"), ("--memory", "memory")):
-        yield influence(f"influence.{name}: Input should be less than or equal to", flag, DIGITS)
-    yield influence("influence.needles: Input should be less than or equal to", "--needles", DIGITS)
-    yield influence("influence.depths: Input should be less than or equal to", "--depths", DIGITS)
+        yield influence(f"influence.{name} must be at most", flag, DIGITS)
+    yield influence("influence.needles must be at most", "--needles", DIGITS)
+    yield influence("influence.depths must be at most", "--depths", DIGITS)
     yield influence("have 9999999999999999999999999 tokens", "--length", DIGITS)
     yield influence("'L9999999999999999999999999H1' is not a head", "--heads", f"x=L{DIGITS}H1")
     for period in (10**9, DIGITS):
-        yield case(2, "detectors.periods.0: Input should be less than or equal to", "detectors", f"--period={period}")
-    yield case(2, "detectors.sequences: Input should be less than", "detectors", f"--sequences={DIGITS}")
+        yield case(2, "detectors.periods.0 must be at most", "detectors", f"--period={period}")
+    yield case(2, "detectors.sequences must be at most", "detectors", f"--sequences={DIGITS}")
     yield run(2, "rows are too many. Give at most 1048576, or exact", "--rows", DIGITS)
     yield run(2, "have 9999999999999999999999999 tokens", "--length", DIGITS)
-    yield run(2, "texts.docs: Input should be less than or equal to", "--docs", DIGITS)
-    yield case(2, "window.dims: Input should be", "window", f"--dims={DIGITS}")
+    yield run(2, "texts.docs must be at most", "--docs", DIGITS)
+    yield case(2, "window.dims must be", "window", f"--dims={DIGITS}")
     for name in ("center", "steps", "seeds"):
-        yield case(2, f"window.{name}: Input should be less than", "window", f"--{name}={DIGITS}")
+        yield case(2, f"window.{name} must be at most", "window", f"--{name}={DIGITS}")
     yield case(2, "invalid widths", "window", f"--widths={DIGITS}")
-    yield case(2, "scaling.seeds: Input should be less than", "scaling", f"--seeds={DIGITS}")
+    yield case(2, "scaling.seeds must be at most", "scaling", f"--seeds={DIGITS}")
     yield case(2, "Use lengths of at least 10", "scaling", f"--lengths={DIGITS}")
     for name in ("rows", "keys"):
-        yield case(2, f"patterns.{name}: Input should be less than", "patterns", f"--{name}={DIGITS}")
+        yield case(2, f"patterns.{name} must be at most", "patterns", f"--{name}={DIGITS}")
     for name in ("needles", "max_length", "draws"):
         flag = f"--{name.replace('_', '-')}"
-        yield case(2, f"needle.{name}: Input should be less than or equal to", "needle", f"{flag}={DIGITS}")
+        yield case(2, f"needle.{name} must be at most", "needle", f"{flag}={DIGITS}")
     yield case(2, "means 9999999999999999999999999 context lengths", "needle", f"--lengths={DIGITS}")
 
 

@@ -95,10 +95,10 @@ def test_a_bad_scheme_is_refused_before_any_work(refused, scheme, message):
 @pytest.mark.parametrize(
     ("code", "arguments", "message"),
     [
-        (2, ["--factor", 0.5], "adapt.factor: Input should be greater than or equal to 1"),
+        (2, ["--factor", 0.5], "adapt.factor must be at least 1"),
         (2, ["--phase", "2048"], "invalid phase '2048'. Use LENGTH:STEPS"),
         (2, ["--phase", "100000:1"], "no training document has 100000 tokens: the longest"),
-        (2, ["--variant", "freq"], "adapt.variant: Input should be 'full',"),
+        (2, ["--variant", "freq"], "adapt.variant must be 'full',"),
         (2, ["--model", "smollm2-135m@yarn:factor=8"], "adapt takes one checkpoint without a scheme"),
         (2, ["--strategy", "adarope-joint"], "strategy adarope-joint needs an adapter to start from"),
         (3, ["--strategy", "adarope-joint", "--adapter", "./none.safetensors"], "no adapter at './none.safetensors'"),
@@ -114,7 +114,7 @@ def test_a_negative_length_is_refused(refused):
 
 
 def test_non_numeric_rows_are_refused(refused):
-    assert "measure.rows: Input should be a valid integer" in refused(2, "run", "--rows", "some")
+    assert "measure.rows must be an integer" in refused(2, "run", "--rows", "some")
 
 
 def test_a_length_passed_as_a_count_is_refused_with_the_right_form(refused):
@@ -134,7 +134,7 @@ def test_nonexistent_needle_file_is_reported_as_missing(refused, tmp_path):
 
 
 def test_non_numeric_length_is_refused(refused):
-    assert "needle.lengths: Input should be a valid integer" in refused(2, "needle", "--lengths", "many")
+    assert "needle.lengths must be an integer" in refused(2, "needle", "--lengths", "many")
 
 
 @pytest.mark.model
@@ -143,7 +143,7 @@ def test_a_context_too_short_for_the_needle_is_refused(refused):
 
 
 def test_an_unknown_table_is_refused(refused):
-    assert "measure.tables.0: Input should be 'attention'," in refused(2, "run", "--measure", "attentions")
+    assert "measure.tables.0 must be 'attention'," in refused(2, "run", "--measure", "attentions")
 
 
 @pytest.mark.model
@@ -247,7 +247,9 @@ def test_ls_names_damaged_runs_and_lists_the_rest(headscope, tmp_path):
         "20260101T000000Z-broken-00000000",
         "20260102T000000Z-cut-00000000",
     }
-    assert ".begun-00000000.partial  unfinished, 1 cells stored. Repeat its command with --resume to continue" in out
+    assert (
+        ".begun-00000000.partial  unfinished, 1 work item stored. Repeat its command with --resume to continue" in out
+    )
 
 
 @pytest.mark.slow
@@ -258,7 +260,7 @@ def test_validate_finds_a_table_that_was_altered(headscope, tmp_path):
     code, out, err = headscope("validate", run.path)
     assert code == 2
     assert "nll: sha256 differs from run.json" in out
-    assert "problem(s) in" in err
+    assert " in 1 run" in err
 
 
 def test_help_loads_without_torch():

@@ -260,7 +260,9 @@ def test_roles_findings_and_charts_have_the_same_numbers(run: Run) -> None:
     assert any(f"{claim}: {int(induction.sum())} of 24 heads." in text for text in texts)
     assert any(f"layer {best['layer']}, head {best['head']}" in text for text in texts)
     (sentence,) = report.head_findings(run, "base", int(best["layer"]), int(best["head"]))
-    assert f"{best['induction_token']:.0%} of its weight in base is on the token after an earlier copy" in sentence
+    assert (
+        f"{100 * best['induction_token']:.0f} % of its weight in base is on the token after an earlier copy" in sentence
+    )
     titles = {chart.figure.layout.title.text for chart in report.head_charts(run, "base", 0, 1)}
     assert {"Detector scores of layer 0, head 1", "Detector scores by context length: base"} <= titles
 
@@ -286,7 +288,7 @@ def test_a_study_stores_both_lengths_of_both_models(tmp_path: Path) -> None:
     [
         ({"periods": [4]}, "period 4 is too short. Use at least 8 tokens"),
         ({"periods": []}, "no period. Give at least one"),
-        ({"sequences": 0}, "detectors.sequences: Input should be greater than or equal to 1"),
+        ({"sequences": 0}, "detectors.sequences must be at least 1"),
         ({"length": 4}, "unknown key 'detectors.length'"),
     ],
 )

@@ -181,7 +181,7 @@ def test_an_interrupted_study_resumes_at_the_next_cell(
         return score_tasks(*arguments)
 
     monkeypatch.setattr(harness, "score_tasks", interrupted_scores)
-    with pytest.raises(Interrupted, match="finished cells are kept"):
+    with pytest.raises(Interrupted, match="finished work items are kept"):
         study.run_study(build_study(study_content(folder)), tmp_path)
     resumed = study.run_study(build_study(study_content(folder)), tmp_path, resume=True)
     assert len(calls) == 3 + 2
@@ -267,7 +267,7 @@ def test_a_missing_standard_error_is_bootstrapped() -> None:
             ("--tasks", "ruler_vt", "--length", 512),
         ),
         (2, "evaluate.lengths", ("--length", "long")),
-        (2, "evaluate.documents: Input should be greater than or equal to 2", ("--limit", 1)),
+        (2, "evaluate.documents must be at least 2", ("--limit", 1)),
         (2, "no task: give the name of a task", ("--tasks", "")),
         (
             2,

@@ -188,9 +188,9 @@ def test_a_context_without_room_for_the_fact_is_refused(study_folder: Path) -> N
     ("section", "message"),
     [
         ({"objectives": []}, "objectives: List should have at least 1 item"),
-        ({"objectives": ["question"]}, "objectives.0: Input should be 'text' or 'answer'"),
-        ({"depths": 0}, "depths: Input should be greater than or equal to 1"),
-        ({"needles": 0}, "needles: Input should be greater than or equal to 1"),
+        ({"objectives": ["question"]}, "objectives.0 must be 'text' or 'answer'"),
+        ({"depths": 0}, "depths must be at least 1"),
+        ({"needles": 0}, "needles must be at least 1"),
         ({"objective": "answer"}, r"unknown key 'influence.objective' \(did you mean 'objectives'\?\)"),
     ],
 )

@@ -326,7 +326,7 @@ def test_bad_options_are_refused(options: Any, why: str, texts: Path) -> None:
 
 
 def test_too_few_long_texts_are_refused(texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="too few held-out documents: 1 are needed, but only 0 in"):
+    with pytest.raises(BadInput, match="too few validation documents: 1 are needed, but only 0 in"):
         run_study(small_study(texts, validation_length=4096), tmp_path)
 
 

@@ -252,7 +252,7 @@ def test_models_in_memory_cannot_be_used_with_ray(folder: Path, tmp_path: Path) 
     ("engine", "message"),
     [
         ({"workers": 2}, "need the engine ray. Add --engine ray"),
-        ({"name": "rye"}, "engine.name: Input should be 'plain' or 'ray', found 'rye'"),
+        ({"name": "rye"}, "engine.name must be 'plain' or 'ray'"),
         ({"name": "ray", "workers": 0}, "engine.workers"),
         ({"name": "ray", "gpus": 1}, "unknown key 'engine.gpus'"),
     ],

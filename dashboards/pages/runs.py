@@ -54,7 +54,9 @@ def _run_records() -> Iterator[dict[str, Any]]:
             yield _incomplete_record(name, f"cannot be read: {run}")
     for name, cells in current_store().unfinished_cells().items():
         yield _incomplete_record(
-            name, f"unfinished, {cells} cells stored. To continue, repeat its command with --resume"
+            name,
+            f"unfinished, {cells} work item{'' if cells == 1 else 's'} stored. To continue, repeat its command with "
+            "--resume",
         )
 
 

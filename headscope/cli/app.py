@@ -51,9 +51,7 @@ class Commands(TyperGroup):
         if new_name := old_names.PROBES.get(cmd_name):
             raise BadInput(f"command '{cmd_name}' is now '{new_name}'. Use: headscope {new_name}")
         if cmd_name == "measure":
-            raise BadInput(
-                "there is no command 'measure': 'run' measures. Use: headscope run --model base=smollm2-135m"
-            )
+            raise BadInput("unknown command 'measure'. Use: headscope run --model base=smollm2-135m")
         probe = next((probe for probe in probes if cmd_name == probe.command_name), None)
         return super().get_command(ctx, cmd_name) if probe is None else ProbeCommand(probe)
 
@@ -212,7 +210,8 @@ def list_runs(
         except BadRun as error:
             entries.append((path, error))
     partial = {
-        f".{name}.partial": f"unfinished, {cells} cells stored. Repeat its command with --resume to continue"
+        f".{name}.partial": f"unfinished, {cells} work item{'' if cells == 1 else 's'} stored. Repeat its command with "
+        "--resume to continue"
         for name, cells in unfinished_runs(directory).items()
     }
     if as_json:
@@ -246,8 +245,13 @@ def validate(
     for problem in problems:
         print(problem)
     if problems:
-        raise BadInput(f"{len(problems)} problem(s) in {len(runs)} run(s). Measure the damaged runs again")
-    print(f"{len(runs)} run(s) valid")
+        found = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
+        raise BadInput(f"{found} in {_count_runs(runs)}. Measure the damaged runs again")
+    print(f"{_count_runs(runs)} valid")
+
+
+def _count_runs(runs: list[Path]) -> str:
+    return f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
 
 
 app.command()(plan.plan)

@@ -22,7 +22,8 @@ Models = Annotated[
         "(smollm2-135m), a folder, a .gguf file or a hub id ORG/NAME\\[:REVISION]. LORA: a folder written by peft. "
         "SCHEME: base, yarn:factor=8, linear:factor=8, ntk:factor=8, abf:theta=5e6, llama3:factor=8, "
         "logn:length=8192, prope:keep=0.75, nope, alibi, "
-        "adarope:adapter=PATH (shipped adapters: smollm2-135m, smollm2-135m-longer, smollm2-135m-x2).",
+        "adarope:adapter=PATH (shipped adapters: smollm2-135m, smollm2-135m-longer, smollm2-135m-x2). "
+        "\\[default: base=smollm2-135m]",
     ),
 ]
 Model = Annotated[
@@ -76,7 +77,8 @@ Address = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
-        "--workers", help="Number of Ray workers, each with its own checkpoint. \\[default: one per GPU, or 2]"
+        "--workers",
+        help="Number of Ray workers, each with its own copy of the checkpoint. \\[default: one per GPU, or 2]",
     ),
 ]
 Gpus = Annotated[

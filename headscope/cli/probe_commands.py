@@ -135,9 +135,9 @@ def _plain_types(annotation: Any) -> set[Any]:
 
 
 def choices(field: FieldInfo) -> str:
-    """The text "; choices: a, b" for an option with named values; "" for any other."""
+    """The text "; choices: a, b" for an option that takes only named values; "" for any other."""
     values = _literal_values(field.annotation)
-    return f"; choices: {', '.join(values)}" if len(values) > 1 else ""
+    return f"; choices: {', '.join(values)}" if len(values) > 1 and str not in _plain_types(field.annotation) else ""
 
 
 def _literal_values(annotation: Any) -> list[str]:

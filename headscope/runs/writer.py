@@ -135,7 +135,7 @@ class RunWriter:
         ]
         if changed:
             raise InputChanged(
-                f"cannot resume this run: {' and '.join(changed)} changed since its finished cells were measured. "
+                f"cannot resume this run: {' and '.join(changed)} changed since its finished work items were measured. "
                 f"Restore the previous state, or delete {self.partial_path} to start again"
             )
 

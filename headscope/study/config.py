@@ -131,7 +131,7 @@ class Study(Options):
     device: str = Field("auto", description="auto (one GPU, or all GPUs if one is too small, else cpu), cpu, cuda, ...")
     dtype: str = Field("auto", description="auto (fp32 on CPU, bf16 on CUDA), fp32 or bf16")
     engine: EngineOptions = Field(
-        default_factory=EngineOptions, description="where cells run: plain (this process) or ray", exclude=True
+        default_factory=EngineOptions, description="where work items run: plain (this process) or ray", exclude=True
     )
 
     @model_validator(mode="after")
@@ -200,6 +200,29 @@ def build_study(content: Mapping[str, Any], source_name: str = "study") -> Study
         raise BadInput(f"{source_name}: {_describe_first_error(error)}") from error
 
 
+REQUIREMENTS = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float", "int_parsing_size"), "must be an integer"),
+    **dict.fromkeys(("float_parsing", "float_type"), "must be a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "must be true or false"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a mapping (key: value)"),
+    "finite_number": "must be a finite number",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
+    "multiple_of": "must be a multiple of {multiple_of}",
+    "string_type": "must be a string",
+    "string_too_short": "must not be empty",
+    "string_pattern_mismatch": "may only have letters, digits, - and _",
+    "invalid_key": "must be a string (a key)",
+    "list_type": "must be a list",
+    "too_short": "must have at least {min_length} value",
+    "too_long": "must have at most {max_length} values",
+    "literal_error": "must be {expected}",
+}
+"""What a value must be, by pydantic's type of mistake."""
+
+
 def parse_models(entries: list[str]) -> dict[str, str]:
     """Parse NAME=SPEC entries into specs by label; an entry without NAME= has its spec as label."""
     models: dict[str, str] = {}
@@ -218,7 +241,7 @@ def _merge_options(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
         if isinstance(value, Mapping):
             block = {} if merged.get(key) is None else merged[key]
             if not isinstance(block, Mapping):
-                raise ValueError(f"{key}: Input should be keys with values, found {user_input.quote(block)}")
+                raise ValueError(f"{key} must be a mapping (key: value): {user_input.quote(block)}")
             merged[key] = _merge_options(block, value)
         elif value is not None:
             merged[key] = value
@@ -239,17 +262,33 @@ def _describe_first_error(error: ValidationError) -> str:
     if mistake["type"] == "extra_forbidden":
         known_keys = list(steps[-1][1].model_fields)
         return f"unknown key '{path}'{nearest(str(steps[-1][0]), known_keys)}. Use one of: {', '.join(known_keys)}"
-    texts = list(dict.fromkeys(_error_text(item) for item_steps, item in mistakes if item_steps == steps))
-    reason = " or ".join([texts[0], *(text.removeprefix("Input should be ") for text in texts[1:])])
-    has_value = mistake["type"] not in ("value_error", "missing")
-    value = f", found {user_input.quote(mistake['input'])}" if has_value else ""
-    return f"{path}: {reason}{value}" if path else reason
+    same_place = [item for item_steps, item in mistakes if item_steps == steps]
+    if own_check := next((item for item in same_place if item["type"] == "value_error"), None):
+        reason = str(own_check["msg"]).removeprefix("Value error, ")
+        return f"{path}: {reason}" if path else reason
+    if mistake["type"] == "missing":
+        return f"{path} is missing. Give it a value"
+    first_text, *texts = dict.fromkeys(map(_error_text, same_place))
+    reason = " or ".join([first_text, *(text.removeprefix("must be ") for text in texts)])
+    return f"{path} {reason}: {user_input.quote(mistake['input'])}{_example(steps, mistake['type'])}"
 
 
 def _error_text(error: Any) -> str:
-    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return "Input should be keys with values"
-    return str(error["msg"]).removeprefix("Value error, ").replace("valid dictionary", "mapping")
+    """What a value must be, for the mistakes that pydantic finds itself."""
+    text = REQUIREMENTS.get(error["type"])
+    return (
+        str(error["msg"]).replace("Input should be", "must be") if text is None else text.format(**error.get("ctx", {}))
+    )
+
+
+def _example(steps: list[tuple[int | str, Any]], error_type: str) -> str:
+    """The default of a numeric option, as an example of a value; "" for other mistakes or without a default."""
+    name, options = steps[-1]
+    field = options.model_fields.get(name) if options is not None and isinstance(name, str) else None
+    if field is None or not error_type.startswith(("int_", "float_", "finite_")):
+        return ""
+    default = field.get_default(call_default_factory=True)
+    return f". Use e.g. {default}" if isinstance(default, int | float) else ""
 
 
 def _error_path(location: tuple[int | str, ...]) -> list[tuple[int | str, Any]]:

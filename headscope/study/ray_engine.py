@@ -102,15 +102,15 @@ class _WorkerPool:
             if none_started and time.monotonic() - last_answer > START_TIMEOUT:
                 raise BadInput(
                     f"no worker started within {START_TIMEOUT:.0f} s: each needs {self.resources.cpus} free cores and "
-                    f"{self.resources.gpus:g} free GPUs. Finished cells are kept; add --resume to continue"
+                    f"{self.resources.gpus:g} free GPUs. Finished work items are kept; add --resume to continue"
                 )
         if self._failed_jobs:
             folder = self.executor.context.files_folder.parent
             names = ", ".join(f"'{name}'" for name in self._failed_jobs)
             reason = next(iter(self._failed_jobs.values()))
             raise Interrupted(
-                f"every worker that ran {names} died ({reason}). All other cells are kept in {folder}: give workers "
-                "more memory, then add --resume"
+                f"every worker that ran {names} died ({reason}). All other work items are kept in {folder}. Give "
+                "workers more memory, then add --resume"
             )
 
     def kill_workers(self) -> None:

@@ -102,7 +102,7 @@ def run_study(
         first = writer.draft.setdefault("versions", {"transformers": current}).get("transformers", current)
         if first != current:
             log.warning(
-                "this run was started with transformers %s and continues with %s; its cells may differ slightly. "
+                "this run was started with transformers %s and continues with %s; its work items may differ slightly. "
                 "Delete %s to measure everything with one version",
                 first,
                 current,
@@ -173,9 +173,9 @@ def _interruptible(writer: RunWriter) -> Iterator[RunWriter]:
         if writer.is_committed:
             message = f"interrupted, but the run is finished: {writer.final_path}"
         elif writer.partial_path.is_dir():
-            message = f"interrupted; finished cells are kept in {writer.partial_path}. Add --resume to continue"
+            message = f"interrupted; finished work items are kept in {writer.partial_path}. Add --resume to continue"
         else:
-            message = "interrupted before the first cell was finished; nothing is kept"
+            message = "interrupted before the first work item was finished; nothing is kept"
         raise Interrupted(message) from stop
 
 

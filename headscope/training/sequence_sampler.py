@@ -71,7 +71,9 @@ class SequenceSampler:
         self.document_groups = names_by_source if uniform_over_sources else {", ".join(sources): list(self.documents)}
         for group, names in self.document_groups.items():
             if not names:
-                raise BadInput(f"no training text left: every document of {group} is held out. Add another --train")
+                raise BadInput(
+                    f"no training text left: every document of {group} is a validation document. Add another --train"
+                )
 
     def check_length(self, length: int) -> None:
         """Raise BadInput unless a document has `length` tokens; with uniform sources, one of every source."""

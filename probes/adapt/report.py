@@ -26,7 +26,7 @@ def _loss_charts(context: RenderContext) -> Iterator[Chart]:
     if "validation" in run.tables:
         yield Chart(
             plots.plot_held_out_loss(run.validation),
-            "Held-out documents are never trained on. The line is the mean over documents; the band spans the "
+            "Validation documents are never trained on. The line is the mean over documents; the band spans the "
             "documents, from the largest to the smallest improvement. Below zero, the loss is lower than at step 0.",
             half_width=True,
         )

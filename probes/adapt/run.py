@@ -195,7 +195,7 @@ class AdaptRunner:
                 )
         if len(digests) < len(names):
             log.warning(
-                "adapter %s records its training texts by name only: make sure that it was not trained on a held-out "
+                "adapter %s records its training texts by name only: make sure that it was not trained on a validation "
                 "text",
                 adapter_path,
             )

@@ -63,7 +63,7 @@ class AdaptOptions(Options):
             Phase(length=8192, steps=6, batch=1),
             Phase(length=10240, steps=4, batch=1),
         ],
-        description="curriculum: phases of LENGTH:STEPS[:BATCH]; the paper uses 65536:62:8",
+        description="curriculum: phases in order, each LENGTH:STEPS[:BATCH]; the paper uses one phase, 65536:62:8",
     )
     variant: Variant = Field(
         "full",
@@ -78,8 +78,10 @@ class AdaptOptions(Options):
     adapter: str | None = Field(
         None, min_length=1, description="adapter to continue training; adarope-lora and adarope-joint need one"
     )
-    frequency_rate: float = Field(3e-2, gt=0, le=MAX_RATE, description="learning rate of xi")
-    scale_rate: float = Field(3e-3, gt=0, le=MAX_RATE, description="learning rate of tau and gamma")
+    frequency_rate: float = Field(3e-2, gt=0, le=MAX_RATE, description="learning rate of the log-frequencies (xi)")
+    scale_rate: float = Field(
+        3e-3, gt=0, le=MAX_RATE, description="learning rate of temperature (tau) and growth (gamma)"
+    )
     lora_rate: float = Field(3e-4, gt=0, le=MAX_RATE, description="learning rate of the LoRA")
     lora_rank: int = Field(16, ge=1, le=4096, description="rank of the LoRA")
     lora_alpha: int = Field(16, ge=1, le=2**20, description="alpha of the LoRA")
@@ -87,7 +89,7 @@ class AdaptOptions(Options):
     save_every: int = Field(
         10, ge=1, le=MAX_STEPS, description="save the adapter, validate, and allow resuming after every so many steps"
     )
-    validation_length: int = Field(4096, ge=2, description="tokens of each held-out document")
+    validation_length: int = Field(4096, ge=2, description="tokens of each validation document")
     recompute_above: int = Field(
         0,
         ge=0,
@@ -152,7 +154,7 @@ TRAINING = Table(
 
 VALIDATION = Table(
     "validation",
-    "next-token loss by position on held-out documents, during a training",
+    "next-token loss by position on validation documents, during a training",
     (
         ADAPTER,
         STEP,

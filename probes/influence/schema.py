@@ -28,9 +28,9 @@ class InfluenceOptions(Options):
         | Annotated[str, AfterValidator(bands.check_band_component)]
     ] = Field(
         ["joint", "freq", "scale"],
-        description="intervention. Resets, which need an adapter: freq, scale, joint. Ablations: zero, mean (head "
-        "output), uniform (attention pattern), pairs-zero:BAND, pairs-unrotated:BAND (rotary pairs). BAND: A-B, short, "
-        "middle, long, eighths, wavelengths",
+        description="interventions. Resets, which need an adapter: freq, scale, joint. Ablations: zero, mean (head "
+        "output), uniform (attention pattern), pairs-zero:BAND, pairs-unrotated:BAND (rotary pairs). BAND: A-B (e.g. "
+        "0-3), short, middle, long, eighths, wavelengths",
     )
     objectives: list[Literal["text", "answer"]] = Field(
         ["text"],

@@ -86,8 +86,8 @@ class PretrainRunner:
         held_out = [*islice((document for document in candidates if len(document.text) >= length), texts.docs)]
         if len(held_out) < texts.docs:
             raise BadInput(
-                f"too few held-out documents: {texts.docs} are needed, but only {len(held_out)} in {texts.source} have "
-                f"{length:,} characters. Use fewer --docs, a smaller --validation-length or another --text"
+                f"too few validation documents: {texts.docs} are needed, but only {len(held_out)} in {texts.source} "
+                f"have {length:,} characters. Use fewer --docs, a smaller --validation-length or another --text"
             )
         return held_out
 
@@ -204,7 +204,7 @@ class PretrainRunner:
         documents = [TokenDocument(d.name, first_tokens(d.text, self.tokenizer, length)) for d in self.held_out_texts]
         if short := next((document for document in documents if len(document.ids) < length), None):
             raise BadInput(
-                f"held-out document {short.name} is too short: it has {len(short.ids)} tokens, fewer than "
+                f"validation document {short.name} is too short: it has {len(short.ids)} tokens, fewer than "
                 f"--validation-length {length}. Use a smaller --validation-length or another --text"
             )
         return documents

@@ -76,19 +76,23 @@ class PretrainOptions(Options):
     batch: int = Field(8, ge=1, description="sequences per step")
     steps: int = Field(2048, ge=1, le=MAX_STEPS, description="optimiser steps")
     rate: float = Field(3e-4, gt=0, le=MAX_RATE, description="learning rate of the weights")
-    frequency_rate: float = Field(3e-3, gt=0, le=MAX_RATE, description="learning rate of xi")
-    scale_rate: float = Field(3e-4, gt=0, le=MAX_RATE, description="learning rate of tau and gamma")
+    frequency_rate: float = Field(3e-3, gt=0, le=MAX_RATE, description="learning rate of the log-frequencies (xi)")
+    scale_rate: float = Field(
+        3e-4, gt=0, le=MAX_RATE, description="learning rate of temperature (tau) and growth (gamma)"
+    )
     weight_decay: float = Field(
         0.01, ge=0, le=MAX_RATE, description="weight decay of the weights; xi, tau and gamma have none"
     )
     warmup: int = Field(
         100, ge=0, le=MAX_STEPS, description="warm-up steps; the rates decay over the last tenth of all steps"
     )
-    checkpoints: list[int] = Field([], description="steps to save as checkpoints; default: log-spaced, with 0 and last")
+    checkpoints: list[int] = Field(
+        [], description="steps to save as checkpoints; none: log-spaced, with 0 and the last step"
+    )
     save_every: int = Field(
         64, ge=1, le=MAX_STEPS, description="validate, and allow resuming, after every so many steps"
     )
-    validation_length: int = Field(512, ge=2, description="tokens of each held-out document")
+    validation_length: int = Field(512, ge=2, description="tokens of each validation document")
     watch: bool = Field(
         False, description="also measure the heads at every saved checkpoint, into one more run per training"
     )
