@@ -72,8 +72,8 @@ def test_all_terms_add_up_to_the_model_s_own_logit(family: str) -> None:
 def test_bfloat16_gives_nearly_the_same_terms() -> None:
     exact = attribute_logits(headscope.load(MANY["gemma3"](), device="cpu"), IDS)
     coarse = attribute_logits(headscope.load(MANY["gemma3"]().bfloat16(), device="cpu"), IDS)
-    assert coarse.stream.logit_factor == 1
-    assert {part.factor for layer in coarse.stream.layers for part in layer.other_branches} == {1.0}
+    assert coarse.decomposition.logit_factor == 1
+    assert {part.factor for layer in coarse.decomposition.layers for part in layer.other_branches} == {1.0}
     scale = float(exact.part_terms["logit", 0].abs().max())
     assert float((coarse.head_terms - exact.head_terms).abs().max()) <= 0.1 * scale
     assert float((coarse.head_terms - exact.head_terms).square().mean().sqrt()) <= 0.01 * scale
