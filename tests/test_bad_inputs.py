@@ -138,7 +138,7 @@ def of_options() -> Iterator[Any]:
             yield case(2, f"{section}.{name} must be a number", section, f"{flag}=some")
             for value in ("nan", "inf", "-inf"):
                 yield case(2, f"{section}.{name} must be a finite number", section, f"{flag}={value}")
-            yield case(2, f"{section}.{name} must be above", section, f"{flag}=-5")
+            yield case(2, f"{section}.{name} must be ", section, f"{flag}=-5")
     for section, names in LISTS.items():
         for name in names:
             yield study(f"study.yaml': {section}", f"{section}: {{{name}: []}}")
@@ -720,7 +720,7 @@ def of_ceilings() -> Iterator[Any]:
         ("--vocabulary", "vocabulary", "131072"),
     ):
         yield pretrain(f"pretrain.{name} must be at most {ceiling}", flag, DIGITS)
-    yield pretrain("too few held-out documents", "--validation-length", DIGITS)
+    yield pretrain("too few validation documents", "--validation-length", DIGITS)
     yield pretrain("invalid checkpoints", "--checkpoints", DIGITS)
     yield pretrain("invalid training", "--trainings", f"rope:{DIGITS}")
     for flag, name, ceiling in (
@@ -789,8 +789,8 @@ def of_adaptation() -> Iterator[Any]:
     yield adapt(2, "unknown position scheme 'yran' (did you mean 'yarn'?)", "--start", "yran")
     yield adapt(2, "unknown position scheme 'base@x'", "--start", "base@x")
     yield adapt(2, "scheme 'yarn' needs factor=", "--start", "yarn")
-    yield adapt(2, "adapt.start: String should have at least 1 character", "--start=")
-    yield adapt(2, "adapt.adapter: String should have at least 1 character", "--adapter=")
+    yield adapt(2, "adapt.start must not be empty", "--start=")
+    yield adapt(2, "adapt.adapter must not be empty", "--adapter=")
     yield adapt(3, "no adapter at 'none'", "--start", "adarope:adapter=none")
     for path in ("{place}/none.safetensors", "{place}/texts", "none"):
         yield adapt(3, f"no adapter at '{path}'", "--adapter", path)

@@ -205,7 +205,7 @@ def test_models_measured_on_other_texts_are_named(tmp_path: Path) -> None:
 
 def test_loss_findings_name_the_baseline(run: Run) -> None:
     """Which may be none of those that are texts of, such as the first step of a training."""
-    texts = [*measuring._loss_findings(run, run.models[1:])]
+    texts = [sentence.text for sentence in measuring._loss_findings(run, run.models[1:])]
     assert texts[0].startswith(f"The loss of {run.models[0]} in contexts")
     assert all(f"minus that of {run.models[0]} is " in sentence for sentence in texts[1:])
     assert len(texts) == len(run.models)

@@ -328,7 +328,9 @@ def describe_fall(unit: pd.Series) -> str:
     """Text with the size of a fall of the loss and its uncertainty, e.g. "0.012 (estimated, one document)"."""
     results = {"delta": -unit["delta"], "low": -unit["high"], "high": -unit["low"]}
     results |= {"minimum": -unit["maximum"], "maximum": -unit["minimum"]}
-    fall = pd.concat([unit.drop([*results], errors="ignore"), pd.Series(results, dtype=object)])
+    fall = unit.copy()
+    for name, value in results.items():
+        fall[name] = value
     return f"{format_change(fall['delta'])}{describe_uncertainty(fall)}".replace("+", "")
 
 

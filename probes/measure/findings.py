@@ -317,17 +317,19 @@ def _pair_findings(heads: pd.DataFrame) -> Iterator[Sentence]:
 
 
 def _parameter_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
-    frequencies = {str(label): rows for label, rows in run.positions.groupby("model", observed=True)}
+    positions = run.positions if "positions" in run.tables else pd.DataFrame({"model": []})
+    frequencies = {str(label): rows for label, rows in positions.groupby("model", observed=True)}
     for label, rows in heads_by_model(heads, "effective_base"):
         finite = rows[np.isfinite(rows["effective_base"])]
         if finite.empty:
-            rotates = np.isfinite(frequencies[label]["log_theta"]).any()
-            reason = "some rotary pairs do not rotate" if rotates else "no rotary pair rotates"
+            is_still = label in frequencies and not np.isfinite(frequencies[label]["log_theta"]).any()
+            reason = "no rotary pair rotates" if is_still else "some rotary pairs do not rotate"
             yield Sentence(f"In {label}, {reason}, so no effective base is defined.", label)
             continue
         low, high = finite["effective_base"].min(), finite["effective_base"].max()
         if high / low < 1.001:
-            verb = "use RoPE base" if _is_plain_rope(frequencies[label]) else "have an effective base of"
+            is_plain = label in frequencies and _is_plain_rope(frequencies[label])
+            verb = "use RoPE base" if is_plain else "have an effective base of"
             yield Sentence(
                 f"All heads of {label} {verb} {format_number(high)}.", label, FindingData(high, n=len(finite))
             )
