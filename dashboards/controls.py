@@ -15,7 +15,7 @@ from headscope.runs.run import Run
 
 RANK_LINE_OPTIONS = [
     {"value": "top", "label": "top or selected heads"},
-    {"value": "changed", "label": "heads changed beyond noise"},
+    {"value": "changed", "label": "heads whose confidence intervals do not overlap"},
 ]
 
 

@@ -98,7 +98,9 @@ def _construct_int(loader: _StrictLoader, node: yaml.ScalarNode) -> int | str:
         return str(node.value)
     if re.fullmatch("[-+]?0[0-9_]+", node.value):
         line = node.start_mark.line + 1
-        raise BadInput(f"number {quote(node.value)} in line {line} starts with 0. Remove the 0, or quote a text")
+        raise BadInput(
+            f"number {quote(node.value)} in line {line} starts with 0. Remove the 0, or put the value in quotes"
+        )
     return int(loader.construct_yaml_int(node))
 
 

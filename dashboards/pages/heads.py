@@ -52,7 +52,7 @@ def _missing_statistic(view: ViewState, models_without: Sequence[str], models_wi
     """Which models lack the statistic, which have it, and the command that measures it."""
     label = statistic(view.statistic_name).label
     sentences = [
-        f"These runs have no {label} of {' and '.join(models_without)}. They have it of {', '.join(models_with)}."
+        f"These runs do not contain the {label} of {' and '.join(models_without)}, only of {', '.join(models_with)}."
     ]
     if probe := assembly.probe_for_statistic(view.statistic_name):
         sentences.append(f"Measure it: {probe.command_line}")

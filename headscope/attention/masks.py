@@ -102,7 +102,9 @@ def encode_mask(
     if kv_offset + kv_length == end and (attention_mask is None or bool(attention_mask.all())):
         return _pack_mask(torch.full((1, 1), reach), torch.full((1,), kv_offset)) if reach or kv_offset else None
     if reach & CHUNKED_BIT and kv_offset:
-        raise UnsupportedModel("chunked attention in a padded batch over a sliding cache; pass one sequence at a time")
+        raise UnsupportedModel(
+            "chunked attention in a padded batch over a sliding cache is not supported. Pass one sequence at a time"
+        )
     slots = torch.arange(kv_offset, kv_offset + kv_length, device=device)
     real = (slots < end).expand(batch_size, -1)
     dropped = torch.full((batch_size,), kv_offset)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from headscope.attention import backend
-from headscope.errors import HeadscopeError, first_line
+from headscope.errors import HeadscopeError
 from headscope.models.inspection import evaluation_mode, unsupported_model_error
 
 TOKENS = 8
@@ -49,7 +49,7 @@ def check_against_eager(model: PreTrainedModel, modules: Sequence[nn.Module], la
             except HeadscopeError as error:
                 raise unsupported_model_error(model, str(error)) from error
             except Exception as error:
-                reason = f"a pass over {TOKENS} tokens with {implementation} attention failed ({first_line(error)})"
+                reason = f"a forward pass over {TOKENS} tokens with {implementation} attention failed"
                 raise unsupported_model_error(model, reason) from error
     for number, module in zip(layer_numbers, modules, strict=True):
         expected, output = eager[module][1].float(), backend_run[module][1].float()

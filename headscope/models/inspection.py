@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from headscope.attention import backend
 from headscope.attention.masks import UnsupportedMask
 from headscope.attention.record import RotaryLayout
-from headscope.errors import HeadscopeError, UnsupportedModel, first_line
+from headscope.errors import HeadscopeError, UnsupportedModel
 from headscope.models.rotation import (
     MeasuredRotation,
     RotationCall,
@@ -326,9 +326,7 @@ def _run_three_tokens(model: PreTrainedModel) -> None:
     except HeadscopeError as error:
         raise unsupported_model_error(model, str(error)) from error
     except Exception as error:  # the model's own code may fail in any way on an odd config
-        raise unsupported_model_error(
-            model, f"a forward pass over three tokens failed ({first_line(error)})"
-        ) from error
+        raise unsupported_model_error(model, "a forward pass over three tokens failed") from error
 
 
 def unsupported_model_error(model: PreTrainedModel, reason: str) -> UnsupportedModel:

@@ -16,8 +16,8 @@ TOP_COUNT = 10
 MAX_LINES = 30
 """Maximum number of lines in a panel."""
 CHANGE_STYLES = {
-    1: ("increase beyond noise", 4),
-    -1: ("decrease beyond noise", 0),
+    1: ("increase, intervals do not overlap", 4),
+    -1: ("decrease, intervals do not overlap", 0),
     0: ("within noise, or no interval", 7),
 }
 """Legend label and palette index by direction of the change."""

@@ -146,7 +146,7 @@ def read_needles(file: str | None, count: int, kind: NeedleKind = "literal") -> 
     try:
         lines = user_input.expand_path(file, "needle file").read_text(encoding="utf-8").split("\n")
     except FileNotFoundError as error:
-        raise ResourceMissing(f"no needles at '{file}': check the path") from error
+        raise ResourceMissing(f"no needles at '{file}'. Check the path") from error
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read needles from '{file}': {error}") from error
     needles = [_parse_needle(line, f"'{file}', line {at}") for at, line in enumerate(lines, start=1) if line.strip()]

@@ -272,7 +272,7 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, 
     """A user's task file and its content. Raises BadInput if it is invalid, or names code that is not trusted."""
     path = user_input.expand_path(spec, "task file")
     if not path.is_file():
-        raise ResourceMissing(f"no task file at {user_input.quote(spec)}: check the path")
+        raise ResourceMissing(f"no task file at {user_input.quote(spec)}. Check the path")
     source_name = f"task file {user_input.quote(spec)}"
 
     def refuse_function(_: Any, node: Any) -> None:
@@ -297,7 +297,7 @@ def _read_task_file(spec: str, trust_task_code: bool) -> tuple[Entry, dict[str, 
             )
         entry.name = config["group"]
     if not isinstance(entry.name, str):
-        raise BadInput(f"{source_name}: its name is {user_input.quote(entry.name)}, not a text: write task: NAME")
+        raise BadInput(f"{source_name}: its name is {user_input.quote(entry.name)}, not a string. Write task: NAME")
     metrics = config.get("metric_list") or []
     if not isinstance(metrics, list) or not all(isinstance(metric, dict) for metric in metrics):
         raise BadInput(

@@ -36,7 +36,9 @@ def rows(verdicts: Mapping[str, Verdict]) -> dict[str, list[str]]:
 def _reason(prefix: str, verdict: Verdict) -> str:
     """The reason without the figures of the tiny model; what transformers cannot build has many reasons and one row."""
     if prefix == "not tried: ":
-        return prefix + "transformers builds or runs it from text only with packages or inputs that are not here"
+        return (
+            prefix + "transformers builds or runs it from text only with packages or inputs missing on the test machine"
+        )
     return prefix + verdict.reason.partition(" [(")[0]
 
 
@@ -48,8 +50,8 @@ def markdown(verdicts: Mapping[str, Verdict]) -> str:
         f"{causal} of the {len(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)} causal types of transformers are measured, and of "
         f"vision-language types {len(measured) - causal}, by",
         f"their text part. Of the {listed.total():,} checkpoints of causal types in the registry of transformer-lens, "
-        f"{hub_coverage.checkpoint_share(measured):.1%} are of one that",
-        "is measured.",
+        f"{hub_coverage.checkpoint_share(measured):.1%} belong to a supported",
+        "type.",
         "",
         "| what happens | types |",
         "|---|---|",
