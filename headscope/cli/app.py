@@ -245,8 +245,8 @@ def validate(
     for problem in problems:
         print(problem)
     if problems:
-        found = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
-        raise BadInput(f"{found} in {_count_runs(runs)}. Measure the damaged runs again")
+        problem_count = f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
+        raise BadInput(f"{problem_count} in {_count_runs(runs)}. Measure the damaged runs again")
     print(f"{_count_runs(runs)} valid")
 
 

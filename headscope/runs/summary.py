@@ -113,11 +113,11 @@ def models_with_same_tokens(run: RunTables, baseline: str) -> list[str]:
 
 def differing_texts(run: RunTables) -> list[str]:
     """Labels of models that were measured on other texts than the first model, as far as run.json records them."""
-    first, *others = run.manifest["models"] or [{}]
+    first, *other_models = run.manifest["models"] or [{}]
     reference, documents = first.get("texts_sha256") or {}, first.get("documents_sha256")
     return [
         model["label"]
-        for model in others
+        for model in other_models
         if (documents and model.get("documents_sha256") and model["documents_sha256"] != documents)
         or (
             model.get("tokenizer_sha256") == first.get("tokenizer_sha256")

@@ -245,8 +245,8 @@ def _judge_kept(bounds: Bounds) -> str:
 
 def _judge_changed(bounds: Bounds) -> str:
     """Verdict on the claim that a change is outside -MIN_CHANGE to MIN_CHANGE."""
-    kept = _judge_kept(bounds)
-    return {"supported": "not supported", "not supported": "supported"}.get(kept, kept)
+    unchanged = _judge_kept(bounds)
+    return {"supported": "not supported", "not supported": "supported"}.get(unchanged, unchanged)
 
 
 def _rotary_usage_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterator[PaperClaim]:

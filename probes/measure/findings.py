@@ -308,8 +308,8 @@ def _pair_findings(heads: pd.DataFrame) -> Iterator[Sentence]:
     if not medians:
         return
     values = ", ".join(f"{value:.2f} in {label}" for label, value in medians.items())
-    lowest, *others = sorted(medians, key=lambda label: medians[label])
-    is_lower = any(f"{medians[lowest]:.2f}" != f"{medians[other]:.2f}" for other in others[:1])
+    lowest, *higher = sorted(medians, key=lambda label: medians[label])
+    is_lower = any(f"{medians[lowest]:.2f}" != f"{medians[other]:.2f}" for other in higher[:1])
     comparison = f" Usage is most even in {lowest}." if is_lower else ""
     yield Sentence(
         f"The median coefficient of variation of rotary-pair usage is {values}; lower is more even.{comparison}"
