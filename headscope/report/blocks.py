@@ -45,6 +45,12 @@ class FindingData:
     layer: int | None = None
     head: int | None = None
 
+    @classmethod
+    def of_head(cls, row: pd.Series, column: str, n: int) -> "FindingData":
+        """A statistic of one row of the per-head table, with its interval over n documents."""
+        low, high = row.get(f"{column}_low", math.nan), row.get(f"{column}_high", math.nan)
+        return cls(float(row[column]), float(low), float(high), n, int(row["layer"]), int(row["head"]))
+
 
 @dataclass(frozen=True)
 class Finding:

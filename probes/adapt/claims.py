@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from headscope.report.blocks import PaperClaim
+from headscope.report.blocks import FindingData, PaperClaim
 from headscope.report.text import format_percent
 from headscope.report.verdicts import judge, judge_all, judge_below
 from headscope.runs.aggregation import confidence_interval, rank_correlations, statistic_interval
@@ -142,6 +142,7 @@ def _frequency_claims(positions: pd.DataFrame) -> Iterator[PaperClaim]:
         f"log-frequencies{_format_bounds(low, high, format_percent)} (RMS {rms['slow']:.3f}; {rms['fast']:.3f} in the "
         "faster half)",
         criterion="more than two thirds",
+        data=FindingData(share, low, high, len(every)),
     )
     by_group = change.groupby(groups).mean()
     by_layer = by_group.groupby(level="layer").mean()
@@ -191,6 +192,7 @@ def _temperature_claims(heads: pd.DataFrame, yarn_tau: float | None) -> Iterator
         f"{gamma.median():+.4f}. Up to the reference length L_ref, gamma only rescales the logits (by (ln 2)^gamma), "
         "so its sign reflects both the temperature up to L_ref and the growth beyond it",
         criterion=f"more than {format_percent(MIN_POSITIVE_SHARE)}",
+        data=FindingData(float((gamma > 0).mean()), low, high, len(gamma)),
     )
 
 
@@ -271,6 +273,7 @@ def _rotary_usage_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterato
                 else "; the start of the training is unknown"
             ),
             criterion=f"a ratio below {MAX_COV_RATIO}",
+            data=FindingData(float(medians[models.adarope] / medians.get(models.yarn, np.nan)), low, high, len(covs)),
         )
     finite = heads[(heads["model"] == models.adarope) & np.isfinite(heads["effective_base"].astype("float64"))]
     groups = finite.drop_duplicates(["layer", "kv_group"])[["layer", "effective_base"]].to_numpy(np.float64).T
@@ -282,6 +285,7 @@ def _rotary_usage_claims(heads: pd.DataFrame, models: ComparedModels) -> Iterato
         f"{_format_bounds(low, high, '{:+.2f}'.format)}; range {finite['effective_base'].min():,.0f} to "
         f"{finite['effective_base'].max():,.0f}",
         criterion=f"above {MIN_DEPTH_CORRELATION}",
+        data=FindingData(float(rank_correlations(groups)), low, high, groups.shape[1]),
     )
 
 

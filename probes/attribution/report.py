@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from headscope.plots import heads as head_figures
-from headscope.report.blocks import Chart, ChartGroup, Finding, RenderContext, Term
+from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, RenderContext, Term
 from headscope.report.statistic_charts import comparison_chart
 from headscope.report.text import (
     default_models,
@@ -48,6 +48,7 @@ def findings(run: Run) -> Iterator[Finding]:
             f"Direct terms: {means['heads']:+.2f} from heads, {means['other']:+.2f} from the rest of the layers, "
             f"{means['embedding']:+.2f} from the embedding and {means['bias']:+.2f} from biases.",
             label,
+            data=FindingData(float(means["logit"]), n=_document_count(run, "attribution_parts", label)),
         )
         for _, block in heads_by_model(run.heads[run.heads["model"] == label], STATISTIC_NAME):
             ordered = block.sort_values(STATISTIC_NAME)
@@ -58,7 +59,13 @@ def findings(run: Run) -> Iterator[Finding]:
                 f"{head_name(high)} raises it most ({_format_contribution(high)}), and {head_name(low)} "
                 f"{'lowers it most' if low[STATISTIC_NAME] < 0 else 'raises it least'} ({_format_contribution(low)}).",
                 label,
+                data=FindingData.of_head(high, STATISTIC_NAME, _document_count(run, "attribution", label)),
             )
+
+
+def _document_count(run: Run, table: str, label: str) -> int:
+    rows = run.table(table)
+    return int(rows[rows["model"] == label]["doc"].nunique())
 
 
 def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:

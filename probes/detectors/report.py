@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from headscope.plots.heads import plot_matrix
-from headscope.report.blocks import Chart, ChartGroup, Finding, Overview, RenderContext, Term
+from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, Overview, RenderContext, Term
 from headscope.report.statistic_charts import comparison_chart
 from headscope.report.text import (
     default_models,
@@ -88,7 +88,8 @@ def findings(run: Run) -> Iterator[Finding]:
     for label in default_models(run) if "detectors" in run.tables else ():
         for kind, name in KIND_COLUMNS.items():
             for _, heads in heads_by_model(run.heads[run.heads["model"] == label], name):
-                best = heads.sort_values(name).iloc[-1]
+                best, rows = heads.sort_values(name).iloc[-1], run.table("detectors")
+                sequences = rows[rows["model"] == label]["sequence"].nunique()
                 yield Finding(
                     PROBE.title,
                     f"{capitalise(role_name(kind))} heads in {label} on a repeated random token sequence (more than "
@@ -96,6 +97,7 @@ def findings(run: Run) -> Iterator[Finding]:
                     f"{format_head_count(heads[name] > ROLE_THRESHOLD)}. The highest score is "
                     f"{_format_score(best, name)}, of {head_name(best)}.",
                     label,
+                    data=FindingData.of_head(best, name, sequences),
                 )
 
 

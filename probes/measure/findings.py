@@ -354,7 +354,7 @@ def _parameter_findings(heads: pd.DataFrame, run: Run) -> Iterator[Sentence]:
 def _head_data(row: pd.Series, name: str, run: Run) -> FindingData:
     """The value of one head with its interval over documents."""
     documents = run.attention[run.attention["model"] == row["model"]]["doc"].nunique()
-    return FindingData(row[name], row[f"{name}_low"], row[f"{name}_high"], documents, row["layer"], row["head"])
+    return FindingData.of_head(row, name, documents)
 
 
 def _is_plain_rope(positions: pd.DataFrame) -> bool:

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from headscope.plots import heads as head_figures
 from headscope.plots import style
-from headscope.report.blocks import Chart, ChartGroup, Finding, Overview, RenderContext, Term
+from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, Overview, RenderContext, Term
 from headscope.report.explorer_blocks import Passage
 from headscope.report.statistic_charts import comparison_chart
 from headscope.report.text import default_models, describe_extremes, head_mask, head_name, heads_by_model
@@ -39,13 +39,15 @@ def findings(run: Run) -> Iterator[Finding]:
     for label in default_models(run) if "far_weight" in run.heads else ():
         for _, block in heads_by_model(run.heads[run.heads["model"] == label], "far_weight"):
             best = block.sort_values("far_weight", ascending=False).iloc[0]
-            median = format_number(block["far_weight"].median())
+            median, rows = format_number(block["far_weight"].median()), run.table("far_keys")
+            documents = rows[rows["model"] == label]["doc"].nunique()
             yield Finding(
                 PROBE.title,
                 f"In {label}, {head_name(best)} attends most to single tokens far back: its top far weight is "
                 f"{format_number(best['far_weight'])}, against {median} for the median head. "
                 f"{_describe_example(run, label, int(best['layer']), int(best['head']))}",
                 label,
+                data=FindingData.of_head(best, "far_weight", documents),
             )
 
 
