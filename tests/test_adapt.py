@@ -382,7 +382,7 @@ def test_a_diverged_training_stops_and_keeps_the_last_good_adapter(folder: Path,
     with pytest.raises(
         TrainingDiverged, match=r"training diverged at step \d.*Use lower learning rates.*the last good adapter is in"
     ) as raised:
-        train(folder, tmp_path, frequency_rate=1e30, save_every=1)
+        train(folder, tmp_path, frequency_rate=100, scale_rate=100, save_every=1)
     assert "\n" not in str(raised.value)
     (adapter,) = tmp_path.rglob("adapters/*.safetensors")
     assert adapter.name == "step-0000.safetensors"
@@ -515,7 +515,7 @@ def test_sampling_is_uniform_over_sources_of_any_size(folder: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"factor": 0.5}, "adapt.factor: .*greater than or equal to 1"),
+        ({"factor": 0.5}, "adapt.factor must be at least 1"),
         ({"phases": [{"length": 7_000, "steps": 1}]}, "no training document has 7000 tokens: the longest"),
         ({"validation_length": 7_000}, "have 7000 tokens, but 3 are needed"),
         ({"strategy": "adarope-lora"}, "strategy adarope-lora needs an adapter to start from"),

@@ -188,7 +188,7 @@ def named(path: Path, name: str) -> bool:
         ({"probe_options": {"measure": {}, "pretrain": {}}}, "probe 'pretrain' does not measure a model in training"),
         ({"probe_options": {"window": {}}}, "probe 'window' does not measure a model in training"),
         ({"docs": 0}, "texts.docs"),
-        ({"name": "a b"}, "name: String should match"),
+        ({"name": "a b"}, "name may only have letters"),
         ({"out": None}, "out is None, not a path"),
         ({"out": 5}, "out is 5, not a path"),
     ],

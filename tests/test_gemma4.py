@@ -105,7 +105,7 @@ def test_a_model_in_memory_is_left_as_it_came(layout: str) -> None:
 def test_layers_with_other_kv_groups_are_stored_with_their_own() -> None:
     model = hs.load(build_layout("31B"))
     assert model.geometry.layer_kv_groups == (2, 2, 1, 2, 2, 1)
-    assert describe_geometry(model.geometry)["layer_kv_groups"] == (2, 2, 1, 2, 2, 1)
+    assert describe_geometry(model)["layer_kv_groups"] == (2, 2, 1, 2, 2, 1)
     table = measure_tokens(model, IDS[0], ["attention"], None)["attention"]
     for layer, groups in enumerate(model.geometry.layer_kv_groups):
         in_layer = table["layer"] == layer

@@ -187,7 +187,7 @@ def test_a_context_without_room_for_the_fact_is_refused(study_folder: Path) -> N
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"objectives": []}, "objectives: List should have at least 1 item"),
+        ({"objectives": []}, "objectives must have at least 1 value"),
         ({"objectives": ["question"]}, "objectives.0 must be 'text' or 'answer'"),
         ({"depths": 0}, "depths must be at least 1"),
         ({"needles": 0}, "needles must be at least 1"),

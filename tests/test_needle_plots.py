@@ -107,7 +107,7 @@ def test_retrieval_summary_counts_heads_above_the_threshold_and_at_zero(run: Run
 
 def test_first_finding_lists_the_top_five_heads(run: Run) -> None:
     top = mean_scores(run, "base").sort_values(ascending=False, kind="stable")[:5]
-    listed = ", ".join(f"layer {layer} head {head} ({score:.2f})" for (layer, head), score in top.items())
+    listed = ", ".join(f"layer {layer}, head {head} ({score:.2f})" for (layer, head), score in top.items())
     assert listed in sentences(run)[0]
 
 

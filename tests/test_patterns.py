@@ -343,9 +343,9 @@ def test_every_token_of_a_prompt_is_a_query_row(study_folder: Path) -> None:
         ({"prompt": "a\x00b"}, BadInput, "contains the control character"),
         ({"prompt_file": "./none.txt"}, ResourceMissing, "no prompt file at './none.txt'"),
         ({"prompt": "w1 " * 1100}, BadInput, "more than 1,024 tokens"),
-        ({"rows": 1}, BadInput, "greater than or equal to 2"),
+        ({"rows": 1}, BadInput, "rows must be at least 2"),
         ({"lengths": [1]}, BadInput, "context length 1 is too short"),
-        ({"keys": 0}, BadInput, "greater than or equal to 1"),
+        ({"keys": 0}, BadInput, "keys must be at least 1"),
     ],
 )
 def test_bad_input_gives_one_line_and_no_run(

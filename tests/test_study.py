@@ -341,7 +341,7 @@ def test_a_missing_checkpoint_is_refused_before_any_work(folder: Path, tmp_path:
         ({"measure": {"rows": 1}}, "measure.rows: 1 rows are too few"),
         ({"measure": {"tables": ["atention"]}}, "measure.tables"),
         ({"models": {}, "measure": {}}, "no model. Give at least one"),
-        ({"name": "a/b"}, "name: String should match"),
+        ({"name": "a/b"}, "name may only have letters"),
     ],
 )
 def test_the_error_for_an_invalid_study_file_gives_file_and_key(

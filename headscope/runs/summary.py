@@ -143,7 +143,7 @@ def same_text_mask(run: RunTables, rows: pd.DataFrame, baseline: str) -> pd.Seri
 def beyond_native_context(run: RunTables) -> list[tuple[str, int, int]]:
     """(label, longest measured context length, native context) of models without a scheme that read longer texts."""
     longest: dict[str, int] = {}
-    for name in ("attention", "nll", "needles"):
+    for name in ("attention", "nll"):
         if name in run.tables:
             for label, length in run.table(name).groupby("model", observed=True)["context_length"].max().items():
                 longest[str(label)] = max(int(length), longest.get(str(label), 0))

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from headscope import plugins
-from headscope.attention.record import Geometry
 from headscope.forward.observe import observe
 from headscope.positions.adarope import AdaRoPE
 from headscope.positions.model import PRETRAINING_KEY, Model
@@ -165,15 +164,16 @@ def describe_model(label: str, context: StudyContext) -> dict[str, Any]:
         "training": None if spec is None else replace(spec, scheme=model.scheme_spec).training,
         "step": step,
         "pretraining": getattr(model.module.config, PRETRAINING_KEY, None),
-        "geometry": describe_geometry(model.geometry),
+        "geometry": describe_geometry(model),
         "dtype": str(model.module.dtype).removeprefix("torch."),
         "vocabulary": model.module.get_input_embeddings().weight.shape[0],
     }
 
 
-def describe_geometry(geometry: Geometry) -> dict[str, Any]:
+def describe_geometry(model: Model) -> dict[str, Any]:
     """The geometry in run.json. Equal geometries of older runs have no `layer_kv_groups`, so it is left out if all
     layers are alike."""
+    geometry = model.geometry
     fields = {GEOMETRY_KEYS.get(name, name): value for name, value in asdict(geometry).items()}
     if len(set(geometry.layer_kv_groups)) == 1:
         del fields["layer_kv_groups"]

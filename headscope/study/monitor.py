@@ -64,7 +64,7 @@ class TrainingMonitor:
         Raises BadInput for settings that a study file could not have, and for a probe that trains or takes no models.
         """
         if not isinstance(probe_options, Mapping | None):
-            raise BadInput(f"probes: Input should be keys with values, found {user_input.quote(probe_options)}")
+            raise BadInput(f"probes must be a mapping (key: value): {user_input.quote(probe_options)}")
         settings = {"name": name, "seed": seed, "texts": {"source": text, "docs": docs}}
         self.settings = {**settings, **(probe_options or {"measure": {"lengths": [512]}})}
         self.tokenizer, self.out = tokenizer, user_input.check_path(out, "out")
