@@ -384,9 +384,10 @@ def test_a_diverged_training_stops_and_keeps_the_last_good_adapter(folder: Path,
     ) as raised:
         train(folder, tmp_path, frequency_rate=100, scale_rate=100, save_every=1)
     assert "\n" not in str(raised.value)
-    (adapter,) = tmp_path.rglob("adapters/*.safetensors")
-    assert adapter.name == "step-0000.safetensors"
-    assert str(raised.value).endswith(f"the last good adapter is in {adapter.parent}")
+    adapters = [*tmp_path.rglob("adapters/*.safetensors")]
+    assert "step-0000.safetensors" in {adapter.name for adapter in adapters}
+    assert all(tensor.isfinite().all() for adapter in adapters for tensor in load_file(adapter).values())
+    assert str(raised.value).endswith(f"the last good adapter is in {adapters[0].parent}")
     assert load_file(adapter)["xi"].isfinite().all()
 
 

@@ -183,7 +183,7 @@ def named(path: Path, name: str) -> bool:
     ("settings", "message"),
     [
         ({"probe_options": {"mesure": {}}}, "unknown key 'mesure'"),
-        ({"probe_options": 5}, "probes must be a mapping (key: value): 5"),
+        ({"probe_options": 5}, r"probes must be a mapping \(key: value\): 5"),
         ({"probe_options": {"adapt": {}}}, "probe 'adapt' does not measure a model in training"),
         ({"probe_options": {"measure": {}, "pretrain": {}}}, "probe 'pretrain' does not measure a model in training"),
         ({"probe_options": {"window": {}}}, "probe 'window' does not measure a model in training"),
