@@ -388,7 +388,6 @@ def test_a_diverged_training_stops_and_keeps_the_last_good_adapter(folder: Path,
     assert "step-0000.safetensors" in {adapter.name for adapter in adapters}
     assert all(tensor.isfinite().all() for adapter in adapters for tensor in load_file(adapter).values())
     assert str(raised.value).endswith(f"the last good adapter is in {adapters[0].parent}")
-    assert load_file(adapter)["xi"].isfinite().all()
 
 
 # Components ---------------------------------------------------------------------------------------------------------

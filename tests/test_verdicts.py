@@ -44,13 +44,13 @@ def test_findings_state_their_number_with_interval_and_n(tmp_path: Path) -> None
     run = synthetic_run(tmp_path, models=("base", "yarn:factor=8", "adarope:adapter=x"))
     findings = run.findings()
     assert [*findings] == ["model", "topic", "text", "value", "low", "high", "n", "layer", "head"]
-    difference = findings[findings["text"].str.startswith("The loss of yarn:factor=8 minus")].iloc[0]
+    difference = findings[findings["text"].str.contains("the loss of yarn:factor=8 minus")].iloc[0]
     assert difference["model"] == "yarn:factor=8"
     assert difference["low"] <= difference["value"] <= difference["high"]
     assert difference["n"] == run.nll["doc"].nunique()
     assert f"{difference['value']:+.3f} nats/token" in difference["text"]
     longest = findings[findings["text"].str.contains("the longest effective length")].iloc[0]
     assert f"layer {longest['layer']}, head {longest['head']}" in longest["text"]
-    claims = findings[findings["text"].str.contains("a few heads account for most of the influence")]
+    claims = findings[findings["text"].str.contains("account for most of the influence")]
     assert claims["n"].notna().all()
     assert len(claims)
