@@ -431,7 +431,7 @@ def other_texts(lab: Lab) -> tuple[Result, str]:
     second = lab.run(f"b={lab.shared}/tiny", text=text.replace("written", "texts"), docs=4, out="second")
     result = combined(first, second)
     assert "The loss of b is not compared with that of a: they read other texts." in result.findings
-    return result, "Not measured on the same texts as a, or on another sample of them: b"
+    return result, "Measured on different texts from a, or on another sample of them: b"
 
 
 @kind("combined runs with other random seeds", "marks")
@@ -439,7 +439,7 @@ def other_seed(lab: Lab) -> tuple[Result, str]:
     first = lab.run(f"a={lab.shared}/good", docs=2, out="first")
     places = ("--text", lab.texts, "--docs", 2, "--out", lab.own / "second", "--length", LENGTH, "--seed", 5)
     second = lab.headscope("run", "--model", f"b={lab.shared}/tiny", *places, *QUIET, out="second")
-    return combined(first, second), "Not measured on the same texts as a, or on another sample of them: b"
+    return combined(first, second), "Measured on different texts from a, or on another sample of them: b"
 
 
 @kind("two models under one name in combined runs", "marks")

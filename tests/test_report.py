@@ -200,7 +200,7 @@ def test_models_measured_on_other_texts_are_named(tmp_path: Path) -> None:
     for model, digest in zip(run.manifest["models"], "aab", strict=True):
         model["texts_sha256"] = {"texts of 512 tokens": digest}
     (text,) = sentences(run)["Models"]
-    assert text.startswith("Not measured on the same texts as base, or on another sample of them: ntk.")
+    assert text.startswith("Measured on different texts from base, or on another sample of them: ntk.")
 
 
 def test_loss_findings_name_the_baseline(run: Run) -> None:

@@ -191,7 +191,7 @@ def _notes_on_models(run: Run) -> Iterator[Finding]:
     if other_texts := differing_texts(run):
         yield Finding(
             "Models",
-            f"Not measured on the same texts as {run.models[0]}, or on another sample of them: "
+            f"Measured on different texts from {run.models[0]}, or on another sample of them: "
             f"{join_words(other_texts)}. Differences between these models mix the effect of the model with that of the "
             "texts.",
         )

@@ -158,7 +158,7 @@ def beyond_native_context(run: RunTables) -> list[tuple[str, int, int]]:
 def equal_models(run: RunTables) -> list[tuple[str, str]]:
     """Pairs of labels with equal weights, scheme and adapter in one run: each with the first such model.
 
-    Models that a combination of runs has told apart by the run's name are not listed.
+    Models whose labels differ only because their runs were combined are not listed.
     """
     names = ("weights_sha256", "scheme", "adapter_sha256", "dtype", "geometry")
     first: dict[str, str] = {}
