@@ -144,7 +144,7 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
     z: dict[int, Tensor] = {}
 
     def record_output(record: AttentionRecord) -> None:
-        z[record.layer] = record.z.transpose(0, 1).flatten(1)
+        z.setdefault(record.layer, record.z.transpose(0, 1).flatten(1))  # later passes check gates on edited heads
 
     captured_layers.listen(record_output)
     with _recording_calls(inner.modules()) as calls:
@@ -175,9 +175,7 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
                     f"the output of the heads of {type(layer).__name__} is not added to the residual stream"
                 )
             heads = _attention_branch(attention, index, z[index], norm, factors[end.module], by_module)
-            if heads.is_gated and not any(
-                layer.attention_branch and layer.attention_branch.is_gated for layer in layers
-            ):
+            if heads.is_gated:
                 _check_gate(model, ids, heads, by_module[heads.projected_module].inputs[0])
         other_branches = tuple(
             ResidualBranch(module, factor)
