@@ -567,7 +567,7 @@ ALIAS_BOMB = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in
 INTERFACES = [
     *(
         study(
-            f"number '{number}' in line 1 starts with 0. Remove the 0, or quote a text",
+            f"number '{number}' in line 1 starts with 0. Remove the 0, or put the value in quotes",
             f"seed: {number}\nmeasure: {{}}",
         )
         for number in ("0100", "-0100", "010", "0_1", "00")

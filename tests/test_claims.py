@@ -119,7 +119,7 @@ def test_a_claim_whose_interval_includes_the_threshold_is_inconclusive(tmp_path:
     run._frames["scales"] = scales.assign(gamma=is_positive.map({True: 0.1, False: -0.1}))
     (claim,) = [claim for claim in adaptation_claims(run) if claim.statement == "gamma is mostly positive"]
     assert claim.verdict == "inconclusive"
-    assert "Criterion [ours]: more than 60%" in claim.evidence
+    assert "Our criterion: more than 60 %" in claim.evidence
 
 
 def test_two_documents_decide_no_claim_about_losses(tmp_path: Path) -> None:
