@@ -49,6 +49,7 @@ def run_study(content: Path | str | Mapping[str, Any], out: Path | str = "runs",
         study = config.build_study(content)
     else:
         study = config.read_study(user_input.check_path(content, "study"), {})
+    resume = user_input.check_flag(resume, "resume")
     return runner.run_study(study, out, resume=resume, progress=console_progress(quiet=False))
 
 
@@ -79,6 +80,7 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
 
     probe = plugins.probes()[probe_name]
     shared = {key: keywords.pop(key, default) for key, default in SHARED_KEYWORDS.items()}
+    resume, quiet = (user_input.check_flag(shared[key], key) for key in ("resume", "quiet"))
     content: dict[str, Any] = {"name": shared["name"] or probe_name, probe_name: keywords}
     content |= {key: shared[key] for key in ("seed", "device", "dtype", "engine")}
     if "text" in probe.takes:
@@ -96,13 +98,12 @@ def run_probe(probe_name: str, /, model: Any = None, **keywords: Any) -> Run:
         content["models"] = {
             label: in_memory_models[label].spec if label in in_memory_models else spec for label, spec in models.items()
         }
-    progress = console_progress(shared["quiet"])
     return execute(
         build_study(content),
         shared["out"],
-        resume=shared["resume"],
+        resume=resume,
         in_memory_models=in_memory_models,
-        progress=progress,
+        progress=console_progress(quiet),
     )
 
 

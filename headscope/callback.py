@@ -37,12 +37,14 @@ class HeadscopeCallback(TrainerCallback):  # type: ignore[misc]
         name: str = "training",
         log: Callable[[dict[str, float]], None] | None = None,
     ):
-        """Raises BadInput for an `every` that is not a whole number of at least 1.
+        """Raises BadInput for an `every` that is not a whole number of at least 1, or a `log` that is not a function.
 
         Other invalid settings are refused before the first step.
         """
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise BadInput(f"every={every!r}: the number of steps must be a whole number of at least 1. Pass e.g. 500")
+        if log is not None and not callable(log):
+            raise BadInput(f"log={log!r} is not a function. Pass a function of a mapping from names to numbers")
         self.every, self.log = every, log
         self.settings: dict[str, Any] = {"text": text, "docs": docs, "seed": seed, "out": out, "name": name}
         self.probes = probes

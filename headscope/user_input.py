@@ -26,6 +26,13 @@ def check_path(value: object, argument_name: str) -> Path:
     return Path(value)
 
 
+def check_flag(value: object, argument_name: str) -> bool:
+    """The value. Raises BadInput, naming it `argument_name`, for anything but True and False."""
+    if not isinstance(value, bool):
+        raise BadInput(f"{argument_name} must be True or False: {quote(value)}")
+    return value
+
+
 def expand_path(text: Path | str, argument_name: str) -> Path:
     """The path with "~" expanded. The file need not exist.
 

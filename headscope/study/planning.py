@@ -175,7 +175,7 @@ def costs_of_run(run: Run, jobs: Sequence[Job]) -> CostModel:
     for probe in dict.fromkeys(job.probe for job in jobs if not runs_always(job)):
         own_rows = [row for row in rows if row["probe"] == probe]
         if not sum(row["cost"] for row in own_rows):
-            raise BadInput(f"run {run.path} has no timings of '{probe}'. Give a run that was not interrupted, or none")
+            raise BadInput(f"run {run.path} has no timings of '{probe}'. Use a run that was not interrupted")
         rates[probe] = (0.0, sum(row["seconds"] for row in own_rows) / sum(row["cost"] for row in own_rows))
     factors: dict[str | None, float] = {}
     for label in {row["model"] for row in rows}:

@@ -146,7 +146,7 @@ def _end_processes_of_failed_starts() -> AbstractContextManager[Any]:
 
 
 def _mute_worker_errors() -> AbstractContextManager[Any]:
-    """Keep Ray from printing on standard output that a worker died, which no option turns off; headscope logs it."""
+    """Stop Ray from printing dead workers to standard output; no option does, and headscope logs them itself."""
     import ray
 
     return patch.object(ray._private.worker, "listen_error_messages", lambda *_: None)

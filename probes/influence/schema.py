@@ -87,7 +87,7 @@ class InfluenceOptions(Options):
         sets = [text.partition("=") for text in value.split(";") if text.strip()]
         names = [name.strip() for name, _, _ in sets]
         if repeated := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"the set '{repeated[0]}' is given twice. Give it once")
+            raise ValueError(f"the set '{repeated[0]}' occurs twice. Name each set once")
         return {name.strip(): [head.strip() for head in heads.split(",") if head.strip()] for name, _, heads in sets}
 
     @field_validator("heads")
