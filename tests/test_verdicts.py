@@ -54,3 +54,10 @@ def test_findings_state_their_number_with_interval_and_n(tmp_path: Path) -> None
     claims = findings[findings["text"].str.contains("account for most of the influence")]
     assert claims["n"].notna().all()
     assert len(claims)
+
+
+def test_every_finding_about_needles_and_influence_states_its_number(tmp_path: Path) -> None:
+    findings = synthetic_run(tmp_path, models=("base", "yarn:factor=8", "adarope:adapter=x")).findings()
+    probed = findings[findings["topic"].isin(["Needle in a haystack", "Head influence"])]
+    assert len(probed) > 10
+    assert probed.loc[probed["value"].isna(), "text"].tolist() == []

@@ -127,6 +127,7 @@ def paper_claims(run: Run) -> Iterator[PaperClaim]:
                 f"{len(order)}{_format_bounds(everything['low'], everything['high'])}{reason}",
                 model=label,
                 criterion="less than a quarter",
+                data=FindingData(everything["mean"] / 4 - largest["delta"], margin_low, margin_high),
             )
 
 
@@ -145,7 +146,8 @@ def sweep_findings(run: Run) -> Iterator[Finding]:
     effects = run.derived(ranked_set_effects)
     groups: Any = effects.groupby([*SWEEP_KEYS, "unit"], observed=True, sort=False)
     for (label, length, component, target, objective, unit), block in groups:
-        top = block[block["choice"] == "top"].set_index("size")["mean"].sort_index()
+        ranked = block[block["choice"] == "top"].sort_values("size")
+        top, whole = ranked.set_index("size")["mean"], ranked.iloc[-1]
         if not bands.is_band(component):
             yield Finding(
                 PROBE.title,
@@ -154,15 +156,18 @@ def sweep_findings(run: Run) -> Iterator[Finding]:
                 f"{format_change(top.iloc[-1])} nats/token with all {top.index[-1]} {_UNIT_NOUNS[unit]}s changed, and "
                 f"by {format_change(top.iloc[0])} with only the {_UNIT_NOUNS[unit]} of largest rise.",
                 str(label),
+                data=FindingData(whole["mean"], whole["low"], whole["high"]),
             )
     for row in run.derived(named_set_effects).to_dict("records"):
-        yield Finding(PROBE.title, _describe_named_set(row), str(row["model"]))
+        data = FindingData(row["mean"], row["low"], row["high"])
+        yield Finding(PROBE.title, _describe_named_set(row), str(row["model"]), data=data)
     for (label, length, objective), units in run.derived(band_sweeps):
         effects = joint_effects(run, label, length, objective)
         for kind in bands.KIND_DESCRIPTIONS:
             rows = units[units["component"].str.startswith(kind)]
             if len(rows):
-                yield Finding(PROBE.title, _describe_bands(label, length, objective, kind, rows, effects), label)
+                text = _describe_bands(label, length, objective, kind, rows, effects)
+                yield Finding(PROBE.title, text, label, data=_unit_data(most_harmful_unit(rows)))
 
 
 def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
@@ -301,15 +306,13 @@ def _sweep_finding(
                 f"{describe_uncertainty(unit)}"
             )
         text += "."
-    data = FindingData(
-        largest["delta"],
-        largest["low"],
-        largest["high"],
-        int(largest["documents"]),
-        int(largest["layer"]),
-        int(largest["head"]) if largest["head"] >= 0 else None,
-    )
-    return Finding(PROBE.title, text, label, data=data)
+    return Finding(PROBE.title, text, label, data=_unit_data(largest))
+
+
+def _unit_data(unit: pd.Series) -> FindingData:
+    """The influence of one unit; a KV group has no head."""
+    head = int(unit["head"]) if unit["head"] >= 0 else None
+    return FindingData(unit["delta"], unit["low"], unit["high"], int(unit["documents"]), int(unit["layer"]), head)
 
 
 def _describe_named_set(row: dict[Any, Any]) -> str:
@@ -357,4 +360,5 @@ def _agreement_finding(key: Any, rows: Any) -> Finding:
         f"{label}, {describe_change(component, target, objective)}, {describe_context_length(length, objective)}: the "
         f"rank correlation of the estimates with exact evaluation over {first['compared']} units is {agreement}.",
         str(label),
+        data=FindingData(first["spearman"], n=int(first["compared"])),
     )

@@ -96,8 +96,8 @@ def head_charts(run: Run, model: str, layer: int, head: int) -> Iterator[Chart]:
     if "pairs" in run.tables:
         yield Chart(
             _cached_head_plot(run, models, rotary.plot_spectrum, "pairs", layer, head),
-            "Above: the frequency of each rotary pair. Below: its usage, with a 95 % confidence interval if there are three or "
-            "more documents.",
+            "Above: the frequency of each rotary pair. Below: its usage, with a 95 % confidence interval if there are "
+            "three or more documents.",
             half_width=True,
         )
     if "positions" in run.tables:
@@ -155,8 +155,8 @@ def _pair_charts(context: RenderContext) -> Iterator[Chart]:
     if pairs is not None:
         yield box_chart(context, "cov")
         explanation = (
-            " Above: the frequency of each rotary pair. Below: its usage, with a 95 % confidence interval if there are three or "
-            "more documents. Where two lines coincide, the dashed one is on top."
+            " Above: the frequency of each rotary pair. Below: its usage, with a 95 % confidence interval if there are "
+            "three or more documents. Where two lines coincide, the dashed one is on top."
         )
         for index, ((layer, head), reason) in enumerate(context.notable_heads.items()):
             yield Chart(

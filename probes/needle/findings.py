@@ -61,17 +61,18 @@ def findings(run: Run) -> Iterator[Finding]:
     if "needles" not in run.tables:
         return
     for row in run.derived(analysis.retrieval_summary).to_dict("records"):
-        data = FindingData(row["share"], row["low"], row["high"], int(row["trials"]))
-        for number, text in enumerate(_model_sentences(run, row)):
-            yield Finding(PROBE.title, text, row["model"], data=data if number == 0 else FindingData())
+        for text, data in _model_sentences(run, row):
+            yield Finding(PROBE.title, text, row["model"], data=data)
     for label, groups in (
         analysis.scores_by_group(run.heads).groupby("model", observed=True) if _has_retrieval(run) else ()
     ):
+        count = int((groups["max"] > RETRIEVAL_THRESHOLD).sum())
         yield Finding(
             PROBE.title,
-            f"In {label}, {(groups['max'] > RETRIEVAL_THRESHOLD).sum()} of {len(groups)} KV groups contain a head with "
-            f"a retrieval score above {RETRIEVAL_THRESHOLD:g}.",
+            f"In {label}, {count} of {len(groups)} KV groups contain a head with a retrieval score above "
+            f"{RETRIEVAL_THRESHOLD:g}.",
             str(label),
+            data=FindingData(count, n=len(groups)),
         )
     for row in analysis.seed_agreement(run.derived(analysis.scores_by_seed)).to_dict("records"):
         yield Finding(
@@ -80,6 +81,7 @@ def findings(run: Run) -> Iterator[Finding]:
             f"correlation of {row['spearman']:.2f} and {format_percent(row['overlap'])} of their top "
             f"{analysis.TOP_COUNT} heads in common.",
             row["model"],
+            data=FindingData(row["spearman"]),
         )
     for name in ("needle_write", "needle_write_indirect"):
         for label, block in heads_by_model(run.heads, name):
@@ -87,11 +89,14 @@ def findings(run: Run) -> Iterator[Finding]:
             listed = ", ".join(
                 f"layer {row['layer']}, head {row['head']} ({row[name]:+.2f})" for _, row in top_rows.iterrows()
             )
-            yield Finding(
-                PROBE.title, f"In {label}, {statistic(name).label} is largest for {listed}, in logits.", label
-            )
+            text = f"In {label}, {statistic(name).label} is largest for {listed}, in logits."
+            top = top_rows.iloc[0]
+            low, high = (float(top.get(f"{name}_{end}", math.nan)) for end in ("low", "high"))
+            data = FindingData(float(top[name]), low, high, layer=int(top["layer"]), head=int(top["head"]))
+            yield Finding(PROBE.title, text, label, data=data)
     for row in analysis.detector_agreement(run.heads).to_dict("records"):
-        yield Finding(PROBE.title, _describe_detector_agreement(row), row["model"])
+        data = FindingData(row["spearman"], row["low"], row["high"])
+        yield Finding(PROBE.title, _describe_detector_agreement(row), row["model"], data=data)
     yield from _ablation_findings(run)
     for row in analysis.model_agreement(run.heads).to_dict("records") if _has_retrieval(run) else ():
         yield Finding(
@@ -99,6 +104,7 @@ def findings(run: Run) -> Iterator[Finding]:
             f"The retrieval scores of {row['first']} and {row['second']} have a rank correlation of "
             f"{row['spearman']:.2f} and {format_percent(row['overlap'])} of their top {analysis.TOP_COUNT} heads in "
             "common.",
+            data=FindingData(row["spearman"]),
         )
     yield from paper_claims(run)
 
@@ -195,16 +201,20 @@ def overview(run: Run) -> Overview | None:
     return Overview("needles", PROBE.title, data, [_overview_record(row) for row in records], warnings)
 
 
-def _model_sentences(run: Run, row: dict[Any, Any]) -> Iterator[str]:
-    """Sentences on the success of a model, its top retrieval heads, and the share of heads that copy."""
+def _model_sentences(run: Run, row: dict[Any, Any]) -> Iterator[tuple[str, FindingData]]:
+    """Sentences on the success of a model, its top retrieval heads, and the share of heads that copy, with their
+    numbers."""
     model, mode_suffix = row["model"], MODE_SUFFIXES[row["mode"]]
+    success = FindingData(row["share"], row["low"], row["high"], int(row["trials"]))
     if not row["successes"]:
-        yield f"{model} answers none of {row['trials']} trials{mode_suffix}, so its heads have no retrieval score."
+        text = f"{model} answers none of {row['trials']} trials{mode_suffix}, so its heads have no retrieval score."
+        yield text, success
         return
     if row["control_successes"]:
         yield (
             f"{model} also answers {row['control_successes']} of {row['control_trials']} prompts without the needle: "
-            "it knows or guesses these facts. Its success does not show retrieval. Use other needles."
+            "it knows or guesses these facts. Its success does not show retrieval. Use other needles.",
+            FindingData(row["control_successes"], n=int(row["control_trials"])),
         )
     listed = ", ".join(
         f"layer {layer}, head {head} ({score:.2f})"
@@ -212,7 +222,8 @@ def _model_sentences(run: Run, row: dict[Any, Any]) -> Iterator[str]:
     )
     yield (
         f"{model} answers {row['successes']} of {row['trials']} trials{mode_suffix} correctly: "
-        f"{analysis.format_share(row)}. Its top retrieval heads are {listed}. {_control_sentence(row)}"
+        f"{analysis.format_share(row)}. Its top retrieval heads are {listed}. {_control_sentence(row)}",
+        success,
     )
     is_comparable = row["mode"] != "indirect"  # Wu et al. hide literal needles.
     above, zero = (
@@ -220,7 +231,8 @@ def _model_sentences(run: Run, row: dict[Any, Any]) -> Iterator[str]:
     )
     yield (
         f"In {model}, {format_percent(row['above'], 1)} of heads have a retrieval score above {RETRIEVAL_THRESHOLD}"
-        f"{mode_suffix}{above}, and {format_percent(row['zero'], 1)} have a score of 0{zero}."
+        f"{mode_suffix}{above}, and {format_percent(row['zero'], 1)} have a score of 0{zero}.",
+        FindingData(row["above"]),
     )
 
 
@@ -258,6 +270,7 @@ def _ablation_findings(run: Run) -> Iterator[Finding]:
             f"{format_percent(curve['share'].iloc[0])}. The success rate is {_describe_difference(random, top)}. Heads "
             "are ranked on one half of the needles and tested on the other.",
             str(label),
+            data=FindingData(top["share"], top["low"], top["high"], trials),
         )
 
 
