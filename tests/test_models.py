@@ -251,7 +251,8 @@ def test_an_incomplete_conversion_is_repeated(cache: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("blocks", "leave_out", "reason"),
     [
-        (1, "", r"lacks weights, e\.g\. model\.layers\.1\."),
+        (1, "", r"lacks the weights of 1 of 2 layers, e\.g\. 1\."),
+        (0, "", r"lacks the weights of 2 of 2 layers, e\.g\. 0, 1\."),
         (2, "attn_k", r"lacks weights, e\.g\. model\.layers\.0\.self_attn\.k_proj\.weight, .* \(2 in all\)"),
         (-1, "", "has no weights. Download the file with the weights"),
     ],

@@ -293,8 +293,7 @@ def convert_gguf(gguf: Path) -> Path:
 
 def _write_converted(gguf: Path, folder: Path) -> None:
     try:
-        if not GGUFReader(gguf).tensors:  # transformers would fill a whole model with random numbers
-            raise BadInput(f"GGUF file '{gguf}' has no weights. Download the file with the weights")
+        _check_gguf_layers(gguf)
         with redirect_stderr(io.StringIO()):  # a progress bar per tensor, which no setting of transformers disables
             module, loading = AutoModelForCausalLM.from_pretrained(
                 gguf.parent,
@@ -321,6 +320,25 @@ def _write_converted(gguf: Path, folder: Path) -> None:
         del module.config.quantization_config
     module.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _check_gguf_layers(gguf: Path) -> None:
+    """Raise BadInput if a GGUF file has no weights for some layers.
+
+    transformers would allocate the whole model and fill it with random numbers.
+    """
+    reader = GGUFReader(gguf)
+    names = {tensor.name for tensor in reader.tensors}
+    if not names:
+        raise BadInput(f"GGUF file '{gguf}' has no weights. Download the file with the weights")
+    layers = reader.fields[f"{reader.fields['general.architecture'].contents()}.block_count"].contents()
+    present = {int(name.split(".")[1]) for name in names if name.startswith("blk.")}
+    if missing := sorted({*range(layers)} - present):
+        listed = ", ".join(map(str, missing[:3]))
+        raise BadInput(
+            f"GGUF file '{gguf}' lacks the weights of {len(missing)} of {layers} layers, e.g. {listed}. Download it "
+            "again"
+        )
 
 
 def _opening_error(error: Exception, name: str) -> HeadscopeError:
