@@ -2,6 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Python compiles what is imported; pip would compile every file of every library, a minute and a half.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+unexport PYTHONDONTWRITEBYTECODE  # compiled files of the libraries save every process several seconds
 
 .PHONY: demo dash test check lint types bench docs paper browser clean
 

@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the command line has it
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores share the tests: those that they start, too
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process that a test starts compiles all libraries again
 
 import logging
 import shutil
@@ -29,6 +30,7 @@ from headscope.prompts import texts
 from headscope.study.config import EngineOptions
 from headscope.study.ray_cluster import connect_to_ray
 
+sys.dont_write_bytecode = False
 transformers.logging.disable_progress_bar()
 # A shell ignores SIGINT in the background jobs it starts, and children inherit that: Ctrl-C tests need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -38,6 +40,26 @@ untimed = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.to
 hypothesis.settings.register_profile("explore", derandomize=False, **untimed)
 hypothesis.settings.register_profile("repeat", derandomize=True, **untimed)
 hypothesis.settings.load_profile("repeat")
+
+
+LONG_FILES = (
+    "test_docs",
+    "test_ray",
+    "test_report",
+    "test_dash_browser",
+    "test_adapt",
+    "test_store",
+    "test_dash",
+    "test_needle",
+    "test_evaluate",
+    "test_patching",
+)
+"""Test files that take minutes, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest files first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: LONG_FILES.index(item.path.stem) if item.path.stem in LONG_FILES else len(LONG_FILES))
 
 
 @pytest.hookimpl(tryfirst=True)
