@@ -436,7 +436,7 @@ def test_models_with_other_heads_are_not_compared_head_by_head(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [4, 12])
+@pytest.mark.parametrize("count", [4, 6])
 def test_model_comparison_fits_80_columns_without_truncation(
     count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

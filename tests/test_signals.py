@@ -110,7 +110,7 @@ def assert_resumes(server: Server, plan: Path, out: Path, uninterrupted_run: Run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 25), (signal.SIGTERM, 12)])
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 15), (signal.SIGTERM, 9)])
 def test_run_interrupted_at_any_moment_resumes_to_the_same_bytes(
     server: Server, plan: Path, uninterrupted_run: Run, tmp_path: Path, number: int, times: int
 ) -> None:
