@@ -17,7 +17,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from headscope.attention.kernel import AttentionVariant, attend
+from headscope.attention import families
+from headscope.attention.kernel import AttentionVariant, append_key_bias, attend
 from headscope.attention.masks import QUERY_BIT, REAL_KEY_BIT, DecodedMask, encode_mask
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, UnsupportedModel
@@ -123,11 +124,18 @@ def using_attention_implementation(model: PreTrainedModel, implementation: str) 
     configs = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
     previous = [config._attn_implementation_internal for config in configs]
     try:
-        model.set_attn_implementation(_for_text_part(model.config, implementation) or implementation)
-        yield
+        if families.has_adapter(model):
+            model.config._attn_implementation_internal = implementation
+        else:
+            model.set_attn_implementation(_for_text_part(model.config, implementation) or implementation)
+        if implementation == BACKEND_NAME:
+            with families.using_adapters(model, attention_forward, BACKEND_NAME):
+                yield
+        else:
+            yield
     finally:
-        for config, implementation in zip(configs, previous, strict=True):
-            config._attn_implementation_internal = implementation
+        for config, own_implementation in zip(configs, previous, strict=True):
+            config._attn_implementation_internal = own_implementation
 
 
 def _for_text_part(config: Any, implementation: str) -> dict[str, Any] | None:
@@ -161,7 +169,10 @@ def listening(module: nn.Module, layer: int, listener: Listener) -> AbstractCont
 
 
 def observing_calls(observer: Callable[..., None]) -> AbstractContextManager[None]:
-    """Call `observer(module, q, k, v=, scaling=, window=, chunk_size=, softcap=, s_aux=)` at every model's calls."""
+    """Call `observer(module, q, k, v=, scaling=, ...)` at every model's calls.
+
+    The other keywords are window, chunk_size, softcap, s_aux and key_bias.
+    """
     return _temporarily_appended(_call_observers, observer)
 
 
@@ -185,11 +196,13 @@ def attention_forward(
     position_ids: Tensor | None = None,
     s_aux: Tensor | None = None,
     softcap: float | None = None,
+    key_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: q [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, dv] -> out [B, Lq, H, dv].
 
-    Raises UnsupportedModel for keywords and masks that headscope does not support.
+    `key_bias` [1|B, H, Lk] is added to the logits of each key, as by ALiBi. Edits get q and k without it; output edits
+    and listeners get q and k with added dimensions that include it. Raises UnsupportedModel for keywords and masks that headscope does not support.
     """
     _refuse_unsupported_keywords(module, kwargs)
     mask = DecodedMask.decode(attention_mask)
@@ -206,6 +219,7 @@ def attention_forward(
             chunk_size=mask.chunk_size,
             softcap=softcap,
             s_aux=s_aux,
+            key_bias=key_bias,
         )
     hooks = _hooks_by_module.get(module) or _ModuleHooks()
     positions = (
@@ -217,6 +231,8 @@ def attention_forward(
     )
     for edit in hooks.qkv_edits:
         query, key, value = edit(query, key, value, edit_positions)
+    if key_bias is not None:
+        query, key = append_key_bias(query, key, key_bias, scale)
 
     def notify(sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor | None, first_key: int) -> None:
         if lse is not None:

@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from headscope.attention import cuda
 from headscope.attention.record import soft_cap
+from headscope.errors import UnsupportedModel
 
 ROWS_PER_BLOCK = 256
 """Query rows per masked block: memory stays O(ROWS_PER_BLOCK x Lk) if a kernel needs an explicit mask."""
@@ -22,6 +23,8 @@ MAX_CUDA_MASK_ELEMENTS, MAX_CUDA_ROWS_PER_BLOCK = 2**26, 8192
 
 SINK_EXTRA_DIMS = 8
 """Dimensions that the sink's key adds to every head. Kernels need multiples of 8."""
+BIAS_PARTS, BIAS_EXTRA_DIMS = 3, 8
+"""Dimensions that hold a key's bias, since bfloat16 keeps a third of the bits of float32; dimensions that are added."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +156,8 @@ def attend(
     if plain:
         if not bare:
             return _attend_block(q, k, v, variant, is_causal=queries > 1)
-        if module is None:
+        repeats_keys = q.shape[1] == k.shape[1] or hasattr(module, "num_key_value_groups")
+        if module is None or not repeats_keys:
             causal = queries > 1
             out = nn.functional.scaled_dot_product_attention(
                 q, k, v, dropout_p=dropout, is_causal=causal, scale=variant.scaling, enable_gqa=True
@@ -265,6 +269,25 @@ def _prepend_sink_key(q: Tensor, k: Tensor, v: Tensor, scaling: float, sink: Ten
     key = torch.zeros_like(k[:, :, :1])
     key[..., dim], key[..., dim + 1] = rounded, inverse - rounded
     return q, torch.cat((key, k), 2), nn.functional.pad(v, (0, 0, 1, 0))
+
+
+def append_key_bias(q: Tensor, k: Tensor, bias: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """q and k with added dimensions, so that scaling * q . k includes `bias` [1|B, H, Lk] of each key.
+
+    k holds bias / scaling, split into parts, and q holds 1 for each part. So every reader of q . k includes the bias.
+    Raises UnsupportedModel if query heads share keys, since their biases may differ.
+    """
+    if q.shape[1] != k.shape[1]:
+        raise UnsupportedModel("its query heads share keys, but its ALiBi slopes differ by query head")
+    dim = q.shape[-1]
+    q, k = (nn.functional.pad(t, (0, BIAS_EXTRA_DIMS)) for t in (q, k))
+    q[..., dim : dim + BIAS_PARTS] = 1
+    rest = bias.float() / scaling
+    for part in range(dim, dim + BIAS_PARTS):
+        rounded = rest.to(k.dtype)
+        k[..., part] = rounded
+        rest = rest - rounded.float()
+    return q, k
 
 
 def _unfused_attention(

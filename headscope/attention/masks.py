@@ -116,6 +116,15 @@ def encode_mask(
     return _pack_mask(REAL_KEY_BIT * real.int() + QUERY_BIT * queries.int() + reach, dropped)
 
 
+def with_window(encoded_mask: Tensor | None, window: int, device: torch.device | str) -> Tensor:
+    """An encoded mask without a window, restricted to the last `window` keys of each query."""
+    if encoded_mask is None:
+        return _pack_mask(torch.full((1, 1), REACH_MULTIPLIER * window, device=device), torch.zeros(1))
+    windowed = encoded_mask.clone()
+    windowed[:, :, 0] += REACH_MULTIPLIER * window
+    return windowed
+
+
 def _pack_mask(role_entries: Tensor, dropped_keys: Tensor) -> Tensor:
     """The tensor that `DecodedMask.decode` reads, from the entries [B|1, Lk|1] of its first row."""
     second = dropped_keys.to(role_entries)[:, None].expand_as(role_entries)

@@ -133,10 +133,17 @@ class _AttentionCall:
     groups: int
     window: int | None
     rotations: list[_RotationResult]
+    has_key_bias: bool
 
     @property
     def shape(self) -> tuple[int, int, int]:
         return (self.q.shape[1], self.groups, self.q.shape[3])
+
+    @property
+    def query_rotation(self) -> _RotationResult:
+        """The rotation of q; the first one if q is changed after it. Families may rotate k before q."""
+        results = (result for result in self.rotations if _start_within(self.q, result.vectors) is not None)
+        return next(results, self.rotations[0])
 
 
 def _record_attention_calls(model: PreTrainedModel) -> list[_AttentionCall]:
@@ -149,12 +156,15 @@ def _record_attention_calls(model: PreTrainedModel) -> list[_AttentionCall]:
         rotations.append(_RotationResult(call, vectors if call.heads_axis == 1 else vectors.transpose(1, 2)))
         return result
 
-    def record_attention(module: nn.Module, q: Tensor, k: Tensor, window: int | None, **kwargs: Any) -> None:
+    def record_attention(
+        module: nn.Module, q: Tensor, k: Tensor, window: int | None, key_bias: Tensor | None, **kwargs: Any
+    ) -> None:
         if getattr(module, "is_causal", True) is False:
             raise unsupported_model_error(model, "it attends in both directions")
         if q.shape[-1] != k.shape[-1] or q.shape[1] % k.shape[1]:
             raise unsupported_model_error(model, "its q and k heads do not match")
-        calls.append(_AttentionCall(module, q.detach(), k.shape[1], window, rotations.copy()))
+        has_bias = key_bias is not None
+        calls.append(_AttentionCall(module, q.detach(), k.shape[1], window, rotations.copy(), has_bias))
         rotations.clear()
 
     with backend.observing_calls(record_attention), intercepting_rotations(model.modules(), record_rotation):
@@ -187,7 +197,9 @@ def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers:
     layers = len(calls)
     rotations = {index: _measured_rotation(model, call) for index, call in enumerate(calls) if call.rotations}
     if not rotations:
-        return CheckpointRotation.without_pairs(layers, "it does not rotate its heads")
+        has_alibi = any(call.has_key_bias for call in calls)
+        reason = "it uses ALiBi and does not rotate its heads" if has_alibi else "it does not rotate its heads"
+        return CheckpointRotation.without_pairs(layers, reason)
     if len({call.shape for call in calls}) > 1:
         return CheckpointRotation.without_pairs(layers, "its layers differ in KV groups or head_dim")
     changes = {_change_after_rotation(calls[index]) for index in rotations}
@@ -232,7 +244,7 @@ def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers:
 
 
 def _measured_rotation(model: PreTrainedModel, call: _AttentionCall) -> MeasuredRotation:
-    rotation = measure_rotation(call.rotations[0].call)
+    rotation = measure_rotation(call.query_rotation.call)
     if rotation is None:
         raise unsupported_model_error(model, "it does not rotate pairs of dimensions in a known layout")
     return rotation
@@ -240,19 +252,25 @@ def _measured_rotation(model: PreTrainedModel, call: _AttentionCall) -> Measured
 
 def _rotary_start(model: PreTrainedModel, call: _AttentionCall) -> int:
     """The first rotary dimension of a head."""
-    rotated = call.rotations[0].vectors
-    rotated_dims, dims = rotated.shape[-1], call.q.shape[-1]
-    if rotated_dims == dims:
-        return 0
-    for start in (0, dims - rotated_dims):
-        if rotated.shape[:-1] == call.q.shape[:-1] and torch.equal(call.q[..., start : start + rotated_dims], rotated):
-            return start
-    raise unsupported_model_error(model, "its rotary dimensions are neither the first nor the last of its heads")
+    rotated = call.query_rotation.vectors
+    start = 0 if rotated.shape[-1] == call.q.shape[-1] else _start_within(call.q, rotated)
+    if start is None:
+        raise unsupported_model_error(model, "its rotary dimensions are neither the first nor the last of its heads")
+    return start
+
+
+def _start_within(q: Tensor, rotated: Tensor) -> int | None:
+    """The first dimension at which q [B, H, L, d] has the `rotated` vectors: at its beginning, at its end, or None."""
+    if rotated.shape[:-1] != q.shape[:-1]:
+        return None
+    dims = rotated.shape[-1]
+    starts = (start for start in (0, q.shape[-1] - dims) if torch.equal(q[..., start : start + dims], rotated))
+    return next(starts, None)
 
 
 def _change_after_rotation(call: _AttentionCall) -> Literal["none", "multiple", "other"]:
     """What happens to q between rotation and kernel: a norm or a temperature gives a multiple of each vector."""
-    rotated, q = call.rotations[0].vectors.float(), call.q.float()
+    rotated, q = call.query_rotation.vectors.float(), call.q.float()
     if rotated.shape[-1] < q.shape[-1] or torch.equal(rotated, q):
         return "none"
     before, after = (nn.functional.normalize(vectors, dim=-1) for vectors in (rotated, q))
@@ -292,6 +310,10 @@ def _frequency_sets(model: PreTrainedModel, pairs: int) -> Iterator[_FrequencySe
             if prefix != name and not prefix.endswith("original_") and buffer.shape == (pairs,):
                 factor = float(getattr(module, f"{prefix}attention_scaling", None) or 1.0)
                 yield _FrequencySet(module, prefix.removesuffix("_") or None, buffer.detach().float().cpu(), factor)
+            if name == "embed_positions" and buffer.shape[-1] == 2 * pairs:
+                # GPT-J and CodeGen keep a table of sin and cos by position; at position 1 the angle is the frequency.
+                sin, cos = buffer[1].detach().float().cpu().chunk(2)
+                yield _FrequencySet(module, None, torch.atan2(sin, cos), 1.0)
 
 
 def _closest_frequencies(
