@@ -202,7 +202,9 @@ def attention_forward(
     """transformers' attention function: q [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, dv] -> out [B, Lq, H, dv].
 
     `key_bias` [1|B, H, Lk] is added to the logits of each key, as by ALiBi. Edits get q and k without it; output edits
-    and listeners get q and k with added dimensions that include it. Raises UnsupportedModel for keywords and masks that headscope does not support.
+    and listeners get q and k with added dimensions that include it.
+
+    Raises UnsupportedModel for keywords and masks that headscope does not support.
     """
     _refuse_unsupported_keywords(module, kwargs)
     mask = DecodedMask.decode(attention_mask)

@@ -144,11 +144,14 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Causal attention of the last Lq of Lk keys under a variant: out [B, H, Lq, dv] and lse [B, H, Lq] or None.
 
-    `module` is the attention module that owns the heads; None if they are only some of a layer's heads.
+    `module` is the attention module that owns the heads; None if they are only some of a layer's heads. Raises
+    UnsupportedModel for dropout with log-sum-exp, windows, chunks, soft cap, sink or values of another width than keys.
     """
     queries, keys = q.shape[2], k.shape[2]
     plain = queries in (1, keys) and not variant.hides_earlier_keys(keys, first_key) and variant.softcap is None
     bare = plain and not with_lse and variant.sink is None and v.shape[-1] == q.shape[-1]
+    if dropout and not bare:
+        raise UnsupportedModel(f"attention dropout of {dropout:g} is active. Call eval() on the model first")
     if _is_on_cuda(q) and not (bare and module is not None):
         result = _maskless_cuda_attention(q, k, v, variant, first_key)
         if result is not None:

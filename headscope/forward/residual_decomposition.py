@@ -123,8 +123,11 @@ class ResidualDecomposition:
 
 @dataclass(frozen=True, eq=False)
 class _ModuleCall:
+    """One call of a module; `output` is a copy of `output_tensor`, to which a layer may add afterwards."""
+
     module: nn.Module
     inputs: list[Tensor]
+    output_tensor: Tensor
     output: Tensor
 
 
@@ -188,7 +191,8 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
         (
             c
             for c in calls
-            if _is_same_tensor(c.output, hidden) and any(_is_same_tensor(tensor, last) for tensor in c.inputs)
+            if _is_same_tensor(c.output_tensor, by_module[inner].output_tensor)
+            and _consumes_output(c, by_module[stack[-1]])
         ),
         None,
     )
@@ -218,6 +222,10 @@ def _branch_factors(layer_call: _ModuleCall, branch_calls: Sequence[_ModuleCall]
     factors = torch.linalg.lstsq(outputs, (returned - stream)[:, None]).solution[:, 0]
     factors = torch.where((factors - 1).abs() < _relative_tolerance(layer_call.output.dtype), 1.0, factors)
     if not _is_close(stream + outputs @ factors, returned, layer_call.output.dtype):
+        if any(torch.equal(call.output, layer_call.output) for call in branch_calls):
+            raise DecompositionError(
+                f"{type(branch_calls[-1].module).__name__} adds the residual stream to its own output"
+            )
         raise DecompositionError(
             f"{type(layer_call.module).__name__} returns more than its input and the outputs of its modules"
         )
@@ -303,7 +311,7 @@ def _relative_tolerance(dtype: torch.dtype) -> float:
 
 def _consumes_output(later_call: _ModuleCall, call: _ModuleCall) -> bool:
     """Whether a call received the output of another one unchanged."""
-    return any(_is_same_tensor(tensor, call.output) for tensor in later_call.inputs)
+    return any(_is_same_tensor(tensor, call.output_tensor) for tensor in later_call.inputs)
 
 
 def _is_same_tensor(first: Tensor, second: Tensor) -> bool:
@@ -322,7 +330,7 @@ def _recording_calls(modules: Iterable[nn.Module]) -> Iterator[list[_ModuleCall]
     def record_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() == 3]
         if (state := extract_hidden_states(output)) is not None:
-            calls.append(_ModuleCall(module, inputs, state))
+            calls.append(_ModuleCall(module, inputs, state, state.clone()))
 
     with ExitStack() as stack:
         for module in modules:

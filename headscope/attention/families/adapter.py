@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 AttentionFunction = Callable[..., tuple[Tensor, None]]
-"""`backend.attention_forward`: (module, q, k, v, attention_mask, scaling=, dropout=, ...) -> (out [B, Lq, H, dv], None).
+"""`backend.attention_forward`: (module, q, k, v, attention_mask, scaling=, ...) -> (out [B, Lq, H, dv], None).
 
 Axes: B batch, H query heads, Lq queries, dv value dimension.
 """
