@@ -16,7 +16,7 @@ def _forward(
     attention_mask: OpaqueMask,
     position_ids: Tensor | None = None,
     layer_past: Any = None,
-    position_embeddings: tuple[Tensor, Tensor] | None = None,
+    position_embeddings: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     query, key, value = (t.transpose(1, 2) for t in module._split_heads(module.query_key_value(hidden_states)))
