@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from headscope.attention import families
 from headscope.attention.kernel import AttentionVariant, append_key_bias, attend
-from headscope.attention.masks import QUERY_BIT, REAL_KEY_BIT, DecodedMask, encode_mask
+from headscope.attention.masks import QUERY_BIT, REAL_KEY_BIT, DecodedMask, OpaqueMask, encode_mask
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, UnsupportedModel
 
@@ -31,8 +31,6 @@ IGNORED_KEYWORDS = frozenset(
 )
 """Keywords that do not change attention weights. The window is taken from the mask, as in eager attention."""
 UNSUPPORTED_KEYWORDS = {
-    "indices": "each query attends only to keys that an indexer chose",
-    "block_indices": "each query attends only to blocks of keys that an indexer chose",
     "position_bias": "it adds a bias to its attention logits",
     "sinks": "its softmax has a sink that differs by query",
     "cu_seq_lens_q": "its sequences are packed",
@@ -190,24 +188,32 @@ def attention_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | OpaqueMask | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     position_ids: Tensor | None = None,
     s_aux: Tensor | None = None,
     softcap: float | None = None,
     key_bias: Tensor | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: q [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, dv] -> out [B, Lq, H, dv].
 
     `key_bias` [1|B, H, Lk] is added to the logits of each key, as by ALiBi. Edits get q and k without it; output edits
-    and listeners get q and k with added dimensions that include it.
+    and listeners get q and k with added dimensions that include it. `indices` [B, Lq, n] and `block_indices`
+    [B, G, Lq, n] are the keys and blocks of keys that an indexer chose.
 
-    Raises UnsupportedModel for keywords and masks that headscope does not support.
+    Raises UnsupportedModel for keywords and masks that headscope does not support, and if not all keys are chosen.
     """
     _refuse_unsupported_keywords(module, kwargs)
-    mask = DecodedMask.decode(attention_mask)
+    _refuse_chosen_keys(module, key.shape[2], indices, block_indices)
+    mask = DecodedMask.decode(
+        attention_mask.on(query.device) if isinstance(attention_mask, OpaqueMask) else attention_mask
+    )
+    if block_indices is not None and mask.key_roles is not None:
+        raise _unsupported_model_error(module, "padding shifts its blocks of keys. Pass one sequence at a time")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     variant = AttentionVariant(scale, mask.window, mask.chunk_size, softcap, s_aux)
     for observer in _call_observers:
@@ -278,6 +284,18 @@ def _refuse_unsupported_keywords(module: nn.Module, keywords: dict[str, Any]) ->
         if name not in IGNORED_KEYWORDS and value is not None:
             reason = UNSUPPORTED_KEYWORDS.get(name, f"its attention takes '{name}', which headscope does not know")
             raise _unsupported_model_error(module, reason)
+
+
+def _refuse_chosen_keys(module: Any, n_keys: int, indices: Tensor | None, block_indices: Tensor | None) -> None:
+    """Raise UnsupportedModel if an indexer chose fewer than all of the `n_keys` keys."""
+    chosen = n_keys if indices is None else indices.shape[-1]
+    if block_indices is not None:
+        chosen = block_indices.shape[-1] * module.indexer.block_size
+    if chosen < n_keys:
+        raise _unsupported_model_error(
+            module,
+            f"each query attends only to {chosen} keys that an indexer chose. Use texts of at most {chosen} tokens",
+        )
 
 
 def _unsupported_model_error(module: nn.Module, reason: str) -> UnsupportedModel:

@@ -30,6 +30,24 @@ class UnsupportedMask(UnsupportedModel):
 
 
 @dataclass(frozen=True, eq=False)
+class OpaqueMask:
+    """An encoded mask for a model that converts or slices its mask, or adds a bias to it: it passes unchanged."""
+
+    encoded: Tensor | None
+    ndim = 0
+
+    def to(self, *args: Any, **kwargs: Any) -> "OpaqueMask":
+        return self
+
+    def __getitem__(self, index: Any) -> "OpaqueMask":
+        return self
+
+    def on(self, device: torch.device) -> Tensor | None:
+        """The encoded mask on a device."""
+        return None if self.encoded is None else self.encoded.to(device)
+
+
+@dataclass(frozen=True, eq=False)
 class DecodedMask:
     """Content of an encoded mask.
 

@@ -186,7 +186,9 @@ def _layer_numbers(model: PreTrainedModel, modules: tuple[nn.Module, ...]) -> tu
     if layer_types is not None and len(layer_types) == config.num_hidden_layers:
         expected = tuple(number for number, layer_type in enumerate(layer_types) if has_attention(layer_type))
     else:
-        expected = tuple(range(getattr(config, "decoder_layers", config.num_hidden_layers)))
+        # Cross-attention layers, of which a text makes no use, are passed over.
+        layers = range(getattr(config, "decoder_layers", config.num_hidden_layers))
+        expected = tuple(layer for layer in layers if layer not in getattr(config, "cross_attention_layers", ()))
     if numbers != expected:
         share = f"{len(set(numbers) & set(expected))} of its {len(expected)} attention layers"
         raise unsupported_model_error(model, f"only {share} use the attention interface of transformers")
@@ -239,7 +241,7 @@ def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers:
         factor_scales_logits=scales,
         rotary_modules=modules,
         frequency_change_length=min(filter(None, map(_frequency_change_length, modules)), default=None),
-        shares_keys=len({len(calls[index].rotations) for index in rotations}) > 1,
+        shares_keys=len({_single_vector_rotations(calls[index]) for index in rotations}) > 1,
     )
 
 
@@ -257,6 +259,11 @@ def _rotary_start(model: PreTrainedModel, call: _AttentionCall) -> int:
     if start is None:
         raise unsupported_model_error(model, "its rotary dimensions are neither the first nor the last of its heads")
     return start
+
+
+def _single_vector_rotations(call: _AttentionCall) -> int:
+    """How many rotations took one tensor, q or k alone: a layer that rotates q alone uses the keys of another layer."""
+    return sum(len(result.call.vectors) == 1 for result in call.rotations)
 
 
 def _start_within(q: Tensor, rotated: Tensor) -> int | None:

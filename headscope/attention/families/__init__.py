@@ -1,7 +1,8 @@
-"""Adapters of model families whose attention code does not use transformers' attention interface.
+"""Adapters of model families that need more than another attention function of transformers' attention interface.
 
-Such a family computes attention inside its own attention module. While a model runs on headscope's backend, a method of
-each attention module is replaced by the adapter's; leaving restores the modules and the family's Python module.
+Most of them compute attention inside their own attention module, others compute with their mask. While a model runs on
+headscope's backend, a method of such modules is replaced by the adapter's; leaving restores the modules and the
+family's Python module.
 """
 
 import sys
@@ -13,9 +14,11 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from headscope.attention.families import bloom, falcon, gpt_neo, gpt_neox_japanese, gptj, mpt, xglm
-from headscope.attention.families.adapter import AttentionFunction, FamilyAdapter, OpaqueMask
+from headscope.attention.families import bloom, falcon, gpt_neo, gpt_neox_japanese, gptj, mpt, sparse_indexer, xglm
+from headscope.attention.families.adapter import AttentionFunction, FamilyAdapter
+from headscope.attention.masks import OpaqueMask
 
+SPARSE_INDEXERS = ("AXK2Indexer", "DeepseekV32Indexer", "Dots3NoteTextIndexer", "GlmMoeDsaIndexer", "HYV4Indexer")
 ADAPTERS = {
     "BloomAttention": bloom.ADAPTER,
     "CodeGenAttention": gptj.ADAPTER,
@@ -25,8 +28,9 @@ ADAPTERS = {
     "GPTNeoXJapaneseAttention": gpt_neox_japanese.ADAPTER,
     "MptAttention": mpt.ADAPTER,
     "XGLMAttention": xglm.ADAPTER,
+    **dict.fromkeys(SPARSE_INDEXERS, sparse_indexer.ADAPTER),
 }
-"""Adapter by the class name of the attention module."""
+"""Adapter by the class name of the attention module, or of the indexer that chooses its keys."""
 
 
 def has_adapter(model: PreTrainedModel) -> bool:

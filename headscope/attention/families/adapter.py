@@ -30,20 +30,6 @@ class FamilyAdapter:
     reference_implementation: Callable[[Any], str] = lambda config: "eager"
 
 
-@dataclass(frozen=True, eq=False)
-class OpaqueMask:
-    """An encoded mask that passes unchanged through a model that converts its mask or adds a bias to it."""
-
-    encoded: Tensor | None
-    ndim = 0
-
-    def to(self, *args: Any, **kwargs: Any) -> "OpaqueMask":
-        return self
-
-    def on_device_of(self, tensor: Tensor) -> Tensor | None:
-        return None if self.encoded is None else self.encoded.to(tensor.device)
-
-
 def active_dropout(module: nn.Dropout) -> float:
     """The probability with which a dropout module drops weights now."""
     return module.p if module.training else 0.0

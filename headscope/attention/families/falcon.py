@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from headscope.attention.families.adapter import AttentionFunction, FamilyAdapter, OpaqueMask, active_dropout
+from headscope.attention.families.adapter import AttentionFunction, FamilyAdapter, active_dropout
+from headscope.attention.masks import OpaqueMask
 
 
 def _forward(
@@ -33,7 +34,7 @@ def _forward(
         query,
         key[:, ::copies],
         value[:, ::copies],
-        attention_mask.on_device_of(query),
+        attention_mask,
         scaling=module.inv_norm_factor,
         # Falcon drops no attention weights where it rotates.
         dropout=0.0 if alibi is None else active_dropout(module.attention_dropout),

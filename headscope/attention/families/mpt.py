@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from headscope.attention.families.adapter import AttentionFunction, FamilyAdapter, OpaqueMask, split_heads
+from headscope.attention.families.adapter import AttentionFunction, FamilyAdapter, split_heads
+from headscope.attention.masks import OpaqueMask
 from headscope.errors import UnsupportedModel
 
 
@@ -31,7 +32,7 @@ def _forward(
         query,
         key,
         value,
-        attention_mask.on_device_of(query),
+        attention_mask,
         scaling=module.softmax_scale,
         dropout=module.attn_dropout_p if module.training else 0.0,
         key_bias=position_bias[None, :, 0, max_keys - keys :],
