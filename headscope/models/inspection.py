@@ -8,7 +8,7 @@ frequencies. It ignores modules that no text reaches, such as a vision tower.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -336,6 +336,9 @@ def _closest_frequencies(
     best = min(candidates, key=lambda candidate: (error(candidate), candidate.layer_type != layer_type), default=None)
     if best is None:
         raise unsupported_model_error(model, "it has no rotary embedding module with inv_freq")
+    factor = float(torch.hypot(rotation.cos, rotation.sin).mean())
+    if abs(factor / best.factor - 1) > 5e-3:  # Phi-3.5-MoE has another factor than its rotary module says
+        best = replace(best, factor=factor)
     if error(best) > 2e-2:
         raise unsupported_model_error(model, "its inv_freq does not explain the rotation of its q and k")
     return best
