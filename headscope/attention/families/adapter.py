@@ -18,9 +18,9 @@ class FamilyAdapter:
     """How the attention module of one family calls headscope's attention function.
 
     `replacement(attention_function, module, ...)` runs in place of `method` of the module, with its arguments.
-    `hides_mask`: the family computes with its causal mask, so its model gets an `OpaqueMask`. `output_module` names the
+    With `hides_mask`, a model that computes with its causal mask gets an `OpaqueMask`. `output_module` names the
     submodule that returns the attention output, if the module itself adds the residual stream to it.
-    `reference_implementation` is the implementation with which the eager check compares.
+    `reference_implementation` gives the implementation with which the eager check compares, for a config.
     """
 
     method: str

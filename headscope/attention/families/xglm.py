@@ -1,4 +1,4 @@
-"""XGLM: plain attention after learned projections, in one method."""
+"""XGLM: projections, attention and output projection in one method."""
 
 from typing import Any
 
