@@ -290,7 +290,10 @@ def _refuse_chosen_keys(module: Any, n_keys: int, indices: Tensor | None, block_
     """Raise UnsupportedModel if an indexer chose fewer than all of the `n_keys` keys."""
     chosen = n_keys if indices is None else indices.shape[-1]
     if block_indices is not None:
-        chosen = block_indices.shape[-1] * module.indexer.block_size
+        block_size = getattr(getattr(module, "indexer", None), "block_size", None)
+        if block_size is None:
+            raise _unsupported_model_error(module, "each query attends only to blocks of keys that an indexer chose")
+        chosen = block_indices.shape[-1] * block_size
     if chosen < n_keys:
         raise _unsupported_model_error(
             module,
