@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.tools.analysis import direct_logit_attribution
 from transformers import AutoModelForCausalLM
+from zoo.build import tiny
 
 import headscope
 from headscope.errors import BadInput, UnsupportedModel
@@ -221,3 +222,18 @@ def test_findings_and_charts_show_the_numbers(tmp_path: Path) -> None:
 def test_bad_options_give_one_line() -> None:
     with pytest.raises(BadInput, match="context length 1 is too short"):
         build_study({"attribution": {"lengths": [1]}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["opt", "llama4_text"])
+def test_attribution_counts_modules_that_return_states_without_a_batch_axis(model_type: str) -> None:
+    model = headscope.load(tiny(model_type))
+    terms = attribute_logits(model, torch.randint(3, 120, (20,), generator=torch.Generator().manual_seed(0)))
+    assert terms.relative_error < 1e-5
+    assert float(terms.head_terms.abs().mean(-1).min()) > 1e-3
+
+
+@pytest.mark.slow
+def test_attribution_of_layers_that_end_in_a_norm_is_refused_with_the_reason() -> None:
+    with pytest.raises(UnsupportedModel, match="BartDecoderLayer returns the output of its LayerNorm, not the sum"):
+        attribute_logits(headscope.load(tiny("bart")), torch.arange(3, 20))

@@ -25,8 +25,8 @@ from headscope.positions.schemes import Yarn
 from probes.measure import run as cells
 
 ROOT = Path(__file__).parents[1]
-MIN_CORRECT_CAUSAL_TYPES = 120
-MIN_CHECKPOINT_SHARE = 0.95
+MIN_CORRECT_CAUSAL_TYPES = 150
+MIN_CHECKPOINT_SHARE = 0.985
 MIN_CORRECT_VARIANTS = 60
 MIN_CORRECT_VISION_TYPES = 10
 REFUSED_VARIANTS = {"laguna, windows"}
@@ -54,11 +54,11 @@ def test_no_model_type_is_measured_wrongly_or_raises(verdicts: dict[str, Verdict
     assert not {name: verdict.reason for name, verdict in verdicts.items() if verdict.kind in ("WRONG", "TRACEBACK")}
 
 
-def test_at_least_120_causal_types_pass_all_checks(verdicts: dict[str, Verdict]) -> None:
+def test_at_least_150_causal_types_pass_all_checks(verdicts: dict[str, Verdict]) -> None:
     assert len(hub_coverage.correct_types(of(verdicts, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))) >= MIN_CORRECT_CAUSAL_TYPES
 
 
-def test_passing_types_cover_95_percent_of_hub_checkpoints(verdicts: dict[str, Verdict]) -> None:
+def test_passing_types_cover_98_percent_of_hub_checkpoints(verdicts: dict[str, Verdict]) -> None:
     assert hub_coverage.checkpoint_share(hub_coverage.correct_types(verdicts)) >= MIN_CHECKPOINT_SHARE
 
 

@@ -17,8 +17,9 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from headscope.attention.kernel import AttentionVariant, attend
-from headscope.attention.masks import QUERY_BIT, REAL_KEY_BIT, DecodedMask, encode_mask
+from headscope.attention import families
+from headscope.attention.kernel import AttentionVariant, append_key_bias, attend
+from headscope.attention.masks import QUERY_BIT, REAL_KEY_BIT, DecodedMask, OpaqueMask, encode_mask
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput, UnsupportedModel
 
@@ -30,8 +31,6 @@ IGNORED_KEYWORDS = frozenset(
 )
 """Keywords that do not change attention weights. The window is taken from the mask, as in eager attention."""
 UNSUPPORTED_KEYWORDS = {
-    "indices": "each query attends only to keys that an indexer chose",
-    "block_indices": "each query attends only to blocks of keys that an indexer chose",
     "position_bias": "it adds a bias to its attention logits",
     "sinks": "its softmax has a sink that differs by query",
     "cu_seq_lens_q": "its sequences are packed",
@@ -123,11 +122,18 @@ def using_attention_implementation(model: PreTrainedModel, implementation: str) 
     configs = [part.config for part in model.modules() if isinstance(part, PreTrainedModel)]
     previous = [config._attn_implementation_internal for config in configs]
     try:
-        model.set_attn_implementation(_for_text_part(model.config, implementation) or implementation)
-        yield
+        if families.has_adapter(model):
+            model.config._attn_implementation_internal = implementation
+        else:
+            model.set_attn_implementation(_for_text_part(model.config, implementation) or implementation)
+        if implementation == BACKEND_NAME:
+            with families.using_adapters(model, attention_forward, BACKEND_NAME):
+                yield
+        else:
+            yield
     finally:
-        for config, implementation in zip(configs, previous, strict=True):
-            config._attn_implementation_internal = implementation
+        for config, own_implementation in zip(configs, previous, strict=True):
+            config._attn_implementation_internal = own_implementation
 
 
 def _for_text_part(config: Any, implementation: str) -> dict[str, Any] | None:
@@ -161,7 +167,10 @@ def listening(module: nn.Module, layer: int, listener: Listener) -> AbstractCont
 
 
 def observing_calls(observer: Callable[..., None]) -> AbstractContextManager[None]:
-    """Call `observer(module, q, k, v=, scaling=, window=, chunk_size=, softcap=, s_aux=)` at every model's calls."""
+    """Call `observer(module, q, k, v=, scaling=, ...)` at every model's calls.
+
+    The other keywords are window, chunk_size, softcap, s_aux and key_bias.
+    """
     return _temporarily_appended(_call_observers, observer)
 
 
@@ -179,20 +188,32 @@ def attention_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | OpaqueMask | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     position_ids: Tensor | None = None,
     s_aux: Tensor | None = None,
     softcap: float | None = None,
+    key_bias: Tensor | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: q [B, H, Lq, d], k [B, G, Lk, d], v [B, G, Lk, dv] -> out [B, Lq, H, dv].
 
-    Raises UnsupportedModel for keywords and masks that headscope does not support.
+    `key_bias` [1|B, H, Lk] is added to the logits of each key, as by ALiBi. Edits get q and k without it; output edits
+    and listeners get q and k with added dimensions that include it. `indices` [B, Lq, n] and `block_indices`
+    [B, G, Lq, n] are the keys and blocks of keys that an indexer chose.
+
+    Raises UnsupportedModel for keywords and masks that headscope does not support, and if not all keys are chosen.
     """
     _refuse_unsupported_keywords(module, kwargs)
-    mask = DecodedMask.decode(attention_mask)
+    _refuse_chosen_keys(module, key.shape[2], indices, block_indices)
+    mask = DecodedMask.decode(
+        attention_mask.on(query.device) if isinstance(attention_mask, OpaqueMask) else attention_mask
+    )
+    if block_indices is not None and mask.key_roles is not None:
+        raise _unsupported_model_error(module, "padding shifts its blocks of keys. Pass one sequence at a time")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     variant = AttentionVariant(scale, mask.window, mask.chunk_size, softcap, s_aux)
     for observer in _call_observers:
@@ -206,6 +227,7 @@ def attention_forward(
             chunk_size=mask.chunk_size,
             softcap=softcap,
             s_aux=s_aux,
+            key_bias=key_bias,
         )
     hooks = _hooks_by_module.get(module) or _ModuleHooks()
     positions = (
@@ -217,6 +239,8 @@ def attention_forward(
     )
     for edit in hooks.qkv_edits:
         query, key, value = edit(query, key, value, edit_positions)
+    if key_bias is not None:
+        query, key = append_key_bias(query, key, key_bias, scale)
 
     def notify(sequence: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor | None, first_key: int) -> None:
         if lse is not None:
@@ -260,6 +284,21 @@ def _refuse_unsupported_keywords(module: nn.Module, keywords: dict[str, Any]) ->
         if name not in IGNORED_KEYWORDS and value is not None:
             reason = UNSUPPORTED_KEYWORDS.get(name, f"its attention takes '{name}', which headscope does not know")
             raise _unsupported_model_error(module, reason)
+
+
+def _refuse_chosen_keys(module: Any, n_keys: int, indices: Tensor | None, block_indices: Tensor | None) -> None:
+    """Raise UnsupportedModel if an indexer chose fewer than all of the `n_keys` keys."""
+    chosen = n_keys if indices is None else indices.shape[-1]
+    if block_indices is not None:
+        block_size = getattr(getattr(module, "indexer", None), "block_size", None)
+        if block_size is None:
+            raise _unsupported_model_error(module, "each query attends only to blocks of keys that an indexer chose")
+        chosen = block_indices.shape[-1] * block_size
+    if chosen < n_keys:
+        raise _unsupported_model_error(
+            module,
+            f"each query attends only to {chosen} keys that an indexer chose. Use texts of at most {chosen} tokens",
+        )
 
 
 def _unsupported_model_error(module: nn.Module, reason: str) -> UnsupportedModel:

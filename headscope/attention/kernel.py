@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from headscope.attention import cuda
 from headscope.attention.record import soft_cap
+from headscope.errors import UnsupportedModel
 
 ROWS_PER_BLOCK = 256
 """Query rows per masked block: memory stays O(ROWS_PER_BLOCK x Lk) if a kernel needs an explicit mask."""
@@ -22,6 +23,8 @@ MAX_CUDA_MASK_ELEMENTS, MAX_CUDA_ROWS_PER_BLOCK = 2**26, 8192
 
 SINK_EXTRA_DIMS = 8
 """Dimensions that the sink's key adds to every head. Kernels need multiples of 8."""
+BIAS_PARTS, BIAS_EXTRA_DIMS = 3, 8
+"""Dimensions that hold a key's bias, since bfloat16 keeps a third of the bits of float32; dimensions that are added."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,11 +144,14 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Causal attention of the last Lq of Lk keys under a variant: out [B, H, Lq, dv] and lse [B, H, Lq] or None.
 
-    `module` is the attention module that owns the heads; None if they are only some of a layer's heads.
+    `module` is the attention module that owns the heads; None if they are only some of a layer's heads. Raises
+    UnsupportedModel for dropout with log-sum-exp, windows, chunks, soft cap, sink or values of another width than keys.
     """
     queries, keys = q.shape[2], k.shape[2]
     plain = queries in (1, keys) and not variant.hides_earlier_keys(keys, first_key) and variant.softcap is None
     bare = plain and not with_lse and variant.sink is None and v.shape[-1] == q.shape[-1]
+    if dropout and not bare:
+        raise UnsupportedModel(f"attention dropout of {dropout:g} is active. Call eval() on the model first")
     if _is_on_cuda(q) and not (bare and module is not None):
         result = _maskless_cuda_attention(q, k, v, variant, first_key)
         if result is not None:
@@ -153,7 +159,8 @@ def attend(
     if plain:
         if not bare:
             return _attend_block(q, k, v, variant, is_causal=queries > 1)
-        if module is None:
+        repeats_keys = q.shape[1] == k.shape[1] or hasattr(module, "num_key_value_groups")
+        if module is None or not repeats_keys:
             causal = queries > 1
             out = nn.functional.scaled_dot_product_attention(
                 q, k, v, dropout_p=dropout, is_causal=causal, scale=variant.scaling, enable_gqa=True
@@ -265,6 +272,25 @@ def _prepend_sink_key(q: Tensor, k: Tensor, v: Tensor, scaling: float, sink: Ten
     key = torch.zeros_like(k[:, :, :1])
     key[..., dim], key[..., dim + 1] = rounded, inverse - rounded
     return q, torch.cat((key, k), 2), nn.functional.pad(v, (0, 0, 1, 0))
+
+
+def append_key_bias(q: Tensor, k: Tensor, bias: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """q and k with added dimensions, so that scaling * q . k includes `bias` [1|B, H, Lk] of each key.
+
+    k holds bias / scaling, split into parts, and q holds 1 for each part. So every reader of q . k includes the bias.
+    Raises UnsupportedModel if query heads share keys, since their biases may differ.
+    """
+    if q.shape[1] != k.shape[1]:
+        raise UnsupportedModel("its query heads share keys, but its ALiBi slopes differ by query head")
+    dim = q.shape[-1]
+    q, k = (nn.functional.pad(t, (0, BIAS_EXTRA_DIMS)) for t in (q, k))
+    q[..., dim : dim + BIAS_PARTS] = 1
+    rest = bias.float() / scaling
+    for part in range(dim, dim + BIAS_PARTS):
+        rounded = rest.to(k.dtype)
+        k[..., part] = rounded
+        rest = rest - rounded.float()
+    return q, k
 
 
 def _unfused_attention(

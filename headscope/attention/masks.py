@@ -30,6 +30,24 @@ class UnsupportedMask(UnsupportedModel):
 
 
 @dataclass(frozen=True, eq=False)
+class OpaqueMask:
+    """An encoded mask for a model that converts or slices its mask, or adds a bias to it: it passes unchanged."""
+
+    encoded: Tensor | None
+    ndim = 0
+
+    def to(self, *args: Any, **kwargs: Any) -> "OpaqueMask":
+        return self
+
+    def __getitem__(self, index: Any) -> "OpaqueMask":
+        return self
+
+    def on(self, device: torch.device) -> Tensor | None:
+        """The encoded mask on a device."""
+        return None if self.encoded is None else self.encoded.to(device)
+
+
+@dataclass(frozen=True, eq=False)
 class DecodedMask:
     """Content of an encoded mask.
 
@@ -114,6 +132,15 @@ def encode_mask(
         dropped = attention_mask[:, :kv_offset].sum(-1)
     queries = (slots >= offset) & (slots < end)
     return _pack_mask(REAL_KEY_BIT * real.int() + QUERY_BIT * queries.int() + reach, dropped)
+
+
+def with_window(encoded_mask: Tensor | None, window: int, device: torch.device | str) -> Tensor:
+    """An encoded mask without a window, restricted to the last `window` keys of each query."""
+    if encoded_mask is None:
+        return _pack_mask(torch.full((1, 1), REACH_MULTIPLIER * window, device=device), torch.zeros(1))
+    windowed = encoded_mask.clone()
+    windowed[:, :, 0] += REACH_MULTIPLIER * window
+    return windowed
 
 
 def _pack_mask(role_entries: Tensor, dropped_keys: Tensor) -> Tensor:

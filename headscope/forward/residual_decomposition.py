@@ -123,8 +123,11 @@ class ResidualDecomposition:
 
 @dataclass(frozen=True, eq=False)
 class _ModuleCall:
+    """One call of a module; `output` is a copy of `output_tensor`, to which a layer may add afterwards."""
+
     module: nn.Module
     inputs: list[Tensor]
+    output_tensor: Tensor
     output: Tensor
 
 
@@ -183,12 +186,14 @@ def _decompose(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> Re
             if end is None or module is not end.module
         )
         layers.append(DecoderLayer(layer, heads, other_branches))
-    hidden, last = by_module[inner].output, by_module[stack[-1]].output
+    # The outermost module around the layers: OPT passes over its backbone and calls the decoder inside.
+    whole = next(call for call in reversed(calls) if set(stack) <= set(call.module.modules()))
+    hidden, last = whole.output, by_module[stack[-1]].output
     final = next(
         (
             c
             for c in calls
-            if _is_same_tensor(c.output, hidden) and any(_is_same_tensor(tensor, last) for tensor in c.inputs)
+            if _is_same_tensor(c.output_tensor, whole.output_tensor) and _consumes_output(c, by_module[stack[-1]])
         ),
         None,
     )
@@ -218,10 +223,21 @@ def _branch_factors(layer_call: _ModuleCall, branch_calls: Sequence[_ModuleCall]
     factors = torch.linalg.lstsq(outputs, (returned - stream)[:, None]).solution[:, 0]
     factors = torch.where((factors - 1).abs() < _relative_tolerance(layer_call.output.dtype), 1.0, factors)
     if not _is_close(stream + outputs @ factors, returned, layer_call.output.dtype):
+        for call in branch_calls:
+            if torch.equal(call.output, layer_call.output):
+                raise DecompositionError(_last_module_reason(layer_call, call))
         raise DecompositionError(
             f"{type(layer_call.module).__name__} returns more than its input and the outputs of its modules"
         )
     return {call.module: float(factor) for call, factor in zip(branch_calls, factors, strict=True)}
+
+
+def _last_module_reason(layer_call: _ModuleCall, last_call: _ModuleCall) -> str:
+    """Why a layer that returns the output of its last module does not return a sum of its modules' outputs."""
+    layer, last = type(layer_call.module).__name__, type(last_call.module).__name__
+    if len(last_call.inputs) > 1:  # Bloom and MPT pass it the stream beside its own input
+        return f"{last} adds the residual stream to its own output"
+    return f"{layer} returns the output of its {last}, not the sum of its input and the outputs of its modules"
 
 
 def _attention_branch(
@@ -303,7 +319,7 @@ def _relative_tolerance(dtype: torch.dtype) -> float:
 
 def _consumes_output(later_call: _ModuleCall, call: _ModuleCall) -> bool:
     """Whether a call received the output of another one unchanged."""
-    return any(_is_same_tensor(tensor, call.output) for tensor in later_call.inputs)
+    return any(_is_same_tensor(tensor, call.output_tensor) for tensor in later_call.inputs)
 
 
 def _is_same_tensor(first: Tensor, second: Tensor) -> bool:
@@ -320,9 +336,9 @@ def _recording_calls(modules: Iterable[nn.Module]) -> Iterator[list[_ModuleCall]
     calls: list[_ModuleCall] = []
 
     def record_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() == 3]
+        inputs = [state for value in (*args, *kwargs.values()) if (state := _as_hidden_states(value)) is not None]
         if (state := extract_hidden_states(output)) is not None:
-            calls.append(_ModuleCall(module, inputs, state))
+            calls.append(_ModuleCall(module, inputs, state, state.clone()))
 
     with ExitStack() as stack:
         for module in modules:
@@ -333,5 +349,11 @@ def _recording_calls(modules: Iterable[nn.Module]) -> Iterator[list[_ModuleCall]
 def extract_hidden_states(output: Any) -> Tensor | None:
     """The hidden states [1, n, D] in a module's output, or None."""
     output = getattr(output, "last_hidden_state", output)
-    first = output[0] if isinstance(output, tuple) and output else output
-    return first if isinstance(first, Tensor) and first.dim() == 3 else None
+    return _as_hidden_states(output[0] if isinstance(output, tuple) and output else output)
+
+
+def _as_hidden_states(value: Any) -> Tensor | None:
+    """A tensor [1, n, D] or [n, D], the form of some feed-forward modules, as [1, n, D]; None for other values."""
+    if not isinstance(value, Tensor) or value.dim() not in (2, 3):
+        return None
+    return value if value.dim() == 3 else value[None]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headscope.attention import backend
+from headscope.attention import backend, families
 from headscope.attention.kernel import AttentionVariant, attend, blockwise_attention
 from headscope.attention.record import AttentionRecord
 from headscope.errors import BadInput
@@ -150,7 +150,8 @@ def _exact_attention(q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant)
 
 def _eager_loss(model: Model, ids: Tensor) -> float:
     """Mean loss under the family's own eager attention."""
-    with backend.using_attention_implementation(model.module, "eager"), evaluating(model):
+    implementation = families.reference_implementation(model.module)
+    with backend.using_attention_implementation(model.module, implementation), evaluating(model):
         logits = model.module(ids, use_cache=False).logits[0, :-1]
     return float(torch.nn.functional.cross_entropy(logits.double(), ids[0, 1:]))
 

@@ -3,18 +3,19 @@
 Both passes give each attention module the same input, bit for bit, so a difference is that layer's attention alone:
 rounding does not accumulate over layers or route a token to another expert. Meanwhile windows and chunks are shortened
 to a few keys, so that a short text shows whether they are applied. Both implementations read them from the config at
-run time.
+run time. An adapter may name another reference than eager attention (`families.reference_implementation`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from headscope.attention import backend
+from headscope.attention import backend, families
 from headscope.errors import HeadscopeError
 from headscope.models.inspection import evaluation_mode, unsupported_model_error
 
@@ -26,8 +27,13 @@ TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-3, 5e-2
 """Largest difference of outputs, as a share of the layer's largest output. In half precision eager attention rounds
 logits and weights."""
 
-ModuleIO = dict[nn.Module, tuple[Tensor, Tensor]]
-"""Input and output of each attention module."""
+
+@dataclass(frozen=True, eq=False)
+class ModuleIO:
+    """Input and output of each attention module."""
+
+    inputs: dict[nn.Module, Tensor] = field(default_factory=dict)
+    outputs: dict[nn.Module, Tensor] = field(default_factory=dict)
 
 
 def check_against_eager(model: PreTrainedModel, modules: Sequence[nn.Module], layer_numbers: Sequence[int]) -> None:
@@ -35,10 +41,13 @@ def check_against_eager(model: PreTrainedModel, modules: Sequence[nn.Module], la
 
     `modules` are the attention modules, `layer_numbers` the numbers of their layers.
     """
-    eager: ModuleIO = {}
-    backend_run: ModuleIO = {}
+    eager, backend_run = ModuleIO(), ModuleIO()
+    reference = families.reference_implementation(model)
     with _shortened_reach(model.config.get_text_config()):
-        for implementation, recorded, replayed in (("eager", eager, None), (backend.BACKEND_NAME, backend_run, eager)):
+        for implementation, recorded, replayed in (
+            (reference, eager, None),
+            (backend.BACKEND_NAME, backend_run, eager),
+        ):
             try:
                 with (
                     evaluation_mode(model),
@@ -52,8 +61,8 @@ def check_against_eager(model: PreTrainedModel, modules: Sequence[nn.Module], la
                 reason = f"a forward pass over {TOKENS} tokens with {implementation} attention failed"
                 raise unsupported_model_error(model, reason) from error
     for number, module in zip(layer_numbers, modules, strict=True):
-        expected, output = eager[module][1].float(), backend_run[module][1].float()
-        tolerance = TOLERANCE if eager[module][1].dtype.itemsize >= 4 else HALF_PRECISION_TOLERANCE
+        expected, output = eager.outputs[module].float(), backend_run.outputs[module].float()
+        tolerance = TOLERANCE if eager.outputs[module].dtype.itemsize >= 4 else HALF_PRECISION_TOLERANCE
         largest = float(expected.abs().nan_to_num(posinf=0).max())
         if not torch.allclose(output, expected, rtol=0, atol=tolerance * largest, equal_nan=True):
             share = float((output - expected).abs().max()) / largest
@@ -79,19 +88,22 @@ def _shortened_reach(config: Any) -> Iterator[None]:
 def _recording(modules: Sequence[nn.Module], recorded: ModuleIO, replayed: ModuleIO | None) -> Iterator[None]:
     """Record input and output of each module; with `replayed`, give each module the input recorded there."""
 
-    def replay_input(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        if replayed is None:
-            return None
-        hidden = replayed[module][0]
+    def record_input(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         by_name = "hidden_states" in kwargs
+        if replayed is None:
+            recorded.inputs[module] = kwargs["hidden_states"] if by_name else args[0]
+            return None
+        hidden = replayed.inputs[module]
         return (args, {**kwargs, "hidden_states": hidden}) if by_name else ((hidden, *args[1:]), kwargs)
 
-    def record(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-        recorded[module] = hidden, output if isinstance(output, Tensor) else output[0]
+    def record_output(module: nn.Module) -> Callable[..., None]:
+        def hook(_: nn.Module, args: Any, output: Any) -> None:
+            recorded.outputs[module] = output if isinstance(output, Tensor) else output[0]
+
+        return hook
 
     with ExitStack() as stack:
         for module in modules:
-            stack.callback(module.register_forward_pre_hook(replay_input, with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(record, with_kwargs=True).remove)
+            stack.callback(module.register_forward_pre_hook(record_input, with_kwargs=True).remove)
+            stack.callback(families.output_module(module).register_forward_hook(record_output(module)).remove)
         yield

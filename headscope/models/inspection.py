@@ -8,7 +8,7 @@ frequencies. It ignores modules that no text reaches, such as a vision tower.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -133,10 +133,17 @@ class _AttentionCall:
     groups: int
     window: int | None
     rotations: list[_RotationResult]
+    has_key_bias: bool
 
     @property
     def shape(self) -> tuple[int, int, int]:
         return (self.q.shape[1], self.groups, self.q.shape[3])
+
+    @property
+    def query_rotation(self) -> _RotationResult:
+        """The rotation of q; the first one if q is changed after it. Families may rotate k before q."""
+        results = (result for result in self.rotations if _start_within(self.q, result.vectors) is not None)
+        return next(results, self.rotations[0])
 
 
 def _record_attention_calls(model: PreTrainedModel) -> list[_AttentionCall]:
@@ -149,12 +156,15 @@ def _record_attention_calls(model: PreTrainedModel) -> list[_AttentionCall]:
         rotations.append(_RotationResult(call, vectors if call.heads_axis == 1 else vectors.transpose(1, 2)))
         return result
 
-    def record_attention(module: nn.Module, q: Tensor, k: Tensor, window: int | None, **kwargs: Any) -> None:
+    def record_attention(
+        module: nn.Module, q: Tensor, k: Tensor, window: int | None, key_bias: Tensor | None, **kwargs: Any
+    ) -> None:
         if getattr(module, "is_causal", True) is False:
             raise unsupported_model_error(model, "it attends in both directions")
         if q.shape[-1] != k.shape[-1] or q.shape[1] % k.shape[1]:
             raise unsupported_model_error(model, "its q and k heads do not match")
-        calls.append(_AttentionCall(module, q.detach(), k.shape[1], window, rotations.copy()))
+        has_bias = key_bias is not None
+        calls.append(_AttentionCall(module, q.detach(), k.shape[1], window, rotations.copy(), has_bias))
         rotations.clear()
 
     with backend.observing_calls(record_attention), intercepting_rotations(model.modules(), record_rotation):
@@ -176,7 +186,9 @@ def _layer_numbers(model: PreTrainedModel, modules: tuple[nn.Module, ...]) -> tu
     if layer_types is not None and len(layer_types) == config.num_hidden_layers:
         expected = tuple(number for number, layer_type in enumerate(layer_types) if has_attention(layer_type))
     else:
-        expected = tuple(range(getattr(config, "decoder_layers", config.num_hidden_layers)))
+        # Cross-attention layers, of which a text makes no use, are passed over.
+        layers = range(getattr(config, "decoder_layers", config.num_hidden_layers))
+        expected = tuple(layer for layer in layers if layer not in getattr(config, "cross_attention_layers", ()))
     if numbers != expected:
         share = f"{len(set(numbers) & set(expected))} of its {len(expected)} attention layers"
         raise unsupported_model_error(model, f"only {share} use the attention interface of transformers")
@@ -187,7 +199,9 @@ def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers:
     layers = len(calls)
     rotations = {index: _measured_rotation(model, call) for index, call in enumerate(calls) if call.rotations}
     if not rotations:
-        return CheckpointRotation.without_pairs(layers, "it does not rotate its heads")
+        has_alibi = any(call.has_key_bias for call in calls)
+        reason = "it uses ALiBi and does not rotate its heads" if has_alibi else "it does not rotate its heads"
+        return CheckpointRotation.without_pairs(layers, reason)
     if len({call.shape for call in calls}) > 1:
         return CheckpointRotation.without_pairs(layers, "its layers differ in KV groups or head_dim")
     changes = {_change_after_rotation(calls[index]) for index in rotations}
@@ -227,12 +241,12 @@ def _base_rotation(model: PreTrainedModel, calls: list[_AttentionCall], numbers:
         factor_scales_logits=scales,
         rotary_modules=modules,
         frequency_change_length=min(filter(None, map(_frequency_change_length, modules)), default=None),
-        shares_keys=len({len(calls[index].rotations) for index in rotations}) > 1,
+        shares_keys=len({_single_vector_rotations(calls[index]) for index in rotations}) > 1,
     )
 
 
 def _measured_rotation(model: PreTrainedModel, call: _AttentionCall) -> MeasuredRotation:
-    rotation = measure_rotation(call.rotations[0].call)
+    rotation = measure_rotation(call.query_rotation.call)
     if rotation is None:
         raise unsupported_model_error(model, "it does not rotate pairs of dimensions in a known layout")
     return rotation
@@ -240,19 +254,30 @@ def _measured_rotation(model: PreTrainedModel, call: _AttentionCall) -> Measured
 
 def _rotary_start(model: PreTrainedModel, call: _AttentionCall) -> int:
     """The first rotary dimension of a head."""
-    rotated = call.rotations[0].vectors
-    rotated_dims, dims = rotated.shape[-1], call.q.shape[-1]
-    if rotated_dims == dims:
-        return 0
-    for start in (0, dims - rotated_dims):
-        if rotated.shape[:-1] == call.q.shape[:-1] and torch.equal(call.q[..., start : start + rotated_dims], rotated):
-            return start
-    raise unsupported_model_error(model, "its rotary dimensions are neither the first nor the last of its heads")
+    rotated = call.query_rotation.vectors
+    start = 0 if rotated.shape[-1] == call.q.shape[-1] else _start_within(call.q, rotated)
+    if start is None:
+        raise unsupported_model_error(model, "its rotary dimensions are neither the first nor the last of its heads")
+    return start
+
+
+def _single_vector_rotations(call: _AttentionCall) -> int:
+    """How many rotations took one tensor, q or k alone: a layer that rotates q alone uses the keys of another layer."""
+    return sum(len(result.call.vectors) == 1 for result in call.rotations)
+
+
+def _start_within(q: Tensor, rotated: Tensor) -> int | None:
+    """The first dimension at which q [B, H, L, d] has the `rotated` vectors: at its beginning, at its end, or None."""
+    if rotated.shape[:-1] != q.shape[:-1]:
+        return None
+    dims = rotated.shape[-1]
+    starts = (start for start in (0, q.shape[-1] - dims) if torch.equal(q[..., start : start + dims], rotated))
+    return next(starts, None)
 
 
 def _change_after_rotation(call: _AttentionCall) -> Literal["none", "multiple", "other"]:
     """What happens to q between rotation and kernel: a norm or a temperature gives a multiple of each vector."""
-    rotated, q = call.rotations[0].vectors.float(), call.q.float()
+    rotated, q = call.query_rotation.vectors.float(), call.q.float()
     if rotated.shape[-1] < q.shape[-1] or torch.equal(rotated, q):
         return "none"
     before, after = (nn.functional.normalize(vectors, dim=-1) for vectors in (rotated, q))
@@ -292,6 +317,10 @@ def _frequency_sets(model: PreTrainedModel, pairs: int) -> Iterator[_FrequencySe
             if prefix != name and not prefix.endswith("original_") and buffer.shape == (pairs,):
                 factor = float(getattr(module, f"{prefix}attention_scaling", None) or 1.0)
                 yield _FrequencySet(module, prefix.removesuffix("_") or None, buffer.detach().float().cpu(), factor)
+            if name == "embed_positions" and buffer.shape[-1] == 2 * pairs:
+                # GPT-J and CodeGen keep a table of sin and cos by position; at position 1 the angle is the frequency.
+                sin, cos = buffer[1].detach().float().cpu().chunk(2)
+                yield _FrequencySet(module, None, torch.atan2(sin, cos), 1.0)
 
 
 def _closest_frequencies(
@@ -307,6 +336,9 @@ def _closest_frequencies(
     best = min(candidates, key=lambda candidate: (error(candidate), candidate.layer_type != layer_type), default=None)
     if best is None:
         raise unsupported_model_error(model, "it has no rotary embedding module with inv_freq")
+    factor = float(torch.hypot(rotation.cos, rotation.sin).mean())
+    if abs(factor / best.factor - 1) > 5e-3:  # Phi-3.5-MoE has another factor than its rotary module says
+        best = replace(best, factor=factor)
     if error(best) > 2e-2:
         raise unsupported_model_error(model, "its inv_freq does not explain the rotation of its q and k")
     return best

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from headscope.attention.record import RotaryLayout
 
 ROTATION_FUNCTIONS = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_emb")
-VECTOR_ARGUMENTS = ("q", "k", "x", "xq", "xk")
+VECTOR_ARGUMENTS = ("q", "k", "x", "xq", "xk", "tensor")
 """Argument names of the tensors that a rotation function rotates."""
 
 TableLayout = Literal["half", "interleaved", "single", "complex"]
@@ -52,6 +52,8 @@ class RotationCall:
         """Axis of the heads in the vectors, 1 or 2: the axis along which the function broadcasts the tables."""
         if len(self.tables) == 1:
             return _complex_heads_axis(self.function)
+        if "tensor" in self.arguments:  # GPT-J and CodeGen
+            return 2
         return int(self.arguments.get("unsqueeze_dim", 1))
 
     def run(self, tables: tuple[Tensor, ...] | None = None, **vectors: Tensor) -> Any:

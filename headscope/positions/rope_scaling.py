@@ -18,6 +18,8 @@ from headscope.models.rotation import cos_sin_tables, preserving_frequencies
 from headscope.positions.schedule import FixedSchedule, require_rotation, unsupported_scheme
 
 UNSCALED_ROPE_TYPES = ("default", "proportional")
+SINUSOIDAL_BASE = 10_000.0
+"""Base of the frequencies in GPT-J's and CodeGen's tables of sin and cos."""
 log = logging.getLogger("headscope")
 
 
@@ -106,7 +108,11 @@ def own_schedule_at_length(checkpoint: LoadedModel, length: int) -> FixedSchedul
                 tables = tables if isinstance(tables, tuple) else (tables,)
             expected = cos_sin_tables(last_position, theta[None], factor, rotation.table_layout, tables[0].dtype)
             if not all(torch.allclose(*pair, atol=2e-2) for pair in zip(tables, expected, strict=True)):
-                reason = f"at {length} tokens, its rotation does not use the frequencies of its config"
+                limit = rotation.frequency_change_length
+                reason = (
+                    f"beyond {limit} tokens its code does not rotate by the frequencies of its config. Use texts of at "
+                    f"most {limit} tokens"
+                )
                 raise unsupported_scheme(checkpoint, "base", reason)
     thetas, factors = list(checkpoint_schedule.thetas), list(checkpoint_schedule.attention_factors)
     for layer, layer_type in enumerate(rotation.layer_types):
@@ -122,18 +128,25 @@ def _warn_once(message: str) -> None:
 
 
 def _own_rope_parameters(checkpoint: LoadedModel, layer_type: str | None) -> dict[str, Any]:
-    config = copy.deepcopy(checkpoint.module.config.get_text_config())
-    config.standardize_rope_params()
-    parameters = config.rope_parameters
+    parameters = _text_config(checkpoint).rope_parameters
     return dict(parameters[layer_type] if layer_type else parameters)
+
+
+def _text_config(checkpoint: LoadedModel) -> Any:
+    """A copy of the text config, with RoPE parameters in the standard form."""
+    config, geometry = copy.deepcopy(checkpoint.module.config.get_text_config()), checkpoint.geometry
+    if getattr(config, "rope_parameters", None) is None:  # GPT-J and CodeGen, whose code fixes the base
+        share = 2 * geometry.pairs / geometry.head_dim
+        config.rope_parameters = {"rope_type": "default", "rope_theta": SINUSOIDAL_BASE, "partial_rotary_factor": share}
+    config.standardize_rope_params()
+    return config
 
 
 def _compute_frequencies(
     checkpoint: LoadedModel, layer_type: str | None, rope: dict[str, Any], length: int | None = None
 ) -> tuple[Tensor, float]:
     """Frequencies [pairs], float32, and the factor on cos and sin for the RoPE parameters of one layer type."""
-    config = copy.deepcopy(checkpoint.module.config.get_text_config())
-    config.standardize_rope_params()
+    config = _text_config(checkpoint)
     if rope["rope_type"] == "default":  # ROPE_INIT_FUNCTIONS has no such entry; linear by 1 is the same
         rope = {**rope, "rope_type": "linear", "factor": 1.0}
     config.rope_parameters = {**config.rope_parameters, layer_type: rope} if layer_type else rope

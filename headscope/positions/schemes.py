@@ -141,6 +141,8 @@ class LogN:
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
         length = self.length or checkpoint.geometry.native_context
+        if not length:
+            raise unsupported_scheme(checkpoint, "logn", "its config has no context length. Give logn:length=TOKENS")
 
         def query_scale(layer: int, visible: Tensor) -> Tensor:
             return (visible.float().log() / math.log(length)).clamp(min=1.0)[:, None]
@@ -159,17 +161,9 @@ class PRoPE:
             raise BadInput(f"keep={self.keep:g}: expected a share of the rotary pairs between 0 and 1")
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
-        require_rotation(checkpoint, "prope")
         if self.keep and (limit := checkpoint.rotation.frequency_change_length) is not None:
             raise unsupported_scheme(checkpoint, "prope", f"its own frequencies change beyond {limit} tokens")
-        checkpoint_schedule = FixedSchedule.of_checkpoint(checkpoint)
-        is_kept = torch.arange(checkpoint.geometry.pairs) < round(self.keep * checkpoint.geometry.pairs)
-        masked = {id(theta): theta * is_kept for theta in checkpoint_schedule.thetas}  # layers go on sharing tensors
-        return FixedSchedule(
-            checkpoint,
-            tuple(masked[id(theta)] for theta in checkpoint_schedule.thetas),
-            checkpoint_schedule.attention_factors,
-        )
+        return _keeping_highest_frequencies(checkpoint, "prope", self.keep)
 
 
 @dataclass(frozen=True)
@@ -177,7 +171,7 @@ class NoPE:
     """No rotation at all: every frequency is 0."""
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
-        return PRoPE(keep=0.0).schedule(checkpoint)
+        return _keeping_highest_frequencies(checkpoint, "nope", 0.0)
 
 
 @dataclass(frozen=True)
@@ -189,12 +183,21 @@ class ALiBi:
     """
 
     def schedule(self, checkpoint: LoadedModel) -> Schedule:
-        unrotated = NoPE().schedule(checkpoint)
+        unrotated = _keeping_highest_frequencies(checkpoint, "alibi", 0.0)
         geometry = checkpoint.geometry
         if 2 * geometry.pairs < geometry.head_dim:
             raise unsupported_scheme(checkpoint, "alibi", "it rotates only a part of each head")
         thetas = tuple(unrotated.theta(layer) for layer in range(geometry.layers))
         return FixedSchedule(checkpoint, thetas, (1.0,) * geometry.layers, slopes=alibi_slopes(geometry.heads))
+
+
+def _keeping_highest_frequencies(checkpoint: LoadedModel, scheme: str, share: float) -> FixedSchedule:
+    """The checkpoint's schedule with the highest `share` of the frequencies kept and the rest set to 0."""
+    require_rotation(checkpoint, scheme)
+    own = FixedSchedule.of_checkpoint(checkpoint)
+    is_kept = torch.arange(checkpoint.geometry.pairs) < round(share * checkpoint.geometry.pairs)
+    masked = {id(theta): theta * is_kept for theta in own.thetas}  # layers go on sharing tensors
+    return FixedSchedule(checkpoint, tuple(masked[id(theta)] for theta in own.thetas), own.attention_factors)
 
 
 def alibi_slopes(heads: int) -> Tensor:

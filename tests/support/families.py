@@ -226,8 +226,10 @@ DYNAMIC: dict[str, Callable[[], PreTrainedModel]] = {
 
 REFUSED: dict[str, Callable[[], PreTrainedModel]] = {
     "bert": partial(build, "bert", {}, auto=AutoModelForMaskedLM),  # bidirectional, learned positions
-    "bloom": partial(build, "bloom", {"n_head": HEADS, "n_layer": LAYERS}),  # ALiBi
-    "mpt": partial(build, "mpt", {"d_model": 64, "n_heads": HEADS, "n_layers": LAYERS}),  # ALiBi
+    "openai-gpt": partial(
+        build, "openai-gpt", {"n_head": HEADS, "n_layer": LAYERS, "n_embd": 64}
+    ),  # own attention code
+    "falcon-alibi": partial(build, "falcon", {"alibi": True}),  # one key head, whose bias differs by query head
     "mamba": partial(build, "mamba", {}),  # no attention at all
     "llama-bidirectional": partial(build, "llama", {"is_causal": False}),
     "gemma3-bidirectional": partial(

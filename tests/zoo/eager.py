@@ -15,7 +15,7 @@ from support import eager_reference
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from . import sizes
+from . import own_attention, sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +74,7 @@ def _recorded(model: PreTrainedModel, calls: list[Call]) -> Iterator[None]:
         return recording
 
     with ExitStack() as stack:
+        stack.enter_context(own_attention.recording(model, lambda *call: calls.append(Call(*call))))
         for home in homes:
             for name in names:
                 original = getattr(sys.modules[home], name, None)

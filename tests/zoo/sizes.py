@@ -20,11 +20,11 @@ _NAMES: dict[int, str] = {
     24: "qk_head_dim query_pre_attn_scalar",
     16: "attention_head_size qk_nope_head_dim v_head_dim kv_lora_rank q_lora_rank o_lora_rank linear_head_dim "
     "linear_key_head_dim linear_value_head_dim mamba_chunk_size chunk_size hidden_size_per_layer_input laurel_rank "
-    "adapter_rank router_hidden_size index_head_dim index_topk swa_head_dim hc_lowrank pronunciation_embed_dim "
+    "adapter_rank router_hidden_size index_head_dim swa_head_dim hc_lowrank pronunciation_embed_dim "
     "shape_embed_dim",
     14: "patch_size",
     3: "num_channels",
-    2: "num_experts_per_tok num_experts_per_token moe_topk moe_k index_n_heads index_topk_blocks num_layers_per_stack",
+    2: "num_experts_per_tok num_experts_per_token moe_topk moe_k index_n_heads num_layers_per_stack",
     1: "n_shared_experts num_shared_experts moe_num_shared_experts zero_expert_num n_group topk_group "
     "num_expert_group first_k_dense_replace num_dense_layers mamba_dt_rank time_step_rank mamba_ngroups "
     "mamba_n_groups n_groups depth pad_token_id bos_token_id eos_token_id",
@@ -113,7 +113,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "no_rope_layers": [1, 1, 1, 0],
         "layer_types": ["chunked_attention"] * 3 + ["full_attention"],
     },
-    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2, "index_head_dim": 32},
     "ministral": {"head_dim": 16, "layer_types": ALTERNATING},
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp_text": {

@@ -53,6 +53,9 @@ def variants() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 ODD: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("bloom", "six heads", {"n_head": 6, "hidden_size": 96}),
+    ("falcon", "two key heads", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    ("falcon", "a key head each", {"multi_query": False, "parallel_attn": False, "bias": True}),
     ("gpt2", "scaled by layer", {"scale_attn_by_inverse_layer_idx": True}),
     ("gpt_bigcode", "a key head each", {"multi_query": False}),
     ("gpt_neox", "attention before the feed-forward", {"use_parallel_residual": False}),

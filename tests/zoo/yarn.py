@@ -21,6 +21,9 @@ def yarn_by_hand(module: PreTrainedModel) -> Iterator[None]:
     """Its full-attention rotary embeddings with YaRN's inverse frequencies and factor (Peng et al. 2023)."""
     with ExitStack() as stack:
         for rotary in module.modules():
+            if isinstance(table := getattr(rotary, "embed_positions", None), Tensor):
+                stack.callback(table.copy_, table.clone())
+                table.copy_(yarn_table(table, module.config.max_position_embeddings))
             for name, inv_freq in list(rotary.named_buffers(recurse=False)):
                 if not name.endswith("inv_freq") or "original" in name or "sliding" in name:
                     continue
@@ -56,6 +59,13 @@ def yarn_frequencies(inv_freq: Tensor, rope: dict[str, Any], native: int) -> Ten
     low, high = max(math.floor(pair_that_turns(32)), 0), min(math.ceil(pair_that_turns(1)), 2 * pairs - 1)
     ramp = ((torch.arange(pairs) - low) / max(high - low, 0.001)).clamp(0, 1)
     return plain / FACTOR * ramp + plain * (1 - ramp)
+
+
+def yarn_table(table: Tensor, native: int) -> Tensor:
+    """A table of sin and cos by position [L, 2P] with base 10,000, as GPT-J has it, under YaRN."""
+    plain = 10_000.0 ** (-torch.arange(table.shape[1] // 2) / (table.shape[1] // 2))
+    angles = torch.arange(len(table))[:, None] * yarn_frequencies(plain, {"rope_theta": 10_000.0}, native)
+    return torch.cat((angles.sin(), angles.cos()), 1) * (0.1 * math.log(FACTOR) + 1)
 
 
 def _always(value: T, *_: Any, **__: Any) -> T:

@@ -1,0 +1,106 @@
+"""Adapters of model families that need more than another attention function of transformers' attention interface.
+
+Most of them compute attention inside their own attention module, others compute with their mask. While a model runs on
+headscope's backend, a method of such modules is replaced by the adapter's; leaving restores the modules and the
+family's Python module.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from headscope.attention.families import bloom, falcon, gpt_neo, gpt_neox_japanese, gptj, mpt, sparse_indexer, xglm
+from headscope.attention.families.adapter import AttentionFunction, FamilyAdapter
+from headscope.attention.masks import OpaqueMask
+
+SPARSE_INDEXERS = ("AXK2Indexer", "DeepseekV32Indexer", "Dots3NoteTextIndexer", "GlmMoeDsaIndexer", "HYV4Indexer")
+ADAPTERS = {
+    "BloomAttention": bloom.ADAPTER,
+    "CodeGenAttention": gptj.ADAPTER,
+    "FalconAttention": falcon.ADAPTER,
+    "GPTJAttention": gptj.ADAPTER,
+    "GPTNeoSelfAttention": gpt_neo.ADAPTER,
+    "GPTNeoXJapaneseAttention": gpt_neox_japanese.ADAPTER,
+    "MptAttention": mpt.ADAPTER,
+    "XGLMAttention": xglm.ADAPTER,
+    **dict.fromkeys(SPARSE_INDEXERS, sparse_indexer.ADAPTER),
+}
+"""Adapter by the class name of the attention module, or of the indexer that chooses its keys."""
+
+
+def has_adapter(model: PreTrainedModel) -> bool:
+    """Whether the model's attention is reached through an adapter."""
+    return any(_adapter(module) for module in model.modules())
+
+
+def reference_implementation(model: PreTrainedModel) -> str:
+    """The attention implementation of transformers that computes what the model was trained with, without a kernel."""
+    adapters = filter(None, map(_adapter, model.modules()))
+    return next((adapter.reference_implementation(model.config) for adapter in adapters), "eager")
+
+
+def output_module(module: nn.Module) -> nn.Module:
+    """The module that returns the output of an attention module, without the residual stream."""
+    adapter = _adapter(module)
+    return module.get_submodule(adapter.output_module) if adapter else module
+
+
+@contextmanager
+def using_adapters(
+    model: PreTrainedModel, attention_function: AttentionFunction, implementation: str
+) -> Iterator[None]:
+    """Make the model's attention modules call `attention_function`; leaving restores them.
+
+    `implementation` is the name under which the function and its mask function are registered with transformers.
+    """
+    with ExitStack() as stack:
+        for module in model.modules():
+            if adapter := _adapter(module):
+                stack.enter_context(
+                    _replacing(module, adapter.method, partial(adapter.replacement, attention_function, module))
+                )
+        for namespace in {type(module).__module__ for module in model.modules() if _hides_mask(module)}:
+            python_module = sys.modules[namespace]
+            create_mask = _opaque_mask_function(python_module.create_causal_mask, implementation)
+            stack.enter_context(_replacing(python_module, "create_causal_mask", create_mask))
+        yield
+
+
+def _adapter(module: nn.Module) -> FamilyAdapter | None:
+    return ADAPTERS.get(type(module).__name__)
+
+
+def _hides_mask(module: nn.Module) -> bool:
+    adapter = _adapter(module)
+    return adapter is not None and adapter.hides_mask
+
+
+@contextmanager
+def _replacing(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Set an attribute of an object; leaving restores it, or deletes it if the object itself had none."""
+    previous = vars(owner).get(name)
+    setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        if previous is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, previous)
+
+
+def _opaque_mask_function(original: Callable[..., Any], implementation: str) -> Callable[..., Any]:
+    """`create_causal_mask` of a family that computes with its mask, for models that run on `implementation`."""
+
+    def create_causal_mask(config: Any, *args: Any, allow_is_causal_skip: bool = True, **kwargs: Any) -> Any:
+        if config._attn_implementation != implementation:
+            return original(config, *args, allow_is_causal_skip=allow_is_causal_skip, **kwargs)
+        mask = original(config, *args, **kwargs)
+        return mask if isinstance(mask, OpaqueMask) else OpaqueMask(mask)
+
+    return create_causal_mask

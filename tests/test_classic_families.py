@@ -1,0 +1,399 @@
+"""Families with attention code of their own: GPT-J, GPT-Neo, CodeGen, GPT-NeoX Japanese, Bloom, MPT, Falcon, XGLM.
+
+The reference is the untouched model: its attention weights and logits by `output_attentions`, without headscope.
+"""
+
+import hashlib
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from support import eager_reference
+from support.whole_model import loss_without_head, output_projection, total_loss
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from zoo.build import tiny
+
+import headscope as hs
+from headscope.attention import backend
+from headscope.attention.kernel import AttentionVariant
+from headscope.attention.record import AttentionRecord
+from headscope.errors import UnsupportedModel
+from headscope.forward.interventions import ABLATIONS, head_units, layer_output_edit
+from headscope.forward.replay import Replay
+from headscope.positions.model import Model
+from headscope.positions.schemes import alibi_slopes
+from probes.attribution.run import attribute_logits
+from probes.influence.gradient_estimate import estimate_effects
+from probes.measure.run import measure_tokens
+
+pytestmark = pytest.mark.slow  # many models
+
+LENGTH, WINDOW, MAX_ERROR = 48, 8, 1e-5
+IDS = torch.randint(3, 120, (2, LENGTH), generator=torch.Generator().manual_seed(2))
+ALIBI_FALCON = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+NEW_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gptj": ("gptj", {}),
+    "codegen": ("codegen", {}),
+    "gpt_neo": ("gpt_neo", {}),
+    "gpt_neox_japanese": ("gpt_neox_japanese", {}),
+    "bloom": ("bloom", {}),
+    "bloom, six heads": ("bloom", {"n_head": 6, "hidden_size": 96}),
+    "mpt": ("mpt", {}),
+    "mpt, six heads": ("mpt", {"n_heads": 6, "d_model": 96}),
+    "falcon": ("falcon", {}),
+    "falcon, two key heads": ("falcon", NEW_FALCON),
+    "falcon, ALiBi": ("falcon", ALIBI_FALCON),
+    "xglm": ("xglm", {}),
+}
+WITH_ALIBI = ("bloom", "bloom, six heads", "mpt", "mpt, six heads", "falcon, ALiBi")
+WITHOUT_ATTRIBUTION = {
+    "gpt_neox_japanese": "GPTNeoXJapaneseLayer returns more than its input and the outputs of its modules",
+    "bloom": "BloomMLP adds the residual stream to its own output",
+    "bloom, six heads": "BloomMLP adds the residual stream to its own output",
+    "mpt": "MptMLP adds the residual stream to its own output",
+    "mpt, six heads": "MptMLP adds the residual stream to its own output",
+}
+
+
+def untouched(family: str) -> PreTrainedModel:
+    """A tiny random model, on the attention that transformers gives it by default."""
+    module = tiny(*FAMILIES[family])
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            if family.startswith("gpt_neo") and name.endswith("q_proj.weight"):
+                weight.mul_(0.3)  # GPT-Neo does not scale its logits
+    if family == "falcon, ALiBi":  # eager attention of transformers adds ALiBi twice
+        module.config._attn_implementation_internal = "sdpa"
+    return module
+
+
+@cache
+def loaded(family: str) -> Model:
+    return hs.load(untouched(family))
+
+
+def forward_logits(module: PreTrainedModel, ids: Tensor, **inputs: Any) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = module(input_ids=ids, use_cache=False, **inputs).logits
+    return logits
+
+
+def own_weights(family: str, ids: Tensor) -> list[Tensor]:
+    """The untouched model's attention weights [H, L, L] by layer."""
+    module = untouched(family)
+    if family == "falcon, ALiBi":
+        return falcon_alibi_weights(module, ids)
+    with torch.no_grad():
+        return [layer[0] for layer in module(input_ids=ids, use_cache=False, output_attentions=True).attentions]
+
+
+def falcon_alibi_weights(module: Any, ids: Tensor) -> list[Tensor]:
+    """By the formula: (q . k + slope x key) / sqrt(d), slopes and products rounded to bfloat16 as in the model."""
+    weights: list[Tensor] = []
+
+    def record(attention: Any, projection: nn.Module, args: Any, fused: Tensor) -> None:
+        q, k, _ = fused[0].unflatten(-1, (attention.num_heads, 3, -1)).permute(2, 1, 0, 3)
+        bias = alibi_slopes(len(q)).bfloat16()[:, None, None] * torch.arange(len(q[0]))
+        logits = (q @ k.mT + bias.float()) / q.shape[-1] ** 0.5
+        hidden = torch.ones_like(logits, dtype=torch.bool).triu(1)
+        weights.append(logits.masked_fill(hidden, -torch.inf).softmax(-1))
+
+    for layer in module.transformer.h:
+        projection = layer.self_attention.query_key_value
+        projection.register_forward_hook(partial(record, layer.self_attention))
+    forward_logits(module, ids)
+    return weights
+
+
+def relative(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_statistics_equal_the_untouched_models(family: str) -> None:
+    measured = measure_tokens(loaded(family), IDS[0], ["attention"], None)["attention"]
+    for layer, alpha in enumerate(own_weights(family, IDS[:1])):
+        window = loaded(family).geometry.windows[layer]
+        for edge, expected in eager_reference.binned(eager_reference.row_statistics(alpha), window).items():
+            rows = (measured["layer"] == layer) & (measured["visible"] == edge)
+            assert rows.sum() == len(alpha)
+            for name in ("ess2", "ess1", "max_weight", "sink_mass", "local_mass", "mean_distance"):
+                torch.testing.assert_close(
+                    torch.from_numpy(measured[name][rows]).double(), expected[name], rtol=MAX_ERROR, atol=MAX_ERROR
+                )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loss_and_logits_equal_the_untouched_models(family: str) -> None:
+    expected = forward_logits(untouched(family), IDS)
+    with hs.capturing(loaded(family)):
+        assert relative(forward_logits(loaded(family).module, IDS), expected) <= MAX_ERROR
+    measured = measure_tokens(loaded(family), IDS[0], ["nll"], None)["nll"]
+    losses = eager_reference.nll_reference(untouched(family), IDS[:1])
+    starts = [0, *measured["position"][:-1]]
+    for start, end, nll in zip(starts, measured["position"], measured["nll"], strict=True):
+        assert nll == pytest.approx(float(losses[start:end].mean()), rel=MAX_ERROR)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cached_decoding_equals_a_full_pass_of_the_untouched_model(family: str) -> None:
+    model, records = loaded(family), list[AttentionRecord]()
+    with hs.capturing(model) as layers, torch.no_grad():
+        layers.listen(records.append)
+        output = model.module(input_ids=IDS[:1, :30], use_cache=True)
+        logits = [output.logits]
+        for token in IDS[:1, 30:].split(1, 1):
+            output = model.module(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
+            logits.append(output.logits)
+    assert relative(torch.cat(logits, 1), forward_logits(untouched(family), IDS[:1])) <= MAX_ERROR
+    last = {record.layer: record for record in records}
+    for layer, alpha in enumerate(own_weights(family, IDS[:1])):
+        record = last[layer]
+        k = record.k.repeat_interleave(len(record.q) // len(record.k), 0)
+        weights = (record.scaling * record.q @ k.mT - record.lse[..., None]).exp()[:, 0]
+        weights = weights * (torch.arange(LENGTH) >= LENGTH - (record.window or LENGTH))
+        torch.testing.assert_close(weights, alpha[:, -1], rtol=0, atol=MAX_ERROR)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_padded_batch_equals_single_sequences(family: str) -> None:
+    model, pads = loaded(family), 9
+    batch = torch.cat((IDS[:1], torch.nn.functional.pad(IDS[1:, pads:], (pads, 0))))
+    mask = torch.ones_like(batch)
+    mask[1, :pads] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    takes_positions = FAMILIES[family][0] not in ("bloom", "mpt")
+    inputs = {"attention_mask": mask} | ({"position_ids": positions} if takes_positions else {})
+    with hs.capturing(model):
+        logits = forward_logits(model.module, batch, **inputs)
+    assert relative(logits[:1], forward_logits(untouched(family), IDS[:1])) <= MAX_ERROR
+    assert relative(logits[1:, pads:], forward_logits(untouched(family), IDS[1:, pads:])) <= MAX_ERROR
+
+
+def state(module: PreTrainedModel) -> tuple[Any, ...]:
+    """All that an adapter could leave changed: weights, buffers, config, attributes, hooks, the family's functions."""
+    digest = hashlib.sha256()
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        digest.update(name.encode() + tensor.detach().numpy().tobytes())
+    modules = [(id(part), sorted(vars(part)), part.training, len(part._forward_hooks)) for part in module.modules()]
+    functions = {
+        (name, key): id(value)
+        for name in {type(part).__module__ for part in module.modules()}
+        for key, value in vars(sys.modules[name]).items()
+        if callable(value)
+    }
+    config = module.config.to_json_string(use_diff=False), module.config._attn_implementation
+    return digest.hexdigest(), modules, functions, config
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_is_left_as_it_was_after_opening_measuring_and_an_exception(family: str) -> None:
+    module = untouched(family)
+    before, logits = state(module), forward_logits(module, IDS)
+    model = hs.load(module)
+    assert state(module) == before
+    measure_tokens(model, IDS[0], ["attention", "nll"], None)
+    assert state(module) == before
+    with pytest.raises(ZeroDivisionError):
+        fail_while_measuring(model)
+    assert state(module) == before
+    assert torch.equal(forward_logits(module, IDS), logits)
+
+
+def fail_while_measuring(model: Model) -> None:
+    with hs.attached(model), hs.capturing(model) as layers:
+        layers.listen(lambda record: 1 // 0)
+        forward_logits(model.module, IDS)
+
+
+def test_another_model_of_a_family_runs_on_its_own_attention_meanwhile() -> None:
+    for family in ("mpt", "falcon", "bloom"):
+        expected, other = forward_logits(untouched(family), IDS), untouched(family)
+        with hs.capturing(loaded(family)), hs.capturing(loaded(family)):
+            assert torch.equal(forward_logits(other, IDS), expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_direct_logit_attribution_sums_to_the_logits_or_is_refused_with_the_reason(family: str) -> None:
+    model = loaded(family)
+    if family in WITHOUT_ATTRIBUTION:
+        with pytest.raises(UnsupportedModel, match=WITHOUT_ATTRIBUTION[family]):
+            attribute_logits(model, IDS[0])
+        return
+    terms = attribute_logits(model, IDS[0])
+    assert terms.relative_error < MAX_ERROR
+    assert float(terms.head_terms.abs().mean(-1).min()) > 1e-3, "every head adds to the logits"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_influence_equals_ablation_and_slope_in_the_untouched_model(family: str) -> None:
+    model = loaded(family)
+    replay, units = Replay(model, model.schedule, IDS[:1], memory_bytes=1e9), head_units(model.geometry)
+    replayed: dict[Any, float] = {}
+    with replay.running():
+        replay.record_streams()
+        for unit in (units[0], units[len(units) // 2], units[-1]):
+            edits = {unit.layer: layer_output_edit(ABLATIONS["zero"], [unit], model.geometry)}
+            replayed[unit] = float(replay.losses(edits).double().sum())
+        estimates = estimate_effects(replay, {"zero": ABLATIONS["zero"]}, draws=0, seed=0)["zero"]
+    for unit, loss in replayed.items():
+        assert loss == pytest.approx(loss_without_head(model, unit, IDS[:1]), rel=MAX_ERROR)
+    torch.testing.assert_close(
+        estimates.head_slopes.float(), -untouched_slopes(model) / (LENGTH - 1), rtol=1e-3, atol=1e-5
+    )
+
+
+def untouched_slopes(model: Model) -> Tensor:
+    """Derivative [T, H] of the untouched model's loss by a factor on each head's output."""
+    factors = [torch.ones(model.geometry.heads, requires_grad=True) for _ in model.attention_modules]
+
+    def scale_heads(factor: Tensor, module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return ((args[0].unflatten(-1, (len(factor), -1)) * factor[:, None]).flatten(-2), *args[1:])
+
+    with ExitStack() as stack:
+        for layer, factor in enumerate(factors):
+            hook = output_projection(model, layer).register_forward_pre_hook(partial(scale_heads, factor))
+            stack.callback(hook.remove)
+        return torch.stack(torch.autograd.grad(total_loss(model, IDS[:1]), factors))
+
+
+@pytest.mark.parametrize("family", WITH_ALIBI)
+def test_alibi_slopes_are_in_the_measured_weights(family: str) -> None:
+    """Without q . k, the weights of a head fall by exp(-slope) for each token of distance."""
+    module = untouched(family)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "query_key_value" in name or "Wqkv" in name:
+                parameter.zero_()
+    model, records = hs.load(module), list[AttentionRecord]()
+    with hs.capturing(model) as layers:
+        layers.listen(records.append)
+        forward_logits(module, IDS[:1])
+    heads = model.geometry.heads
+    slopes = mpt_slopes(heads) if family.startswith("mpt") else alibi_slopes(heads)
+    if family.startswith("falcon"):
+        slopes = slopes.bfloat16().float() / model.geometry.head_dim**0.5
+    for record in records:
+        weights = (record.scaling * record.q[:, -1:] @ record.k.mT - record.lse[:, -1:, None]).exp()[:, 0]
+        measured = (weights[:, -1] / weights[:, -9]).log() / 8
+        torch.testing.assert_close(measured, slopes, rtol=5e-3 if family.startswith("falcon") else 1e-5, atol=1e-6)
+
+
+def mpt_slopes(heads: int) -> Tensor:
+    """MPT: 2^(-8n / p) for the next power of two p; for fewer heads, those of even n, then those of odd n."""
+    power = 1 << (heads - 1).bit_length()
+    slopes = 2.0 ** (-8 * torch.arange(1, power + 1) / power)
+    return slopes if power == heads else torch.cat((slopes[1::2], slopes[::2]))[:heads]
+
+
+@pytest.mark.parametrize("family", WITH_ALIBI)
+def test_a_model_is_refused_if_its_alibi_is_lost(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "append_key_bias", lambda q, k, bias, scaling: (q, k))
+    with pytest.raises(UnsupportedModel, match="attention in layer 0 differs from its own eager attention"):
+        hs.load(untouched(family))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_is_refused_if_its_scaling_is_wrong(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = backend.attend
+
+    def wrong(q: Tensor, k: Tensor, v: Tensor, module: nn.Module, variant: AttentionVariant, *rest: Any) -> Any:
+        return original(q, k, v, module, replace(variant, scaling=0.11), *rest)
+
+    monkeypatch.setattr(backend, "attend", wrong)
+    with pytest.raises(UnsupportedModel, match="attention in layer 0 differs from its own eager attention"):
+        hs.load(untouched(family))
+
+
+def test_local_layers_of_gpt_neo_have_a_window() -> None:
+    geometry = loaded("gpt_neo").geometry
+    kinds = loaded("gpt_neo").module.config.attention_layers
+    assert geometry.windows == tuple(WINDOW if kind == "local" else None for kind in kinds)
+    assert set(kinds) == {"local", "global"}
+
+
+def test_falcon_has_the_kv_groups_of_its_config() -> None:
+    groups = {"falcon": 1, "falcon, two key heads": 2, "falcon, ALiBi": 4}
+    assert {family: loaded(family).geometry.kv_groups for family in groups} == groups
+
+
+@pytest.mark.parametrize("family", ["gptj", "codegen"])
+def test_pairs_of_tables_are_interleaved_with_base_10000(family: str) -> None:
+    model = loaded(family)
+    assert (model.geometry.pairs, model.geometry.rotary_layout) == (4, "interleaved")
+    expected = 10_000.0 ** (-torch.arange(4) / 4)
+    torch.testing.assert_close(model.rotation.theta, expected.expand(model.geometry.layers, -1), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("scheme", ["nope", "alibi", "yarn:factor=4", "prope", "ntk:factor=2"])
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("bloom", "it uses ALiBi and does not rotate its heads"),
+        ("falcon, ALiBi", "it uses ALiBi and does not rotate its heads"),
+        ("gpt_neo", "it does not rotate its heads"),
+        ("xglm", "it does not rotate its heads"),
+    ],
+)
+def test_a_scheme_is_refused_by_its_own_name(family: str, reason: str, scheme: str) -> None:
+    name = scheme.partition(":")[0]
+    with pytest.raises(UnsupportedModel, match=rf"cannot apply {name} to '[^']*' \(\w+\): {reason}"):
+        loaded(family).with_scheme(scheme).schedule  # noqa: B018
+
+
+def test_log_n_needs_a_length_where_the_config_has_none() -> None:
+    with pytest.raises(UnsupportedModel, match=r"its config has no context length. Give logn:length=TOKENS"):
+        loaded("bloom").with_scheme("logn").schedule  # noqa: B018
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropout_of_attention_weights_is_applied_or_refused(family: str) -> None:
+    model = hs.load(untouched(family))
+    for attention in model.attention_modules:
+        activate_weight_dropout(attention)
+    with hs.capturing(model) as layers:
+        if family in ("falcon", "falcon, two key heads"):  # it drops no weights where it rotates
+            assert torch.equal(forward_logits(model.module, IDS), forward_logits(model.module, IDS))
+            return
+        if family not in WITH_ALIBI and family != "gpt_neo":
+            assert not torch.equal(forward_logits(model.module, IDS), forward_logits(model.module, IDS))
+            layers.listen(lambda record: None)
+        with pytest.raises(UnsupportedModel, match=r"attention dropout of 0.5 is active. Call eval\(\)"):
+            forward_logits(model.module, IDS)
+
+
+def activate_weight_dropout(attention: nn.Module) -> None:
+    """Drop half of an attention module's weights, and nothing else."""
+    attention.training = True
+    if hasattr(attention, "hidden_dropout"):
+        attention.hidden_dropout = 0.0
+    for name in ("attn_dropout", "attention_dropout", "attn_dropout_p", "dropout"):
+        dropout = getattr(attention, name, None)
+        if isinstance(dropout, nn.Dropout):
+            dropout.p, dropout.training = 0.5, True
+        elif dropout is not None:
+            setattr(attention, name, 0.5)
+
+
+def test_what_an_adapter_cannot_measure_is_refused_in_plain_words() -> None:
+    with pytest.raises(UnsupportedModel, match="query heads share keys, but its ALiBi slopes differ by query head"):
+        hs.load(tiny("falcon", {"alibi": True}))
+    with pytest.raises(UnsupportedModel, match="Set slow_but_exact to false"):
+        hs.load(tiny("bloom", {"pretraining_tp": 2, "slow_but_exact": True}))
+    long = torch.randint(3, 120, (1, loaded("mpt").module.config.max_seq_len + 1))
+    with hs.capturing(loaded("mpt")), pytest.raises(UnsupportedModel, match="its ALiBi covers 64"):
+        forward_logits(loaded("mpt").module, long)
+
+
+def test_falcon_with_alibi_is_compared_with_sdpa_since_its_eager_attention_adds_alibi_twice() -> None:
+    """If this fails, transformers has corrected its eager attention: compare with that, as for all other families."""
+    module = untouched("falcon, ALiBi")
+    default = forward_logits(module, IDS)
+    module.config._attn_implementation_internal = "eager"
+    assert relative(forward_logits(module, IDS), default) > 1e-2
