@@ -15,15 +15,24 @@ import torch
 from support import eager_reference
 from support.whole_model import loss_without_head, output_projection, total_loss
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    CodeGenConfig,
+    GPT2Config,
+    GPTJConfig,
+    OPTConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from zoo.build import tiny
 
 import headscope as hs
 from headscope.attention import backend
 from headscope.attention.kernel import AttentionVariant
 from headscope.attention.record import AttentionRecord
-from headscope.errors import UnsupportedModel
+from headscope.errors import BadInput, UnsupportedModel
 from headscope.forward.interventions import ABLATIONS, head_units, layer_output_edit
+from headscope.forward.logits import last_hidden_states
 from headscope.forward.replay import Replay
 from headscope.positions.model import Model
 from headscope.positions.schemes import alibi_slopes
@@ -397,3 +406,28 @@ def test_falcon_with_alibi_is_compared_with_sdpa_since_its_eager_attention_adds_
     default = forward_logits(module, IDS)
     module.config._attn_implementation_internal = "eager"
     assert relative(forward_logits(module, IDS), default) > 1e-2
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, vocab_size=100),
+        GPTJConfig(n_embd=32, n_layer=2, n_head=2, n_positions=64, vocab_size=100, rotary_dim=8),
+        CodeGenConfig(n_embd=64, n_layer=2, n_head=4, n_positions=64, vocab_size=100, rotary_dim=8),
+        OPTConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            ffn_dim=32,
+            max_position_embeddings=64,
+            vocab_size=100,
+            word_embed_proj_dim=32,
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_texts_beyond_the_table_of_positions_are_refused_in_plain_words(config: PretrainedConfig) -> None:
+    model = hs.load(AutoModelForCausalLM.from_config(config).eval())
+    last_hidden_states(model, torch.zeros(1, 64, dtype=torch.long))
+    with pytest.raises(BadInput, match="has a table of 64 positions and cannot read 65 tokens"):
+        last_hidden_states(model, torch.zeros(1, 65, dtype=torch.long))

@@ -1,5 +1,6 @@
 """The backbone of a model: its decoder layers, and checks of its input tokens and its output."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -7,6 +8,9 @@ from torch import Tensor, nn
 
 from headscope.errors import BadInput
 from headscope.models.checkpoint import LoadedModel
+
+POSITION_TABLES = (".wpe.weight", ".embed_positions", ".embed_positions.weight")
+"""Ends of the names of tensors with one row per position of the native context."""
 
 
 def backbone(model: LoadedModel) -> Any:
@@ -28,8 +32,11 @@ def decoder_layers(model: LoadedModel) -> list[nn.Module]:
     return []
 
 
-def refuse_unknown_tokens(model: LoadedModel, ids: Tensor) -> None:
-    """Raise BadInput for tokens without an embedding."""
+def check_input_ids(model: LoadedModel, ids: Tensor, first_position: int = 0) -> None:
+    """Raise BadInput for tokens without an embedding, and for positions beyond the model's table of positions.
+
+    ids [1, L] are the tokens from `first_position` on.
+    """
     n_embeddings = model.module.get_input_embeddings().weight.shape[0]
     largest = int(ids.max())
     if largest >= n_embeddings:
@@ -37,6 +44,15 @@ def refuse_unknown_tokens(model: LoadedModel, ids: Tensor) -> None:
             f"the tokenizer gives token {largest}, but '{model.name}' has {n_embeddings} embeddings. Use the tokenizer "
             "of this model"
         )
+    length, limit = first_position + ids.shape[1], model.geometry.native_context
+    if length > limit and any(name.endswith(POSITION_TABLES) for name in _tensor_names(model.module)):
+        raise BadInput(
+            f"'{model.name}' has a table of {limit:,} positions and cannot read {length:,} tokens. Use shorter contexts"
+        )
+
+
+def _tensor_names(module: nn.Module) -> Iterator[str]:
+    return (name for named in (module.named_parameters(), module.named_buffers()) for name, _ in named)
 
 
 def refuse_non_finite(model: LoadedModel, ids: Tensor, values: Tensor) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from headscope.forward.backbone import backbone, decoder_layers, refuse_non_finite, refuse_unknown_tokens
+from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
 from headscope.forward.logits import last_hidden_states, replacing_forward
 from headscope.forward.prefix_cache import supports_prefix_cache
 from headscope.forward.replay import attention_layer_indices, residual_stream, resumable_layers
@@ -59,7 +59,7 @@ def chunked_hidden_states(model: Model, ids: Tensor, chunk_tokens: int) -> Tenso
 
     Listeners are called for every layer once per chunk. Raises BadInput for unknown tokens and non-finite states.
     """
-    refuse_unknown_tokens(model, ids)
+    check_input_ids(model, ids)
     layers, length = resumable_layers(model), ids.shape[1]
     layer_cache, runner = _LayerKVCache(length), _SingleLayerRunner(layers)
     cache = Cache(layers=[layer_cache] * len(layers))

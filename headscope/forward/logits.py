@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from headscope.errors import BadInput, UnsupportedModel
-from headscope.forward.backbone import backbone, refuse_non_finite, refuse_unknown_tokens
+from headscope.forward.backbone import backbone, check_input_ids, refuse_non_finite
 from headscope.measures.binned_means import LossByPosition
 from headscope.models.checkpoint import LoadedModel
 
@@ -19,7 +19,7 @@ POSITIONS_PER_CHUNK, LOW_MEMORY_POSITIONS_PER_CHUNK = 512, 128
 
 def last_hidden_states(model: LoadedModel, ids: Tensor) -> Tensor:
     """The backbone's output for ids [1, L]: [1, L, D]. Raises BadInput for unknown tokens."""
-    refuse_unknown_tokens(model, ids)
+    check_input_ids(model, ids)
     hidden: Tensor = backbone(model)(ids, use_cache=False).last_hidden_state
     return hidden
 

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from headscope.attention import backend
-from headscope.forward.backbone import refuse_non_finite, refuse_unknown_tokens
+from headscope.forward.backbone import check_input_ids, refuse_non_finite
 from headscope.forward.capture import capturing
 from headscope.forward.replay import shares_keys_across_layers
 from headscope.models.checkpoint import evaluating
@@ -78,7 +78,7 @@ class PrefixCachedGenerator:
         """The model's logits after these tokens, [vocabulary]."""
         self.processed_tokens += len(ids)
         tensor = torch.from_numpy(ids.astype(np.int64))[None]
-        refuse_unknown_tokens(self.model, tensor)
+        check_input_ids(self.model, tensor, self._cache.get_seq_length() if self.shares_prefixes else 0)
         tensor = tensor.to(self.model.device)
         cache = {"past_key_values": self._cache, "use_cache": True} if self.shares_prefixes else {"use_cache": False}
         # If layers share keys, Gemma 4 would crop its mask to the positions in logits_to_keep.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headscope.attention import backend
 from headscope.errors import UnsupportedModel
-from headscope.forward.backbone import backbone, decoder_layers, refuse_non_finite, refuse_unknown_tokens
+from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
 from headscope.forward.capture import CapturedLayers, capturing
 from headscope.forward.logits import (
     logits_and_targets,
@@ -109,7 +109,7 @@ class Replay:
             for layer in self.layers:
                 stack.callback(layer.register_forward_pre_hook(record_input, with_kwargs=True).remove)
             stack.callback(self.layers[-1].register_forward_hook(record_last_output).remove)
-            refuse_unknown_tokens(self.model, self.ids)
+            check_input_ids(self.model, self.ids)
             hidden = backbone(self.model)(self.ids, use_cache=False).last_hidden_state
         refuse_non_finite(self.model, self.ids, hidden)
 

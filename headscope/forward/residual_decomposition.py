@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from headscope.attention import backend
 from headscope.attention.record import AttentionRecord
 from headscope.errors import UnsupportedModel
-from headscope.forward.backbone import backbone, decoder_layers, refuse_non_finite, refuse_unknown_tokens
+from headscope.forward.backbone import backbone, check_input_ids, decoder_layers, refuse_non_finite
 from headscope.forward.capture import CapturedLayers
 from headscope.positions.model import Model
 
@@ -133,7 +133,7 @@ class _ModuleCall:
 
 def decompose_residual_stream(model: Model, captured_layers: CapturedLayers, ids: Tensor) -> ResidualDecomposition:
     """Decompose a captured model on the first tokens of ids [1, n]. Raises UnsupportedModel if that is impossible."""
-    refuse_unknown_tokens(model, ids)
+    check_input_ids(model, ids)
     try:
         return _decompose(model, captured_layers, ids[:, :MAX_INSPECTED_TOKENS])
     except DecompositionError as error:
