@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from headscope.errors import BadInput
-from headscope.prompts.haystack import Haystack, NeedlePromptBuilder
+from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, tokenize_plain
 from headscope.prompts.needles import Needle
 from headscope.prompts.pairs import (
     Alignment,
@@ -189,8 +189,8 @@ def _induction_builder(tokenizer: Any, length: int) -> Builder:
         clean = np.concatenate([leading, sequence, sequence[:repeated]]).astype(np.int32)
         corrupted = clean.copy()
         corrupted[len(leading) + repeated] = wrong
-        answers = (np.array([token], np.int32) for token in (sequence[repeated], wrong))
-        return TokenPair(name, "", clean, corrupted, *answers, aligned=length)
+        answer_ids, wrong_ids = (np.array([token], np.int32) for token in (sequence[repeated], wrong))
+        return TokenPair(name, "", clean, corrupted, answer_ids, wrong_ids, length)
 
     return build
 
@@ -229,15 +229,15 @@ def _needle_builder(tokenizer: Any, length: int, haystacks: Sequence[Haystack]) 
     def build(name: str, rng: np.random.Generator) -> TokenPair:
         group, question, opening = NEEDLE_TEMPLATES[rng.integers(len(NEEDLE_TEMPLATES))]
         answer, wrong = rng.choice(words, 2, replace=False)
-        haystack, depth = haystacks[rng.integers(len(haystacks))], float(rng.uniform(0.05, 0.95))
+        haystack, depth = haystacks[int(rng.integers(len(haystacks)))], float(rng.uniform(0.05, 0.95))
         clean, corrupted = (
             NeedlePromptBuilder(Needle(group, question, opening, f"{word}."), tokenizer, "prefix")
             .prompt_with_needle(haystack, length, depth)
             .ids.astype(np.int32)
             for word in (answer, wrong)
         )
-        answers = (continuation_tokens(tokenizer, opening, f" {word}") for word in (answer, wrong))
-        return TokenPair(name, group, clean, corrupted, *(ids for ids in answers if ids is not None), aligned=length)
+        answer_ids, wrong_ids = (tokenize_plain(tokenizer, f"{opening} {word}")[-1:] for word in (answer, wrong))
+        return TokenPair(name, group, clean, corrupted, answer_ids, wrong_ids, length)
 
     return build
 
