@@ -130,9 +130,10 @@ class PatchingReplay:
 
     def __init__(self, model: Model, pair: PairTokens, metric: MetricName, memory_bytes: float):
         self.model, self.pair = model, pair
+        schedule: Any = model.schedule
         first_targets = (ids.shape[1] - len(pair.answer) for ids in (pair.clean, pair.corrupted))
         self.clean, self.corrupted = (
-            Replay(model, model.schedule, ids, memory_bytes / 2, first_target)
+            Replay(model, schedule, ids, memory_bytes / 2, first_target)
             for ids, first_target in zip((pair.clean, pair.corrupted), first_targets, strict=True)
         )
         with self.running():
@@ -166,23 +167,23 @@ class PatchingReplay:
             for activation in activations
         }
 
-        def slopes(activation: Activation, at: slice, layers: tuple[LayerAttention, ...], gradient: Tensor) -> Tensor:
-            """<dm/dz, z' - z> of every head and position, [H, L], float64."""
-            outputs = patched_outputs(activation, *layers, positions[at], source_positions[at])
-            return ((outputs.float() - layers[0].z.float()) * gradient.float()).sum(-1)[0].double()
-
         def add_layer(layer: int, z: Tensor, call: backend.AttentionCall, gradients: list[Tensor]) -> None:
-            layers = (LayerAttention(z, call), LayerAttention(*source.attention(layer)))
+            attention, other = LayerAttention(z, call), LayerAttention(*source.attention(layer))
+
+            def slopes(activation: Activation, at: slice) -> Tensor:
+                """<dm/dz, z' - z> of every head and position, [H, L], float64."""
+                outputs = patched_outputs(activation, attention, other, positions[at], source_positions[at])
+                return ((outputs.float() - z.float()) * gradients[0].float()).sum(-1)[0].double()
+
             for activation, estimate in estimates.items():
-                everywhere = slice(None)
                 if not by_position:
-                    changes = slopes(activation, everywhere, layers, gradients[0]).sum(-1, keepdim=True)
+                    changes = slopes(activation, slice(None)).sum(-1, keepdim=True)
                 elif activation in GROUP_ACTIVATIONS:  # a patched key or value changes all later rows
                     single = (slice(at, at + 1) for at in range(self.pair.aligned))
-                    changes = torch.stack([slopes(activation, at, layers, gradients[0]).sum(-1) for at in single], -1)
+                    changes = torch.stack([slopes(activation, at).sum(-1) for at in single], -1)
                 else:
-                    rows = slice(positions.start, positions.start + self.pair.aligned)
-                    changes = slopes(activation, everywhere, layers, gradients[0])[:, rows]
+                    first = positions.start
+                    changes = slopes(activation, slice(None))[:, first : first + self.pair.aligned]
                 if activation in GROUP_ACTIVATIONS:
                     changes = changes.view(geometry.layer_kv_groups[layer], -1, changes.shape[-1]).sum(1)
                 estimate[layer, : len(changes)] = changes.cpu()
