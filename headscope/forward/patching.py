@@ -129,7 +129,7 @@ class PatchingReplay:
     """
 
     def __init__(self, model: Model, pair: PairTokens, metric: MetricName, memory_bytes: float):
-        self.model, self.pair = model, pair
+        self.model, self.pair, self.metric_name = model, pair, metric
         schedule: Any = model.schedule
         first_targets = (ids.shape[1] - len(pair.answer) for ids in (pair.clean, pair.corrupted))
         self.clean, self.corrupted = (
