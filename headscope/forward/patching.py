@@ -139,7 +139,7 @@ class PatchingReplay:
         with self.running():
             for replay in (self.clean, self.corrupted):
                 replay.record_streams()
-            clean_logits, corrupted_logits = (replay.target_logits() for replay in (self.clean, self.corrupted))
+            clean_logits, corrupted_logits = (replay.target_logits({}) for replay in (self.clean, self.corrupted))
         self.metric = metric_function(metric, pair, clean_logits)
         self.clean_value, self.corrupted_value = self._value(clean_logits), self._value(corrupted_logits)
 

@@ -154,9 +154,9 @@ class Replay:
         refuse_non_finite_losses(self.model, losses.cpu())
         return losses
 
-    def target_logits(self) -> Tensor:
-        """Logits [L - first_target, vocabulary], float32, that predict the target tokens in the unchanged run."""
-        return torch.cat([logits for logits, _ in self._logits_and_targets({})])
+    def target_logits(self, output_edits: Mapping[int, backend.OutputEdit]) -> Tensor:
+        """Logits [L - first_target, vocabulary], float32, that predict the target tokens, with the same edits."""
+        return torch.cat([logits for logits, _ in self._logits_and_targets(output_edits)])
 
     def target_logits_of(self, layer: int, outputs: Tensor) -> Tensor:
         """The same logits [B, L - first_target, vocabulary] for each of B head outputs [B, H, L, d] of an attention

@@ -66,6 +66,28 @@ def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_tok
     return PairSet(re.split(r"[/\\]", file)[-1].removesuffix(".jsonl"), [pair.name for pair in pairs], build, digest)
 
 
+def load_pair_set(
+    source: str,
+    tokenizer: Any,
+    load_haystacks: Callable[[], Sequence[Haystack]],
+    *,
+    count: int,
+    length: int,
+    seed: int,
+    alignment: Alignment,
+    metric: str,
+) -> PairSet:
+    """A generated set by its name, or the pairs of a file, with the answers that the metric needs.
+
+    `load_haystacks` is called for the set needle only.
+    """
+    if source in GENERATED_SETS:
+        haystacks = load_haystacks() if source == "needle" else []
+        return generated_pairs(source, tokenizer, count, length, seed, haystacks)
+    needs_one_token = metric in ("logit_diff", "logprob")
+    return file_pairs(source, tokenizer, alignment, needs_one_token=needs_one_token, needs_wrong=metric == "logit_diff")
+
+
 def generated_pairs(
     name: SetName, tokenizer: Any, count: int, length: int, seed: int, haystacks: Sequence[Haystack] = ()
 ) -> PairSet:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from headscope.forward.interventions import Unit
 from headscope.forward.patching import Activation, Direction, PairTokens, PatchingReplay, patched_units
 from headscope.positions.model import Model
 from headscope.prompts.haystack import Haystack, decode_tokens
-from headscope.prompts.pair_sets import GENERATED_SETS, PairSet, file_pairs, generated_pairs
+from headscope.prompts.pair_sets import GENERATED_SETS, PairSet, load_pair_set
 from headscope.prompts.pairs import TokenPair
 from headscope.runs.arrow import Rows
 from headscope.study.cells import Cell, pass_cost
@@ -60,6 +61,7 @@ class PatchingRunner:
         for label in self.context.labels:  # reports mistakes in prompts before any model is opened
             for source in self.options.pairs:
                 self._pair_set(label, source)
+            self._check_set_names(label)
         for label in self.context.labels:
             model = self.context.model(label)
             units = {activation: patched_units(model, activation) for activation in self._activations}
@@ -171,18 +173,18 @@ class PatchingRunner:
     def _pair_set(self, label: str, source: str) -> PairSet:
         """A set of pairs in the tokens of a model."""
         if (label, source) not in self._pair_sets:
-            options, tokenizer = self.options, self.context.tokenizer(label)
-            if source in GENERATED_SETS:
-                haystacks = self._haystacks(label) if source == "needle" else []
-                pairs = generated_pairs(source, tokenizer, options.count, options.length, self.context.seed, haystacks)
-            else:
-                needs_one_token, needs_wrong = (
-                    options.metric in ("logit_diff", "logprob"),
-                    options.metric == "logit_diff",
-                )
-                pairs = file_pairs(
-                    source, tokenizer, options.align, needs_one_token=needs_one_token, needs_wrong=needs_wrong
-                )
+            options = self.options
+            pairs = load_pair_set(
+                source,
+                self.context.tokenizer(label),
+                partial(self._haystacks, label),
+                count=options.count,
+                length=options.length,
+                seed=self.context.seed,
+                alignment=options.align,
+                metric=options.metric,
+            )
+            if source not in GENERATED_SETS:
                 self._check_lengths(pairs)
             self.context.record_input(f"prompt pairs '{source}'", [pairs.digest.encode()])
             self._pair_sets[label, source] = pairs
@@ -193,6 +195,12 @@ class PatchingRunner:
         tokenizer = self.context.tokenizer(label)
         documents = self.context.documents(label, self.options.length)
         return [Haystack(document.name, document.ids, tokenizer) for document in documents]
+
+    def _check_set_names(self, label: str) -> None:
+        """Refuse two files of the same name: the tables name a set by its file."""
+        names = [self._pair_set(label, source).name for source in self.options.pairs]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise BadInput(f"two sets of prompt pairs are named '{repeated[0]}'. Rename one file")
 
     def _check_lengths(self, pairs: PairSet) -> None:
         """Refuse activations that carry positions for pairs of different lengths."""
