@@ -124,8 +124,8 @@ class PatchingReplay:
 
     `clean_value` and `corrupted_value` are the metric in the two unchanged runs. Call every method inside `running`.
     Memory holds the residual streams of both runs (the first `memory_bytes`; the rest is on disk) and the activations
-    of one layer. Raises BadInput if an activation cannot be patched between prompts of different lengths, or if the
-    metric is not finite.
+    of one layer. Prompts of different lengths allow only z and v: q and k are rotated by their positions. Raises
+    BadInput if the metric is not finite.
     """
 
     def __init__(self, model: Model, pair: PairTokens, metric: MetricName, memory_bytes: float):

@@ -43,15 +43,17 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
 
 
 def sweeps(run: RunTables) -> list[tuple[SweepKey, pd.DataFrame]]:
-    """Every sweep with one row per head: layer, head, kv_group, `change` (mean over prompts), `low`, `high` (95 %
-    interval), `prompt_count`."""
+    """Every sweep with one row per head: layer, head, kv_group, `name`, `change` (mean over prompts), `low`, `high`
+    (95 % interval), `prompt_count`."""
     groups: Any = with_change(run.table(ABLATION.name)).groupby(["model", "prompts", "metric", "kind"], sort=False)
     result = []
     for key, rows in groups:
         table = rows.pivot_table(index=["layer", "head", "kv_group"], columns="pair", values="change")
         low, high = confidence_interval(table.to_numpy(dtype="float64"))
         means = {"change": table.mean(axis=1), "low": low, "high": high, "prompt_count": table.shape[1]}
-        result.append((key, pd.DataFrame(means).reset_index()))
+        heads = pd.DataFrame(means).reset_index()
+        names = [f"layer {layer}, head {head}" for layer, head in zip(heads["layer"], heads["head"], strict=True)]
+        result.append((key, heads.assign(name=names)))
     return result
 
 

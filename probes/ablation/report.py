@@ -8,7 +8,7 @@ import pandas as pd
 
 from headscope.plots.heads import plot_matrix
 from headscope.report.blocks import Chart, ChartGroup, Finding, FindingData, RenderContext, Term
-from headscope.report.text import describe_extremes, head_mask, head_name
+from headscope.report.text import describe_extremes, head_mask
 from headscope.runs.run import Run
 from probes.ablation import PROBE
 from probes.ablation.analysis import STATISTICS, SweepKey, sweeps, with_change
@@ -39,8 +39,8 @@ def findings(run: Run) -> Iterator[Finding]:
         low, high, count = order.iloc[0], order.iloc[-1], int(heads["prompt_count"].max())
         text = (
             f"{_describe_sweep(key)} ({count} {'prompt' if count == 1 else 'prompts'}, {len(heads)} heads one at a "
-            f"time): the {METRIC_LABELS[key[2]]} changes most downwards for {head_name(low)}, by "
-            f"{_format_change(low, key)}, and most upwards for {head_name(high)}, by {_format_change(high, key)}."
+            f"time): the {METRIC_LABELS[key[2]]} changes by {_format_change(low, key)} without {low['name']}, the "
+            f"lowest change, and by {_format_change(high, key)} without {high['name']}, the highest."
         )
         data = FindingData(low["change"], low["low"], low["high"], count, int(low["layer"]), int(low["head"]))
         yield Finding(PROBE.title, text, key[0], data=data)
