@@ -108,6 +108,6 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_report_and_head_page_have_the_changes_of_every_head(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, pairs=4, lengths=(256,))
     (group,) = report.charts(assembly.render_context(run))
-    assert len([*group.charts]) == 1
-    assert len([*report.head_findings(run, "base", 1, 2)]) == 1
-    assert len([*report.findings(run)]) == 2
+    assert len([*group.charts]) == 3
+    assert len([*report.head_findings(run, "base", 1, 2)]) == 3
+    assert len([*report.findings(run)]) == 2 * 3

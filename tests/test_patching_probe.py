@@ -292,11 +292,11 @@ def test_agreement_of_equal_values_is_perfect() -> None:
 def test_report_and_head_page_show_the_effects_on_every_prompt_set(synthetic: Run) -> None:
     assert validate(synthetic) == []
     groups = [*report.charts(assembly.render_context(synthetic))]
-    assert [len([*group.charts]) for group in groups] == [3, 3, 1]
+    assert [len([*group.charts]) for group in groups] == [2, 2, 2, 2, 3] * 2 + [5]
     sentences = [*findings.head_findings(synthetic, "base", 1, 2)]
-    assert [("ioi" in text, "induction" in text) for text in sentences] == [(False, True), (True, False)]
+    assert [sum(f", {prompts}, " in text for text in sentences) for prompts in ("ioi", "induction")] == [5, 5]
     (chart,) = report.head_charts(synthetic, "base", 1, 2)
     assert len(chart.figure.data) == 2
     overview = report.overview(synthetic)
     assert overview is not None
-    assert len(overview.rows) == 4
+    assert len(overview.rows) == 2 * 2 * 5

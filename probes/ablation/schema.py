@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 import numpy as np
+import pandas as pd
 from pydantic import Field, model_validator
 
 from headscope.runs.arrow import Rows
@@ -88,14 +89,14 @@ ABLATION_SETS = Table(
 )
 TABLES = (ABLATION, ABLATION_SETS)
 
-SAMPLE_PROMPTS = 4
-
 
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
     """One cell per prompt; heads with growth near 0 matter most."""
-    for number in range(SAMPLE_PROMPTS):
+    for number in range(sizes.docs):
         rng = np.random.default_rng([sizes.seed, model_index, number])
-        keys = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "kind": "zero", "metric": "logprob"}
-        change = -np.exp(-12 * sizes.units["growth"]) + rng.normal(0, 0.02, len(sizes.units))
-        rows = sizes.units.drop(columns="growth").assign(**keys, metric_before=-1.0, metric_after=-1.0 + change)
-        yield f"ioi {number}", {"ablation": rows}
+        keys = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "metric": "logprob", "metric_before": -1.0}
+        blocks = []
+        for kind in KINDS:
+            change = -np.exp(-12 * sizes.units["growth"]) + rng.normal(0, 0.02, len(sizes.units))
+            blocks.append(sizes.units.drop(columns="growth").assign(kind=kind, metric_after=-1.0 + change))
+        yield f"ioi {number}", {"ablation": pd.concat(blocks, ignore_index=True).assign(**keys)}

@@ -167,24 +167,30 @@ def effect_columns(patched: Any, clean: float, corrupted: float, direction: str)
     }
 
 
-SAMPLE_PAIRS = 4
-
-
 def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
     """One cell per pair; heads with growth near 0 have the largest effects, and estimates are a little off."""
-    for number in range(SAMPLE_PAIRS):
+    for number in range(sizes.docs):
         rng = np.random.default_rng([sizes.seed, model_index, number])
         prompts, pair = ("ioi", "induction")[number % 2], f"pair {number // 2}"
-        heads = sizes.units.assign(position=ALL_POSITIONS)
-        by_position = pd.concat([heads, *(heads.assign(position=at) for at in range(3))], ignore_index=True)
-        true_effect = np.exp(-12 * by_position["growth"]) / np.where(by_position["position"] < 0, 1, 3)
-        blocks = []
-        for method, noise in (("exact", 0.0), ("estimate", 0.02)):
-            patched = -1 + 3 * (true_effect + rng.normal(0, 0.01 + noise, len(by_position)))
-            keys = {"activation": "z", "direction": "denoising", "metric": "logit_diff", "method": method}
-            columns = effect_columns(patched, 2.0, -1.0, "denoising")
-            blocks.append(by_position.drop(columns="growth").assign(group="", **keys, **columns))
         place = {"model": model, "prompts": prompts, "pair": pair}
+        blocks = [_synthetic_activation(sizes.units, activation, rng) for activation in ACTIVATIONS]
         tokens = pd.DataFrame({"position": range(3), "clean": ["a", " b", " c"], "corrupted": ["a", " x", " c"]})
         rows = pd.concat(blocks, ignore_index=True).assign(**place)
         yield f"{prompts} {pair}", {"patching": rows, "patching_tokens": tokens.assign(**place)}
+
+
+def _synthetic_activation(heads: pd.DataFrame, activation: Activation, rng: np.random.Generator) -> pd.DataFrame:
+    """Exact and estimated rows of one activation; those of z also at three positions."""
+    units = heads
+    if activation in ("k", "v"):
+        units = heads.groupby(["layer", "kv_group"], as_index=False)["growth"].min().assign(head=WHOLE_GROUP)
+    positions = [ALL_POSITIONS, 0, 1, 2] if activation == "z" else [ALL_POSITIONS]
+    rows = pd.concat([units.assign(position=at) for at in positions], ignore_index=True)
+    true_effect = np.exp(-12 * rows["growth"]) / np.where(rows["position"] < 0, 1, 3)
+    blocks = []
+    for method, noise in (("exact", 0.0), ("estimate", 0.02)):
+        patched = -1 + 3 * (true_effect + rng.normal(0, 0.01 + noise, len(rows)))
+        keys = {"activation": activation, "direction": "denoising", "metric": "logit_diff", "method": method}
+        columns = effect_columns(patched, 2.0, -1.0, "denoising")
+        blocks.append(rows.drop(columns="growth").assign(group="", **keys, **columns))
+    return pd.concat(blocks, ignore_index=True)
