@@ -94,9 +94,9 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     """One cell per prompt; heads with growth near 0 matter most."""
     for number in range(sizes.docs):
         rng = np.random.default_rng([sizes.seed, model_index, number])
-        keys = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "metric": "logprob", "metric_before": -1.0}
+        keys = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "metric": "logprob"}
         blocks = []
         for kind in KINDS:
             change = -np.exp(-12 * sizes.units["growth"]) + rng.normal(0, 0.02, len(sizes.units))
             blocks.append(sizes.units.drop(columns="growth").assign(kind=kind, metric_after=-1.0 + change))
-        yield f"ioi {number}", {"ablation": pd.concat(blocks, ignore_index=True).assign(**keys)}
+        yield f"ioi {number}", {"ablation": pd.concat(blocks, ignore_index=True).assign(**keys, metric_before=-1.0)}
