@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headscope.api import run_study
+    from headscope.forward.ablation import ablated
     from headscope.forward.capture import capturing
     from headscope.positions.adarope import AdaRoPE
     from headscope.positions.attach import attached
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
     from headscope.runs.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["AdaRoPE", "Model", "Run", "attached", "capturing", "load", "run_study"]
+__all__ = ["AdaRoPE", "Model", "Run", "ablated", "attached", "capturing", "load", "run_study"]
 
 _MODULES = {
     "AdaRoPE": "headscope.positions.adarope",
     "Model": "headscope.positions.model",
     "Run": "headscope.runs.run",
+    "ablated": "headscope.forward.ablation",
     "attached": "headscope.positions.attach",
     "capturing": "headscope.forward.capture",
     "load": "headscope.positions.model",

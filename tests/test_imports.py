@@ -21,7 +21,7 @@ ALLOWED_IMPORTS: dict[str, set[str]] = {
     "measures": {"attention", "bins"},
     "models": {"errors", "user_input", "model_spec", "attention"},
     "positions": {"errors", "user_input", "model_spec", "attention", "models"},
-    "forward": {"errors", "attention", "models", "positions", "measures"},
+    "forward": {"errors", "user_input", "heads", "attention", "models", "positions", "measures", "prompts"},
     "prompts": {"errors", "user_input"},
     "runs": {"errors", "user_input", "signals", "plugins", "heads", "model_spec"},
     "plots": {"errors", "bins", "heads", "runs"},

@@ -20,8 +20,15 @@ EXTERNAL_PLUGIN = Path(__file__).with_name("external_plugin")
 BASIC_PROBES = {"positions", "measure", "adapt", "pretrain"}
 """Probes whose tables and statistics other parts of headscope use."""
 OTHER_MEANINGS = {
+    "ablation": [
+        f"probes/needle/{name}.py" for name in ("analysis", "findings", "plots", "report", "schema", "synthetic")
+    ]
+    + ["probes/influence/findings.py"],
     "attribution": ["probes/needle/schema.py"],
-    "needle": ["headscope/prompts/haystack.py", "headscope/prompts/needle_grid.py"],
+    "needle": [
+        *("headscope/prompts/haystack.py", "headscope/prompts/needle_grid.py", "headscope/prompts/pair_sets.py"),
+        *("probes/ablation/schema.py", "probes/patching/run.py"),
+    ],
     "patterns": ["headscope/measures/top_keys.py"],
     "window": ["headscope/attention/record.py"],
 }
@@ -70,6 +77,8 @@ def test_all_built_in_probes_are_installed_in_order() -> None:
         "needle",
         "evaluate",
         "influence",
+        "patching",
+        "ablation",
         "window",
         "scaling",
     ]

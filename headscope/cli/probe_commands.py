@@ -192,7 +192,7 @@ def _run(probe: Probe, options: Mapping[str, FieldInfo], values: dict[str, Any])
                 )
             models |= matches
     overrides: dict[str, Any] = {
-        "name": values["name"] or (None if file or config or probe.command else probe.name),
+        "name": values["name"] or (None if file or config or probe.command == "run" else probe.name),
         "models": models or None,
         "texts": {"source": values.get("text"), "docs": values.get("docs")},
         **{key: values.get(key) for key in ("seed", "device", "dtype")},

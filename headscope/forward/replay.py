@@ -122,6 +122,23 @@ class Replay:
         args, kwargs = self._layer_arguments[layer]
         return residual_stream(self.layers[layer](stream, *args, **kwargs))
 
+    def attention(self, layer: int) -> tuple[Tensor, backend.AttentionCall]:
+        """The head outputs z [1, H, L, d] of an attention layer and the call that computed them.
+
+        The rest of the layer is not computed.
+        """
+
+        def stop(z: Tensor, call: backend.AttentionCall) -> Tensor:
+            raise _AttentionFinished(z, call)
+
+        decoder_layer = self._attention_layers.index(layer)
+        with backend.editing_output(self.model.attention_modules[layer], stop):
+            try:
+                self.run_layer(decoder_layer, self.stream(decoder_layer))
+            except _AttentionFinished as finished:
+                return finished.z, finished.call
+        raise AssertionError(f"layer {layer} did not call its attention")
+
     @property
     def target_count(self) -> int:
         """Number of target tokens."""
@@ -137,6 +154,24 @@ class Replay:
         refuse_non_finite_losses(self.model, losses.cpu())
         return losses
 
+    def target_logits(self, output_edits: Mapping[int, backend.OutputEdit]) -> Tensor:
+        """Logits [L - first_target, vocabulary], float32, that predict the target tokens, with the same edits."""
+        return torch.cat([logits for logits, _ in self._logits_and_targets(output_edits)])
+
+    def target_logits_of(self, layer: int, outputs: Tensor) -> Tensor:
+        """The same logits [B, L - first_target, vocabulary] for each of B head outputs [B, H, L, d] of an attention
+        layer.
+
+        The B runs are one batch, resumed at this layer.
+        """
+        hidden = self._hidden_states({layer: lambda z, call: outputs}, len(outputs))
+        chunks = [
+            logits_and_targets(self.model, self.ids, hidden[number : number + 1, positions], positions)[0].float()
+            for number in range(len(outputs))
+            for positions in self._predicting_position_slices()
+        ]
+        return torch.cat(chunks).view(len(outputs), self.target_count, -1)
+
     def accuracy(self) -> float:
         """Share of the target tokens that are the unchanged model's top prediction."""
         correct = [(logits.argmax(-1) == tokens).sum() for logits, tokens in self._logits_and_targets({})]
@@ -144,17 +179,21 @@ class Replay:
 
     def _logits_and_targets(self, output_edits: Mapping[int, backend.OutputEdit]) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits [n, vocabulary], float32, and their target tokens [n], in chunks."""
+        hidden = self._hidden_states(output_edits)
+        for positions in self._predicting_position_slices():
+            logits, tokens = logits_and_targets(self.model, self.ids, hidden[:, positions], positions)
+            yield logits.float(), tokens
+
+    def _hidden_states(self, output_edits: Mapping[int, backend.OutputEdit], copies: int = 1) -> Tensor:
+        """The backbone's last hidden states [copies, L, D], resumed at the lowest edited layer."""
         lowest = self._attention_layers.index(min(output_edits)) if output_edits else len(self.layers)
-        stream = self.stream(lowest)
+        stream = self.stream(lowest).expand(copies, -1, -1)
         with ExitStack() as stack:
             for layer, edit in output_edits.items():
                 stack.enter_context(backend.editing_output(self.model.attention_modules[layer], edit))
             for layer in range(lowest, len(self.layers)):
                 stream = self.run_layer(layer, stream)
-        hidden = self._final_hidden_states(stream)
-        for positions in self._predicting_position_slices():
-            logits, tokens = logits_and_targets(self.model, self.ids, hidden[:, positions], positions)
-            yield logits.float(), tokens
+        return self._final_hidden_states(stream)
 
     def _predicting_position_slices(self) -> Iterator[slice]:
         """The predicting positions, in chunks."""
@@ -205,7 +244,7 @@ class Replay:
         return totals
 
     def _final_hidden_states(self, stream: Tensor) -> Tensor:
-        """The backbone's last hidden states [1, L, D] from the output of its last layer."""
+        """The backbone's last hidden states [B, L, D] from the output of its last layer."""
         output = stream if self._further_outputs is None else (stream, *self._further_outputs)
         with ExitStack() as stack:
             for layer in self.layers:
@@ -237,6 +276,13 @@ def attention_layer_indices(model: LoadedModel, layers: Sequence[nn.Module]) -> 
 def shares_keys_across_layers(model: LoadedModel) -> bool:
     """Whether layers of the model use the keys and values of another layer."""
     return bool(getattr(model.module.config.get_text_config(), "num_kv_shared_layers", 0))
+
+
+class _AttentionFinished(Exception):
+    """Stops a layer after its attention; carries the head outputs and their call."""
+
+    def __init__(self, z: Tensor, call: backend.AttentionCall):
+        self.z, self.call = z, call
 
 
 @contextmanager

@@ -5,7 +5,7 @@ With 30 or more documents the interval is a bias-corrected and accelerated boots
 `docs/intervals.md` has the measured coverage of both.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,4 +111,19 @@ def mean_with_interval(values: pd.Series, name: str, low: float = -np.inf, high:
         lower, upper = confidence_interval(numbers).clip(low, high)
         columns = {name: numbers.mean(axis=1), f"{name}_low": lower, f"{name}_high": upper}
         blocks.append(pd.DataFrame(columns, index=table.index))
+    return pd.concat(blocks)
+
+
+def group_members(models: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """The query heads of every KV group: model, layer, kv_group, member. `models` are the entries of run.json."""
+    blocks = []
+    for model in models:
+        geometry = model["geometry"]
+        heads = np.arange(geometry["heads"])
+        numbers = geometry.get("numbers", range(geometry["layers"]))
+        group_counts = geometry.get("layer_kv_groups", [geometry["kv_groups"]] * len(numbers))
+        for layer, groups in zip(numbers, group_counts, strict=True):
+            group = heads // (len(heads) // groups)
+            keys = {"model": model["label"], "layer": layer, "kv_group": group, "member": heads}
+            blocks.append(pd.DataFrame(keys))
     return pd.concat(blocks)

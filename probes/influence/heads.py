@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from headscope.runs.aggregation import HEAD_KEYS, mean_with_interval, plain_types, rows_at_longest_length
+from headscope.runs.aggregation import (
+    HEAD_KEYS,
+    group_members,
+    mean_with_interval,
+    plain_types,
+    rows_at_longest_length,
+)
 from headscope.runs.column_metadata import Statistic
 from headscope.runs.run_tables import RunTables
 from probes.influence.bands import band_mask
@@ -74,7 +79,7 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     order = frame["target"].map({"init": 0, "base": 1}).fillna(0)
     sweep = [frame[name] for name in ("model", "component", "objective")]
     frame = frame[order == order.groupby(sweep).transform("min")]
-    rows = frame.merge(_group_members(run), on=["model", "layer", "kv_group"])
+    rows = frame.merge(group_members(run.manifest["models"]), on=["model", "layer", "kv_group"])
     rows = rows[(rows["head"] < 0) | (rows["head"] == rows["member"])].assign(head=lambda f: f["member"])
     groups: Any = rows.groupby(["objective", "component"], sort=False)
     return pd.concat(
@@ -95,18 +100,3 @@ def best_method_rows(influence: pd.DataFrame) -> pd.DataFrame:
     rank = frame["method"].map(METHODS_BY_ACCURACY.index)
     unit = [frame[name] for name in [*SWEEP_KEYS, *UNIT_COLUMNS]]
     return frame[rank == rank.groupby(unit).transform("min")]
-
-
-def _group_members(run: RunTables) -> pd.DataFrame:
-    """The query heads of every KV group: model, layer, kv_group, member."""
-    blocks = []
-    for model in run.manifest["models"]:
-        geometry = model["geometry"]
-        heads = np.arange(geometry["heads"])
-        numbers = geometry.get("numbers", range(geometry["layers"]))
-        group_counts = geometry.get("layer_kv_groups", [geometry["kv_groups"]] * len(numbers))
-        for layer, groups in zip(numbers, group_counts, strict=True):
-            group = heads // (len(heads) // groups)
-            keys = {"model": model["label"], "layer": layer, "kv_group": group, "member": heads}
-            blocks.append(pd.DataFrame(keys))
-    return pd.concat(blocks)

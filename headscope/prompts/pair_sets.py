@@ -1,0 +1,284 @@
+"""Sets of prompt pairs: generated with a seed, or read from a file. Pairs are built on access, one at a time.
+
+- ioi: indirect object identification (Wang et al. 2022), with our own templates and names, both name orders and three
+  corruptions: another repeated name ("other"), the names exchanged ("swap"), or three unrelated names ("all").
+- greater-than: a later year of the same century (Hanna et al. 2023); corrupted: the first decade of the century, after
+  which both answers are later years.
+- induction: random tokens, repeated; corrupted: another token after the earlier copy.
+- needle: a hidden fact in a long text, queried at its end; corrupted: another fact in the same text.
+
+Names, words and numbers are chosen among those that the tokenizer writes as one token.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from headscope.errors import BadInput
+from headscope.prompts.haystack import Haystack, NeedlePromptBuilder, tokenize_plain
+from headscope.prompts.needles import Needle
+from headscope.prompts.pairs import (
+    Alignment,
+    PromptPair,
+    TokenPair,
+    continuation_tokens,
+    read_prompt_pairs,
+    tokenize_pair,
+)
+from headscope.prompts.texts import leading_special_tokens
+
+SetName = Literal["ioi", "greater-than", "induction", "needle"]
+GENERATED_SETS: tuple[SetName, ...] = ("ioi", "greater-than", "induction", "needle")
+
+
+@dataclass(frozen=True, eq=False)
+class PairSet:
+    """Prompt pairs in the tokens of one model. `build(n)` builds pair n, whose name is `pair_names[n]`.
+
+    `digest` identifies the content, for resumed runs.
+    """
+
+    name: str
+    pair_names: Sequence[str]
+    build: Callable[[int], TokenPair]
+    digest: str
+
+    def __len__(self) -> int:
+        return len(self.pair_names)
+
+
+def file_pairs(file: str, tokenizer: Any, alignment: Alignment, *, needs_one_token: bool, needs_wrong: bool) -> PairSet:
+    """The pairs of a file; every pair is checked at once. Raises as `read_prompt_pairs` and `tokenize_pair` do."""
+    pairs = read_prompt_pairs(file)
+
+    def build(index: int) -> TokenPair:
+        return tokenize_pair(
+            tokenizer, pairs[index], alignment, needs_one_token=needs_one_token, needs_wrong=needs_wrong
+        )
+
+    for index in range(len(pairs)):
+        build(index)
+    digest = hashlib.sha256(repr(pairs).encode()).hexdigest()
+    return PairSet(re.split(r"[/\\]", file)[-1].removesuffix(".jsonl"), [pair.name for pair in pairs], build, digest)
+
+
+def load_pair_set(
+    source: str,
+    tokenizer: Any,
+    load_haystacks: Callable[[], Sequence[Haystack]],
+    *,
+    count: int,
+    length: int,
+    seed: int,
+    alignment: Alignment,
+    metric: str,
+) -> PairSet:
+    """A generated set by its name, or the pairs of a file, with the answers that the metric needs.
+
+    `load_haystacks` is called for the set needle only.
+    """
+    if source in GENERATED_SETS:
+        haystacks = load_haystacks() if source == "needle" else []
+        return generated_pairs(source, tokenizer, count, length, seed, haystacks)
+    needs_one_token = metric in ("logit_diff", "logprob")
+    return file_pairs(source, tokenizer, alignment, needs_one_token=needs_one_token, needs_wrong=metric == "logit_diff")
+
+
+def generated_pairs(
+    name: SetName, tokenizer: Any, count: int, length: int, seed: int, haystacks: Sequence[Haystack] = ()
+) -> PairSet:
+    """`count` pairs of a generated set. `length` is the number of tokens of an induction or needle prompt.
+
+    `haystacks` are the texts of needle prompts, each at least `length` tokens long. Raises BadInput if the tokenizer
+    writes too few of the set's words as one token, or if `length` is too short.
+    """
+    if name == "induction":
+        builder = _induction_builder(tokenizer, length)
+    elif name == "needle":
+        builder = _needle_builder(tokenizer, length, haystacks)
+    else:
+        builder = (_ioi_builder if name == "ioi" else _greater_than_builder)(tokenizer)
+    number = GENERATED_SETS.index(name)
+
+    def build(index: int) -> TokenPair:
+        return builder(f"{name} {index}", np.random.default_rng([seed, number, index]))
+
+    build(0)  # reports a length that is too short before any work
+    return PairSet(name, [f"{name} {index}" for index in range(count)], build, f"{name} {count} {length} {seed}")
+
+
+Builder = Callable[[str, np.random.Generator], TokenPair]
+"""(name, random generator) -> a pair."""
+
+# Indirect object identification ------------------------------------------------------------------------------------
+
+NAMES = re.findall(
+    r"\w+",
+    "Anna Ben Carl Clara David Emma Frank George Grace Henry Jack James Jane John Kate Laura Lisa Mark Martin Mary "
+    "Michael Paul Peter Robert Rose Sam Sarah Simon Thomas Tom Victor William Alice Adam Eric Helen Kevin Linda Oliver "
+    "Rachel",
+)
+PLACES = re.findall(r"\w+", "market station library garden harbor museum office school theater village")
+OBJECTS = re.findall(r"\w+", "book letter ring map coin lamp key ticket basket cup")
+IOI_TEMPLATES = (
+    "When {first} and {second} walked to the {place}, {giver} handed a {object} to",
+    "After {first} and {second} had met at the {place}, {giver} gave a {object} to",
+    "Yesterday {first} and {second} were in the {place}, and {giver} sent a {object} to",
+    "While {first} and {second} waited at the {place}, {giver} passed a {object} to",
+)
+"""Sentences with a repeated subject, which end before the indirect object [ours]."""
+CORRUPTIONS = ("other", "swap", "all")
+
+
+def _ioi_builder(tokenizer: Any) -> Builder:
+    names, places, objects = (
+        one_token_words(tokenizer, words, needed=needed) for words, needed in ((NAMES, 6), (PLACES, 1), (OBJECTS, 1))
+    )
+
+    def build(name: str, rng: np.random.Generator) -> TokenPair:
+        recipient, giver, *others = rng.permutation(names)[:6]
+        is_abba = bool(rng.integers(2))  # the subject comes second and is repeated
+        corruption = CORRUPTIONS[rng.integers(len(CORRUPTIONS))]
+        template = IOI_TEMPLATES[rng.integers(len(IOI_TEMPLATES))]
+        words = {"place": rng.choice(places), "object": rng.choice(objects)}
+
+        def prompt(recipient: str, giver: str, repeated: str) -> str:
+            first, second = (recipient, giver) if is_abba else (giver, recipient)
+            return template.format(first=first, second=second, giver=repeated, **words)
+
+        corrupted = {
+            "other": prompt(recipient, giver, others[0]),
+            "swap": prompt(recipient, giver, recipient),
+            "all": prompt(others[0], others[1], others[2]),
+        }[corruption]
+        clean, group = prompt(recipient, giver, giver), f"{'ABBA' if is_abba else 'BABA'} {corruption}"
+        pair = PromptPair(name, clean, corrupted, f" {recipient}", f" {giver}", group)
+        return tokenize_pair(tokenizer, pair, needs_one_token=True, needs_wrong=True)
+
+    return build
+
+
+# Greater than ------------------------------------------------------------------------------------------------------
+
+EVENTS = re.findall(r"\w+", "war siege strike expedition drought treaty voyage dispute reign project")
+CENTURIES = (12, 13, 14, 15, 16, 17, 18)
+
+
+def _greater_than_builder(tokenizer: Any) -> Builder:
+    """Years are compared by their decade digit where the tokenizer splits numbers into digits."""
+    events = one_token_words(tokenizer, EVENTS, needed=1)
+    has_two_digits = all(
+        _is_one_token(tokenizer, f"the year {century}", f"{year:02d}") for century in CENTURIES for year in range(100)
+    )
+
+    def build(name: str, rng: np.random.Generator) -> TokenPair:
+        century, decade, unit = rng.choice(CENTURIES), int(rng.integers(3, 8)), int(rng.integers(2, 9))
+        later, earlier = int(rng.integers(decade + 1, 10)), int(rng.integers(1, decade))
+        text = f"The {rng.choice(events)} lasted from the year {century}{{}}{unit} to the year {century}"
+        ending = str(unit) if has_two_digits else ""
+        pair = PromptPair(
+            name, text.format(decade), text.format(0), f"{later}{ending}", f"{earlier}{ending}", str(century)
+        )
+        return tokenize_pair(tokenizer, pair, needs_one_token=True, needs_wrong=True)
+
+    return build
+
+
+# Induction ---------------------------------------------------------------------------------------------------------
+
+
+def _induction_builder(tokenizer: Any, length: int) -> Builder:
+    """Prompts of `length` tokens: random words, then the same words up to the one whose successor is the answer."""
+    leading = np.array(leading_special_tokens("a", tokenizer), np.int32)
+    words = _word_tokens(tokenizer)
+    room = length - len(leading)
+    if room < 4:
+        raise BadInput(f"a length of {length} is too short for induction. Use at least {len(leading) + 4} tokens")
+    if len(words) <= room:
+        raise BadInput(
+            f"the tokenizer has {len(words)} words of one token, too few for induction prompts of {length} tokens. "
+            "Use a shorter --length"
+        )
+
+    def build(name: str, rng: np.random.Generator) -> TokenPair:
+        repeated = int(rng.integers(max(1, room // 4), room // 2))
+        sequence = rng.choice(words, room - repeated, replace=False)
+        wrong = rng.choice(np.setdiff1d(words, sequence))
+        clean = np.concatenate([leading, sequence, sequence[:repeated]]).astype(np.int32)
+        corrupted = clean.copy()
+        corrupted[len(leading) + repeated] = wrong
+        answer_ids, wrong_ids = (np.array([token], np.int32) for token in (sequence[repeated], wrong))
+        return TokenPair(name, "", clean, corrupted, answer_ids, wrong_ids, length)
+
+    return build
+
+
+def _word_tokens(tokenizer: Any) -> np.ndarray:
+    """The tokens that stand for one word of letters and digits, possibly after a space."""
+    special = set(tokenizer.all_special_ids)
+    texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))], clean_up_tokenization_spaces=False)
+    is_word = re.compile(r" ?[^\W_]{2,}")
+    return np.array([n for n, text in enumerate(texts) if n not in special and is_word.fullmatch(text)], np.int32)
+
+
+# Needle ------------------------------------------------------------------------------------------------------------
+
+NEEDLE_TEMPLATES = (
+    ("password", "What is the password of the archive in Quillhaven?", "The password of the archive in Quillhaven is"),
+    ("emblem", "What is the emblem of the guild of Ulverdam?", "The emblem of the guild of Ulverdam is the"),
+    ("gift", "What did Odette Marchbanks bring to Velmora?", "What Odette Marchbanks brought to Velmora was a"),
+    (
+        "sign",
+        "What is painted on the door of the Corvane mill?",
+        "What is painted on the door of the Corvane mill is a",
+    ),
+)
+"""(group, question, opening of the fact) [ours]."""
+FACT_WORDS = re.findall(
+    r"\w+",
+    "bridge candle circle crown dragon feather flower forest hammer horse lemon lion mirror moon mountain needle piano "
+    "river rocket shadow shield spider tiger tower tree violin window wolf",
+)
+
+
+def _needle_builder(tokenizer: Any, length: int, haystacks: Sequence[Haystack]) -> Builder:
+    words = one_token_words(tokenizer, FACT_WORDS, needed=2)
+
+    def build(name: str, rng: np.random.Generator) -> TokenPair:
+        group, question, opening = NEEDLE_TEMPLATES[rng.integers(len(NEEDLE_TEMPLATES))]
+        answer, wrong = rng.choice(words, 2, replace=False)
+        haystack, depth = haystacks[int(rng.integers(len(haystacks)))], float(rng.uniform(0.05, 0.95))
+        clean, corrupted = (
+            NeedlePromptBuilder(Needle(group, question, opening, f"{word}."), tokenizer, "prefix")
+            .prompt_with_needle(haystack, length, depth)
+            .ids.astype(np.int32)
+            for word in (answer, wrong)
+        )
+        answer_ids, wrong_ids = (tokenize_plain(tokenizer, f"{opening} {word}")[-1:] for word in (answer, wrong))
+        return TokenPair(name, group, clean, corrupted, answer_ids, wrong_ids, length)
+
+    return build
+
+
+# Words of one token ------------------------------------------------------------------------------------------------
+
+
+def one_token_words(tokenizer: Any, words: Sequence[str], needed: int) -> list[str]:
+    """The words that are one token after a space. Raises BadInput if they are fewer than `needed`."""
+    usable = [word for word in words if _is_one_token(tokenizer, "so the", f" {word}")]
+    if len(usable) < needed:
+        raise BadInput(
+            f"the tokenizer writes only {len(usable)} of {len(words)} built-in words ({words[0]}, {words[1]}, ...) as "
+            f"one token, and {needed} are needed. Use a file of prompt pairs"
+        )
+    return usable
+
+
+def _is_one_token(tokenizer: Any, text: str, continuation: str) -> bool:
+    """Whether `continuation` after `text` is one token that is not a special token."""
+    ids = continuation_tokens(tokenizer, text, continuation)
+    return ids is not None and len(ids) == 1 and int(ids[0]) not in tokenizer.all_special_ids

@@ -1,0 +1,184 @@
+"""Prompt pairs: a clean prompt, a corrupted prompt, and the answers whose logits a causal study compares.
+
+A pair is read from a JSON lines file or generated (`pair_sets`), and then written in the tokens of one model. Both
+prompts need the same number of tokens, because an activation at a position of one run replaces the activation at the
+same position of the other run.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from headscope import user_input
+from headscope.errors import BadInput, ResourceMissing
+from headscope.prompts.haystack import Ids, decode_tokens, tokenize_plain
+from headscope.prompts.texts import leading_special_tokens
+
+Alignment = Literal["equal", "end"]
+"""equal: both prompts have the same number of tokens; end: only their common last tokens correspond."""
+
+
+@dataclass(frozen=True)
+class PromptPair:
+    """Two prompts as text. `answer` continues `clean`, and `wrong` is the answer that it is compared with.
+
+    Both answers begin with their space, if they have one. `group` names a kind of pair within its set. `location` is
+    where the pair comes from, for messages.
+    """
+
+    name: str
+    clean: str
+    corrupted: str
+    answer: str
+    wrong: str = ""
+    group: str = ""
+    location: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenPair:
+    """A prompt pair in the tokens of one model: `clean` [L] and `corrupted` [L'], the answer [n], the wrong answer [m].
+
+    `aligned` is the number of last prompt tokens that correspond: L for prompts of equal length, else the length of
+    their common suffix.
+    """
+
+    name: str
+    group: str
+    clean: Ids
+    corrupted: Ids
+    answer: Ids
+    wrong: Ids
+    aligned: int
+
+    @property
+    def has_equal_lengths(self) -> bool:
+        """Whether both prompts have the same number of tokens."""
+        return len(self.clean) == len(self.corrupted)
+
+
+def read_prompt_pairs(file: str) -> list[PromptPair]:
+    """The pairs in a file with one JSON object per line: the fields of `PromptPair`; wrong and group are optional.
+
+    Raises ResourceMissing if the file does not exist, BadInput naming the first invalid line.
+    """
+    try:
+        lines = user_input.expand_path(file, "pair file").read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError as error:
+        raise ResourceMissing(f"no prompt pairs at '{file}'. Check the path") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read prompt pairs from '{file}': {error}") from error
+    pairs = [_parse_pair(line, f"'{file}', line {at}") for at, line in enumerate(lines, start=1) if line.strip()]
+    if not pairs:
+        raise BadInput(f"'{file}' has no prompt pair. Write one JSON object per line with {', '.join(REQUIRED_FIELDS)}")
+    names: dict[str, str] = {}
+    for pair in pairs:
+        if pair.name in names:
+            raise BadInput(f"{pair.location}: the name {user_input.quote(pair.name)} is already used. Use another one")
+        names[pair.name] = pair.location
+    return pairs
+
+
+def tokenize_pair(
+    tokenizer: Any, pair: PromptPair, alignment: Alignment = "equal", *, needs_one_token: bool, needs_wrong: bool
+) -> TokenPair:
+    """The pair in tokens, each prompt after the tokenizer's leading special tokens.
+
+    `needs_one_token`: the answers must be single tokens. `needs_wrong`: the wrong answer must be given. Raises BadInput
+    for prompts of different lengths (unless `alignment` is "end"), prompts without a common last token, and answers
+    that the metric cannot use.
+    """
+    place = pair.location or f"prompt pair '{pair.name}'"
+    clean, corrupted = (_tokenize_prompt(tokenizer, text) for text in (pair.clean, pair.corrupted))
+    if len(clean) != len(corrupted) and alignment == "equal":
+        raise BadInput(
+            f"{place}: the clean prompt has {len(clean)} tokens and the corrupted prompt {len(corrupted)}. Make them "
+            "equal, or use --align end"
+        )
+    aligned = len(clean) if alignment == "equal" else common_suffix_length(clean, corrupted)
+    if aligned == 0:
+        raise BadInput(f"{place}: the two prompts end in different tokens. Make them end alike")
+    answer = _answer_tokens(tokenizer, pair.clean, pair.answer, place)
+    wrong = answer[:0]
+    if pair.wrong:
+        wrong = _answer_tokens(tokenizer, pair.clean, pair.wrong, place)
+    elif needs_wrong:
+        raise BadInput(f"{place}: it has no wrong answer, which logit_diff needs. Add 'wrong', or use --metric logprob")
+    for text, ids in ((pair.answer, answer), (pair.wrong, wrong)):
+        if needs_one_token and len(ids) > 1:
+            tokens = " + ".join(repr(decode_tokens(tokenizer, ids[at : at + 1])) for at in range(len(ids)))
+            raise BadInput(
+                f"{place}: answer {user_input.quote(text)} is {len(ids)} tokens, {tokens}. Use an answer of one token, "
+                "or --metric nll"
+            )
+    return TokenPair(pair.name, pair.group, clean, corrupted, answer, wrong, aligned)
+
+
+def common_suffix_length(a: Ids, b: Ids) -> int:
+    """The number of last tokens that two sequences share."""
+    shorter = min(len(a), len(b))
+    differ = np.flatnonzero(a[len(a) - shorter :] != b[len(b) - shorter :])
+    return shorter - 1 - int(differ[-1]) if len(differ) else shorter
+
+
+def continuation_tokens(tokenizer: Any, text: str, continuation: str) -> Ids | None:
+    """The tokens that `continuation` adds to those of `text`; None if it changes the last tokens of the text."""
+    before, joined = tokenize_plain(tokenizer, text), tokenize_plain(tokenizer, text + continuation)
+    return joined[len(before) :] if np.array_equal(joined[: len(before)], before) else None
+
+
+REQUIRED_FIELDS = ("name", "clean", "corrupted", "answer")
+_KNOWN_FIELDS = tuple(item.name for item in fields(PromptPair) if item.name != "location")
+
+
+def _parse_pair(line: str, location: str) -> PromptPair:
+    """One line of a pair file. Raises BadInput naming the line."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{location} is not JSON ({error}). Write one JSON object per line") from error
+    if not isinstance(content, dict):
+        raise BadInput(f"{location} is not a JSON object: {user_input.quote(content)}. Write keys and values in braces")
+    _check_keys(list(content), location)
+    if wrong_type := next((key for key, value in content.items() if not isinstance(value, str)), None):
+        raise BadInput(f"{location}: '{wrong_type}' is {user_input.quote(content[wrong_type])}. Write a string")
+    pair = PromptPair(**content, location=location)
+    for key, what in (("clean", "clean prompt"), ("corrupted", "corrupted prompt"), ("answer", "answer")):
+        if not content[key].strip():
+            raise BadInput(f"{location}: the {what} is empty. Write a text")
+    if pair.answer == pair.wrong:
+        raise BadInput(f"{location}: answer and wrong answer are both {user_input.quote(pair.answer)}. Change one")
+    try:
+        for text in (pair.name, pair.group):
+            user_input.check_text(text)
+    except ValueError as error:
+        raise BadInput(f"{location}: {error}") from error
+    return pair
+
+
+def _check_keys(keys: Sequence[str], location: str) -> None:
+    """Raise BadInput for a missing or an unknown key."""
+    if missing := [key for key in REQUIRED_FIELDS if key not in keys]:
+        raise BadInput(f"{location} has no key '{missing[0]}'. Write the keys {', '.join(REQUIRED_FIELDS)}")
+    if unknown := [key for key in keys if key not in _KNOWN_FIELDS]:
+        raise BadInput(f"{location}: unknown key '{unknown[0]}'. Use only {', '.join(_KNOWN_FIELDS)}")
+
+
+def _tokenize_prompt(tokenizer: Any, text: str) -> Ids:
+    """Tokens of a prompt after the tokenizer's leading special tokens."""
+    leading = np.array(leading_special_tokens(text, tokenizer), np.int32)
+    return np.concatenate([leading, tokenize_plain(tokenizer, text)])
+
+
+def _answer_tokens(tokenizer: Any, prompt: str, answer: str, place: str) -> Ids:
+    """The tokens of an answer after the prompt. Raises BadInput if it changes the last tokens of the prompt."""
+    ids = continuation_tokens(tokenizer, prompt, answer)
+    if ids is None or len(ids) == 0:
+        raise BadInput(
+            f"{place}: the answer {user_input.quote(answer)} merges with the last token of the prompt. Move the space "
+            "at the end of the prompt to the start of the answer"
+        )
+    return ids

@@ -1,0 +1,23 @@
+"""Probe `ablation`: how the answer to a prompt changes when heads are ablated."""
+
+from headscope.plugins import Probe
+
+PROBE = Probe(
+    name="ablation",
+    title="Ablation on prompts",
+    tab="Ablation",
+    summary="Measure how the answer to a prompt changes when heads are ablated.",
+    order=46,
+    command="ablate",
+    example="headscope ablate --model base=smollm2-135m --prompt 'The capital of France is' --answer ' Paris'",
+    options="probes.ablation.schema:AblationOptions",
+    runner="probes.ablation.run:AblationRunner",
+    tables="probes.ablation.schema:TABLES",
+    statistics="probes.ablation.analysis:STATISTICS",
+    head_columns="probes.ablation.analysis:head_statistics",
+    charts="probes.ablation.report:charts",
+    findings="probes.ablation.report:findings",
+    head_findings="probes.ablation.report:head_findings",
+    glossary="probes.ablation.report:GLOSSARY",
+    synthetic_rows="probes.ablation.schema:synthetic_cells",
+)

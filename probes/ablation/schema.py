@@ -1,0 +1,102 @@
+"""Options, stored tables and synthetic rows of the ablation probe."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, model_validator
+
+from headscope.runs.arrow import Rows
+from headscope.runs.columns import GROUP, HEAD, LAYER, MODEL, Column, Table, key
+from headscope.runs.synthetic import Sizes
+from headscope.study.config import Options
+
+METRIC_UNITS: Mapping[str, str] = {"logit_diff": "logits", "logprob": "nats", "nll": "nats/token"}
+METRIC_LABELS: Mapping[str, str] = {
+    "logit_diff": "logit difference",
+    "logprob": "log-probability of the answer",
+    "nll": "loss of the answer",
+}
+KINDS = ("zero", "mean", "resample")
+PROMPT_SET = "prompt"
+"""Name of the set of a single prompt."""
+
+
+class AblationOptions(Options):
+    """Ablation of heads, one at a time and together, while the model answers a prompt."""
+
+    prompt: str | None = Field(None, min_length=1, description="prompt that the model continues")
+    answer: str | None = Field(None, min_length=1, description="answer to the prompt, with its leading space")
+    wrong: str | None = Field(None, min_length=1, description="wrong answer, for the metric logit_diff")
+    pairs: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        None,
+        min_length=1,
+        description="sets of prompt pairs whose clean prompts are used: ioi, greater-than, induction, or a JSON lines "
+        "file",
+    )
+    heads: list[str] = Field(
+        ["all"],
+        min_length=1,
+        description="heads to ablate one at a time, such as L18H6; all: every head. Named heads are also ablated "
+        "together",
+    )
+    kinds: list[Literal["zero", "mean", "resample"]] = Field(
+        ["zero"],
+        min_length=1,
+        description="zero: z = 0; mean: z is its mean over a reference text (--text); resample: z is that of random "
+        "positions of the reference text",
+    )
+    metric: Literal["logprob", "logit_diff", "nll"] = Field(
+        "logprob",
+        description="logprob: log-probability of the answer; logit_diff: logit of the answer minus logit of the wrong "
+        "answer; nll: mean loss of the answer's tokens",
+    )
+    count: int = Field(32, ge=1, le=1_000_000, description="number of prompts of a generated set")
+    length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the set induction")
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> "AblationOptions":
+        if (self.prompt is None) == (self.pairs is None):
+            raise ValueError("give either 'prompt' with 'answer', or 'pairs'")
+        if self.prompt is not None and self.answer is None:
+            raise ValueError("the prompt has no answer. Add 'answer', with its leading space")
+        if self.pairs is not None and "needle" in self.pairs:
+            raise ValueError("the set needle is for patching only. Use influence with objective answer")
+        return self
+
+
+_KEYS = (
+    MODEL,
+    key("prompts", "label", "", "set of prompts: a generated set, the name of a file, or prompt", None),
+    key("pair", "label", "", "name of the prompt within its set", None),
+)
+_KIND = key("kind", "label", "", "ablation: zero, mean (over a reference text) or resample (positions of it)", None)
+_METRIC = key("metric", "label", "", "logprob, logit_diff or nll", None)
+_VALUES = (
+    Column("metric_before", "value", "logits, nats", "metric of the unchanged run"),
+    Column("metric_after", "value", "logits, nats", "metric of the run with the ablation"),
+)
+ABLATION = Table(
+    "ablation",
+    "metric of a prompt's answer when one head is ablated",
+    (*_KEYS, LAYER, HEAD, GROUP, _KIND, _METRIC, *_VALUES),
+)
+ABLATION_SETS = Table(
+    "ablation_sets",
+    "metric of a prompt's answer when all named heads are ablated together",
+    (*_KEYS, _KIND, _METRIC, Column("size", "index16", "heads", "number of heads", 1), *_VALUES),
+)
+TABLES = (ABLATION, ABLATION_SETS)
+
+
+def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
+    """One cell per prompt; heads with growth near 0 matter most."""
+    for number in range(sizes.docs):
+        rng = np.random.default_rng([sizes.seed, model_index, number])
+        keys = {"model": model, "prompts": "ioi", "pair": f"ioi {number}", "metric": "logprob"}
+        blocks = []
+        for kind in KINDS:
+            change = -np.exp(-12 * sizes.units["growth"]) + rng.normal(0, 0.02, len(sizes.units))
+            blocks.append(sizes.units.drop(columns="growth").assign(kind=kind, metric_after=-1.0 + change))
+        yield f"ioi {number}", {"ablation": pd.concat(blocks, ignore_index=True).assign(**keys, metric_before=-1.0)}

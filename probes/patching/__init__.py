@@ -1,0 +1,25 @@
+"""Probe `patching`: which heads carry the difference between a clean and a corrupted prompt."""
+
+from headscope.plugins import Probe
+
+PROBE = Probe(
+    name="patching",
+    title="Activation patching",
+    tab="Patching",
+    summary="Measure which heads carry the difference between a clean and a corrupted prompt.",
+    order=45,
+    command="patch",
+    example="headscope patch --model base=smollm2-135m --pairs ioi --count 8",
+    options="probes.patching.schema:PatchingOptions",
+    runner="probes.patching.run:PatchingRunner",
+    tables="probes.patching.schema:TABLES",
+    statistics="probes.patching.analysis:STATISTICS",
+    head_columns="probes.patching.analysis:head_statistics",
+    charts="probes.patching.report:charts",
+    head_charts="probes.patching.report:head_charts",
+    findings="probes.patching.findings:findings",
+    head_findings="probes.patching.findings:head_findings",
+    glossary="probes.patching.findings:GLOSSARY",
+    overview="probes.patching.report:overview",
+    synthetic_rows="probes.patching.schema:synthetic_cells",
+)

@@ -1,0 +1,192 @@
+"""Analysis of patches: mean effects over pairs with intervals, agreement of estimates, columns of the per-head table.
+
+Every mean is over the pairs whose metric differs enough between the clean and the corrupted prompt
+(`schema.MIN_DIFFERENCE`). A unit counts as exact if it was patched exactly, else as estimated.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.special import stdtr
+
+from headscope.runs.aggregation import (
+    HEAD_KEYS,
+    MIN_DOCUMENTS,
+    confidence_interval,
+    group_members,
+    mean_with_interval,
+    plain_types,
+)
+from headscope.runs.column_metadata import Statistic
+from headscope.runs.run_tables import RunTables
+from probes.patching.schema import ACTIVATION_LABELS, ALL_POSITIONS, PATCHING, WHOLE_GROUP
+
+SWEEP_KEYS = ["model", "prompts", "metric", "activation", "direction"]
+"""Keys of one sweep over all units."""
+UNIT_KEYS = ["layer", "kv_group", "head"]
+SweepKey = tuple[str, str, str, str, str]
+"""(model, prompts, metric, activation, direction)."""
+AGREEMENT_TOP = 10
+"""Units whose overlap between estimates and exact effects is counted."""
+
+STATISTICS: Mapping[str, Statistic] = MappingProxyType(
+    {
+        f"patching_{activation}": Statistic(
+            f"patching effect, {label}",
+            "",
+            f"share of the metric's difference between the two prompts that patching the {label} of the head or of its "
+            "KV group moves, mean over the pairs of all prompt sets; exact where patched, else estimated",
+            number_format="+.2f",
+        )
+        for activation, label in ACTIVATION_LABELS.items()
+    }
+)
+
+
+def head_statistics(run: RunTables) -> pd.DataFrame | None:
+    """Columns `patching_<activation>` by (model, layer, head, kv_group), each with its confidence interval over pairs.
+
+    Denoising where it was measured, else noising. Every head of a KV group has the effect of the group.
+    """
+    rows = _usable_rows(run)
+    if rows is None or rows.empty:
+        return None
+    order = rows["direction"].map({"denoising": 0, "noising": 1})
+    rows = rows[order == order.groupby([rows["model"], rows["activation"]]).transform("min")]
+    rows = _best_method(rows).merge(group_members(run.manifest["models"]), on=["model", "layer", "kv_group"])
+    rows = rows[(rows["head"] == WHOLE_GROUP) | (rows["head"] == rows["member"])].assign(head=lambda f: f["member"])
+    rows = rows.assign(doc=rows["prompts"] + "/" + rows["pair"])
+    groups: Any = rows.groupby("activation", sort=False)
+    return pd.concat(
+        [
+            mean_with_interval(block.set_index([*HEAD_KEYS, "doc"])["effect"], f"patching_{activation}")
+            for activation, block in groups
+        ],
+        axis=1,
+    )
+
+
+def unit_effects(run: RunTables) -> pd.DataFrame:
+    """One row per unit of every sweep: `effect` (mean over pairs), `low` and `high` (95 % interval), `pairs`, `method`,
+    `p` and `p_adjusted` (two-sided t-test of 0; Benjamini-Hochberg over all units of the sweep, those that were only
+    estimated with p = 1, because the estimates selected the others).
+
+    p and p_adjusted are NaN for estimates and below three pairs.
+    """
+    rows = _usable_rows(run)
+    columns = [*SWEEP_KEYS, *UNIT_KEYS, "method", "effect", "low", "high", "pairs", "p", "p_adjusted"]
+    if rows is None or rows.empty:
+        return pd.DataFrame(columns=columns)
+    blocks = []
+    groups: Any = _best_method(rows).groupby([*SWEEP_KEYS, "method"], sort=False)
+    for (*sweep, method), block in groups:
+        table = block.pivot_table(index=UNIT_KEYS, columns="pair", values="effect")
+        values = table.to_numpy(dtype=np.float64)
+        low, high = confidence_interval(values)
+        p = _t_test(values) if method == "exact" else np.full(len(values), np.nan)
+        results = {"effect": values.mean(axis=1), "low": low, "high": high, "p": p}
+        keys = dict(zip(SWEEP_KEYS, sweep, strict=True))
+        frame = pd.DataFrame({**results, "pairs": values.shape[1]}, index=table.index).reset_index()
+        blocks.append(frame.assign(**keys, method=method))
+    effects = pd.concat(blocks, ignore_index=True)
+    effects["p_adjusted"] = effects.groupby(SWEEP_KEYS, sort=False)["p"].transform(_adjust)
+    return effects[columns].sort_values([*SWEEP_KEYS, *UNIT_KEYS], key=_order_of_models(run), ignore_index=True)
+
+
+def _order_of_models(run: RunTables) -> Callable[[pd.Series], pd.Series]:
+    """A sort key that puts models in the order of the run."""
+    return lambda column: column.map(run.models.index) if column.name == "model" else column
+
+
+def sweeps(run: RunTables) -> list[tuple[SweepKey, pd.DataFrame]]:
+    """The sweeps of a run with their `unit_effects`, in the order of the run's models."""
+    groups: Any = run.derived(unit_effects).groupby(SWEEP_KEYS, sort=False)
+    return [(key, units.reset_index(drop=True)) for key, units in groups]
+
+
+def decisive_units(units: pd.DataFrame) -> pd.DataFrame:
+    """The exact units of a sweep, or all if every unit was only estimated."""
+    exact = units[units["method"] == "exact"]
+    return exact if len(exact) else units
+
+
+def largest_unit(units: pd.DataFrame) -> pd.Series:
+    """The decisive unit of largest effect."""
+    return decisive_units(units).sort_values("effect", ascending=False, kind="stable").iloc[0]
+
+
+def pair_metrics(run: RunTables) -> pd.DataFrame:
+    """One row per pair of every model, set and metric: clean and corrupted metric, and whether it is normalised."""
+    rows = plain_types(run.table(PATCHING.name))
+    keys = ["model", "prompts", "metric", "pair"]
+    return rows[[*keys, "metric_clean", "metric_corrupted", "is_normalised"]].drop_duplicates(keys, ignore_index=True)
+
+
+def estimate_agreement(run: RunTables) -> pd.DataFrame:
+    """Estimate and exact effect of the units that have both, in every sweep: mean over the same pairs.
+
+    Columns: SWEEP_KEYS, UNIT_KEYS, `estimate`, `exact`.
+    """
+    rows = _usable_rows(run)
+    columns = [*SWEEP_KEYS, *UNIT_KEYS, "estimate", "exact"]
+    if rows is None or {"estimate", "exact"} - {*rows["method"]}:
+        return pd.DataFrame(columns=columns)
+    by_pair = rows.pivot_table(index=[*SWEEP_KEYS, *UNIT_KEYS, "pair"], columns="method", values="effect").dropna()
+    return by_pair.groupby([*SWEEP_KEYS, *UNIT_KEYS], sort=False).mean().reset_index()[columns]
+
+
+def agreement_of(units: pd.DataFrame) -> tuple[float, int, int]:
+    """Spearman correlation (NaN below three units) of `estimate` and `exact`, and the number of units that are among
+    the top of both by |effect|, with the size of that top."""
+    size = min(AGREEMENT_TOP, len(units))
+    tops = [set(units[name].abs().nlargest(size).index) for name in ("estimate", "exact")]
+    spearman = units["estimate"].corr(units["exact"], "spearman") if len(units) > 2 else np.nan
+    return float(spearman), len(tops[0] & tops[1]), size
+
+
+def position_effects(run: RunTables, key: SweepKey, pair: str) -> pd.DataFrame:
+    """Effects of every unit at every single position of one pair; exact if patched, else estimated. Empty without."""
+    rows = plain_types(run.table(PATCHING.name))
+    for name, value in zip([*SWEEP_KEYS, "pair"], [*key, pair], strict=True):
+        rows = rows[rows[name] == value]
+    rows = rows[rows["position"] != ALL_POSITIONS]
+    exact = rows[rows["method"] == "exact"]
+    return exact if len(exact) else rows
+
+
+def _usable_rows(run: RunTables) -> pd.DataFrame | None:
+    """Rows of patches at all positions, of pairs with a normalised effect; None if the run has no such table."""
+    if PATCHING.name not in run.tables:
+        return None
+    rows = run.table(PATCHING.name)
+    return plain_types(rows[(rows["position"] == ALL_POSITIONS) & rows["is_normalised"]])
+
+
+def _best_method(rows: pd.DataFrame) -> pd.DataFrame:
+    """The exact rows of units that were patched exactly, and the estimates of the others."""
+    is_exact = rows["method"] == "exact"
+    has_exact = is_exact.groupby([rows[name] for name in [*SWEEP_KEYS, *UNIT_KEYS]]).transform("any")
+    return rows[is_exact | ~has_exact]
+
+
+def _t_test(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Two-sided p-values of mean 0 over pairs for each row of [units, pairs]; NaN below three pairs."""
+    units, pairs = values.shape
+    if pairs < MIN_DOCUMENTS:
+        return np.full(units, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = values.mean(axis=1) / (values.std(axis=1, ddof=1) / np.sqrt(pairs))
+    return np.asarray(np.where(np.isnan(t), 1.0, 2 * stdtr(pairs - 1, -np.abs(t))))
+
+
+def _adjust(p: pd.Series) -> pd.Series:
+    """Benjamini-Hochberg adjusted p-values of a sweep, NaN where p is NaN."""
+    if p.isna().all():
+        return p
+    from scipy.stats import false_discovery_control  # takes a second to import
+
+    return pd.Series(false_discovery_control(p.fillna(1)), p.index).where(p.notna())

@@ -1,0 +1,189 @@
+"""Findings of the patching probe: the heads with the largest effects, agreement of estimates, models; glossary."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.report.blocks import Finding, FindingData, Term
+from headscope.report.text import head_mask
+from headscope.runs.aggregation import MIN_DOCUMENTS
+from headscope.runs.run import Run
+from probes.patching import PROBE
+from probes.patching.analysis import (
+    SWEEP_KEYS,
+    UNIT_KEYS,
+    SweepKey,
+    agreement_of,
+    decisive_units,
+    estimate_agreement,
+    largest_unit,
+    pair_metrics,
+    sweeps,
+)
+from probes.patching.schema import (
+    ACTIVATION_LABELS,
+    METRIC_LABELS,
+    METRIC_UNITS,
+    MIN_DIFFERENCE,
+    PATCHING,
+    WHOLE_GROUP,
+)
+
+GLOSSARY = (
+    Term(
+        "Activation patching",
+        "Run one prompt of a pair with one activation of one head taken from the run of the other prompt. Denoising "
+        "puts a clean activation into the corrupted run: it asks whether the head is sufficient to restore the answer. "
+        "Noising puts a corrupted activation into the clean run: it asks whether the head is necessary. An effect of 0 "
+        "changes nothing; an effect of 1 moves the metric to its value in the other run.",
+        "(m(patched) - m(unpatched)) / (m(other) - m(unpatched))",
+        (PATCHING.name,),
+    ),
+    Term(
+        "Attribution patching",
+        "An estimate of all patches from one backward pass: the gradient of the metric with respect to the head's "
+        "output, times the change of that output. Attention weights are recomputed with the patched queries or keys "
+        "(AtP*). Estimates select the heads to patch exactly; they decide nothing.",
+        "Σᵢ ⟨∂m/∂zᵢ, z′ᵢ − zᵢ⟩",
+        (PATCHING.name,),
+    ),
+)
+
+
+def findings(run: Run) -> Iterator[Finding]:
+    """The pairs of each model and set, the largest effects of each sweep, agreement of estimates, changes of models."""
+    if PATCHING.name not in run.tables:
+        return
+    for (model, prompts, metric), pairs in run.derived(pair_metrics).groupby(
+        ["model", "prompts", "metric"], sort=False
+    ):
+        yield Finding(PROBE.title, _describe_pairs(str(model), str(prompts), str(metric), pairs), str(model))
+    for key, units in run.derived(sweeps):
+        yield _sweep_finding(key, units)
+    agreement: Any = run.derived(estimate_agreement).groupby(SWEEP_KEYS, sort=False)
+    for key, units in agreement:
+        yield _agreement_finding(key, units)
+    yield from _model_findings(run)
+
+
+def head_findings(run: Run, model: str, layer: int, head: int) -> Iterator[str]:
+    """The effect of a head or its KV group on every prompt set, with its rank."""
+    if PATCHING.name not in run.tables:
+        return
+    for key, units in run.derived(sweeps):
+        unit = unit_of_head(run, units, layer, head)
+        if key[0] == model and len(unit):
+            row = unit.iloc[0]
+            rank = int((units["effect"].abs() > abs(row["effect"])).sum()) + 1
+            yield (
+                f"{describe_sweep(key)}, {key[1]}, in {model}: effect {format_effect(row)} for {unit_label(row)}, rank "
+                f"{rank} of {len(units)} by size."
+            )
+
+
+def unit_of_head(run: Run, units: pd.DataFrame, layer: int, head: int) -> pd.DataFrame:
+    """The unit that is or contains a query head, as one row; no row if the sweep lacks it."""
+    rows = run.heads[head_mask(run.heads, layer, head)]
+    group = rows["kv_group"].iloc[0] if len(rows) else -1
+    in_group = (units["layer"] == layer) & (units["kv_group"] == group)
+    unit: pd.DataFrame = units[in_group & units["head"].isin([WHOLE_GROUP, head])]
+    return unit
+
+
+def unit_label(unit: pd.Series) -> str:
+    """Name of a unit in a sentence: "layer 3, head 1"."""
+    name = f"KV group {unit['kv_group']}" if unit["head"] == WHOLE_GROUP else f"head {unit['head']}"
+    return f"layer {unit['layer']}, {name}"
+
+
+def describe_sweep(key: SweepKey) -> str:
+    """Text naming what is patched: "Denoising of the head output z"."""
+    return f"{key[4].capitalize()} of the {ACTIVATION_LABELS[key[3]]}"
+
+
+def describe_methods(units: pd.DataFrame) -> str:
+    """Text with the number of exact and estimated units."""
+    exact = int((units["method"] == "exact").sum())
+    if exact == len(units):
+        return f"all {exact} units exact"
+    return f"{exact} of {len(units)} units exact, the others estimated" if exact else f"{len(units)} units estimated"
+
+
+def format_effect(unit: pd.Series) -> str:
+    """The effect with its interval and method: "+0.45 (95 % confidence interval +0.40 to +0.50, exact)"."""
+    bounds = "" if np.isnan(unit["low"]) else f"95 % confidence interval {unit['low']:+.2f} to {unit['high']:+.2f}, "
+    return f"{unit['effect']:+.2f} ({bounds}{'exact' if unit['method'] == 'exact' else 'an estimate'})"
+
+
+def _describe_pairs(model: str, prompts: str, metric: str, pairs: pd.DataFrame) -> str:
+    clean, corrupted = pairs["metric_clean"].mean(), pairs["metric_corrupted"].mean()
+    left_out = int((~pairs["is_normalised"]).sum())
+    unit = METRIC_UNITS[metric]
+    text = (
+        f"{model}, {prompts}, {len(pairs)} pairs: the mean {METRIC_LABELS[metric]} is {clean:.2f} {unit} for clean and "
+        f"{corrupted:.2f} for corrupted prompts."
+    )
+    if not left_out:
+        return text
+    verb = "pair differs" if left_out == 1 else "pairs differ"
+    return f"{text} {left_out} {verb} by less than {MIN_DIFFERENCE} {unit}; means leave them out."
+
+
+def _sweep_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
+    """The units of largest and lowest effect, exact ones if there are any, and how many effects differ from zero."""
+    model, prompts = key[:2]
+    exact, largest, pairs = units[units["method"] == "exact"], largest_unit(units), int(units["pairs"].max())
+    smallest = decisive_units(units).sort_values("effect", kind="stable").iloc[0]
+    significant = int((exact["p_adjusted"] < 0.05).sum())
+    if exact.empty:
+        significance = "Estimates do not decide whether an effect is real"
+    elif pairs < MIN_DOCUMENTS:
+        significance = "Too few pairs for a significance test"
+    else:
+        significance = (
+            f"{significant} of {len(exact)} exact effects differ from zero (false discovery rate 5 % over "
+            f"{len(units)} units)"
+        )
+    text = (
+        f"{describe_sweep(key)}, {prompts}, in {model} ({pairs} pairs; {describe_methods(units)}): the largest effect "
+        f"is that of {unit_label(largest)}, {format_effect(largest)}. The lowest is that of {unit_label(smallest)}, "
+        f"{format_effect(smallest)}. {significance}."
+    )
+    head = None if largest["head"] == WHOLE_GROUP else int(largest["head"])
+    data = FindingData(largest["effect"], largest["low"], largest["high"], pairs, int(largest["layer"]), head)
+    return Finding(PROBE.title, text, model, data=data)
+
+
+def _agreement_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
+    spearman, shared, size = agreement_of(units)
+    correlation = "not defined" if np.isnan(spearman) else f"{spearman:.2f}"
+    return Finding(
+        PROBE.title,
+        f"{describe_sweep(key)}, {key[1]}, in {key[0]}: over {len(units)} units with both, the rank correlation of "
+        f"estimates with exact effects is {correlation}; {shared} of the top {size} by size are the same.",
+        key[0],
+        data=FindingData(spearman, n=len(units)),
+    )
+
+
+def _model_findings(run: Run) -> Iterator[Finding]:
+    """How the effects of each sweep change from the first model to each other one."""
+    all_sweeps = dict(run.derived(sweeps))
+    for key, units in all_sweeps.items():
+        base = all_sweeps.get((run.models[0], *key[1:]))
+        if key[0] == run.models[0] or base is None:
+            continue
+        both = base.merge(units, on=UNIT_KEYS, suffixes=("_base", ""))
+        both = both.assign(change=both["effect"] - both["effect_base"])
+        top = both.iloc[int(both["change"].abs().argmax())]
+        estimated = int(((both["method"] != "exact") | (both["method_base"] != "exact")).sum())
+        note = f" {estimated} of {len(both)} units are estimated in at least one model." if estimated else ""
+        yield Finding(
+            PROBE.title,
+            f"{describe_sweep(key)}, {key[1]}, {key[0]} against {run.models[0]}: the rank correlation of the effects "
+            f"of {len(both)} units is {both['effect'].corr(both['effect_base'], 'spearman'):.2f}. The largest change "
+            f"is that of {unit_label(top)}, from {top['effect_base']:+.2f} to {top['effect']:+.2f}.{note}",
+            key[0],
+        )

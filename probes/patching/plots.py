@@ -1,0 +1,148 @@
+"""Plots of activation patching: layer x head matrix, head x position, estimates against exact effects, one head."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from headscope.plots import head_scatter, style
+from headscope.plots.rotary import ZERO_CENTRED_SCALE
+from headscope.report.text import to_visible_line
+from probes.patching.analysis import SweepKey, largest_unit
+from probes.patching.findings import describe_methods, describe_sweep, format_effect, unit_label
+from probes.patching.schema import WHOLE_GROUP
+
+MAX_POSITION_UNITS = 20
+"""Units in a plot of effects by position."""
+ESTIMATE_MARK = "~"
+"""Marks estimated units in a matrix."""
+
+
+def plot_matrix(key: SweepKey, units: pd.DataFrame) -> go.Figure:
+    """Heatmap of the mean effect by layer and unit. Estimated units are marked.
+
+    Colours saturate at the 99 % quantile of |effect|.
+    """
+    is_group = bool((units["head"] == WHOLE_GROUP).all())
+    columns = units["kv_group"] if is_group else units["head"]
+    grid = np.full((int(units["layer"].max()) + 1, int(columns.max()) + 1), np.nan)
+    marks, hover = (np.full(grid.shape, "", dtype=object) for _ in range(2))
+    head_ids = np.full((*grid.shape, 3), np.nan)
+    grid[units["layer"], columns] = units["effect"]
+    head_ids[units["layer"], columns] = units[["layer", "head", "kv_group"]]
+    marks[units["layer"], columns] = np.where(units["method"] == "exact", "", ESTIMATE_MARK)
+    hover[units["layer"], columns] = [format_effect(unit) for _, unit in units.iterrows()]
+    limit = max(float(np.nanquantile(np.abs(grid), 0.99)), 1e-3)
+    figure = style.new_figure("", int(np.clip(160 + 18 * len(grid), 280, 760)))
+    figure.update_layout(title=_title(key, describe_methods(units)))
+    has_both = 0 < (units["method"] == "exact").sum() < len(units)
+    unit_name = "KV group" if is_group else "head"
+    figure.add_heatmap(
+        x=list(range(grid.shape[1])),
+        y=list(range(grid.shape[0])),
+        z=grid,
+        zmin=-limit,
+        zmax=limit,
+        customdata=head_ids,
+        text=marks if has_both else None,
+        texttemplate="%{text}" if has_both else None,
+        hovertext=hover,
+        hovertemplate=f"layer %{{y}}, {unit_name} %{{x}}<br>effect %{{hovertext}}<extra></extra>",
+        colorbar={"title": {"text": "effect"}},
+        xgap=1,
+        ygap=1,
+        **ZERO_CENTRED_SCALE,
+    )
+    figure.update_xaxes(title_text=unit_name, dtick=max(1, grid.shape[1] // 16), showgrid=False, showline=False)
+    figure.update_yaxes(title_text="layer", dtick=max(1, len(grid) // 16), showgrid=False, showline=False)
+    return style.set_metadata(style.declare_head_points(style.set_top_margin(figure, 62)), value="effect")
+
+
+def plot_positions(key: SweepKey, pair: str, rows: pd.DataFrame, tokens: pd.DataFrame) -> go.Figure:
+    """Heatmap of one pair's effects by unit and token, for the units of largest effect at any position.
+
+    `rows` are those of `analysis.position_effects`; `tokens` are the pair's rows of `patching_tokens`.
+    """
+    by_unit = rows.pivot_table(index=["layer", "kv_group", "head"], columns="position", values="effect")
+    top = by_unit.loc[by_unit.abs().max(axis=1).nlargest(MAX_POSITION_UNITS).index].sort_index(ascending=False)
+    words = tokens.set_index("position").reindex(top.columns)
+    labels = [_token_label(clean, corrupted) for clean, corrupted in words[["clean", "corrupted"]].to_numpy()]
+    limit = max(float(np.nanquantile(np.abs(top.to_numpy()), 0.99)), 1e-3)
+    method = "exact" if (rows["method"] == "exact").all() else "estimated"
+    figure = style.new_figure("", 190 + 20 * len(top)).update_layout(title=_title(key, f"{pair}, {method}"))
+    figure.add_heatmap(
+        x=list(range(len(labels))),
+        y=[_unit_tick(*unit) for unit in top.index],
+        z=top.to_numpy(),
+        zmin=-limit,
+        zmax=limit,
+        hovertemplate="%{y}, position %{x}<br>effect %{z:+.3f}<extra></extra>",
+        colorbar={"title": {"text": "effect"}},
+        xgap=1,
+        ygap=1,
+        **ZERO_CENTRED_SCALE,
+    )
+    figure.update_xaxes(tickvals=list(range(len(labels))), ticktext=labels, tickangle=-60, showgrid=False)
+    figure.update_yaxes(type="category", showgrid=False)
+    return style.set_metadata(style.set_top_margin(figure, 62), value="effect", x="position")
+
+
+def plot_agreement(key: SweepKey, units: pd.DataFrame) -> go.Figure:
+    """Scatter plot of the estimated against the exact effect, one point per unit; the dashed line is y = x."""
+    figure = style.new_figure("").update_layout(title=_title(key, f"{len(units)} units with estimate and exact effect"))
+    head_scatter.add_points(figure, units, "exact", "estimate", "exact %{x:+.3f}<br>estimate %{y:+.3f}")
+    values = units[["exact", "estimate"]].to_numpy(dtype=np.float64)
+    head_scatter.add_diagonal(figure, [values.min(), values.max()])
+    figure.update_xaxes(title_text="exact effect")
+    figure.update_yaxes(title_text="estimated effect")
+    return head_scatter.add_layer_colorbar(figure, top_margin=62)
+
+
+def plot_head(effects: pd.DataFrame, models: Sequence[str], layer: int, head: int) -> go.Figure:
+    """Bars of one head's effect on every prompt set and activation, by model. Hollow bars are estimates.
+
+    `effects` are the rows of the head or its KV group of `analysis.unit_effects`.
+    """
+    figure = style.new_figure(f"Patching effects of layer {layer}, head {head}")
+    effects = effects.assign(model=effects["model"].astype(pd.CategoricalDtype(list(models))))
+    for label, model_style in style.model_styles(effects).items():
+        rows = effects[effects["model"] == label]
+        figure.add_bar(
+            x=[f"{row['prompts']}<br>{row['activation']}, {row['direction']}" for _, row in rows.iterrows()],
+            y=rows["effect"],
+            error_y=style.error_bars(rows["effect"], rows["low"], rows["high"]) if rows["low"].notna().any() else None,
+            marker={
+                "color": model_style.colour,
+                "opacity": [1.0 if method == "exact" else 0.45 for method in rows["method"]],
+            },
+            text=[format_effect(row) for _, row in rows.iterrows()],
+            textposition="none",
+            hovertemplate="%{x}: %{text}<extra>" + model_style.name + "</extra>",
+            name=model_style.name,
+        )
+    figure.update_yaxes(title_text="effect")
+    figure.update_xaxes(type="category", showgrid=False)
+    return figure.update_layout(barmode="group")
+
+
+def describe_largest(units: pd.DataFrame) -> str:
+    """A sentence with the unit of largest effect."""
+    largest = largest_unit(units)
+    return f"Largest effect: {unit_label(largest)}, {format_effect(largest)}."
+
+
+def _title(key: SweepKey, subtitle: str) -> dict[str, object]:
+    text = f"{describe_sweep(key)}, {style.escape_label(key[1])}: {style.escape_label(key[0])}"
+    subtitle = style.escape_label(subtitle, 80)
+    return {"text": text, "subtitle": {"text": subtitle, "font": {"size": 12, "color": style.TEXT_COLOUR}}}
+
+
+def _token_label(clean: str, corrupted: str) -> str:
+    """The token of the clean prompt and, if it differs, that of the corrupted prompt."""
+    first, second = (style.escape_label(to_visible_line(text), 20) for text in (clean, corrupted))
+    return first if clean == corrupted else f"{first} | {second}"
+
+
+def _unit_tick(layer: int, kv_group: int, head: int) -> str:
+    return f"L{layer} group {kv_group}" if head == WHOLE_GROUP else f"L{layer}H{head}"

@@ -1,0 +1,196 @@
+"""Options, stored tables and synthetic rows of the patching probe."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, model_validator
+
+from headscope.runs.arrow import Rows
+from headscope.runs.columns import GROUP, LAYER, MODEL, Column, Table, key
+from headscope.runs.synthetic import Sizes
+from headscope.study.config import Options
+
+MIN_DIFFERENCE = 0.5
+"""Least |m(clean) - m(corrupted)| of a pair whose effects are normalised, in logits or nats [ours]."""
+MAX_UNITS = 1_000_000
+"""More units than any model has."""
+
+Activation = Literal["z", "q", "k", "v", "pattern"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+ACTIVATION_LABELS: Mapping[str, str] = {
+    "z": "head output z",
+    "q": "queries",
+    "k": "keys",
+    "v": "values",
+    "pattern": "attention pattern",
+}
+METRIC_LABELS: Mapping[str, str] = {
+    "logit_diff": "logit difference",
+    "logprob": "log-probability of the answer",
+    "kl": "KL divergence from the clean run",
+    "nll": "loss of the answer",
+}
+METRIC_UNITS: Mapping[str, str] = {"logit_diff": "logits", "logprob": "nats", "kl": "nats", "nll": "nats/token"}
+ALL_POSITIONS = -1
+"""Value of `position` for a patch of all positions."""
+WHOLE_GROUP = -1
+"""Value of `head` for a patch of a KV group."""
+
+
+class PatchingOptions(Options):
+    """Activation patching: run one prompt of a pair with an activation of the other run."""
+
+    pairs: list[Annotated[str, Field(min_length=1)]] = Field(
+        ["ioi"],
+        min_length=1,
+        description="sets of prompt pairs: ioi, greater-than, induction, needle, or a JSON lines file with the keys "
+        "name, clean, corrupted, answer, wrong, group",
+    )
+    metric: Literal["logit_diff", "logprob", "kl", "nll"] = Field(
+        "logit_diff",
+        description="logit_diff: logit of the answer minus logit of the wrong answer; logprob: log-probability of the "
+        "answer; kl: KL divergence from the clean run; nll: mean loss of the answer's tokens",
+    )
+    activations: list[Activation] = Field(
+        ["z"],
+        min_length=1,
+        description="activations to patch: z (head output), q, k (after rotation), v, pattern (attention weights)",
+    )
+    positions: Literal["all", "each"] = Field(
+        "all", description="all: patch all positions together; each: also every position of the prompt by itself"
+    )
+    directions: list[Literal["denoising", "noising"]] = Field(
+        ["denoising"],
+        min_length=1,
+        description="denoising: clean activations in the corrupted run; noising: corrupted activations in the clean "
+        "run",
+    )
+    method: Literal["exact", "estimate", "verify"] = Field(
+        "verify", description="exact: patch every unit; estimate: from gradients; verify: estimate all, patch the top"
+    )
+    top: int = Field(
+        10, ge=1, le=MAX_UNITS, description="for verify: number of units with the largest estimates to patch exactly"
+    )
+    random: int = Field(10, ge=0, le=MAX_UNITS, description="for verify: number of random other units to patch exactly")
+    count: int = Field(32, ge=1, le=1_000_000, description="number of pairs of a generated set")
+    length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the sets induction and needle")
+    align: Literal["equal", "end"] = Field(
+        "equal",
+        description="equal: clean and corrupted prompt have the same number of tokens; end: patch only their common "
+        "last tokens",
+    )
+
+    @model_validator(mode="after")
+    def _check_gradient(self) -> "PatchingOptions":
+        if self.metric == "kl" and "noising" in self.directions and self.method != "exact":
+            raise ValueError(
+                "kl cannot be estimated for noising: its gradient is 0 in the clean run. Use method exact, or another "
+                "metric"
+            )
+        return self
+
+
+PROMPTS = key("prompts", "label", "", "set of prompt pairs: a generated set, or the name of a file", None)
+PAIR_NAME = key("pair", "label", "", "name of the prompt pair within its set", None)
+POSITION = key(
+    "position", "index32", "tokens", "patched position of the clean prompt; -1: all positions", ALL_POSITIONS
+)
+
+PATCHING = Table(
+    "patching",
+    "metric of one prompt of a pair when one unit's activation comes from the run of the other prompt",
+    (
+        MODEL,
+        PROMPTS,
+        PAIR_NAME,
+        LAYER,
+        key("head", "index16", "", "query head within the layer, from 0; -1 if the unit is a KV group (k, v)", -1),
+        GROUP,
+        key("activation", "label", "", "patched activation: z, q, k, v or pattern (q and k)", None),
+        POSITION,
+        key(
+            "direction",
+            "label",
+            "",
+            "denoising: clean activation in the corrupted run; noising: corrupted activation in the clean run",
+            None,
+        ),
+        key("metric", "label", "", "logit_diff, logprob, kl or nll", None),
+        key("method", "label", "", "exact: the run was patched; estimate: first order in the head's output z", None),
+        Column("group", "label", "", "kind of pair within its set"),
+        Column("metric_clean", "value", "logits, nats", "metric of the clean run"),
+        Column("metric_corrupted", "value", "logits, nats", "metric of the corrupted run"),
+        Column("metric_patched", "value", "logits, nats", "metric of the patched run, or its estimate"),
+        Column(
+            "is_normalised",
+            "flag",
+            "",
+            f"whether clean and corrupted metric differ by at least {MIN_DIFFERENCE}; means leave out others [ours]",
+        ),
+        Column(
+            "effect",
+            "value",
+            "",
+            "share of the metric's difference that the patch moves: (patched - unpatched) / (other - unpatched); 0 "
+            "without effect, 1 if the patched run equals the other; 0 where is_normalised is false",
+        ),
+    ),
+)
+PATCHING_TOKENS = Table(
+    "patching_tokens",
+    "tokens of the prompts that were patched position by position",
+    (
+        MODEL,
+        PROMPTS,
+        PAIR_NAME,
+        key("position", "index32", "tokens", "position in the clean prompt"),
+        Column("clean", "text", "", "token of the clean prompt"),
+        Column("corrupted", "text", "", "token of the corrupted prompt at the corresponding position"),
+    ),
+)
+TABLES = (PATCHING, PATCHING_TOKENS)
+
+
+def effect_columns(patched: Any, clean: float, corrupted: float, direction: str) -> dict[str, Any]:
+    """The value columns of patched metrics (a scalar or an array)."""
+    unpatched, other = (corrupted, clean) if direction == "denoising" else (clean, corrupted)
+    is_normalised = abs(clean - corrupted) >= MIN_DIFFERENCE
+    effect = (patched - unpatched) / (other - unpatched) if is_normalised else 0 * patched
+    return {
+        "metric_clean": clean,
+        "metric_corrupted": corrupted,
+        "metric_patched": patched,
+        "is_normalised": is_normalised,
+        "effect": effect,
+    }
+
+
+def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tuple[str, Mapping[str, Rows]]]:
+    """One cell per pair; heads with growth near 0 have the largest effects, and estimates are a little off."""
+    for number in range(sizes.docs):
+        rng = np.random.default_rng([sizes.seed, model_index, number])
+        prompts, pair = ("ioi", "induction")[number % 2], f"pair {number // 2}"
+        place = {"model": model, "prompts": prompts, "pair": pair}
+        blocks = [_synthetic_activation(sizes.units, activation, rng) for activation in ACTIVATIONS]
+        tokens = pd.DataFrame({"position": range(3), "clean": ["a", " b", " c"], "corrupted": ["a", " x", " c"]})
+        rows = pd.concat(blocks, ignore_index=True).assign(**place)
+        yield f"{prompts} {pair}", {"patching": rows, "patching_tokens": tokens.assign(**place)}
+
+
+def _synthetic_activation(heads: pd.DataFrame, activation: Activation, rng: np.random.Generator) -> pd.DataFrame:
+    """Exact and estimated rows of one activation; those of z also at three positions."""
+    units = heads
+    if activation in ("k", "v"):
+        units = heads.groupby(["layer", "kv_group"], as_index=False)["growth"].min().assign(head=WHOLE_GROUP)
+    positions = [ALL_POSITIONS, 0, 1, 2] if activation == "z" else [ALL_POSITIONS]
+    rows = pd.concat([units.assign(position=at) for at in positions], ignore_index=True)
+    true_effect = np.exp(-12 * rows["growth"]) / np.where(rows["position"] < 0, 1, 3)
+    blocks = []
+    for method, noise in (("exact", 0.0), ("estimate", 0.02)):
+        patched = -1 + 3 * (true_effect + rng.normal(0, 0.01 + noise, len(rows)))
+        keys = {"activation": activation, "direction": "denoising", "metric": "logit_diff", "method": method}
+        columns = effect_columns(patched, 2.0, -1.0, "denoising")
+        blocks.append(rows.drop(columns="growth").assign(group="", **keys, **columns))
+    return pd.concat(blocks, ignore_index=True)

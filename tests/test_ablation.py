@@ -1,0 +1,136 @@
+"""`hs.ablated`: heads without their output in passes and in generation, and the model as before afterwards."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import families
+from support.tiny_studies import save_texts, tokenizer
+from torch import Tensor
+
+import headscope as hs
+from headscope.errors import BadInput
+from headscope.forward.ablation import REFERENCE_TOKENS, heads_by_layer
+from headscope.heads import HeadSet
+from headscope.positions.model import Model
+from headscope.prompts.texts import load_token_documents
+
+IDS = torch.randint(3, families.VOCAB, (2, 12), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return hs.load(families.MEASURABLE["llama-gqa"](), tokenizer=tokenizer())
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_texts(tmp_path_factory.mktemp("reference") / "texts", words=REFERENCE_TOKENS)
+
+
+@torch.no_grad()
+def logits(model: Model, ids: Tensor = IDS) -> Tensor:
+    return model.module(ids, use_cache=False).logits
+
+
+def replaced_columns(model: Model, layer: int, head: int, new: Any) -> Callable[[], None]:
+    """Replace the head's columns of the input of o_proj by hand; returns a function that undoes it."""
+
+    def replace(module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
+        z = args[0].clone()
+        z[..., 16 * head : 16 * (head + 1)] = new
+        return (z,)
+
+    return model.module.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(replace).remove
+
+
+def test_zero_ablation_equals_zeros_at_the_input_of_o_proj(model: Model) -> None:
+    with hs.ablated(model, ["L1H2", "L3H0"]):
+        actual = logits(model)
+    undo = [replaced_columns(model, 1, 2, 0.0), replaced_columns(model, 3, 0, 0.0)]
+    expected = logits(model)
+    for remove in undo:
+        remove()
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    assert (expected - logits(model)).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_mean_ablation_equals_the_mean_over_the_reference_text_at_the_input_of_o_proj(model: Model, text: str) -> None:
+    recorded: list[Tensor] = []
+    o_proj = model.module.model.layers[2].self_attn.o_proj
+    hook = o_proj.register_forward_pre_hook(lambda module, args: recorded.append(args[0]))
+    (document,) = load_token_documents(text, tokenizer(), 1, REFERENCE_TOKENS)
+    model.module(torch.tensor([document.ids]), use_cache=False)
+    hook.remove()
+    mean = recorded[0][0, :, 16:32].double().mean(0).float()
+    with hs.ablated(model, {2: [1]}, "mean", text=text):
+        actual = logits(model)
+    undo = replaced_columns(model, 2, 1, mean)
+    expected = logits(model)
+    undo()
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_resample_ablation_takes_outputs_of_the_reference_text_and_is_seeded(model: Model, text: str) -> None:
+    def run(seed: int) -> Tensor:
+        with hs.ablated(model, ["L2H1"], "resample", text=text, seed=seed):
+            return logits(model)
+
+    assert torch.equal(run(0), run(0))
+    assert not torch.equal(run(0), run(1))
+    assert (run(0) - logits(model)).abs().max() > 0.01
+
+
+def test_a_head_set_a_mapping_pairs_and_names_ablate_the_same_heads(model: Model) -> None:
+    expected = {1: [0, 2], 3: [1]}
+    for heads in (
+        HeadSet(((3, 1), (1, 2), (1, 0))),
+        {1: [2, 0], 3: [1]},
+        ["L3H1", "1.2", "L1H0"],
+        [(3, 1), (1, 2), (1, 0), (1, 0)],
+    ):
+        assert heads_by_layer(model, heads) == expected
+
+
+def test_generation_runs_without_the_ablated_heads_and_with_them_afterwards(model: Model) -> None:
+    def generate() -> Tensor:
+        return model.module.generate(IDS[:1], max_new_tokens=6, do_sample=False, pad_token_id=0)
+
+    before, everything = generate(), {layer: range(4) for layer in range(4)}
+    with hs.ablated(model, everything):
+        ablated = generate()
+        step_by_step = IDS[:1]
+        for _ in range(6):
+            step_by_step = torch.cat([step_by_step, logits(model, step_by_step)[:, -1:].argmax(-1)], 1)
+    assert torch.equal(ablated, step_by_step)
+    assert not torch.equal(ablated, before)
+    assert torch.equal(generate(), before)
+
+
+def test_leaving_restores_the_model_bit_for_bit(model: Model) -> None:
+    before, implementation = logits(model), model.module.config._attn_implementation
+    with pytest.raises(RuntimeError, match="inside"), hs.ablated(model, ["L0H0"]):
+        raise RuntimeError("inside")
+    assert torch.equal(logits(model), before)
+    assert model.module.config._attn_implementation == implementation
+
+
+@pytest.mark.parametrize(
+    ("heads", "kind", "message"),
+    [
+        (["L9H0"], "zero", "has no head L9H0. Its layers with attention are 0, 1, 2, 3, with heads 0 to 3"),
+        ([(0, 4)], "zero", "has no head L0H4"),
+        (["2.g0"], "zero", "is a KV group"),
+        (["head"], "zero", "'head' is not a head"),
+        ([], "zero", "no heads to ablate"),
+        (["L0H0"], "maen", r"unknown ablation 'maen' (did you mean 'mean'?). Use one of: zero, mean, resample"),
+    ],
+)
+def test_heads_that_do_not_exist_and_unknown_kinds_are_refused(
+    model: Model, heads: Any, kind: Any, message: str
+) -> None:
+    with pytest.raises(BadInput) as error, hs.ablated(model, heads, kind):
+        pass
+    assert message in str(error.value)

