@@ -42,8 +42,12 @@ def head_statistics(run: RunTables) -> pd.DataFrame | None:
     """`far_weight` by (model, layer, head, kv_group) at the longest length, with its interval over documents."""
     if "far_keys" not in run.tables:
         return None
-    rows = rows_at_longest_length(plain_types(run.table("far_keys")))
-    return mean_with_interval(rows.groupby([*HEAD_KEYS, "doc"])["weight"].mean(), "far_weight", 0, 1)
+    keys = [*HEAD_KEYS, "doc"]
+    rows = rows_at_longest_length(run.table("far_keys")[[*keys, "context_length", "weight"]])
+    # There are millions of rows, so only the means get plain types.
+    means = rows.astype({"weight": "float64"}).groupby(keys, observed=True)["weight"].mean()
+    means = plain_types(means.reset_index()).set_index(keys)["weight"].sort_index()
+    return mean_with_interval(means, "far_weight", 0, 1)
 
 
 @dataclass(frozen=True)
