@@ -42,12 +42,12 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_MODULES[name]), name)
     # `from headscope import plugins` calls this before it imports the submodule.
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
-        from headscope.plugins import requestable_probes
+        from headscope.plugins import probe_functions
 
-        if name in requestable_probes():
+        if name in probe_functions():
             from headscope.api import probe_function
 
-            return probe_function(name)
+            return probe_function(probe_functions()[name].name)
         from headscope.runs.old_names import PROBES
 
         if name in PROBES:
@@ -56,6 +56,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from headscope.plugins import requestable_probes
+    from headscope.plugins import probe_functions
 
-    return [*globals(), *_MODULES, *requestable_probes()]
+    return [*globals(), *_MODULES, *probe_functions()]

@@ -62,7 +62,7 @@ def probe_function(name: str) -> Callable[..., Run]:
     def call(*args: Any, **keywords: Any) -> Run:
         return run_probe(name, **signature.bind(*args, **keywords).arguments)
 
-    call.__name__ = call.__qualname__ = name
+    call.__name__ = call.__qualname__ = probe.function_name
     call.__doc__ = _docstring(probe, options)
     call.__signature__ = signature  # type: ignore[attr-defined]
     return call

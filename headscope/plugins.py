@@ -48,8 +48,7 @@ class Probe:
     """The declaration of one analysis: its name, and where its parts are.
 
     A part is written "module:attribute", or "" if the probe has no such part. Only the modules of `runner` and `bench`
-    may
-    import torch. The types below are exported by `headscope.plugin_api`.
+    may import torch. The types below are exported by `headscope.plugin_api`.
     """
 
     name: str
@@ -100,6 +99,8 @@ class Probe:
     """Its inputs: models (or one checkpoint), a text, a number of documents."""
     command: str = ""
     """Its command, if that differs from its name."""
+    function: str = ""
+    """Its function in Python, if that differs from its name."""
     tab: str | None = ""
     """Its name in the navigation of the app, if that differs from its title; None if it has no page of its own."""
     explorer_tab: str = ""
@@ -110,13 +111,17 @@ class Probe:
     """Its position among the probes in runs, reports and the app."""
     runs_always: bool = False
     """Whether it runs for every model of every study without being requested. It then has no options and no command,
-    and
-    its jobs also return the model's entry in run.json."""
+    and its jobs also return the model's entry in run.json."""
 
     @property
     def command_name(self) -> str:
         """The name of its command."""
         return self.command or self.name
+
+    @property
+    def function_name(self) -> str:
+        """The name of its function in Python: `hs.<name>`."""
+        return self.function or self.name
 
     @property
     def command_line(self) -> str:
@@ -144,6 +149,11 @@ def probes() -> Mapping[str, Probe]:
 def requestable_probes() -> Mapping[str, Probe]:
     """The installed probes that a study or command can request: all but those that always run."""
     return {name: probe for name, probe in probes().items() if not probe.runs_always}
+
+
+def probe_functions() -> Mapping[str, Probe]:
+    """The requestable probes by the names of their functions in Python."""
+    return {probe.function_name: probe for probe in requestable_probes().values()}
 
 
 def load_part(probe: Probe, kind: Kind) -> Any:

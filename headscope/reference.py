@@ -84,7 +84,7 @@ def _functions() -> list[str]:
             default_text = ", ".join(map(str, default)) if isinstance(default, list) else str(default)
             rows.append(f"| `{name}` | {default_text} | {_plain((field.description or '') + choices(field))} |")
         takes = "model, " if {"models", "model"} & set(probe.takes) else ""
-        parts.append(f"### hs.{probe.name}({takes}...)\n\n{probe.summary}\n\n" + "\n".join(rows))
+        parts.append(f"### hs.{probe.function_name}({takes}...)\n\n{probe.summary}\n\n" + "\n".join(rows))
     return parts
 
 

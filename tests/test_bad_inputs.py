@@ -92,7 +92,7 @@ def of_schemes() -> Iterator[Any]:
 
 SECTIONS = (
     *("measure", "adapt", "pretrain", "influence", "needle", "window", "scaling"),
-    *("detectors", "patterns", "attribution", "evaluate"),
+    *("detectors", "patterns", "attribution", "evaluate", "patching", "ablation"),
 )
 WHOLE = {
     "adapt": ("lora_rank", "lora_alpha", "warmup", "save_every", "validation_length", "recompute_above"),

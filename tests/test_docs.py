@@ -62,7 +62,7 @@ def test_every_function_and_its_keywords_are_in_the_reference():
     options_of = dict(plugins.load_parts("options"))
     assert [probe.name for probe in options_of] == [*plugins.requestable_probes()]
     for probe, options in options_of.items():
-        chapter = REFERENCE.split(f"### hs.{probe.name}(")[1].split("\n### ")[0]
+        chapter = REFERENCE.split(f"### hs.{probe.function_name}(")[1].split("\n### ")[0]
         for name, field in options.model_fields.items():
             assert field.description, f"{probe.name}.{name}"
             assert f"| `{name}` |" in chapter or name == "models"

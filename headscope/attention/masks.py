@@ -135,7 +135,7 @@ def encode_mask(
 
 
 def with_window(encoded_mask: Tensor | None, window: int, device: torch.device | str) -> Tensor:
-    """An encoded mask without a window, restricted to the last `window` keys of each query."""
+    """An encoded mask that has no window, restricted to a window of the last keys of each query."""
     if encoded_mask is None:
         return _pack_mask(torch.full((1, 1), REACH_MULTIPLIER * window, device=device), torch.zeros(1))
     windowed = encoded_mask.clone()

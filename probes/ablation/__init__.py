@@ -9,6 +9,7 @@ PROBE = Probe(
     summary="Measure how the answer to a prompt changes when heads are ablated.",
     order=46,
     command="ablate",
+    function="ablate",
     example="headscope ablate --model base=smollm2-135m --prompt 'The capital of France is' --answer ' Paris'",
     options="probes.ablation.schema:AblationOptions",
     runner="probes.ablation.run:AblationRunner",

@@ -9,6 +9,7 @@ PROBE = Probe(
     summary="Measure which heads carry the difference between a clean and a corrupted prompt.",
     order=45,
     command="patch",
+    function="patch",
     example="headscope patch --model base=smollm2-135m --pairs ioi --count 8",
     options="probes.patching.schema:PatchingOptions",
     runner="probes.patching.run:PatchingRunner",
