@@ -82,7 +82,9 @@ def test_every_head_is_ablated_by_default_on_every_clean_prompt_of_a_file(folder
     change = (row["metric_after"].astype(float) - row["metric_before"].astype(float)).mean()
     assert head["ablation_resample"] == pytest.approx(change, abs=1e-6)
     texts = [finding.text for finding in report.findings(run)]
-    assert texts[0].startswith("Resample ablation in base, prompts (3 prompts, 16 heads one at a time): the logit")
+    assert texts[0].startswith(
+        "Resample ablation in base, prompts (3 prompts; 16 heads, one at a time): the change of the"
+    )
 
 
 @pytest.mark.parametrize(

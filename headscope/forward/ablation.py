@@ -4,7 +4,7 @@
         model.module.generate(...)
 
 zero: the head output z is 0. mean: z is its mean over the positions of a reference text. resample: z at every position
-is that of a random position of the reference text.
+is that of a random position of the reference text (other prompts are not used, unlike in causal scrubbing).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -104,8 +104,8 @@ def ablation_edit(
         elif kind == "mean":
             ablated_z[:, heads] = mean[heads].to(z.device)
         else:
-            drawn = torch.randint(reference.shape[1], (len(z), z.shape[2]), generator=generator)
-            ablated_z[:, heads] = reference[heads][:, drawn].transpose(0, 1).to(z.device)
+            random_positions = torch.randint(reference.shape[1], (len(z), z.shape[2]), generator=generator)
+            ablated_z[:, heads] = reference[heads][:, random_positions].transpose(0, 1).to(z.device)
         return ablated_z
 
     return edit

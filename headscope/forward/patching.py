@@ -95,23 +95,23 @@ def patched_outputs(
     Each head's output is the one with only that head (for k and v: its KV group) patched, because heads of one layer do
     not affect each other's output. A patched pattern at a position is the attention row of that query.
     """
-    rows, source_rows = (slice(places.start, places.stop) for places in (positions, source_positions))
+    rows, source_rows = (slice(span.start, span.stop) for span in (positions, source_positions))
 
-    def replaced(t: Tensor, new: Tensor) -> Tensor:
+    def replace_positions(t: Tensor, new: Tensor) -> Tensor:
         patched = t.clone()
         patched[:, :, rows] = new
         return patched
 
-    call, other = run.call, source.call
+    call, source_call = run.call, source.call
     if activation == "z":
-        return replaced(run.z, source.z[:, :, source_rows])
+        return replace_positions(run.z, source.z[:, :, source_rows])
     if activation == "q":
-        return call.attend(replaced(call.q, other.q[:, :, source_rows]), call.k, call.v)
+        return call.attend(replace_positions(call.q, source_call.q[:, :, source_rows]), call.k, call.v)
     if activation == "k":
-        return call.attend(call.q, replaced(call.k, other.k[:, :, source_rows]), call.v)
+        return call.attend(call.q, replace_positions(call.k, source_call.k[:, :, source_rows]), call.v)
     if activation == "v":
-        return call.attend(call.q, call.k, replaced(call.v, other.v[:, :, source_rows]))
-    return replaced(run.z, call.attend(other.q, other.k, call.v)[:, :, rows])
+        return call.attend(call.q, call.k, replace_positions(call.v, source_call.v[:, :, source_rows]))
+    return replace_positions(run.z, call.attend(source_call.q, source_call.k, call.v)[:, :, rows])
 
 
 def patched_units(model: Model, activation: Activation) -> list[Unit]:
@@ -168,22 +168,24 @@ class PatchingReplay:
         }
 
         def add_layer(layer: int, z: Tensor, call: backend.AttentionCall, gradients: list[Tensor]) -> None:
-            attention, other = LayerAttention(z, call), LayerAttention(*source.attention(layer))
+            run_attention, source_attention = LayerAttention(z, call), LayerAttention(*source.attention(layer))
 
-            def slopes(activation: Activation, at: slice) -> Tensor:
+            def attributions(activation: Activation, span: slice) -> Tensor:
                 """<dm/dz, z' - z> of every head and position, [H, L], float64."""
-                outputs = patched_outputs(activation, attention, other, positions[at], source_positions[at])
+                outputs = patched_outputs(
+                    activation, run_attention, source_attention, positions[span], source_positions[span]
+                )
                 return ((outputs.float() - z.float()) * gradients[0].float()).sum(-1)[0].double()
 
             for activation, estimate in estimates.items():
                 if not by_position:
-                    changes = slopes(activation, slice(None)).sum(-1, keepdim=True)
+                    changes = attributions(activation, slice(None)).sum(-1, keepdim=True)
                 elif activation in GROUP_ACTIVATIONS:  # a patched key or value changes all later rows
-                    single = (slice(at, at + 1) for at in range(self.pair.aligned))
-                    changes = torch.stack([slopes(activation, at).sum(-1) for at in single], -1)
+                    single_positions = (slice(n, n + 1) for n in range(self.pair.aligned))
+                    changes = torch.stack([attributions(activation, span).sum(-1) for span in single_positions], -1)
                 else:
                     first = positions.start
-                    changes = slopes(activation, slice(None))[:, first : first + self.pair.aligned]
+                    changes = attributions(activation, slice(None))[:, first : first + self.pair.aligned]
                 if activation in GROUP_ACTIVATIONS:
                     changes = changes.view(geometry.layer_kv_groups[layer], -1, changes.shape[-1]).sum(1)
                 estimate[layer, : len(changes)] = changes.cpu()
@@ -202,15 +204,17 @@ class PatchingReplay:
         positions, source_positions = self.pair.aligned_positions(run.ids), self.pair.aligned_positions(source.ids)
         batch_size = max(1, BATCH_TOKENS // run.ids.shape[1])
         for layer in sorted({unit.layer for unit in units}):
-            layers = [LayerAttention(*replay.attention(layer)) for replay in (run, source)]
-            in_layer = [unit for unit in units if unit.layer == layer]
+            run_attention, source_attention = (LayerAttention(*replay.attention(layer)) for replay in (run, source))
+            layer_units = [unit for unit in units if unit.layer == layer]
             for span in spans:
-                at = slice(None) if span is None else slice(span.start, span.stop)
-                outputs = patched_outputs(activation, layers[0], layers[1], positions[at], source_positions[at])
-                for first in range(0, len(in_layer), batch_size):
-                    batch = in_layer[first : first + batch_size]
-                    heads = [unit.head_slice(self.model.geometry) for unit in batch]
-                    variants = torch.cat([_with_heads(layers[0].z, outputs, each) for each in heads])
+                indices = slice(None) if span is None else slice(span.start, span.stop)
+                outputs = patched_outputs(
+                    activation, run_attention, source_attention, positions[indices], source_positions[indices]
+                )
+                for first in range(0, len(layer_units), batch_size):
+                    batch = layer_units[first : first + batch_size]
+                    head_slices = [unit.head_slice(self.model.geometry) for unit in batch]
+                    variants = torch.cat([_with_heads(run_attention.z, outputs, heads) for heads in head_slices])
                     for unit, logits in zip(batch, run.target_logits_of(layer, variants), strict=True):
                         yield unit, span, self._value(logits)
 

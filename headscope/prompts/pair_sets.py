@@ -176,10 +176,10 @@ def _greater_than_builder(tokenizer: Any) -> Builder:
     )
 
     def build(name: str, rng: np.random.Generator) -> TokenPair:
-        century, decade, unit = rng.choice(CENTURIES), int(rng.integers(3, 8)), int(rng.integers(2, 9))
+        century, decade, year_digit = rng.choice(CENTURIES), int(rng.integers(3, 8)), int(rng.integers(2, 9))
         later, earlier = int(rng.integers(decade + 1, 10)), int(rng.integers(1, decade))
-        text = f"The {rng.choice(events)} lasted from the year {century}{{}}{unit} to the year {century}"
-        ending = str(unit) if has_two_digits else ""
+        text = f"The {rng.choice(events)} lasted from the year {century}{{}}{year_digit} to the year {century}"
+        ending = str(year_digit) if has_two_digits else ""
         pair = PromptPair(
             name, text.format(decade), text.format(0), f"{later}{ending}", f"{earlier}{ending}", str(century)
         )
@@ -195,23 +195,23 @@ def _induction_builder(tokenizer: Any, length: int) -> Builder:
     """Prompts of `length` tokens: random words, then the same words up to the one whose successor is the answer."""
     leading = np.array(leading_special_tokens("a", tokenizer), np.int32)
     words = _word_tokens(tokenizer)
-    room = length - len(leading)
-    if room < 4:
+    word_count = length - len(leading)
+    if word_count < 4:
         raise BadInput(f"a length of {length} is too short for induction. Use at least {len(leading) + 4} tokens")
-    if len(words) <= room:
+    if len(words) <= word_count:
         raise BadInput(
             f"the tokenizer has {len(words)} words of one token, too few for induction prompts of {length} tokens. "
             "Use a shorter --length"
         )
 
     def build(name: str, rng: np.random.Generator) -> TokenPair:
-        repeated = int(rng.integers(max(1, room // 4), room // 2))
-        sequence = rng.choice(words, room - repeated, replace=False)
+        repeat_count = int(rng.integers(max(1, word_count // 4), word_count // 2))
+        sequence = rng.choice(words, word_count - repeat_count, replace=False)
         wrong = rng.choice(np.setdiff1d(words, sequence))
-        clean = np.concatenate([leading, sequence, sequence[:repeated]]).astype(np.int32)
+        clean = np.concatenate([leading, sequence, sequence[:repeat_count]]).astype(np.int32)
         corrupted = clean.copy()
-        corrupted[len(leading) + repeated] = wrong
-        answer_ids, wrong_ids = (np.array([token], np.int32) for token in (sequence[repeated], wrong))
+        corrupted[len(leading) + repeat_count] = wrong
+        answer_ids, wrong_ids = (np.array([token], np.int32) for token in (sequence[repeat_count], wrong))
         return TokenPair(name, "", clean, corrupted, answer_ids, wrong_ids, length)
 
     return build

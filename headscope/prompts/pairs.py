@@ -42,8 +42,8 @@ class PromptPair:
 class TokenPair:
     """A prompt pair in the tokens of one model: `clean` [L] and `corrupted` [L'], the answer [n], the wrong answer [m].
 
-    `aligned` is the number of last prompt tokens that correspond: L for prompts of equal length, else the length of
-    their common suffix.
+    `aligned` is the number of last prompt tokens that correspond: L, or with the alignment "end" the length of the
+    common suffix.
     """
 
     name: str
@@ -70,7 +70,7 @@ def read_prompt_pairs(file: str) -> list[PromptPair]:
     except FileNotFoundError as error:
         raise ResourceMissing(f"no prompt pairs at '{file}'. Check the path") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read prompt pairs from '{file}': {error}") from error
+        raise BadInput(f"cannot read prompt pairs from '{file}'. Check that it is a readable UTF-8 file") from error
     pairs = [_parse_pair(line, f"'{file}', line {at}") for at, line in enumerate(lines, start=1) if line.strip()]
     if not pairs:
         raise BadInput(f"'{file}' has no prompt pair. Write one JSON object per line with {', '.join(REQUIRED_FIELDS)}")
@@ -91,28 +91,30 @@ def tokenize_pair(
     for prompts of different lengths (unless `alignment` is "end"), prompts without a common last token, and answers
     that the metric cannot use.
     """
-    place = pair.location or f"prompt pair '{pair.name}'"
+    location = pair.location or f"prompt pair '{pair.name}'"
     clean, corrupted = (_tokenize_prompt(tokenizer, text) for text in (pair.clean, pair.corrupted))
     if len(clean) != len(corrupted) and alignment == "equal":
         raise BadInput(
-            f"{place}: the clean prompt has {len(clean)} tokens and the corrupted prompt {len(corrupted)}. Make them "
-            "equal, or use --align end"
+            f"{location}: the clean prompt has {len(clean)} tokens and the corrupted prompt {len(corrupted)}. Make "
+            "them equal, or use --align end"
         )
     aligned = len(clean) if alignment == "equal" else common_suffix_length(clean, corrupted)
     if aligned == 0:
-        raise BadInput(f"{place}: the two prompts end in different tokens. Make them end alike")
-    answer = _answer_tokens(tokenizer, pair.clean, pair.answer, place)
+        raise BadInput(f"{location}: the two prompts end in different tokens. Make them end alike")
+    answer = _answer_tokens(tokenizer, pair.clean, pair.answer, location)
     wrong = answer[:0]
     if pair.wrong:
-        wrong = _answer_tokens(tokenizer, pair.clean, pair.wrong, place)
+        wrong = _answer_tokens(tokenizer, pair.clean, pair.wrong, location)
     elif needs_wrong:
-        raise BadInput(f"{place}: it has no wrong answer, which logit_diff needs. Add 'wrong', or use --metric logprob")
+        raise BadInput(
+            f"{location}: it has no wrong answer, which logit_diff needs. Add 'wrong', or use --metric logprob"
+        )
     for text, ids in ((pair.answer, answer), (pair.wrong, wrong)):
         if needs_one_token and len(ids) > 1:
             tokens = " + ".join(repr(decode_tokens(tokenizer, ids[at : at + 1])) for at in range(len(ids)))
             raise BadInput(
-                f"{place}: answer {user_input.quote(text)} is {len(ids)} tokens, {tokens}. Use an answer of one token, "
-                "or --metric nll"
+                f"{location}: answer {user_input.quote(text)} is {len(ids)} tokens, {tokens}. Use an answer of one "
+                "token, or --metric nll"
             )
     return TokenPair(pair.name, pair.group, clean, corrupted, answer, wrong, aligned)
 
@@ -173,12 +175,12 @@ def _tokenize_prompt(tokenizer: Any, text: str) -> Ids:
     return np.concatenate([leading, tokenize_plain(tokenizer, text)])
 
 
-def _answer_tokens(tokenizer: Any, prompt: str, answer: str, place: str) -> Ids:
+def _answer_tokens(tokenizer: Any, prompt: str, answer: str, location: str) -> Ids:
     """The tokens of an answer after the prompt. Raises BadInput if it changes the last tokens of the prompt."""
     ids = continuation_tokens(tokenizer, prompt, answer)
     if ids is None or len(ids) == 0:
         raise BadInput(
-            f"{place}: the answer {user_input.quote(answer)} merges with the last token of the prompt. Move the space "
-            "at the end of the prompt to the start of the answer"
+            f"{location}: the answer {user_input.quote(answer)} merges with the last token of the prompt. Move the "
+            "space at the end of the prompt to the start of the answer"
         )
     return ids

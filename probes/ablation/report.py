@@ -38,9 +38,9 @@ def findings(run: Run) -> Iterator[Finding]:
         order = heads.sort_values("change", kind="stable")
         low, high, count = order.iloc[0], order.iloc[-1], int(heads["prompt_count"].max())
         text = (
-            f"{_describe_sweep(key)} ({count} {'prompt' if count == 1 else 'prompts'}, {len(heads)} heads one at a "
-            f"time): the {METRIC_LABELS[key[2]]} changes by {_format_change(low, key)} without {low['name']}, the "
-            f"lowest change, and by {_format_change(high, key)} without {high['name']}, the highest."
+            f"{_describe_sweep(key)} ({count} {'prompt' if count == 1 else 'prompts'}; {len(heads)} heads, one at a "
+            f"time): the change of the {METRIC_LABELS[key[2]]} is lowest when {low['name']} is ablated, "
+            f"{_format_change(low, key)}, and highest when {high['name']} is ablated, {_format_change(high, key)}."
         )
         data = FindingData(low["change"], low["low"], low["high"], count, int(low["layer"]), int(low["head"]))
         yield Finding(PROBE.title, text, key[0], data=data)

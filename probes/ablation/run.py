@@ -160,7 +160,7 @@ class _AnswerReplay:
             batches = [edits[first : first + batch] for first in range(0, len(edits), batch)]
             outputs = (torch.cat([edit(z, call) for edit in members]) for members in batches)
             logits = torch.cat([self._replay.target_logits_of(layer, variants) for variants in outputs])
-        return [float(self._metric(each, self.answer)) for each in logits]
+        return [float(self._metric(row_logits, self.answer)) for row_logits in logits]
 
 
 def _columns(keys: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Rows:

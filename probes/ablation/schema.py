@@ -26,14 +26,18 @@ PROMPT_SET = "prompt"
 class AblationOptions(Options):
     """Ablation of heads, one at a time and together, while the model answers a prompt."""
 
-    prompt: str | None = Field(None, min_length=1, description="prompt that the model continues")
-    answer: str | None = Field(None, min_length=1, description="answer to the prompt, with its leading space")
+    prompt: str | None = Field(
+        None, min_length=1, description="prompt that the model continues; use either --prompt with --answer, or --pairs"
+    )
+    answer: str | None = Field(
+        None, min_length=1, description="right continuation of the prompt, with its leading space"
+    )
     wrong: str | None = Field(None, min_length=1, description="wrong answer, for the metric logit_diff")
     pairs: list[Annotated[str, Field(min_length=1)]] | None = Field(
         None,
         min_length=1,
-        description="sets of prompt pairs whose clean prompts are used: ioi, greater-than, induction, or a JSON lines "
-        "file",
+        description="instead of a prompt, sets of prompt pairs whose clean prompts are used: ioi, greater-than, "
+        "induction, or a JSON lines file",
     )
     heads: list[str] = Field(
         ["all"],
@@ -44,8 +48,8 @@ class AblationOptions(Options):
     kinds: list[Literal["zero", "mean", "resample"]] = Field(
         ["zero"],
         min_length=1,
-        description="zero: z = 0; mean: z is its mean over a reference text (--text); resample: z is that of random "
-        "positions of the reference text",
+        description="zero: z = 0; mean: z is its mean over the first 512 tokens of --text; resample: z is that of "
+        "random positions of these tokens",
     )
     metric: Literal["logprob", "logit_diff", "nll"] = Field(
         "logprob",
@@ -62,7 +66,7 @@ class AblationOptions(Options):
         if self.prompt is not None and self.answer is None:
             raise ValueError("the prompt has no answer. Add 'answer', with its leading space")
         if self.pairs is not None and "needle" in self.pairs:
-            raise ValueError("the set needle is for patching only. Use influence with objective answer")
+            raise ValueError("the set needle is for patching only. Use: headscope influence --objective answer")
         return self
 
 

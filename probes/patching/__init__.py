@@ -1,4 +1,4 @@
-"""Probe `patching`: which heads carry the difference between a clean and a corrupted prompt."""
+"""Probe `patching`: effects of heads on the answer, by activation patching between a clean and a corrupted prompt."""
 
 from headscope.plugins import Probe
 
@@ -6,7 +6,7 @@ PROBE = Probe(
     name="patching",
     title="Activation patching",
     tab="Patching",
-    summary="Measure which heads carry the difference between a clean and a corrupted prompt.",
+    summary="Measure each head's effect on the answer by activation patching between two prompts.",
     order=45,
     command="patch",
     function="patch",

@@ -39,7 +39,8 @@ STATISTICS: Mapping[str, Statistic] = MappingProxyType(
             f"patching effect, {label}",
             "",
             f"share of the metric's difference between the two prompts that patching the {label} of the head or of its "
-            "KV group moves, mean over the pairs of all prompt sets; exact where patched, else estimated",
+            "KV group moves, mean over the pairs of all prompt sets; denoising if it was run, else noising; exact "
+            "where patched, else estimated",
             number_format="+.2f",
         )
         for activation, label in ACTIVATION_LABELS.items()

@@ -38,7 +38,7 @@ GLOSSARY = (
         "puts a clean activation into the corrupted run: it asks whether the head is sufficient to restore the answer. "
         "Noising puts a corrupted activation into the clean run: it asks whether the head is necessary. An effect of 0 "
         "changes nothing; an effect of 1 moves the metric to its value in the other run.",
-        "(m(patched) - m(unpatched)) / (m(other) - m(unpatched))",
+        "(m(patched) - m(unpatched)) / (m(source) - m(unpatched)); source: the run that the activation comes from",
         (PATCHING.name,),
     ),
     Term(
@@ -147,9 +147,9 @@ def _sweep_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
             f"{len(units)} units)"
         )
     text = (
-        f"{describe_sweep(key)}, {prompts}, in {model} ({pairs} pairs; {describe_methods(units)}): the largest effect "
-        f"is that of {unit_label(largest)}, {format_effect(largest)}. The lowest is that of {unit_label(smallest)}, "
-        f"{format_effect(smallest)}. {significance}."
+        f"{describe_sweep(key)}, {prompts}, in {model} ({pairs} pairs; {describe_methods(units)}): the most "
+        f"positive effect is that of {unit_label(largest)}, {format_effect(largest)}. The lowest is that of "
+        f"{unit_label(smallest)}, {format_effect(smallest)}. {significance}."
     )
     head = None if largest["head"] == WHOLE_GROUP else int(largest["head"])
     data = FindingData(largest["effect"], largest["low"], largest["high"], pairs, int(largest["layer"]), head)
@@ -161,8 +161,9 @@ def _agreement_finding(key: SweepKey, units: pd.DataFrame) -> Finding:
     correlation = "not defined" if np.isnan(spearman) else f"{spearman:.2f}"
     return Finding(
         PROBE.title,
-        f"{describe_sweep(key)}, {key[1]}, in {key[0]}: over {len(units)} units with both, the rank correlation of "
-        f"estimates with exact effects is {correlation}; {shared} of the top {size} by size are the same.",
+        f"{describe_sweep(key)}, {key[1]}, in {key[0]}: for {len(units)} units patched exactly, the rank correlation "
+        f"of estimates with exact effects is {correlation}; the two top {size} by absolute effect have {shared} in "
+        "common.",
         key[0],
         data=FindingData(spearman, n=len(units)),
     )

@@ -75,16 +75,18 @@ def overview(run: Run) -> Overview | None:
             {
                 "model": key[0],
                 "prompts": key[1],
-                "patched": f"{key[3]}, {key[4]}",
+                "activation": f"{key[3]}, {key[4]}",
                 "pairs": int(units["pairs"].max()),
                 "clean": f"{pairs['metric_clean'].mean():.2f}",
                 "corrupted": f"{pairs['metric_corrupted'].mean():.2f}",
-                "largest effect": f"{unit_label(largest)}, {format_effect(largest)}",
+                "most positive effect": f"{unit_label(largest)}, {format_effect(largest)}",
             }
         )
     warnings = []
     if not records:
-        warnings.append("no pair has a metric that differs enough between its prompts, so no effect is normalised")
+        warnings.append(
+            "the metric of the two prompts differs too little in every pair, so there are no effects. Use other pairs"
+        )
     return Overview("patching", PROBE.title, pd.DataFrame(records), records, warnings)
 
 
@@ -97,8 +99,9 @@ def _sweep_charts(run: Run, key: SweepKey, units: pd.DataFrame) -> Iterator[Char
         spearman, shared, size = agreement_of(agreement.reset_index(drop=True))
         yield Chart(
             plots.plot_agreement(key, agreement),
-            "One point per unit that was both estimated and patched. Points on the dashed line are estimated exactly.",
-            f"Rank correlation {spearman:.2f}; {shared} of the top {size} by size are the same.",
+            "One point per unit that was both estimated and patched. On the dashed line the estimate equals the exact "
+            "effect.",
+            f"Rank correlation {spearman:.2f}; {shared} of the top {size} by absolute effect are the same.",
             half_width=True,
         )
     if PATCHING_TOKENS.name not in run.tables:

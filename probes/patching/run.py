@@ -142,7 +142,7 @@ class PatchingRunner:
                     yield {**columns, "position": position, "method": "exact"}
 
     def _selection(self, label: str, model: Model, task: _PatchingTask) -> dict[tuple[str, str], list[Unit]]:
-        """By activation and direction: the units of largest mean |estimate| and random others."""
+        """By activation and direction: the `top` units of largest |mean estimate|, and `random` seeded others."""
         if (label, task.prompts) not in self._selections:
             stored = pd.concat([self._read_estimates(cell) for cell in task.prerequisites])
             stored["layer"] = np.searchsorted(model.geometry.layer_numbers, stored["layer"])
@@ -200,16 +200,18 @@ class PatchingRunner:
         """Refuse two files of the same name: the tables name a set by its file."""
         names = [self._pair_set(label, source).name for source in self.options.pairs]
         if repeated := [name for name in names if names.count(name) > 1]:
-            raise BadInput(f"two sets of prompt pairs are named '{repeated[0]}'. Rename one file")
+            raise BadInput(
+                f"two sets of prompt pairs are named '{repeated[0]}'. Name each set once, or rename the file"
+            )
 
     def _check_lengths(self, pairs: PairSet) -> None:
         """Refuse activations that carry positions for pairs of different lengths."""
-        unusable = [name for name in self._activations if name in ("q", "k", "pattern")]
-        unequal = (pairs.pair_names[n] for n in range(len(pairs)) if not pairs.build(n).has_equal_lengths)
-        if unusable and (name := next(unequal, None)) is not None:
+        position_dependent = [name for name in self._activations if name in ("q", "k", "pattern")]
+        unequal_pairs = (pairs.pair_names[n] for n in range(len(pairs)) if not pairs.build(n).has_equal_lengths)
+        if position_dependent and (name := next(unequal_pairs, None)) is not None:
             raise BadInput(
-                f"the prompts of pair '{name}' have different lengths, so {unusable[0]} cannot be patched: its "
-                "rotation depends on the position. Patch z or v"
+                f"the prompts of pair '{name}' have different lengths, so {position_dependent[0]} cannot be "
+                "patched: it depends on absolute positions. Patch z or v"
             )
 
 
@@ -217,8 +219,8 @@ def select_units(estimates: pd.DataFrame, options: PatchingOptions, seed: Sequen
     """The `top` units of largest |mean effect| over pairs, and `random` seeded others. `layer` is the layer's index."""
     means = estimates.groupby(["layer", "kv_group", "head"])["effect"].mean()
     order = means.abs().sort_values(ascending=False, kind="stable").index.to_list()
-    others = np.random.default_rng(seed).permutation(len(order) - options.top)[: options.random] + options.top
-    return [Unit(*map(int, order[index])) for index in [*range(options.top), *sorted(others)]]
+    random_indices = np.random.default_rng(seed).permutation(len(order) - options.top)[: options.random] + options.top
+    return [Unit(*map(int, order[index])) for index in [*range(options.top), *sorted(random_indices)]]
 
 
 def pair_tokens(pair: TokenPair, device: Any) -> PairTokens:

@@ -51,7 +51,8 @@ class PatchingOptions(Options):
     metric: Literal["logit_diff", "logprob", "kl", "nll"] = Field(
         "logit_diff",
         description="logit_diff: logit of the answer minus logit of the wrong answer; logprob: log-probability of the "
-        "answer; kl: KL divergence from the clean run; nll: mean loss of the answer's tokens",
+        "answer in nats; kl: KL(clean || run) at the last prompt token in nats; nll: mean loss of the answer's tokens "
+        "in nats/token, for answers of one or several tokens",
     )
     activations: list[Activation] = Field(
         ["z"],
@@ -59,7 +60,9 @@ class PatchingOptions(Options):
         description="activations to patch: z (head output), q, k (after rotation), v, pattern (attention weights)",
     )
     positions: Literal["all", "each"] = Field(
-        "all", description="all: patch all positions together; each: also every position of the prompt by itself"
+        "all",
+        description="all: patch all positions together; each: also every position of the prompt separately, which "
+        "verify only estimates",
     )
     directions: list[Literal["denoising", "noising"]] = Field(
         ["denoising"],
@@ -68,18 +71,29 @@ class PatchingOptions(Options):
         "run",
     )
     method: Literal["exact", "estimate", "verify"] = Field(
-        "verify", description="exact: patch every unit; estimate: from gradients; verify: estimate all, patch the top"
+        "verify",
+        description="exact: patch every head or KV group; estimate: attribution patching (one backward pass); "
+        "verify: estimate all, patch those of --top and --random",
     )
     top: int = Field(
-        10, ge=1, le=MAX_UNITS, description="for verify: number of units with the largest estimates to patch exactly"
+        10,
+        ge=1,
+        le=MAX_UNITS,
+        description="for verify: number of heads or KV groups to patch exactly, those with the largest absolute mean "
+        "estimate, per model, set, activation and direction",
     )
-    random: int = Field(10, ge=0, le=MAX_UNITS, description="for verify: number of random other units to patch exactly")
+    random: int = Field(
+        10,
+        ge=0,
+        le=MAX_UNITS,
+        description="for verify: number of other heads or KV groups to patch exactly, drawn at random",
+    )
     count: int = Field(32, ge=1, le=1_000_000, description="number of pairs of a generated set")
     length: int = Field(128, ge=4, le=2**20, description="tokens of a prompt of the sets induction and needle")
     align: Literal["equal", "end"] = Field(
         "equal",
-        description="equal: clean and corrupted prompt have the same number of tokens; end: patch only their common "
-        "last tokens",
+        description="equal: both prompts must have the same number of tokens; end: patch only the last tokens that "
+        "both prompts of a pair share (z and v). For files of pairs",
     )
 
     @model_validator(mode="after")
@@ -133,8 +147,9 @@ PATCHING = Table(
             "effect",
             "value",
             "",
-            "share of the metric's difference that the patch moves: (patched - unpatched) / (other - unpatched); 0 "
-            "without effect, 1 if the patched run equals the other; 0 where is_normalised is false",
+            "share of the metric's difference that the patch moves: (patched - unpatched) / (source - unpatched); 0 "
+            "without effect, 1 if the patched metric equals that of the run that the activation comes from; 0 where "
+            "is_normalised is false",
         ),
     ),
 )
@@ -155,9 +170,9 @@ TABLES = (PATCHING, PATCHING_TOKENS)
 
 def effect_columns(patched: Any, clean: float, corrupted: float, direction: str) -> dict[str, Any]:
     """The value columns of patched metrics (a scalar or an array)."""
-    unpatched, other = (corrupted, clean) if direction == "denoising" else (clean, corrupted)
+    unpatched, source = (corrupted, clean) if direction == "denoising" else (clean, corrupted)
     is_normalised = abs(clean - corrupted) >= MIN_DIFFERENCE
-    effect = (patched - unpatched) / (other - unpatched) if is_normalised else 0 * patched
+    effect = (patched - unpatched) / (source - unpatched) if is_normalised else 0 * patched
     return {
         "metric_clean": clean,
         "metric_corrupted": corrupted,
@@ -172,11 +187,11 @@ def synthetic_cells(sizes: Sizes, model: str, model_index: int) -> Iterator[tupl
     for number in range(sizes.docs):
         rng = np.random.default_rng([sizes.seed, model_index, number])
         prompts, pair = ("ioi", "induction")[number % 2], f"pair {number // 2}"
-        place = {"model": model, "prompts": prompts, "pair": pair}
+        keys = {"model": model, "prompts": prompts, "pair": pair}
         blocks = [_synthetic_activation(sizes.units, activation, rng) for activation in ACTIVATIONS]
         tokens = pd.DataFrame({"position": range(3), "clean": ["a", " b", " c"], "corrupted": ["a", " x", " c"]})
-        rows = pd.concat(blocks, ignore_index=True).assign(**place)
-        yield f"{prompts} {pair}", {"patching": rows, "patching_tokens": tokens.assign(**place)}
+        rows = pd.concat(blocks, ignore_index=True).assign(**keys)
+        yield f"{prompts} {pair}", {"patching": rows, "patching_tokens": tokens.assign(**keys)}
 
 
 def _synthetic_activation(heads: pd.DataFrame, activation: Activation, rng: np.random.Generator) -> pd.DataFrame:

@@ -1,8 +1,8 @@
-"""Adapters of model families that need more than another attention function of transformers' attention interface.
+"""Adapters of model families for which it is not enough to register an attention function with transformers.
 
-Most of them compute attention inside their own attention module, others compute with their mask. While a model runs on
-headscope's backend, a method of such modules is replaced by the adapter's; leaving restores the modules and the
-family's Python module.
+Most compute attention inside their own module instead of calling the registered function; others do arithmetic on the
+attention mask. While a model runs on headscope's backend, an adapter replaces one method of such modules; leaving
+restores the modules and the family's Python module.
 """
 
 import sys

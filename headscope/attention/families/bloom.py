@@ -19,7 +19,9 @@ def _forward(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     if module.pretraining_tp > 1 and module.slow_but_exact:
-        raise UnsupportedModel("cannot measure this bloom model: it projects in slices. Set slow_but_exact to false")
+        raise UnsupportedModel(
+            "cannot measure this bloom model: it splits its output projection into slices. Set slow_but_exact to false"
+        )
     query, key, value = module._reshape(module.query_key_value(hidden_states))
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)

@@ -1,4 +1,4 @@
-"""Falcon: rotation or ALiBi; one KV group, some, or one for each head."""
+"""Falcon: RoPE or ALiBi; multi-query, grouped-query or multi-head attention."""
 
 import sys
 from typing import Any

@@ -1,4 +1,4 @@
-"""DeepSeek V3.2 and others: an indexer chooses the keys of each query. Of a short text it chooses all of them."""
+"""DeepSeek V3.2 and others: an indexer chooses the keys of each query, all of them in texts up to its top-k."""
 
 from typing import Any
 
