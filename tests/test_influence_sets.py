@@ -168,7 +168,7 @@ def test_flag_and_study_file_give_the_same_run() -> None:
         ({"a": []}, "lacks a name or heads"),
         ("L1H2", "lacks a name or heads"),
         ({}, "heads"),
-        ("a=L1H1;a=L2H2", "the set 'a' is given twice"),
+        ("a=L1H1;a=L2H2", "the set 'a' occurs twice"),
     ],
 )
 def test_unknown_head_set_is_refused_by_name(heads: Any, why: str) -> None:

@@ -172,7 +172,7 @@ def missing_layer(lab: Lab) -> tuple[Result, str]:
 @kind("a layer without weights, in GGUF", "refuses")
 def missing_gguf_layer(lab: Lab) -> tuple[Result, str]:
     write_gguf(lab.own / "tiny.gguf", blocks=1)
-    return lab.run(f"x={lab.own}/tiny.gguf"), "lacks weights, e.g. model.layers.1."
+    return lab.run(f"x={lab.own}/tiny.gguf"), "lacks the weights of 1 of 2 layers, e.g. 1"
 
 
 @kind("weights of more layers than the configuration has", "refuses")

@@ -360,6 +360,8 @@ def test_tables_come_back_as_written_with_labels_in_order_of_appearance(tmp_path
         "tasks",
         "influence",
         "influence_sets",
+        *("patching", "patching_tokens"),
+        "ablation",
     ]
     assert run.attention is run.table("attention")
     assert validate(run) == []

@@ -45,7 +45,7 @@ def check_input_ids(model: LoadedModel, ids: Tensor, first_position: int = 0) ->
             "of this model"
         )
     length, limit = first_position + ids.shape[1], model.geometry.native_context
-    if length > limit and any(name.endswith(POSITION_TABLES) for name in _tensor_names(model.module)):
+    if 0 < limit < length and any(name.endswith(POSITION_TABLES) for name in _tensor_names(model.module)):
         raise BadInput(
             f"'{model.name}' has a table of {limit:,} positions and cannot read {length:,} tokens. Use shorter contexts"
         )
